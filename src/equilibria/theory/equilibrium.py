@@ -1,0 +1,411 @@
+"""Where an optimizer settles: norm, angle per step, relative update, rate of approach, and what the law assumes.
+
+One function per optimizer, numbers in, an `Equilibrium` out. The dataclasses in `rules` call them; so can you.
+At equilibrium the norm is stationary, hence ``relative update = 2 sin(angle / 2)`` for every optimizer, and each law
+below gives half the squared relative update, 1 - cos(angle), in a form without cancellation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equilibria.errors import EquilibriaError, positive, within
+from equilibria.theory import approach, moments
+from equilibria.theory.citations import law
+from equilibria.theory.memory import Memory
+from equilibria.theory.validity import (
+    Assumption,
+    invariant_weight,
+    no_oscillation,
+    noise_dominated,
+    stationary_gradient,
+)
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Equilibrium:
+    """Where a rule settles.
+
+    Attributes:
+        norm: ||w||; None when neither the unit gradient nor the dimension that fixes it was given.
+        angle: radians turned per step.
+        relative_update: ||w' - w|| / ||w||.
+        rate: factor by which a small deviation shrinks per step (true linearised one).
+        time_constant: -1 / ln(rate), in steps.
+        monotone: no oscillation near equilibrium.
+        validity: what the prediction assumes; see `Assumption`.
+    """
+
+    norm: float | Array | None
+    angle: float | Array
+    relative_update: float | Array
+    rate: float
+    time_constant: float
+    monotone: bool
+    validity: tuple[Assumption, ...]
+
+
+def decay_product(lr: float, weight_decay: float, *, below: float) -> float:
+    """lr * wd, checked to be inside the range in which an equilibrium exists."""
+    if weight_decay == 0:
+        raise EquilibriaError(
+            "got weight_decay=0; expected weight_decay > 0: without decay the norm of a scale-invariant "
+            "weight grows for ever and there is no equilibrium"
+        )
+    if lr == 0:
+        raise EquilibriaError("got lr=0; expected lr > 0: nothing moves at learning rate 0")
+    product = lr * weight_decay
+    if not 0 < product < below:
+        raise EquilibriaError(
+            f"got lr*weight_decay={product:g} (lr={lr:g}, weight_decay={weight_decay:g}); "
+            f"expected 0 < lr*weight_decay < {below:g}, the range in which an equilibrium is stable"
+        )
+    return product
+
+
+def _scalar(value: Array) -> float | Array:
+    return float(value) if value.ndim == 0 else value
+
+
+def _positive_array(name: str, value: ArrayLike) -> Array:
+    array = np.asarray(value, dtype=np.float64)
+    if not (np.all(np.isfinite(array)) and np.all(array > 0)):
+        raise EquilibriaError(f"got {name}={value!r}; expected {name} > 0, finite")
+    return array
+
+
+def _norm(norm_fourth_per_grad: float, unit_grad_sq: ArrayLike | None) -> float | Array | None:
+    """||w|| from ||w||^4 / L."""
+    if unit_grad_sq is None:
+        return None
+    return _scalar((norm_fourth_per_grad * _positive_array("unit_grad_sq", unit_grad_sq)) ** 0.25)
+
+
+def _result(
+    norm: float | Array | None, one_minus_cos: float, how: approach.Approach, *assumptions: Assumption
+) -> Equilibrium:
+    relative = math.sqrt(2 * one_minus_cos)
+    validity = (invariant_weight(), stationary_gradient(how.time_constant), *assumptions)
+    angle = 2 * math.asin(relative / 2)
+    return Equilibrium(norm, angle, relative, how.rate, how.time_constant, how.monotone, validity)
+
+
+@law(
+    "smd",
+    "Thm 1, Thm 2, eq. (4), (5)",
+    corrected="exact fixed point; (5) is the relative update, the angle is arccos(1 - eps/(1+a))",
+)
+def heavy_ball(
+    lr: float,
+    weight_decay: float,
+    *,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    unit_grad_sq: ArrayLike | None = None,
+) -> Equilibrium:
+    """SGD with momentum and coupled (L2) weight decay, exact.
+
+    ``cos(angle) = 1 - eps/(1+a)``, ``||w||^4 = L eta / (wd (1-a)(2 - eps/(1+a)))``, with eta = lr (1 - dampening),
+    eps = eta wd, a = momentum. ``L = E[||g||^2 + 2 a <v, g>/(1-dampening)] ||w||^2``, the buffer before the step.
+
+    Args:
+        lr: learning rate.
+        weight_decay: coupled weight decay.
+        momentum: a.
+        dampening: as in torch.
+        unit_grad_sq: L, a number or one per layer; without it the norm is None.
+
+    Returns:
+        The equilibrium.
+
+    Raises:
+        EquilibriaError: lr * wd is outside 0 < eps < 2(1+a) (or equal to 1+a, where the weight is reset each step).
+
+    Example:
+        >>> e = heavy_ball(0.1, 0.001, momentum=0.9, unit_grad_sq=10.0)
+        >>> f"{e.norm**2:.6f} {e.angle:.9f}"
+        '70.711609 0.010259829'
+    """
+    a, c = momentum, 1 - dampening
+    eta = lr * c
+    eps = decay_product(eta, weight_decay, below=2 * (1 + a))
+    if eps == 1 + a:
+        raise EquilibriaError(f"got lr*weight_decay={eps:g}; expected lr*weight_decay != 1 + momentum")
+    how = approach.heavy_ball_approach(eps, momentum=a)
+    norm = _norm(eta / (weight_decay * (1 - a) * (2 - eps / (1 + a))), unit_grad_sq)
+    threshold = approach.oscillation_threshold(a)
+    checks = [no_oscillation(eps, threshold, saturates=True)]
+    if a > 0:
+        checks.append(noise_dominated())
+    return _result(norm, eps / (1 + a), how, *checks)
+
+
+@law("smd", "Thm 2", derived="exact fixed point of torch's Nesterov step, which neither paper treats")
+def nesterov(
+    lr: float,
+    weight_decay: float,
+    *,
+    momentum: float,
+    unit_grad_sq: ArrayLike | None = None,
+    correlation: float = 0.0,
+) -> Equilibrium:
+    """SGD with torch's Nesterov momentum and coupled weight decay, exact.
+
+    With D = 1 + a + a eps (1+2a): ``||w||^4 = L lr^2 D / [eps (1-a+a eps)(2+2a - eps(1+2a))]``,
+    ``1 - cos(angle) = eps [1 + 2a - 2a^3 + a(1+a)(1+2a) eps] / D`` for uncorrelated gradients.
+    L = N + 2 a^2 (1+a)/D C with N = E||g||^2 ||w||^2 and C = E<v, g> ||w||^2; the angle also depends on C/N.
+
+    Args:
+        lr: learning rate.
+        weight_decay: coupled weight decay.
+        momentum: a.
+        unit_grad_sq: L as defined above.
+        correlation: C / N.
+
+    Returns:
+        The equilibrium; at momentum 0.9 the angle is 16 % larger than heavy ball's.
+
+    Example:
+        >>> round(nesterov(0.1, 0.001, momentum=0.9).angle, 7)
+        0.0118868
+    """
+    a = momentum
+    eps = decay_product(lr, weight_decay, below=2 * (1 + a) / (1 + 2 * a))
+    big = 1 + a + a * eps * (1 + 2 * a)
+    how = approach.nesterov_approach(eps, momentum=a)
+    if how.rate >= 1:
+        raise EquilibriaError(f"got lr*weight_decay={eps:g}; expected a smaller one: the equilibrium is unstable here")
+    norm = _norm(lr**2 * big / (eps * (1 - a + a * eps) * (2 + 2 * a - eps * (1 + 2 * a))), unit_grad_sq)
+    one_minus_cos = eps * (1 + 2 * a - 2 * a**3 + a * (1 + a) * (1 + 2 * a) * eps) / big
+    if correlation:
+        unit_map = moments.nesterov_map(1.0, eps, momentum=a, correlation=correlation)
+        state, forcing = approach.fixed_point(unit_map)
+        one_minus_cos = float(unit_map[3] @ [*state, forcing]) / 2
+    return _result(norm, one_minus_cos, how, noise_dominated())
+
+
+@law("rotational", "SGDM with decoupled decay", derived="exact fixed point")
+def sgdw(
+    lr: float, weight_decay: float, *, momentum: float = 0.0, unit_grad_sq: ArrayLike | None = None
+) -> Equilibrium:
+    """SGD with momentum and decoupled weight decay, exact.
+
+    ``1 - cos(angle) = eps (1-a) / (1 + a s)``, ``||w||^4 = lr^2 L (1+a s) / [(1-a^2)(1-a s) eps (2-eps)]``,
+    s = 1 - eps.
+
+    Args:
+        lr: learning rate.
+        weight_decay: decoupled weight decay (multiplied by lr, as in torch).
+        momentum: a.
+        unit_grad_sq: L = E[||g||^2 + 2 a <v, g>] ||w||^2.
+
+    Returns:
+        The equilibrium.
+
+    Example:
+        >>> round(sgdw(0.1, 0.001, momentum=0.9).angle, 7), round(math.sqrt(2e-4 * 0.1 / 1.9), 7)
+        (0.0032445, 0.0032444)
+    """
+    a = momentum
+    eps = decay_product(lr, weight_decay, below=1)
+    s = 1 - eps
+    how = approach.sgdw_approach(eps, momentum=a)
+    fourth = lr**2 * (1 + a * s) / ((1 - a * a) * (1 - a * s) * eps * (2 - eps))
+    checks = [noise_dominated()] if a > 0 else []
+    return _result(_norm(fourth, unit_grad_sq), eps * (1 - a) / (1 + a * s), how, *checks)
+
+
+@law(
+    "rotational",
+    "constant-size updates",
+    derived="general theorem for a stationary update with decoupled decay",
+)
+def constant_update(
+    lr: float, weight_decay: float, *, memory: Memory, update_sq: ArrayLike | None = None, gain: float = 1.0
+) -> Equilibrium:
+    """Any optimizer whose update has constant size, with decoupled decay: ``w' = (1 - lr wd) w - lr gain u``.
+
+    With S = ``memory.total(eps)``: ``||w||^2 = (lr gain)^2 U S / (eps (2-eps))`` and
+    ``1 - cos(angle) = eps [(2-eps)/S - eps] / (2 (1-eps))``, to first order angle = sqrt(2 eps / S).
+
+    Args:
+        lr: learning rate.
+        weight_decay: decoupled weight decay.
+        memory: autocorrelation of the update.
+        update_sq: U = E||u||^2; without it the norm is None.
+        gain: factor on the update but not on the decay (Muon's adjusted lr).
+
+    Returns:
+        The equilibrium.
+
+    Example:
+        >>> from equilibria.theory.memory import ema_memory
+        >>> a = constant_update(0.1, 0.001, memory=ema_memory(0.9)).angle
+        >>> a == sgdw(0.1, 0.001, momentum=0.9).angle or abs(a / sgdw(0.1, 0.001, momentum=0.9).angle - 1) < 1e-12
+        True
+    """
+    eps = decay_product(lr, weight_decay, below=1)
+    total = memory.total(eps)
+    one_minus_cos = eps * ((2 - eps) / total - eps) / (2 * (1 - eps))
+    norm = None
+    if update_sq is not None:
+        size = _positive_array("update_sq", update_sq)
+        norm = _scalar(np.sqrt((lr * gain) ** 2 * size * total / (eps * (2 - eps))))
+    slowest = max(memory.decay, default=0.0)
+    how = approach.constant_update_approach(eps, slowest_memory=slowest)
+    lag = eps / max(1 - slowest, eps)
+    fast_memory = Assumption(
+        "memory shorter than the time constant",
+        2 * lag < 0.1,
+        lag,
+        "rate, time_constant",
+        f"2 lr*wd / (1 - slowest memory) = {2 * lag:.2g} must be small; the transient is off by about that share",
+    )
+    return _result(norm, one_minus_cos, how, noise_dominated(), fast_memory)
+
+
+def homogeneous_coordinates(error: float) -> Assumption:
+    """All coordinates of the weight see gradients of the same size."""
+    return Assumption(
+        "homogeneous coordinates",
+        None,
+        error,
+        "norm",
+        "gradient variance must be alike over the entries; seen +9..13 % on ||w||^2 in BatchNorm networks "
+        "(angle 1 %), and x0.4 on ||w||^2 when only 2 % of the entries get a gradient",
+    )
+
+
+@law(
+    "rotational",
+    "AdamW",
+    derived="fixed point and rate of the four-variable mean field (P, Q, R, v); first order agrees with the paper",
+)
+def adamw(
+    lr: float, weight_decay: float, *, betas: tuple[float, float] = (0.9, 0.999), dim: ArrayLike | None = None
+) -> Equilibrium:
+    """AdamW: the angle does not depend on the gradient, the norm only on the number of entries.
+
+    As `sgdw` with a = b1 for the angle; ``||w||^2 = lr^2 d (1-b1)/(1+b1) S / (eps(2-eps))``,
+    S = (1 + b1 s)/(1 - b1 s), s = 1 - eps: to first order ``||w|| = sqrt(lr d / (2 wd))``,
+    ``angle = sqrt(2 eps (1-b1)/(1+b1))``. The rate includes the lag of the second moment.
+
+    Args:
+        lr: learning rate.
+        weight_decay: decoupled weight decay.
+        betas: (b1, b2).
+        dim: number of entries d, a number or one per layer; without it the norm is None.
+
+    Returns:
+        The equilibrium.
+
+    Example:
+        >>> e = adamw(1e-3, 0.1, dim=1_000_000)
+        >>> f"{e.norm:.3f} {e.angle:.6f}"
+        '70.679 0.003245'
+    """
+    b1, b2 = betas
+    eps = decay_product(lr, weight_decay, below=1)
+    s = 1 - eps
+    per_entry = lr**2 * (1 - b1) / (1 + b1) * (1 + b1 * s) / (1 - b1 * s) / (eps * (2 - eps))
+    norm = None if dim is None else _scalar(np.sqrt(per_entry * _positive_array("dim", dim)))
+    how = approach.adam_approach(eps, betas=betas, decoupled=True)
+    averaged = Assumption(
+        "second moment averages over many steps",
+        b2 >= 0.99,
+        (1 - b2) if b1 == 0 else 0.4 * (1 - b2),
+        "norm",
+        f"beta2 = {b2:g}; a short average correlates with the gradient and lowers ||w||^2 (2 % at betas .9, .95)",
+    )
+    return _result(norm, eps * (1 - b1) / (1 + b1 * s), how, noise_dominated(), averaged, homogeneous_coordinates(0.13))
+
+
+@law("rotational", "Adam with L2", derived="fixed point of the mean field; depends on the gradient scale")
+def adam_l2(
+    lr: float,
+    weight_decay: float,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    dim: float,
+    unit_grad_sq: float,
+    homogeneity: float = 1.0,
+) -> Equilibrium:
+    """Adam with coupled (L2) decay: the angle depends on the gradient scale, so layers do not balance.
+
+    Heavy ball with the effective rate lr k, ``k = sqrt(h d P / (L + wd^2 P^2))``, dampened by b1;
+    solved for P.
+    To first order ``||w|| = (lr sqrt(h d L) / (2 wd))^(1/3)``,
+    ``angle = lr sqrt(d (1-b1) / ((1+b1) P))``.
+
+    Args:
+        lr: learning rate.
+        weight_decay: coupled decay.
+        betas: (b1, b2).
+        dim: number of entries d.
+        unit_grad_sq: L.
+        homogeneity: h = (sum_i sqrt(s_i))^2 / (d sum_i s_i) of the per-entry gradient variances s_i; 1 if all alike.
+
+    Returns:
+        The equilibrium.
+
+    Example:
+        >>> e = adam_l2(1e-3, 1e-3, dim=1000, unit_grad_sq=1.0)
+        >>> abs(e.norm / (1e-3 * math.sqrt(1000) / 2e-3) ** (1 / 3) - 1) < 1e-2
+        True
+    """
+    b1, _ = betas
+    decay_product(lr, weight_decay, below=math.inf)
+    big_l, d = positive("unit_grad_sq", unit_grad_sq), within("dim", dim, low=1)
+    h = within("homogeneity", homogeneity, above=0, high=1)
+    squared = _adam_l2_norm_sq(lr, weight_decay, b1=b1, dim=h * d, unit_grad_sq=big_l)
+    ratio = weight_decay * squared / math.sqrt(big_l)
+    eps = weight_decay * lr * _adam_step_size(squared, weight_decay, dim=h * d, unit_grad_sq=big_l)
+    how = approach.adam_approach(eps, betas=betas, decoupled=False)
+    one_minus_cos = eps * (1 - b1) / (1 + b1) / h
+    small_decay = Assumption(
+        "decay small beside the gradient",
+        ratio < 0.05,
+        ratio**2,
+        "norm, angle",
+        f"wd ||w||^2 / sqrt(L) = {ratio:.2g} must be small (tested at .01 to .04)",
+    )
+    return _result(
+        math.sqrt(squared), one_minus_cos, how, noise_dominated(), small_decay, homogeneous_coordinates(0.27)
+    )
+
+
+def _adam_l2_norm_sq(lr: float, weight_decay: float, *, b1: float, dim: float, unit_grad_sq: float) -> float:
+    """Solves P^2 wd (2 - eps (1-b1)/(1+b1)) = L lr k(P), eps = wd lr k(P), by fixed-point iteration on P."""
+    p = (lr * math.sqrt(dim * unit_grad_sq) / (2 * weight_decay)) ** (2 / 3)
+    for _ in range(200):
+        k = _adam_step_size(p, weight_decay, dim=dim, unit_grad_sq=unit_grad_sq)
+        slack = 2 - weight_decay * lr * k * (1 - b1) / (1 + b1)
+        if slack <= 0:
+            break
+        new = math.sqrt(unit_grad_sq * lr * k / (weight_decay * slack))
+        if abs(new - p) <= 1e-15 * p:
+            return new
+        p = new
+    raise EquilibriaError(
+        f"got lr={lr:g}, weight_decay={weight_decay:g}, unit_grad_sq={unit_grad_sq:g}, dim={dim:g}; expected a smaller "
+        "lr*weight_decay: Adam with L2 has no equilibrium here"
+    )
+
+
+def _adam_step_size(norm_sq: float, weight_decay: float, *, dim: float, unit_grad_sq: float) -> float:
+    """1 / sqrt(v) when v has settled."""
+    return math.sqrt(dim * norm_sq / (unit_grad_sq + (weight_decay * norm_sq) ** 2))
+
+
+def adam_l2_decay(
+    lr: float, weight_decay: float, *, betas: tuple[float, float], dim: float, unit_grad_sq: float
+) -> float:
+    """lr wd / sqrt(v): the share by which Adam's L2 decay shrinks the weight per step in equilibrium."""
+    squared = _adam_l2_norm_sq(lr, weight_decay, b1=betas[0], dim=dim, unit_grad_sq=unit_grad_sq)
+    return lr * weight_decay * _adam_step_size(squared, weight_decay, dim=dim, unit_grad_sq=unit_grad_sq)

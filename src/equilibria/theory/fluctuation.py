@@ -1,0 +1,160 @@
+"""How much norm and angle fluctuate once settled, because gradients are noisy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from equilibria.errors import EquilibriaError, within
+from equilibria.theory import approach, moments
+from equilibria.theory.citations import law
+from equilibria.theory.linear import Linearisation
+from equilibria.theory.rules import SGDW, AdamL2, AdamW, Lion, Muon, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Fluctuation:
+    """Stationary fluctuations around equilibrium, relative to the equilibrium values.
+
+    Attributes:
+        norm_sq_variance: Var(||w||^2) / ||w*||^4.
+        norm_variance: Var(||w||) / ||w*||^2, a quarter of it to first order.
+        angle_variance: Var(angle) / angle*^2.
+        mean_angle: E[angle] / angle*; the root mean square stays at angle*, so compare that with theory.
+    """
+
+    norm_sq_variance: float
+    norm_variance: float
+    angle_variance: float
+    mean_angle: float
+
+
+@law(
+    "smd",
+    "Thm 1, Thm 2, eq. (20)-(22)",
+    corrected="true variances from the linearised map; the printed bounds are 4 to 5900 times too large",
+)
+def fluctuation(
+    rule: Rule,
+    grad_variance: float,
+    *,
+    unit_grad_sq: float | None = None,
+    dim: float | None = None,
+) -> Fluctuation:
+    """Stationary variance of norm and angle, from the linearised moment recursion (discrete Lyapunov equation).
+
+    To first order, heavy ball: ``Var(||w||^2)/||w||^4 = (V/L^2) eps / (2 (1-a))``,
+    ``Var(angle)/angle^2 = (V/4L^2)(1-a^2)/(1+a^2)``. Lion's updates have constant size, so the radial part of its sign
+    noise dominates: ``Var(||w||^2)/||w||^4 = 2 (S - S_linear) / (d S)`` to first order (random-walk gradients; good to
+    about 15 % at 2 eps / (1-b2) = 0.2).
+
+    Args:
+        rule: the optimizer.
+        grad_variance: V / L^2, relative variance of the rule's own L (for momentum that of
+            (||g||^2 + 2 a <v, g>) ||w||^2); see `random_walk_variance`. Lion does not use it.
+        unit_grad_sq: L, needed by Adam with L2.
+        dim: number of entries, needed by Adam with L2 and Lion.
+
+    Returns:
+        The fluctuations; good to a few per cent for V/L^2 up to about 0.5.
+
+    Raises:
+        EquilibriaError: the rule has no law (Muon), or an input is missing.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> f = fluctuation(SGD(0.5, 0.002), 0.03)
+        >>> f"{f.norm_sq_variance:.3e} {f.angle_variance:.3e}"  # 0.03 * 1e-3 / 2,  0.03 / 4
+        '1.502e-05 7.495e-03'
+    """
+    noise = within("grad_variance", grad_variance, low=0)
+    if isinstance(rule, Lion):
+        if dim is None:
+            raise EquilibriaError("got dim=None; expected the number of entries: Lion's fluctuation falls as 1/dim")
+        return _lion(rule, dim=within("dim", dim, low=1))
+    linear = _linearisation(rule, unit_grad_sq=unit_grad_sq, dim=dim)
+    return _result(noise * linear.norm_sq_variance(), noise * linear.angle_variance())
+
+
+def _result(norm_sq: float, angle: float) -> Fluctuation:
+    return Fluctuation(norm_sq, norm_sq / 4, angle, 1 - angle / 2)
+
+
+def _lion(rule: Lion, *, dim: float) -> Fluctuation:
+    """Moments (P, Q, R) = (||w||^2, <w, m>, ||m||^2) of Lion in units of lr = 1 and unit gradients.
+
+    sign(c) is a linear part, ``gain c`` with a gain that falls as 1/||c||, plus distortion that has a radial part.
+    """
+    (b1, b2), eps = rule.betas, rule.decay_per_step
+    rule.equilibrium()  # refuses settings without an equilibrium
+    s = 1 - eps
+    r = (1 - b2) / (1 + b2)
+    c_sq = (1 - b1) ** 2 + b1**2 * r
+    gain = math.sqrt(2 * dim / (math.pi * c_sq))
+    c_dot_m = b1 * b2 * r + (1 - b1) * (1 - b2)
+    q = -gain * c_dot_m / (1 - s * b2)
+    p = dim * rule.memory.total(eps) / (eps * (2 - eps))
+    # Derivatives of (P', Q', R') by R, by <m, g> and by ||g||^2; the middle terms are the gain's 1/||c||.
+    d_r = np.array([s * gain * b1 * q * b1**2 / c_sq, gain * (c_dot_m * b1**2 / c_sq / 2 - b1 * b2), b2 * b2])
+    cross = 2 * b1 * (1 - b1) / c_sq
+    d_mg = np.array(
+        [s * gain * b1 * q * cross, gain * (c_dot_m * cross / 2 - b1 * (1 - b2) - b2 * (1 - b1)), 2 * b2 * (1 - b2)]
+    )
+    own = (1 - b1) ** 2 / c_sq
+    d_gg = np.array([s * gain * b1 * q * own, gain * (c_dot_m * own / 2 - (1 - b1) * (1 - b2)), (1 - b2) ** 2])
+    jacobian = np.column_stack([[s * s, 0, 0], [-2 * s * gain * b1, s * b2, 0], d_r])
+    noise = (np.outer(d_mg, d_mg) * r + np.outer(d_gg, d_gg) * 2) / max(dim - 1, 1)
+    distortion = rule.memory.total() - 2 / (math.pi * c_sq)
+    noise[0, 0] += 4 * s * s * p * distortion
+    covariance = np.linalg.solve(np.eye(9) - np.kron(jacobian, jacobian), noise.ravel()).reshape(3, 3)
+    variance = float(covariance[0, 0]) / p**2
+    # The distortion is correlated over some steps: its total counts in the long run, 1 - 2/pi between two steps.
+    next_step = float((jacobian @ covariance)[0, 0]) / p**2 + 2 * s * s * (distortion - 1 + 2 / math.pi) / p
+    # log chord^2 = log ||w'-w||^2 - (log P + log P') / 2, and ||w'-w||^2 follows from P and P'.
+    moved = 2 * p * (1 - math.cos(float(rule.equilibrium().angle)))
+    by_now, by_next = eps * p / moved - 0.5, -eps * p / (s * moved) - 0.5
+    log_chord_sq = (by_now**2 + by_next**2) * variance + 2 * by_now * by_next * next_step
+    return _result(variance, log_chord_sq / 4)
+
+
+def _linearisation(rule: Rule, *, unit_grad_sq: float | None, dim: float | None) -> Linearisation:
+    if isinstance(rule, Muon | Lion):
+        raise EquilibriaError("got a Muon rule; expected SGD, SGDW, AdamW, AdamL2 or Lion: no law is known for Muon")
+    if isinstance(rule, AdamL2):
+        eps = rule.decay_share(unit_grad_sq=unit_grad_sq, dim=dim)
+        return approach.adam_linearisation(eps, betas=rule.betas, decoupled=False)
+    rule.equilibrium()  # refuses settings without an equilibrium
+    eps = rule.decay_per_step
+    if isinstance(rule, AdamW):
+        return approach.adam_linearisation(eps, betas=rule.betas, decoupled=True)
+    if isinstance(rule, SGDW):
+        return approach.map_linearisation(moments.sgdw_map(1.0, eps, momentum=rule.momentum))
+    if rule.nesterov:
+        return approach.map_linearisation(moments.nesterov_map(1.0, eps, momentum=rule.momentum))
+    return approach.map_linearisation(moments.heavy_ball_map(1.0, eps, momentum=rule.momentum))
+
+
+@law("smd+", "C, D", derived="Var of (||g||^2 + 2 a <v, g>) ||w||^2 when the gradient is an isotropic random walk")
+def random_walk_variance(dim: float, *, momentum: float = 0.0) -> float:
+    """V / L^2 of the random-walk model: Gaussian gradients on the tangent sphere of a weight with ``dim`` entries.
+
+    ``2/(d-1) (1+a^2)/(1-a^2)``: the term 2 a <v, g> dominates, and makes Var(angle)/angle^2 = 1/(2(d-1)) for every a.
+
+    Args:
+        dim: number of entries d.
+        momentum: a.
+
+    Returns:
+        The relative variance.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> noise = random_walk_variance(400, momentum=0.9)
+        >>> abs(fluctuation(SGD(0.1, 1e-4, momentum=0.9), noise).angle_variance * 2 * 399 - 1) < 1e-2
+        True
+    """
+    d = within("dim", dim, low=2)
+    a = within("momentum", momentum, low=0, below=1)
+    return 2 / (d - 1) * (1 + a * a) / (1 - a * a)

@@ -1,0 +1,405 @@
+"""How a weight gets to its equilibrium: the moment recursion of every rule under any schedule, vectorised over layers.
+
+`evolve` follows norm and angle step by step; `cold_start` and `settled` give the two usual starting points, `rescaled`
+a third. Norms scale out: where L (SGD, SGDW) or the number of entries (AdamW, Lion) is not given, they are in units of
+L^(1/4) or sqrt(d).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equilibria.errors import EquilibriaError, whole
+from equilibria.theory import approach, moments
+from equilibria.theory.adam import adam_step
+from equilibria.theory.citations import law
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.schedules import ScheduleLike, as_schedule
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_BLOCK = 1 << 18  # numbers per block when a pass over a trajectory needs temporaries: they stay in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Second moments of the weight and its optimizer state, one entry per layer.
+
+    Attributes:
+        norm_sq: P = ||w||^2.
+        radial: Q = <w, buffer>.
+        buffer_sq: R = ||buffer||^2.
+        second: second moment per entry (Adam), else 0.
+        memory: correlation of the weight with past updates, one entry per component of the rule's memory (Lion, Muon).
+        steps_done: optimizer steps taken so far; infinite for a settled state.
+    """
+
+    norm_sq: Array
+    radial: Array
+    buffer_sq: Array
+    second: Array
+    memory: Array
+    steps_done: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """Norm and angle, step by step.
+
+    Attributes:
+        lr: learning rate of each step.
+        weight_decay: weight decay of each step.
+        norm_sq: ||w||^2 before each step and after the last, shape (steps + 1, layers...).
+        moved_sq: ||w' - w||^2 of each step, shape (steps, layers...).
+        final: the state after the last step, to go on from.
+    """
+
+    lr: Array
+    weight_decay: Array
+    norm_sq: Array
+    moved_sq: Array
+    final: State
+
+    @property
+    def norm(self) -> Array:
+        """||w|| before each step and after the last."""
+        return np.sqrt(self.norm_sq)
+
+    @property
+    def angle(self) -> Array:
+        """Radians turned by each step."""
+        result = np.empty_like(self.moved_sq)
+        rows = max(1, _BLOCK // max(1, self.moved_sq[:1].size))
+        for at in range(0, len(result), rows):
+            before, after = self.norm_sq[at : at + rows + 1][:-1], self.norm_sq[at + 1 : at + rows + 1]
+            chord_sq = moments.chord_sq(before, after, self.moved_sq[at : at + rows])
+            result[at : at + rows] = moments.angle_from_chord_sq(chord_sq)
+        return result
+
+    @property
+    def relative_update(self) -> Array:
+        """||w' - w|| / ||w|| of each step."""
+        return np.sqrt(self.moved_sq / self.norm_sq[:-1])
+
+
+def cold_start(rule: Rule, norm: ArrayLike) -> State:
+    """A fresh optimizer on weights of the given norm(s)."""
+    array = np.asarray(norm, dtype=np.float64)
+    if not (np.all(np.isfinite(array)) and np.all(array > 0)):
+        raise EquilibriaError(f"got norm={norm!r}; expected norm > 0, finite")
+    zero = np.zeros_like(array)
+    return State(array**2, zero, zero, zero, np.zeros(_memory_size(rule)), 0.0)
+
+
+def settled(rule: Rule, *, unit_grad_sq: ArrayLike = 1.0, dim: ArrayLike = 1.0) -> State:
+    """The state of a weight that has been in equilibrium with ``rule`` for a long time.
+
+    Args:
+        rule: the optimizer.
+        unit_grad_sq: L per layer (SGD, SGDW, Adam with L2).
+        dim: number of entries per layer (AdamW, Adam with L2, Lion); for Muon the mean square of the adjusted update.
+
+    Returns:
+        The state.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> rule = SGD(0.1, 5e-4, momentum=0.9)
+        >>> path = evolve(rule, 100, start=settled(rule))
+        >>> bool(np.allclose(path.norm_sq, path.norm_sq[0], rtol=1e-12))
+        True
+    """
+    if isinstance(rule, Lion | Muon):
+        size = np.asarray(dim, dtype=np.float64)
+        kept = 1 - rule.decay_per_step
+        total = rule.memory.total(rule.decay_per_step)
+        norm_sq = rule.lr**2 * size * total / (rule.decay_per_step * (1 + kept))
+        zero = np.zeros_like(norm_sq)
+        return State(norm_sq, zero, zero, zero, rule.lr / (1 - np.array(rule.memory.decay) * kept), math.inf)
+    norm = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).norm  # type: ignore[arg-type]
+    p = np.asarray(norm, dtype=np.float64) ** 2
+    if isinstance(rule, AdamW | AdamL2):
+        return _settled_adam(rule, p, unit_grad_sq=np.asarray(unit_grad_sq, dtype=np.float64), dim=np.asarray(dim))
+    ratios, _ = approach.fixed_point(_maps(rule, rule.lr, rule.weight_decay, rule.momentum))
+    return State(p, ratios[1] * p, ratios[2] * p, np.zeros_like(p), np.zeros(0), math.inf)
+
+
+def _settled_adam(rule: AdamW | AdamL2, p: Array, *, unit_grad_sq: Array, dim: Array) -> State:
+    coupled = rule.weight_decay if isinstance(rule, AdamL2) else 0.0
+    second = (unit_grad_sq / p + coupled**2 * p) / dim
+    k = rule.lr / np.sqrt(second)
+    b1 = rule.betas[0]
+    if isinstance(rule, AdamW):
+        ratios, _ = approach.fixed_point(moments.sgdw_map(1.0, rule.decay_per_step, momentum=b1))
+        return State(p, ratios[1] * p / k, ratios[2] * p / k**2, second, np.zeros(0), math.inf)
+    decay = float(np.max(k)) * coupled
+    ratios, _ = approach.fixed_point(moments.heavy_ball_map(1.0, decay, momentum=b1, dampening=b1))
+    return State(p, ratios[1] * p / k, ratios[2] * p / k**2, second, np.zeros(0), math.inf)
+
+
+@law("smd", "§5.2", corrected="the optimizer state is rescaled with the weights: first moments by 1/r, second by 1/r^2")
+def rescaled(state: State, factor: ArrayLike) -> State:
+    """The state right after multiplying weights by r, first moments by 1/r and second moments by 1/r^2.
+
+    Args:
+        state: the state before.
+        factor: r, one number or one per layer; see `rescale.rescale_factors`.
+
+    Returns:
+        The state after; <w, buffer> does not change.
+    """
+    r = np.asarray(factor, dtype=np.float64)
+    return dataclasses.replace(
+        state,
+        norm_sq=state.norm_sq * r**2,
+        buffer_sq=state.buffer_sq / r**2,
+        second=state.second / r**2,
+        memory=state.memory * r,
+    )
+
+
+@law(
+    "smd",
+    "Thm 1, Thm 2",
+    corrected="moment recursion valid for any lr, wd and momentum schedule; exact up to Var(P)/P^2",
+)
+def evolve(
+    rule: Rule,
+    steps: int,
+    *,
+    start: State,
+    unit_grad_sq: ArrayLike = 1.0,
+    dim: ArrayLike = 1.0,
+    lr: ScheduleLike | None = None,
+    weight_decay: ScheduleLike | None = None,
+    momentum: ScheduleLike | None = None,
+    first_step: int = 0,
+) -> Trajectory:
+    """Follow norm and angle through a schedule by the rule's moment recursion.
+
+    Args:
+        rule: the optimizer; its settings hold wherever no schedule is given.
+        steps: how many optimizer steps.
+        start: where to begin: `cold_start`, `settled`, `rescaled`, or the ``final`` of an earlier trajectory.
+        unit_grad_sq: L, a number, one per layer, or an array (steps, layers) for an L that changes.
+        dim: entries per layer (AdamW, Adam with L2, Lion); for Muon the mean square of the adjusted update.
+        lr: learning-rate schedule.
+        weight_decay: weight-decay schedule.
+        momentum: momentum schedule (SGD and SGDW).
+        first_step: where in the schedules to begin.
+
+    Returns:
+        The trajectory.
+
+    Example:
+        Dropping the learning rate by 10 in equilibrium divides the angle by 10 at once, although the new
+        equilibrium asks for sqrt(10) only:
+
+        >>> from equilibria.theory import SGD
+        >>> before, after = SGD(0.1, 5e-4, momentum=0.9), SGD(0.01, 5e-4, momentum=0.9)
+        >>> angle = evolve(after, 200_000, start=settled(before)).angle / after.equilibrium().angle
+        >>> round(float(angle[200]), 2), round(float(angle[-1]), 3)
+        (0.32, 1.0)
+    """
+    count = whole("steps", steps)
+    offset = whole("first_step", first_step)
+    lrs = as_schedule(rule.lr if lr is None else lr, name="lr").values(count, start=offset)
+    decays = as_schedule(rule.weight_decay if weight_decay is None else weight_decay, name="weight_decay").values(
+        count, start=offset
+    )
+    forcing = np.asarray(unit_grad_sq, dtype=np.float64)
+    sizes = np.asarray(dim, dtype=np.float64)
+    if isinstance(rule, SGD | SGDW):
+        moms = as_schedule(rule.momentum if momentum is None else momentum, name="momentum").values(count, start=offset)
+        return _evolve_maps(rule, start, lrs, decays, moms, forcing)
+    if momentum is not None:
+        raise EquilibriaError(f"got a momentum schedule for {type(rule).__name__}; expected one only for SGD and SGDW")
+    if isinstance(rule, AdamW | AdamL2):
+        return _evolve_adam(rule, start, lrs, decays, forcing, sizes)
+    return _evolve_memory(rule, start, lrs, decays, _layers(start, forcing), sizes)
+
+
+def _memory_size(rule: Rule) -> int:
+    return len(rule.memory.decay) if isinstance(rule, Lion | Muon) else 0
+
+
+def _maps(rule: SGD | SGDW, lr: ArrayLike, weight_decay: ArrayLike, momentum: ArrayLike) -> Array:
+    if isinstance(rule, SGDW):
+        return moments.sgdw_map(lr, weight_decay, momentum=momentum)
+    if rule.nesterov:
+        return moments.nesterov_map(lr, weight_decay, momentum=momentum)
+    return moments.heavy_ball_map(lr, weight_decay, momentum=momentum, dampening=rule.dampening)
+
+
+def _layers(start: State, forcing: Array) -> tuple[int, ...]:
+    """Shape over layers; a 2-D forcing has the steps first."""
+    return np.broadcast_shapes(start.norm_sq.shape, forcing.shape[1:] if forcing.ndim == 2 else forcing.shape)
+
+
+def _series(values: Array, shape: tuple[int, ...], steps: int) -> Iterator[Array]:
+    """One value per step: a 2-D array is a time series, anything else is constant in time."""
+    if values.ndim == 2:
+        if len(values) != steps:
+            raise EquilibriaError(f"got unit_grad_sq of shape {values.shape}; expected {steps} rows, one per step")
+        return iter(np.broadcast_to(values, (steps, *shape)))
+    return repeat(np.broadcast_to(values, shape).astype(np.float64))
+
+
+def _runs(*settings: Array) -> tuple[Indices, Indices]:
+    """First index and length of each run of steps with the same settings."""
+    changed = np.zeros(len(settings[0]), dtype=bool)
+    changed[:1] = True
+    for values in settings:
+        changed[1:] |= values[1:] != values[:-1]
+    first = np.flatnonzero(changed)
+    return first, np.diff(first, append=len(settings[0]))
+
+
+def _evolve_maps(rule: SGD | SGDW, start: State, lrs: Array, decays: Array, moms: Array, forcing: Array) -> Trajectory:
+    steps = len(lrs)
+    undamped_first = isinstance(rule, SGD) and rule.dampening > 0 and start.steps_done == 0 and steps > 0
+    shape = _layers(start, forcing)
+    first, lengths = _runs(lrs, decays, moms)
+    if undamped_first:  # torch's first buffer is the gradient itself
+        first, lengths = np.append(0, first), np.append(1, lengths)
+        lengths[1] -= 1
+    maps = _maps(rule, lrs[first], decays[first], moms[first])
+    if undamped_first:
+        maps[0] = moments.heavy_ball_map(lrs[0], decays[0], momentum=moms[0])
+    scan = _scan_many if shape else _scan_one
+    return scan(start, maps, lengths, _series(forcing, shape, steps), lrs, decays)
+
+
+def _scan_one(
+    start: State, maps: Array, lengths: Indices, forcing: Iterator[Array], lrs: Array, decays: Array
+) -> Trajectory:
+    """One layer: Python floats, several times faster than arrays of length one."""
+    p, q, r = float(start.norm_sq), float(start.radial), float(start.buffer_sq)
+    norm_sq, moved_sq = [p], []
+    numbers = (float(value) for value in forcing)
+    entries = iter(maps.ravel().tolist())  # one flat list: a list of lists would wake the garbage collector
+    rows = zip(*[entries] * 16, strict=True)
+    for row, length in zip(rows, lengths.tolist(), strict=True):
+        a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3 = row
+        for big_l in islice(numbers, length):
+            n = big_l / p
+            moved_sq.append(d0 * p + d1 * q + d2 * r + d3 * n)
+            p, q, r = (
+                a0 * p + a1 * q + a2 * r + a3 * n,
+                b0 * p + b1 * q + b2 * r + b3 * n,
+                c0 * p + c1 * q + c2 * r + c3 * n,
+            )
+            norm_sq.append(p)
+    final = dataclasses.replace(
+        start,
+        norm_sq=np.asarray(p),
+        radial=np.asarray(q),
+        buffer_sq=np.asarray(r),
+        steps_done=start.steps_done + len(lrs),
+    )
+    return Trajectory(lrs, decays, np.array(norm_sq), np.array(moved_sq), final)
+
+
+def _scan_many(
+    start: State, maps: Array, lengths: Indices, forcing: Iterator[Array], lrs: Array, decays: Array
+) -> Trajectory:
+    """Many layers: one division and one small matrix product per step, nothing allocated inside the loop.
+
+    The work block holds (D, P, Q, R, N) per step, so that each product reads rows 1-4 of one step and writes
+    rows 0-3 of the next.
+    """
+    first_forcing = next(forcing, np.zeros(()))
+    shape = np.broadcast_shapes(start.norm_sq.shape, first_forcing.shape)
+    layers, steps = math.prod(shape), len(lrs)
+    norm_sq, moved_sq = np.empty((steps + 1, layers)), np.empty((steps, layers))
+    block = np.empty((min(steps, max(1, _BLOCK // (5 * layers))) + 1, 5, layers))
+    for row, values in enumerate((start.norm_sq, start.radial, start.buffer_sq), start=1):
+        block[0, row] = np.broadcast_to(values, shape).ravel()
+    norm_sq[0] = block[0, 1]
+    views = [(block[i, 1], block[i, 4], block[i, 1:], block[i + 1, :4]) for i in range(len(block) - 1)]
+    rolled = np.roll(maps, 1, axis=1)  # rows D, P, Q, R
+    matrices = (matrix for matrix, length in zip(rolled, lengths.tolist(), strict=True) for _ in range(length))
+    unit_grads = (values.ravel() for values in chain([first_forcing], forcing))
+    for at in range(0, steps, len(views)):
+        count = min(len(views), steps - at)
+        for (p, n, now, after), matrix, big_l in zip(views[:count], matrices, unit_grads, strict=False):
+            np.divide(big_l, p, out=n)
+            np.dot(matrix, now, out=after)
+        norm_sq[at + 1 : at + count + 1] = block[1 : count + 1, 1]
+        moved_sq[at : at + count] = block[1 : count + 1, 0]
+        block[0, :4] = block[count, :4]
+    p, q, r = (block[0, row].reshape(shape).copy() for row in (1, 2, 3))
+    final = dataclasses.replace(start, norm_sq=p, radial=q, buffer_sq=r, steps_done=start.steps_done + steps)
+    return Trajectory(lrs, decays, norm_sq.reshape(-1, *shape), moved_sq.reshape(-1, *shape), final)
+
+
+def _evolve_adam(
+    rule: AdamW | AdamL2, start: State, lrs: Array, decays: Array, forcing: Array, sizes: Array
+) -> Trajectory:
+    shape = np.broadcast_shapes(_layers(start, forcing), sizes.shape)
+    b1, b2 = rule.betas
+    decoupled = isinstance(rule, AdamW)
+    p, q, r, v = (
+        np.broadcast_to(x, shape) if shape else float(x)
+        for x in (start.norm_sq, start.radial, start.buffer_sq, start.second)
+    )
+    dim = sizes if shape else float(sizes)
+    left1, left2 = b1**start.steps_done, b2**start.steps_done
+    norm_sq, moved_sq = [p], []
+    series = _series(forcing, shape, len(lrs))
+    if not shape:
+        series = (float(value) for value in series)  # type: ignore[misc]
+    for eta, wd, big_l in zip(lrs.tolist(), decays.tolist(), series, strict=False):
+        left1, left2 = left1 * b1, left2 * b2
+        lost, coupled = (eta * wd, 0.0) if decoupled else (0.0, wd)
+        p, q, r, v, moved = adam_step(p, q, r, v, big_l, dim, eta, lost, coupled, b1, b2, 1 - left1, 1 - left2)
+        norm_sq.append(p)
+        moved_sq.append(moved)
+    p, q, r, v = (np.asarray(x, dtype=np.float64) for x in (p, q, r, v))
+    final = State(p, q, r, v, start.memory, start.steps_done + len(lrs))
+    return Trajectory(lrs, decays, np.array(norm_sq), np.array(moved_sq).reshape(-1, *shape), final)
+
+
+def _evolve_memory(
+    rule: Lion | Muon, start: State, lrs: Array, decays: Array, layers: tuple[int, ...], sizes: Array
+) -> Trajectory:
+    """P' = (1-eps)^2 P + (lr^2 + 2 (1-eps) lr z) U is linear, and z = -<w,u>/U does not depend on the layer."""
+    lost = lrs * decays
+    kept = 1.0 - lost
+    z, memory = _pull(rule, start, lrs, kept)
+    gained = lrs**2 + 2 * kept * lrs * z
+    own, given, f = [1.0], [0.0], 0.0
+    share = 1.0
+    for k, g in zip((kept**2).tolist(), gained.tolist(), strict=True):
+        share *= k
+        f = k * f + g
+        own.append(share)
+        given.append(f)
+    sizes = np.broadcast_to(sizes, np.broadcast_shapes(sizes.shape, start.norm_sq.shape, layers))
+    norm_sq = np.multiply.outer(own, np.broadcast_to(start.norm_sq, sizes.shape)) + np.multiply.outer(given, sizes)
+    lost, z, lrs_ = (x.reshape(-1, *(1,) * (norm_sq.ndim - 1)) for x in (lost, z, lrs))
+    moved_sq = lost**2 * norm_sq[:-1] + (lrs_**2 - 2 * lost * lrs_ * z) * sizes
+    final = dataclasses.replace(start, norm_sq=norm_sq[-1], memory=memory, steps_done=start.steps_done + len(lrs))
+    return Trajectory(lrs, decays, norm_sq, moved_sq, final)
+
+
+def _pull(rule: Lion | Muon, start: State, lrs: Array, kept: Array) -> tuple[Array, Array]:
+    """z_t = sum_j first_j s_j with s_j' = lr + (1-eps) decay_j s_j: how far w points against the coming update."""
+    z = np.zeros(len(lrs))
+    final = np.empty_like(start.memory)
+    for j, (weight, decay) in enumerate(zip(rule.memory.first, rule.memory.decay, strict=True)):
+        s, path = float(start.memory[j]), []
+        for eta, factor in zip(lrs.tolist(), (decay * kept).tolist(), strict=True):
+            path.append(s)
+            s = eta + factor * s
+        z += weight * np.array(path)
+        final[j] = s
+    return z, final
