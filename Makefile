@@ -1,8 +1,9 @@
 # The front door. `make test` and `make demo` work on a machine that has only Python 3.11 and make.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint demo bench lock clean
@@ -12,13 +13,14 @@ help:  ## list the targets
 
 setup: $(STAMP)  ## create .venv and install the locked versions (a second call does nothing)
 
-# torch comes first and pinned: a later, unpinned request for it would replace it with another build.
-$(STAMP): requirements.lock pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "need Python 3.11: '$(PYTHON)' not found; run 'make PYTHON=/path/to/python3.11 ...'"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --quiet "$$(grep '^torch==' requirements.lock)"
-	$(BIN)/pip install --disable-pip-version-check --quiet -r requirements.lock
-	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+# torch comes first and pinned: a later, unpinned request for it would bring in another build.
+$(STAMP): requirements.lock pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null || \
+	  { echo "need Python 3.11 or newer: '$(PYTHON)' is not; run 'make PYTHON=/path/to/python3.11 ...'"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PIP) "$$(grep '^torch==' requirements.lock)"
+	$(PIP) -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 lint: setup  ## ruff and mypy
@@ -37,7 +39,8 @@ bench: setup  ## the speed figures, measured side by side (keep the machine idle
 	$(BIN)/python benchmarks/run.py
 
 lock: setup  ## write requirements.lock from what is installed
-	$(BIN)/python -m pip freeze --exclude-editable | grep -v '^-e' | sed 's/+cpu$$//' > requirements.lock
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock.new
+	mv requirements.lock.new requirements.lock && touch $(STAMP)
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -157,7 +157,7 @@ def nesterov_approach(product: float, *, momentum: float) -> Approach:
         >>> nesterov_approach(5e-4, momentum=0.9).monotone, nesterov_approach(8e-4, momentum=0.9).monotone
         (True, False)
     """
-    unit_map = moments.nesterov_map(1.0, product, momentum=momentum)
+    unit_map = moments.step_map(moments.nesterov_step, 1.0, product, momentum)
     return _from_eigenvalue(map_linearisation(unit_map).dominant())
 
 
@@ -244,11 +244,11 @@ def adam_linearisation(product: float, *, betas: tuple[float, float], decoupled:
     b1 = betas[0]
     # With v frozen Adam is SGD whose gradient is multiplied by 1 - b1: dampening, but not on decoupled decay.
     if decoupled:
-        state, forcing = fixed_point(moments.sgdw_map(1.0, product, momentum=b1))
+        state, forcing = fixed_point(moments.step_map(moments.sgdw_step, 1.0, product, b1))
         unit_grad_sq = forcing / (1 - b1) ** 2
         entries = unit_grad_sq  # d such that v = (mean square gradient) / d = 1
     else:
-        state, unit_grad_sq = fixed_point(moments.heavy_ball_map(1.0, product, momentum=b1, dampening=b1))
+        state, unit_grad_sq = fixed_point(moments.step_map(moments.heavy_ball_step, 1.0, product, b1, 1 - b1))
         entries = unit_grad_sq + product**2
 
     def step(x: ComplexArray, big_l: complex) -> tuple[ComplexArray, complex]:

@@ -15,8 +15,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError, positive, within
 from equilibria.theory import approach, moments
+from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
-from equilibria.theory.memory import Memory
+from equilibria.theory.fixed_points import (
+    FixedPoint,
+    adam_l2_norm_sq,
+    adam_step_size,
+    constant_update_point,
+    heavy_ball_point,
+    nesterov_point,
+    sgdw_point,
+)
+from equilibria.theory.memory import Memory, ema_memory
 from equilibria.theory.validity import (
     Assumption,
     invariant_weight,
@@ -73,18 +83,11 @@ def _scalar(value: Array) -> float | Array:
     return float(value) if value.ndim == 0 else value
 
 
-def _positive_array(name: str, value: ArrayLike) -> Array:
-    array = np.asarray(value, dtype=np.float64)
-    if not (np.all(np.isfinite(array)) and np.all(array > 0)):
-        raise EquilibriaError(f"got {name}={value!r}; expected {name} > 0, finite")
-    return array
-
-
-def _norm(norm_fourth_per_grad: float, unit_grad_sq: ArrayLike | None) -> float | Array | None:
-    """||w|| from ||w||^4 / L."""
+def _grad_norm(point: FixedPoint, unit_grad_sq: ArrayLike | None) -> float | Array | None:
+    """||w|| of an SGD-type rule, whose squared norm grows as sqrt(L)."""
     if unit_grad_sq is None:
         return None
-    return _scalar((norm_fourth_per_grad * _positive_array("unit_grad_sq", unit_grad_sq)) ** 0.25)
+    return _scalar(np.sqrt(point.norm_sq * np.sqrt(reals("unit_grad_sq", unit_grad_sq, above=0))))
 
 
 def _result(
@@ -132,18 +135,17 @@ def heavy_ball(
         >>> f"{e.norm**2:.6f} {e.angle:.9f}"
         '70.711609 0.010259829'
     """
-    a, c = momentum, 1 - dampening
-    eta = lr * c
-    eps = decay_product(eta, weight_decay, below=2 * (1 + a))
+    a = momentum
+    eps = decay_product(lr * (1 - dampening), weight_decay, below=2 * (1 + a))
     if eps == 1 + a:
         raise EquilibriaError(f"got lr*weight_decay={eps:g}; expected lr*weight_decay != 1 + momentum")
     how = approach.heavy_ball_approach(eps, momentum=a)
-    norm = _norm(eta / (weight_decay * (1 - a) * (2 - eps / (1 + a))), unit_grad_sq)
+    point = heavy_ball_point(lr, weight_decay, a, dampening)
     threshold = approach.oscillation_threshold(a)
     checks = [no_oscillation(eps, threshold, saturates=True)]
     if a > 0:
         checks.append(noise_dominated())
-    return _result(norm, eps / (1 + a), how, *checks)
+    return _result(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how, *checks)
 
 
 @law("smd", "Thm 2", derived="exact fixed point of torch's Nesterov step, which neither paper treats")
@@ -177,17 +179,16 @@ def nesterov(
     """
     a = momentum
     eps = decay_product(lr, weight_decay, below=2 * (1 + a) / (1 + 2 * a))
-    big = 1 + a + a * eps * (1 + 2 * a)
     how = approach.nesterov_approach(eps, momentum=a)
     if how.rate >= 1:
-        raise EquilibriaError(f"got lr*weight_decay={eps:g}; expected a smaller one: the equilibrium is unstable here")
-    norm = _norm(lr**2 * big / (eps * (1 - a + a * eps) * (2 + 2 * a - eps * (1 + 2 * a))), unit_grad_sq)
-    one_minus_cos = eps * (1 + 2 * a - 2 * a**3 + a * (1 + a) * (1 + 2 * a) * eps) / big
+        raise EquilibriaError(f"got lr*weight_decay={eps:g}; expected a smaller one: no stable equilibrium here")
+    point = nesterov_point(lr, weight_decay, a)
+    one_minus_cos = point.one_minus_cos
     if correlation:
-        unit_map = moments.nesterov_map(1.0, eps, momentum=a, correlation=correlation)
+        unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a, correlation)
         state, forcing = approach.fixed_point(unit_map)
         one_minus_cos = float(unit_map[3] @ [*state, forcing]) / 2
-    return _result(norm, one_minus_cos, how, noise_dominated())
+    return _result(_grad_norm(point, unit_grad_sq), one_minus_cos, how, noise_dominated())
 
 
 @law("rotational", "SGDM with decoupled decay", derived="exact fixed point")
@@ -214,11 +215,10 @@ def sgdw(
     """
     a = momentum
     eps = decay_product(lr, weight_decay, below=1)
-    s = 1 - eps
-    how = approach.sgdw_approach(eps, momentum=a)
-    fourth = lr**2 * (1 + a * s) / ((1 - a * a) * (1 - a * s) * eps * (2 - eps))
+    point = sgdw_point(lr, weight_decay, a)
     checks = [noise_dominated()] if a > 0 else []
-    return _result(_norm(fourth, unit_grad_sq), eps * (1 - a) / (1 + a * s), how, *checks)
+    how = approach.sgdw_approach(eps, momentum=a)
+    return _result(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how, *checks)
 
 
 @law(
@@ -251,12 +251,10 @@ def constant_update(
         True
     """
     eps = decay_product(lr, weight_decay, below=1)
-    total = memory.total(eps)
-    one_minus_cos = eps * ((2 - eps) / total - eps) / (2 * (1 - eps))
+    point = constant_update_point(lr, weight_decay, memory)
     norm = None
     if update_sq is not None:
-        size = _positive_array("update_sq", update_sq)
-        norm = _scalar(np.sqrt((lr * gain) ** 2 * size * total / (eps * (2 - eps))))
+        norm = _scalar(gain * np.sqrt(point.norm_sq * reals("update_sq", update_sq, above=0)))
     slowest = max(memory.decay, default=0.0)
     how = approach.constant_update_approach(eps, slowest_memory=slowest)
     lag = eps / max(1 - slowest, eps)
@@ -267,7 +265,7 @@ def constant_update(
         "rate, time_constant",
         f"2 lr*wd / (1 - slowest memory) = {2 * lag:.2g} must be small; the transient is off by about that share",
     )
-    return _result(norm, one_minus_cos, how, noise_dominated(), fast_memory)
+    return _result(norm, point.one_minus_cos, how, noise_dominated(), fast_memory)
 
 
 def homogeneous_coordinates(error: float) -> Assumption:
@@ -312,9 +310,9 @@ def adamw(
     """
     b1, b2 = betas
     eps = decay_product(lr, weight_decay, below=1)
-    s = 1 - eps
-    per_entry = lr**2 * (1 - b1) / (1 + b1) * (1 + b1 * s) / (1 - b1 * s) / (eps * (2 - eps))
-    norm = None if dim is None else _scalar(np.sqrt(per_entry * _positive_array("dim", dim)))
+    point = constant_update_point(lr, weight_decay, ema_memory(b1))
+    per_entry = point.norm_sq * (1 - b1) / (1 + b1)  # an EMA of unit gradients has this mean square
+    norm = None if dim is None else _scalar(np.sqrt(per_entry * reals("dim", dim, above=0)))
     how = approach.adam_approach(eps, betas=betas, decoupled=True)
     averaged = Assumption(
         "second moment averages over many steps",
@@ -323,7 +321,7 @@ def adamw(
         "norm",
         f"beta2 = {b2:g}; a short average correlates with the gradient and lowers ||w||^2 (2 % at betas .9, .95)",
     )
-    return _result(norm, eps * (1 - b1) / (1 + b1 * s), how, noise_dominated(), averaged, homogeneous_coordinates(0.13))
+    return _result(norm, point.one_minus_cos, how, noise_dominated(), averaged, homogeneous_coordinates(0.13))
 
 
 @law("rotational", "Adam with L2", derived="fixed point of the mean field; depends on the gradient scale")
@@ -365,7 +363,7 @@ def adam_l2(
     h = within("homogeneity", homogeneity, above=0, high=1)
     squared = _adam_l2_norm_sq(lr, weight_decay, b1=b1, dim=h * d, unit_grad_sq=big_l)
     ratio = weight_decay * squared / math.sqrt(big_l)
-    eps = weight_decay * lr * _adam_step_size(squared, weight_decay, dim=h * d, unit_grad_sq=big_l)
+    eps = weight_decay * lr * adam_step_size(squared, weight_decay, dim=h * d, unit_grad_sq=big_l)
     how = approach.adam_approach(eps, betas=betas, decoupled=False)
     one_minus_cos = eps * (1 - b1) / (1 + b1) / h
     small_decay = Assumption(
@@ -381,26 +379,13 @@ def adam_l2(
 
 
 def _adam_l2_norm_sq(lr: float, weight_decay: float, *, b1: float, dim: float, unit_grad_sq: float) -> float:
-    """Solves P^2 wd (2 - eps (1-b1)/(1+b1)) = L lr k(P), eps = wd lr k(P), by fixed-point iteration on P."""
-    p = (lr * math.sqrt(dim * unit_grad_sq) / (2 * weight_decay)) ** (2 / 3)
-    for _ in range(200):
-        k = _adam_step_size(p, weight_decay, dim=dim, unit_grad_sq=unit_grad_sq)
-        slack = 2 - weight_decay * lr * k * (1 - b1) / (1 + b1)
-        if slack <= 0:
-            break
-        new = math.sqrt(unit_grad_sq * lr * k / (weight_decay * slack))
-        if abs(new - p) <= 1e-15 * p:
-            return new
-        p = new
-    raise EquilibriaError(
-        f"got lr={lr:g}, weight_decay={weight_decay:g}, unit_grad_sq={unit_grad_sq:g}, dim={dim:g}; expected a smaller "
-        "lr*weight_decay: Adam with L2 has no equilibrium here"
-    )
-
-
-def _adam_step_size(norm_sq: float, weight_decay: float, *, dim: float, unit_grad_sq: float) -> float:
-    """1 / sqrt(v) when v has settled."""
-    return math.sqrt(dim * norm_sq / (unit_grad_sq + (weight_decay * norm_sq) ** 2))
+    squared = float(adam_l2_norm_sq(lr, weight_decay, b1=b1, dim=dim, unit_grad_sq=unit_grad_sq))
+    if not math.isfinite(squared):
+        raise EquilibriaError(
+            f"got lr={lr:g}, weight_decay={weight_decay:g}, unit_grad_sq={unit_grad_sq:g}, dim={dim:g}; "
+            "expected a smaller lr*weight_decay: Adam with L2 has no equilibrium here"
+        )
+    return squared
 
 
 def adam_l2_decay(
@@ -408,4 +393,4 @@ def adam_l2_decay(
 ) -> float:
     """lr wd / sqrt(v): the share by which Adam's L2 decay shrinks the weight per step in equilibrium."""
     squared = _adam_l2_norm_sq(lr, weight_decay, b1=betas[0], dim=dim, unit_grad_sq=unit_grad_sq)
-    return lr * weight_decay * _adam_step_size(squared, weight_decay, dim=dim, unit_grad_sq=unit_grad_sq)
+    return float(lr * weight_decay * adam_step_size(squared, weight_decay, dim=dim, unit_grad_sq=unit_grad_sq))

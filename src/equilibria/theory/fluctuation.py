@@ -130,10 +130,10 @@ def _linearisation(rule: Rule, *, unit_grad_sq: float | None, dim: float | None)
     if isinstance(rule, AdamW):
         return approach.adam_linearisation(eps, betas=rule.betas, decoupled=True)
     if isinstance(rule, SGDW):
-        return approach.map_linearisation(moments.sgdw_map(1.0, eps, momentum=rule.momentum))
+        return approach.map_linearisation(moments.step_map(moments.sgdw_step, 1.0, eps, rule.momentum))
     if rule.nesterov:
-        return approach.map_linearisation(moments.nesterov_map(1.0, eps, momentum=rule.momentum))
-    return approach.map_linearisation(moments.heavy_ball_map(1.0, eps, momentum=rule.momentum))
+        return approach.map_linearisation(moments.step_map(moments.nesterov_step, 1.0, eps, rule.momentum))
+    return approach.map_linearisation(moments.step_map(moments.heavy_ball_step, 1.0, eps, rule.momentum))
 
 
 @law("smd+", "C, D", derived="Var of (||g||^2 + 2 a <v, g>) ||w||^2 when the gradient is an isotropic random walk")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +43,8 @@ class Memory:
             return 1.0
         return math.fsum(a * b ** (lag - 1) for a, b in zip(self.first, self.decay, strict=True))
 
-    def total(self, shrink: float = 0.0) -> float:
-        """S_eps = 1 + 2 sum_k r_k (1 - shrink)^k, the sum of correlations seen through a decay of ``shrink`` per step.
+    def total(self, shrink: Any = 0.0) -> Any:
+        """S_eps = 1 + 2 sum_k r_k (1 - shrink)^k, the sum of correlations through a decay of ``shrink`` per step.
 
         Example:
             An EMA with coefficient b has S = (1+b)/(1-b):
@@ -51,8 +52,8 @@ class Memory:
             >>> round(ema_memory(0.9).total(), 12)
             19.0
         """
-        kept = 1.0 - within("shrink", shrink, low=0, below=1)
-        return 1.0 + 2.0 * math.fsum(a * kept / (1.0 - b * kept) for a, b in zip(self.first, self.decay, strict=True))
+        kept = 1.0 - shrink
+        return 1.0 + 2.0 * sum(a * kept / (1.0 - b * kept) for a, b in zip(self.first, self.decay, strict=True))
 
     def scaled_to(self, total: float) -> Memory:
         """The same decays with the correlations scaled so that `total` (at no decay) becomes a measured value."""

@@ -4,16 +4,18 @@ For a scale-invariant weight ``w`` with momentum buffer ``v`` the expected step 
 
     P = ||w||^2,   Q = <w, v>,   R = ||v||^2,   N = E||g||^2 = L / P,
 
-and this module builds that map: a 4 x 4 matrix with the columns P, Q, R, N and the rows
+and gives P', Q', R' after the step and D = ||w' - w||^2. It is exact up to E[1/P] = 1/E[P], a relative error of
+Var(P)/P^2, for any lr, weight decay and momentum schedule (Spherical Motion Dynamics, Thm 1 and 2, in a form that
+survives changes of the learning rate).
 
-    P', Q', R'  (the moments after the step)   and   D = ||w' - w||^2.
-
-It is exact up to E[1/P] = 1/E[P], a relative error of Var(P)/P^2, for any lr, weight decay and momentum schedule
-(Spherical Motion Dynamics, Thm 1 and 2, in a form that survives changes of the learning rate).
-All arguments broadcast: arrays over steps give a stack of matrices.
+The ``..._step`` functions hold the formulas; they are the inner loop, so they take positional numbers or arrays and
+check nothing. `step_map` turns any of them into a matrix.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,118 +23,95 @@ from numpy.typing import ArrayLike, NDArray
 from equilibria.theory.citations import law
 
 Array = NDArray[np.float64]
-
-P, Q, R, N, D = 0, 1, 2, 3, 3  # columns P, Q, R, N; rows P', Q', R', D
-
-
-def _row(p: ArrayLike, q: ArrayLike, r: ArrayLike, n: ArrayLike) -> Array:
-    """A linear form in (P, Q, R, N)."""
-    return np.stack(np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (p, q, r, n))), axis=-1)
+Step = Callable[..., tuple[Any, Any, Any, Any]]
 
 
-def _matrix(p: Array, q: Array, r: Array, d: Array) -> Array:
-    return np.stack(np.broadcast_arrays(p, q, r, d), axis=-2)
+@law("smd", "Thm 2", corrected="moment form: valid for schedules, and for dampening, where the papers' map is not")
+def heavy_ball_step(
+    p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, c: Any = 1.0
+) -> tuple[Any, Any, Any, Any]:
+    """``v' = a v + c (g + wd w);  w' = w - lr v'`` with momentum a and c = 1 - dampening.
 
-
-@law("smd", "Thm 2 (eq. 86-90 of the appendix)", corrected="moment form, valid for schedules and for dampening")
-def heavy_ball_map(
-    lr: ArrayLike, weight_decay: ArrayLike, *, momentum: ArrayLike = 0.0, dampening: ArrayLike = 0.0
-) -> Array:
-    """The moment map of ``v' = momentum v + (1 - dampening)(g + wd w);  w' = w - lr v'``.
-
-    Args:
-        lr: learning rate.
-        weight_decay: coupled (L2) weight decay.
-        momentum: momentum coefficient.
-        dampening: dampening; torch leaves the first buffer undamped, so pass 0 for the first step.
+    torch leaves the first buffer undamped: c = 1 at the first step.
 
     Returns:
-        The 4 x 4 map of this module, stacked over the broadcast shape of the arguments.
+        (P', Q', R', D).
 
     Example:
         Plain SGD contracts the squared norm by (1 - lr wd)^2 and adds lr^2 N:
 
-        >>> heavy_ball_map(0.5, 0.1)[0].round(4).tolist()
-        [0.9025, 0.0, 0.0, 0.25]
+        >>> round(heavy_ball_step(1.0, 0.0, 0.0, 2.0, 0.5, 0.1, 0.0)[0], 12)
+        1.4025
     """
-    eta, lam, a = (np.asarray(x, dtype=np.float64) for x in (lr, weight_decay, momentum))
-    c = 1.0 - np.asarray(dampening, dtype=np.float64)
-    buffer_sq = _row(c**2 * lam**2, 2 * a * c * lam, a**2, c**2)
-    w_dot_buffer = _row(c * lam, a, 0, 0)
-    weight_sq = _row(1, 0, 0, 0)
-    eta = eta[..., None]
-    return _matrix(
-        weight_sq - 2 * eta * w_dot_buffer + eta**2 * buffer_sq,
-        w_dot_buffer - eta * buffer_sq,
-        buffer_sq,
-        eta**2 * buffer_sq,
-    )
+    buffer_sq = a * (a * r + 2 * c * wd * q) + c * c * (n + wd * wd * p)
+    w_dot_buffer = a * q + c * wd * p
+    moved = lr * buffer_sq
+    return p - 2 * lr * w_dot_buffer + lr * moved, w_dot_buffer - moved, buffer_sq, lr * moved
 
 
 @law("smd", "Thm 2", derived="torch's Nesterov step, which neither paper treats")
-def nesterov_map(lr: ArrayLike, weight_decay: ArrayLike, *, momentum: ArrayLike, correlation: ArrayLike = 0.0) -> Array:
-    """The moment map of torch's Nesterov step ``v' = momentum v + h;  w' = w - lr (h + momentum v')``, h = g + wd w.
-
-    Args:
-        lr: learning rate.
-        weight_decay: coupled (L2) weight decay.
-        momentum: momentum coefficient.
-        correlation: E<v, g> / E||g||^2, nonzero when successive gradients are correlated.
+def nesterov_step(
+    p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, rho: Any = 0.0
+) -> tuple[Any, Any, Any, Any]:
+    """torch's ``v' = a v + h;  w' = w - lr (h + a v')``, h = g + wd w; rho = E<v, g> / E||g||^2.
 
     Returns:
-        The 4 x 4 map of this module.
+        (P', Q', R', D).
 
     Example:
-        >>> bool(np.allclose(nesterov_map(0.5, 0.1, momentum=0.0), heavy_ball_map(0.5, 0.1)))
+        >>> nesterov_step(1.0, 0.0, 0.0, 2.0, 0.5, 0.1, 0.0) == heavy_ball_step(1.0, 0.0, 0.0, 2.0, 0.5, 0.1, 0.0)
         True
     """
-    eta, lam, a, rho = (np.asarray(x, dtype=np.float64) for x in (lr, weight_decay, momentum, correlation))
-    buffer_sq = _row(lam**2, 2 * a * lam, a**2, 1 + 2 * a * rho)
-    w_dot_buffer = _row(lam, a, 0, 0)
-    h_dot_buffer = _row(lam**2, a * lam, 0, 1 + a * rho)
-    h_sq = _row(lam**2, 0, 0, 1)
-    weight_sq = _row(1, 0, 0, 0)
-    w_dot_h = _row(lam, 0, 0, 0)
-    a, eta = a[..., None], eta[..., None]
-    w_dot_step = w_dot_h + a * w_dot_buffer
-    step_sq = h_sq + 2 * a * h_dot_buffer + a**2 * buffer_sq
-    buffer_dot_step = h_dot_buffer + a * buffer_sq
-    return _matrix(
-        weight_sq - 2 * eta * w_dot_step + eta**2 * step_sq,
-        w_dot_buffer - eta * buffer_dot_step,
-        buffer_sq,
-        eta**2 * step_sq,
-    )
+    h_sq = n + wd * wd * p
+    buffer_sq = a * (a * r + 2 * wd * q + 2 * rho * n) + h_sq
+    w_dot_buffer = a * q + wd * p
+    h_dot_buffer = h_sq + a * (wd * q + rho * n)
+    w_dot_step = wd * p + a * w_dot_buffer
+    step_sq = h_sq + a * (2 * h_dot_buffer + a * buffer_sq)
+    moved = lr * lr * step_sq
+    return p - 2 * lr * w_dot_step + moved, w_dot_buffer - lr * (h_dot_buffer + a * buffer_sq), buffer_sq, moved
 
 
 @law("rotational", "decoupled weight decay", derived="moment form of SGD with momentum and decoupled decay")
-def sgdw_map(lr: ArrayLike, weight_decay: ArrayLike, *, momentum: ArrayLike = 0.0) -> Array:
-    """The moment map of ``v' = momentum v + g;  w' = (1 - lr wd) w - lr v'``.
-
-    Args:
-        lr: learning rate.
-        weight_decay: decoupled weight decay, multiplied by the learning rate as in torch.
-        momentum: momentum coefficient.
+def sgdw_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any) -> tuple[Any, Any, Any, Any]:
+    """``v' = a v + g;  w' = (1 - lr wd) w - lr v'``.
 
     Returns:
-        The 4 x 4 map of this module.
+        (P', Q', R', D).
 
     Example:
-        >>> bool(np.allclose(sgdw_map(0.5, 0.1)[:1], heavy_ball_map(0.5, 0.1)[:1]))
-        True
+        >>> round(sgdw_step(1.0, 0.0, 0.0, 2.0, 0.5, 0.1, 0.0)[0], 12)
+        1.4025
     """
-    eta, lam, a = (np.asarray(x, dtype=np.float64) for x in (lr, weight_decay, momentum))
-    shrink = 1.0 - eta * lam
-    buffer_sq = _row(0, 0, a**2, 1)
-    w_dot_buffer = _row(0, a, 0, 0)
-    weight_sq = _row(1, 0, 0, 0)
-    eta, s = eta[..., None], shrink[..., None]
-    return _matrix(
-        s**2 * weight_sq - 2 * s * eta * w_dot_buffer + eta**2 * buffer_sq,
-        s * w_dot_buffer - eta * buffer_sq,
-        buffer_sq,
-        (1 - s) ** 2 * weight_sq + 2 * (1 - s) * eta * w_dot_buffer + eta**2 * buffer_sq,
-    )
+    lost = lr * wd
+    kept = 1 - lost
+    buffer_sq = a * a * r + n
+    radial = lr * a * q
+    moved = lr * lr * buffer_sq
+    after = kept * kept * p - 2 * kept * radial + moved
+    return after, kept * a * q - lr * buffer_sq, buffer_sq, lost * lost * p + 2 * lost * radial + moved
+
+
+def step_map(step: Step, *settings: ArrayLike) -> Array:
+    """The matrix of a step: columns P, Q, R, N; rows P', Q', R', D. Array settings give a stack of matrices.
+
+    Args:
+        step: one of the steps above.
+        *settings: its settings, lr, weight decay, momentum, ...
+
+    Returns:
+        Shape (..., 4, 4).
+
+    Example:
+        >>> step_map(heavy_ball_step, 0.5, 0.1, 0.0)[0].round(4).tolist()
+        [0.9025, 0.0, 0.0, 0.25]
+    """
+    arrays = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in settings))
+    matrix = np.empty((*arrays[0].shape, 4, 4))
+    for column, unit in enumerate(np.eye(4).tolist()):  # linear, so unit vectors give the columns
+        for row, value in enumerate(step(*unit, *arrays)):
+            matrix[..., row, column] = value
+    return matrix
 
 
 def chord_sq(before: ArrayLike, after: ArrayLike, moved: ArrayLike) -> Array:

@@ -11,20 +11,21 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError, whole
 from equilibria.theory import approach, moments
+from equilibria.theory._reals import reals
 from equilibria.theory.adam import adam_step
 from equilibria.theory.citations import law
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 
 Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 _BLOCK = 1 << 18  # numbers per block when a pass over a trajectory needs temporaries: they stay in the cache
 
@@ -92,9 +93,7 @@ class Trajectory:
 
 def cold_start(rule: Rule, norm: ArrayLike) -> State:
     """A fresh optimizer on weights of the given norm(s)."""
-    array = np.asarray(norm, dtype=np.float64)
-    if not (np.all(np.isfinite(array)) and np.all(array > 0)):
-        raise EquilibriaError(f"got norm={norm!r}; expected norm > 0, finite")
+    array = reals("norm", norm, above=0)
     zero = np.zeros_like(array)
     return State(array**2, zero, zero, zero, np.zeros(_memory_size(rule)), 0.0)
 
@@ -128,7 +127,7 @@ def settled(rule: Rule, *, unit_grad_sq: ArrayLike = 1.0, dim: ArrayLike = 1.0) 
     p = np.asarray(norm, dtype=np.float64) ** 2
     if isinstance(rule, AdamW | AdamL2):
         return _settled_adam(rule, p, unit_grad_sq=np.asarray(unit_grad_sq, dtype=np.float64), dim=np.asarray(dim))
-    ratios, _ = approach.fixed_point(_maps(rule, rule.lr, rule.weight_decay, rule.momentum))
+    ratios, _ = approach.fixed_point(moments.step_map(*_step(rule, rule.lr, rule.weight_decay, rule.momentum)))
     return State(p, ratios[1] * p, ratios[2] * p, np.zeros_like(p), np.zeros(0), math.inf)
 
 
@@ -138,10 +137,10 @@ def _settled_adam(rule: AdamW | AdamL2, p: Array, *, unit_grad_sq: Array, dim: A
     k = rule.lr / np.sqrt(second)
     b1 = rule.betas[0]
     if isinstance(rule, AdamW):
-        ratios, _ = approach.fixed_point(moments.sgdw_map(1.0, rule.decay_per_step, momentum=b1))
+        ratios, _ = approach.fixed_point(moments.step_map(moments.sgdw_step, 1.0, rule.decay_per_step, b1))
         return State(p, ratios[1] * p / k, ratios[2] * p / k**2, second, np.zeros(0), math.inf)
     decay = float(np.max(k)) * coupled
-    ratios, _ = approach.fixed_point(moments.heavy_ball_map(1.0, decay, momentum=b1, dampening=b1))
+    ratios, _ = approach.fixed_point(moments.step_map(moments.heavy_ball_step, 1.0, decay, b1, 1 - b1))
     return State(p, ratios[1] * p / k, ratios[2] * p / k**2, second, np.zeros(0), math.inf)
 
 
@@ -215,11 +214,11 @@ def evolve(
     decays = as_schedule(rule.weight_decay if weight_decay is None else weight_decay, name="weight_decay").values(
         count, start=offset
     )
-    forcing = np.asarray(unit_grad_sq, dtype=np.float64)
-    sizes = np.asarray(dim, dtype=np.float64)
+    forcing = reals("unit_grad_sq", unit_grad_sq, low=0)
+    sizes = reals("dim", dim, above=0)
     if isinstance(rule, SGD | SGDW):
         moms = as_schedule(rule.momentum if momentum is None else momentum, name="momentum").values(count, start=offset)
-        return _evolve_maps(rule, start, lrs, decays, moms, forcing)
+        return _evolve_buffer(rule, start, lrs, decays, moms, forcing)
     if momentum is not None:
         raise EquilibriaError(f"got a momentum schedule for {type(rule).__name__}; expected one only for SGD and SGDW")
     if isinstance(rule, AdamW | AdamL2):
@@ -231,12 +230,13 @@ def _memory_size(rule: Rule) -> int:
     return len(rule.memory.decay) if isinstance(rule, Lion | Muon) else 0
 
 
-def _maps(rule: SGD | SGDW, lr: ArrayLike, weight_decay: ArrayLike, momentum: ArrayLike) -> Array:
+def _step(rule: SGD | SGDW, *settings: Any) -> tuple[Any, ...]:
+    """The rule's step function followed by its settings: lr, weight decay, momentum (and 1 - dampening)."""
     if isinstance(rule, SGDW):
-        return moments.sgdw_map(lr, weight_decay, momentum=momentum)
+        return moments.sgdw_step, *settings
     if rule.nesterov:
-        return moments.nesterov_map(lr, weight_decay, momentum=momentum)
-    return moments.heavy_ball_map(lr, weight_decay, momentum=momentum, dampening=rule.dampening)
+        return moments.nesterov_step, *settings
+    return moments.heavy_ball_step, *settings, 1 - rule.dampening
 
 
 def _layers(start: State, forcing: Array) -> tuple[int, ...]:
@@ -253,64 +253,42 @@ def _series(values: Array, shape: tuple[int, ...], steps: int) -> Iterator[Array
     return repeat(np.broadcast_to(values, shape).astype(np.float64))
 
 
-def _runs(*settings: Array) -> tuple[Indices, Indices]:
-    """First index and length of each run of steps with the same settings."""
-    changed = np.zeros(len(settings[0]), dtype=bool)
-    changed[:1] = True
-    for values in settings:
-        changed[1:] |= values[1:] != values[:-1]
-    first = np.flatnonzero(changed)
-    return first, np.diff(first, append=len(settings[0]))
-
-
-def _evolve_maps(rule: SGD | SGDW, start: State, lrs: Array, decays: Array, moms: Array, forcing: Array) -> Trajectory:
-    steps = len(lrs)
-    undamped_first = isinstance(rule, SGD) and rule.dampening > 0 and start.steps_done == 0 and steps > 0
-    shape = _layers(start, forcing)
-    first, lengths = _runs(lrs, decays, moms)
-    if undamped_first:  # torch's first buffer is the gradient itself
-        first, lengths = np.append(0, first), np.append(1, lengths)
-        lengths[1] -= 1
-    maps = _maps(rule, lrs[first], decays[first], moms[first])
-    if undamped_first:
-        maps[0] = moments.heavy_ball_map(lrs[0], decays[0], momentum=moms[0])
-    scan = _scan_many if shape else _scan_one
-    return scan(start, maps, lengths, _series(forcing, shape, steps), lrs, decays)
-
-
-def _scan_one(
-    start: State, maps: Array, lengths: Indices, forcing: Iterator[Array], lrs: Array, decays: Array
+def _evolve_buffer(
+    rule: SGD | SGDW, start: State, lrs: Array, decays: Array, moms: Array, forcing: Array
 ) -> Trajectory:
+    shape = _layers(start, forcing)
+    step, *settings = _step(rule, lrs, decays, moms)
+    settings = [np.broadcast_to(values, lrs.shape).copy() for values in settings]
+    if step is moments.heavy_ball_step and start.steps_done == 0:
+        settings[-1][:1] = 1.0  # torch's first buffer is the gradient itself, undamped
+    scan = _scan_many if shape else _scan_one
+    return scan(start, step, settings, _series(forcing, shape, len(lrs)))
+
+
+def _scan_one(start: State, step: moments.Step, settings: list[Array], forcing: Iterator[Array]) -> Trajectory:
     """One layer: Python floats, several times faster than arrays of length one."""
     p, q, r = float(start.norm_sq), float(start.radial), float(start.buffer_sq)
     norm_sq, moved_sq = [p], []
-    numbers = (float(value) for value in forcing)
-    entries = iter(maps.ravel().tolist())  # one flat list: a list of lists would wake the garbage collector
-    rows = zip(*[entries] * 16, strict=True)
-    for row, length in zip(rows, lengths.tolist(), strict=True):
-        a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3 = row
-        for big_l in islice(numbers, length):
-            n = big_l / p
-            moved_sq.append(d0 * p + d1 * q + d2 * r + d3 * n)
-            p, q, r = (
-                a0 * p + a1 * q + a2 * r + a3 * n,
-                b0 * p + b1 * q + b2 * r + b3 * n,
-                c0 * p + c1 * q + c2 * r + c3 * n,
-            )
-            norm_sq.append(p)
-    final = dataclasses.replace(
-        start,
-        norm_sq=np.asarray(p),
-        radial=np.asarray(q),
-        buffer_sq=np.asarray(r),
-        steps_done=start.steps_done + len(lrs),
+    columns = [values.tolist() for values in settings]
+    for big_l, *setting in zip(map(float, forcing), *columns, strict=False):
+        p, q, r, moved = step(p, q, r, big_l / p, *setting)
+        norm_sq.append(p)
+        moved_sq.append(moved)
+    return _trajectory(
+        start, settings, np.array(norm_sq), np.array(moved_sq), (np.asarray(p), np.asarray(q), np.asarray(r))
     )
-    return Trajectory(lrs, decays, np.array(norm_sq), np.array(moved_sq), final)
 
 
-def _scan_many(
-    start: State, maps: Array, lengths: Indices, forcing: Iterator[Array], lrs: Array, decays: Array
+def _trajectory(
+    start: State, settings: list[Array], norm_sq: Array, moved_sq: Array, pqr: tuple[Array, Array, Array]
 ) -> Trajectory:
+    p, q, r = pqr
+    done = start.steps_done + len(moved_sq)
+    final = dataclasses.replace(start, norm_sq=p, radial=q, buffer_sq=r, steps_done=done)
+    return Trajectory(settings[0], settings[1], norm_sq, moved_sq, final)
+
+
+def _scan_many(start: State, step: moments.Step, settings: list[Array], forcing: Iterator[Array]) -> Trajectory:
     """Many layers: one division and one small matrix product per step, nothing allocated inside the loop.
 
     The work block holds (D, P, Q, R, N) per step, so that each product reads rows 1-4 of one step and writes
@@ -318,17 +296,16 @@ def _scan_many(
     """
     first_forcing = next(forcing, np.zeros(()))
     shape = np.broadcast_shapes(start.norm_sq.shape, first_forcing.shape)
-    layers, steps = math.prod(shape), len(lrs)
+    layers, steps = math.prod(shape), len(settings[0])
     norm_sq, moved_sq = np.empty((steps + 1, layers)), np.empty((steps, layers))
     block = np.empty((min(steps, max(1, _BLOCK // (5 * layers))) + 1, 5, layers))
     for row, values in enumerate((start.norm_sq, start.radial, start.buffer_sq), start=1):
         block[0, row] = np.broadcast_to(values, shape).ravel()
     norm_sq[0] = block[0, 1]
     views = [(block[i, 1], block[i, 4], block[i, 1:], block[i + 1, :4]) for i in range(len(block) - 1)]
-    rolled = np.roll(maps, 1, axis=1)  # rows D, P, Q, R
-    matrices = (matrix for matrix, length in zip(rolled, lengths.tolist(), strict=True) for _ in range(length))
+    matrices = _matrices(step, settings)
     unit_grads = (values.ravel() for values in chain([first_forcing], forcing))
-    for at in range(0, steps, len(views)):
+    for at in range(0, steps, max(1, len(views))):
         count = min(len(views), steps - at)
         for (p, n, now, after), matrix, big_l in zip(views[:count], matrices, unit_grads, strict=False):
             np.divide(big_l, p, out=n)
@@ -337,8 +314,19 @@ def _scan_many(
         moved_sq[at : at + count] = block[1 : count + 1, 0]
         block[0, :4] = block[count, :4]
     p, q, r = (block[0, row].reshape(shape).copy() for row in (1, 2, 3))
-    final = dataclasses.replace(start, norm_sq=p, radial=q, buffer_sq=r, steps_done=start.steps_done + steps)
-    return Trajectory(lrs, decays, norm_sq.reshape(-1, *shape), moved_sq.reshape(-1, *shape), final)
+    return _trajectory(start, settings, norm_sq.reshape(-1, *shape), moved_sq.reshape(-1, *shape), (p, q, r))
+
+
+def _matrices(step: moments.Step, settings: list[Array]) -> Iterator[Array]:
+    """The map of every step with its rows in the order D, P, Q, R; runs of equal settings share one matrix."""
+    changed = np.zeros(len(settings[0]), dtype=bool)
+    changed[:1] = True
+    for values in settings:
+        changed[1:] |= values[1:] != values[:-1]
+    first = np.flatnonzero(changed)
+    maps = np.roll(moments.step_map(step, *(values[first] for values in settings)), 1, axis=1)
+    for matrix, length in zip(maps, np.diff(first, append=len(changed)).tolist(), strict=True):
+        yield from repeat(matrix, length)
 
 
 def _evolve_adam(

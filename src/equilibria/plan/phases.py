@@ -1,0 +1,77 @@
+"""Cut a schedule into the phases that people have in mind: flat stretches, and pieces of ramps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+_FLAT_SHARE = 0.02  # a constant stretch of at least this share of the run is a phase of its own
+_RAMP_PIECES = 8  # a ramp over the whole run is cut into this many pieces
+_JUMP = 0.2  # within a ramp, a change of this share of the largest lr begins a new phase (warm restarts)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Steps ``first`` to ``first + steps - 1``; ``jump`` is True if it begins with a jump of lr or weight decay."""
+
+    first: int
+    steps: int
+    flat: bool
+    jump: bool
+
+
+def cut(lr: Array, weight_decay: Array) -> tuple[Span, ...]:
+    """The phases of a schedule.
+
+    Args:
+        lr: learning rate per step.
+        weight_decay: weight decay per step.
+
+    Returns:
+        Spans that cover every step once.
+
+    Example:
+        >>> [(span.first, span.steps) for span in cut(np.array([0.1] * 60 + [0.01] * 40), np.full(100, 5e-4))]
+        [(0, 60), (60, 40)]
+    """
+    total = len(lr)
+    changed = np.flatnonzero((lr[1:] != lr[:-1]) | (weight_decay[1:] != weight_decay[:-1])) + 1
+    edges = np.concatenate([[0], changed, [total]])
+    flat_length = max(2, int(_FLAT_SHARE * total))
+    spans: list[Span] = []
+    ramp_from: int | None = None
+    for first, after in pairwise(edges.tolist()):
+        if after - first >= flat_length:
+            if ramp_from is not None:
+                spans += _ramp(lr, ramp_from, first, total)
+                ramp_from = None
+            spans.append(Span(first, after - first, flat=True, jump=_is_jump(lr, weight_decay, first)))
+        elif ramp_from is None:
+            ramp_from = first
+    if ramp_from is not None:
+        spans += _ramp(lr, ramp_from, total, total)
+    return tuple(spans)
+
+
+def _is_jump(lr: Array, weight_decay: Array, at: int) -> bool:
+    if at == 0:
+        return False
+    lr_step = abs(float(lr[at] - lr[at - 1])) / max(float(lr[at]), float(lr[at - 1]), 1e-300)
+    wd_step = abs(float(weight_decay[at] - weight_decay[at - 1])) / max(float(weight_decay[at - 1]), 1e-300)
+    return lr_step > _JUMP or wd_step > _JUMP
+
+
+def _ramp(lr: Array, first: int, after: int, total: int) -> list[Span]:
+    peak = float(lr.max())
+    jumps = (np.flatnonzero(np.abs(np.diff(lr[first:after])) > _JUMP * peak) + first + 1).tolist()
+    spans = []
+    for begin, end in pairwise([first, *jumps, after]):
+        pieces = min(end - begin, max(1, round(_RAMP_PIECES * (end - begin) / total)))
+        marks = np.linspace(begin, end, pieces + 1).round().astype(int).tolist()
+        spans += [Span(a, b - a, flat=False, jump=a in jumps) for a, b in pairwise(marks)]
+    return spans

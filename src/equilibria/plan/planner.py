@@ -1,0 +1,308 @@
+"""plan(): what a schedule will do, before it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria.errors import EquilibriaError, one_of, positive, whole, within
+from equilibria.plan.findings import DTYPES, Finding, find
+from equilibria.plan.phases import Span, cut
+from equilibria.theory import SGD, SGDW, AdamL2, Rule
+from equilibria.theory.schedules import ScheduleLike, as_schedule
+from equilibria.theory.settling import steps_to_tolerance
+from equilibria.theory.targets import targets
+from equilibria.theory.transient import State, cold_start, evolve, settled
+
+Array = NDArray[np.float64]
+
+_CURVE_POINTS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One step of the plan.
+
+    Attributes:
+        step: optimizer step.
+        lr: learning rate.
+        weight_decay: weight decay.
+        angle: predicted angle, radians.
+        angle_equilibrium: the angle this lr and wd would settle at, radians.
+        norm: predicted ||w||, in units of L^(1/4) or sqrt(d) where those were not given.
+        norm_equilibrium: the norm this lr and wd would settle at; NaN at lr 0.
+    """
+
+    step: int
+    lr: float
+    weight_decay: float
+    angle: float
+    angle_equilibrium: float
+    norm: float
+    norm_equilibrium: float
+
+    @property
+    def angle_ratio(self) -> float | None:
+        """Angle / equilibrium angle; None at lr 0."""
+        return self.angle / self.angle_equilibrium if self.angle_equilibrium > 0 else None
+
+    @property
+    def norm_ratio(self) -> float | None:
+        """Norm / equilibrium norm; None at lr 0."""
+        return self.norm / self.norm_equilibrium if self.norm_equilibrium > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of the schedule.
+
+    Attributes:
+        number: from 1.
+        first_step: its first optimizer step.
+        steps: how many steps it has.
+        flat: lr and wd are constant.
+        jump: it begins with a jump of lr or wd.
+        start: first step.
+        middle: middle step.
+        end: last step.
+        time_constant: steps per factor e near equilibrium, at the settings of its end; None at lr 0.
+        monotone: no oscillation near equilibrium; None at lr 0.
+        settle_steps: steps it needs until the angle stays within the tolerance; None for a ramp, whose goal moves.
+        settles: the angle is within the tolerance at its end.
+    """
+
+    number: int
+    first_step: int
+    steps: int
+    flat: bool
+    jump: bool
+    start: Moment
+    middle: Moment
+    end: Moment
+    time_constant: float | None
+    monotone: bool | None
+    settle_steps: int | None
+    settles: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The plan as curves, thinned out to a few hundred points.
+
+    Attributes:
+        step: optimizer steps.
+        lr: learning rate.
+        weight_decay: weight decay.
+        angle: predicted angle, radians.
+        angle_equilibrium: what lr x wd would settle at.
+        angle_by_lr: what the lr alone suggests: the largest equilibrium angle times lr / largest lr.
+        norm: predicted norm.
+        norm_equilibrium: equilibrium norm; NaN at lr 0.
+    """
+
+    step: NDArray[np.int64]
+    lr: Array
+    weight_decay: Array
+    angle: Array
+    angle_equilibrium: Array
+    angle_by_lr: Array
+    norm: Array
+    norm_equilibrium: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the user told the planner, for findings and pages.
+
+    Attributes:
+        rule: the optimizer at the largest lr.
+        steps: length of the run.
+        steps_per_epoch: None where time is shown in steps.
+        tolerance: what counts as settled.
+        init_norm: given initial norm, or None for a start in equilibrium.
+        unit_grad_sq: L (1 if not given).
+        dim: number of entries (1 if not given).
+        dtype: in which the weights are stored.
+    """
+
+    rule: Rule
+    steps: int
+    steps_per_epoch: int | None
+    tolerance: float
+    init_norm: float | None
+    unit_grad_sq: float
+    dim: float
+    dtype: str
+
+    def time(self, steps: float) -> str:
+        """Steps in the unit that people read: epochs where they are known."""
+        if self.steps_per_epoch is None:
+            return f"{steps:,.0f} steps"
+        epochs = steps / self.steps_per_epoch
+        return f"{epochs:,.0f} epochs" if epochs >= 10 else f"{epochs:.2g} epochs"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a schedule does before it runs.
+
+    Attributes:
+        phases: its phases.
+        curve: angle and norm over the run.
+        findings: what to know, in plain sentences.
+        settled_share: share of the steps with the angle within the tolerance of equilibrium.
+        situation: the inputs.
+    """
+
+    phases: tuple[Phase, ...]
+    curve: Curve
+    findings: tuple[Finding, ...]
+    settled_share: float
+    situation: Situation
+
+
+def plan(
+    rule: Rule,
+    schedule: ScheduleLike,
+    *,
+    steps: int,
+    steps_per_epoch: int | None = None,
+    weight_decay: ScheduleLike | None = None,
+    init_norm: float | None = None,
+    unit_grad_sq: float | None = None,
+    dim: float | None = None,
+    dtype: str = "float32",
+    tolerance: float = 0.05,
+) -> Plan:
+    """Predict norm and angle of a scale-invariant weight over a whole schedule.
+
+    Args:
+        rule: the optimizer; the schedule replaces its lr.
+        schedule: learning rate as a function of the step (any form that `theory.schedules.as_schedule` takes).
+        steps: length of the run in optimizer steps.
+        steps_per_epoch: to speak of epochs.
+        weight_decay: weight-decay schedule; the rule's own without.
+        init_norm: ||w|| at the start; without it training starts in the equilibrium of the largest lr.
+        unit_grad_sq: L = E||g||^2 ||w||^2; needed with init_norm for SGD-type rules, and always for Adam with L2.
+        dim: number of entries; needed with init_norm for AdamW and Lion, and always for Adam with L2.
+        dtype: in which the weights are stored: float32, bfloat16 or float16.
+        tolerance: what counts as settled.
+
+    Returns:
+        Phases, curves and findings.
+
+    Raises:
+        EquilibriaError: bad or missing input.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> from equilibria.theory.schedules import MultiStep
+        >>> result = plan(SGD(0.1, 5e-4, momentum=0.9), MultiStep(0.1, milestones=[60, 120], factor=0.1), steps=200)
+        >>> [round(phase.start.angle_ratio, 2) for phase in result.phases]
+        [1.0, 0.32, 0.1]
+    """
+    count = whole("steps", steps, low=1)
+    one_of("dtype", dtype, DTYPES)
+    within("tolerance", tolerance, above=0, below=1)
+    _check_scale(rule, init_norm, unit_grad_sq, dim)
+    lrs = as_schedule(schedule, name="lr").values(count)
+    decays = as_schedule(rule.weight_decay if weight_decay is None else weight_decay, name="weight_decay").values(count)
+    if not lrs.any():
+        raise EquilibriaError("got a schedule whose lr is 0 at every step; expected a positive lr somewhere")
+    top = int(np.argmax(lrs * decays)) if (lrs * decays).any() else 0
+    situation = Situation(
+        dataclasses.replace(rule, lr=float(lrs[top]), weight_decay=float(decays[top])),
+        count,
+        None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1),
+        tolerance,
+        None if init_norm is None else positive("init_norm", init_norm),
+        1.0 if unit_grad_sq is None else positive("unit_grad_sq", unit_grad_sq),
+        1.0 if dim is None else positive("dim", dim),
+        dtype,
+    )
+    return _build(situation, lrs, decays)
+
+
+def _check_scale(rule: Rule, init_norm: float | None, unit_grad_sq: float | None, dim: float | None) -> None:
+    if isinstance(rule, AdamL2) and (unit_grad_sq is None or dim is None):
+        raise EquilibriaError(
+            f"got unit_grad_sq={unit_grad_sq}, dim={dim} for Adam with L2; expected both: its angle depends on the "
+            "gradient scale (for AdamW neither is needed)"
+        )
+    if init_norm is None:
+        return
+    name, value = ("unit_grad_sq", unit_grad_sq) if isinstance(rule, SGD | SGDW) else ("dim", dim)
+    if value is None:
+        raise EquilibriaError(
+            f"got init_norm={init_norm} without {name}; expected both: {name} fixes the norm to compare with"
+        )
+
+
+def _build(situation: Situation, lrs: Array, decays: Array) -> Plan:
+    rule, scale = situation.rule, {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
+    rule.equilibrium(**scale)  # type: ignore[arg-type]  # refuses an lr * wd without a stable equilibrium
+    path = evolve(rule, situation.steps, start=_start(situation), lr=lrs, weight_decay=decays, **scale)
+    goal = targets(rule, lrs, weight_decay=decays, **scale)
+    angle, norm = path.angle, path.norm[:-1]
+    spans = cut(lrs, decays)
+    shown = _thin(situation.steps, spans)
+    norm_goal = np.sqrt(goal.norm_sq)
+
+    def moment(step: int) -> Moment:
+        columns = (lrs, decays, angle, goal.angle, norm, norm_goal)
+        return Moment(step, *(float(column[step]) for column in columns))
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = angle / goal.angle
+    inside = np.abs(ratio - 1) <= situation.tolerance
+    phases = tuple(_phase(n, span, situation, moment, inside) for n, span in enumerate(spans, start=1))
+    by_lr = goal.angle.max() * lrs / lrs.max()
+    curve = Curve(shown, *(column[shown] for column in (lrs, decays, angle, goal.angle, by_lr, norm, norm_goal)))
+    return Plan(phases, curve, find(phases, situation), float(inside.mean()), situation)
+
+
+def _start(situation: Situation) -> State:
+    if situation.init_norm is not None:
+        return cold_start(situation.rule, situation.init_norm)
+    return settled(situation.rule, unit_grad_sq=situation.unit_grad_sq, dim=situation.dim)
+
+
+def _thin(steps: int, spans: tuple[Span, ...]) -> NDArray[np.int64]:
+    """Evenly spread steps, and the two sides of every phase boundary."""
+    even = np.linspace(0, steps - 1, min(steps, _CURVE_POINTS)).round().astype(np.int64)
+    firsts = np.array([span.first for span in spans], dtype=np.int64)
+    return np.unique(np.clip(np.concatenate([even, firsts, firsts - 1]), 0, steps - 1))
+
+
+def _phase(number: int, span: Span, situation: Situation, moment, inside) -> Phase:  # type: ignore[no-untyped-def]
+    last = span.first + span.steps - 1
+    end = moment(last)
+    rule = dataclasses.replace(situation.rule, lr=end.lr, weight_decay=end.weight_decay)
+    moving = end.lr * end.weight_decay > 0
+    scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
+    settled_here = rule.equilibrium(**scale) if moving else None  # type: ignore[arg-type]
+    needs = None
+    if span.flat and moving:
+        outside = np.flatnonzero(~inside[span.first : last + 1])
+        needs = int(outside[-1]) + 1 if len(outside) else 0
+        if not inside[last]:
+            more = steps_to_tolerance(rule, end.norm / end.norm_equilibrium, tolerance=situation.tolerance, **scale)
+            needs = span.steps + math.ceil(more)
+    return Phase(
+        number,
+        span.first,
+        span.steps,
+        span.flat,
+        span.jump,
+        moment(span.first),
+        moment(span.first + span.steps // 2),
+        end,
+        settled_here.time_constant if settled_here else None,
+        settled_here.monotone if settled_here else None,
+        needs,
+        bool(inside[last]),
+    )

@@ -1,0 +1,223 @@
+"""The whole risk curve of a two-level noisy Rayleigh quotient under any schedule, and the escape it shows.
+
+The risk obeys ``r' = -2 gap (lr/M) E f(1-f) + (lr sigma/M)^2 ((p-1) - p r)`` exactly. What closes it is the assumption
+that ``f`` is distributed as the Watson law with the same mean; this is exact in every stationary state.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.interpolate import CubicSpline
+from scipy.special import expit
+
+from equilibria.errors import EquilibriaError, positive, whole, within
+from equilibria.theory._reals import Array
+from equilibria.theory.citations import law
+from equilibria.theory.rayleigh import NoisyRayleigh, equilibrium_norm_sq
+from equilibria.theory.schedules import ScheduleLike, as_schedule
+from equilibria.theory.watson import watson_concentration, watson_moments
+
+_RATE_PER_STAGE = 0.1  # Runge-Kutta of order 4 then errs by less than 1e-7 per unit of r
+_LOG_ODDS = 16.0  # from here on E f(1-f) differs from r (1-r) by less than 1e-6 of itself
+_SPACING = 0.1
+
+
+class _Mixing:
+    """``E f(1-f)`` of the Watson law as a function of the risk, tabulated for one dimension.
+
+    The ratio to ``r (1-r)`` is a smooth function of the log-odds of ``r`` and tends to 1 at both ends; its cubic spline
+    is accurate to 1e-6.
+    """
+
+    def __init__(self, dim: int) -> None:
+        count = math.ceil((2 * _LOG_ODDS + math.log(dim)) / _SPACING)
+        odds = -_LOG_ODDS + _SPACING * np.arange(count + 1)
+        moments = watson_moments(watson_concentration(expit(odds), dim), dim)
+        self.pieces: list[list[float]] = CubicSpline(odds, moments.mixing / (moments.risk * moments.mean)).c.T.tolist()
+
+    def __call__(self, risk: float) -> float:
+        if not 0 < risk < 1:
+            return 0.0
+        place = math.log(risk / (1 - risk)) + _LOG_ODDS
+        index = int(place / _SPACING)
+        if place < 0 or index >= len(self.pieces):
+            return risk * (1 - risk)
+        x = place - index * _SPACING
+        a, b, c, d = self.pieces[index]
+        return risk * (1 - risk) * (((a * x + b) * x + c) * x + d)
+
+
+@lru_cache(maxsize=32)
+def _mixing(dim: int) -> _Mixing:
+    return _Mixing(dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Escape:
+    """How far the risk dips below where it ends.
+
+    Attributes:
+        step: the step of the lowest risk.
+        lowest: the risk there.
+        final: the risk at the end of the curve.
+        ratio: ``final / lowest``; 1 when there is no escape.
+    """
+
+    step: int
+    lowest: float
+    final: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class RiskCurve:
+    """The predicted state before each step and after the last: arrays of ``steps + 1`` numbers.
+
+    Attributes:
+        risk: ``1 - E f``.
+        norm_sq: ``M = ||X||^2``, after a rescale if there is one at that step.
+        angular_update: radians per step, with the learning rate of that step.
+    """
+
+    risk: Array
+    norm_sq: Array
+    angular_update: Array
+
+    def escape(self, *, after: int = 0) -> Escape:
+        """The dip of the risk at or after a step, as at a learning-rate drop.
+
+        Example:
+            >>> model = NoisyRayleigh.two_level(1.0, 10, noise=1.0, lr=0.1, weight_decay=0.01)
+            >>> curve = risk_curve(model, 3000, risk=0.0624, norm_sq=14.42)
+            >>> round(curve.escape().lowest, 3)
+            0.039
+        """
+        start = whole("after", after)
+        if start >= len(self.risk):
+            raise EquilibriaError(f"got after={start}; expected a step of the curve, 0 to {len(self.risk) - 1}")
+        step = start + int(np.argmin(self.risk[start:]))
+        lowest, final = float(self.risk[step]), float(self.risk[-1])
+        return Escape(step, lowest, final, final / lowest if lowest > 0 else math.inf)
+
+
+class _Integrator:
+    """One optimizer step of the pair (risk, M^2) at a constant learning rate and weight decay."""
+
+    def __init__(self, model: NoisyRayleigh) -> None:
+        self.gap, self.dim, self.noise_sq = model.gap, model.dim, model.noise**2
+        self.size = math.sqrt(model.unit_grad_sq)
+        self.mixing = _mixing(model.dim)
+
+    def drift(self, risk: float, x: float) -> float:
+        return x * (self.noise_sq * x * (self.dim - 1 - self.dim * risk) - 2 * self.gap * self.mixing(risk))
+
+    def stages(self, x: float, *, step: int) -> int:
+        turn, pull = self.size * x, self.gap * x
+        if turn >= 1 or pull >= 1:
+            raise EquilibriaError(
+                f"got an angular update of {turn:.3g} and a relative gradient step of {pull:.3g} at step {step}; "
+                "expected both below 1, where a diffusion describes the steps: use a larger norm_sq or a lower lr"
+            )
+        return math.ceil((2 * pull + self.noise_sq * self.dim * x * x) / _RATE_PER_STAGE) or 1
+
+    def advance(self, risk: float, square: float, *, lr: float, weight_decay: float, step: int) -> tuple[float, float]:
+        start = lr / math.sqrt(square)
+        count = self.stages(start, step=step)
+        h = 1 / count
+        exponent = 2 * weight_decay * lr * h  # half a stage of the rate 4 wd lr
+        keep = math.exp(-exponent)
+        gain = (lr * self.size) ** 2 * h * (-math.expm1(-exponent) / exponent if exponent else 1.0)
+        for _ in range(count):
+            middle = keep * square + gain
+            square = keep * middle + gain
+            half, end = lr / math.sqrt(middle), lr / math.sqrt(square)
+            k1 = self.drift(risk, start)
+            k2 = self.drift(risk + h / 2 * k1, half)
+            k3 = self.drift(risk + h / 2 * k2, half)
+            k4 = self.drift(risk + h * k3, end)
+            risk += h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+            start = end
+        return min(max(risk, 0.0), 1.0), square
+
+
+def _rescale_factors(lr: Array) -> Array:
+    if np.any(lr <= 0):
+        raise EquilibriaError(f"got lr={lr.min():g} with rescale=True; expected lr > 0 at every step")
+    return np.concatenate(([1.0], lr[1:] / lr[:-1]))
+
+
+@law(
+    "nrq",
+    "Eqs. 16 and 17, Figure 2",
+    derived="The exact equation of the mean of f, closed by the Watson law of the same mean.",
+)
+def risk_curve(
+    model: NoisyRayleigh,
+    steps: int,
+    *,
+    risk: float,
+    norm_sq: float | None = None,
+    lr: ScheduleLike | None = None,
+    weight_decay: ScheduleLike | None = None,
+    rescale: bool = False,
+) -> RiskCurve:
+    """Risk, norm and angular update of a two-level model, step by step, under any schedule.
+
+    ``r' = -2 gap (lr/M) Phi(r) + (lr sigma/M)^2 ((p-1) - p r)``, ``Phi(r) = ((p-1) - p r)/(2 b(r))`` with ``b(r)`` of
+    `watson_concentration`; ``(M^2)' = -4 wd lr M^2 + 2 lr^2 S^2``. With ``rescale`` the weights are divided by
+    ``k^(1/4)`` whenever the learning rate is divided by ``k``, which keeps the norm in equilibrium and removes the
+    escape.
+
+    How far to trust it: every stationary state is exact, and the escape after a learning-rate drop agrees with
+    simulation within 3 %. While ``f`` is far from its Watson law, as in the first descent from a random direction
+    or from one fixed ``f``, the risk is off by up to 0.14 and reaches a given level 10-25 % early or late. The
+    integration itself errs by less than 2e-6 of the risk.
+
+    Args:
+        model: a two-level noisy Rayleigh quotient.
+        steps: number of optimizer steps.
+        risk: risk at the start, in [0, 1]; ``1 - 1/p`` for a random direction.
+        norm_sq: ``M_0 = ||X_0||^2``; by default the equilibrium of the first step's learning rate and weight decay.
+        lr: learning rate or schedule instead of ``model.lr``.
+        weight_decay: weight decay or schedule instead of ``model.weight_decay``.
+        rescale: divide the weights whenever the learning rate changes.
+
+    Returns:
+        `RiskCurve`.
+
+    Raises:
+        EquilibriaError: the spectrum has more than two levels, an argument is out of range, or a step turns by more
+            than a diffusion can describe.
+
+    Example:
+        >>> model = NoisyRayleigh.two_level(1.0, 10, noise=1.0, lr=0.1, weight_decay=0.01)
+        >>> curve = risk_curve(model, 2000, risk=0.9)
+        >>> round(float(curve.risk[-1]), 4)
+        0.0676
+    """
+    if model.gap != model.spread:
+        raise EquilibriaError(
+            f"got eigenvalues from {model.spectrum[1]:g} to {model.spectrum[-1]:g} above the lowest; expected one"
+        )
+    count = whole("steps", steps, low=1)
+    rates = as_schedule(model.lr if lr is None else lr, name="lr").values(count)
+    decays = as_schedule(model.weight_decay if weight_decay is None else weight_decay, name="weight_decay").values(
+        count
+    )
+    factors = _rescale_factors(rates).tolist() if rescale else [1.0] * count
+    if norm_sq is None:
+        norm_sq = float(equilibrium_norm_sq(rates[0], decays[0], unit_grad_sq=model.unit_grad_sq))
+    r, square = within("risk", risk, low=0, high=1), positive("norm_sq", norm_sq) ** 2
+    integrator = _Integrator(model)
+    risks, squares = np.empty(count + 1), np.empty(count + 1)
+    for n, (eta, decay) in enumerate(zip(rates.tolist(), decays.tolist(), strict=True)):
+        square *= factors[n]
+        risks[n], squares[n] = r, square
+        r, square = integrator.advance(r, square, lr=eta, weight_decay=decay, step=n)
+    risks[count], squares[count] = r, square
+    norms = np.sqrt(squares)
+    return RiskCurve(risks, norms, integrator.size * np.append(rates, rates[-1]) / norms)

@@ -1,0 +1,289 @@
+"""How long it takes to settle: closed forms, and the recursion where they do not reach.
+
+SGD-type rules relax linearly in y = ||w||^4, constant-size updates (AdamW, Lion, Muon) in y = ||w||^2:
+``y_t / y* = 1 + (y_0 / y* - 1) exp(-rate t)``, and the angle is proportional to y^(-1/2) in both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equilibria.errors import EquilibriaError, one_of, positive, within
+from equilibria.theory.citations import law
+from equilibria.theory.rules import SGD, SGDW, AdamL2, Rule
+from equilibria.theory.transient import State, evolve, settled
+
+Array = NDArray[np.float64]
+
+_LONGEST_RECURSION = (
+    30_000  # steps; beyond it lr*wd is so small that the closed form is good to a fraction of a per cent
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """The closed-form law of approach of a rule.
+
+    Attributes:
+        power: the power of the norm that relaxes linearly, 4 or 2.
+        rate: its rate per step.
+    """
+
+    power: int
+    rate: float
+
+    def ratio(self, start: ArrayLike, steps: ArrayLike) -> Array:
+        """Norm / equilibrium norm after ``steps``, from ``start`` = norm / equilibrium norm.
+
+        Example:
+            >>> round(float(Relaxation(4, 1e-3).ratio(10**0.25, 0)), 4), float(Relaxation(4, 1e-3).ratio(2.0, 1e6))
+            (1.7783, 1.0)
+        """
+        y = np.asarray(start, dtype=np.float64) ** self.power
+        return np.asarray((1 + (y - 1) * np.exp(-self.rate * np.asarray(steps))) ** (1 / self.power))
+
+    def angle_ratio(self, start: ArrayLike, steps: ArrayLike) -> Array:
+        """Angle / equilibrium angle after ``steps``: the norm ratio to the power -power/2."""
+        return np.asarray(self.ratio(start, steps) ** (-self.power / 2))
+
+
+@law(
+    "smd+",
+    "eq. (180), (181)",
+    derived="gamma = ||w||^4 obeys d(gamma)/dt = -4 eps/(1-a) gamma + 2 L lr^2/(1-a)^2, also far from equilibrium",
+)
+def relaxation(rule: Rule, *, unit_grad_sq: float | None = None, dim: float | None = None) -> Relaxation:
+    """The closed-form law of approach: which power of the norm relaxes, and how fast.
+
+    ``4 eps/(1-a)`` for SGD, heavy ball and Nesterov, ``4 eps`` for SGDW (power 4); the linearised rate, about 2 eps,
+    for AdamW, Lion and Muon, and about 3 eps_e for Adam with L2 (power 2).
+
+    Args:
+        rule: the optimizer.
+        unit_grad_sq: L, for Adam with L2 only.
+        dim: number of entries, for Adam with L2 only.
+
+    Returns:
+        The law; to first order in eps. Good for eps well below the oscillation threshold and a starting
+        ||w||^2 well above sqrt(2 eps/(1-a)) of the equilibrium's; use `transient.evolve` otherwise.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> round(relaxation(SGD(0.1, 5e-4, momentum=0.9)).rate, 12)
+        0.002
+    """
+    if isinstance(rule, SGD):
+        return Relaxation(4, 4 * rule.decay_per_step / (1 - rule.momentum))
+    if isinstance(rule, SGDW):
+        return Relaxation(4, 4 * rule.decay_per_step)
+    if isinstance(rule, AdamL2):
+        return Relaxation(2, 1 / rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).time_constant)
+    return Relaxation(2, 1 / rule.equilibrium().time_constant)
+
+
+def _edge(law_of_approach: Relaxation, quantity: str, tolerance: float, *, from_above: bool) -> float:
+    """y / y* at which the quantity enters its tolerance band; the angle is below when the norm is above."""
+    if quantity == "angle":
+        return float((1 - tolerance) ** -2 if from_above else (1 + tolerance) ** -2)
+    exponent = law_of_approach.power / (1 if quantity == "norm" else 2)
+    return float((1 + tolerance) ** exponent if from_above else (1 - tolerance) ** exponent)
+
+
+@law("smd", "§4, remark 2, Corollary 3.1", derived="time from the closed form to a tolerance of norm or angle")
+def steps_to_tolerance(
+    rule: Rule,
+    start_ratio: float,
+    *,
+    tolerance: float = 0.05,
+    quantity: str = "angle",
+    unit_grad_sq: float | None = None,
+    dim: float | None = None,
+) -> float:
+    """Steps until norm or angle is within a tolerance of equilibrium, by the closed form.
+
+    ``t = 1/rate ln[(y_0/y* - 1)/(q - 1)]`` with q the edge of the band.
+
+    Args:
+        rule: the optimizer after the change.
+        start_ratio: norm / equilibrium norm at the start.
+        tolerance: relative width of the band.
+        quantity: "angle", "norm" or "norm_sq".
+        unit_grad_sq: L, for Adam with L2 only.
+        dim: number of entries, for Adam with L2 only.
+
+    Returns:
+        Steps; 0 if already inside.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> rule = SGD(0.1, 1e-4, momentum=0.9)
+        >>> round(steps_to_tolerance(rule, 10**0.25, quantity="norm")), round(steps_to_tolerance(rule, 10**0.25))
+        (9330, 11056)
+    """
+    delta = within("tolerance", tolerance, above=0, below=1)
+    one_of("quantity", quantity, ["angle", "norm", "norm_sq"])
+    ratio = positive("start_ratio", start_ratio)
+    how = relaxation(rule, unit_grad_sq=unit_grad_sq, dim=dim)
+    excess = ratio**how.power - 1
+    edge = _edge(how, quantity, delta, from_above=excess > 0) - 1
+    return max(0.0, math.log(excess / edge) / how.rate) if excess != 0 else 0.0
+
+
+@law("smd", "§4", derived="last step outside the tolerance band, by the moment recursion")
+def settling_steps(
+    rule: Rule,
+    start: State,
+    *,
+    tolerance: float = 0.05,
+    quantity: str = "angle",
+    unit_grad_sq: float = 1.0,
+    dim: float = 1.0,
+) -> int:
+    """Steps after which norm or angle stays within a tolerance of equilibrium.
+
+    The moment recursion where that takes at most 30,000 steps, the closed form beyond (there lr*wd is so small that the
+    two agree to a fraction of a per cent).
+
+    Args:
+        rule: the optimizer, with constant settings.
+        start: where to begin; see `transient`.
+        tolerance: relative width of the band.
+        quantity: "angle", "norm" or "norm_sq".
+        unit_grad_sq: L.
+        dim: number of entries; for Muon the mean square of the adjusted update.
+
+    Returns:
+        The number of steps.
+
+    Example:
+        >>> from equilibria.theory import SGD, settled
+        >>> before, after = SGD(0.1, 1e-3, momentum=0.9), SGD(0.01, 1e-3, momentum=0.9)
+        >>> settling_steps(after, settled(before), quantity="norm"), settling_steps(after, settled(before))
+        (9320, 11040)
+    """
+    target = equilibrium_norm_sq(rule, unit_grad_sq=unit_grad_sq, dim=dim)
+    ratio = math.sqrt(float(start.norm_sq) / target)
+    expected = steps_to_tolerance(
+        rule, ratio, tolerance=tolerance, quantity=quantity, unit_grad_sq=unit_grad_sq, dim=dim
+    )
+    if expected > _LONGEST_RECURSION:
+        return math.ceil(expected)
+    end = _angle(rule, unit_grad_sq=unit_grad_sq, dim=dim) if quantity == "angle" else target
+    chunk = math.ceil(1.2 * expected) + 200
+    done, last_outside = 0, -1
+    while last_outside >= done - chunk // 2 and done < 10 * _LONGEST_RECURSION:
+        path = evolve(rule, chunk, start=start, unit_grad_sq=unit_grad_sq, dim=dim)
+        series = path.angle if quantity == "angle" else path.norm_sq[:-1]
+        ratios = np.sqrt(series / end) if quantity == "norm" else series / end
+        outside = np.flatnonzero(np.abs(ratios - 1) > tolerance)
+        last_outside = done + int(outside[-1]) if len(outside) else last_outside
+        done, start = done + chunk, path.final
+    return last_outside + 1
+
+
+def equilibrium_norm_sq(rule: Rule, *, unit_grad_sq: float, dim: float) -> float:
+    """||w*||^2 of any rule; for Muon ``dim`` is the mean square of the adjusted update."""
+    return float(settled(rule, unit_grad_sq=unit_grad_sq, dim=dim).norm_sq)
+
+
+def _angle(rule: Rule, *, unit_grad_sq: float, dim: float) -> float:
+    if isinstance(rule, AdamL2):
+        return float(rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).angle)
+    return float(rule.equilibrium().angle)
+
+
+@law(
+    "smd",
+    "Corollary 3.1",
+    corrected="the lr in the bound is the new one; with the old it is k times too small",
+)
+def minimum_settling_steps(rule: Rule, drop: float) -> int:
+    """Lower bound on the steps needed after lr was divided by ``drop`` in equilibrium.
+
+    ``ceil((1-a) ln k / (4 wd lr_new))``. Necessary only: there the norm is still (2 - 1/k)^(1/4) times its target.
+
+    Args:
+        rule: SGD or SGDW after the drop.
+        drop: k.
+
+    Returns:
+        Steps.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> minimum_settling_steps(SGD(0.1, 1e-4, momentum=0.9), 10)
+        5757
+    """
+    if not isinstance(rule, SGD | SGDW):
+        raise EquilibriaError(f"got {type(rule).__name__}; expected SGD or SGDW, for which the corollary is stated")
+    return math.ceil(math.log(within("drop", drop, low=1)) / relaxation(rule).rate)
+
+
+@law("smd", "Corollary 3.1, remark 2", derived="closed form started at the equilibrium of lr * k")
+def after_lr_drop(rule: Rule, drop: float, *, steps: ArrayLike) -> LrDrop:
+    """Norm and angle after lr was divided by ``drop`` = k in equilibrium (k < 1 is a rise).
+
+    SGD-type: norm ratio ``(1 + (k-1) e^(-rate t))^(1/4)``, angle ratio its power -2: the angle starts at k^(-1/2) of
+    its new equilibrium, 1/k of the old one. Constant-size updates start at k^(-1/2) too, with norm ratio k^(1/2).
+
+    Args:
+        rule: the optimizer after the change.
+        drop: k.
+        steps: steps since the change, a number or an array.
+
+    Returns:
+        The ratios to the new equilibrium.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> result = after_lr_drop(SGD(0.01, 5e-4, momentum=0.9), 10.0, steps=[0, 5000, 50_000])
+        >>> result.angle_ratio.round(3).tolist()
+        [0.316, 0.482, 1.0]
+    """
+    if isinstance(rule, AdamL2):
+        raise EquilibriaError("got AdamL2; expected a rule with a closed form: use transient.evolve")
+    how = relaxation(rule)
+    start = positive("drop", drop) ** (1 / how.power)
+    return LrDrop(how.ratio(start, steps), how.angle_ratio(start, steps))
+
+
+@dataclass(frozen=True, slots=True)
+class LrDrop:
+    """Where a weight is after a change of lr, relative to its new equilibrium.
+
+    Attributes:
+        norm_ratio: norm / new equilibrium norm.
+        angle_ratio: angle / new equilibrium angle.
+    """
+
+    norm_ratio: Array
+    angle_ratio: Array
+
+
+@law(
+    "smd+",
+    "assumption 3, 7",
+    corrected="a lag replaces the condition |dL| < 4 sqrt(V) eps^(3/2), which their own demo breaks",
+)
+def tracking_lag(rule: SGD | SGDW, relative_drift: float) -> float:
+    """How far ||w||^2 lags behind when L drifts slowly: ``x / x*_t - 1 = -1/2 (dL/dt / L) / rate``.
+
+    Args:
+        rule: SGD or SGDW.
+        relative_drift: (dL/dt) / L per step.
+
+    Returns:
+        Relative deviation of ||w||^2 from the equilibrium of the present L; negative when L grows.
+
+    Example:
+        L = 10 + sin(t / 1e5) changes by at most 1e-6 of itself per step:
+
+        >>> from equilibria.theory import SGD
+        >>> round(tracking_lag(SGD(0.1, 0.001), 1e-6), 6)
+        -0.00125
+    """
+    return -0.5 * relative_drift / relaxation(rule).rate

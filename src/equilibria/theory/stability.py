@@ -1,0 +1,706 @@
+"""Effective learning rate, its schedulers, and how training enters the edge of stability.
+
+Full-batch gradient descent with coupled weight decay, ``w <- (1 - lr*wd) w - lr grad L(w)``, on a
+scale-invariant loss ``L(kw) = L(w)``. Directions are ``theta = w/|w|``; ``unit_grad_sq`` is
+``|grad L(theta)|^2 = |w|^2 |grad L(w)|^2``; ``sharpness`` is the spherical sharpness ``lambda1``, the top
+eigenvalue of the Hessian at ``theta``; the intrinsic learning rate is ``lr*wd`` and ``c = 1 - lr*wd``.
+Laws broadcast over arrays, so one call serves all layers; numbers in give numpy floats out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equilibria.errors import EquilibriaError, one_of, within
+from equilibria.theory._reals import Array, reals
+from equilibria.theory.citations import law
+
+# Where the transverse displacement stops shrinking after a long stable phase; measured on unit vectors.
+ROUNDING_FLOOR = {"float64": 1e-16, "float32": 2e-7}
+
+
+def _positive(name: str, value: ArrayLike) -> Array:
+    return reals(name, value, above=0)
+
+
+def _nonnegative(name: str, value: ArrayLike) -> Array:
+    return reals(name, value, low=0)
+
+
+def _contraction(lr: ArrayLike, weight_decay: ArrayLike) -> Array:
+    """``c = 1 - lr*wd``, the factor by which weight decay alone shrinks the weight in one step."""
+    intrinsic = _positive("lr", lr) * _nonnegative("weight_decay", weight_decay)
+    return 1.0 - reals("lr*weight_decay", intrinsic, below=1)
+
+
+def _intrinsic(value: ArrayLike) -> Array:
+    return reals("intrinsic_lr", value, above=0, below=1)
+
+
+@law("sharp", "Lemma 3.1")
+def effective_lr(lr: ArrayLike, weight_decay: ArrayLike, *, norm_sq: ArrayLike) -> Array:
+    """Learning rate of the projected gradient descent that the direction follows.
+
+    ``eta = lr / (c |w|^2)``. Exact for every step size with ``lr*wd < 1``:
+    ``theta' = unit(theta - eta grad L(theta))``. This is the quantity to compare with ``2/sharpness``; it
+    differs from ``lr/|w|^2`` by the factor ``1/c``.
+
+    Args:
+        lr: learning rate of the optimiser.
+        weight_decay: coupled L2 coefficient, as in ``torch.optim.SGD``.
+        norm_sq: ``|w|^2`` of the scale-invariant group.
+
+    Returns:
+        Effective learning rate on the unit sphere.
+
+    Raises:
+        EquilibriaError: a value is not finite, ``lr`` or ``norm_sq`` is not positive, or ``lr*wd >= 1``.
+
+    Example:
+        >>> float(effective_lr(0.5, 0.4, norm_sq=2.5))  # 0.5 / (0.8 * 2.5)
+        0.25
+    """
+    c = _contraction(lr, weight_decay)
+    return np.asarray(lr, dtype=np.float64) / (c * _positive("norm_sq", norm_sq))
+
+
+@law("sharp", "Lemma 3.1")
+def projected_step(theta: ArrayLike, gradient: ArrayLike, *, effective_lr: ArrayLike) -> Array:
+    """One step of projected gradient descent on the unit sphere, ``unit(theta - eta gradient)``.
+
+    Args:
+        theta: unit vectors along the last axis.
+        gradient: gradient of the loss at ``theta``; same shape.
+        effective_lr: ``eta`` of `effective_lr`, one per vector.
+
+    Returns:
+        The next unit vectors.
+
+    Raises:
+        EquilibriaError: a value is not finite, ``effective_lr`` is not positive, or a step ends at 0.
+
+    Example:
+        >>> projected_step([1.0, 0.0], [0.0, 2.0], effective_lr=0.375).round(12).tolist()  # sides 3, 4, 5
+        [0.8, -0.6]
+    """
+    eta = _positive("effective_lr", effective_lr)[..., None]
+    moved = reals("theta", theta) - eta * reals("gradient", gradient)
+    norm = np.linalg.norm(moved, axis=-1, keepdims=True)
+    return moved / _positive("|theta - effective_lr*gradient|", norm)
+
+
+@law("sharp", "Lemma E.1, eq. (13)")
+def norm_step(norm_sq: ArrayLike, unit_grad_sq: ArrayLike, *, lr: ArrayLike, weight_decay: ArrayLike) -> Array:
+    """Squared weight norm after one step, exactly.
+
+    ``|w'|^2 = c^2 |w|^2 + lr^2 |grad L(theta)|^2 / |w|^2``. If the loss is invariant in several blocks
+    separately, the law holds for each block with that block's gradient.
+
+    Args:
+        norm_sq: ``|w|^2`` now.
+        unit_grad_sq: ``|grad L(theta)|^2`` now.
+        lr: learning rate.
+        weight_decay: coupled L2 coefficient.
+
+    Returns:
+        ``|w|^2`` after the step.
+
+    Raises:
+        EquilibriaError: a value is not finite or out of range.
+
+    Example:
+        >>> float(norm_step(4.0, 0.0, lr=0.1, weight_decay=5.0))  # no gradient: only (1 - 0.5)^2
+        1.0
+    """
+    squared = _positive("norm_sq", norm_sq)
+    growth = np.asarray(lr, dtype=np.float64) ** 2 * _nonnegative("unit_grad_sq", unit_grad_sq) / squared
+    return _contraction(lr, weight_decay) ** 2 * squared + growth
+
+
+@law("sharp", "Lemma 3.1", derived="Pythagoras in the triangle (0, c*w, w'): the gradient is tangent")
+def step_angle(norm: ArrayLike, next_norm: ArrayLike, *, lr: ArrayLike, weight_decay: ArrayLike) -> Array:
+    """Angle between consecutive directions from the two norms alone, exactly.
+
+    ``cos angle = c |w| / |w'|``. With a stationary norm: ``arccos(1 - lr*wd)``, about ``sqrt(2 lr wd)``.
+
+    Args:
+        norm: ``|w|`` before the step.
+        next_norm: ``|w|`` after the step.
+        lr: learning rate.
+        weight_decay: coupled L2 coefficient.
+
+    Returns:
+        Angle in radians.
+
+    Raises:
+        EquilibriaError: a value is out of range, or the norm fell by more than weight decay can explain.
+
+    Example:
+        >>> float(step_angle(1.0, 1.0, lr=1.0, weight_decay=0.5))  # arccos(1/2) = pi/3
+        1.0471975511965976
+    """
+    kept = _contraction(lr, weight_decay) * _positive("norm", norm)
+    after = _positive("next_norm", next_norm)
+    # arctan of the two legs: arccos loses half the digits at the small angles of real training.
+    # Norms measured in float32 may undercut a pure shrink by rounding; more than that is a wrong input.
+    reals("next_norm/((1 - lr*weight_decay)*norm)", after / kept, low=1 - 1e-6)
+    return np.arctan2(np.sqrt(np.maximum(after - kept, 0.0) * (after + kept)), kept)
+
+
+@law("sharp", "Section 4.1", derived="the effective learning rate over its stability limit 2/lambda1")
+def stability_ratio(effective_lr: ArrayLike, sharpness: ArrayLike) -> Array:
+    """Stability ratio ``R = eta lambda1 / 2``: below 1 stable, above 1 the top direction grows.
+
+    Args:
+        effective_lr: ``eta`` of `effective_lr`.
+        sharpness: spherical sharpness ``lambda1``; never negative for a scale-invariant loss.
+
+    Returns:
+        Stability ratio, dimensionless.
+
+    Raises:
+        EquilibriaError: a value is not finite or negative.
+
+    Example:
+        >>> float(stability_ratio(0.25, 8.0))
+        1.0
+    """
+    return _positive("effective_lr", effective_lr) * _nonnegative("sharpness", sharpness) / 2
+
+
+@law(
+    "sharp",
+    "Appendix G.3, eq. (15)",
+    corrected="the Hessian in eq. (15) is at w, not theta; the exact threshold is 2/lr - 2*wd, not 2/lr - wd",
+)
+def raw_threshold(lr: ArrayLike, weight_decay: ArrayLike) -> Array:
+    """Top Hessian eigenvalue at ``w`` itself (not rescaled) at which ``R = 1``.
+
+    ``lambda1(H(w)) = 2c/lr = 2/lr - 2 wd``.
+
+    Args:
+        lr: learning rate.
+        weight_decay: coupled L2 coefficient.
+
+    Returns:
+        Raw Hessian eigenvalue at the edge of stability.
+
+    Raises:
+        EquilibriaError: a value is not finite or out of range.
+
+    Example:
+        >>> float(raw_threshold(0.5, 0.25))
+        3.5
+    """
+    return 2 * _contraction(lr, weight_decay) / np.asarray(lr, dtype=np.float64)
+
+
+@law("sharp", "Theorem B.7", derived="Definition B.6 with Theorem B.7's parameters is a perfect square")
+def gwsi_step(effective_lr: ArrayLike, unit_grad_sq: ArrayLike, *, intrinsic_lr: ArrayLike) -> Array:
+    """Effective learning rate after one step of GD with weight decay on a scale-invariant loss (GWSI).
+
+    ``1/eta' = c^2 (1/eta + eta |grad L(theta)|^2)`` with ``c = 1 - intrinsic_lr``. Same sequence as
+    `gwsi_moment_step`, without its cancellations and without its parameters.
+
+    Args:
+        effective_lr: ``eta`` now.
+        unit_grad_sq: ``|grad L(theta)|^2`` now.
+        intrinsic_lr: ``lr*wd``.
+
+    Returns:
+        Effective learning rate of the next step.
+
+    Raises:
+        EquilibriaError: a value is not finite or out of range.
+
+    Example:
+        >>> float(gwsi_step(0.25, 0.0, intrinsic_lr=0.5))  # no gradient: grows by 1/c^2
+        1.0
+    """
+    eta = _positive("effective_lr", effective_lr)
+    c = 1.0 - reals("intrinsic_lr", intrinsic_lr, low=0, below=1)
+    return eta / (c**2 * (1 + eta**2 * _nonnegative("unit_grad_sq", unit_grad_sq)))
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerParameters:
+    """Parameters of a quasi-RMSprop scheduler.
+
+    Attributes:
+        base_lr: base learning rate of the scheduler (dimensionless; not the optimiser's ``lr``).
+        decay: decay rate of the moment per step.
+    """
+
+    base_lr: float
+    decay: float
+
+
+@law("sharp", "Theorem B.7")
+def gwsi_parameters(intrinsic_lr: float) -> SchedulerParameters:
+    """Exact scheduler parameters of GD with weight decay.
+
+    ``decay = c^4``, ``base_lr = sqrt((1/decay - 1)/2)``; about ``1 - 4 lr wd``, ``sqrt(2 lr wd)``.
+
+    Args:
+        intrinsic_lr: ``lr*wd``.
+
+    Returns:
+        Parameters for `gwsi_moment_step`.
+
+    Raises:
+        EquilibriaError: ``intrinsic_lr`` is outside (0, 1).
+
+    Example:
+        >>> parameters = gwsi_parameters(1e-3)
+        >>> round(parameters.base_lr / (2 * 1e-3) ** 0.5 - 1, 5)  # 5/4 intrinsic_lr + ...
+        0.00125
+    """
+    log_decay = 4 * np.log1p(-within("intrinsic_lr", intrinsic_lr, above=0, below=1))
+    return SchedulerParameters(float(np.sqrt(np.expm1(-log_decay) / 2)), float(np.exp(log_decay)))
+
+
+@law(
+    "sharp",
+    "Theorem B.9",
+    corrected="Appendix E.2 prints sqrt((decay - 1)/2), which is imaginary, for the base learning rate "
+    "sqrt((1/decay - 1)/2) that these parameters approximate",
+)
+def quasi_rmsprop_parameters(intrinsic_lr: float) -> SchedulerParameters:
+    """Parameters with which a plain RMSprop scheduler imitates GD with weight decay.
+
+    ``base_lr = sqrt(2 lr wd)``, ``decay = 1 - 4 lr wd``, for `rmsprop_scheduler_step`. In one step the exact
+    moment exceeds its result by ``(1-decay)^2 (6v - 16 G + 4 G^2/v)/16`` with ``G = |g|^2/base_lr^2``.
+
+    Args:
+        intrinsic_lr: ``lr*wd``; the theorem needs less than 1/4.
+
+    Returns:
+        Scheduler parameters.
+
+    Raises:
+        EquilibriaError: ``intrinsic_lr`` is outside (0, 1/4).
+
+    Example:
+        >>> quasi_rmsprop_parameters(0.125)
+        SchedulerParameters(base_lr=0.5, decay=0.5)
+    """
+    intrinsic = within("intrinsic_lr", intrinsic_lr, above=0, below=0.25)
+    return SchedulerParameters(float(np.sqrt(2 * intrinsic)), 1 - 4 * intrinsic)
+
+
+@law("sharp", "Definition B.6")
+def gwsi_moment_step(moment: ArrayLike, unit_grad_sq: ArrayLike, *, parameters: SchedulerParameters) -> Array:
+    """GWSI scheduler in the form the paper prints; prefer `gwsi_step`.
+
+    ``v' = b v + (1-b) G + (1-b)^2 G^2/(4 b v)``, ``G = |g|^2/base_lr^2``, ``b = decay``, ``eta = v^(-1/2)``.
+
+    Args:
+        moment: ``v``; starts at ``1/eta^2 = c^2 |w|^4 / lr^2``.
+        unit_grad_sq: ``|grad L(theta)|^2`` now.
+        parameters: from `gwsi_parameters`.
+
+    Returns:
+        The next moment.
+
+    Raises:
+        EquilibriaError: a value is not finite or out of range.
+
+    Example:
+        >>> moment = gwsi_moment_step(16.0, 0.5, parameters=gwsi_parameters(0.01))
+        >>> abs(float(moment) ** -0.5 - float(gwsi_step(0.25, 0.5, intrinsic_lr=0.01))) < 1e-15
+        True
+    """
+    v = _positive("moment", moment)
+    gain = (1 - parameters.decay) * _nonnegative("unit_grad_sq", unit_grad_sq) / parameters.base_lr**2
+    return parameters.decay * v + gain + gain**2 / (4 * parameters.decay * v)
+
+
+@law(
+    "sharp",
+    "Definition B.3",
+    corrected="the regime of Appendix B.3 is decay = 1 - C_b*base_lr^2, printed as decay = C_b*base_lr^2",
+)
+def rmsprop_scheduler_step(moment: ArrayLike, grad_sq: ArrayLike, *, parameters: SchedulerParameters) -> Array:
+    """RMSprop scheduler: ``v' = b v + (1-b) |g|^2/base_lr^2``, and ``eta = v^(-1/2)``.
+
+    Args:
+        moment: ``v`` now.
+        grad_sq: squared gradient norm now.
+        parameters: base learning rate and decay.
+
+    Returns:
+        The next moment.
+
+    Raises:
+        EquilibriaError: a value is not finite or out of range.
+
+    Example:
+        >>> float(rmsprop_scheduler_step(16.0, 1.0, parameters=SchedulerParameters(base_lr=0.5, decay=0.5)))
+        10.0
+    """
+    gain = (1 - parameters.decay) * _nonnegative("grad_sq", grad_sq) / parameters.base_lr**2
+    return parameters.decay * _positive("moment", moment) + gain
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarRmsprop:
+    """State of scalar RMSprop.
+
+    Attributes:
+        point: parameters, last axis.
+        second_moment: moving average of the squared gradient norm, squared gradient units.
+    """
+
+    point: Array
+    second_moment: Array
+
+
+@law("sharp", "Definition B.1, eqs. (5)-(6)")
+def scalar_rmsprop_step(state: ScalarRmsprop, gradient: ArrayLike, *, parameters: SchedulerParameters) -> ScalarRmsprop:
+    """One step of RMSprop with a single moment for the whole vector.
+
+    ``x' = x - base_lr g/sqrt(m)``, then ``m' = decay m + (1-decay)|g|^2``: the step uses the *old* moment.
+    ``m = base_lr^2 v`` links it to `rmsprop_scheduler_step`.
+
+    Args:
+        state: point and moment now.
+        gradient: gradient at the point.
+        parameters: base learning rate and decay.
+
+    Returns:
+        The next state.
+
+    Raises:
+        EquilibriaError: a value is not finite or the moment is not positive.
+
+    Example:
+        >>> state = ScalarRmsprop(np.array([1.0]), np.array(4.0))
+        >>> state = scalar_rmsprop_step(state, [2.0], parameters=SchedulerParameters(base_lr=0.5, decay=0.75))
+        >>> state.point.tolist(), float(state.second_moment)
+        ([0.5], 4.0)
+    """
+    g = reals("gradient", gradient)
+    moment = _positive("second_moment", state.second_moment)
+    point = reals("point", state.point) - parameters.base_lr * g / np.sqrt(moment)[..., None]
+    return ScalarRmsprop(point, parameters.decay * moment + (1 - parameters.decay) * np.sum(g * g, axis=-1))
+
+
+@law("sharp", "Lemma 4.1")
+def descent_bound(
+    loss: ArrayLike, unit_grad_sq: ArrayLike, *, effective_lr: ArrayLike, max_sharpness: ArrayLike
+) -> Array:
+    """Upper bound on the loss after one step: ``L - eta (1 - eta lambda_max/2) |grad L(theta)|^2``.
+
+    Args:
+        loss: loss at ``theta``.
+        unit_grad_sq: ``|grad L(theta)|^2``.
+        effective_lr: ``eta``.
+        max_sharpness: largest top Hessian eigenvalue along the *unprojected* segment
+            ``theta - a grad L(theta)``, ``0 <= a <= eta``.
+
+    Returns:
+        Bound on the next loss; below ``loss`` exactly when ``eta < 2/max_sharpness``.
+
+    Raises:
+        EquilibriaError: a value is not finite or out of range.
+
+    Example:
+        >>> float(descent_bound(1.0, 4.0, effective_lr=0.25, max_sharpness=4.0))
+        0.5
+    """
+    slack = 1 - stability_ratio(effective_lr, max_sharpness)
+    eta = np.asarray(effective_lr, dtype=np.float64)
+    return reals("loss", loss) - eta * slack * _nonnegative("unit_grad_sq", unit_grad_sq)
+
+
+@dataclass(frozen=True, slots=True)
+class StationarityGuarantee:
+    """Some step in ``0..steps`` has both quantities below their bounds.
+
+    Attributes:
+        steps: optimiser steps.
+        unit_grad_sq: bound on ``|grad L(theta)|^2``.
+        effective_lr: bound on the effective learning rate at that step.
+    """
+
+    steps: int
+    unit_grad_sq: float
+    effective_lr: float
+
+
+@law(
+    "sharp",
+    "Theorem 3.2",
+    corrected="Section 4.1 quotes effective_lr <= 1/(pi^2 rho); the theorem gives twice that",
+)
+def stationarity_guarantee(
+    lr: float, weight_decay: float, *, norm_sq: float, smoothness: float
+) -> StationarityGuarantee:
+    """When GD with weight decay must have met a nearly stationary point. A loose guarantee, not a forecast.
+
+    ``steps = ceil(ln(|w|^2/(pi^2 rho lr)) / (2 lr wd))``, ``unit_grad_sq = 8 pi^4 rho^2 lr wd``,
+    ``effective_lr = 2/(pi^2 rho c)``. As ``8 pi^4`` is about 779, most runs satisfy it from the start.
+
+    Args:
+        lr: learning rate.
+        weight_decay: coupled L2 coefficient, positive.
+        norm_sq: initial ``|w|^2``, at least ``pi^2 rho lr``.
+        smoothness: ``rho``, the largest absolute Hessian eigenvalue on the unit sphere.
+
+    Returns:
+        Steps and the two bounds.
+
+    Raises:
+        EquilibriaError: ``lr*wd`` is outside (0, 1/2] or the initial norm is too small for the theorem.
+
+    Example:
+        >>> stationarity_guarantee(0.1, 0.1, norm_sq=100.0, smoothness=1.0).steps
+        231
+    """
+    scale = float(np.pi**2 * within("smoothness", smoothness, above=0))
+    rate = within("lr", lr, above=0)
+    intrinsic = within("lr*weight_decay", rate * within("weight_decay", weight_decay), above=0, high=0.5)
+    start = within("norm_sq", norm_sq, low=scale * rate)
+    steps = int(np.ceil(np.log(start / (scale * rate)) / (2 * intrinsic)))
+    return StationarityGuarantee(steps, 8 * scale**2 * intrinsic, 2 / (scale * (1 - intrinsic)))
+
+
+@law(
+    "sharp",
+    "Theorem 4.3",
+    derived="with a negligible gradient the effective learning rate grows by 1/c^2 per step",
+)
+def crossing_time(
+    effective_lr: ArrayLike, sharpness: ArrayLike, *, intrinsic_lr: ArrayLike, start: ArrayLike = 0.0
+) -> Array:
+    """Step at which ``R`` reaches 1: ``start + ln(2/(lambda1 eta)) / (-2 ln c)``.
+
+    Args:
+        effective_lr: ``eta`` at step ``start``, taken *after* the loss has collapsed: earlier the gradient
+            still moves the norm and the answer can be thousands of steps off.
+        sharpness: ``lambda1`` at that step.
+        intrinsic_lr: ``lr*wd``.
+        start: the step at which both were taken.
+
+    Returns:
+        Step number (real); before ``start`` if ``R`` already exceeds 1.
+
+    Raises:
+        EquilibriaError: a value is not finite or out of range.
+
+    Example:
+        >>> round(float(crossing_time(1.0, 1.0, intrinsic_lr=1e-3)), 1)  # ln 2 / (2e-3)
+        346.4
+    """
+    ratio = stability_ratio(effective_lr, _positive("sharpness", sharpness))
+    steps: Array = np.log(ratio) / (2 * np.log1p(-_intrinsic(intrinsic_lr)))
+    return reals("start", start) + steps
+
+
+@law("sharp", "Theorem 4.3", derived="log|h| rises by 2*intrinsic_lr*s^2 in the s steps after R = 1")
+def eos_delay(intrinsic_lr: ArrayLike, *, displacement: ArrayLike | None = None, dtype: str = "float64") -> Array:
+    """Steps from ``R = 1`` until the oscillation is visible: ``sqrt(ln(h_seen/h)/(2 lr wd))``.
+
+    ``h_seen = sqrt(lr*wd/2)``. The displacement across the valley must grow back from where the stable phase
+    left it, at worst from rounding noise; meanwhile ``R`` overshoots to about ``exp(2 lr wd delay)``. Lowest
+    order in the overshoot: about 10 % short at ``lr*wd = 1e-2`` in float64, 6 % at 1e-3.
+
+    Args:
+        intrinsic_lr: ``lr*wd``.
+        displacement: ``h`` at the crossing (unit sphere, positive). Default: the rounding floor of ``dtype``.
+        dtype: "float64" or "float32", the arithmetic of the training run.
+
+    Returns:
+        Steps (real); 0 if the displacement is visible already.
+
+    Raises:
+        EquilibriaError: a value is not finite or out of range, or the dtype has no known floor.
+
+    Example:
+        >>> round(float(eos_delay(1e-3)), 1)
+        128.5
+    """
+    floor = ROUNDING_FLOOR[one_of("dtype", dtype, ROUNDING_FLOOR)] if displacement is None else displacement
+    intrinsic = _intrinsic(intrinsic_lr)
+    log_growth = np.log(np.sqrt(intrinsic / 2) / _positive("displacement", floor))
+    return np.sqrt(np.maximum(log_growth, 0.0) / (2 * intrinsic))
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOfStability:
+    """What a run at the edge of stability shows, averaged over its oscillation.
+
+    Attributes:
+        loss_above_minimum: training loss above its minimum, loss units.
+        displacement_sq: mean squared displacement across the valley on the unit sphere, rad^2.
+        unit_grad_sq: mean ``|grad L(theta)|^2``, loss^2.
+        norm_sq: ``|w|^2`` of the invariant group.
+        period: small-amplitude period of the slow oscillation, steps; large oscillations take longer.
+        angular_step: angle turned per step at stationary norm, radians.
+    """
+
+    loss_above_minimum: Array
+    displacement_sq: Array
+    unit_grad_sq: Array
+    norm_sq: Array
+    period: Array
+    angular_step: Array
+
+
+@law(
+    "sharp",
+    "Section 4.2.3",
+    corrected="the mean of h^2 (not of 2h^2) is 2*lr*wd/(4 + g^2), with the gradient norm squared; "
+    "loss, norm and period derived from it",
+)
+def edge_of_stability(
+    lr: ArrayLike, weight_decay: ArrayLike, *, sharpness: ArrayLike, grad_norm: ArrayLike = 0.0
+) -> EdgeOfStability:
+    """Observables of GD with weight decay once ``R`` hovers around 1.
+
+    With ``e = lr*wd``, ``g = grad_norm``: ``<h^2> = 2e/(4+g^2)``, loss ``e lambda1/(4+g^2)``,
+    ``<|grad L(theta)|^2> = 2 e lambda1^2/(4+g^2)``, ``|w|^2 = lr lambda1/(2c)``, period ``pi/sqrt(2e)``,
+    angular step ``arccos(1-e)``. Leading order in ``e``.
+
+    Args:
+        lr: learning rate.
+        weight_decay: coupled L2 coefficient, positive.
+        sharpness: spherical sharpness ``lambda1`` at the minimum.
+        grad_norm: ``g = |grad log lambda1|`` along the manifold of minima; 0 at the flattest one.
+
+    Returns:
+        The observables.
+
+    Raises:
+        EquilibriaError: a value is not finite or out of range.
+
+    Example:
+        >>> state = edge_of_stability(0.5, 2e-4, sharpness=4.0)
+        >>> round(float(state.loss_above_minimum), 12), round(float(state.period))
+        (0.0001, 222)
+    """
+    c = _contraction(lr, _positive("weight_decay", weight_decay))
+    rate, top = np.asarray(lr, dtype=np.float64), _positive("sharpness", sharpness)
+    intrinsic = rate * np.asarray(weight_decay, dtype=np.float64)
+    displacement_sq = 2 * intrinsic / (4 + _nonnegative("grad_norm", grad_norm) ** 2)
+    return EdgeOfStability(
+        loss_above_minimum=top * displacement_sq / 2,
+        displacement_sq=displacement_sq,
+        unit_grad_sq=top**2 * displacement_sq,
+        norm_sq=rate * top / (2 * c),
+        period=np.pi / np.sqrt(2 * intrinsic),
+        # 1 - cos x = 2 sin^2(x/2): keeps the digits that arccos(1 - e) would drop.
+        angular_step=2 * np.arcsin(np.sqrt(intrinsic / 2)),
+    )
+
+
+@law(
+    "",
+    "two-step mean",
+    derived="at the edge of stability R and the loss carry a period-2 component; the mean removes it",
+)
+def two_step_mean(series: ArrayLike) -> Array:
+    """Mean of consecutive pairs, ``(x_t + x_{t+1})/2``, one shorter than the input.
+
+    Args:
+        series: at least two values, one per step.
+
+    Returns:
+        The smoothed series; entry ``i`` belongs to steps ``i`` and ``i+1``.
+
+    Raises:
+        EquilibriaError: not a one-dimensional series of at least two finite numbers.
+
+    Example:
+        >>> two_step_mean([1.025, 0.988, 1.025]).tolist()
+        [1.0065, 1.0065]
+    """
+    values = reals("series", series)
+    if values.ndim != 1 or len(values) < 2:
+        raise EquilibriaError(f"got series of shape {values.shape}; expected one dimension and at least 2 values")
+    return (values[1:] + values[:-1]) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Crossings:
+    """Steps at which the smoothed stability ratio passed the level.
+
+    Attributes:
+        upward: first steps above the level.
+        downward: first steps below it; their differences are the periods of the slow oscillation.
+    """
+
+    upward: NDArray[np.int64]
+    downward: NDArray[np.int64]
+
+
+@law(
+    "",
+    "crossing detector",
+    derived="two-step mean with hysteresis: raw crossings of R = 1 give spurious periods of 2",
+)
+def ratio_crossings(ratio: ArrayLike, *, level: float = 1.0, band: float = 1e-3) -> Crossings:
+    """Where a series of stability ratios crosses ``level``, free of the period-2 component.
+
+    A crossing counts once the two-step mean has left ``level +- band`` on the new side, having left it on the
+    other side before; it is dated to the first step beyond ``level``.
+
+    Args:
+        ratio: stability ratio ``R``, one per step.
+        level: the level to cross.
+        band: half width of the hysteresis band.
+
+    Returns:
+        Steps (indices into ``ratio``) of upward and downward crossings.
+
+    Raises:
+        EquilibriaError: bad series, or a negative band.
+
+    Example:
+        >>> steps = np.arange(400)
+        >>> ratio = 1 + 0.05 * np.cos(2 * np.pi * steps / 100) + 0.02 * (-1.0) ** steps
+        >>> np.diff(ratio_crossings(ratio).downward).tolist()
+        [100, 100, 100]
+    """
+    mean = two_step_mean(ratio) - within("level", level)
+    width = within("band", band, low=0)
+    side = np.where(mean > width, 1, np.where(mean < -width, -1, 0))
+    decided = np.flatnonzero(side)
+    flips = decided[1:][side[decided][1:] != side[decided][:-1]]
+    steps = np.arange(len(mean))
+    last_low = np.maximum.accumulate(np.where(mean <= 0, steps, -1))
+    last_high = np.maximum.accumulate(np.where(mean >= 0, steps, -1))
+    # Entry i of the mean also looks at step i+1, hence the second + 1.
+    return Crossings(last_low[flips[side[flips] > 0]] + 2, last_high[flips[side[flips] < 0]] + 2)
+
+
+@law("", "secant estimator", derived="Rayleigh quotient of the mean Hessian along the last step")
+def secant_sharpness(theta: ArrayLike, next_theta: ArrayLike, *, grad: ArrayLike, next_grad: ArrayLike) -> Array:
+    """Sharpness along the last step from two gradients, no Hessian-vector product.
+
+    ``<g' - g, theta' - theta> / |theta' - theta|^2``. At the edge of stability the step points along the top
+    eigenvector and the estimate is a few per cent off; before it the estimate says nothing about ``lambda1``.
+
+    Args:
+        theta: unit vectors before the step, last axis.
+        next_theta: unit vectors after it.
+        grad: gradients of the loss at ``theta``.
+        next_grad: gradients at ``next_theta``.
+
+    Returns:
+        One estimate per vector.
+
+    Raises:
+        EquilibriaError: a value is not finite or a step has no length.
+
+    Example:
+        >>> float(secant_sharpness([1.0, 0.0], [1.0, 0.5], grad=[0.0, 0.0], next_grad=[0.0, 3.0]))
+        6.0
+    """
+    step = reals("next_theta", next_theta) - reals("theta", theta)
+    change = reals("next_grad", next_grad) - reals("grad", grad)
+    length_sq = _positive("|next_theta - theta|^2", np.sum(step * step, axis=-1))
+    return np.asarray(np.sum(change * step, axis=-1) / length_sq)[()]

@@ -1,0 +1,95 @@
+"""The equilibrium that a schedule asks for at every step: where the weight would settle if nothing changed any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equilibria.theory import fixed_points
+from equilibria.theory._reals import reals
+from equilibria.theory.citations import law
+from equilibria.theory.memory import ema_memory
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Equilibrium values along a schedule.
+
+    Attributes:
+        angle: radians per step; 0 where lr or weight decay is 0.
+        norm_sq: ||w||^2; NaN where lr or weight decay is 0, for there is no equilibrium then.
+    """
+
+    angle: Array
+    norm_sq: Array
+
+
+@law("smd", "Thm 1, Thm 2, eq. (4), (5)", corrected="exact fixed points of every rule, vectorised over a schedule")
+def targets(
+    rule: Rule,
+    lr: ArrayLike,
+    *,
+    weight_decay: ArrayLike | None = None,
+    momentum: ArrayLike | None = None,
+    unit_grad_sq: float = 1.0,
+    dim: float = 1.0,
+) -> Targets:
+    """Equilibrium angle and squared norm for every learning rate (and weight decay) given.
+
+    Args:
+        rule: the optimizer.
+        lr: learning rates.
+        weight_decay: weight decays; the rule's own without.
+        momentum: momenta of SGD and SGDW; the rule's own without.
+        unit_grad_sq: L.
+        dim: number of entries; for Muon the mean square of the adjusted update.
+
+    Returns:
+        The targets, broadcast over the arguments.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> rule = SGD(0.1, 5e-4, momentum=0.9)
+        >>> float(targets(rule, [0.1, 0.02]).angle[0]) == rule.equilibrium().angle
+        True
+    """
+    eta = reals("lr", lr, low=0)
+    lam = reals("weight_decay", rule.weight_decay if weight_decay is None else weight_decay, low=0)
+    still = eta * lam == 0
+    eta, lam = np.where(still, np.nan, eta), np.where(still, np.nan, lam)
+    if isinstance(rule, AdamL2):
+        norm_sq, one_minus_cos = _adam_l2(rule, eta, lam, unit_grad_sq=unit_grad_sq, dim=dim)
+    else:
+        point, scale = _point(rule, eta, lam, momentum), unit_grad_sq**0.5
+        norm_sq = point.norm_sq * (scale if isinstance(rule, SGD | SGDW) else dim)
+        one_minus_cos = point.one_minus_cos
+    relative = np.sqrt(2 * np.where(still, 0.0, one_minus_cos))
+    return Targets(2 * np.arcsin(relative / 2), norm_sq)
+
+
+def _point(rule: Rule, lr: Array, weight_decay: Array, momentum: ArrayLike | None) -> fixed_points.FixedPoint:
+    if isinstance(rule, SGD | SGDW):
+        a = np.asarray(rule.momentum if momentum is None else momentum, dtype=np.float64)
+        if isinstance(rule, SGDW):
+            return fixed_points.sgdw_point(lr, weight_decay, a)
+        if rule.nesterov:
+            return fixed_points.nesterov_point(lr, weight_decay, a)
+        return fixed_points.heavy_ball_point(lr, weight_decay, a, rule.dampening)
+    if isinstance(rule, AdamW):
+        b1 = rule.betas[0]
+        point = fixed_points.constant_update_point(lr, weight_decay, ema_memory(b1))
+        return fixed_points.FixedPoint(point.norm_sq * (1 - b1) / (1 + b1), point.one_minus_cos)
+    assert not isinstance(rule, AdamL2)
+    return fixed_points.constant_update_point(lr, weight_decay, rule.memory)
+
+
+def _adam_l2(rule: AdamL2, lr: Array, weight_decay: Array, *, unit_grad_sq: float, dim: float) -> tuple[Array, Array]:
+    b1 = rule.betas[0]
+    norm_sq = fixed_points.adam_l2_norm_sq(lr, weight_decay, b1=b1, dim=dim, unit_grad_sq=unit_grad_sq)
+    k = fixed_points.adam_step_size(norm_sq, weight_decay, dim=dim, unit_grad_sq=unit_grad_sq)
+    return norm_sq, lr * weight_decay * k * (1 - b1) / (1 + b1)

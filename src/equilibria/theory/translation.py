@@ -1,0 +1,237 @@
+"""The same dynamics somewhere else: another initial scale, batch size, weight decay or optimizer.
+
+A translation says what it keeps and what it cannot keep: two optimizers with the same angle per step need not have the
+same time constant, and a larger batch that turns as far per sample takes larger single steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from equilibria.errors import EquilibriaError, one_of, positive
+from equilibria.theory.angles import angular_diffusion
+from equilibria.theory.citations import law
+from equilibria.theory.rules import RULES, SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.settling import equilibrium_norm_sq, relaxation
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A translated rule.
+
+    Attributes:
+        rule: the new settings.
+        weight: factor for the initial weights (1 unless the initial scale is what changes).
+        kept: what stays the same.
+        changed: what does not, with the factor or number.
+    """
+
+    rule: Rule
+    weight: float
+    kept: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+@law(
+    "nrq",
+    "Corollary 3",
+    derived="(k, k^2, 1/k^2) for SGD and SGDW; the exponents of the other rules follow from their update",
+)
+def translate_scale(rule: Rule, k: float) -> Translation:
+    """The settings that give exactly the same path of directions from weights that are ``k`` times as large.
+
+    SGD, SGDW: ``lr k^2, wd / k^2``. AdamW, Lion, Muon: ``lr k, wd / k`` (the update has no scale). Adam with L2:
+    ``lr k, wd / k^2``.
+
+    Args:
+        rule: the settings for the original weights.
+        k: factor on the initial weights.
+
+    Returns:
+        The translation; exact for a scale-invariant weight (Adam's eps aside).
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> t = translate_scale(SGD(0.1, 0.01), 10.0)
+        >>> round(t.rule.lr, 9), round(t.rule.weight_decay, 9)
+        (10.0, 0.0001)
+    """
+    factor = positive("scale", k)
+    lr_power = 2 if isinstance(rule, SGD | SGDW) else 1
+    wd_power = 2 if isinstance(rule, SGD | SGDW | AdamL2) else 1
+    new = dataclasses.replace(rule, lr=rule.lr * factor**lr_power, weight_decay=rule.weight_decay / factor**wd_power)
+    kept = ("every direction, angle and loss, step by step (momentum buffers start empty)",)
+    return Translation(new, factor, kept, (f"norm: x {factor:g} throughout",))
+
+
+@law(
+    "smd",
+    "§6",
+    corrected="linear scaling keeps diffusion and time constant per sample, with momentum too; sqrt for Adam+L2",
+)
+def translate_batch(rule: Rule, factor: float) -> Translation:
+    """The settings for a batch ``factor`` times as large that turn the weights as far per sample.
+
+    ``lr x factor`` (Adam with L2: ``x sqrt(factor)``), weight decay unchanged. For noise-dominated gradients, L(B)
+    proportional to 1/B, over many steps.
+
+    Args:
+        rule: the settings at the present batch size.
+        factor: new batch size / present batch size.
+
+    Returns:
+        The translation.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> translate_batch(SGD(0.1, 5e-4, momentum=0.9), 4).rule.lr
+        0.4
+    """
+    b = positive("batch factor", factor)
+    scale = math.sqrt(b) if isinstance(rule, AdamL2) else b
+    new = dataclasses.replace(rule, lr=rule.lr * scale)
+    kept = ["angular diffusion per sample", "settling time in samples (epochs)"]
+    changed = [f"angle per step: x {math.sqrt(b):.4g}"]
+    if isinstance(rule, SGD | SGDW | AdamL2):
+        kept.append("equilibrium norm (L falls as 1/batch while lr rises)")
+    else:
+        changed.append(f"equilibrium norm: x {math.sqrt(b):.4g} (scale lr and wd by sqrt(batch) each to keep it)")
+    changed.append(f"momentum memory in samples: x {b:g}")
+    return Translation(new, 1.0, tuple(kept), tuple(changed))
+
+
+@law("smd", "eq. (4), (5)", derived="angle and time constant depend on lr * wd only, so the pair may slide along it")
+def translate_decay(rule: Rule, weight_decay: float) -> Translation:
+    """The learning rate that holds the angle at another weight decay ("hold the angle, halve the wd").
+
+    ``lr wd`` is held (Adam with L2: ``lr^2 wd``).
+
+    Args:
+        rule: the present settings.
+        weight_decay: the new weight decay.
+
+    Returns:
+        The translation; the norm moves to its new equilibrium unless the weights are rescaled with it.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> t = translate_decay(SGD(0.1, 5e-4, momentum=0.9), 2.5e-4)
+        >>> t.rule.lr, t.changed[0]
+        (0.2, 'equilibrium norm: x 1.414')
+    """
+    ratio = rule.weight_decay / positive("weight_decay", weight_decay)
+    lr = rule.lr * (math.sqrt(ratio) if isinstance(rule, AdamL2) else ratio)
+    new = dataclasses.replace(rule, lr=lr, weight_decay=weight_decay)
+    norm = ratio ** (0.5 if isinstance(rule, SGD | SGDW | AdamL2) else 1.0)
+    kept = ("angle per step", "time constant", "angular diffusion")
+    changed = (
+        f"equilibrium norm: x {norm:.4g}",
+        "until the norm gets there the angle is off; rescale the weights to skip that",
+    )
+    return Translation(new, 1.0, kept, changed)
+
+
+_MATCHES = ("angle", "diffusion", "time_constant")
+
+
+@law("rotational", "Table 1", derived="lr * wd from the matched quantity, lr / wd from the matched norm")
+def translate_optimizer(
+    rule: Rule,
+    to: str,
+    *,
+    match: str = "angle",
+    unit_grad_sq: float | None = None,
+    dim: float | None = None,
+    **settings: object,
+) -> Translation:
+    """Settings of another optimizer with the same equilibrium norm and one matched speed.
+
+    ``lr * wd`` follows from what is matched (angle per step, angular diffusion per step, or time constant), ``lr / wd``
+    from the norm. Angle and time constant cannot both be matched: angle^2 x time constant is (1-a)/(2(1+a)) for SGD,
+    twice that for AdamW.
+
+    Args:
+        rule: the present settings.
+        to: "sgd", "sgdw", "adamw" or "lion".
+        match: "angle", "diffusion" or "time_constant".
+        unit_grad_sq: L, needed when SGD, SGDW or Adam with L2 is involved.
+        dim: number of entries d, needed unless both are SGD-type.
+        **settings: momentum, betas, ... of the new optimizer.
+
+    Returns:
+        The translation.
+
+    Example:
+        >>> from equilibria.theory import AdamW
+        >>> t = translate_optimizer(AdamW(1e-3, 0.1), "lion", dim=10_000)
+        >>> f"{t.rule.lr:.3g} {t.rule.weight_decay:.3g}"
+        '0.00023 1.03'
+    """
+    one_of("to", to, ["sgd", "sgdw", "adamw", "lion"])
+    one_of("match", match, _MATCHES)
+    kind = RULES[to]
+    if isinstance(rule, Muon):
+        raise EquilibriaError(
+            "got muon; expected sgd, sgdw, adamw, adam or lion: Muon's update size depends on the matrix shape"
+        )
+    scale = _needed_scale(rule, kind, unit_grad_sq=unit_grad_sq, dim=dim)
+    wanted = _speed(rule, match, **scale)
+    product = _solve_product(kind, match, wanted, settings)
+    norm_sq = equilibrium_norm_sq(rule, **scale)
+    trial = kind(1.0, product, **settings)  # type: ignore[arg-type]
+    power = 1 if isinstance(trial, SGD | SGDW) else 2
+    # At fixed lr * wd the equilibrium ||w||^2 is proportional to lr (SGD-type) or lr^2 (constant-size updates).
+    lr = (norm_sq / equilibrium_norm_sq(trial, **scale)) ** (1 / power)
+    new = kind(lr, product / lr, **settings)  # type: ignore[arg-type]
+    names = {"angle": "angle per step", "diffusion": "angular diffusion per step", "time_constant": "time constant"}
+    others = [
+        f"{names[other]}: x {_speed(new, other, **scale) / _speed(rule, other, **scale):.4g}"
+        for other in _MATCHES
+        if other != match
+    ]
+    return Translation(new, 1.0, (names[match], "equilibrium norm"), tuple(others))
+
+
+def _needed_scale(rule: Rule, kind: type[Rule], *, unit_grad_sq: float | None, dim: float | None) -> dict[str, float]:
+    by_gradient = [r for r in (type(rule), kind) if r in (SGD, SGDW, AdamL2)]
+    by_entries = [r for r in (type(rule), kind) if r in (AdamW, AdamL2, Lion)]
+    if by_gradient and by_entries and (unit_grad_sq is None or dim is None):
+        raise EquilibriaError(
+            f"got unit_grad_sq={unit_grad_sq}, dim={dim}; expected both, to match the norms of "
+            f"{type(rule).__name__} and {kind.__name__} (measure L = E||g||^2 ||w||^2 of one layer)"
+        )
+    return {
+        "unit_grad_sq": 1.0 if unit_grad_sq is None else positive("unit_grad_sq", unit_grad_sq),
+        "dim": 1.0 if dim is None else positive("dim", dim),
+    }
+
+
+def _speed(rule: Rule, match: str, *, unit_grad_sq: float, dim: float) -> float:
+    if match == "diffusion":
+        return angular_diffusion(rule, unit_grad_sq=unit_grad_sq, dim=dim)
+    if match == "time_constant":
+        return 1 / relaxation(rule, unit_grad_sq=unit_grad_sq, dim=dim).rate
+    return float(rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).angle)
+
+
+def _solve_product(kind: type[Rule], match: str, wanted: float, settings: dict[str, object]) -> float:
+    """lr * wd of the new rule, by bisection in its logarithm: every speed is monotone in it."""
+
+    def speed(product: float) -> float:
+        return _speed(kind(1.0, product, **settings), match, unit_grad_sq=1.0, dim=1.0)  # type: ignore[arg-type]
+
+    low, high = 1e-16, 0.5
+    rising = speed(high) > speed(low)
+    if not min(speed(low), speed(high)) <= wanted <= max(speed(low), speed(high)):
+        raise EquilibriaError(
+            f"got a {match} of {wanted:g}; expected one that {kind.__name__} reaches with lr*weight_decay < {high:g}"
+        )
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        if (speed(middle) < wanted) == rising:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(low * high)

@@ -1,0 +1,23 @@
+"""Shared test settings: one thread, a fast hypothesis profile, and the helpers beside the theory tests importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# The tests are imported by path (import mode "importlib"), so a helper module needs its folder on the path.
+sys.path.insert(0, str(Path(__file__).parent / "theory"))
+
+settings.register_profile("fast", deadline=None, max_examples=30, derandomize=True)
+settings.load_profile("fast")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Small tensors are faster on one thread, and the sums then have one order: the same numbers everywhere."""
+    import torch
+
+    torch.set_num_threads(1)
