@@ -62,7 +62,7 @@ def _range(low: float, high: float) -> str:
 
 
 def _never_settles(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
-    stuck = [phase for phase in phases if phase.flat and not phase.settles]
+    stuck = [phase for phase in phases if phase.settle_steps is not None and not phase.settles]
     if not stuck:
         return
     ratios = [m.angle_ratio for phase in stuck for m in (phase.start, phase.middle, phase.end) if m.angle_ratio]
@@ -84,19 +84,30 @@ def _never_settles(phases: Sequence[Phase], situation: Situation) -> Iterator[Fi
 def _undershoots(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
     for before, after in pairwise(phases):
         start, end = after.start.angle_ratio, after.end.angle_ratio
-        if not (after.jump and start and end and start < 0.8 < end and start < end):
+        if not (after.jump and start and end and start < 0.8 < end and before.end.angle_equilibrium > 0):
             continue
         old, new = _rule_at(situation.rule, before.end), _rule_at(situation.rule, after.start)
         drop = before.end.lr / after.start.lr
+        asked = before.end.angle_equilibrium / after.start.angle_equilibrium
+        fell, same_decay = drop > 1, old.weight_decay == new.weight_decay
         yield Finding(
             "warning",
             f"the angle undershoots when phase {after.number} begins and climbs back",
-            f"dividing lr by {drop:.3g} divides the angle by {drop:.3g} at once, although equilibrium asks for "
-            f"{before.end.angle_equilibrium / after.start.angle_equilibrium:.3g} only: it starts at {start:.0%} and "
-            f"climbs to {end:.0%} over {situation.time(min(after.settle_steps or after.steps, after.steps))}, which is "
+            (
+                f"dividing lr by {drop:.3g} divides the angle by {drop:.3g} at once, although equilibrium asks for "
+                f"{asked:.3g} only"
+                if fell
+                else f"equilibrium asks for {1 / asked:.3g} times the angle, which comes only as the norm decays"
+            )
+            + f": it starts at {start:.0%} and climbs to {end:.0%} over {situation.time(min(after.settle_steps or after.steps, after.steps))}, which is "
             "where test accuracy can dip (pseudo-overfitting)",
-            f"to be settled at once: {_rescale_sentence(situation, old, new)}; or let wd rise as lr falls "
-            f"(wd {old.weight_decay * drop:.3g} keeps lr x wd, so angle and time constant stay as they were)",
+            f"to be settled at once: {_rescale_sentence(situation, old, new)}"
+            + (
+                f"; a weight decay of {old.weight_decay * drop:.3g} from here on would settle {drop:.3g}x faster, but "
+                "at the old angle"
+                if fell and same_decay
+                else ""
+            ),
             "settling.after_lr_drop",
         )
 
@@ -143,7 +154,7 @@ def _falls_behind(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
     to_zero = last.end.lr <= 0.01 * peak.start.lr
     yield Finding(
         "warning",
-        "lr falls to zero while wd stays fixed" if to_zero else "lr falls faster than the norm can follow",
+        "the lr falls to zero while wd stays fixed" if to_zero else "the lr falls faster than the norm can follow",
         f"from step {late[0].first_step:,} on the angle lags, down to {ratio:.0%} of equilibrium in the middle of "
         f"phase {last.number}: the equilibrium norm falls with lr, but so does lr x wd, the speed at which the weights "
         f"follow; they end at {last.end.norm / peak.end.norm:.2f} of their norm at the peak",
@@ -163,7 +174,7 @@ def _far_start(phases: Sequence[Phase], situation: Situation) -> Iterator[Findin
     yield Finding(
         "warning",
         f"training starts far from equilibrium: the norm is {ratio:.2g} of its equilibrium value",
-        f"||w|| = {situation.init_norm:.3g}, equilibrium {situation.init_norm / ratio:.3g}; the first step turns by "
+        f"||w|| = {first.start.norm:.3g}, equilibrium {first.start.norm_equilibrium:.3g}; step {first.first_step} turns by "
         f"{first.start.angle:.3g} rad" + (f", {angle:.2g} times the equilibrium angle" if angle else ""),
         (
             "the first steps are too large until the norm has grown: warm up the lr"
@@ -190,7 +201,12 @@ def _rounded_away(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
     yield Finding(
         "warning",
         f"{situation.dtype} weights round {what} away in {_numbers(lost)}",
-        f"lr x wd = {product:.3g} per step against half an ulp, {limit:.3g}: w - lr wd w rounds back to w",
+        (
+            f"a step moves the weight by {max(phase.start.angle for phase in lost):.3g} of itself"
+            if coupled
+            else f"lr x wd = {product:.3g} per step"
+        )
+        + f" against half an ulp, {limit:.3g}: the weight rounds back to what it was",
         "keep a float32 master copy of the weights, or use stochastic rounding",
         "equilibrium.heavy_ball",
     )

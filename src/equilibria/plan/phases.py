@@ -48,13 +48,13 @@ def cut(lr: Array, weight_decay: Array) -> tuple[Span, ...]:
     for first, after in pairwise(edges.tolist()):
         if after - first >= flat_length:
             if ramp_from is not None:
-                spans += _ramp(lr, ramp_from, first, total)
+                spans += _ramp(lr, weight_decay, ramp_from, first, total)
                 ramp_from = None
             spans.append(Span(first, after - first, flat=True, jump=_is_jump(lr, weight_decay, first)))
         elif ramp_from is None:
             ramp_from = first
     if ramp_from is not None:
-        spans += _ramp(lr, ramp_from, total, total)
+        spans += _ramp(lr, weight_decay, ramp_from, total, total)
     return tuple(spans)
 
 
@@ -66,12 +66,17 @@ def _is_jump(lr: Array, weight_decay: Array, at: int) -> bool:
     return lr_step > _JUMP or wd_step > _JUMP
 
 
-def _ramp(lr: Array, first: int, after: int, total: int) -> list[Span]:
-    peak = float(lr.max())
-    jumps = (np.flatnonzero(np.abs(np.diff(lr[first:after])) > _JUMP * peak) + first + 1).tolist()
+def _ramp(lr: Array, weight_decay: Array, first: int, after: int, total: int) -> list[Span]:
+    change = np.diff(lr[first:after])
+    jumps = (np.flatnonzero(np.abs(change) > _JUMP * float(lr.max())) + first + 1).tolist()
+    # Where the lr turns round (the end of a warm-up, the top of a cycle), what people call a phase ends.
+    moves = np.flatnonzero(change)
+    turned = np.flatnonzero(np.sign(change[moves[1:]]) != np.sign(change[moves[:-1]]))
+    turns = {int(at) for at in moves[turned + 1] + first} - {at - 1 for at in jumps}  # a jump is its own turn
     spans = []
-    for begin, end in pairwise([first, *jumps, after]):
+    for begin, end in pairwise(sorted({first, *jumps, *turns, after})):
         pieces = min(end - begin, max(1, round(_RAMP_PIECES * (end - begin) / total)))
         marks = np.linspace(begin, end, pieces + 1).round().astype(int).tolist()
-        spans += [Span(a, b - a, flat=False, jump=a in jumps) for a, b in pairwise(marks)]
+        starts = [*jumps, first] if _is_jump(lr, weight_decay, first) else jumps
+        spans += [Span(a, b - a, flat=False, jump=a in starts) for a, b in pairwise(marks)]
     return spans

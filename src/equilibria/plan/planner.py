@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from equilibria.theory.transient import State, cold_start, evolve, settled
 Array = NDArray[np.float64]
 
 _CURVE_POINTS = 500
+_MOST_STEPS = 10_000_000  # ten seconds and a gigabyte; longer runs are planned in coarser steps or in parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,7 @@ def plan(
         [1.0, 0.32, 0.1]
     """
     count = whole("steps", steps, low=1)
+    within("steps", count, high=_MOST_STEPS)
     one_of("dtype", dtype, DTYPES)
     within("tolerance", tolerance, above=0, below=1)
     _check_scale(rule, init_norm, unit_grad_sq, dim)
@@ -245,7 +248,15 @@ def _check_scale(rule: Rule, init_norm: float | None, unit_grad_sq: float | None
 def _build(situation: Situation, lrs: Array, decays: Array) -> Plan:
     rule, scale = situation.rule, {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
     rule.equilibrium(**scale)  # type: ignore[arg-type]  # refuses an lr * wd without a stable equilibrium
-    path = evolve(rule, situation.steps, start=_start(situation), lr=lrs, weight_decay=decays, **scale)
+    path = evolve(
+        rule,
+        situation.steps,
+        start=_start(situation),
+        lr=lrs,
+        weight_decay=decays,
+        unit_grad_sq=situation.unit_grad_sq,
+        dim=situation.dim,
+    )
     goal = targets(rule, lrs, weight_decay=decays, **scale)
     angle, norm = path.angle, path.norm[:-1]
     spans = cut(lrs, decays)
@@ -278,7 +289,9 @@ def _thin(steps: int, spans: tuple[Span, ...]) -> NDArray[np.int64]:
     return np.unique(np.clip(np.concatenate([even, firsts, firsts - 1]), 0, steps - 1))
 
 
-def _phase(number: int, span: Span, situation: Situation, moment, inside) -> Phase:  # type: ignore[no-untyped-def]
+def _phase(
+    number: int, span: Span, situation: Situation, moment: Callable[[int], Moment], inside: NDArray[np.bool_]
+) -> Phase:
     last = span.first + span.steps - 1
     end = moment(last)
     rule = dataclasses.replace(situation.rule, lr=end.lr, weight_decay=end.weight_decay)
@@ -290,7 +303,13 @@ def _phase(number: int, span: Span, situation: Situation, moment, inside) -> Pha
         outside = np.flatnonzero(~inside[span.first : last + 1])
         needs = int(outside[-1]) + 1 if len(outside) else 0
         if not inside[last]:
-            more = steps_to_tolerance(rule, end.norm / end.norm_equilibrium, tolerance=situation.tolerance, **scale)
+            more = steps_to_tolerance(
+                rule,
+                end.norm / end.norm_equilibrium,
+                tolerance=situation.tolerance,
+                unit_grad_sq=situation.unit_grad_sq,
+                dim=situation.dim,
+            )
             needs = span.steps + math.ceil(more)
     return Phase(
         number,

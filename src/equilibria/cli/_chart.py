@@ -1,0 +1,68 @@
+"""A line chart of a few series in plain characters, log y axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_DECADES = 3  # an lr that falls to zero would squeeze the rest of the chart into one row
+
+
+def chart(
+    x: Sequence[float],
+    series: Sequence[tuple[str, Sequence[float]]],
+    *,
+    columns: int,
+    rows: int = 14,
+    unit: str = "epochs",
+) -> list[str]:
+    """The chart's lines.
+
+    Args:
+        x: positions, ascending.
+        series: (character, values) pairs; later ones are drawn over earlier ones. Values three decades below the
+            largest are left out.
+        columns: width of the plot without its axis.
+        rows: height.
+        unit: what x counts.
+
+    Returns:
+        Lines of text, without line ends.
+
+    Example:
+        >>> print(chart([0, 1, 2], [("*", [1.0, 10.0, 100.0])], columns=5, rows=3, unit="steps")[0])
+                  100 ┤   **
+    """
+    positive = [value for _, values in series for value in values if value > 0]
+    high = math.log(max(positive))
+    low = max(math.log(min(positive)), high - _DECADES * math.log(10))
+    span = max(high - low, 1e-9)
+    grid = [[" "] * columns for _ in range(rows)]
+    for mark, values in series:
+        for column, value in enumerate(_resample(x, values, columns)):
+            if value is not None and value > 0 and math.log(value) >= low - 1e-12:
+                grid[round((high - math.log(value)) / span * (rows - 1))][column] = mark
+    lines = []
+    for row, cells in enumerate(grid):
+        labelled = row % max(1, (rows - 1) // 4) == 0 or row == rows - 1
+        label = f"{math.exp(high - span * row / (rows - 1)):.3g}" if labelled else ""
+        lines.append(f"{label:>13} {'┤' if labelled else '│'}{''.join(cells)}")
+    end = f"{x[-1]:,.0f}"
+    lines.append(f"{'':>13} └{'─' * columns}")
+    lines.append(f"{'':>13}  {x[0]:,.0f}".ljust(15 + columns - len(end)) + f"{end} {unit}")
+    return lines
+
+
+def _resample(x: Sequence[float], values: Sequence[float], columns: int) -> list[float | None]:
+    """Value at the middle of each column, interpolated between the two points around it."""
+    result: list[float | None] = []
+    at = 0
+    for column in range(columns):
+        target = x[0] + (x[-1] - x[0]) * (column + 0.5) / columns
+        while at < len(x) - 2 and x[at + 1] < target:
+            at += 1
+        left, right = x[at], x[min(at + 1, len(x) - 1)]
+        share = (target - left) / (right - left) if right > left else 0.0
+        value = values[at] + share * (values[min(at + 1, len(x) - 1)] - values[at])
+        result.append(value if math.isfinite(value) else None)
+    return result

@@ -1,0 +1,105 @@
+"""Options that several commands share, and the rule they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from equilibria.errors import EquilibriaError, number, one_of
+
+if TYPE_CHECKING:
+    from equilibria.theory import Rule
+
+OPTIMIZERS = ("sgd", "sgdw", "adamw", "adam", "lion", "muon")
+_NEEDS = {
+    "momentum": ("sgd", "sgdw", "muon"),
+    "nesterov": ("sgd", "muon"),
+    "dampening": ("sgd",),
+    "betas": ("adamw", "adam", "lion"),
+}
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Number(click.ParamType):  # type: ignore[type-arg]  # not subscriptable before click 8.4
+    """A finite number; NaN, infinity and words are refused with what was received."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse what was typed."""
+        try:
+            return number("value", value)
+        except EquilibriaError:
+            self.fail(f"got {value!r}; expected a finite number", param, ctx)
+
+
+class Whole(click.ParamType):  # type: ignore[type-arg]
+    """A whole number; 1e5 is one, 1.5 is not."""
+
+    name = "whole number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse what was typed."""
+        parsed = NUMBER.convert(value, param, ctx)
+        if not parsed.is_integer():
+            self.fail(f"got {value!r}; expected a whole number", param, ctx)
+        return int(parsed)
+
+
+NUMBER, WHOLE = Number(), Whole()
+
+
+def apply(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """One decorator from many, in the order in which they appear in the help."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+rule_options = apply(
+    click.option("--optimizer", required=True, help=f"One of: {', '.join(OPTIMIZERS)} (adam: coupled L2)."),
+    click.option("--lr", type=NUMBER, required=True, help="Learning rate (the peak, with a schedule)."),
+    click.option("--wd", "--weight-decay", type=NUMBER, required=True, help="Weight decay, as torch takes it."),
+    click.option("--momentum", type=NUMBER, help="Momentum (sgd, sgdw, muon)."),
+    click.option("--nesterov", is_flag=True, help="Nesterov momentum (sgd; muon has it on by itself)."),
+    click.option("--dampening", type=NUMBER, help="Dampening (sgd)."),
+    click.option("--betas", help="beta1,beta2 (adamw, adam, lion), such as 0.9,0.999."),
+)
+scale_options = apply(
+    click.option("--unit-grad-sq", type=NUMBER, help="L = E||g||^2 ||w||^2 of a layer; fixes the norm of sgd, sgdw."),
+    click.option("--dim", type=NUMBER, help="Number of entries of the weight; fixes the norm of adamw, lion."),
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
+
+
+def numbers(option: str, text: str) -> list[float]:
+    """Comma-separated numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        return [number(option, part) for part in parts]
+    except EquilibriaError:
+        raise EquilibriaError(
+            f"got {option} {text!r}; expected numbers separated by commas, such as 0.9,0.999"
+        ) from None
+
+
+def build_rule(options: dict[str, Any]) -> Rule:
+    """The rule that the options describe; an option that the optimizer does not have is an error."""
+    from equilibria.theory import RULES
+
+    optimizer = one_of("--optimizer", options["optimizer"], OPTIMIZERS)
+    settings = {name: options[name] for name in _NEEDS if options[name] not in (None, False)}
+    for name in settings:
+        if optimizer not in _NEEDS[name]:
+            raise EquilibriaError(
+                f"got --{name} with --optimizer {optimizer}; expected it only with: {', '.join(_NEEDS[name])}"
+            )
+    if "betas" in settings:
+        settings["betas"] = tuple(numbers("--betas", settings["betas"]))
+    return RULES[optimizer](options["lr"], options["wd"], **settings)

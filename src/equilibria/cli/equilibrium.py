@@ -1,0 +1,66 @@
+"""`equilibria equilibrium`: the calculator."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equilibria.cli._options import build_rule, json_option, numbers, rule_options, scale_options
+from equilibria.cli._output import print_json, table, wrap
+from equilibria.errors import EquilibriaError
+
+if TYPE_CHECKING:
+    from equilibria.theory import Equilibrium, Rule
+
+
+@click.command("equilibrium")
+@rule_options
+@scale_options
+@click.option("--shape", help="muon: rows,columns of the matrix; fixes its norm.")
+@json_option
+def command(**options: Any) -> None:
+    """Where an optimizer settles: norm, angle per step, how fast it gets there, and what that assumes."""
+    rule = build_rule(options)
+    result = _solve(rule, unit_grad_sq=options["unit_grad_sq"], dim=options["dim"], shape=options["shape"])
+    if options["as_json"]:
+        print_json(result)
+    else:
+        _show(rule, result)
+
+
+def _solve(rule: Rule, *, unit_grad_sq: float | None, dim: float | None, shape: str | None) -> Equilibrium:
+    from equilibria.theory import Muon
+
+    if shape is None:
+        return rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim)
+    if not isinstance(rule, Muon):
+        raise EquilibriaError("got --shape; expected it only with --optimizer muon (use --dim or --unit-grad-sq)")
+    sides = numbers("--shape", shape)
+    if len(sides) != 2:
+        raise EquilibriaError(f"got --shape {shape!r}; expected two numbers, rows,columns")
+    return rule.equilibrium(shape=(int(sides[0]), int(sides[1])))
+
+
+def _show(rule: Rule, result: Equilibrium) -> None:
+    from equilibria.theory import AdamW, Lion, Muon
+
+    angle = float(result.angle)
+    needs = {AdamW: "--dim", Lion: "--dim", Muon: "--shape"}.get(type(rule), "--unit-grad-sq")
+    norm = f"{float(result.norm):.6g}" if result.norm is not None else f"give {needs} to know it"
+    rows = [
+        ["angle per step", f"{angle:.6g} rad ({math.degrees(angle):.4g} degrees)"],
+        ["relative update", f"{float(result.relative_update):.6g} of the norm"],
+        ["norm", norm],
+        ["deviation shrinks by", f"{result.rate:.8g} per step"],
+        ["time constant", f"{result.time_constant:,.1f} steps"],
+        ["approach", "monotone near equilibrium" if result.monotone else "oscillates around equilibrium"],
+    ]
+    print(f"\n  {rule}\n")
+    print(table(rows, left=2))
+    print("\n  Holds if")
+    for item in result.validity:
+        mark = {True: "yes", False: "NO ", None: "?  "}[item.met]
+        print(wrap(f"{item.name}: {item.detail}", indent=f"    {mark} ", hang=" " * 8))
+    print("\n    yes: met by these settings   NO: not met   ?: only a measurement of the run can tell\n")

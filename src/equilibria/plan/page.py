@@ -1,0 +1,365 @@
+"""A plan as one HTML page that needs no network: charts, phases, findings, and how to read them."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import re
+import secrets
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria._version import __version__
+from equilibria.errors import EquilibriaError
+from equilibria.plan.findings import Finding
+from equilibria.plan.page_data import SLOWER, as_json, chart_data, mark
+from equilibria.plan.planner import Moment, Phase, Plan
+from equilibria.theory.citations import PAPERS, Citation, cite
+
+Array = NDArray[np.float64]
+
+_WORTH_SAYING = 0.005  # a smaller share of the run rounds to 0 %
+
+
+def write_page(plan: Plan, path: str | Path, *, title: str | None = None) -> Path:
+    """Write a plan as one offline HTML page.
+
+    The page appears complete or not at all: it is written beside its target and then moved into place.
+
+    Args:
+        plan: the plan to show.
+        path: the file to write, in a folder that exists; an existing file is replaced.
+        title: shown above the headline; the optimizer and its settings without it.
+
+    Returns:
+        The path.
+
+    Raises:
+        EquilibriaError: the folder does not exist, the path is not a file, or it cannot be written.
+    """
+    page = page_html(plan, title=title)
+    try:
+        _replace(Path(path), page)
+    except (OSError, ValueError) as error:
+        if isinstance(error, EquilibriaError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise EquilibriaError(f"got path={str(path)!r}, which cannot be written: {reason}") from error
+    return Path(path)
+
+
+def _replace(path: Path, text: str) -> None:
+    target = path.resolve()  # a link keeps pointing where it did
+    if not target.parent.is_dir():
+        raise EquilibriaError(f"got path={str(path)!r}, but {target.parent} is not a folder; expected one that exists")
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "not a regular file"
+        raise EquilibriaError(f"got path={str(path)!r}, which is {kind}; expected the name of an HTML file")
+    beside = target.parent / f".equilibria-{secrets.token_hex(8)}.tmp"
+    try:
+        beside.write_text(text, encoding="utf-8", newline="\n")
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def page_html(plan: Plan, *, title: str | None = None) -> str:
+    """A plan as the text of one HTML page; its scripts, styles and data are inside.
+
+    Args:
+        plan: the plan to show.
+        title: shown above the headline; the optimizer and its settings without it.
+
+    Returns:
+        HTML.
+
+    Example:
+        >>> from equilibria.plan import plan
+        >>> from equilibria.theory import SGD
+        >>> "for the whole run</h1>" in page_html(plan(SGD(0.1, 5e-4, momentum=0.9), 0.1, steps=1000))
+        True
+    """
+    from plotly.offline import get_plotlyjs  # only a page needs it, and it takes long to import
+
+    # The policy below names each script by its hash, and browsers hash what is left after line ends are unified.
+    plotly, script = (_one_line_end(text) for text in (get_plotlyjs(), _asset("page.js")))
+    situation = plan.situation
+    unit = "step" if situation.steps_per_epoch is None else "epoch"
+    return Template(_asset("page.html")).substitute(
+        policy=_policy(plotly, script),
+        version=escape(__version__),
+        title=escape(_default_title(plan) if title is None else title),
+        style=_asset("page.css"),
+        headline=_text(headline(plan)),
+        settings=_settings(plan),
+        tolerance=_text(_percent(situation.tolerance)),
+        angle_label=_text(f"Chart of the angle per step over the run. {headline(plan)}"),
+        norm_label=_text(_norm_label(plan)),
+        schedule_label=f"Chart of lr ({_from_to(plan.curve.lr)}) and wd ({_from_to(plan.curve.weight_decay)})",
+        unit_plural=f"{unit}s",
+        phases="\n".join(_row(phase, plan) for phase in plan.phases),
+        findings="\n".join(_card(finding) for finding in plan.findings) or _NOTHING_FOUND,
+        start=_start_sentence(plan),
+        data=as_json(chart_data(plan)),
+        plotly=plotly,
+        script=script,
+    )
+
+
+def _asset(name: str) -> str:
+    return files("equilibria.plan").joinpath(name).read_text(encoding="utf-8")
+
+
+def _one_line_end(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _policy(*scripts: str) -> str:
+    """Let the browser refuse every request, and every script but these."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+# ---- the headline
+
+
+def headline(plan: Plan) -> str:
+    """What the schedule does, in one sentence.
+
+    Example:
+        >>> from equilibria.plan import plan
+        >>> from equilibria.theory import SGD
+        >>> headline(plan(SGD(0.1, 5e-4, momentum=0.9), lambda step: 0.1 if step < 500 else 0.01, steps=1000))
+        'Phase 2 never reaches equilibrium: 50 % of the run turns slower than lr × wd says'
+    """
+    warning = next((finding.subject for finding in plan.findings if finding.severity == "warning"), None)
+    shares = _shares(plan)
+    if warning is None:
+        return shares[0].upper() + shares[1:]
+    return f"{_sentence_case(warning.split(':')[0])}: {shares}"
+
+
+def _shares(plan: Plan) -> str:
+    slow, fast, still = _deviations(plan)
+    kinds = [(share, word) for share, word in ((slow, "slower"), (fast, "faster")) if share >= _WORTH_SAYING]
+    rest = f"; in {_percent(still)} of the run lr or wd is 0" if still >= _WORTH_SAYING else ""
+    if not kinds:
+        return f"the weights turn as lr × wd says{rest or ', for the whole run'}"
+    (share, word), *others = kinds
+    other = "".join(f" and {_percent(share)} {word}" for share, word in others)
+    return f"{_percent(share)} of the run turns {word}{other} than lr × wd says{rest}"
+
+
+def _deviations(plan: Plan) -> tuple[float, float, float]:
+    """Shares of the run that turn slower than equilibrium, faster, and that have no equilibrium."""
+    curve, tolerance = plan.curve, plan.situation.tolerance
+    moving = curve.angle_equilibrium > 0
+    ratio = np.divide(curve.angle, curve.angle_equilibrium, out=np.ones_like(curve.angle), where=moving)
+    weight = np.gradient(curve.step.astype(np.float64)) if len(curve.step) > 1 else np.ones(1)
+    kinds = ratio < 1 - tolerance, ratio > 1 + tolerance, ~moving
+    slow, fast, still = (float(weight[kind].sum() / weight.sum()) for kind in kinds)
+    # The curve is thinned out; where there is only one kind of deviation the plan knows its share exactly.
+    if max(fast, still) < _WORTH_SAYING:
+        slow = 1 - plan.settled_share
+    elif max(slow, still) < _WORTH_SAYING:
+        fast = 1 - plan.settled_share
+    return slow, fast, still
+
+
+def _sentence_case(text: str) -> str:
+    first, _, rest = text.partition(" ")
+    if first == "lr" and not rest.startswith("x "):
+        return f"The {text}"
+    is_a_name = first == "lr" or any(letter.isdigit() for letter in first)  # lr x wd, float32
+    return text if is_a_name else text[:1].upper() + text[1:]
+
+
+# ---- the settings
+
+
+def _default_title(plan: Plan) -> str:
+    rule = plan.situation.rule
+    return f"Plan: {type(rule).__name__}, lr {_number(rule.lr)}, wd {_number(rule.weight_decay)}"
+
+
+def _settings(plan: Plan) -> str:
+    situation, curve = plan.situation, plan.curve
+    pairs = [("optimizer", type(situation.rule).__name__, "")]
+    pairs.append(("learning rate", _from_to(curve.lr), ""))
+    pairs.append(("weight decay", _from_to(curve.weight_decay), ""))
+    for field in dataclasses.fields(situation.rule):
+        value = getattr(situation.rule, field.name)
+        if field.name in ("momentum", "betas") or (field.name not in ("lr", "weight_decay") and value != field.default):
+            shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            pairs.append((field.name.replace("_", " "), shown, ""))
+    steps = f"{situation.steps:,} steps"
+    if situation.steps_per_epoch is None:
+        pairs.append(("length", steps, ""))
+    else:
+        epochs = f"{situation.steps / situation.steps_per_epoch:,.4g} epochs"
+        pairs.append(("length", epochs, f"{steps}, {situation.steps_per_epoch:,} per epoch"))
+    start = "in equilibrium" if situation.init_norm is None else f"‖w‖ = {_number(situation.init_norm)}"
+    pairs.append(("start", start, ""))
+    pairs.append(("settled means", f"within {_percent(situation.tolerance)}", ""))
+    if situation.dtype != "float32":
+        pairs.append(("weights in", situation.dtype, ""))
+    return "\n".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}{f'<small>{escape(more)}</small>' if more else ''}</dd></div>"
+        for name, value, more in pairs
+    )
+
+
+def _start_sentence(plan: Plan) -> str:
+    norm = plan.situation.init_norm
+    if norm is not None:
+        return f"training <strong>starts</strong> at ‖w‖ = {_number(norm)}, with an empty optimizer state."
+    return (
+        "training <strong>starts in equilibrium</strong> of the largest lr × wd; give the initial norm to see the "
+        "approach from your own initialisation."
+    )
+
+
+# ---- the phases
+
+
+def _row(phase: Phase, plan: Plan) -> str:
+    moments = (phase.start, phase.middle, phase.end)
+    verdict, good = _verdict(phase)
+    cells = [
+        f'<th scope="row">{phase.number}</th>',
+        f"<td>{_span(phase, plan)}</td>",
+        f"<td>{_arrow(phase, 'lr')}</td>",
+        f"<td>{_arrow(phase, 'weight_decay')}</td>",
+        f"<td>{_arrow(phase, 'angle_equilibrium')}</td>",
+        *(_ratio_cell(moment, plan.situation.tolerance) for moment in moments),
+        f"<td>{_needs(phase, plan)}</td>",
+        f"<td>{_time(phase.steps, plan)}</td>",
+        f'<td class="{"good" if good else "bad"}">{verdict}</td>' if verdict else "<td>–</td>",
+    ]
+    opening = "<tr>" if good else '<tr class="off">'
+    return f"{opening}{''.join(cells)}</tr>"
+
+
+def _span(phase: Phase, plan: Plan) -> str:
+    unit = plan.situation.steps_per_epoch or 1
+    first, after = phase.first_step / unit, (phase.first_step + phase.steps) / unit
+    shown = "{:,.0f}" if unit == 1 else "{:,.4g}"
+    return f"{shown.format(first)}–{shown.format(after)}"
+
+
+def _arrow(phase: Phase, name: str) -> str:
+    first, last = (float(getattr(moment, name)) for moment in (phase.start, phase.end))
+    if np.isclose(first, last, rtol=5e-3, atol=0):
+        return _number(last)
+    return f"{_number(first, digits=2)} →\u00a0{_number(last, digits=2)}"
+
+
+def _ratio_cell(moment: Moment, tolerance: float) -> str:
+    ratio = moment.angle_ratio
+    if ratio is None:
+        return "<td>–</td>"
+    shown = f"{ratio:.2f}" if 0.005 <= ratio < 100 else _number(ratio)
+    sign = mark(ratio, tolerance)
+    if not sign:
+        return f'<td>{shown}<span class="mark"></span></td>'
+    word = "slower" if sign == SLOWER else "faster"
+    spoken = f'<span class="mark" aria-hidden="true">{sign}</span><span class="unseen"> {word}</span>'
+    return f'<td class="out">{shown}{spoken}</td>'
+
+
+def _needs(phase: Phase, plan: Plan) -> str:
+    if not phase.flat:
+        return "(ramp)"
+    if phase.settle_steps is None:
+        return "–"
+    return "at once" if phase.settle_steps == 0 else _time(phase.settle_steps, plan)
+
+
+def _time(steps: int, plan: Plan) -> str:
+    return plan.situation.time(steps).split(" ")[0]  # the heading of the column has the unit
+
+
+def _verdict(phase: Phase) -> tuple[str, bool]:
+    """The words for the end of a phase, and whether they are good ones."""
+    ratio = phase.end.angle_ratio
+    if ratio is None:
+        return "", True
+    if phase.settles:
+        return "✓ settled", True
+    return f"✕ too {'slow' if ratio < 1 else 'fast'}", False
+
+
+# ---- the findings
+
+_NOTHING_FOUND = (
+    '<article class="finding"><h3>Nothing to change</h3><p>The weights stay in equilibrium, and nothing about '
+    "this schedule calls for a change.</p></article>"
+)
+
+
+def _card(finding: Finding) -> str:
+    warning = finding.severity == "warning"
+    badge = f"{'⚠' if warning else 'ℹ'}\ufe0e {finding.severity}"
+    return (
+        f'<article class="finding{" warning" if warning else ""}">'
+        f'<h3><span class="badge">{escape(badge)}</span>{_text(_sentence_case(finding.subject))}</h3>'
+        f"<p>{_text(_full_stop(finding.evidence))}</p>"
+        f"<p><strong>What to do:</strong> {_text(_full_stop(finding.remedy))}</p>"
+        f'<p class="law">Law: <code>{escape(finding.law)}</code>{_source(finding.law)}</p></article>'
+    )
+
+
+def _full_stop(text: str) -> str:
+    text = _sentence_case(text)
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _source(law: str) -> str:
+    try:
+        citation = cite(law)
+    except EquilibriaError:
+        return ""
+    if not isinstance(citation, Citation) or not citation.paper:
+        return ""
+    return f", after <cite>{escape(PAPERS[citation.paper].title)}</cite>, {escape(citation.where)} ({citation.status})"
+
+
+# ---- words and numbers
+
+
+def _norm_label(plan: Plan) -> str:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = plan.curve.norm / plan.curve.norm_equilibrium
+    known = ratio[np.isfinite(ratio) & (ratio > 0)]
+    return f"Chart of norm / equilibrium norm, between {known.min():.2f} and {known.max():.2f}"
+
+
+def _text(text: str) -> str:
+    """Escaped, and with what belongs together on one line."""
+    shown = re.sub(r"(?<=\d) %", "\u00a0%", escape(text))
+    return re.sub(r"\blr [x×] wd\b", "lr\u00a0×\u00a0wd", shown)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1g} %"
+
+
+def _number(value: float, *, digits: int = 3) -> str:
+    if not np.isfinite(value):
+        return "–"
+    return re.sub(r"e([+-])0*", lambda match: "e-" if match[1] == "-" else "e", f"{value:.{digits}g}")
+
+
+def _from_to(values: Array) -> str:
+    low, high = float(values.min()), float(values.max())
+    return _number(high) if low == high else f"{_number(low)} to {_number(high)}"

@@ -1,0 +1,123 @@
+"""What the charts of a page draw, as JSON: curves without NaN, and axes that leave out what runs off to infinity."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equilibria.plan.planner import Phase, Plan
+from equilibria.theory import SGD, SGDW
+
+Array = NDArray[np.float64]
+
+SLOWER, FASTER = "▼", "▲"
+_RUN_OFF = 5  # a ramp to zero has no lower end on a log axis: its last per cent may run out of the chart
+
+
+def mark(ratio: float | None, tolerance: float) -> str:
+    """The sign of an angle that is not in equilibrium; empty where it is, and where there is none.
+
+    Example:
+        >>> mark(0.45, 0.05), mark(1.02, 0.05), mark(None, 0.05)
+        ('▼', '', '')
+    """
+    if ratio is None or abs(ratio - 1) <= tolerance:
+        return ""
+    return SLOWER if ratio < 1 else FASTER
+
+
+def chart_data(plan: Plan) -> dict[str, object]:
+    """The curves of a plan, the ends of every axis, and the phases: all that the charts of the page draw."""
+    curve, situation = plan.curve, plan.situation
+    unit = situation.steps_per_epoch or 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        angle_ratio, norm_ratio = curve.angle / curve.angle_equilibrium, curve.norm / curve.norm_equilibrium
+    band = _norm_band(plan)
+    return {
+        "unit": "step" if situation.steps_per_epoch is None else "epoch",
+        "end": situation.steps / unit,
+        "x": _column(curve.step / unit, digits=12),
+        "angle": _log_column(curve.angle),
+        "equilibrium": _log_column(curve.angle_equilibrium),
+        "by_lr": _log_column(curve.angle_by_lr),
+        "ratio": _column(angle_ratio),
+        "norm_ratio": _log_column(norm_ratio),
+        "lr": _log_column(curve.lr),
+        "wd": _log_column(curve.weight_decay),
+        "band": band,
+        "angle_range": _widen(_range(plan, curve.angle, curve.angle_equilibrium, curve.angle_by_lr), 4.0),
+        "norm_range": _norm_range(plan, norm_ratio, band),
+        "schedule_range": _widen(_range(plan, curve.lr, curve.weight_decay), 4.0),
+        "phases": [
+            {
+                "number": phase.number,
+                "from": phase.first_step / unit,
+                "to": (phase.first_step + phase.steps) / unit,
+                "mark": "" if phase.settles else mark(phase.end.angle_ratio, situation.tolerance),
+            }
+            for phase in plan.phases
+        ],
+    }
+
+
+def _norm_band(plan: Plan) -> list[float]:
+    """Norm ratios between which the angle is within the tolerance.
+
+    The angle of one step goes as ||w||^-2 where the gradient itself shrinks as the norm grows (SGD), and as
+    ||w||^-1 where the optimizer takes steps of a fixed length.
+    """
+    power = 2 if isinstance(plan.situation.rule, SGD | SGDW) else 1
+    tolerance = plan.situation.tolerance
+    return [(1 + tolerance) ** (-1 / power), (1 - tolerance) ** (-1 / power)]
+
+
+def _norm_range(plan: Plan, ratio: Array, band: list[float]) -> list[float]:
+    """The ratios that occur, and enough around the band to see it."""
+    low, high = _range(plan, ratio)
+    return [min(low, band[0] / 1.1), max(high, band[1] * 1.1)]
+
+
+def _range(plan: Plan, *columns: Array) -> list[float]:
+    """Both ends of a log axis: all of every constant phase, but a ramp only until it runs off to zero or infinity."""
+    in_flat = np.concatenate([np.full(len(part), phase.flat) for phase, part in _parts(plan)])
+    lows, highs = [], []
+    for column in columns:
+        positive = np.isfinite(column) & (column > 0)
+        if not positive.any():
+            continue
+        shown, flat = column[positive], column[positive & in_flat]
+        low, high = np.percentile(shown, [_RUN_OFF, 100 - _RUN_OFF])
+        lows.append(max(shown.min(), min(low / 2, flat.min(initial=np.inf))))
+        highs.append(min(shown.max(), max(high * 2, flat.max(initial=0))))
+    return [float(min(lows)) / 1.25, float(max(highs)) * 1.25]
+
+
+def _widen(ends: list[float], factor: float) -> list[float]:
+    """Ends at least this factor apart: around a flat line small differences must not look large."""
+    low, high = ends
+    room = max(1.0, (factor * low / high) ** 0.5)
+    return [low / room, high * room]
+
+
+def _parts(plan: Plan) -> list[tuple[Phase, NDArray[np.int64]]]:
+    """Every phase with the steps of the curve inside it."""
+    edges = np.searchsorted(plan.curve.step, [phase.first_step for phase in plan.phases[1:]])
+    return list(zip(plan.phases, np.split(plan.curve.step, edges), strict=True))
+
+
+def _log_column(values: Array) -> list[float | None]:
+    """As a JSON column for a log axis, on which zero has no place."""
+    return _column(np.where(values > 0, values, np.nan))
+
+
+def _column(values: ArrayLike, *, digits: int = 6) -> list[float | None]:
+    """Six digits are more than a screen can show; JSON has no NaN."""
+    column = np.asarray(values, float).tolist()
+    return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in column]
+
+
+def as_json(data: dict[str, object]) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")

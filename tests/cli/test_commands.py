@@ -1,0 +1,208 @@
+"""The commands as a user types them: contracts of --json, exit codes, errors of one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner, Result
+
+from equilibria.cli import app
+from equilibria.errors import EquilibriaError
+from equilibria.theory import SGD
+
+SGD_OPTIONS = "--optimizer sgd --lr 0.1 --wd 5e-4 --momentum 0.9"
+STEP = "--schedule step --milestones 60,120,160 --factor 0.2 --epochs 200 --steps-per-epoch 391"
+
+
+def run(line: str) -> Result:
+    return CliRunner().invoke(app, line.split())
+
+
+def run_json(line: str) -> dict:
+    result = run(line + " --json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "equilibria.cli", *line.split()], capture_output=True, text=True)
+
+
+def test_equilibrium_json_has_the_contracted_keys_and_the_librarys_numbers():
+    got = run_json(f"equilibrium {SGD_OPTIONS} --unit-grad-sq 10")
+    assert list(got) == ["norm", "angle", "relative_update", "rate", "time_constant", "monotone", "validity"]
+    want = SGD(0.1, 5e-4, momentum=0.9).equilibrium(unit_grad_sq=10.0)
+    assert (got["norm"], got["angle"], got["rate"]) == (want.norm, want.angle, want.rate)
+    assert {"name", "met", "error", "affects", "detail"} == set(got["validity"][0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--optimizer sgd --lr 0.1 --wd 1e-3 --momentum 0.9 --nesterov",
+        "--optimizer sgd --lr 0.1 --wd 1e-3 --momentum 0.9 --dampening 0.5",
+        "--optimizer sgdw --lr 0.1 --wd 1e-3 --momentum 0.9",
+        "--optimizer adamw --lr 1e-3 --wd 0.1 --betas 0.9,0.95 --dim 1000",
+        "--optimizer adam --lr 1e-3 --wd 1e-3 --dim 1000 --unit-grad-sq 1",
+        "--optimizer lion --lr 1e-4 --wd 1 --dim 1000",
+        "--optimizer muon --lr 0.02 --wd 0.1 --shape 64,32",
+    ],
+)
+def test_every_optimizer_has_an_equilibrium_to_print(options):
+    result = run(f"equilibrium {options}")
+    assert result.exit_code == 0
+    assert "angle per step" in result.output and "time constant" in result.output
+    assert math.isfinite(run_json(f"equilibrium {options}")["norm"] or 0.0)
+
+
+def test_plan_prints_the_table_the_curve_and_the_findings():
+    output = run(f"plan {SGD_OPTIONS} {STEP}").output
+    rows = [line.split() for line in output.splitlines() if line.strip()[:1].isdigit() and "-" in line]
+    ratios = [row[5:8] for row in rows[:4]]
+    assert ratios == [
+        ["1.00", "1.00", "1.00"],
+        ["0.45", "0.98", "1.00"],
+        ["0.45", "0.56", "0.68"],
+        ["0.31", "0.32", "0.34"],
+    ]
+    assert "Phases 3 and 4 never reach equilibrium" in output
+    assert "multiply the weights by 0.669 and the momentum buffer by 1.495" in output
+    assert "█" in output and "epochs" in output
+
+
+def test_plan_json_has_phases_curve_and_findings():
+    got = run_json(f"plan {SGD_OPTIONS} {STEP}")
+    assert {"phases", "curve", "findings"} <= set(got)
+    assert [round(phase["start"]["angle_ratio"], 2) for phase in got["phases"]] == [1.0, 0.45, 0.45, 0.31]
+    assert {"severity", "subject", "evidence", "remedy", "law"} == set(got["findings"][0])
+    lengths = {len(values) for values in got["curve"].values()}
+    assert len(lengths) == 1
+
+
+def test_plan_json_is_valid_json_where_lr_is_zero():
+    got = run_json("plan --optimizer adamw --lr 1e-3 --wd 0.1 --schedule cosine --warmup 20 --steps 1000")
+    assert got["curve"]["norm_equilibrium"][0] is None
+    assert got["phases"][0]["start"]["angle_ratio"] is None
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "constant --steps 50",
+        "step --every 10 --factor 0.5 --steps 50",
+        "linear --end-lr 0.01 --steps 50",
+        "cosine --steps 50",
+        "cosine --cycles 5 --steps 50",
+        "polynomial --power 2 --steps 50",
+        "exponential --factor 0.9 --steps 50",
+        "wsd --warmup 5 --decay 10 --steps 50",
+        "cosine --epochs 10 --steps-per-epoch 5 --per-epoch",
+    ],
+)
+def test_every_schedule_can_be_planned_and_folded(schedule):
+    assert run(f"plan {SGD_OPTIONS} --schedule {schedule}").exit_code == 0
+    assert run(f"fold {SGD_OPTIONS} --schedule {schedule}").exit_code == 0
+
+
+def test_a_schedule_from_a_file_in_both_formats(tmp_path):
+    (tmp_path / "lines.txt").write_text("0.1\n0.1\n0.01\n")
+    (tmp_path / "list.json").write_text("[0.1, 0.1, 0.01]")
+    a = run_json(f"fold {SGD_OPTIONS} --schedule file --lr-file {tmp_path / 'lines.txt'} --steps 3")
+    b = run_json(f"fold {SGD_OPTIONS} --schedule file --lr-file {tmp_path / 'list.json'} --steps 3")
+    assert a == b and len(a["lr"]) == 3
+
+
+def test_fold_json_and_csv_agree_with_the_paper():
+    got = run_json(f"fold {SGD_OPTIONS} --epochs 2 --steps-per-epoch 391")
+    assert {"lr", "log_scale", "growth_per_step", "overflow"} <= set(got)
+    assert got["growth_per_step"] ** 391 == pytest.approx(1.481, abs=5e-4)  # "0.1 x 1.481^t", t in epochs
+    rows = list(csv.DictReader(io.StringIO(run(f"fold {SGD_OPTIONS} --epochs 2 --steps-per-epoch 391 --csv").output)))
+    assert [float(row["folded_lr"]) for row in rows] == got["lr"]
+
+
+def test_translate_says_what_it_keeps():
+    got = run_json(f"translate {SGD_OPTIONS} --scale-batch 4")
+    assert got["rule"]["lr"] == pytest.approx(0.4)
+    assert run_json(f"translate {SGD_OPTIONS} --scale-init 10")["rule"]["lr"] == pytest.approx(10.0)
+    assert run_json(f"translate {SGD_OPTIONS} --hold-angle-at-wd 2.5e-4")["rule"]["lr"] == pytest.approx(0.2)
+    lion = run_json("translate --optimizer adamw --lr 1e-3 --wd 0.1 --to lion --dim 100")
+    assert lion["optimizer"] == "Lion"
+    assert "Not kept" in run(f"translate {SGD_OPTIONS} --scale-batch 4").output
+
+
+BAD = [
+    ("plan --optimizer sgd --lr -0.1 --wd 5e-4 --steps 10", ["--lr=-0.1", "0 <= --lr"]),
+    ("plan --optimizer sgd --lr nan --wd 5e-4 --steps 10", ["'nan'", "finite number"]),
+    ("plan --optimizer sgd --lr abc --wd 5e-4 --steps 10", ["'abc'", "finite number"]),
+    ("plan --optimizer sgd --lr 0.1 --wd 5e-4 --momentum 1 --steps 10", ["momentum=1", "0 <= momentum < 1"]),
+    ("plan --optimizer sdg --lr 0.1 --wd 5e-4 --steps 10", ["'sdg'", "sgd, sgdw"]),
+    ("plan --optimizer sgd --lr 0.1 --wd 5e-4 --schedule stp --steps 10", ["'stp'", "cosine"]),
+    (f"plan {SGD_OPTIONS} --schedule step --milestones 5,20 --steps 10", ["20", "10 steps"]),
+    (f"plan {SGD_OPTIONS} --schedule step --milestones 8,5 --steps 10", ["5"]),
+    (f"plan {SGD_OPTIONS} --schedule step --milestones 5,x --steps 10", ["5,x"]),
+    ("plan --optimizer sgd --lr 100 --wd 5 --steps 10", ["lr*weight_decay=500", "< 2"]),
+    ("plan --optimizer adamw --lr 10 --wd 1 --steps 10", ["lr*weight_decay=10", "< 1"]),
+    ("plan --optimizer sgd --lr 0.1 --wd 0 --steps 10", ["weight_decay=0", "no equilibrium"]),
+    (f"plan {SGD_OPTIONS}", ["--steps", "--epochs"]),
+    (f"plan {SGD_OPTIONS} --epochs 5", ["--steps-per-epoch"]),
+    (f"plan {SGD_OPTIONS} --steps 1e12", ["steps=1e+12", "1e+07"]),
+    (f"plan {SGD_OPTIONS} --steps 1.5", ["1.5", "whole number"]),
+    (f"plan {SGD_OPTIONS} --schedule file --lr-file no-such-file --steps 10", ["no-such-file", "No such file"]),
+    (f"plan {SGD_OPTIONS} --steps 10 --html no-such-folder/x.html", ["no-such-folder"]),
+    (f"plan {SGD_OPTIONS} --steps 10 --init-norm 3", ["init_norm=3", "unit_grad_sq"]),
+    (f"plan {SGD_OPTIONS} --betas 0.9,0.99 --steps 10", ["--betas", "adamw"]),
+    ("plan --optimizer adamw --lr 1e-3 --wd 0.1 --betas 0.9 --steps 10", ["(0.9,)", "two numbers"]),
+    ("equilibrium --optimizer adam --lr 1e-3 --wd 1e-3", ["unit_grad_sq", "dim"]),
+    (f"equilibrium {SGD_OPTIONS} --shape 3,4", ["--shape", "muon"]),
+    (f"fold {SGD_OPTIONS} --nesterov --steps 5", ["nesterov"]),
+    ("fold --optimizer adamw --lr 0.1 --wd 5e-4 --steps 5", ["adamw"]),
+    ("fold --optimizer sgdw --lr 0.1 --wd 5e-4 --steps 5", ["decoupled"]),
+    ("fold --optimizer sgd --lr 0.1 --wd 0.05 --momentum 0.9 --steps 500", ["lr"]),
+    (f"fold {SGD_OPTIONS} --steps 5 --json --csv", ["--json", "--csv"]),
+    (f"translate {SGD_OPTIONS}", ["--scale-init", "--to"]),
+    (f"translate {SGD_OPTIONS} --scale-batch 2 --scale-init 2", ["exactly one"]),
+    (f"translate {SGD_OPTIONS} --to adamw", ["unit_grad_sq", "dim"]),
+    (f"translate {SGD_OPTIONS} --to rmsprop", ["rmsprop"]),
+]
+
+
+@pytest.mark.parametrize(("line", "fragments"), BAD)
+def test_bad_input_is_refused_with_what_was_received(line, fragments):
+    result = run(line)
+    text = result.output + (str(result.exception) if isinstance(result.exception, EquilibriaError) else "")
+    assert isinstance(result.exception, EquilibriaError | SystemExit), result.exception
+    assert result.exit_code != 0
+    for fragment in fragments:
+        assert fragment in text
+
+
+def test_the_real_process_exits_with_two_and_one_line_on_stderr():
+    done = shell("plan --optimizer sgd --lr 0.1 --wd 5e-4 --momentum 1.2 --steps 10")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "equilibria: got momentum=1.2; expected 0 <= momentum < 1\n"
+
+
+def test_plan_imports_neither_torch_nor_scipy_nor_plotly():
+    code = (
+        "import sys; from equilibria.cli import app; "
+        f"app({(f'plan {SGD_OPTIONS} --steps 100').split()!r}, standalone_mode=False); "
+        "print([m for m in ('torch', 'scipy', 'plotly', 'pyarrow') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m equilibria.cli fold {SGD_OPTIONS} --steps 100000 --csv | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("step,lr,folded_lr,log_scale\n", "")
