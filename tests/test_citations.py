@@ -26,9 +26,28 @@ WITHOUT_LAWS = {
 
 # Public functions that state no law of their own; say why.
 NO_LAW = {
+    "adam.adam_step": "inner loop of `transient.evolve` and `approach.adam_approach`, which cite the recursion",
+    "approach.adam_linearisation": "derivatives behind `approach.adam_approach` and `fluctuation.fluctuation`",
+    "approach.fixed_point": "linear algebra: the fixed point of any moment map",
+    "approach.map_linearisation": "derivatives behind `approach.nesterov_approach` and `fluctuation.fluctuation`",
+    "equilibrium.adam_l2_decay": "part of the solution that `equilibrium.adam_l2` cites",
+    "equilibrium.decay_product": "a check of the input",
+    "equilibrium.homogeneous_coordinates": "words that go with the laws of Adam",
+    "fixed_points.adam_l2_norm_sq": "unchecked formula of `equilibrium.adam_l2`, cited there",
+    "fixed_points.adam_step_size": "unchecked formula of `equilibrium.adam_l2`, cited there",
+    "fixed_points.adamw_point": "unchecked formula of `equilibrium.adamw`, cited there",
+    "fixed_points.constant_update_point": "unchecked formula of `equilibrium.constant_update`, cited there",
+    "fixed_points.heavy_ball_point": "unchecked formula of `equilibrium.heavy_ball`, cited there",
+    "fixed_points.nesterov_point": "unchecked formula of `equilibrium.nesterov`, cited there",
+    "fixed_points.sgdw_point": "unchecked formula of `equilibrium.sgdw`, cited there",
     "linear.linearise": "numerical differentiation of any recursion",
     "moments.angle_from_chord_sq": "plane geometry",
     "moments.chord_sq": "plane geometry",
+    "moments.nesterov_correlation": "unchecked formula of `unit_gradient.momentum_unit_grad_sq`, cited there",
+    "moments.step_map": "the matrix of a step that is cited itself",
+    "settling.equilibrium_norm_sq": "the norm of `transient.settled`",
+    "transient.cold_start": "a starting point that the user chooses",
+    "transient.settled": "the state at the fixed point that the rule's `equilibrium` cites",
 }
 
 

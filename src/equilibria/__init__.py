@@ -1,6 +1,46 @@
-"""equilibria: predict, measure and control how fast every layer of a normalised network really turns."""
+"""equilibria: predict, measure and control how fast every layer of a normalised network really turns.
+
+The verbs, imported on first use:
+
+- `plan`: what a schedule will do, before it runs.
+- `fold`: weight decay folded into an exponentially growing learning rate.
+- `translate`: the same dynamics for another initial scale, batch size, weight decay or optimizer.
+- `cite`: where a law comes from, and whether it was corrected.
+- `theory`: the laws themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError
 
-__all__ = ["EquilibriaError", "__version__"]
+if TYPE_CHECKING:
+    from equilibria import theory
+    from equilibria.planning import plan
+    from equilibria.theory.citations import cite
+    from equilibria.theory.folding import fold
+    from equilibria.theory.translation import translate
+
+__all__ = ["EquilibriaError", "__version__", "cite", "fold", "plan", "theory", "translate"]
+
+_HOMES = {
+    "cite": "equilibria.theory.citations",
+    "fold": "equilibria.theory.folding",
+    "plan": "equilibria.planning",
+    "translate": "equilibria.theory.translation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "theory":
+        return importlib.import_module("equilibria.theory")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

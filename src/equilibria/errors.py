@@ -25,6 +25,8 @@ def number(name: str, value: object) -> float:
         equilibria.errors.EquilibriaError: got lr=nan; expected a finite number
     """
     try:
+        if isinstance(value, str | bytes):  # float() would read "0.1", and the caller would go on with the text
+            raise TypeError
         result = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise EquilibriaError(f"got {name}={value!r}; expected a finite number") from None

@@ -20,6 +20,11 @@ SGD_OPTIONS = "--optimizer sgd --lr 0.1 --wd 5e-4 --momentum 0.9"
 STEP = "--schedule step --milestones 60,120,160 --factor 0.2 --epochs 200 --steps-per-epoch 391"
 
 
+@pytest.fixture(autouse=True)
+def _fixed_width(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 def run(line: str) -> Result:
     return CliRunner().invoke(app, line.split())
 

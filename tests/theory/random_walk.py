@@ -103,9 +103,11 @@ class Gradients:
         return tangent * torch.sqrt(self.unit_grad_sq / (w.shape[1] - 1) / norm_sq)
 
 
-def start_weights(replicas: int, dim: int, *, norm: float, seed: int) -> torch.nn.Parameter:
-    """Rows of exactly the given norm in random directions."""
+def start_weights(replicas: int, dim: int, *, norm: float, seed: int, spread=None) -> torch.nn.Parameter:
+    """Rows of exactly the given norm in random directions; ``spread`` is the relative size of the coordinates."""
     w = torch.randn(replicas, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    if spread is not None:
+        w = w * torch.as_tensor(spread)
     return torch.nn.Parameter(w * (norm / w.norm(dim=1, keepdim=True)))
 
 
@@ -120,6 +122,7 @@ def walk(
     seed: int = 0,
     correlation: float = 0.0,
     scales: np.ndarray | None = None,
+    spread: np.ndarray | None = None,
     schedules: dict[str, Iterable[float]] | None = None,
     before_step: Callable[[int, torch.nn.Parameter, torch.optim.Optimizer], None] | None = None,
 ) -> Walk:
@@ -135,14 +138,13 @@ def walk(
         seed: of the noise and of the start.
         correlation: of the noise between successive steps (AR(1)).
         scales: relative gradient scale per coordinate.
+        spread: relative size of the coordinates of the first weights.
         schedules: option of the parameter group -> one value per step.
         before_step: called with the step, the parameter and the optimizer before each step (to rescale, say).
     """
-    w = start_weights(replicas, dim, norm=norm, seed=seed)
+    w = start_weights(replicas, dim, norm=norm, seed=seed, spread=spread)
     optimizer = make([w])
-    gradients = Gradients(
-        replicas, dim, unit_grad_sq=unit_grad_sq, seed=seed, correlation=correlation, scales=scales
-    )
+    gradients = Gradients(replicas, dim, unit_grad_sq=unit_grad_sq, seed=seed, correlation=correlation, scales=scales)
     planned = {name: list(values) for name, values in (schedules or {}).items()}
     out = {name: np.zeros((steps, replicas)) for name in ("angle", "moved_sq", "grad_sq", "cross")}
     norm_sq = np.empty((steps + 1, replicas))
@@ -204,16 +206,42 @@ def expected_adam_step(p, q, r, v, lr, wd, betas, unit_grad_sq, dim, *, decouple
     v = b2 * v + (1 - b2) * hh / dim
     k = lr / c1 / (v / c2) ** 0.5
     after = s**2 * p - 2 * s * k * wm + k**2 * mm
-    return after, s * wm - k * mm, mm, v, after + p - 2 * (s * p - k * wm)
+    return after, s * wm - k * mm, mm, v, (1 - s) ** 2 * p + 2 * (1 - s) * k * wm + k**2 * mm
 
 
-def settled_adam(optimizer: torch.optim.Optimizer, second: float) -> torch.optim.Optimizer:
-    """Give Adam a second moment that has long settled at ``second`` (no bias correction left), first moment zero."""
+def expected_lion_path(norm_sq, dim, betas, lrs, wds, terms=24):
+    """Expected ||w||^2 under Lion from a cold start, with the correlations of the sign update as they really are.
+
+    c = b1 m + (1-b1) g is Gaussian, and E<c_j, c_t> = b1 b2^(t-j-1) <c_j, m_(j+1)> factorises, so every power of the
+    correlation does: the arcsine series of <w, u> becomes one geometric sum per term. The gradient's size follows
+    ||w||, and the first moment starts at zero.
+    """
+    b1, b2 = betas
+    odd = 2 * np.arange(terms) + 1
+    coefficients = 2 / np.pi * np.cumprod([1, *((2 * n - 1) / (2 * n) for n in range(1, terms))]) / odd
+    p, r, past, path = norm_sq, 0.0, np.zeros(terms), [norm_sq]
+    for lr, wd in zip(lrs, wds, strict=True):
+        n = 1 / p  # ||g||^2; its scale drops out of the sign
+        size = np.sqrt(b1**2 * r + (1 - b1) ** 2 * n)
+        into_m = (b1 * b2 * r + (1 - b1) * (1 - b2) * n) / size
+        overlap = -dim * float(coefficients @ ((b1 / size) ** odd * past))  # <w, u>
+        p = (1 - lr * wd) ** 2 * p - 2 * (1 - lr * wd) * lr * overlap + lr**2 * dim
+        past = (1 - lr * wd) * b2**odd * past + lr * into_m**odd
+        r = b2**2 * r + (1 - b2) ** 2 * n
+        path.append(p)
+    return np.array(path)
+
+
+def settled_adam(optimizer: torch.optim.Optimizer, second: float | np.ndarray) -> torch.optim.Optimizer:
+    """Give Adam a second moment that has long settled at ``second`` (no bias correction left), first moment zero.
+
+    ``second`` is one number or one per coordinate.
+    """
     for group in optimizer.param_groups:
         for w in group["params"]:
             optimizer.state[w] = {
                 "step": torch.tensor(1e6),
                 "exp_avg": torch.zeros_like(w),
-                "exp_avg_sq": torch.full_like(w, second),
+                "exp_avg_sq": torch.as_tensor(second, dtype=w.dtype).expand_as(w).clone(),
             }
     return optimizer

@@ -104,7 +104,13 @@ def test_numbers_as_published(rule, big_l, norm_sq, angle):
         assert ours.angle == pytest.approx(angle, abs=0.6 * 10.0 ** -len(str(angle).split(".")[1]))
 
 
-@given(a=st.floats(0, 0.98), tau=st.floats(0, 0.9), wd=st.floats(1e-8, 1e-5), lr=st.floats(0.01, 1), big_l=st.floats(0.1, 10))
+@given(
+    a=st.floats(0, 0.98),
+    tau=st.floats(0, 0.9),
+    wd=st.floats(1e-8, 1e-5),
+    lr=st.floats(0.01, 1),
+    big_l=st.floats(0.1, 10),
+)
 def test_first_order_forms(a, tau, wd, lr, big_l):
     """All laws with their small-decay limits, at decays where the next order is below 1e-3."""
     wd *= (1 - a) ** 2
@@ -175,7 +181,9 @@ def test_adamw_norm_with_the_correction_of_the_first_moment():
     assert ours / 20 == pytest.approx(1 - 2 * 0.9 * 1e-3 / 0.19 + 1e-3 / 2, abs=1e-4)
 
 
-@pytest.mark.parametrize(("lr", "wd", "big_l", "dim"), [(2e-3, 0.02, 1.0, 400), (0.01, 0.3, 5.0, 100), (0.05, 0.5, 2.0, 30)])
+@pytest.mark.parametrize(
+    ("lr", "wd", "big_l", "dim"), [(2e-3, 0.02, 1.0, 400), (0.01, 0.3, 5.0, 100), (0.05, 0.5, 2.0, 30)]
+)
 def test_adam_l2_settles_where_the_iterated_recursion_does(lr, wd, big_l, dim):
     betas = (0.9, 0.99)
 
@@ -267,7 +275,9 @@ def test_torch_sgd_settles_there(rule):
 
 def test_torch_ignores_dampening_without_momentum():
     damped, plain = (
-        walk(lambda p, t=tau: torch.optim.SGD(p, lr=0.1, weight_decay=0.05, dampening=t), 20, norm=1.0, replicas=2, dim=9)
+        walk(
+            lambda p, t=tau: torch.optim.SGD(p, lr=0.1, weight_decay=0.05, dampening=t), 20, norm=1.0, replicas=2, dim=9
+        )
         for tau in (0.5, 0.0)
     )
     np.testing.assert_array_equal(damped.norm_sq, plain.norm_sq)
@@ -318,25 +328,27 @@ def test_torch_adam_with_l2_settles_there():
 
 
 def test_torch_adam_with_l2_on_unequal_coordinates():
-    """Gradient scales over a factor 100: `homogeneity` brings norm^2 within 6 % and the angle within 3 %."""
+    """Gradient scales over a factor 100; the weights start as they settle, coordinate by coordinate.
+
+    A coordinate of scale c settles at w_i^2 proportional to c, but takes a time proportional to c to get there.
+    """
     dim = 300
     scales = np.geomspace(0.1, 10, dim)  # standard deviations
     share = scales.sum() ** 2 / (dim * (scales**2).sum())
     rule = AdamL2(2e-3, 0.02)
     ours = rule.equilibrium(unit_grad_sq=1.0, dim=dim, homogeneity=share)
-    run = walk(
-        lambda p: torch.optim.Adam(p, lr=2e-3, weight_decay=0.02, betas=(0.9, 0.99)),
-        3000,
-        norm=ours.norm,
-        dim=dim,
-        scales=scales,
-    )
+    second = scales**2 / np.mean(scales**2) / (dim * ours.norm**2)
+
+    def make(params):
+        return random_walk.settled_adam(torch.optim.Adam(params, lr=2e-3, weight_decay=0.02), second)
+
+    run = walk(make, 4000, norm=ours.norm, dim=dim, scales=scales, spread=np.sqrt(scales))
     equal = rule.equilibrium(unit_grad_sq=1.0, dim=dim)
-    big_l = run.grad_sq[1500:].mean()
-    assert big_l == pytest.approx(1.0, rel=0.02)
-    assert run.mean_norm_sq(1500) == pytest.approx(ours.norm**2, rel=0.06)
-    assert run.rms_angle(1500) == pytest.approx(ours.angle, rel=0.03)
-    assert run.mean_norm_sq(1500) / equal.norm**2 < 0.85  # the plain form is far off
+    assert run.grad_sq[2000:].mean() == pytest.approx(1.0, rel=0.02)
+    # Standard error 0.5 %; what is left of the spread costs a per cent.
+    assert run.mean_norm_sq(2000) == pytest.approx(ours.norm**2, rel=0.03)
+    assert run.rms_angle(2000) == pytest.approx(ours.angle, rel=0.02)
+    assert run.mean_norm_sq(2000) / equal.norm**2 < 0.8  # the form for equal coordinates is far off
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.95, 0.98)])
@@ -373,7 +385,10 @@ def test_torch_muon_settles_there_once_its_update_is_measured(shape):
     guess = rule.equilibrium(shape=shape, update_sq=0.8 * min(shape)).norm
     generator = torch.Generator().manual_seed(11)
     entries = shape[0] * shape[1]
-    matrices = [torch.nn.Parameter(w.view(shape)) for w in random_walk.start_weights(count, entries, norm=guess, seed=3).detach()]
+    matrices = [
+        torch.nn.Parameter(w.view(shape))
+        for w in random_walk.start_weights(count, entries, norm=guess, seed=3).detach()
+    ]
     optimizer = torch.optim.Muon(matrices, lr=lr, weight_decay=wd, momentum=mu)
     norm_sq, turned, updates = [], [], []
     for step in range(steps):

@@ -67,7 +67,9 @@ def test_muon_total_as_published():
     assert closed == pytest.approx(32.9, abs=0.05)
 
 
-@pytest.mark.parametrize("betas", [(0.9, 0.99), (0.95, 0.98), (0.9, 0.9), (0.5, 0.9), (0.0, 0.0), (0.0, 0.99), (0.99, 0.99)])
+@pytest.mark.parametrize(
+    "betas", [(0.9, 0.99), (0.95, 0.98), (0.9, 0.9), (0.5, 0.9), (0.0, 0.0), (0.0, 0.99), (0.99, 0.99)]
+)
 def test_lion_is_the_arcsine_of_the_linear_correlation(betas):
     ours = memory.lion_memory(betas)
     impulse = lion_impulse(betas)

@@ -1,4 +1,4 @@
-"""Moment maps against the optimizer itself on explicit vectors, and small angles against 60 digits."""
+"""Moment steps against the optimizer itself on explicit vectors, and small angles against 60 digits."""
 
 from __future__ import annotations
 
@@ -65,28 +65,29 @@ settings_of_a_step = given(
 )
 
 
-def assert_step(step_map, make, w, v, gradients, grad_sq):
+def assert_step(step, settings, make, w, v, gradients, grad_sq):
     state = np.array([w @ w, w @ v, v @ v, grad_sq])
     expected = measured_step(make, w, v, gradients)
+    matrix = moments.step_map(step, *settings)
     # Every entry is a sum of terms no larger than this, so rounding is relative to it.
-    scale = float((np.abs(step_map) @ np.abs(state)).max())
-    np.testing.assert_allclose(step_map @ state, expected, rtol=1e-12, atol=1e-14 * scale)
+    scale = float((np.abs(matrix) @ np.abs(state)).max())
+    np.testing.assert_allclose(step(*state, *settings), expected, rtol=1e-12, atol=1e-14 * scale)
+    np.testing.assert_allclose(matrix @ state, expected, rtol=1e-12, atol=1e-14 * scale)
 
 
 @settings_of_a_step
-def test_heavy_ball_map_is_the_expected_step_of_torch_sgd(seed, aligned, lr, wd, momentum, grad_sq, extra):
+def test_heavy_ball_step_is_the_expected_step_of_torch_sgd(seed, aligned, lr, wd, momentum, grad_sq, extra):
     w, v = vectors(seed, aligned)
     gradients = tangent_samples(w, grad_sq, np.zeros(DIM))
 
     def make(params):
         return torch.optim.SGD(params, lr=lr, weight_decay=wd, momentum=momentum, dampening=extra)
 
-    step_map = moments.heavy_ball_map(lr, wd, momentum=momentum, dampening=extra)
-    assert_step(step_map, make, w, v, gradients, grad_sq)
+    assert_step(moments.heavy_ball_step, (lr, wd, momentum, 1 - extra), make, w, v, gradients, grad_sq)
 
 
 @settings_of_a_step
-def test_nesterov_map_is_the_expected_step_of_torch_sgd(seed, aligned, lr, wd, momentum, grad_sq, extra):
+def test_nesterov_step_is_the_expected_step_of_torch_sgd(seed, aligned, lr, wd, momentum, grad_sq, extra):
     w, v = vectors(seed, aligned)
     # A mean gradient along the tangent part of the buffer gives <v, g> any wanted value.
     tangent = v - w * (v @ w) / (w @ w)
@@ -96,34 +97,33 @@ def test_nesterov_map_is_the_expected_step_of_torch_sgd(seed, aligned, lr, wd, m
     def make(params):
         return torch.optim.SGD(params, lr=lr, weight_decay=wd, momentum=momentum, nesterov=True)
 
-    step_map = moments.nesterov_map(lr, wd, momentum=momentum, correlation=(v @ mean) / grad_sq)
-    assert_step(step_map, make, w, v, gradients, grad_sq)
+    # The step takes Nesterov's own L / P, in which <v, g> counts.
+    rho = (v @ mean) / grad_sq
+    counted = 1 + 2 * momentum**2 * (1 + momentum) / (1 + momentum + momentum * lr * wd * (1 + 2 * momentum)) * rho
+    assert_step(moments.nesterov_step, (lr, wd, momentum, rho), make, w, v, gradients, counted * grad_sq)
 
 
 @settings_of_a_step
-def test_sgdw_map_is_the_expected_step(seed, aligned, lr, wd, momentum, grad_sq, extra):
+def test_sgdw_step_is_the_expected_step(seed, aligned, lr, wd, momentum, grad_sq, extra):
     w, v = vectors(seed, aligned)
     gradients = tangent_samples(w, grad_sq, np.zeros(DIM))
 
     def make(params):
         return random_walk.SGDW(params, lr=lr, weight_decay=wd, momentum=momentum)
 
-    assert_step(moments.sgdw_map(lr, wd, momentum=momentum), make, w, v, gradients, grad_sq)
+    assert_step(moments.sgdw_step, (lr, wd, momentum), make, w, v, gradients, grad_sq)
 
 
 def test_arrays_over_steps_give_the_stack_of_single_maps():
     lrs, decays, moms = np.array([0.1, 0.2, 0.3]), np.array([[0.01], [0.5]]), np.array([0.0, 0.5, 0.9])
-    builders = [
-        lambda lr, wd, a: moments.heavy_ball_map(lr, wd, momentum=a, dampening=0.3),
-        lambda lr, wd, a: moments.nesterov_map(lr, wd, momentum=a, correlation=0.2),
-        lambda lr, wd, a: moments.sgdw_map(lr, wd, momentum=a),
-    ]
-    for build in builders:
-        stack = build(lrs, decays, moms)
+    cases = [(moments.heavy_ball_step, (0.7,)), (moments.nesterov_step, (0.2,)), (moments.sgdw_step, ())]
+    for step, extra in cases:
+        stack = moments.step_map(step, lrs, decays, moms, *extra)
         assert stack.shape == (2, 3, 4, 4)
         for i in range(2):
             for j in range(3):
-                np.testing.assert_array_equal(stack[i, j], build(lrs[j], decays[i, 0], moms[j]))
+                single = moments.step_map(step, lrs[j], decays[i, 0], moms[j], *extra)
+                np.testing.assert_array_equal(stack[i, j], single)
 
 
 @pytest.mark.parametrize(("lr", "wd", "momentum"), [(0.1, 0.001, 0.9), (0.4, 0.05, 0.5), (0.5, 0.1, 0.0)])
@@ -132,14 +132,12 @@ def test_moment_map_walks_the_path_of_the_three_weight_products(lr, wd, momentum
     c, a = 1 + momentum - lr * wd, momentum
     big = np.array([[c * c, -2 * a * c, a * a], [c, -a, 0], [1, 0, 0]])
     x = np.full(3, 10.0)
-    state = np.array([10.0, 0.0, 0.0])
-    step_map = moments.heavy_ball_map(lr, wd, momentum=momentum)
+    state = [10.0, 0.0, 0.0]
     rng = np.random.default_rng(1)
     for _ in range(300):
         unit_grad_sq = rng.uniform(5, 15)
         x = big @ x + np.array([unit_grad_sq * lr**2 / x[0], 0, 0])
-        after = step_map @ [*state, unit_grad_sq / state[0]]
-        state, moved = after[:3], after[3]
+        *state, moved = moments.heavy_ball_step(*state, unit_grad_sq / state[0], lr, wd, momentum)
         assert state[0] == pytest.approx(x[0], rel=1e-11)
         assert moved == pytest.approx(x[0] - 2 * x[1] + x[2], rel=1e-8)  # the right-hand side cancels
 
@@ -153,11 +151,10 @@ def test_plain_sgd_recursion_and_angle_are_exact_for_each_gradient():
     np.testing.assert_allclose(run.norm_sq[1:], keep**2 * x + big_g * lr**2 / x, rtol=1e-14)
     np.testing.assert_allclose(np.tan(run.angle), lr * np.sqrt(big_g) / (keep * x), rtol=1e-13)
     np.testing.assert_allclose(np.cos(run.angle), keep * np.sqrt(x / run.norm_sq[1:]), rtol=1e-13)
-    # The map, given each replica's own squared gradient, is this recursion.
-    step_map = moments.heavy_ball_map(lr, wd)
-    after = np.einsum("ij,jsr->isr", step_map, np.stack([x, 0 * x, 0 * x, big_g / x]))
-    np.testing.assert_allclose(after[moments.P], run.norm_sq[1:], rtol=1e-14)
-    np.testing.assert_allclose(after[moments.D], run.moved_sq, rtol=1e-12)
+    # The step, given each replica's own squared gradient, is this recursion.
+    after, _, _, moved = moments.heavy_ball_step(x, 0.0, 0.0, big_g / x, lr, wd, 0.0)
+    np.testing.assert_allclose(after, run.norm_sq[1:], rtol=1e-14)
+    np.testing.assert_allclose(moved, run.moved_sq, rtol=1e-12)
     chord = moments.chord_sq(x, run.norm_sq[1:], run.moved_sq)
     np.testing.assert_allclose(moments.angle_from_chord_sq(chord), run.angle, rtol=1e-11)
 

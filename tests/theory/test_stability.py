@@ -1,59 +1,32 @@
-"""Effective learning rate, schedulers and the edge of stability against torch.optim and brute-force iteration."""
+"""Effective learning rate, stable phase and entry to the edge of stability against torch.optim and brute force."""
 
 from __future__ import annotations
 
 import math
-from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
 import torch
+from edge_runs import hessian_at, rotated_run, settled_run, three_d_gradient, three_d_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equilibria.errors import EquilibriaError
-from equilibria.theory.hamiltonian import orbit, period_steps
+from equilibria.theory.effective_schedulers import gwsi_step
+from equilibria.theory.hamiltonian import period_steps
 from equilibria.theory.stability import (
-    ScalarRmsprop,
-    SchedulerParameters,
     crossing_time,
     descent_bound,
     edge_of_stability,
     effective_lr,
     eos_delay,
-    gwsi_moment_step,
-    gwsi_parameters,
-    gwsi_step,
     norm_step,
     projected_step,
-    quasi_rmsprop_parameters,
-    ratio_crossings,
     raw_threshold,
-    rmsprop_scheduler_step,
-    scalar_rmsprop_step,
-    secant_sharpness,
     stability_ratio,
     stationarity_guarantee,
     step_angle,
-    two_step_mean,
 )
-
-
-def rotation(dim, seed=0):
-    return np.linalg.qr(np.random.default_rng(seed).standard_normal((dim, dim)))[0]
-
-
-def three_d_loss(w):
-    """The paper's example, torch."""
-    x, y, _ = w
-    return 2 - (x + y) / torch.sqrt(x * x - x * y + y * y)
-
-
-def three_d_gradient(w):
-    x, y, _ = w
-    q = x * x - x * y + y * y
-    pull = (x + y) / (2 * q)
-    return np.array([pull * (2 * x - y) - 1, pull * (2 * y - x) - 1, 0 * x]) / np.sqrt(q)
 
 
 def tanh_loss(w, seed=3):
@@ -70,30 +43,7 @@ def gradient_at(loss, point):
     return float(value.detach()), leaf.grad.numpy()
 
 
-def hessian_at(loss, point):
-    return torch.autograd.functional.hessian(loss, torch.tensor(np.asarray(point), dtype=torch.float64)).numpy()
-
-
-def rotated_run(intrinsic, steps, *, z0, ratio, push, seed=0, dtype=np.float64, lr=0.5):
-    """GD with weight decay on the rotated 3-D loss. Rows: displacement, z, |w|^2, in the loss's own coordinates.
-
-    Without the rotation the displacement underflows to exactly 0 and the edge of stability never begins.
-    """
-    turn = rotation(3, seed).astype(dtype)
-    radius = math.sqrt((1 - z0**2) / 2)
-    start = np.array([radius + push, radius - push, z0])
-    norm_sq = lr * 3 / (1 - z0**2) / ((1 - intrinsic) * ratio)
-    w = (turn.T @ (start / np.linalg.norm(start) * math.sqrt(norm_sq))).astype(dtype)
-    c, rate, path = dtype(1 - intrinsic), dtype(lr), np.empty((steps, 3))
-    for t in range(steps):
-        v = turn @ w
-        norm = np.sqrt(v @ v)
-        path[t] = (v[0] - v[1]) / (math.sqrt(2) * norm), v[2] / norm, norm * norm
-        w = c * w - rate * (turn.T @ three_d_gradient(v))
-    return path
-
-
-# --- projected gradient descent -----------------------------------------------------------------------------------
+# --- projected gradient descent -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -203,82 +153,7 @@ def test_rescaling_the_weight(lr, wd, norm_sq, sharpness, grad_sq, k):
     assert effective_lr(lr, wd, norm_sq=after) == pytest.approx(gwsi_step(eta, grad_sq, intrinsic_lr=lr * wd), rel=1e-9)
 
 
-# --- schedulers ---------------------------------------------------------------------------------------------------
-
-
-def test_gwsi_lock_step():
-    """Weights, perfect square and Definition B.6, all fed the gradients of one run through the edge of stability."""
-    lr, intrinsic = 0.5, 2e-3
-    turn, c = rotation(3), 1 - intrinsic
-    w = turn.T @ np.array([0.3, 1.3, 1.2])
-    eta = float(effective_lr(lr, intrinsic / lr, norm_sq=w @ w))
-    parameters = gwsi_parameters(intrinsic)
-    moment = c**2 * (w @ w) ** 2 / lr**2
-    worst = 0.0
-    for _ in range(2000):
-        gradient = turn.T @ three_d_gradient(turn @ w)
-        unit_grad_sq = float(gradient @ gradient * (w @ w))
-        w = c * w - lr * gradient
-        eta = float(gwsi_step(eta, unit_grad_sq, intrinsic_lr=intrinsic))
-        moment = float(gwsi_moment_step(moment, unit_grad_sq, parameters=parameters))
-        exact = lr / (c * float(w @ w))
-        worst = max(worst, abs(eta / exact - 1), abs(moment**-0.5 / exact - 1))
-    assert worst < 1e-13
-
-
-def test_gwsi_parameter_expansions():
-    """base_lr = sqrt(2e)(1 + 5/4 e + 55/32 e^2 + ...): 1.2517e-3 above sqrt(2e) at e = 1e-3; in exact arithmetic."""
-    with localcontext() as context:
-        context.prec = 40
-        decay = (1 - Decimal("0.001")) ** 4
-        excess = ((1 / decay - 1) / 2).sqrt() / Decimal("0.002").sqrt() - 1
-    parameters = gwsi_parameters(1e-3)
-    assert parameters.base_lr / math.sqrt(2e-3) - 1 == pytest.approx(float(excess), abs=1e-15)
-    assert parameters.base_lr / math.sqrt(2e-3) - 1 == pytest.approx(1.2517e-3, abs=5e-8)
-    assert parameters.decay == pytest.approx(float(decay), rel=1e-15)
-    assert parameters.decay == pytest.approx(1 - 4e-3 + 6e-6, abs=5e-9)
-
-
-@pytest.mark.parametrize("normalised", [0.2, 1.0, 3.0])
-def test_quasi_rmsprop_residual(normalised):
-    """Exact minus imitated moment over (1-decay)^2 tends to (6v - 16G + 4G^2/v)/16."""
-    moment, intrinsic = 1.7, 1e-5
-    parameters = quasi_rmsprop_parameters(intrinsic)
-    grad_sq = normalised * parameters.base_lr**2
-    exact = gwsi_step(moment**-0.5, grad_sq, intrinsic_lr=intrinsic) ** -2
-    gap = (exact - rmsprop_scheduler_step(moment, grad_sq, parameters=parameters)) / (1 - parameters.decay) ** 2
-    expected = (6 * moment - 16 * normalised + 4 * normalised**2 / moment) / 16
-    assert float(gap) == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize("intrinsic", [1e-2, 1e-3, 1e-4])
-def test_quasi_rmsprop_imitates_the_exact_scheduler(intrinsic):
-    """A common gradient stream over flow time 3: the moments differ by a relative O(lr*wd)."""
-    parameters = quasi_rmsprop_parameters(intrinsic)
-    eta, moment, worst = 1.0, 1.0, 0.0
-    for t in range(int(3 / intrinsic)):
-        grad_sq = parameters.base_lr**2 * (1 + math.cos(t * math.sqrt(8 * intrinsic)))
-        eta = float(gwsi_step(eta, grad_sq, intrinsic_lr=intrinsic))
-        moment = float(rmsprop_scheduler_step(moment, grad_sq, parameters=parameters))
-        worst = max(worst, abs(moment * eta**2 - 1))
-    assert 0.9 * intrinsic < worst < 1.3 * intrinsic
-
-
-def test_scalar_rmsprop_is_descent_with_the_scheduler():
-    parameters = SchedulerParameters(base_lr=0.05, decay=1 - 2 * 0.05**2)
-    state = ScalarRmsprop(np.array([0.1, 1.5]), np.array(0.02))
-    point, moment = state.point.copy(), 0.02 / 0.05**2
-    for _ in range(500):
-        x, y = state.point
-        state = scalar_rmsprop_step(state, [(1 + y * y) * x, y * x * x], parameters=parameters)
-        gradient = np.array([(1 + point[1] ** 2) * point[0], point[1] * point[0] ** 2])
-        point = point - gradient / math.sqrt(moment)
-        moment = float(rmsprop_scheduler_step(moment, gradient @ gradient, parameters=parameters))
-    assert state.point == pytest.approx(point, rel=1e-9)
-    assert float(state.second_moment) == pytest.approx(moment * 0.05**2, rel=1e-9)
-
-
-# --- stable regime ------------------------------------------------------------------------------------------------
+# --- stable regime --------------------------------------------------------------------------------------------------
 
 
 def test_descent_lemma():
@@ -406,11 +281,7 @@ def test_crossing_time_shifts_with_its_start():
     assert float(crossing_time(1.0, 7.0, intrinsic_lr=intrinsic)) < 0
 
 
-# --- at the edge of stability -------------------------------------------------------------------------------------
-
-
-def settled_run(intrinsic=1e-3, steps=6000):
-    return rotated_run(intrinsic, steps, z0=0.0, ratio=1.0, push=0.5 * math.sqrt(intrinsic / 2))
+# --- at the edge of stability ---------------------------------------------------------------------------------------
 
 
 def test_observables():
@@ -435,105 +306,7 @@ def test_observables():
     assert float(state.period) == pytest.approx(float(period_steps(intrinsic)), rel=1e-14)
 
 
-def ratios_at_theta(path, intrinsic):
-    """Stability ratio with the sharpness taken at theta itself, which brings in the period-2 component."""
-    h, z, norm_sq = path.T
-    side = np.sqrt((1 - z**2 - h**2) / 2)
-    points = np.column_stack([side + h / math.sqrt(2), side - h / math.sqrt(2), z])
-    top = np.array([np.linalg.eigvalsh(hessian_at(three_d_loss, point))[-1] for point in points])
-    return stability_ratio(0.5 / ((1 - intrinsic) * norm_sq), top)
-
-
-def test_crossings_of_a_real_run():
-    """Periods from the detector lie between the small-amplitude limit and the orbit of the starting energy."""
-    intrinsic = 1e-4
-    path = rotated_run(intrinsic, 2500, z0=0.0, ratio=1.0, push=0.02 * math.sqrt(intrinsic / 2))
-    h, _, norm_sq = path.T
-    ratio = stability_ratio(0.5 / ((1 - intrinsic) * norm_sq), 6.0)
-    periods = np.diff(ratio_crossings(ratio).downward)
-    small = float(period_steps(intrinsic))
-    eta = math.sqrt(2 * intrinsic)
-    start = np.abs(h[0]) / eta
-    excess = 4 * start**2 - 2 * math.log(start) - (1 + math.log(4))
-    longest = float(orbit(excess).period) / eta
-    assert len(periods) >= 5
-    assert np.all(np.diff(periods) <= 1)
-    assert small - 4 < periods[-1] < periods[0] < longest + 4
-    assert periods[0] > 1.15 * small
-
-
-def test_period_two_component_is_removed():
-    rng = np.random.default_rng(0)
-    steps = np.arange(1200)
-    smooth = 1 + 0.03 * np.sin(2 * np.pi * steps / 200)
-    noisy = smooth + 0.04 * (-1.0) ** steps + 1e-4 * rng.standard_normal(len(steps))
-    raw = np.flatnonzero((noisy[:-1] >= 1) & (noisy[1:] < 1))
-    assert np.median(np.diff(raw)) == 2  # what the naive detector sees
-    found = ratio_crossings(noisy)
-    assert found.downward == pytest.approx(np.arange(100, 1200, 200), abs=3)
-    assert found.upward == pytest.approx(np.arange(200, 1200, 200), abs=3)
-
-
-def test_two_step_mean_of_an_asymmetric_valley():
-    """In a lop-sided valley the sharpness at theta alternates; its two-step mean is steady."""
-    intrinsic = 1e-3
-    angle, log_eta, ratio = math.sqrt(intrinsic / 2), math.log(2.0), []
-    for _ in range(8000):
-        slope, curvature = angle + angle**2, 1 + 2 * angle
-        ratio.append(math.exp(log_eta) * curvature / 2)
-        push = math.exp(log_eta) * slope
-        angle, log_eta = angle - math.atan(push), log_eta - 2 * math.log1p(-intrinsic) - math.log1p(push * push)
-    tail = np.array(ratio[-100:])
-    assert tail.std() > 0.03
-    assert two_step_mean(tail).std() < 1e-3 * tail.std()
-
-
-def test_crossing_dates_and_hysteresis():
-    series = np.array([0.9, 0.9, 1.0004, 0.9, 0.9, 1.1, 1.1, 1.1, 0.9, 0.9, 0.9])
-    found = ratio_crossings(series)
-    mean = two_step_mean(series)
-    assert found.upward.tolist() == [6]
-    assert mean[5] > 1 >= mean[4]
-    assert found.downward.tolist() == [9]
-    assert ratio_crossings(series, band=0.2).upward.size == 0
-    # A slow ramp is dated to the level, not to the edge of the band that confirms it.
-    ramp = np.concatenate([np.linspace(0.9, 1.1, 201), np.linspace(1.1, 0.9, 201)])
-    slow = ratio_crossings(ramp, band=0.02)
-    assert slow.upward == pytest.approx([101], abs=1)
-    assert slow.downward == pytest.approx([302], abs=1)
-    assert ratio_crossings(np.full(5, 1.0)).downward.size == 0
-
-
-def test_secant_estimates_sharpness_only_at_the_edge():
-    intrinsic = 1e-3
-    path = settled_run(intrinsic, 3000)
-    h, z, _ = path.T
-    side = np.sqrt((1 - z**2 - h**2) / 2)
-    theta = np.column_stack([side + h / math.sqrt(2), side - h / math.sqrt(2), z])
-    gradient = np.array([three_d_gradient(t) for t in theta])
-    estimate = secant_sharpness(theta[:-1], theta[1:], grad=gradient[:-1], next_grad=gradient[1:])
-    assert estimate.shape == (2999,)
-    assert np.median(np.abs(estimate / 6 - 1)) < 0.03
-    ratio = ratios_at_theta(path[-20:], intrinsic)
-    assert ratio.mean() == pytest.approx(1, abs=0.02)
-    # A step along a flat direction of a quadratic says nothing about the top eigenvalue.
-    flat = secant_sharpness([0.0, 0.0], [0.0, 1.0], grad=[0.0, 0.0], next_grad=[0.0, 0.1])
-    assert float(flat) == pytest.approx(0.1)
-
-
-@settings(deadline=None, max_examples=50)
-@given(seed=st.integers(0, 10**6), dim=st.integers(1, 6))
-def test_secant_is_a_rayleigh_quotient_on_quadratics(seed, dim):
-    rng = np.random.default_rng(seed)
-    half = rng.standard_normal((dim, dim))
-    hessian = half @ half.T
-    a, b = rng.standard_normal((2, dim))
-    spectrum = np.linalg.eigvalsh(hessian)
-    estimate = float(secant_sharpness(a, b, grad=hessian @ a, next_grad=hessian @ b))
-    assert spectrum[0] - 1e-9 <= estimate <= spectrum[-1] * (1 + 1e-9) + 1e-9
-
-
-# --- errors -------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -552,12 +325,6 @@ def test_secant_is_a_rayleigh_quotient_on_quadratics(seed, dim):
         lambda: step_angle(1.0, 0.5, lr=0.1, weight_decay=0.1),
         lambda: stability_ratio(1.0, -1.0),
         lambda: raw_threshold(math.inf, 0.0),
-        lambda: gwsi_step(1.0, 1.0, intrinsic_lr=1.0),
-        lambda: gwsi_parameters(0.0),
-        lambda: quasi_rmsprop_parameters(0.25),
-        lambda: gwsi_moment_step(0.0, 1.0, parameters=gwsi_parameters(0.1)),
-        lambda: rmsprop_scheduler_step(1.0, math.nan, parameters=gwsi_parameters(0.1)),
-        lambda: scalar_rmsprop_step(ScalarRmsprop(np.ones(2), np.array(0.0)), [1, 1], parameters=gwsi_parameters(0.1)),
         lambda: descent_bound(1.0, 1.0, effective_lr=0.0, max_sharpness=1.0),
         lambda: stationarity_guarantee(0.1, 6.0, norm_sq=100.0, smoothness=1.0),
         lambda: stationarity_guarantee(0.1, 0.1, norm_sq=0.5, smoothness=1.0),
@@ -566,11 +333,6 @@ def test_secant_is_a_rayleigh_quotient_on_quadratics(seed, dim):
         lambda: eos_delay(1e-3, displacement=0.0),
         lambda: edge_of_stability(0.1, 0.0, sharpness=1.0),
         lambda: edge_of_stability(0.1, 0.1, sharpness=1.0, grad_norm=-1.0),
-        lambda: two_step_mean([1.0]),
-        lambda: two_step_mean([[1.0, 2.0]]),
-        lambda: ratio_crossings([1.0, math.nan]),
-        lambda: ratio_crossings([1.0, 2.0], band=-1.0),
-        lambda: secant_sharpness([1.0], [1.0], grad=[0.0], next_grad=[1.0]),
     ],
 )
 def test_bad_input(call):

@@ -30,8 +30,8 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # not subscriptable be
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Parse what was typed."""
         try:
-            return number("value", value)
-        except EquilibriaError:
+            return number("value", float(value))
+        except ValueError:
             self.fail(f"got {value!r}; expected a finite number", param, ctx)
 
 
@@ -80,10 +80,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def numbers(option: str, text: str) -> list[float]:
     """Comma-separated numbers."""
-    parts = [part.strip() for part in text.split(",")]
     try:
-        return [number(option, part) for part in parts]
-    except EquilibriaError:
+        return [number(option, float(part)) for part in text.split(",")]
+    except ValueError:
         raise EquilibriaError(
             f"got {option} {text!r}; expected numbers separated by commas, such as 0.9,0.999"
         ) from None

@@ -13,7 +13,7 @@ from equilibria.cli._output import jsonable, paint, print_json, table, width, wr
 from equilibria.cli._schedule import build_run, schedule_options
 
 if TYPE_CHECKING:
-    from equilibria.plan import Moment, Phase, Plan
+    from equilibria.planning import Moment, Phase, Plan
 
 
 @click.command("plan")
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @json_option
 def command(**options: Any) -> None:
     """What a schedule does before it runs: phase by phase, as a curve, and in plain sentences."""
-    from equilibria.plan import plan
+    from equilibria.planning import plan
 
     run = build_run(options)
     result = plan(
@@ -42,7 +42,7 @@ def command(**options: Any) -> None:
         tolerance=options["tolerance"],
     )
     if options["html"] is not None:
-        from equilibria.plan.page import write_page
+        from equilibria.planning.page import write_page
 
         write_page(result, options["html"])
     if options["as_json"]:
@@ -64,13 +64,17 @@ def _contract(result: Plan) -> dict[str, Any]:
 
 
 def _show(result: Plan) -> None:
+    from equilibria.planning.findings import percent
+
     print()
     print(_table(result))
     print()
     for line in _curve(result):
-        print(line)
+        print(line.rstrip())
     print()
-    share = f"{result.settled_share:.0%} of the steps turn within {result.situation.tolerance:.0%} of equilibrium"
+    share = (
+        f"{percent(result.settled_share)} of the steps turn within {percent(result.situation.tolerance)} of equilibrium"
+    )
     print(f"  {share}; start: {_start(result)}.\n")
     for finding in result.findings:
         mark = paint("!", "33;1") if finding.severity == "warning" else paint("i", "36")

@@ -1,7 +1,30 @@
 """The laws of spherical motion: numbers in, numbers out (numpy and scipy, never torch).
 
-The names below are what most people need. The special worlds live in submodules that are imported on first use:
-`folding`, `texp`, `rayleigh`, `watson`, `stability`, `flow`, `hamiltonian`, `generalization`.
+The names below are what most people need. Everything else is in submodules, imported on first use:
+
+Optimizers and their equilibria
+    - `rules`: SGD, SGDW, AdamW, AdamL2, Lion, Muon as settings; `equilibrium`: where each of them settles.
+    - `approach`: how fast and how smoothly; `settling`: how many steps; `targets`: equilibria along a schedule.
+    - `transient`: norm and angle step by step; `fluctuation`: how much they scatter once settled.
+    - `moments`, `adam`, `memory`: the recursions and autocorrelations behind these.
+    - `angles`: angles over many steps; `noise`: share of noise in a gradient, the diffusion view of the norm.
+    - `rescale`, `translation`: carrying the dynamics through a change of lr, wd, scale, batch size or optimizer.
+    - `schedules`: learning rates over time; `validity`: what a prediction assumes.
+
+Weight decay folded into the learning rate
+    - `folding`, `exponential`, `texp`: the exact folded schedule, its closed forms, the tapered one.
+    - `switching`: carrying a running training over; `norms`: exact bookkeeping of squared norms.
+
+The noisy Rayleigh quotient
+    - `rayleigh`: the model and its norm; `rayleigh_risk`, `rayleigh_curve`: limits, bounds and the whole curve.
+    - `watson`, `bingham`: its stationary distributions.
+
+Sharpness
+    - `stability`: effective learning rate and entry to the edge of stability; `effective_schedulers`: GWSI and RMSprop.
+    - `eos_series`: reading a measured run; `hamiltonian`, `damping`: the slow oscillation at the edge.
+    - `flow`, `flow_examples`: the sharpness-reduction flow, closed forms; `generalization`: what sharpness bounds.
+
+Where a law comes from: `citations`.
 """
 
 from __future__ import annotations

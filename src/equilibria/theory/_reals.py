@@ -43,3 +43,18 @@ def reals(
     if not good.all():
         within(name, array[~good].flat[0], low=low, high=high, above=above, below=below)
     return array
+
+
+def positive_reals(name: str, value: ArrayLike) -> Array:
+    """``value`` as an array of numbers above 0."""
+    return reals(name, value, above=0)
+
+
+def nonnegative_reals(name: str, value: ArrayLike) -> Array:
+    """``value`` as an array of numbers of at least 0."""
+    return reals(name, value, low=0)
+
+
+def intrinsic_rate(intrinsic_lr: ArrayLike) -> Array:
+    """The intrinsic learning rate ``lr*wd`` as an array of numbers strictly between 0 and 1."""
+    return reals("intrinsic_lr", intrinsic_lr, above=0, below=1)

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError, whole
+from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
 from equilibria.theory.memory import Memory, ema_memory
+from equilibria.theory.moments import angle_from_chord_sq
 from equilibria.theory.rules import SGD, AdamL2, Lion, Muon, Rule
 
 Array = NDArray[np.float64]
@@ -58,7 +60,7 @@ def n_step_angles(rule: Rule, steps: int, *, unit_grad_sq: float | None = None, 
     else:
         rule.equilibrium()
         apart = _decoupled_apart(rule.decay_per_step, _memory(rule), n)
-    return 2 * np.arcsin(np.sqrt(np.clip(apart, 0, 2) / 2))
+    return angle_from_chord_sq(2 * apart)
 
 
 def _memory(rule: Rule) -> Memory:
@@ -194,13 +196,18 @@ def log_cos_balance(angles: ArrayLike, lr: ArrayLike, *, weight_decay: ArrayLike
         >>> abs(log_cos_balance(path.angle, 0.1, weight_decay=0.05, norm_sq=path.norm_sq).residual) < 1e-12
         True
     """
-    delta = np.asarray(angles, dtype=np.float64)
+    delta = reals("angle", angles, low=0, below=math.pi / 2)
     if delta.ndim != 1 or not delta.size:
         raise EquilibriaError(f"got angles of shape {delta.shape}; expected one angle per step")
-    squared = np.asarray(norm_sq, dtype=np.float64)
+    squared = reals("norm_sq", norm_sq, above=0)
+    decay = reals("lr", lr, low=0) * reals("weight_decay", weight_decay, low=0)
+    if squared.ndim != 1 or len(squared) < 2 or decay.shape not in ((), (1,), delta.shape):
+        raise EquilibriaError(
+            f"got norm_sq of shape {squared.shape} and lr * weight_decay of shape {decay.shape}, angles {delta.shape}; "
+            "expected ||w||^2 at both ends of the window, and one lr and weight decay or one per angle"
+        )
     turned = float(np.sum(-0.5 * np.log1p(-(np.sin(delta) ** 2))))
-    decay = np.broadcast_to(np.asarray(lr) * np.asarray(weight_decay), delta.shape)
-    decayed = float(-np.sum(np.log1p(-decay)))
+    decayed = float(-np.sum(np.log1p(-np.broadcast_to(reals("lr * weight_decay", decay, below=1), delta.shape))))
     grown = 0.5 * math.log(float(squared[-1]) / float(squared[0]))
     mean = max((decayed + grown) / delta.size, 0.0)
     return LogCosBalance(turned, decayed, grown, turned - decayed - grown, math.acos(math.exp(-mean)))

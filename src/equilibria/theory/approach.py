@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equilibria.errors import within
+from equilibria.errors import one_of, positive, within
 from equilibria.theory import moments
 from equilibria.theory.adam import adam_step
 from equilibria.theory.citations import law
@@ -48,6 +48,10 @@ def _from_quadratic(b: float, c: float) -> Approach:
     return _approach(2 * c / (b + root), monotone=True)
 
 
+def _checked(product: float, momentum: float) -> tuple[float, float]:
+    return positive("product", product), within("momentum", momentum, low=0, below=1)
+
+
 def _from_eigenvalue(dominant: complex) -> Approach:
     monotone = dominant.real > 0 and abs(dominant.imag) <= 1e-9 * abs(dominant)
     return _approach(1 - abs(dominant), monotone=monotone)
@@ -79,8 +83,9 @@ def heavy_ball_approach(product: float, *, momentum: float = 0.0) -> Approach:
         >>> round(heavy_ball_approach(0.01, momentum=0.9).rate, 5)  # sqrt(0.9): oscillates
         0.94868
     """
-    c = 4 * product - 2 * product**2 / (1 + momentum)
-    return _from_quadratic(1 - momentum + c, c)
+    eps, a = _checked(product, momentum)
+    c = 4 * eps - 2 * eps**2 / (1 + a)
+    return _from_quadratic(1 - a + c, c)
 
 
 @law("rotational", "SGDW", derived="linearised moment map of decoupled decay")
@@ -101,9 +106,10 @@ def sgdw_approach(product: float, *, momentum: float = 0.0) -> Approach:
         >>> sgdw_approach(0.05).rate == heavy_ball_approach(0.05).rate
         True
     """
-    s = 1 - product
-    c = 2 * product * (2 - product) * (1 - momentum**2) / (1 + momentum * s)
-    return _from_quadratic(1 - momentum * s + c, c)
+    eps, a = _checked(product, momentum)
+    s = 1 - eps
+    c = 2 * eps * (2 - eps) * (1 - a**2) / (1 + a * s)
+    return _from_quadratic(1 - a * s + c, c)
 
 
 def _squared_chord(before: complex, after: complex, moved: complex) -> complex:
@@ -157,7 +163,7 @@ def nesterov_approach(product: float, *, momentum: float) -> Approach:
         >>> nesterov_approach(5e-4, momentum=0.9).monotone, nesterov_approach(8e-4, momentum=0.9).monotone
         (True, False)
     """
-    unit_map = moments.step_map(moments.nesterov_step, 1.0, product, momentum)
+    unit_map = moments.step_map(moments.nesterov_step, 1.0, *_checked(product, momentum))
     return _from_eigenvalue(map_linearisation(unit_map).dominant())
 
 
@@ -176,8 +182,9 @@ def constant_update_approach(product: float, *, slowest_memory: float = 0.0) -> 
         >>> round(constant_update_approach(1e-3).time_constant)
         500
     """
-    gap = product * (2 - product)
-    memory_gap = 1 - slowest_memory * (1 - product)
+    eps = positive("product", product)
+    gap = eps * (2 - eps)
+    memory_gap = 1 - within("slowest_memory", slowest_memory, low=0, below=1) * (1 - eps)
     return _approach(min(gap, memory_gap), monotone=True)
 
 
@@ -203,13 +210,16 @@ def oscillation_threshold(momentum: float, *, kind: str = "heavy_ball") -> float
         ('0.000658', '0.000691')
     """
     a = within("momentum", momentum, low=0, below=1)
+    one_of("kind", kind, ["heavy_ball", "nesterov", "sgdw"])
+    gap = (1 - a) / (1 + math.sqrt(a))  # 1 - sqrt(a) with all its digits
     if kind == "heavy_ball":
-        return (1 + a) * (1 - math.sqrt(1 - (1 - math.sqrt(a)) ** 2 / (2 * (1 + a))))
+        x = gap**2 / (2 * (1 + a))
+        return (1 + a) * x / (1 + math.sqrt(1 - x))
     rules: dict[str, Callable[[float], Approach]] = {
         "nesterov": lambda eps: nesterov_approach(eps, momentum=a),
         "sgdw": lambda eps: sgdw_approach(eps, momentum=a),
     }
-    low, high = 1e-3 * (1 - math.sqrt(a)) ** 2, 0.5
+    low, high = 1e-3 * gap**2, min(0.5, 1 - a)  # decoupled decay is monotone again above about 14 (1-a)
     for _ in range(60):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if rules[kind](middle).monotone else (low, middle)
@@ -236,11 +246,17 @@ def adam_approach(product: float, *, betas: tuple[float, float], decoupled: bool
         >>> f"{gap:.2e}"  # not 2 eps = 1e-3
         '3.83e-04'
     """
-    return _from_eigenvalue(adam_linearisation(product, betas=betas, decoupled=decoupled).dominant())
+    eps = positive("product", product)
+    return _from_eigenvalue(adam_linearisation(eps, betas=betas, decoupled=decoupled).dominant())
 
 
-def adam_linearisation(product: float, *, betas: tuple[float, float], decoupled: bool) -> Linearisation:
-    """Linearise the Adam recursion at its equilibrium, in units where P = 1, v = 1 and lr = 1."""
+def adam_linearisation(
+    product: float, *, betas: tuple[float, float], decoupled: bool, into_second: bool = True
+) -> Linearisation:
+    """Linearise the Adam recursion at its equilibrium, in units where P = 1, v = 1 and lr = 1.
+
+    Without ``into_second`` the noise of L reaches the first moment only, as that of <m, g> does.
+    """
     b1 = betas[0]
     # With v frozen Adam is SGD whose gradient is multiplied by 1 - b1: dampening, but not on decoupled decay.
     if decoupled:
@@ -253,7 +269,10 @@ def adam_linearisation(product: float, *, betas: tuple[float, float], decoupled:
 
     def step(x: ComplexArray, big_l: complex) -> tuple[ComplexArray, complex]:
         lost, coupled = (product, 0.0) if decoupled else (0.0, product)
-        after = adam_step(x[0], x[1], x[2], x[3], big_l, entries, 1.0, lost, coupled, *betas)
+        v, b2 = x[3], betas[1]
+        if not into_second:  # take v's own step here, without the noise; b2 = 1 then leaves it alone
+            v, b2 = b2 * v + (1 - b2) / entries * (unit_grad_sq / x[0] + coupled**2 * x[0]), 1.0
+        after = adam_step(x[0], x[1], x[2], v, big_l, entries, 1.0, lost, coupled, b1, b2)
         return np.array(after[:4]), _squared_chord(x[0], after[0], after[4])
 
     return linearise(step, np.array([*state, 1.0]), unit_grad_sq=unit_grad_sq)

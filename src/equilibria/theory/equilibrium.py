@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equilibria.errors import EquilibriaError, positive, within
+from equilibria.errors import EquilibriaError, number, positive, within
 from equilibria.theory import approach, moments
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
@@ -21,12 +21,13 @@ from equilibria.theory.fixed_points import (
     FixedPoint,
     adam_l2_norm_sq,
     adam_step_size,
+    adamw_point,
     constant_update_point,
     heavy_ball_point,
     nesterov_point,
     sgdw_point,
 )
-from equilibria.theory.memory import Memory, ema_memory
+from equilibria.theory.memory import Memory
 from equilibria.theory.validity import (
     Assumption,
     invariant_weight,
@@ -184,7 +185,11 @@ def nesterov(
         raise EquilibriaError(f"got lr*weight_decay={eps:g}; expected a smaller one: no stable equilibrium here")
     point = nesterov_point(lr, weight_decay, a)
     one_minus_cos = point.one_minus_cos
-    if correlation:
+    if number("correlation", correlation) != 0:
+        if 1 + 2 * a**2 * (1 + a) / (1 + a + a * eps * (1 + 2 * a)) * correlation <= 0:
+            raise EquilibriaError(
+                f"got correlation={correlation:g}; expected a larger one: L = N + 2 a^2 (1+a)/D C must be positive"
+            )
         unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a, correlation)
         state, forcing = approach.fixed_point(unit_map)
         one_minus_cos = float(unit_map[3] @ [*state, forcing]) / 2
@@ -310,9 +315,8 @@ def adamw(
     """
     b1, b2 = betas
     eps = decay_product(lr, weight_decay, below=1)
-    point = constant_update_point(lr, weight_decay, ema_memory(b1))
-    per_entry = point.norm_sq * (1 - b1) / (1 + b1)  # an EMA of unit gradients has this mean square
-    norm = None if dim is None else _scalar(np.sqrt(per_entry * reals("dim", dim, above=0)))
+    point = adamw_point(lr, weight_decay, b1)
+    norm = None if dim is None else _scalar(np.sqrt(point.norm_sq * reals("dim", dim, above=0)))
     how = approach.adam_approach(eps, betas=betas, decoupled=True)
     averaged = Assumption(
         "second moment averages over many steps",

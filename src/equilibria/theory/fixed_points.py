@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from equilibria.theory.memory import Memory
+from equilibria.theory.memory import Memory, ema_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,13 @@ def constant_update_point(lr: Any, weight_decay: Any, memory: Memory) -> FixedPo
     total = memory.total(eps)
     norm_sq = lr**2 * total / (eps * (2 - eps))
     return FixedPoint(norm_sq, eps * ((2 - eps) / total - eps) / (2 * (1 - eps)))
+
+
+def adamw_point(lr: Any, weight_decay: Any, b1: float) -> FixedPoint:
+    """AdamW: the norm is that of one entry."""
+    point = constant_update_point(lr, weight_decay, ema_memory(b1))
+    # An exponential average of unit gradients has this mean square.
+    return FixedPoint(point.norm_sq * (1 - b1) / (1 + b1), point.one_minus_cos)
 
 
 def adam_step_size(norm_sq: Any, weight_decay: Any, *, dim: Any, unit_grad_sq: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -10,8 +11,9 @@ import numpy as np
 from equilibria.errors import EquilibriaError, within
 from equilibria.theory import approach, moments
 from equilibria.theory.citations import law
+from equilibria.theory.fixed_points import constant_update_point
 from equilibria.theory.linear import Linearisation
-from equilibria.theory.rules import SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +50,20 @@ def fluctuation(
     To first order, heavy ball: ``Var(||w||^2)/||w||^4 = (V/L^2) eps / (2 (1-a))``,
     ``Var(angle)/angle^2 = (V/4L^2)(1-a^2)/(1+a^2)``. Lion's updates have constant size, so the radial part of its sign
     noise dominates: ``Var(||w||^2)/||w||^4 = 2 (S - S_linear) / (d S)`` to first order (random-walk gradients; good to
-    about 15 % at 2 eps / (1-b2) = 0.2).
+    about 15 % at 2 eps / (1-b2) = 0.2). Where ||g||^2 and <v, g> act differently (Nesterov; Adam, whose second moment
+    sees ||g||^2 alone) V is split as in the random walk; Adam is good to about 15 % for b2 >= 0.99.
 
     Args:
         rule: the optimizer.
         grad_variance: V / L^2, relative variance of the rule's own L (for momentum that of
-            (||g||^2 + 2 a <v, g>) ||w||^2); see `random_walk_variance`. Lion does not use it.
+            (||g||^2 + 2 a <v, g>) ||w||^2, for Nesterov with a^2 in place of a); see `random_walk_variance`.
+            Lion does not use it.
         unit_grad_sq: L, needed by Adam with L2.
-        dim: number of entries, needed by Adam with L2 and Lion.
+        dim: number of entries, needed by Adam with L2 and Lion; AdamW then counts the scatter of its second moments
+            over the entries too, which adds (1-b2)/(2 dim) or so to the variance of ||w||^2.
 
     Returns:
-        The fluctuations; good to a few per cent for V/L^2 up to about 0.5.
+        The fluctuations; good to a few per cent for V/L^2 up to about 0.5 (SGD, SGDW).
 
     Raises:
         EquilibriaError: the rule has no law (Muon), or an input is missing.
@@ -74,8 +79,14 @@ def fluctuation(
         if dim is None:
             raise EquilibriaError("got dim=None; expected the number of entries: Lion's fluctuation falls as 1/dim")
         return _lion(rule, dim=within("dim", dim, low=1))
-    linear = _linearisation(rule, unit_grad_sq=unit_grad_sq, dim=dim)
-    return _result(noise * linear.norm_sq_variance(), noise * linear.angle_variance())
+    if isinstance(rule, Muon):
+        raise EquilibriaError("got a Muon rule; expected SGD, SGDW, AdamW, AdamL2 or Lion: no law is known for Muon")
+    if isinstance(rule, AdamW | AdamL2):
+        return _adam(rule, noise, unit_grad_sq=unit_grad_sq, dim=dim)
+    rule.equilibrium()  # refuses settings without an equilibrium
+    if isinstance(rule, SGD) and rule.nesterov:
+        return _nesterov(rule, noise)
+    return _sum([(noise, _linearisation(rule))])
 
 
 def _result(norm_sq: float, angle: float) -> Fluctuation:
@@ -95,7 +106,7 @@ def _lion(rule: Lion, *, dim: float) -> Fluctuation:
     gain = math.sqrt(2 * dim / (math.pi * c_sq))
     c_dot_m = b1 * b2 * r + (1 - b1) * (1 - b2)
     q = -gain * c_dot_m / (1 - s * b2)
-    p = dim * rule.memory.total(eps) / (eps * (2 - eps))
+    p = dim * constant_update_point(1.0, eps, rule.memory).norm_sq
     # Derivatives of (P', Q', R') by R, by <m, g> and by ||g||^2; the middle terms are the gain's 1/||c||.
     d_r = np.array([s * gain * b1 * q * b1**2 / c_sq, gain * (c_dot_m * b1**2 / c_sq / 2 - b1 * b2), b2 * b2])
     cross = 2 * b1 * (1 - b1) / c_sq
@@ -119,32 +130,69 @@ def _lion(rule: Lion, *, dim: float) -> Fluctuation:
     return _result(variance, log_chord_sq / 4)
 
 
-def _linearisation(rule: Rule, *, unit_grad_sq: float | None, dim: float | None) -> Linearisation:
-    if isinstance(rule, Muon | Lion):
-        raise EquilibriaError("got a Muon rule; expected SGD, SGDW, AdamW, AdamL2 or Lion: no law is known for Muon")
-    if isinstance(rule, AdamL2):
-        eps = rule.decay_share(unit_grad_sq=unit_grad_sq, dim=dim)
-        return approach.adam_linearisation(eps, betas=rule.betas, decoupled=False)
-    rule.equilibrium()  # refuses settings without an equilibrium
-    eps = rule.decay_per_step
-    if isinstance(rule, AdamW):
-        return approach.adam_linearisation(eps, betas=rule.betas, decoupled=True)
-    if isinstance(rule, SGDW):
-        return approach.map_linearisation(moments.step_map(moments.sgdw_step, 1.0, eps, rule.momentum))
-    if rule.nesterov:
-        return approach.map_linearisation(moments.step_map(moments.nesterov_step, 1.0, eps, rule.momentum))
-    return approach.map_linearisation(moments.step_map(moments.heavy_ball_step, 1.0, eps, rule.momentum))
+def _adam(rule: AdamW | AdamL2, noise: float, *, unit_grad_sq: float | None, dim: float | None) -> Fluctuation:
+    """Three noises: ||g||^2 in both moments, <m, g> in the first, and scatter of the second over the entries."""
+    b1, b2 = rule.betas
+    star = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim)
+    decoupled = isinstance(rule, AdamW)
+    eps = rule.decay_per_step if isinstance(rule, AdamW) else rule.decay_share(unit_grad_sq=unit_grad_sq, dim=dim)
+    linear = approach.adam_linearisation(eps, betas=rule.betas, decoupled=decoupled)
+    own = (1 - b1 * b1) / (1 + b1 * b1)
+    overlap = approach.adam_linearisation(eps, betas=rule.betas, decoupled=decoupled, into_second=False)
+    parts = [(noise * own, linear), (noise * (1 - own), overlap)]
+    if star.norm is not None:
+        # Entry i moves by m_i / sqrt(v_i), and v_i scatters by 2 (1-b2)/(1+b2): not quite orthogonal to w any more.
+        kept = 1 - eps if decoupled else 1.0
+        scatter = (rule.lr * kept / float(star.norm)) ** 2 * 2 * (1 - b2) / (1 + b2)
+        radial = np.eye(len(linear.forcing))[0]
+        parts.append((scatter, dataclasses.replace(linear, forcing=radial, chord_forcing=0.0)))
+    return _sum(parts)
+
+
+def _sum(parts: list[tuple[float, Linearisation]]) -> Fluctuation:
+    """Independent noises, each with its relative variance, add."""
+    return _result(
+        sum(size * part.norm_sq_variance() for size, part in parts),
+        sum(size * part.angle_variance() for size, part in parts),
+    )
+
+
+def _nesterov(rule: SGD, noise: float) -> Fluctuation:
+    """Two noises: ||g||^2 and <v, g>, which moves the weight a step earlier than it would under heavy ball."""
+    a, eps = rule.momentum, rule.decay_per_step
+    unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a)
+    linear = approach.map_linearisation(unit_map)
+    _, forcing = approach.fixed_point(unit_map)
+    gain = moments.nesterov_correlation(eps, a, 1.0)  # L / N at <v, g> = ||g||^2
+    overlapping = gain * moments.step_map(moments.nesterov_step, 1.0, eps, a, 1.0)
+    per_overlap = (overlapping - unit_map)[:, 3] * forcing / (gain - 1)
+    chord_forcing = float(per_overlap[3] / linear.chord_sq - per_overlap[0] / 2)
+    overlap = dataclasses.replace(linear, forcing=per_overlap[:3], chord_forcing=chord_forcing)
+    own = 1 / _nesterov_noise(a)
+    return _sum([(noise * own, linear), (noise * (1 - own), overlap)])
+
+
+def _nesterov_noise(a: float) -> float:
+    """V of ||g||^2 + 2 a^2 <v, g> over that of ||g||^2, random walk."""
+    return 1 + 2 * a**4 / (1 - a * a)
+
+
+def _linearisation(rule: SGD | SGDW) -> Linearisation:
+    step = moments.sgdw_step if isinstance(rule, SGDW) else moments.heavy_ball_step
+    return approach.map_linearisation(moments.step_map(step, 1.0, rule.decay_per_step, rule.momentum))
 
 
 @law("smd+", "C, D", derived="Var of (||g||^2 + 2 a <v, g>) ||w||^2 when the gradient is an isotropic random walk")
-def random_walk_variance(dim: float, *, momentum: float = 0.0) -> float:
+def random_walk_variance(dim: float, *, momentum: float = 0.0, nesterov: bool = False) -> float:
     """V / L^2 of the random-walk model: Gaussian gradients on the tangent sphere of a weight with ``dim`` entries.
 
     ``2/(d-1) (1+a^2)/(1-a^2)``: the term 2 a <v, g> dominates, and makes Var(angle)/angle^2 = 1/(2(d-1)) for every a.
+    Nesterov: ``2/(d-1) (1 + 2 a^4/(1-a^2))``.
 
     Args:
         dim: number of entries d.
         momentum: a.
+        nesterov: torch's Nesterov variant, whose L counts <v, g> with 2 a^2.
 
     Returns:
         The relative variance.
@@ -157,4 +205,4 @@ def random_walk_variance(dim: float, *, momentum: float = 0.0) -> float:
     """
     d = within("dim", dim, low=2)
     a = within("momentum", momentum, low=0, below=1)
-    return 2 / (d - 1) * (1 + a * a) / (1 - a * a)
+    return 2 / (d - 1) * (_nesterov_noise(a) if nesterov else (1 + a * a) / (1 - a * a))

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equilibria.errors import number, positive, whole, within
-from equilibria.theory._reals import Array, reals
+from equilibria.theory._reals import Array, positive_reals, reals
 from equilibria.theory.citations import law
-from equilibria.theory.stability import _positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +188,7 @@ def final_bn_minimum(scale: ArrayLike, classes: ArrayLike) -> FinalBnMinimum:
         >>> round(float(best.correct_probability), 12), round(float(best.loss), 7)  # ln(100/91)
         (0.91, 0.0943107)
     """
-    gamma, c = _positive("scale", scale), _classes(classes)
+    gamma, c = positive_reals("scale", scale), _classes(classes)
     small = np.exp(-_logit_gap(gamma, c))
     total = 1 + (c - 1) * small
     return FinalBnMinimum(

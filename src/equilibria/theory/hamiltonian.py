@@ -7,7 +7,8 @@ K^2 exp(2x) - c_b x`` its potential, ``K^2 = 2 c_b + g^2``; time is ``steps * et
 on the sphere divided by ``eta``; ``R = (1 + eta u)^(-1/2)`` is the stability ratio.
 
 Gradient descent with weight decay on a scale-invariant loss has ``eta = sqrt(2 lr wd)`` and ``c_b = 2``.
-``grad_norm`` is ``g = |grad log lambda1|`` along the manifold.
+``grad_norm`` is ``g = |grad log lambda1|`` along the manifold. To this order the energy is conserved; what damps or
+amplifies the oscillation is in `damping`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, whole
-from equilibria.theory._reals import Array, reals
+from equilibria.theory._reals import Array, intrinsic_rate, nonnegative_reals, positive_reals, reals
 from equilibria.theory.citations import law
-from equilibria.theory.stability import _intrinsic, _nonnegative, _positive
 
 _NEWTON_STEPS = 100  # monotone convergence from outside; ten are enough unless the energy is enormous
 _MAX_NODES = 1 << 16
@@ -28,7 +28,7 @@ _MAX_NODES = 1 << 16
 
 def _coupling(grad_norm: ArrayLike, c_b: ArrayLike) -> Array:
     """``K^2 = 2 c_b + g^2``."""
-    return 2 * _positive("c_b", c_b) + _nonnegative("grad_norm", grad_norm) ** 2
+    return 2 * positive_reals("c_b", c_b) + nonnegative_reals("grad_norm", grad_norm) ** 2
 
 
 @law("sharp", "Appendix H.2, Figure 5")
@@ -63,7 +63,7 @@ def energy(displacement: ArrayLike, offset: ArrayLike, *, grad_norm: ArrayLike =
     """Energy ``E = u^2/2 + K^2 h^2 - c_b log|h|``; constant along the continuous oscillation.
 
     On the time-scale of the flow (``1/eta^2`` steps) the true dynamics damp or amplify it: see
-    `sphere_energy_rate` and `full_space_energy_rate`.
+    `damping.sphere_energy_rate` and `damping.full_space_energy_rate`.
 
     Args:
         displacement: ``h``, not zero.
@@ -81,7 +81,7 @@ def energy(displacement: ArrayLike, offset: ArrayLike, *, grad_norm: ArrayLike =
         >>> float(energy(-1.0, 3.0, c_b=1.0))  # 9/2 + 2
         6.5
     """
-    size = _positive("|displacement|", np.abs(reals("displacement", displacement)))
+    size = positive_reals("|displacement|", np.abs(reals("displacement", displacement)))
     return reals("offset", offset) ** 2 / 2 + potential(np.log(size), grad_norm=grad_norm, c_b=c_b)
 
 
@@ -155,7 +155,7 @@ def mean_square_displacement(eta: ArrayLike, *, grad_norm: ArrayLike = 0.0, c_b:
         >>> round(float(mean_square_displacement((2 * 1e-3) ** 0.5, grad_norm=2.0)), 12)  # 2e-3 / 8
         0.00025
     """
-    return _positive("eta", eta) ** 2 * rest_point(grad_norm, c_b).displacement ** 2
+    return positive_reals("eta", eta) ** 2 * rest_point(grad_norm, c_b).displacement ** 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def orbit(excess_energy: ArrayLike, *, grad_norm: ArrayLike = 0.0, c_b: ArrayLik
         >>> round(float(orbit(1.0, grad_norm=2**0.5, c_b=1.0).period), 6)  # Figure 5: K = 2, C_b = 1
         5.198546
     """
-    excess, c = _positive("excess_energy", excess_energy), _positive("c_b", c_b)
+    excess, c = positive_reals("excess_energy", excess_energy), positive_reals("c_b", c_b)
     rest = rest_point(grad_norm, c_b)
     left, right = _turning_points(np.asarray(2 * excess / c))
     nodes, half = 64, _half_period(left, right, 32)
@@ -292,7 +292,7 @@ def period_steps(intrinsic_lr: ArrayLike) -> Array:
         >>> period_steps([1e-4, 1e-3, 1e-2]).round().tolist()
         [222.0, 70.0, 22.0]
     """
-    return np.pi / np.sqrt(2 * _intrinsic(intrinsic_lr))
+    return np.pi / np.sqrt(2 * intrinsic_rate(intrinsic_lr))
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,10 +354,10 @@ def rms_drift(
         ([0.5, 0.5], [0.0, 0.0], [0.005])
     """
     coupling, c = _coupling(grad_norm, c_b), np.asarray(c_b, dtype=np.float64)
-    step = float(_positive("eta", eta))
+    step = float(positive_reals("eta", eta))
     count = whole("pairs", pairs, low=1)
     start = reals("displacement", displacement)
-    _positive("|displacement|", np.abs(start))
+    positive_reals("|displacement|", np.abs(start))
     shape = np.broadcast_shapes(start.shape, np.shape(offset), coupling.shape)
     h, u = np.empty((count + 1, *shape)), np.empty((count + 1, *shape))
     h[0], u[0] = start, reals("offset", offset)
@@ -365,131 +365,3 @@ def rms_drift(
         h[t + 1] = h[t] * np.exp(-2 * step * u[t])
         u[t + 1] = u[t] + 4 * step * coupling * h[t + 1] ** 2 - 2 * step * c
     return DriftPath(h, u, 2 * step**2 * h[:-1] ** 2)
-
-
-@law("sharp", "Appendix H.2", derived="third-order expansion of the two-step map on the sphere, for g = 0")
-def sphere_anharmonicity(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> Array:
-    """Anharmonicity ``q = -(8/3 - 2 p3 + 4 p2^2)`` of the valley, felt by gradient descent with weight decay.
-
-    The slope across the valley at geodesic angle ``a`` is ``lambda1 (a + p2 a^2 + p3 a^3)``. ``q`` sets the
-    rate of `sphere_energy_rate` and shifts the stability ratio (`stability_offset`). Derived for ``g = 0``
-    and for losses whose transverse plane decouples from the manifold; unverified for general ``g``.
-
-    Args:
-        quadratic: ``p2``.
-        cubic: ``p3``.
-
-    Returns:
-        ``q``.
-
-    Raises:
-        EquilibriaError: a value is not finite.
-
-    Example:
-        >>> round(float(sphere_anharmonicity(cubic=-2 / 3)), 12)  # normalised quadratic x^2/|w|^2
-        -4.0
-    """
-    return -(8 / 3 - 2 * reals("cubic", cubic) + 4 * reals("quadratic", quadratic) ** 2)
-
-
-@law(
-    "sharp",
-    "Theorem H.22",
-    derived="the energy changes at O(1) rate in tau although the theorem's O(1) bound holds",
-)
-def sphere_energy_rate(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> Array:
-    """Rate of the excess energy per flow time for gradient descent with weight decay: ``4 + q``.
-
-    Excess energy goes as ``exp((4+q) tau)``, ``tau = steps*lr*wd``: negative rates damp the oscillation.
-
-    Args:
-        quadratic: ``p2`` of the transverse slope (see `sphere_anharmonicity`).
-        cubic: ``p3``.
-
-    Returns:
-        Rate per unit of ``tau``.
-
-    Raises:
-        EquilibriaError: a value is not finite.
-
-    Example:
-        >>> round(float(sphere_energy_rate(cubic=-19 / 6)), 12)  # the paper's 3-D example
-        -5.0
-    """
-    return 4 + sphere_anharmonicity(quadratic, cubic)
-
-
-@law("sharp", "Theorem H.22", derived="as on the sphere, for scalar RMSprop in the full space with g = 0")
-def full_space_energy_rate(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0, *, c_b: ArrayLike = 2.0) -> Array:
-    """Rate of the excess energy for scalar RMSprop: ``c_b + p3 - 2 p2^2``.
-
-    Excess energy goes as ``exp(rate*tau)``, here with ``tau = steps*eta^2``; ``p2, p3`` expand the slope
-    across the valley in the Euclidean distance. An exactly quadratic valley amplifies at rate ``c_b``.
-
-    Args:
-        quadratic: ``p2``.
-        cubic: ``p3``.
-        c_b: ``(1 - decay)/eta^2``.
-
-    Returns:
-        Rate per unit of ``tau``.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
-    Example:
-        >>> float(full_space_energy_rate(cubic=-2.0, c_b=2.0))
-        0.0
-    """
-    return _positive("c_b", c_b) + reals("cubic", cubic) - 2 * reals("quadratic", quadratic) ** 2
-
-
-@law("sharp", "Section 4.2", derived="fixed point of the two-step map to second order, for g = 0")
-def stability_offset(intrinsic_lr: ArrayLike, *, quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> Array:
-    """Stability ratio at the fixed point of the oscillation on the sphere: ``R = 1 - q lr wd/4``.
-
-    Negative ``q`` puts the sharpness slightly above ``2/eta`` even after averaging.
-
-    Args:
-        intrinsic_lr: ``lr*wd``.
-        quadratic: ``p2`` of the transverse slope (see `sphere_anharmonicity`).
-        cubic: ``p3``.
-
-    Returns:
-        Mean stability ratio, dimensionless.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
-    Example:
-        >>> round(float(stability_offset(0.01, cubic=-19 / 6)), 12)  # q = -9
-        1.0225
-    """
-    return 1 - sphere_anharmonicity(quadratic, cubic) * _intrinsic(intrinsic_lr) / 4
-
-
-@law(
-    "sharp",
-    "Appendix F",
-    derived="symmetry: both steps turn by 2*angle, and a stationary norm needs cos = 1 - lr*wd",
-)
-def two_cycle_angle(intrinsic_lr: ArrayLike) -> Array:
-    """Angle from the minimum of the exact 2-cycle at ``g = 0``: ``sin^2(angle) = lr wd/2``.
-
-    Exact for every ``lr*wd`` and every transverse profile that is even about the minimum.
-
-    Args:
-        intrinsic_lr: ``lr*wd``.
-
-    Returns:
-        Angle in radians; the direction turns by twice this at every step.
-
-    Raises:
-        EquilibriaError: ``intrinsic_lr`` is outside (0, 1).
-
-    Example:
-        >>> angle = float(two_cycle_angle(0.04))  # the paper's run ends in (0.8, 0.6, 0) <-> (0.6, 0.8, 0)
-        >>> round(float(np.cos(np.pi / 4 - angle)), 12)
-        0.8
-    """
-    return np.arcsin(np.sqrt(_intrinsic(intrinsic_lr) / 2))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.errors import within
+from equilibria.errors import EquilibriaError, within
 from equilibria.theory.citations import law
 
 Array = NDArray[np.float64]
@@ -57,7 +57,10 @@ class Memory:
 
     def scaled_to(self, total: float) -> Memory:
         """The same decays with the correlations scaled so that `total` (at no decay) becomes a measured value."""
-        factor = (within("total", total, above=0) - 1.0) / (self.total() - 1.0) if self.first else 0.0
+        wanted, own = within("total", total, above=0) - 1.0, self.total() - 1.0
+        if own == 0 and wanted != 0:
+            raise EquilibriaError(f"got total={total:g}; expected 1: this update has no memory to scale")
+        factor = wanted / own if own else 0.0
         return Memory(tuple(a * factor for a in self.first), self.decay)
 
 

@@ -55,6 +55,8 @@ def nesterov_step(
 ) -> tuple[Any, Any, Any, Any]:
     """torch's ``v' = a v + h;  w' = w - lr (h + a v')``, h = g + wd w; rho = E<v, g> / E||g||^2.
 
+    Under correlated gradients n is L / P with Nesterov's own L; see `unit_gradient.momentum_unit_grad_sq`.
+
     Returns:
         (P', Q', R', D).
 
@@ -62,6 +64,7 @@ def nesterov_step(
         >>> nesterov_step(1.0, 0.0, 0.0, 2.0, 0.5, 0.1, 0.0) == heavy_ball_step(1.0, 0.0, 0.0, 2.0, 0.5, 0.1, 0.0)
         True
     """
+    n = n / nesterov_correlation(lr * wd, a, rho)
     h_sq = n + wd * wd * p
     buffer_sq = a * (a * r + 2 * wd * q + 2 * rho * n) + h_sq
     w_dot_buffer = a * q + wd * p
@@ -70,6 +73,11 @@ def nesterov_step(
     step_sq = h_sq + a * (2 * h_dot_buffer + a * buffer_sq)
     moved = lr * lr * step_sq
     return p - 2 * lr * w_dot_step + moved, w_dot_buffer - lr * (h_dot_buffer + a * buffer_sq), buffer_sq, moved
+
+
+def nesterov_correlation(eps: Any, a: Any, rho: Any) -> Any:
+    """L / N of Nesterov: 1 + 2 a^2 (1+a) rho / (1 + a + a eps (1+2a))."""
+    return 1 + 2 * a * a * (1 + a) * rho / (1 + a + a * eps * (1 + 2 * a))
 
 
 @law("rotational", "decoupled weight decay", derived="moment form of SGD with momentum and decoupled decay")
@@ -136,8 +144,11 @@ def chord_sq(before: ArrayLike, after: ArrayLike, moved: ArrayLike) -> Array:
 def angle_from_chord_sq(squared_chord: ArrayLike) -> Array:
     """The angle in radians whose squared chord on the unit sphere is ``squared_chord``; rounding is clamped.
 
+    The squared chord is 2 (1 - cos(angle)): from 1 - cos this keeps the digits of small angles, which arccos drops.
+
     Example:
         >>> round(float(angle_from_chord_sq(2.0)), 6)
         1.570796
     """
-    return np.asarray(2.0 * np.arcsin(np.sqrt(np.clip(squared_chord, 0.0, 4.0)) / 2.0))
+    result: Array = 2.0 * np.arcsin(np.sqrt(np.clip(squared_chord, 0.0, 4.0)) / 2.0)
+    return result

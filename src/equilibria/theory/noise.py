@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, positive, within
+from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
-
-Array = NDArray[np.float64]
+from equilibria.theory.rayleigh import norm_sq_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def noise_split(gradients: ArrayLike) -> NoiseSplit:
         >>> split.noise_sq, split.signal_sq, split.fraction
         (2.0, 0.0, 1.0)
     """
-    g = np.asarray(gradients, dtype=np.float64)
+    g = reals("gradients", gradients)
     if g.ndim != 2 or len(g) < 2:
         raise EquilibriaError(f"got gradients of shape {g.shape}; expected (m, entries) with m >= 2 micro-batches")
     mean = g.mean(axis=0)
@@ -79,13 +79,12 @@ def sde_norm_fourth(steps: ArrayLike, norm: float, *, lr: float, weight_decay: f
         noise_sq: trace of the covariance of the unit gradient.
 
     Returns:
-        ||w_t||^4; its limit is noise_sq lr / (2 wd).
+        ||w_t||^4; its limit is noise_sq lr / (2 wd). The square root is `rayleigh.norm_sq_at`.
 
     Example:
         >>> round(float(sde_norm_fourth(1e6, 1.0, lr=0.05, weight_decay=0.2, noise_sq=3.0)), 6)
         0.375
     """
-    eps = positive("lr", lr) * positive("weight_decay", weight_decay)
-    share = np.exp(-4 * eps * np.asarray(steps, dtype=np.float64))
-    start = positive("norm", norm) ** 4
-    return np.asarray(share * start + lr**2 * within("noise_sq", noise_sq, low=0) / (2 * eps) * (1 - share))
+    decay, noise = positive("weight_decay", weight_decay), within("noise_sq", noise_sq, low=0)
+    times, start = reals("steps", steps, low=0), positive("norm", norm) ** 2
+    return norm_sq_at(times, start, lr=positive("lr", lr), weight_decay=decay, unit_grad_sq=noise) ** 2

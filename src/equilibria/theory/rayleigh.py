@@ -21,6 +21,7 @@ from scipy.special import exprel
 from equilibria.errors import EquilibriaError, positive, whole, within
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
+from equilibria.theory.moments import angle_from_chord_sq
 
 
 @law(
@@ -181,10 +182,8 @@ def equilibrium_angle(lr: ArrayLike, weight_decay: ArrayLike, *, discrete: bool 
         >>> round(float(ratio), 5)
         1.001
     """
-    half_chord_sq = _product(lr, weight_decay) / 2
-    # 2 arcsin(sqrt(t/2)) = arccos(1 - t) without its cancellation at small t.
-    result: Array = 2 * np.arcsin(np.sqrt(half_chord_sq)) if discrete else 2 * np.sqrt(half_chord_sq)
-    return result
+    chord_sq = 2 * _product(lr, weight_decay)
+    return angle_from_chord_sq(chord_sq) if discrete else np.sqrt(chord_sq)
 
 
 @law("nrq", "Eqs. 12 and 17", corrected="Holds for the squared norm.")

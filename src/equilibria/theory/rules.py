@@ -43,7 +43,8 @@ class SGD:
         lr: learning rate.
         weight_decay: added to the gradient as weight_decay * w.
         momentum: 0 <= momentum < 1.
-        dampening: share of each gradient kept out of the buffer, 0 <= dampening < 1.
+        dampening: share of each gradient kept out of the buffer, 0 <= dampening < 1; without momentum torch ignores
+            it, and so it becomes 0 here.
         nesterov: torch's Nesterov variant; needs momentum > 0 and no dampening.
 
     Example:
@@ -62,6 +63,8 @@ class SGD:
         _check_common(self.lr, self.weight_decay)
         within("momentum", self.momentum, low=0, below=1)
         within("dampening", self.dampening, low=0, below=1)
+        if self.momentum == 0 and not self.nesterov:
+            object.__setattr__(self, "dampening", 0.0)  # torch has no buffer to damp then
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise EquilibriaError(
                 f"got nesterov=True with momentum={self.momentum:g}, dampening={self.dampening:g}; "
@@ -314,6 +317,8 @@ class Muon:
 
     def gain(self, shape: tuple[int, int]) -> float:
         """Factor that torch puts on the update of a matrix of this shape."""
+        if not isinstance(shape, tuple | list) or len(shape) != 2:
+            raise EquilibriaError(f"got shape={shape!r}; expected (rows, columns)")
         rows, columns = (whole("shape", n, low=1) for n in shape)
         if self.adjust_lr_fn == "original":
             return math.sqrt(max(1.0, rows / columns))
@@ -346,10 +351,9 @@ class Muon:
         if shape is None:
             result = settle.constant_update(self.lr, self.weight_decay, memory=memory)
         else:
+            gain = self.gain(shape)
             size = float(min(shape)) if update_sq is None else positive("update_sq", update_sq)
-            result = settle.constant_update(
-                self.lr, self.weight_decay, memory=memory, update_sq=size, gain=self.gain(shape)
-            )
+            result = settle.constant_update(self.lr, self.weight_decay, memory=memory, update_sq=size, gain=gain)
         measured_size = Assumption(
             "measured update size",
             update_sq is not None,

@@ -1,10 +1,13 @@
-"""Effective learning rate, its schedulers, and how training enters the edge of stability.
+"""Effective learning rate, stability ratio, and how training enters the edge of stability.
 
 Full-batch gradient descent with coupled weight decay, ``w <- (1 - lr*wd) w - lr grad L(w)``, on a
 scale-invariant loss ``L(kw) = L(w)``. Directions are ``theta = w/|w|``; ``unit_grad_sq`` is
 ``|grad L(theta)|^2 = |w|^2 |grad L(w)|^2``; ``sharpness`` is the spherical sharpness ``lambda1``, the top
 eigenvalue of the Hessian at ``theta``; the intrinsic learning rate is ``lr*wd`` and ``c = 1 - lr*wd``.
 Laws broadcast over arrays, so one call serves all layers; numbers in give numpy floats out.
+
+The effective learning rate as a scheduler of its own is in `effective_schedulers`, what to do with a measured series
+at the edge of stability in `eos_series`, the oscillation there in `hamiltonian`.
 """
 
 from __future__ import annotations
@@ -12,32 +15,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from equilibria.errors import EquilibriaError, one_of, within
-from equilibria.theory._reals import Array, reals
+from equilibria.errors import one_of, within
+from equilibria.theory._reals import Array, intrinsic_rate, nonnegative_reals, positive_reals, reals
 from equilibria.theory.citations import law
+from equilibria.theory.hamiltonian import mean_square_displacement, period_steps
+from equilibria.theory.moments import angle_from_chord_sq
 
 # Where the transverse displacement stops shrinking after a long stable phase; measured on unit vectors.
 ROUNDING_FLOOR = {"float64": 1e-16, "float32": 2e-7}
 
 
-def _positive(name: str, value: ArrayLike) -> Array:
-    return reals(name, value, above=0)
-
-
-def _nonnegative(name: str, value: ArrayLike) -> Array:
-    return reals(name, value, low=0)
-
-
 def _contraction(lr: ArrayLike, weight_decay: ArrayLike) -> Array:
     """``c = 1 - lr*wd``, the factor by which weight decay alone shrinks the weight in one step."""
-    intrinsic = _positive("lr", lr) * _nonnegative("weight_decay", weight_decay)
+    intrinsic = positive_reals("lr", lr) * nonnegative_reals("weight_decay", weight_decay)
     return 1.0 - reals("lr*weight_decay", intrinsic, below=1)
-
-
-def _intrinsic(value: ArrayLike) -> Array:
-    return reals("intrinsic_lr", value, above=0, below=1)
 
 
 @law("sharp", "Lemma 3.1")
@@ -64,7 +57,7 @@ def effective_lr(lr: ArrayLike, weight_decay: ArrayLike, *, norm_sq: ArrayLike) 
         0.25
     """
     c = _contraction(lr, weight_decay)
-    return np.asarray(lr, dtype=np.float64) / (c * _positive("norm_sq", norm_sq))
+    return np.asarray(lr, dtype=np.float64) / (c * positive_reals("norm_sq", norm_sq))
 
 
 @law("sharp", "Lemma 3.1")
@@ -86,10 +79,10 @@ def projected_step(theta: ArrayLike, gradient: ArrayLike, *, effective_lr: Array
         >>> projected_step([1.0, 0.0], [0.0, 2.0], effective_lr=0.375).round(12).tolist()  # sides 3, 4, 5
         [0.8, -0.6]
     """
-    eta = _positive("effective_lr", effective_lr)[..., None]
+    eta = positive_reals("effective_lr", effective_lr)[..., None]
     moved = reals("theta", theta) - eta * reals("gradient", gradient)
     norm = np.linalg.norm(moved, axis=-1, keepdims=True)
-    return moved / _positive("|theta - effective_lr*gradient|", norm)
+    return moved / positive_reals("|theta - effective_lr*gradient|", norm)
 
 
 @law("sharp", "Lemma E.1, eq. (13)")
@@ -115,8 +108,8 @@ def norm_step(norm_sq: ArrayLike, unit_grad_sq: ArrayLike, *, lr: ArrayLike, wei
         >>> float(norm_step(4.0, 0.0, lr=0.1, weight_decay=5.0))  # no gradient: only (1 - 0.5)^2
         1.0
     """
-    squared = _positive("norm_sq", norm_sq)
-    growth = np.asarray(lr, dtype=np.float64) ** 2 * _nonnegative("unit_grad_sq", unit_grad_sq) / squared
+    squared = positive_reals("norm_sq", norm_sq)
+    growth = np.asarray(lr, dtype=np.float64) ** 2 * nonnegative_reals("unit_grad_sq", unit_grad_sq) / squared
     return _contraction(lr, weight_decay) ** 2 * squared + growth
 
 
@@ -142,8 +135,8 @@ def step_angle(norm: ArrayLike, next_norm: ArrayLike, *, lr: ArrayLike, weight_d
         >>> float(step_angle(1.0, 1.0, lr=1.0, weight_decay=0.5))  # arccos(1/2) = pi/3
         1.0471975511965976
     """
-    kept = _contraction(lr, weight_decay) * _positive("norm", norm)
-    after = _positive("next_norm", next_norm)
+    kept = _contraction(lr, weight_decay) * positive_reals("norm", norm)
+    after = positive_reals("next_norm", next_norm)
     # arctan of the two legs: arccos loses half the digits at the small angles of real training.
     # Norms measured in float32 may undercut a pure shrink by rounding; more than that is a wrong input.
     reals("next_norm/((1 - lr*weight_decay)*norm)", after / kept, low=1 - 1e-6)
@@ -168,7 +161,7 @@ def stability_ratio(effective_lr: ArrayLike, sharpness: ArrayLike) -> Array:
         >>> float(stability_ratio(0.25, 8.0))
         1.0
     """
-    return _positive("effective_lr", effective_lr) * _nonnegative("sharpness", sharpness) / 2
+    return positive_reals("effective_lr", effective_lr) * nonnegative_reals("sharpness", sharpness) / 2
 
 
 @law(
@@ -198,196 +191,6 @@ def raw_threshold(lr: ArrayLike, weight_decay: ArrayLike) -> Array:
     return 2 * _contraction(lr, weight_decay) / np.asarray(lr, dtype=np.float64)
 
 
-@law("sharp", "Theorem B.7", derived="Definition B.6 with Theorem B.7's parameters is a perfect square")
-def gwsi_step(effective_lr: ArrayLike, unit_grad_sq: ArrayLike, *, intrinsic_lr: ArrayLike) -> Array:
-    """Effective learning rate after one step of GD with weight decay on a scale-invariant loss (GWSI).
-
-    ``1/eta' = c^2 (1/eta + eta |grad L(theta)|^2)`` with ``c = 1 - intrinsic_lr``. Same sequence as
-    `gwsi_moment_step`, without its cancellations and without its parameters.
-
-    Args:
-        effective_lr: ``eta`` now.
-        unit_grad_sq: ``|grad L(theta)|^2`` now.
-        intrinsic_lr: ``lr*wd``.
-
-    Returns:
-        Effective learning rate of the next step.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
-    Example:
-        >>> float(gwsi_step(0.25, 0.0, intrinsic_lr=0.5))  # no gradient: grows by 1/c^2
-        1.0
-    """
-    eta = _positive("effective_lr", effective_lr)
-    c = 1.0 - reals("intrinsic_lr", intrinsic_lr, low=0, below=1)
-    return eta / (c**2 * (1 + eta**2 * _nonnegative("unit_grad_sq", unit_grad_sq)))
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerParameters:
-    """Parameters of a quasi-RMSprop scheduler.
-
-    Attributes:
-        base_lr: base learning rate of the scheduler (dimensionless; not the optimiser's ``lr``).
-        decay: decay rate of the moment per step.
-    """
-
-    base_lr: float
-    decay: float
-
-
-@law("sharp", "Theorem B.7")
-def gwsi_parameters(intrinsic_lr: float) -> SchedulerParameters:
-    """Exact scheduler parameters of GD with weight decay.
-
-    ``decay = c^4``, ``base_lr = sqrt((1/decay - 1)/2)``; about ``1 - 4 lr wd``, ``sqrt(2 lr wd)``.
-
-    Args:
-        intrinsic_lr: ``lr*wd``.
-
-    Returns:
-        Parameters for `gwsi_moment_step`.
-
-    Raises:
-        EquilibriaError: ``intrinsic_lr`` is outside (0, 1).
-
-    Example:
-        >>> parameters = gwsi_parameters(1e-3)
-        >>> round(parameters.base_lr / (2 * 1e-3) ** 0.5 - 1, 5)  # 5/4 intrinsic_lr + ...
-        0.00125
-    """
-    log_decay = 4 * np.log1p(-within("intrinsic_lr", intrinsic_lr, above=0, below=1))
-    return SchedulerParameters(float(np.sqrt(np.expm1(-log_decay) / 2)), float(np.exp(log_decay)))
-
-
-@law(
-    "sharp",
-    "Theorem B.9",
-    corrected="Appendix E.2 prints sqrt((decay - 1)/2), which is imaginary, for the base learning rate "
-    "sqrt((1/decay - 1)/2) that these parameters approximate",
-)
-def quasi_rmsprop_parameters(intrinsic_lr: float) -> SchedulerParameters:
-    """Parameters with which a plain RMSprop scheduler imitates GD with weight decay.
-
-    ``base_lr = sqrt(2 lr wd)``, ``decay = 1 - 4 lr wd``, for `rmsprop_scheduler_step`. In one step the exact
-    moment exceeds its result by ``(1-decay)^2 (6v - 16 G + 4 G^2/v)/16`` with ``G = |g|^2/base_lr^2``.
-
-    Args:
-        intrinsic_lr: ``lr*wd``; the theorem needs less than 1/4.
-
-    Returns:
-        Scheduler parameters.
-
-    Raises:
-        EquilibriaError: ``intrinsic_lr`` is outside (0, 1/4).
-
-    Example:
-        >>> quasi_rmsprop_parameters(0.125)
-        SchedulerParameters(base_lr=0.5, decay=0.5)
-    """
-    intrinsic = within("intrinsic_lr", intrinsic_lr, above=0, below=0.25)
-    return SchedulerParameters(float(np.sqrt(2 * intrinsic)), 1 - 4 * intrinsic)
-
-
-@law("sharp", "Definition B.6")
-def gwsi_moment_step(moment: ArrayLike, unit_grad_sq: ArrayLike, *, parameters: SchedulerParameters) -> Array:
-    """GWSI scheduler in the form the paper prints; prefer `gwsi_step`.
-
-    ``v' = b v + (1-b) G + (1-b)^2 G^2/(4 b v)``, ``G = |g|^2/base_lr^2``, ``b = decay``, ``eta = v^(-1/2)``.
-
-    Args:
-        moment: ``v``; starts at ``1/eta^2 = c^2 |w|^4 / lr^2``.
-        unit_grad_sq: ``|grad L(theta)|^2`` now.
-        parameters: from `gwsi_parameters`.
-
-    Returns:
-        The next moment.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
-    Example:
-        >>> moment = gwsi_moment_step(16.0, 0.5, parameters=gwsi_parameters(0.01))
-        >>> abs(float(moment) ** -0.5 - float(gwsi_step(0.25, 0.5, intrinsic_lr=0.01))) < 1e-15
-        True
-    """
-    v = _positive("moment", moment)
-    gain = (1 - parameters.decay) * _nonnegative("unit_grad_sq", unit_grad_sq) / parameters.base_lr**2
-    return parameters.decay * v + gain + gain**2 / (4 * parameters.decay * v)
-
-
-@law(
-    "sharp",
-    "Definition B.3",
-    corrected="the regime of Appendix B.3 is decay = 1 - C_b*base_lr^2, printed as decay = C_b*base_lr^2",
-)
-def rmsprop_scheduler_step(moment: ArrayLike, grad_sq: ArrayLike, *, parameters: SchedulerParameters) -> Array:
-    """RMSprop scheduler: ``v' = b v + (1-b) |g|^2/base_lr^2``, and ``eta = v^(-1/2)``.
-
-    Args:
-        moment: ``v`` now.
-        grad_sq: squared gradient norm now.
-        parameters: base learning rate and decay.
-
-    Returns:
-        The next moment.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
-    Example:
-        >>> float(rmsprop_scheduler_step(16.0, 1.0, parameters=SchedulerParameters(base_lr=0.5, decay=0.5)))
-        10.0
-    """
-    gain = (1 - parameters.decay) * _nonnegative("grad_sq", grad_sq) / parameters.base_lr**2
-    return parameters.decay * _positive("moment", moment) + gain
-
-
-@dataclass(frozen=True, slots=True)
-class ScalarRmsprop:
-    """State of scalar RMSprop.
-
-    Attributes:
-        point: parameters, last axis.
-        second_moment: moving average of the squared gradient norm, squared gradient units.
-    """
-
-    point: Array
-    second_moment: Array
-
-
-@law("sharp", "Definition B.1, eqs. (5)-(6)")
-def scalar_rmsprop_step(state: ScalarRmsprop, gradient: ArrayLike, *, parameters: SchedulerParameters) -> ScalarRmsprop:
-    """One step of RMSprop with a single moment for the whole vector.
-
-    ``x' = x - base_lr g/sqrt(m)``, then ``m' = decay m + (1-decay)|g|^2``: the step uses the *old* moment.
-    ``m = base_lr^2 v`` links it to `rmsprop_scheduler_step`.
-
-    Args:
-        state: point and moment now.
-        gradient: gradient at the point.
-        parameters: base learning rate and decay.
-
-    Returns:
-        The next state.
-
-    Raises:
-        EquilibriaError: a value is not finite or the moment is not positive.
-
-    Example:
-        >>> state = ScalarRmsprop(np.array([1.0]), np.array(4.0))
-        >>> state = scalar_rmsprop_step(state, [2.0], parameters=SchedulerParameters(base_lr=0.5, decay=0.75))
-        >>> state.point.tolist(), float(state.second_moment)
-        ([0.5], 4.0)
-    """
-    g = reals("gradient", gradient)
-    moment = _positive("second_moment", state.second_moment)
-    point = reals("point", state.point) - parameters.base_lr * g / np.sqrt(moment)[..., None]
-    return ScalarRmsprop(point, parameters.decay * moment + (1 - parameters.decay) * np.sum(g * g, axis=-1))
-
-
 @law("sharp", "Lemma 4.1")
 def descent_bound(
     loss: ArrayLike, unit_grad_sq: ArrayLike, *, effective_lr: ArrayLike, max_sharpness: ArrayLike
@@ -413,7 +216,7 @@ def descent_bound(
     """
     slack = 1 - stability_ratio(effective_lr, max_sharpness)
     eta = np.asarray(effective_lr, dtype=np.float64)
-    return reals("loss", loss) - eta * slack * _nonnegative("unit_grad_sq", unit_grad_sq)
+    return reals("loss", loss) - eta * slack * nonnegative_reals("unit_grad_sq", unit_grad_sq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,8 +298,8 @@ def crossing_time(
         >>> round(float(crossing_time(1.0, 1.0, intrinsic_lr=1e-3)), 1)  # ln 2 / (2e-3)
         346.4
     """
-    ratio = stability_ratio(effective_lr, _positive("sharpness", sharpness))
-    steps: Array = np.log(ratio) / (2 * np.log1p(-_intrinsic(intrinsic_lr)))
+    ratio = stability_ratio(effective_lr, positive_reals("sharpness", sharpness))
+    steps: Array = np.log(ratio) / (2 * np.log1p(-intrinsic_rate(intrinsic_lr)))
     return reals("start", start) + steps
 
 
@@ -524,8 +327,8 @@ def eos_delay(intrinsic_lr: ArrayLike, *, displacement: ArrayLike | None = None,
         128.5
     """
     floor = ROUNDING_FLOOR[one_of("dtype", dtype, ROUNDING_FLOOR)] if displacement is None else displacement
-    intrinsic = _intrinsic(intrinsic_lr)
-    log_growth = np.log(np.sqrt(intrinsic / 2) / _positive("displacement", floor))
+    intrinsic = intrinsic_rate(intrinsic_lr)
+    log_growth = np.log(np.sqrt(intrinsic / 2) / positive_reals("displacement", floor))
     return np.sqrt(np.maximum(log_growth, 0.0) / (2 * intrinsic))
 
 
@@ -582,125 +385,14 @@ def edge_of_stability(
         >>> round(float(state.loss_above_minimum), 12), round(float(state.period))
         (0.0001, 222)
     """
-    c = _contraction(lr, _positive("weight_decay", weight_decay))
-    rate, top = np.asarray(lr, dtype=np.float64), _positive("sharpness", sharpness)
-    intrinsic = rate * np.asarray(weight_decay, dtype=np.float64)
-    displacement_sq = 2 * intrinsic / (4 + _nonnegative("grad_norm", grad_norm) ** 2)
+    raw, top = raw_threshold(lr, weight_decay), positive_reals("sharpness", sharpness)
+    intrinsic = np.asarray(lr, dtype=np.float64) * positive_reals("weight_decay", weight_decay)
+    displacement_sq = mean_square_displacement(np.sqrt(2 * intrinsic), grad_norm=grad_norm)
     return EdgeOfStability(
         loss_above_minimum=top * displacement_sq / 2,
         displacement_sq=displacement_sq,
         unit_grad_sq=top**2 * displacement_sq,
-        norm_sq=rate * top / (2 * c),
-        period=np.pi / np.sqrt(2 * intrinsic),
-        # 1 - cos x = 2 sin^2(x/2): keeps the digits that arccos(1 - e) would drop.
-        angular_step=2 * np.arcsin(np.sqrt(intrinsic / 2)),
+        norm_sq=top / raw,
+        period=period_steps(intrinsic),
+        angular_step=angle_from_chord_sq(2 * intrinsic),
     )
-
-
-@law(
-    "",
-    "two-step mean",
-    derived="at the edge of stability R and the loss carry a period-2 component; the mean removes it",
-)
-def two_step_mean(series: ArrayLike) -> Array:
-    """Mean of consecutive pairs, ``(x_t + x_{t+1})/2``, one shorter than the input.
-
-    Args:
-        series: at least two values, one per step.
-
-    Returns:
-        The smoothed series; entry ``i`` belongs to steps ``i`` and ``i+1``.
-
-    Raises:
-        EquilibriaError: not a one-dimensional series of at least two finite numbers.
-
-    Example:
-        >>> two_step_mean([1.025, 0.988, 1.025]).tolist()
-        [1.0065, 1.0065]
-    """
-    values = reals("series", series)
-    if values.ndim != 1 or len(values) < 2:
-        raise EquilibriaError(f"got series of shape {values.shape}; expected one dimension and at least 2 values")
-    return (values[1:] + values[:-1]) / 2
-
-
-@dataclass(frozen=True, slots=True)
-class Crossings:
-    """Steps at which the smoothed stability ratio passed the level.
-
-    Attributes:
-        upward: first steps above the level.
-        downward: first steps below it; their differences are the periods of the slow oscillation.
-    """
-
-    upward: NDArray[np.int64]
-    downward: NDArray[np.int64]
-
-
-@law(
-    "",
-    "crossing detector",
-    derived="two-step mean with hysteresis: raw crossings of R = 1 give spurious periods of 2",
-)
-def ratio_crossings(ratio: ArrayLike, *, level: float = 1.0, band: float = 1e-3) -> Crossings:
-    """Where a series of stability ratios crosses ``level``, free of the period-2 component.
-
-    A crossing counts once the two-step mean has left ``level +- band`` on the new side, having left it on the
-    other side before; it is dated to the first step beyond ``level``.
-
-    Args:
-        ratio: stability ratio ``R``, one per step.
-        level: the level to cross.
-        band: half width of the hysteresis band.
-
-    Returns:
-        Steps (indices into ``ratio``) of upward and downward crossings.
-
-    Raises:
-        EquilibriaError: bad series, or a negative band.
-
-    Example:
-        >>> steps = np.arange(400)
-        >>> ratio = 1 + 0.05 * np.cos(2 * np.pi * steps / 100) + 0.02 * (-1.0) ** steps
-        >>> np.diff(ratio_crossings(ratio).downward).tolist()
-        [100, 100, 100]
-    """
-    mean = two_step_mean(ratio) - within("level", level)
-    width = within("band", band, low=0)
-    side = np.where(mean > width, 1, np.where(mean < -width, -1, 0))
-    decided = np.flatnonzero(side)
-    flips = decided[1:][side[decided][1:] != side[decided][:-1]]
-    steps = np.arange(len(mean))
-    last_low = np.maximum.accumulate(np.where(mean <= 0, steps, -1))
-    last_high = np.maximum.accumulate(np.where(mean >= 0, steps, -1))
-    # Entry i of the mean also looks at step i+1, hence the second + 1.
-    return Crossings(last_low[flips[side[flips] > 0]] + 2, last_high[flips[side[flips] < 0]] + 2)
-
-
-@law("", "secant estimator", derived="Rayleigh quotient of the mean Hessian along the last step")
-def secant_sharpness(theta: ArrayLike, next_theta: ArrayLike, *, grad: ArrayLike, next_grad: ArrayLike) -> Array:
-    """Sharpness along the last step from two gradients, no Hessian-vector product.
-
-    ``<g' - g, theta' - theta> / |theta' - theta|^2``. At the edge of stability the step points along the top
-    eigenvector and the estimate is a few per cent off; before it the estimate says nothing about ``lambda1``.
-
-    Args:
-        theta: unit vectors before the step, last axis.
-        next_theta: unit vectors after it.
-        grad: gradients of the loss at ``theta``.
-        next_grad: gradients at ``next_theta``.
-
-    Returns:
-        One estimate per vector.
-
-    Raises:
-        EquilibriaError: a value is not finite or a step has no length.
-
-    Example:
-        >>> float(secant_sharpness([1.0, 0.0], [1.0, 0.5], grad=[0.0, 0.0], next_grad=[0.0, 3.0]))
-        6.0
-    """
-    step = reals("next_theta", next_theta) - reals("theta", theta)
-    change = reals("next_grad", next_grad) - reals("grad", grad)
-    length_sq = _positive("|next_theta - theta|^2", np.sum(step * step, axis=-1))
-    return np.asarray(np.sum(change * step, axis=-1) / length_sq)[()]

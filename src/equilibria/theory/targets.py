@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from equilibria.errors import EquilibriaError, positive
 from equilibria.theory import fixed_points
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
-from equilibria.theory.memory import ema_memory
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
 
 Array = NDArray[np.float64]
@@ -52,6 +52,9 @@ def targets(
     Returns:
         The targets, broadcast over the arguments.
 
+    Raises:
+        EquilibriaError: bad input, or an lr * wd so large that there is no equilibrium.
+
     Example:
         >>> from equilibria.theory import SGD
         >>> rule = SGD(0.1, 5e-4, momentum=0.9)
@@ -60,30 +63,38 @@ def targets(
     """
     eta = reals("lr", lr, low=0)
     lam = reals("weight_decay", rule.weight_decay if weight_decay is None else weight_decay, low=0)
-    still = eta * lam == 0
+    big_l, d = positive("unit_grad_sq", unit_grad_sq), positive("dim", dim)
+    product = eta * lam
+    still = product == 0
     eta, lam = np.where(still, np.nan, eta), np.where(still, np.nan, lam)
-    if isinstance(rule, AdamL2):
-        norm_sq, one_minus_cos = _adam_l2(rule, eta, lam, unit_grad_sq=unit_grad_sq, dim=dim)
-    else:
-        point, scale = _point(rule, eta, lam, momentum), unit_grad_sq**0.5
-        norm_sq = point.norm_sq * (scale if isinstance(rule, SGD | SGDW) else dim)
-        one_minus_cos = point.one_minus_cos
-    relative = np.sqrt(2 * np.where(still, 0.0, one_minus_cos))
-    return Targets(2 * np.arcsin(relative / 2), norm_sq)
+    with np.errstate(invalid="ignore", divide="ignore"):  # what comes out as NaN is refused below
+        if isinstance(rule, AdamL2):
+            norm_sq, one_minus_cos = _adam_l2(rule, eta, lam, unit_grad_sq=big_l, dim=d)
+        else:
+            point = _point(rule, eta, lam, momentum)
+            norm_sq = point.norm_sq * (big_l**0.5 if isinstance(rule, SGD | SGDW) else d)
+            one_minus_cos = point.one_minus_cos
+        relative = np.sqrt(2 * np.where(still, 0.0, one_minus_cos))
+        angle = 2 * np.arcsin(relative / 2)
+    refused = ~still & ~(np.isfinite(norm_sq) & np.isfinite(angle))
+    if not isinstance(rule, SGD | AdamL2):
+        refused |= product >= 1
+    if refused.any():
+        worst = float(np.broadcast_to(product, refused.shape)[refused].flat[0])
+        raise EquilibriaError(f"got lr*weight_decay={worst:g}; expected a smaller one: no equilibrium here")
+    return Targets(angle, norm_sq)
 
 
 def _point(rule: Rule, lr: Array, weight_decay: Array, momentum: ArrayLike | None) -> fixed_points.FixedPoint:
     if isinstance(rule, SGD | SGDW):
-        a = np.asarray(rule.momentum if momentum is None else momentum, dtype=np.float64)
+        a = reals("momentum", rule.momentum if momentum is None else momentum, low=0, below=1)
         if isinstance(rule, SGDW):
             return fixed_points.sgdw_point(lr, weight_decay, a)
         if rule.nesterov:
             return fixed_points.nesterov_point(lr, weight_decay, a)
         return fixed_points.heavy_ball_point(lr, weight_decay, a, rule.dampening)
     if isinstance(rule, AdamW):
-        b1 = rule.betas[0]
-        point = fixed_points.constant_update_point(lr, weight_decay, ema_memory(b1))
-        return fixed_points.FixedPoint(point.norm_sq * (1 - b1) / (1 + b1), point.one_minus_cos)
+        return fixed_points.adamw_point(lr, weight_decay, rule.betas[0])
     assert not isinstance(rule, AdamL2)
     return fixed_points.constant_update_point(lr, weight_decay, rule.memory)
 

@@ -22,6 +22,7 @@ from equilibria.theory import approach, moments
 from equilibria.theory._reals import reals
 from equilibria.theory.adam import adam_step
 from equilibria.theory.citations import law
+from equilibria.theory.fixed_points import constant_update_point
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 
@@ -39,7 +40,8 @@ class State:
         radial: Q = <w, buffer>.
         buffer_sq: R = ||buffer||^2.
         second: second moment per entry (Adam), else 0.
-        memory: correlation of the weight with past updates, one entry per component of the rule's memory (Lion, Muon).
+        memory: correlation of the weight with past updates, one entry per component of the rule's memory (Lion, Muon),
+            shape (components,) or, where it differs between layers, (components, layers).
         steps_done: optimizer steps taken so far; infinite for a settled state.
     """
 
@@ -117,10 +119,10 @@ def settled(rule: Rule, *, unit_grad_sq: ArrayLike = 1.0, dim: ArrayLike = 1.0) 
         True
     """
     if isinstance(rule, Lion | Muon):
-        size = np.asarray(dim, dtype=np.float64)
+        rule.equilibrium()  # refuses settings without an equilibrium
+        size = reals("dim", dim, above=0)
         kept = 1 - rule.decay_per_step
-        total = rule.memory.total(rule.decay_per_step)
-        norm_sq = rule.lr**2 * size * total / (rule.decay_per_step * (1 + kept))
+        norm_sq = size * constant_update_point(rule.lr, rule.weight_decay, rule.memory).norm_sq
         zero = np.zeros_like(norm_sq)
         return State(norm_sq, zero, zero, zero, rule.lr / (1 - np.array(rule.memory.decay) * kept), math.inf)
     norm = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).norm  # type: ignore[arg-type]
@@ -155,13 +157,14 @@ def rescaled(state: State, factor: ArrayLike) -> State:
     Returns:
         The state after; <w, buffer> does not change.
     """
-    r = np.asarray(factor, dtype=np.float64)
+    r = reals("factor", factor, above=0)
+    memory = state.memory if state.memory.ndim > 1 else state.memory.reshape(-1, *(1,) * r.ndim)
     return dataclasses.replace(
         state,
         norm_sq=state.norm_sq * r**2,
         buffer_sq=state.buffer_sq / r**2,
         second=state.second / r**2,
-        memory=state.memory * r,
+        memory=memory * r,
     )
 
 
@@ -180,6 +183,7 @@ def evolve(
     lr: ScheduleLike | None = None,
     weight_decay: ScheduleLike | None = None,
     momentum: ScheduleLike | None = None,
+    correlation: float = 0.0,
     first_step: int = 0,
 ) -> Trajectory:
     """Follow norm and angle through a schedule by the rule's moment recursion.
@@ -193,6 +197,7 @@ def evolve(
         lr: learning-rate schedule.
         weight_decay: weight-decay schedule.
         momentum: momentum schedule (SGD and SGDW).
+        correlation: E<v, g> / E||g||^2, which changes the angle under Nesterov only.
         first_step: where in the schedules to begin.
 
     Returns:
@@ -218,7 +223,8 @@ def evolve(
     sizes = reals("dim", dim, above=0)
     if isinstance(rule, SGD | SGDW):
         moms = as_schedule(rule.momentum if momentum is None else momentum, name="momentum").values(count, start=offset)
-        return _evolve_buffer(rule, start, lrs, decays, moms, forcing)
+        reals("momentum", moms, below=1)
+        return _evolve_buffer(rule, start, (lrs, decays, moms), forcing, correlation)
     if momentum is not None:
         raise EquilibriaError(f"got a momentum schedule for {type(rule).__name__}; expected one only for SGD and SGDW")
     if isinstance(rule, AdamW | AdamL2):
@@ -254,15 +260,18 @@ def _series(values: Array, shape: tuple[int, ...], steps: int) -> Iterator[Array
 
 
 def _evolve_buffer(
-    rule: SGD | SGDW, start: State, lrs: Array, decays: Array, moms: Array, forcing: Array
+    rule: SGD | SGDW, start: State, schedules: tuple[Array, Array, Array], forcing: Array, correlation: float
 ) -> Trajectory:
     shape = _layers(start, forcing)
-    step, *settings = _step(rule, lrs, decays, moms)
-    settings = [np.broadcast_to(values, lrs.shape).copy() for values in settings]
+    steps = len(schedules[0])
+    step, *settings = _step(rule, *schedules)
+    if step is moments.nesterov_step and correlation:
+        settings.append(correlation)
+    settings = [np.broadcast_to(values, steps).copy() for values in settings]
     if step is moments.heavy_ball_step and start.steps_done == 0:
         settings[-1][:1] = 1.0  # torch's first buffer is the gradient itself, undamped
     scan = _scan_many if shape else _scan_one
-    return scan(start, step, settings, _series(forcing, shape, len(lrs)))
+    return scan(start, step, settings, _series(forcing, shape, steps))
 
 
 def _scan_one(start: State, step: moments.Step, settings: list[Array], forcing: Iterator[Array]) -> Trajectory:
@@ -359,21 +368,27 @@ def _evolve_adam(
 def _evolve_memory(
     rule: Lion | Muon, start: State, lrs: Array, decays: Array, layers: tuple[int, ...], sizes: Array
 ) -> Trajectory:
-    """P' = (1-eps)^2 P + (lr^2 + 2 (1-eps) lr z) U is linear, and z = -<w,u>/U does not depend on the layer."""
+    """P' = (1-eps)^2 P + (lr^2 + 2 (1-eps) lr z) U is linear; z = -<w,u>/U differs by layer only after a rescale."""
+    if len(start.memory) != _memory_size(rule):
+        raise EquilibriaError(
+            f"got a start with {len(start.memory)} memory components; expected {_memory_size(rule)}: "
+            f"a start made for this {type(rule).__name__} rule"
+        )
     lost = lrs * decays
     kept = 1.0 - lost
     z, memory = _pull(rule, start, lrs, kept)
-    gained = lrs**2 + 2 * kept * lrs * z
-    own, given, f = [1.0], [0.0], 0.0
-    share = 1.0
-    for k, g in zip((kept**2).tolist(), gained.tolist(), strict=True):
+    gained = (lrs**2 + 2 * kept * lrs * z.T).T
+    own, given, share = [1.0], [np.zeros(z.shape[1:]) if z.ndim > 1 else 0.0], 1.0
+    for k, g in zip((kept**2).tolist(), gained if z.ndim > 1 else gained.tolist(), strict=True):
         share *= k
-        f = k * f + g
         own.append(share)
-        given.append(f)
+        given.append(k * given[-1] + g)
     sizes = np.broadcast_to(sizes, np.broadcast_shapes(sizes.shape, start.norm_sq.shape, layers))
-    norm_sq = np.multiply.outer(own, np.broadcast_to(start.norm_sq, sizes.shape)) + np.multiply.outer(given, sizes)
-    lost, z, lrs_ = (x.reshape(-1, *(1,) * (norm_sq.ndim - 1)) for x in (lost, z, lrs))
+    columns = (-1, *(1,) * sizes.ndim)
+    received = np.array(given) if z.ndim > 1 else np.reshape(given, columns)
+    norm_sq = np.multiply.outer(own, np.broadcast_to(start.norm_sq, sizes.shape)) + received * sizes
+    z = z if z.ndim > 1 else z.reshape(columns)
+    lost, lrs_ = lost.reshape(columns), lrs.reshape(columns)
     moved_sq = lost**2 * norm_sq[:-1] + (lrs_**2 - 2 * lost * lrs_ * z) * sizes
     final = dataclasses.replace(start, norm_sq=norm_sq[-1], memory=memory, steps_done=start.steps_done + len(lrs))
     return Trajectory(lrs, decays, norm_sq, moved_sq, final)
@@ -381,13 +396,14 @@ def _evolve_memory(
 
 def _pull(rule: Lion | Muon, start: State, lrs: Array, kept: Array) -> tuple[Array, Array]:
     """z_t = sum_j first_j s_j with s_j' = lr + (1-eps) decay_j s_j: how far w points against the coming update."""
-    z = np.zeros(len(lrs))
+    layers = start.memory.shape[1:]
+    z = np.zeros((len(lrs), *layers))
     final = np.empty_like(start.memory)
     for j, (weight, decay) in enumerate(zip(rule.memory.first, rule.memory.decay, strict=True)):
-        s, path = float(start.memory[j]), []
+        s, path = start.memory[j] if layers else float(start.memory[j]), []
         for eta, factor in zip(lrs.tolist(), (decay * kept).tolist(), strict=True):
             path.append(s)
             s = eta + factor * s
-        z += weight * np.array(path)
+        z += weight * np.reshape(path, z.shape)
         final[j] = s
     return z, final

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from equilibria.errors import EquilibriaError, one_of, positive
 from equilibria.theory.angles import angular_diffusion
@@ -121,7 +122,7 @@ def translate_decay(rule: Rule, weight_decay: float) -> Translation:
         >>> t.rule.lr, t.changed[0]
         (0.2, 'equilibrium norm: x 1.414')
     """
-    ratio = rule.weight_decay / positive("weight_decay", weight_decay)
+    ratio = positive("rule.weight_decay", rule.weight_decay) / positive("weight_decay", weight_decay)
     lr = rule.lr * (math.sqrt(ratio) if isinstance(rule, AdamL2) else ratio)
     new = dataclasses.replace(rule, lr=lr, weight_decay=weight_decay)
     norm = ratio ** (0.5 if isinstance(rule, SGD | SGDW | AdamL2) else 1.0)
@@ -133,7 +134,7 @@ def translate_decay(rule: Rule, weight_decay: float) -> Translation:
     return Translation(new, 1.0, kept, changed)
 
 
-_MATCHES = ("angle", "diffusion", "time_constant")
+MATCHES = ("angle", "diffusion", "time_constant")
 
 
 @law("rotational", "Table 1", derived="lr * wd from the matched quantity, lr / wd from the matched norm")
@@ -144,7 +145,7 @@ def translate_optimizer(
     match: str = "angle",
     unit_grad_sq: float | None = None,
     dim: float | None = None,
-    **settings: object,
+    **settings: Any,
 ) -> Translation:
     """Settings of another optimizer with the same equilibrium norm and one matched speed.
 
@@ -170,25 +171,28 @@ def translate_optimizer(
         '0.00023 1.03'
     """
     one_of("to", to, ["sgd", "sgdw", "adamw", "lion"])
-    one_of("match", match, _MATCHES)
+    one_of("match", match, MATCHES)
     kind = RULES[to]
     if isinstance(rule, Muon):
         raise EquilibriaError(
             "got muon; expected sgd, sgdw, adamw, adam or lion: Muon's update size depends on the matrix shape"
         )
+    known = {field.name for field in dataclasses.fields(kind)} - {"lr", "weight_decay"}
+    if unknown := set(settings) - known:
+        raise EquilibriaError(f"got {', '.join(sorted(unknown))} for {to}; expected only: {', '.join(sorted(known))}")
     scale = _needed_scale(rule, kind, unit_grad_sq=unit_grad_sq, dim=dim)
     wanted = _speed(rule, match, **scale)
     product = _solve_product(kind, match, wanted, settings)
     norm_sq = equilibrium_norm_sq(rule, **scale)
-    trial = kind(1.0, product, **settings)  # type: ignore[arg-type]
+    trial = kind(1.0, product, **settings)
     power = 1 if isinstance(trial, SGD | SGDW) else 2
     # At fixed lr * wd the equilibrium ||w||^2 is proportional to lr (SGD-type) or lr^2 (constant-size updates).
     lr = (norm_sq / equilibrium_norm_sq(trial, **scale)) ** (1 / power)
-    new = kind(lr, product / lr, **settings)  # type: ignore[arg-type]
+    new = kind(lr, product / lr, **settings)
     names = {"angle": "angle per step", "diffusion": "angular diffusion per step", "time_constant": "time constant"}
     others = [
         f"{names[other]}: x {_speed(new, other, **scale) / _speed(rule, other, **scale):.4g}"
-        for other in _MATCHES
+        for other in MATCHES
         if other != match
     ]
     return Translation(new, 1.0, (names[match], "equilibrium norm"), tuple(others))
@@ -216,13 +220,13 @@ def _speed(rule: Rule, match: str, *, unit_grad_sq: float, dim: float) -> float:
     return float(rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).angle)
 
 
-def _solve_product(kind: type[Rule], match: str, wanted: float, settings: dict[str, object]) -> float:
+def _solve_product(kind: type[Rule], match: str, wanted: float, settings: dict[str, Any]) -> float:
     """lr * wd of the new rule, by bisection in its logarithm: every speed is monotone in it."""
 
     def speed(product: float) -> float:
-        return _speed(kind(1.0, product, **settings), match, unit_grad_sq=1.0, dim=1.0)  # type: ignore[arg-type]
+        return _speed(kind(1.0, product, **settings), match, unit_grad_sq=1.0, dim=1.0)
 
-    low, high = 1e-16, 0.5
+    low, high = 1e-13, 0.5  # below, the linearised rate of Adam rounds to 1
     rising = speed(high) > speed(low)
     if not min(speed(low), speed(high)) <= wanted <= max(speed(low), speed(high)):
         raise EquilibriaError(
@@ -235,3 +239,50 @@ def _solve_product(kind: type[Rule], match: str, wanted: float, settings: dict[s
         else:
             high = middle
     return math.sqrt(low * high)
+
+
+@law("nrq", "Corollary 3", derived="one door to the four translations")
+def translate(
+    rule: Rule,
+    *,
+    scale: float | None = None,
+    batch: float | None = None,
+    weight_decay: float | None = None,
+    to: str | None = None,
+    **options: Any,
+) -> Translation:
+    """The same dynamics somewhere else; exactly one of the first four says where.
+
+    Args:
+        rule: the present settings.
+        scale: initial weights this many times as large; see `translate_scale`.
+        batch: batch this many times as large; see `translate_batch`.
+        weight_decay: another weight decay at the same angle; see `translate_decay`.
+        to: another optimizer; see `translate_optimizer`, which takes the options.
+        **options: match, unit_grad_sq, dim, and settings of the new optimizer, with ``to``.
+
+    Returns:
+        The new settings, what they keep and what they do not.
+
+    Raises:
+        EquilibriaError: none or several of the four are given, or options without ``to``.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> translate(SGD(0.1, 5e-4, momentum=0.9), batch=2).rule.lr
+        0.2
+    """
+    asked = {"scale": scale, "batch": batch, "weight_decay": weight_decay, "to": to}
+    given = [name for name, value in asked.items() if value is not None]
+    if len(given) != 1:
+        raise EquilibriaError(f"got {', '.join(given) or 'nothing'}; expected exactly one of: {', '.join(asked)}")
+    if options and to is None:
+        raise EquilibriaError(f"got {', '.join(options)} with {given[0]}; expected these only with to")
+    if to is not None:
+        return translate_optimizer(rule, to, **options)
+    if scale is not None:
+        return translate_scale(rule, scale)
+    if batch is not None:
+        return translate_batch(rule, batch)
+    assert weight_decay is not None
+    return translate_decay(rule, weight_decay)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, one_of, positive, whole, within
-from equilibria.plan.findings import DTYPES, Finding, find
-from equilibria.plan.phases import Span, cut
+from equilibria.planning.findings import DTYPES, Finding, find
+from equilibria.planning.phases import Span, cut
 from equilibria.theory import SGD, SGDW, AdamL2, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
-from equilibria.theory.settling import steps_to_tolerance
+from equilibria.theory.settling import settling_steps
 from equilibria.theory.targets import targets
-from equilibria.theory.transient import State, cold_start, evolve, settled
+from equilibria.theory.transient import State, Trajectory, cold_start, evolve, settled
 
 Array = NDArray[np.float64]
 
@@ -248,18 +247,11 @@ def _check_scale(rule: Rule, init_norm: float | None, unit_grad_sq: float | None
 def _build(situation: Situation, lrs: Array, decays: Array) -> Plan:
     rule, scale = situation.rule, {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
     rule.equilibrium(**scale)  # type: ignore[arg-type]  # refuses an lr * wd without a stable equilibrium
-    path = evolve(
-        rule,
-        situation.steps,
-        start=_start(situation),
-        lr=lrs,
-        weight_decay=decays,
-        unit_grad_sq=situation.unit_grad_sq,
-        dim=situation.dim,
-    )
     goal = targets(rule, lrs, weight_decay=decays, **scale)
-    angle, norm = path.angle, path.norm[:-1]
     spans = cut(lrs, decays)
+    paths = _follow(situation, lrs, decays, spans)
+    angle = np.concatenate([path.angle for path in paths])
+    norm = np.concatenate([path.norm[:-1] for path in paths])
     shown = _thin(situation.steps, spans)
     norm_goal = np.sqrt(goal.norm_sq)
 
@@ -270,10 +262,32 @@ def _build(situation: Situation, lrs: Array, decays: Array) -> Plan:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = angle / goal.angle
     inside = np.abs(ratio - 1) <= situation.tolerance
-    phases = tuple(_phase(n, span, situation, moment, inside) for n, span in enumerate(spans, start=1))
+    phases = tuple(
+        _phase(n, span, situation, moment, inside[span.first : span.first + span.steps], path.final)
+        for n, (span, path) in enumerate(zip(spans, paths, strict=True), start=1)
+    )
     by_lr = goal.angle.max() * lrs / lrs.max()
     curve = Curve(shown, *(column[shown] for column in (lrs, decays, angle, goal.angle, by_lr, norm, norm_goal)))
     return Plan(phases, curve, find(phases, situation), float(inside.mean()), situation)
+
+
+def _follow(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, ...]) -> list[Trajectory]:
+    """The moment recursion, one trajectory per phase, each from where the last one ended."""
+    state, paths = _start(situation), []
+    for span in spans:
+        steps = slice(span.first, span.first + span.steps)
+        path = evolve(
+            situation.rule,
+            span.steps,
+            start=state,
+            lr=lrs[steps],
+            weight_decay=decays[steps],
+            unit_grad_sq=situation.unit_grad_sq,
+            dim=situation.dim,
+        )
+        paths.append(path)
+        state = path.final
+    return paths
 
 
 def _start(situation: Situation) -> State:
@@ -290,27 +304,30 @@ def _thin(steps: int, spans: tuple[Span, ...]) -> NDArray[np.int64]:
 
 
 def _phase(
-    number: int, span: Span, situation: Situation, moment: Callable[[int], Moment], inside: NDArray[np.bool_]
+    number: int,
+    span: Span,
+    situation: Situation,
+    moment: Callable[[int], Moment],
+    inside: NDArray[np.bool_],
+    final: State,
 ) -> Phase:
-    last = span.first + span.steps - 1
-    end = moment(last)
+    end = moment(span.first + span.steps - 1)
     rule = dataclasses.replace(situation.rule, lr=end.lr, weight_decay=end.weight_decay)
     moving = end.lr * end.weight_decay > 0
     scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
     settled_here = rule.equilibrium(**scale) if moving else None  # type: ignore[arg-type]
     needs = None
     if span.flat and moving:
-        outside = np.flatnonzero(~inside[span.first : last + 1])
+        outside = np.flatnonzero(~inside)
         needs = int(outside[-1]) + 1 if len(outside) else 0
-        if not inside[last]:
-            more = steps_to_tolerance(
+        if not inside[-1]:
+            needs = span.steps + settling_steps(
                 rule,
-                end.norm / end.norm_equilibrium,
+                final,
                 tolerance=situation.tolerance,
                 unit_grad_sq=situation.unit_grad_sq,
                 dim=situation.dim,
             )
-            needs = span.steps + math.ceil(more)
     return Phase(
         number,
         span.first,
@@ -323,5 +340,5 @@ def _phase(
         settled_here.time_constant if settled_here else None,
         settled_here.monotone if settled_here else None,
         needs,
-        bool(inside[last]),
+        bool(inside[-1]),
     )

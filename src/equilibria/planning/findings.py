@@ -13,7 +13,7 @@ from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
 
 if TYPE_CHECKING:
-    from equilibria.plan.planner import Moment, Phase, Situation
+    from equilibria.planning.planner import Moment, Phase, Situation
 
 # Largest relative shrink per step that rounding to nearest swallows whatever the weight: half an ulp of the worst case.
 _ROUNDED_AWAY = {"float32": 2.0**-25, "bfloat16": 2.0**-9, "float16": 2.0**-12}
@@ -57,8 +57,13 @@ def _numbers(phases: Sequence[Phase]) -> str:
     return f"phase {names[0]}" if len(names) == 1 else f"phases {', '.join(names[:-1])} and {names[-1]}"
 
 
+def percent(share: float) -> str:
+    """A share as people read it: 0.45 -> 45 %."""
+    return f"{100 * share:.0f} %"
+
+
 def _range(low: float, high: float) -> str:
-    return f"{low:.0%}" if round(low, 2) == round(high, 2) else f"{100 * low:.0f}-{100 * high:.0f} %"
+    return percent(low) if percent(low) == percent(high) else f"{100 * low:.0f}-{percent(high)}"
 
 
 def _never_settles(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
@@ -75,8 +80,8 @@ def _never_settles(phases: Sequence[Phase], situation: Situation) -> Iterator[Fi
         f"for {situation.time(has)} the weights turn at {_range(min(ratios), max(ratios))} of what lr x wd asks for; "
         f"phase {worst.number} has {situation.time(worst.steps)} and would need "
         f"{situation.time(worst.settle_steps or worst.steps)}",
-        f"rescale weights and optimizer state at each change of lr (settled at once), or raise weight decay "
-        f"about {factor:.0f}x in phase {worst.number} (time to settle goes as 1/(lr x wd)), or make the phase longer",
+        f"rescale weights and optimizer state at each change of lr (settled at once), or raise weight decay more "
+        f"than {factor:.0f}x in phase {worst.number} (time to settle goes as 1/(lr x wd)), or make the phase longer",
         "settling.settling_steps",
     )
 
@@ -99,7 +104,8 @@ def _undershoots(phases: Sequence[Phase], situation: Situation) -> Iterator[Find
                 if fell
                 else f"equilibrium asks for {1 / asked:.3g} times the angle, which comes only as the norm decays"
             )
-            + f": it starts at {start:.0%} and climbs to {end:.0%} over {situation.time(min(after.settle_steps or after.steps, after.steps))}, which is "
+            + f": it starts at {percent(start)} and climbs to {percent(end)} over "
+            f"{situation.time(min(after.settle_steps or after.steps, after.steps))}, which is "
             "where test accuracy can dip (pseudo-overfitting)",
             f"to be settled at once: {_rescale_sentence(situation, old, new)}"
             + (
@@ -155,7 +161,7 @@ def _falls_behind(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
     yield Finding(
         "warning",
         "the lr falls to zero while wd stays fixed" if to_zero else "the lr falls faster than the norm can follow",
-        f"from step {late[0].first_step:,} on the angle lags, down to {ratio:.0%} of equilibrium in the middle of "
+        f"from step {late[0].first_step:,} on the angle lags, down to {percent(ratio)} of equilibrium in the middle of "
         f"phase {last.number}: the equilibrium norm falls with lr, but so does lr x wd, the speed at which the weights "
         f"follow; they end at {last.end.norm / peak.end.norm:.2f} of their norm at the peak",
         "let wd rise as lr falls, or end the schedule at a larger lr: the last steps turn less than lr x wd says",
@@ -174,10 +180,10 @@ def _far_start(phases: Sequence[Phase], situation: Situation) -> Iterator[Findin
     yield Finding(
         "warning",
         f"training starts far from equilibrium: the norm is {ratio:.2g} of its equilibrium value",
-        f"||w|| = {first.start.norm:.3g}, equilibrium {first.start.norm_equilibrium:.3g}; step {first.first_step} turns by "
-        f"{first.start.angle:.3g} rad" + (f", {angle:.2g} times the equilibrium angle" if angle else ""),
+        f"||w|| = {first.start.norm:.3g}, equilibrium {first.start.norm_equilibrium:.3g}; step {first.first_step} "
+        f"turns by {first.start.angle:.3g} rad" + (f", {angle:.2g} times the equilibrium angle" if angle else ""),
         (
-            "the first steps are too large until the norm has grown: warm up the lr"
+            "the first steps are too large until the norm has grown: warm up the lr, for longer if you do already"
             if small
             else "the first steps are too small until the norm has decayed"
         )
@@ -196,7 +202,7 @@ def _rounded_away(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
     ]
     if not lost:
         return
-    what = "the whole update" if coupled else "the weight decay"
+    what = "most of the update" if coupled else "the weight decay"
     product = max(phase.start.lr * phase.start.weight_decay for phase in lost)
     yield Finding(
         "warning",
@@ -206,7 +212,7 @@ def _rounded_away(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
             if coupled
             else f"lr x wd = {product:.3g} per step"
         )
-        + f" against half an ulp, {limit:.3g}: the weight rounds back to what it was",
+        + f" against half an ulp, {limit:.3g}: most entries round back to what they were",
         "keep a float32 master copy of the weights, or use stochastic rounding",
         "equilibrium.heavy_ball",
     )

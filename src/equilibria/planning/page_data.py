@@ -7,7 +7,7 @@ import json
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equilibria.plan.planner import Phase, Plan
+from equilibria.planning.planner import Phase, Plan
 from equilibria.theory import SGD, SGDW
 
 Array = NDArray[np.float64]

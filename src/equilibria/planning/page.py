@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError
-from equilibria.plan.findings import Finding
-from equilibria.plan.page_data import SLOWER, as_json, chart_data, mark
-from equilibria.plan.planner import Moment, Phase, Plan
+from equilibria.planning.findings import Finding
+from equilibria.planning.page_data import SLOWER, as_json, chart_data, mark
+from equilibria.planning.planner import Moment, Phase, Plan
 from equilibria.theory.citations import PAPERS, Citation, cite
 
 Array = NDArray[np.float64]
@@ -80,7 +80,7 @@ def page_html(plan: Plan, *, title: str | None = None) -> str:
         HTML.
 
     Example:
-        >>> from equilibria.plan import plan
+        >>> from equilibria.planning import plan
         >>> from equilibria.theory import SGD
         >>> "for the whole run</h1>" in page_html(plan(SGD(0.1, 5e-4, momentum=0.9), 0.1, steps=1000))
         True
@@ -113,7 +113,7 @@ def page_html(plan: Plan, *, title: str | None = None) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("equilibria.plan").joinpath(name).read_text(encoding="utf-8")
+    return files("equilibria.planning").joinpath(name).read_text(encoding="utf-8")
 
 
 def _one_line_end(text: str) -> str:
@@ -137,7 +137,7 @@ def headline(plan: Plan) -> str:
     """What the schedule does, in one sentence.
 
     Example:
-        >>> from equilibria.plan import plan
+        >>> from equilibria.planning import plan
         >>> from equilibria.theory import SGD
         >>> headline(plan(SGD(0.1, 5e-4, momentum=0.9), lambda step: 0.1 if step < 500 else 0.01, steps=1000))
         'Phase 2 never reaches equilibrium: 50 % of the run turns slower than lr × wd says'

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _FLAT_SHARE = 0.02  # a constant stretch of at least this share of the run is a phase of its own
+_MOST_FLAT = 12  # more constant stretches than this are the stairs of a ramp (one scheduler step per epoch) ...
+_LONG_SHARE = 0.1  # ... except those of at least this share of the run
+_MOST_TURNS = 20  # more turns than this are noise
 _RAMP_PIECES = 8  # a ramp over the whole run is cut into this many pieces
 _JUMP = 0.2  # within a ramp, a change of this share of the largest lr begins a new phase (warm restarts)
 
@@ -42,7 +45,10 @@ def cut(lr: Array, weight_decay: Array) -> tuple[Span, ...]:
     total = len(lr)
     changed = np.flatnonzero((lr[1:] != lr[:-1]) | (weight_decay[1:] != weight_decay[:-1])) + 1
     edges = np.concatenate([[0], changed, [total]])
+    lengths = np.diff(edges)
     flat_length = max(2, int(_FLAT_SHARE * total))
+    if np.count_nonzero(lengths >= flat_length) > _MOST_FLAT:
+        flat_length = max(2, int(_LONG_SHARE * total))
     spans: list[Span] = []
     ramp_from: int | None = None
     for first, after in pairwise(edges.tolist()):
@@ -67,15 +73,21 @@ def _is_jump(lr: Array, weight_decay: Array, at: int) -> bool:
 
 
 def _ramp(lr: Array, weight_decay: Array, first: int, after: int, total: int) -> list[Span]:
-    change = np.diff(lr[first:after])
-    jumps = (np.flatnonzero(np.abs(change) > _JUMP * float(lr.max())) + first + 1).tolist()
+    change, decay_change = np.diff(lr[first:after]), np.diff(weight_decay[first:after])
+    large = np.abs(change) > _JUMP * float(lr.max())
+    large |= np.abs(decay_change) > _JUMP * max(float(weight_decay.max()), 1e-300)
+    jumps = (np.flatnonzero(large) + first + 1).tolist()
     # Where the lr turns round (the end of a warm-up, the top of a cycle), what people call a phase ends.
     moves = np.flatnonzero(change)
     turned = np.flatnonzero(np.sign(change[moves[1:]]) != np.sign(change[moves[:-1]]))
     turns = {int(at) for at in moves[turned + 1] + first} - {at - 1 for at in jumps}  # a jump is its own turn
-    spans = []
+    if len(turns) > _MOST_TURNS:
+        turns = set()
+    spans: list[Span] = []
     for begin, end in pairwise(sorted({first, *jumps, *turns, after})):
-        pieces = min(end - begin, max(1, round(_RAMP_PIECES * (end - begin) / total)))
+        # A fall to a tenth and below gets pieces of its own even when it is short: its end is another world.
+        least = 3 if lr[end - 1] < 0.1 * lr[begin] else 1
+        pieces = min(end - begin, max(least, round(_RAMP_PIECES * (end - begin) / total)))
         marks = np.linspace(begin, end, pieces + 1).round().astype(int).tolist()
         starts = [*jumps, first] if _is_jump(lr, weight_decay, first) else jumps
         spans += [Span(a, b - a, flat=False, jump=a in starts) for a, b in pairwise(marks)]

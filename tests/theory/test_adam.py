@@ -1,0 +1,137 @@
+"""The recursions of Adam against the recursion written out, published numbers and torch itself."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from random_walk import expected_adam_step, walk
+
+from equilibria.errors import EquilibriaError
+from equilibria.theory import AdamW, cold_start, evolve
+from equilibria.theory.adam import adam_step, adamw_mean_field
+
+positive = st.floats(0.1, 10)
+
+
+@given(
+    p=positive,
+    q=st.floats(-0.5, 0.5),
+    r=positive,
+    v=positive,
+    lr=st.floats(1e-4, 0.1),
+    wd=st.floats(0, 0.5),
+    b1=st.floats(0, 0.99),
+    b2=st.floats(0, 0.999),
+    big_l=positive,
+    dim=st.integers(1, 1000),
+    step=st.one_of(st.none(), st.integers(1, 50)),
+    decoupled=st.booleans(),
+)
+def test_step_is_the_recursion_written_out(p, q, r, v, lr, wd, b1, b2, big_l, dim, step, decoupled):
+    expected = expected_adam_step(p, q, r, v, lr, wd, (b1, b2), big_l, dim, decoupled=decoupled, step=step)
+    debias = () if step is None else (1 - b1**step, 1 - b2**step)
+    lost, coupled = (lr * wd, 0.0) if decoupled else (0.0, wd)
+    ours = adam_step(p, q, r, v, big_l, dim, lr, lost, coupled, b1, b2, *debias)
+    scale = max(map(abs, expected))
+    np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12 * scale)
+
+
+def test_step_is_the_expected_step_of_torch_with_equal_second_moments():
+    """Average over all tangent directions from one state; v is equal in all entries, and beta2 = 1 keeps it so."""
+    dim, lr, wd, b1, b2 = 12, 0.03, 0.2, 0.9, 1 - 1e-9
+    rng = np.random.default_rng(4)
+    w, m = rng.normal(size=(2, dim))
+    grad_sq, second, t = 2.0, 0.7, 5
+    basis = np.linalg.svd(w[None, :])[2][1:] * math.sqrt(grad_sq)
+    for build, decoupled in ((torch.optim.AdamW, True), (torch.optim.Adam, False)):
+        rows = []
+        for g in np.concatenate([basis, -basis]):
+            x = torch.nn.Parameter(torch.tensor(w))
+            optimizer = build([x], lr=lr, weight_decay=wd, betas=(b1, b2), eps=0.0)
+            state = {"exp_avg": torch.tensor(m), "exp_avg_sq": torch.full((dim,), second, dtype=torch.float64)}
+            optimizer.state[x] = {"step": torch.tensor(float(t - 1), dtype=torch.float64), **state}
+            x.grad = torch.tensor(g)
+            optimizer.step()
+            after, m1 = x.detach().numpy(), optimizer.state[x]["exp_avg"].numpy()
+            rows.append([after @ after, after @ m1, m1 @ m1, second, (after - w) @ (after - w)])
+        lost, coupled = (lr * wd, 0.0) if decoupled else (0.0, wd)
+        debias = 1 - b1**t, 1 - b2**t
+        start = (w @ w, w @ m, m @ m, second)
+        ours = adam_step(*start, grad_sq * (w @ w), dim, lr, lost, coupled, b1, b2, *debias)
+        # beta2 is 1 up to 1e-9, and so is the agreement.
+        np.testing.assert_allclose(ours, np.mean(rows, axis=0), rtol=1e-6)
+
+
+def test_mean_field_as_published():
+    """||w||^2 / P* from twice P* at steps 500, 1000, 1500, 3000 (within one step); eps = 5e-4, beta2 = 0.999."""
+    star = 0.01 * 400 / (2 * 0.05)
+    path = adamw_mean_field(0.01, 0.05, steps=3000, dim=400, norm_sq=2 * star)
+    np.testing.assert_allclose(path[[500, 1000, 1500, 3000]] / star, [1.627, 1.424, 1.306, 1.142], atol=1e-3)
+    # Without the lag it would relax as 1 + exp(-2 eps t): 1.606, 1.368, 1.223, 1.050.
+    naive = 1 + np.exp(-2 * 5e-4 * np.array([500, 1000, 1500, 3000]))
+    np.testing.assert_allclose(naive, [1.606, 1.368, 1.223, 1.050], atol=6e-4)
+
+
+def test_mean_field_is_the_four_variable_recursion_without_first_moment():
+    lrs = 0.01 * (1 + np.cos(np.arange(500) / 80) ** 2)
+    rule = AdamW(0.01, 0.2, betas=(0.0, 0.99))
+    path = evolve(rule, 500, start=cold_start(rule, 3.0), dim=50, lr=lrs)
+    ours = adamw_mean_field(lrs, 0.2, steps=500, dim=50, norm_sq=9.0, beta2=0.99)
+    np.testing.assert_allclose(ours, path.norm_sq, rtol=1e-11)
+
+
+def test_angle_off_equilibrium():
+    """angle* sqrt(P*/P_t) sqrt(1 / (P_t v_t)), v in units of L / d: the second factor is worth 5 % here."""
+    rule, dim, steps = AdamW(0.01, 0.05), 400, 1500
+    star = rule.equilibrium(dim=dim)
+    start = 2 * star.norm**2
+    run = walk(lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.05), steps, norm=math.sqrt(start), dim=dim)
+    path = evolve(rule, steps, start=cold_start(rule, math.sqrt(start)), dim=dim)
+    p, v, second = adamw_mean_field(0.01, 0.05, steps=steps, dim=dim, norm_sq=start), 0.0, []
+    for t in range(steps):
+        v = 0.999 * v + 0.001 / p[t]
+        second.append(v / (1 - 0.999 ** (t + 1)))
+    law = star.angle * np.sqrt(star.norm**2 / p[:-1]) / np.sqrt(p[:-1] * second)
+    rms = np.sqrt(np.mean(run.angle**2, axis=1))
+    for low in (200, 700, 1300):
+        window = slice(low, low + 200)
+        measured = math.sqrt(np.mean(rms[window] ** 2))
+        assert math.sqrt(np.mean(law[window] ** 2)) == pytest.approx(measured, rel=0.02)
+        assert math.sqrt(np.mean(path.angle[window] ** 2)) == pytest.approx(measured, rel=0.01)
+    plain = star.angle * np.sqrt(star.norm**2 / p[:-1])
+    assert max(abs(plain[300:] / law[300:] - 1)) > 0.05
+
+
+def test_it_settles_at_the_law():
+    for eps in (1e-3, 0.01):
+        end = adamw_mean_field(0.01, eps / 0.01, steps=20_000, dim=400, norm_sq=20.0, beta2=0.99)[-1]
+        # (1-eps)^2 P + lr^2 d = P
+        assert end == pytest.approx(1e-4 * 400 / (1 - (1 - eps) ** 2), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("dim", 0),
+        ("dim", 2.5),
+        ("norm_sq", 0.0),
+        ("norm_sq", math.nan),
+        ("beta2", 1.0),
+        ("beta2", -0.1),
+        ("steps", -1),
+        ("steps", "many"),
+        ("weight_decay", -1.0),
+        ("weight_decay", "0.1"),
+        ("lr", -0.1),
+        ("lr", math.inf),
+    ],
+)
+def test_bad_input_is_refused(name, bad):
+    good = {"lr": 0.01, "weight_decay": 0.1, "steps": 3, "dim": 10, "norm_sq": 1.0, "beta2": 0.9}
+    with pytest.raises(EquilibriaError, match="expected"):
+        adamw_mean_field(**{**good, name: bad})

@@ -1,0 +1,167 @@
+"""The rules: what they accept, what they refuse and with which words, and how they mirror torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from equilibria.errors import EquilibriaError
+from equilibria.theory import RULES, SGD, SGDW, AdamL2, AdamW, Equilibrium, Lion, Muon
+
+NOT_NUMBERS = [math.nan, math.inf, -math.inf, "0.1", "fast", None, [0.1], (0.1,), object()]
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("name", ["lr", "weight_decay"])
+@pytest.mark.parametrize("bad", [*NOT_NUMBERS, -0.1], ids=repr)
+def test_bad_lr_and_weight_decay(rule, name, bad):
+    with pytest.raises(EquilibriaError, match=f"got {name}=.*expected"):
+        rule(**{"lr": 0.1, "weight_decay": 0.1, name: bad})
+
+
+@pytest.mark.parametrize("bad", [*NOT_NUMBERS, -0.1, 1.0, 1.5], ids=repr)
+def test_bad_momentum_and_dampening(bad):
+    for rule in (SGD, SGDW, Muon):
+        with pytest.raises(EquilibriaError, match=r"got momentum=.*expected"):
+            rule(0.1, 0.1, momentum=bad)
+    with pytest.raises(EquilibriaError, match=r"got dampening=.*expected"):
+        SGD(0.1, 0.1, momentum=0.9, dampening=bad)
+
+
+@pytest.mark.parametrize("bad", [*NOT_NUMBERS, -0.1, 1.0, 1.5], ids=repr)
+def test_bad_betas(bad):
+    for rule in (AdamW, AdamL2, Lion):
+        for betas in ((bad, 0.9), (0.9, bad)):
+            with pytest.raises(EquilibriaError, match=r"beta[12]=.*expected"):
+                rule(0.1, 0.1, betas=betas)
+
+
+@pytest.mark.parametrize("bad", [None, 0.9, "0.9,0.99", (0.9,), (0.9, 0.99, 0.999), ()], ids=repr)
+def test_betas_of_the_wrong_kind(bad):
+    for rule in (AdamW, AdamL2, Lion):
+        with pytest.raises(EquilibriaError, match=r"betas=.*two numbers"):
+            rule(0.1, 0.1, betas=bad)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.0}, {"momentum": 0.9, "dampening": 0.1}])
+def test_nesterov_is_refused_where_torch_refuses_it(options):
+    with pytest.raises(ValueError, match="Nesterov"):
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, nesterov=True, **options)
+    with pytest.raises(EquilibriaError, match=r"nesterov=True.*momentum > 0 and dampening = 0"):
+        SGD(0.1, 0.1, nesterov=True, **options)
+
+
+def test_everything_after_the_second_argument_is_by_keyword():
+    for rule in RULES.values():
+        with pytest.raises(TypeError):
+            rule(0.1, 0.1, 0.9)
+
+
+def test_rules_are_frozen_and_comparable():
+    rule = SGD(0.1, 5e-4, momentum=0.9)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        rule.lr = 0.2
+    assert rule == SGD(0.1, 5e-4, momentum=0.9)
+    assert hash(rule) == hash(SGD(0.1, 5e-4, momentum=0.9))
+    assert dataclasses.replace(rule, lr=0.2) == SGD(0.2, 5e-4, momentum=0.9)
+
+
+def test_names_of_the_rules():
+    assert {"sgd": SGD, "sgdw": SGDW, "adamw": AdamW, "adam": AdamL2, "lion": Lion, "muon": Muon} == RULES
+
+
+@pytest.mark.parametrize(
+    ("rule", "build"),
+    [
+        (SGD(0.1), torch.optim.SGD),
+        (AdamW(0.1), torch.optim.AdamW),
+        (AdamL2(0.1), torch.optim.Adam),
+        (Muon(0.1), torch.optim.Muon),
+    ],
+    ids=repr,
+)
+def test_defaults_are_those_of_torch(rule, build):
+    group = build([torch.nn.Parameter(torch.zeros(2, 2))], lr=0.1).param_groups[0]
+    for field in dataclasses.fields(rule):
+        if field.name == "adjust_lr_fn":
+            assert group[field.name] in (None, rule.adjust_lr_fn)
+        elif field.name != "_":
+            assert getattr(rule, field.name) == group[field.name], field.name
+
+
+def test_decay_per_step():
+    assert SGD(0.1, 0.01).decay_per_step == pytest.approx(1e-3)
+    assert SGD(0.1, 0.01, momentum=0.9, dampening=0.4).decay_per_step == pytest.approx(6e-4)
+    assert SGD(0.1, 0.01, dampening=0.4).decay_per_step == pytest.approx(1e-3)  # torch ignores it without momentum
+    for rule in (SGDW, AdamW, AdamL2, Lion, Muon):
+        assert rule(0.1, 0.01).decay_per_step == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("adjust", [None, "original", "match_rms_adamw"])
+@pytest.mark.parametrize("shape", [(8, 8), (32, 4), (4, 32)])
+def test_muon_gain_is_the_factor_torch_applies(adjust, shape):
+    """The same gradient with and without adjustment: the ratio of the steps is the gain; the decay is not adjusted."""
+
+    def step(fn, wd):
+        w = torch.nn.Parameter(torch.ones(shape, dtype=torch.float64))
+        optimizer = torch.optim.Muon([w], lr=0.1, weight_decay=wd, adjust_lr_fn=fn)
+        w.grad = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        optimizer.step()
+        return w.detach()
+
+    rule = Muon(0.1, 0.3, adjust_lr_fn=adjust or "original")
+    reference = (1 - step("original", 0.0)) / Muon(0.1, 0.3).gain(shape)
+    with_decay = (1 - 0.1 * 0.3) - step(adjust, 0.3)
+    np.testing.assert_allclose(with_decay / reference, rule.gain(shape), rtol=1e-9)
+
+
+def test_muon_refuses_other_adjustments_and_shapes():
+    with pytest.raises(EquilibriaError, match="original, match_rms_adamw"):
+        Muon(0.1, adjust_lr_fn="none")
+    for shape in ((3,), (3, 0), (3, 4, 5), (2.5, 2), "ab", (math.nan, 2), 7):
+        with pytest.raises(EquilibriaError, match="shape"):
+            Muon(0.1).equilibrium(shape=shape)
+    for bad in (0.0, -1.0, math.nan, "big"):
+        with pytest.raises(EquilibriaError, match="update_sq"):
+            Muon(0.1).equilibrium(shape=(4, 4), update_sq=bad)
+        with pytest.raises(EquilibriaError, match="total"):
+            Muon(0.1).equilibrium(shape=(4, 4), memory_total=bad)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [SGD(0.1, 0.01, momentum=0.9), SGDW(0.1, 0.01), AdamW(0.1), AdamL2(0.1, 0.01), Lion(0.1, 0.01), Muon(0.1)],
+    ids=repr,
+)
+def test_every_equilibrium_states_its_assumptions(rule):
+    result = rule.equilibrium(unit_grad_sq=1.0, dim=100)
+    assert isinstance(result, Equilibrium)
+    names = [item.name for item in result.validity]
+    assert {"scale-invariant weight", "stationary unit gradient"} <= set(names)
+    assert len(names) == len(set(names))
+    assert all(item.detail and item.affects for item in result.validity)
+    assert 0 < result.rate < 1
+    assert result.time_constant == pytest.approx(-1 / math.log(result.rate), rel=1e-9)
+    assert result.relative_update == pytest.approx(2 * math.sin(result.angle / 2), rel=1e-12)
+
+
+def met(rule, name, **sizes):
+    return {item.name: item.met for item in rule.equilibrium(**sizes).validity}[name]
+
+
+def test_assumptions_are_decided_where_the_inputs_decide_them():
+    oscillation = "no oscillation near equilibrium"
+    assert met(SGD(0.1, 6e-3, momentum=0.9), oscillation) is True
+    assert met(SGD(0.1, 7e-3, momentum=0.9), oscillation) is False
+    assert met(AdamW(0.1, betas=(0.9, 0.95)), "second moment averages over many steps") is False
+    assert met(AdamW(0.1), "second moment averages over many steps") is True
+    assert met(AdamL2(2e-3, 0.02), "decay small beside the gradient", unit_grad_sq=1.0, dim=400) is True
+    assert met(AdamL2(2e-3, 0.5), "decay small beside the gradient", unit_grad_sq=1.0, dim=4e6) is False
+    assert met(Lion(0.001, 0.1), "memory shorter than the time constant") is True
+    assert met(Lion(0.01, 0.1), "memory shorter than the time constant") is False
+    assert met(Muon(0.1), "measured update size", shape=(4, 4)) is False
+    assert met(Muon(0.1), "measured update size", shape=(4, 4), update_sq=3.0) is True

@@ -1,0 +1,278 @@
+"""Translations against real optimizers on a scale-invariant loss, and against the laws they claim to keep."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import pytest
+import random_walk
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equilibria.errors import EquilibriaError
+from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon
+from equilibria.theory.angles import angular_diffusion, n_step_angles
+from equilibria.theory.settling import equilibrium_norm_sq, relaxation
+from equilibria.theory.translation import (
+    translate,
+    translate_batch,
+    translate_decay,
+    translate_optimizer,
+    translate_scale,
+)
+
+L, D = 3.0, 200.0
+SCALE = {"unit_grad_sq": L, "dim": D}
+
+
+def torch_optimizer(rule, params):
+    common = {"lr": rule.lr, "weight_decay": rule.weight_decay}
+    if isinstance(rule, SGD):
+        return torch.optim.SGD(
+            params, momentum=rule.momentum, dampening=rule.dampening, nesterov=rule.nesterov, **common
+        )
+    if isinstance(rule, SGDW):
+        return random_walk.SGDW(params, momentum=rule.momentum, **common)
+    if isinstance(rule, AdamW):
+        return torch.optim.AdamW(params, betas=rule.betas, eps=1e-30, **common)
+    if isinstance(rule, AdamL2):
+        return torch.optim.Adam(params, betas=rule.betas, eps=1e-30, **common)
+    if isinstance(rule, Lion):
+        return random_walk.Lion(params, betas=rule.betas, **common)
+    return torch.optim.Muon(params, momentum=rule.momentum, nesterov=rule.nesterov, eps=1e-30, **common)
+
+
+def directions(rule, factor, steps=150):
+    """Weights divided by ``factor`` along a training run from ``factor`` times the same start, on a loss of w/||w||."""
+    generator = torch.Generator().manual_seed(5)
+    w = torch.randn(4, 6, dtype=torch.float64, generator=generator)
+    w = torch.nn.Parameter(factor * w)
+    slopes = torch.randn(steps, 4, 6, dtype=torch.float64, generator=generator)
+    target = torch.randn(4, 6, dtype=torch.float64, generator=generator)
+    optimizer = torch_optimizer(rule, [w])
+    path = []
+    for slope in slopes:
+        optimizer.zero_grad()
+        unit = w / w.norm()
+        loss = 0.3 * (unit * slope).sum() + ((unit - target) ** 2 * (1 + slope**2)).sum()
+        loss.backward()
+        optimizer.step()
+        path.append(w.detach().clone() / factor)
+    return torch.stack(path)
+
+
+TORCH_RULES = [
+    SGD(0.3, 0.01),
+    SGD(0.1, 0.01, momentum=0.9),
+    SGD(0.1, 0.01, momentum=0.9, dampening=0.5),
+    SGD(0.1, 0.01, momentum=0.9, nesterov=True),
+    SGDW(0.1, 0.01, momentum=0.9),
+    AdamW(0.05, 0.1),
+    AdamW(0.05, 0.1, betas=(0.8, 0.9)),
+    AdamL2(0.05, 0.02),
+    Lion(0.03, 0.1),
+]
+
+
+@pytest.mark.parametrize("k", [0.37, 10.0])
+@pytest.mark.parametrize("rule", TORCH_RULES, ids=repr)
+def test_scaled_start_takes_exactly_the_same_path(rule, k):
+    """k times the weights, step by step, with torch's own optimizers; and the untranslated run does something else."""
+    original = directions(rule, 1.0)
+    moved = translate_scale(rule, k)
+    assert moved.weight == k
+    assert (directions(moved.rule, k) - original).abs().max() < 1e-9
+    assert (directions(rule, k) - original).abs().max() > 1e-2
+
+
+def test_scaled_start_of_muon():
+    """Powers of two, since torch orthogonalises in bfloat16."""
+    rule = Muon(0.05, 0.1)
+    original = directions(rule, 1.0)
+    assert (directions(translate_scale(rule, 4.0).rule, 4.0) - original).abs().max() < 1e-9
+    assert (directions(rule, 4.0) - original).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("rule", [*TORCH_RULES, Muon(0.05, 0.1)], ids=repr)
+def test_scaling_moves_the_equilibrium_with_the_weights(rule):
+    k = 2.5
+    new = translate_scale(rule, k).rule
+    grown = equilibrium_norm_sq(new, **SCALE) / equilibrium_norm_sq(rule, **SCALE)
+    assert math.sqrt(grown) == pytest.approx(k, rel=1e-9)
+    assert new.equilibrium(**SCALE).angle == pytest.approx(rule.equilibrium(**SCALE).angle, rel=1e-9)
+    back = translate_scale(new, 1 / k).rule
+    assert (back.lr, back.weight_decay) == (pytest.approx(rule.lr), pytest.approx(rule.weight_decay))
+
+
+# Batch ---------------------------------------------------------------------------------------------------------------
+
+SMALL_RULES = [
+    SGD(0.01, 1e-3),
+    SGD(0.01, 1e-4, momentum=0.9),
+    SGD(0.01, 1e-4, momentum=0.9, nesterov=True),
+    SGDW(0.01, 1e-3, momentum=0.9),
+    AdamW(1e-3, 1e-2, betas=(0.9, 0.99)),
+    AdamL2(1e-4, 1e-4, betas=(0.9, 0.99)),
+    Lion(1e-4, 1e-2),
+    Muon(1e-3, 1e-2),
+]
+
+
+@pytest.mark.parametrize("b", [0.25, 8.0])
+@pytest.mark.parametrize("rule", SMALL_RULES, ids=repr)
+def test_batch_translation_keeps_diffusion_and_settling_per_sample(rule, b):
+    """Noise-dominated: the unit gradient falls as 1/batch. First order in lr * wd, which is 1e-5 or less here."""
+    result = translate_batch(rule, b)
+    new, later = result.rule, {"unit_grad_sq": L / b, "dim": D}
+    assert angular_diffusion(new, **later) == pytest.approx(b * angular_diffusion(rule, **SCALE), rel=1e-3)
+    assert relaxation(new, **later).rate == pytest.approx(b * relaxation(rule, **SCALE).rate, rel=2e-2)
+    ratio = new.equilibrium(**later).angle / rule.equilibrium(**SCALE).angle
+    assert ratio == pytest.approx(math.sqrt(b), rel=5e-3)
+    assert f"angle per step: x {math.sqrt(b):.4g}" in result.changed
+    norm = math.sqrt(equilibrium_norm_sq(new, **later) / equilibrium_norm_sq(rule, **SCALE))
+    if isinstance(rule, SGD | SGDW | AdamL2):
+        assert norm == pytest.approx(1, rel=2e-3)
+        assert any("equilibrium norm" in text for text in result.kept)
+    else:
+        assert norm == pytest.approx(math.sqrt(b), rel=3e-3)
+        assert any(text.startswith(f"equilibrium norm: x {math.sqrt(b):.4g} ") for text in result.changed)
+
+
+def test_batch_translation_turns_as_far_per_epoch():
+    """512 samples in 512 or in 64 steps: the angle over many steps is the same up to the momentum window."""
+    rule = SGD(0.01, 1e-3, momentum=0.9)
+    new = translate_batch(rule, 8).rule
+    many, few = n_step_angles(rule, 8 * 4000)[-1], n_step_angles(new, 4000)[-1]
+    assert few == pytest.approx(many, rel=5e-3)
+
+
+# Weight decay --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(rule=st.sampled_from(SMALL_RULES), share=st.floats(0.05, 20))
+def test_holding_the_angle_at_another_decay(rule, share):
+    """Angle, diffusion and time constant are exact; the norm moves by what the translation says."""
+    result = translate_decay(rule, rule.weight_decay * share)
+    new = result.rule
+    assert new.weight_decay == pytest.approx(rule.weight_decay * share)
+    before, after = rule.equilibrium(**SCALE), new.equilibrium(**SCALE)
+    assert after.angle == pytest.approx(before.angle, rel=1e-9)
+    assert after.time_constant == pytest.approx(before.time_constant, rel=1e-5)
+    assert angular_diffusion(new, **SCALE) == pytest.approx(angular_diffusion(rule, **SCALE), rel=1e-9)
+    norm = math.sqrt(equilibrium_norm_sq(new, **SCALE) / equilibrium_norm_sq(rule, **SCALE))
+    assert result.changed[0] == f"equilibrium norm: x {norm:.4g}"
+
+
+# Optimizer -----------------------------------------------------------------------------------------------------------
+
+SOURCES = [
+    SGD(0.1, 5e-4, momentum=0.9),
+    SGD(0.05, 1e-3, momentum=0.9, nesterov=True),
+    SGDW(0.1, 5e-4, momentum=0.9),
+    AdamW(1e-3, 0.1),
+    AdamL2(1e-3, 1e-3),
+    Lion(1e-4, 1.0),
+]
+TARGETS = [
+    ("sgd", {}),
+    ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}),
+    ("sgdw", {"momentum": 0.9}),
+    ("adamw", {"betas": (0.9, 0.95)}),
+    ("lion", {}),
+]
+
+
+def speeds(rule):
+    return {
+        "angle": rule.equilibrium(**SCALE).angle,
+        "diffusion": angular_diffusion(rule, **SCALE),
+        "time_constant": 1 / relaxation(rule, **SCALE).rate,
+    }
+
+
+@pytest.mark.parametrize("match", ["angle", "diffusion", "time_constant"])
+@pytest.mark.parametrize(("to", "options"), TARGETS, ids=lambda x: str(x))
+@pytest.mark.parametrize("rule", SOURCES, ids=repr)
+def test_other_optimizer_has_the_matched_speed_and_norm(rule, to, options, match):
+    result = translate_optimizer(rule, to, match=match, **SCALE, **options)
+    new = result.rule
+    for name, value in options.items():
+        assert getattr(new, name) == value
+    before, after = speeds(rule), speeds(new)
+    assert after[match] == pytest.approx(before[match], rel=1e-6)
+    assert equilibrium_norm_sq(new, **SCALE) == pytest.approx(equilibrium_norm_sq(rule, **SCALE), rel=1e-8)
+    factors = {text.split(":")[0]: float(re.search(r"x (\S+)$", text).group(1)) for text in result.changed}
+    names = {"angle": "angle per step", "diffusion": "angular diffusion per step", "time_constant": "time constant"}
+    for other in set(names) - {match}:
+        assert factors[names[other]] == pytest.approx(after[other] / before[other], rel=1e-3)
+    assert result.kept == (names[match], "equilibrium norm")
+
+
+@pytest.mark.parametrize("match", ["angle", "diffusion", "time_constant"])
+def test_to_itself_is_the_identity(match):
+    rule = SGD(0.1, 5e-4, momentum=0.9)
+    same = translate_optimizer(rule, "sgd", match=match, momentum=0.9).rule
+    assert (same.lr, same.weight_decay) == (pytest.approx(0.1), pytest.approx(5e-4))
+
+
+def test_angle_and_time_constant_cannot_both_be_matched():
+    """angle^2 x time constant: (1-a)/(2(1+a)) for SGD, twice that for AdamW."""
+    for rule, product in ((SGD(0.1, 1e-5, momentum=0.9), 0.1 / 3.8), (AdamW(1e-3, 1e-3, betas=(0.9, 0.9)), 0.1 / 1.9)):
+        e = speeds(rule)
+        assert e["angle"] ** 2 * e["time_constant"] == pytest.approx(product, rel=2e-3)
+
+
+def test_one_door():
+    rule = SGD(0.1, 5e-4, momentum=0.9)
+    assert translate(rule, scale=3.0) == translate_scale(rule, 3.0)
+    assert translate(rule, batch=3.0) == translate_batch(rule, 3.0)
+    assert translate(rule, weight_decay=3.0) == translate_decay(rule, 3.0)
+    assert translate(rule, to="sgdw", match="diffusion", momentum=0.5) == translate_optimizer(
+        rule, "sgdw", match="diffusion", momentum=0.5
+    )
+
+
+@pytest.mark.parametrize("to", ["sgd", "sgdw"])
+def test_without_a_scale_between_rules_that_share_it(to):
+    """Between SGD-type rules L drops out of the matched settings."""
+    rule = SGD(0.1, 5e-4, momentum=0.9)
+    plain = translate_optimizer(rule, to, momentum=0.5).rule
+    scaled = translate_optimizer(rule, to, momentum=0.5, unit_grad_sq=7.0).rule
+    assert dataclasses.astuple(plain) == pytest.approx(dataclasses.astuple(scaled))
+
+
+SGD_RULE = SGD(0.1, 5e-4, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: translate_scale(SGD_RULE, 0.0),
+        lambda: translate_scale(SGD_RULE, math.nan),
+        lambda: translate_batch(SGD_RULE, -2),
+        lambda: translate_batch(SGD_RULE, math.inf),
+        lambda: translate_decay(SGD_RULE, 0.0),
+        lambda: translate_decay(SGD(0.1, 0.0), 1e-3),
+        lambda: translate_optimizer(SGD_RULE, "muon"),
+        lambda: translate_optimizer(SGD_RULE, "adam"),
+        lambda: translate_optimizer(SGD_RULE, "adamw"),
+        lambda: translate_optimizer(SGD_RULE, "adamw", unit_grad_sq=1.0),
+        lambda: translate_optimizer(SGD_RULE, "adamw", unit_grad_sq=-1.0, dim=10),
+        lambda: translate_optimizer(Muon(0.1, 0.1), "sgd", unit_grad_sq=1.0, dim=10),
+        lambda: translate_optimizer(SGD_RULE, "sgdw", match="norm"),
+        lambda: translate_optimizer(SGD(0.1, 0.0), "sgdw"),
+        # A second moment over 1000 steps cannot settle in 50:
+        lambda: translate_optimizer(SGD(0.1, 0.05), "adamw", match="time_constant", unit_grad_sq=1.0, dim=10),
+        lambda: translate(SGD_RULE),
+        lambda: translate(SGD_RULE, scale=2.0, batch=2.0),
+        lambda: translate(SGD_RULE, scale=2.0, match="angle"),
+    ],
+)
+def test_bad_input_is_refused(call):
+    with pytest.raises(EquilibriaError, match=r"got .*expected"):
+        call()
