@@ -185,7 +185,8 @@ def test_lr_that_falls_faster_than_the_norm(schedule, steps, kind):
     finding = the(result, kind)
     last = [p for p in result.phases if p.middle.angle_ratio and p.middle.angle_ratio < 0.8][-1]
     assert (
-        f"down to {100 * last.middle.angle_ratio:.0f} % of equilibrium in the middle of phase {last.number}" in finding.evidence
+        f"down to {100 * last.middle.angle_ratio:.0f} % of equilibrium in the middle of phase {last.number}"
+        in finding.evidence
     )
     peak = max(result.phases, key=lambda p: p.start.lr)
     assert f"end at {last.end.norm / peak.end.norm:.2f} of their norm" in finding.evidence

@@ -10,6 +10,7 @@ All the autocorrelations here are sums of geometric series, ``r_k = sum_j first_
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -108,16 +109,28 @@ def lion_memory(betas: tuple[float, float]) -> Memory:
     b2 = within("beta2", betas[1], low=0, below=1)
     variance = (1 - b1) ** 2 + b1**2 * (1 - b2) / (1 + b2)
     rho = (b1**2 * b2 * (1 - b2) / (1 + b2) + (1 - b1) * b1 * (1 - b2)) / variance
-    first, decay = [], []
-    coefficient, power = 1.0, rho
-    n = 0
-    while coefficient * power / (2 * n + 1) > _NEGLIGIBLE * rho:
-        first.append(2 / math.pi * coefficient * power / (2 * n + 1))
-        decay.append(b2 ** (2 * n + 1))
-        n += 1
-        coefficient *= (2 * n - 1) / (2 * n)
-        power *= rho * rho
-    return Memory(tuple(first), tuple(decay))
+    terms = 1
+    while rho ** (2 * terms) * arcsine_coefficients(terms + 1)[-1] > _NEGLIGIBLE:
+        terms += 1
+    first = [coefficient * rho ** (2 * n + 1) for n, coefficient in enumerate(arcsine_coefficients(terms))]
+    return Memory(tuple(first), tuple(b2 ** (2 * n + 1) for n in range(terms)))
+
+
+@functools.cache
+def arcsine_coefficients(terms: int) -> tuple[float, ...]:
+    """Coefficients of (2/pi) asin(x) = sum_n c_n x^(2n+1).
+
+    Example:
+        >>> x = 0.3
+        >>> total = sum(c * x ** (2 * n + 1) for n, c in enumerate(arcsine_coefficients(12)))
+        >>> abs(total - 2 / math.pi * math.asin(x)) < 1e-15
+        True
+    """
+    result, coefficient = [], 2 / math.pi
+    for n in range(terms):
+        result.append(coefficient / (2 * n + 1))
+        coefficient *= (2 * n + 1) / (2 * n + 2)
+    return tuple(result)
 
 
 @law(

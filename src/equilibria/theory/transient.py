@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -23,6 +23,7 @@ from equilibria.theory._reals import reals
 from equilibria.theory.adam import adam_step
 from equilibria.theory.citations import law
 from equilibria.theory.fixed_points import constant_update_point
+from equilibria.theory.lion import LionPull, MuonPull, raw_traces, settled_lion, unit_traces
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 
@@ -119,18 +120,23 @@ def settled(rule: Rule, *, unit_grad_sq: ArrayLike = 1.0, dim: ArrayLike = 1.0) 
         True
     """
     if isinstance(rule, Lion | Muon):
-        rule.equilibrium()  # refuses settings without an equilibrium
-        size = reals("dim", dim, above=0)
-        kept = 1 - rule.decay_per_step
-        norm_sq = size * constant_update_point(rule.lr, rule.weight_decay, rule.memory).norm_sq
-        zero = np.zeros_like(norm_sq)
-        return State(norm_sq, zero, zero, zero, rule.lr / (1 - np.array(rule.memory.decay) * kept), math.inf)
+        return _settled_constant(rule, reals("dim", dim, above=0))
     norm = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).norm  # type: ignore[arg-type]
     p = np.asarray(norm, dtype=np.float64) ** 2
     if isinstance(rule, AdamW | AdamL2):
         return _settled_adam(rule, p, unit_grad_sq=np.asarray(unit_grad_sq, dtype=np.float64), dim=np.asarray(dim))
     ratios, _ = approach.fixed_point(moments.step_map(*_step(rule, rule.lr, rule.weight_decay, rule.momentum)))
     return State(p, ratios[1] * p, ratios[2] * p, np.zeros_like(p), np.zeros(0), math.inf)
+
+
+def _settled_constant(rule: Lion | Muon, size: Array) -> State:
+    rule.equilibrium()  # refuses settings without an equilibrium
+    norm_sq = np.asarray(size * constant_update_point(rule.lr, rule.weight_decay, rule.memory).norm_sq)
+    zero, kept = np.zeros_like(norm_sq), 1 - rule.decay_per_step
+    if isinstance(rule, Muon):
+        return State(norm_sq, zero, zero, zero, rule.lr / (1 - np.array(rule.memory.decay) * kept), math.inf)
+    buffer_sq, traces = settled_lion(rule.betas, norm_sq, lr=rule.lr, kept=kept, terms=_memory_size(rule))
+    return State(norm_sq, zero, buffer_sq, zero, traces, math.inf)
 
 
 def _settled_adam(rule: AdamW | AdamL2, p: Array, *, unit_grad_sq: Array, dim: Array) -> State:
@@ -229,7 +235,7 @@ def evolve(
         raise EquilibriaError(f"got a momentum schedule for {type(rule).__name__}; expected one only for SGD and SGDW")
     if isinstance(rule, AdamW | AdamL2):
         return _evolve_adam(rule, start, lrs, decays, forcing, sizes)
-    return _evolve_memory(rule, start, lrs, decays, _layers(start, forcing), sizes)
+    return _evolve_constant(rule, start, lrs, decays, _layers(start, forcing), sizes)
 
 
 def _memory_size(rule: Rule) -> int:
@@ -365,45 +371,46 @@ def _evolve_adam(
     return Trajectory(lrs, decays, np.array(norm_sq), np.array(moved_sq).reshape(-1, *shape), final)
 
 
-def _evolve_memory(
+def _evolve_constant(
     rule: Lion | Muon, start: State, lrs: Array, decays: Array, layers: tuple[int, ...], sizes: Array
 ) -> Trajectory:
-    """P' = (1-eps)^2 P + (lr^2 + 2 (1-eps) lr z) U is linear; z = -<w,u>/U differs by layer only after a rescale."""
     if len(start.memory) != _memory_size(rule):
         raise EquilibriaError(
             f"got a start with {len(start.memory)} memory components; expected {_memory_size(rule)}: "
             f"a start made for this {type(rule).__name__} rule"
         )
-    lost = lrs * decays
-    kept = 1.0 - lost
-    z, memory = _pull(rule, start, lrs, kept)
-    gained = (lrs**2 + 2 * kept * lrs * z.T).T
-    own, given, share = [1.0], [np.zeros(z.shape[1:]) if z.ndim > 1 else 0.0], 1.0
-    for k, g in zip((kept**2).tolist(), gained if z.ndim > 1 else gained.tolist(), strict=True):
-        share *= k
-        own.append(share)
-        given.append(k * given[-1] + g)
-    sizes = np.broadcast_to(sizes, np.broadcast_shapes(sizes.shape, start.norm_sq.shape, layers))
-    columns = (-1, *(1,) * sizes.ndim)
-    received = np.array(given) if z.ndim > 1 else np.reshape(given, columns)
-    norm_sq = np.multiply.outer(own, np.broadcast_to(start.norm_sq, sizes.shape)) + received * sizes
-    z = z if z.ndim > 1 else z.reshape(columns)
-    lost, lrs_ = lost.reshape(columns), lrs.reshape(columns)
-    moved_sq = lost**2 * norm_sq[:-1] + (lrs_**2 - 2 * lost * lrs_ * z) * sizes
-    final = dataclasses.replace(start, norm_sq=norm_sq[-1], memory=memory, steps_done=start.steps_done + len(lrs))
-    return Trajectory(lrs, decays, norm_sq, moved_sq, final)
+    shape = np.broadcast_shapes(sizes.shape, start.norm_sq.shape, layers)
+    p, size = (np.broadcast_to(x, shape) if shape else float(x) for x in (start.norm_sq, sizes))
+    pull = _pull(rule, start)
+    norm_sq, moved_sq = [p], []
+    for eta, wd in zip(lrs.tolist(), decays.tolist(), strict=True):
+        lost = eta * wd
+        kept = 1.0 - lost
+        z = pull(p, eta, kept)
+        moved_sq.append(lost * lost * p + (eta - 2 * lost * z) * eta * size)
+        p = kept * kept * p + (eta + 2 * kept * z) * eta * size
+        norm_sq.append(p)
+    buffer_sq, memory = start.buffer_sq, np.array(pull.traces)
+    if isinstance(pull, LionPull):
+        buffer_sq = np.asarray(pull.buffer_sq)
+        memory = unit_traces(pull.traces, buffer_sq)
+    final = dataclasses.replace(
+        start,
+        norm_sq=np.asarray(p),
+        buffer_sq=buffer_sq,
+        memory=memory,
+        steps_done=start.steps_done + len(lrs),
+    )
+    return Trajectory(lrs, decays, np.array(norm_sq), np.array(moved_sq).reshape(-1, *shape), final)
 
 
-def _pull(rule: Lion | Muon, start: State, lrs: Array, kept: Array) -> tuple[Array, Array]:
-    """z_t = sum_j first_j s_j with s_j' = lr + (1-eps) decay_j s_j: how far w points against the coming update."""
-    layers = start.memory.shape[1:]
-    z = np.zeros((len(lrs), *layers))
-    final = np.empty_like(start.memory)
-    for j, (weight, decay) in enumerate(zip(rule.memory.first, rule.memory.decay, strict=True)):
-        s, path = start.memory[j] if layers else float(start.memory[j]), []
-        for eta, factor in zip(lrs.tolist(), (decay * kept).tolist(), strict=True):
-            path.append(s)
-            s = eta + factor * s
-        z += weight * np.reshape(path, z.shape)
-        final[j] = s
-    return z, final
+def _pull(rule: Lion | Muon, start: State) -> LionPull | MuonPull:
+    """The rule's pull, on Python floats where there is one layer."""
+
+    def numbers(values: Iterable[Any]) -> list[Any]:
+        return [float(value) if np.ndim(value) == 0 else value for value in values]
+
+    if isinstance(rule, Muon):
+        return MuonPull(rule.memory, numbers(start.memory))
+    (buffer_sq,) = numbers([start.buffer_sq])
+    return LionPull(rule.betas, buffer_sq, numbers(raw_traces(start.memory, buffer_sq)))

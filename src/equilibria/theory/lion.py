@@ -1,0 +1,92 @@
+"""How far a weight points against the coming update, when updates have constant size: Lion and Muon step by step.
+
+With ``w' = (1-eps) w - lr u`` and ||u||^2 = U the squared norm follows from z = -<w, u> / U alone:
+``P' = (1-eps)^2 P + (lr^2 + 2 (1-eps) lr z) U``. A pull computes z from what past updates left behind.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria.theory.memory import Memory, arcsine_coefficients
+
+Array = NDArray[np.float64]
+
+
+class MuonPull:
+    """Muon: a linear filter with a geometric memory, the same for every layer until weights are rescaled.
+
+    Attributes:
+        traces: one number (or array over layers) per component of the memory.
+    """
+
+    def __init__(self, memory: Memory, traces: list[Any]) -> None:
+        self.first, self.decay, self.traces = memory.first, memory.decay, traces
+
+    def __call__(self, norm_sq: Any, lr: float, kept: float) -> Any:
+        """z at this step; then remember the update."""
+        z = 0.0
+        for j, (weight, decay) in enumerate(zip(self.first, self.decay, strict=True)):
+            z = z + weight * self.traces[j]
+            self.traces[j] = lr + kept * decay * self.traces[j]
+        return z
+
+
+class LionPull:
+    """Lion under Gaussian gradients whose size follows 1/||w||.
+
+    ``c = b1 m + (1-b1) g`` is Gaussian and E<c_j, c_t> = b1 b2^(t-j-1) <c_j, m_(j+1)> factorises, so every power of
+    the correlation does: the arcsine series of <w, sign(c)> becomes one geometric sum per term. Nothing is assumed
+    stationary: the first moment may start at zero, and an lr or norm that changes fast is followed.
+
+    Attributes:
+        buffer_sq: ||m||^2 in units of the unit gradient.
+        traces: one number (or array over layers) per term of the series.
+    """
+
+    def __init__(self, betas: tuple[float, float], buffer_sq: Any, traces: list[Any]) -> None:
+        self.b1, self.b2 = betas
+        self.buffer_sq, self.traces = buffer_sq, traces
+        self.coefficients = arcsine_coefficients(len(traces))
+        self.decay = [self.b2 ** (2 * n + 1) for n in range(len(traces))]
+
+    def __call__(self, norm_sq: Any, lr: float, kept: float) -> Any:
+        """z at this step; then remember the update."""
+        b1, b2, r = self.b1, self.b2, self.buffer_sq
+        n = 1.0 / norm_sq
+        size = (b1 * b1 * r + (1 - b1) ** 2 * n) ** 0.5
+        recalled, stored = b1 / size, (b1 * b2 * r + (1 - b1) * (1 - b2) * n) / size
+        recalled_sq, stored_sq = recalled * recalled, stored * stored
+        z, traces, lr_kept = 0.0, self.traces, kept
+        for j, (coefficient, decay) in enumerate(zip(self.coefficients, self.decay, strict=True)):
+            z = z + coefficient * recalled * traces[j]
+            traces[j] = lr_kept * decay * traces[j] + lr * stored
+            recalled, stored = recalled * recalled_sq, stored * stored_sq
+        self.buffer_sq = b2 * b2 * r + (1 - b2) ** 2 * n
+        return z
+
+
+def settled_lion(betas: tuple[float, float], norm_sq: Array, *, lr: float, kept: float, terms: int) -> tuple[Any, Any]:
+    """||m||^2 and the traces (in units of ||m||, see `unit_traces`) of a weight that has long settled."""
+    b1, b2 = betas
+    r = (1 - b2) / (1 + b2)
+    size = math.sqrt(b1 * b1 * r + (1 - b1) ** 2)
+    stored = (b1 * b2 * r + (1 - b1) * (1 - b2)) / size
+    traces = [lr * (stored / math.sqrt(r)) ** (2 * n + 1) / (1 - kept * b2 ** (2 * n + 1)) for n in range(terms)]
+    return r / norm_sq, np.array(traces)
+
+
+def unit_traces(traces: list[Any], buffer_sq: Any) -> Array:
+    """Traces divided by ||m||^(2n+1): in this unit they scale with the weight, as `transient.rescaled` needs."""
+    root = np.sqrt(np.where(np.asarray(buffer_sq) > 0, buffer_sq, 1.0))
+    return np.array([trace / root ** (2 * n + 1) for n, trace in enumerate(traces)])
+
+
+def raw_traces(traces: Array, buffer_sq: Any) -> list[Any]:
+    """The inverse of `unit_traces`."""
+    root = np.sqrt(buffer_sq)
+    return [trace * root ** (2 * n + 1) for n, trace in enumerate(traces)]
