@@ -147,6 +147,15 @@ def test_lion_against_the_recursion_written_out(rule):
     np.testing.assert_allclose(many.norm_sq[:, 0], path.norm_sq, rtol=1e-13)
 
 
+def test_adam_with_l2_settles_layer_by_layer():
+    rule, grads, dims = AdamL2(1e-3, 1e-2), [1.0, 4.0, 9.0], [100.0, 300.0, 50.0]
+    start = settled(rule, unit_grad_sq=grads, dim=dims)
+    path = evolve(rule, 50, start=start, unit_grad_sq=grads, dim=dims)
+    np.testing.assert_allclose(path.norm_sq, np.broadcast_to(start.norm_sq, path.norm_sq.shape), rtol=1e-10)
+    for layer, (big_l, dim) in enumerate(zip(grads, dims, strict=True)):
+        assert start.norm_sq[layer] == pytest.approx(rule.equilibrium(unit_grad_sq=big_l, dim=dim).norm ** 2, rel=1e-12)
+
+
 def test_muon_before_orthogonalisation_by_simulation():
     """The linear filter itself, fed with Gaussian matrices: 4000 replicas of 30 entries, standard error 0.1-0.4 %."""
     rule = Muon(0.05, 0.2, momentum=0.9)

@@ -121,12 +121,22 @@ def settled(rule: Rule, *, unit_grad_sq: ArrayLike = 1.0, dim: ArrayLike = 1.0) 
     """
     if isinstance(rule, Lion | Muon):
         return _settled_constant(rule, reals("dim", dim, above=0))
+    if isinstance(rule, AdamL2) and (np.ndim(unit_grad_sq) or np.ndim(dim)):
+        return _stack([settled(rule, unit_grad_sq=x, dim=d) for x, d in np.broadcast(unit_grad_sq, dim)])
     norm = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).norm  # type: ignore[arg-type]
     p = np.asarray(norm, dtype=np.float64) ** 2
     if isinstance(rule, AdamW | AdamL2):
         return _settled_adam(rule, p, unit_grad_sq=np.asarray(unit_grad_sq, dtype=np.float64), dim=np.asarray(dim))
     ratios, _ = approach.fixed_point(moments.step_map(*_step(rule, rule.lr, rule.weight_decay, rule.momentum)))
     return State(p, ratios[1] * p, ratios[2] * p, np.zeros_like(p), np.zeros(0), math.inf)
+
+
+def _stack(states: list[State]) -> State:
+    """One state of many layers from states of one layer each (rules whose equilibrium is solved layer by layer)."""
+    p, q, r, v = (
+        np.array([getattr(state, name) for state in states]) for name in ("norm_sq", "radial", "buffer_sq", "second")
+    )
+    return State(p, q, r, v, states[0].memory, states[0].steps_done)
 
 
 def _settled_constant(rule: Lion | Muon, size: Array) -> State:
@@ -147,7 +157,7 @@ def _settled_adam(rule: AdamW | AdamL2, p: Array, *, unit_grad_sq: Array, dim: A
     if isinstance(rule, AdamW):
         ratios, _ = approach.fixed_point(moments.step_map(moments.sgdw_step, 1.0, rule.decay_per_step, b1))
         return State(p, ratios[1] * p / k, ratios[2] * p / k**2, second, np.zeros(0), math.inf)
-    decay = float(np.max(k)) * coupled
+    decay = float(k) * coupled
     ratios, _ = approach.fixed_point(moments.step_map(moments.heavy_ball_step, 1.0, decay, b1, 1 - b1))
     return State(p, ratios[1] * p / k, ratios[2] * p / k**2, second, np.zeros(0), math.inf)
 
