@@ -40,14 +40,20 @@ NO_LAW = {
     "fixed_points.heavy_ball_point": "unchecked formula of `equilibrium.heavy_ball`, cited there",
     "fixed_points.nesterov_point": "unchecked formula of `equilibrium.nesterov`, cited there",
     "fixed_points.sgdw_point": "unchecked formula of `equilibrium.sgdw`, cited there",
+    "lion.raw_traces": "a change of units",
+    "lion.settled_lion": "the fixed point of `lion.LionPull`",
+    "lion.unit_traces": "a change of units",
+    "memory.arcsine_coefficients": "a power series",
     "linear.linearise": "numerical differentiation of any recursion",
     "moments.angle_from_chord_sq": "plane geometry",
     "moments.chord_sq": "plane geometry",
     "moments.nesterov_correlation": "unchecked formula of `unit_gradient.momentum_unit_grad_sq`, cited there",
     "moments.step_map": "the matrix of a step that is cited itself",
-    "settling.equilibrium_norm_sq": "the norm of `transient.settled`",
-    "transient.cold_start": "a starting point that the user chooses",
-    "transient.settled": "the state at the fixed point that the rule's `equilibrium` cites",
+    "settling.equilibrium_norm_sq": "the norm of `states.settled`",
+    "states.cold_start": "a starting point that the user chooses",
+    "states.settled": "the state at the fixed point that the rule's `equilibrium` cites",
+    "states.memory_size": "a count",
+    "states.step_of": "a table of step functions",
 }
 
 

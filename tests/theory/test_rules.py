@@ -12,7 +12,7 @@ import torch
 from equilibria.errors import EquilibriaError
 from equilibria.theory import RULES, SGD, SGDW, AdamL2, AdamW, Equilibrium, Lion, Muon
 
-NOT_NUMBERS = [math.nan, math.inf, -math.inf, "0.1", "fast", None, [0.1], (0.1,), object()]
+NOT_NUMBERS = [math.nan, math.inf, -math.inf, "0.1", "fast", None, [0.1], (0.1,), {}]
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

@@ -15,8 +15,9 @@ from equilibria.planning.phases import Span, cut
 from equilibria.theory import SGD, SGDW, AdamL2, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 from equilibria.theory.settling import settling_steps
+from equilibria.theory.states import State, cold_start, settled
 from equilibria.theory.targets import targets
-from equilibria.theory.transient import State, Trajectory, cold_start, evolve, settled
+from equilibria.theory.transient import Trajectory, evolve
 
 Array = NDArray[np.float64]
 

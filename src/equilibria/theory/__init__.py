@@ -5,8 +5,8 @@ The names below are what most people need. Everything else is in submodules, imp
 Optimizers and their equilibria
     - `rules`: SGD, SGDW, AdamW, AdamL2, Lion, Muon as settings; `equilibrium`: where each of them settles.
     - `approach`: how fast and how smoothly; `settling`: how many steps; `targets`: equilibria along a schedule.
-    - `transient`: norm and angle step by step; `fluctuation`: how much they scatter once settled.
-    - `moments`, `adam`, `memory`: the recursions and autocorrelations behind these.
+    - `states`: places to start from; `transient`: norm and angle step by step; `fluctuation`: how they scatter.
+    - `moments`, `adam`, `lion`, `memory`: the recursions and autocorrelations behind these.
     - `angles`: angles over many steps; `noise`: share of noise in a gradient, the diffusion view of the norm.
     - `rescale`, `translation`: carrying the dynamics through a change of lr, wd, scale, batch size or optimizer.
     - `schedules`: learning rates over time; `validity`: what a prediction assumes.
@@ -36,7 +36,8 @@ from types import ModuleType
 from equilibria.theory.citations import PAPERS, Citation, Paper, cite
 from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.rules import RULES, SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
-from equilibria.theory.transient import State, Trajectory, cold_start, evolve, rescaled, settled
+from equilibria.theory.states import State, cold_start, rescaled, settled
+from equilibria.theory.transient import Trajectory, evolve
 from equilibria.theory.validity import Assumption
 
 __all__ = [

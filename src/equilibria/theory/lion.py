@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equilibria.theory.citations import law
 from equilibria.theory.memory import Memory, arcsine_coefficients
 
 Array = NDArray[np.float64]
 
 
+@law("", "torch.optim.Muon", derived="a linear filter remembers geometrically")
 class MuonPull:
     """Muon: a linear filter with a geometric memory, the same for every layer until weights are rescaled.
 
@@ -36,6 +38,9 @@ class MuonPull:
         return z
 
 
+@law(
+    "rotational", "Lion", derived="every power of the correlation factorises, so <w, sign(c)> is exact off equilibrium"
+)
 class LionPull:
     """Lion under Gaussian gradients whose size follows 1/||w||.
 
@@ -61,10 +66,10 @@ class LionPull:
         size = (b1 * b1 * r + (1 - b1) ** 2 * n) ** 0.5
         recalled, stored = b1 / size, (b1 * b2 * r + (1 - b1) * (1 - b2) * n) / size
         recalled_sq, stored_sq = recalled * recalled, stored * stored
-        z, traces, lr_kept = 0.0, self.traces, kept
+        z, traces = 0.0, self.traces
         for j, (coefficient, decay) in enumerate(zip(self.coefficients, self.decay, strict=True)):
             z = z + coefficient * recalled * traces[j]
-            traces[j] = lr_kept * decay * traces[j] + lr * stored
+            traces[j] = kept * decay * traces[j] + lr * stored
             recalled, stored = recalled * recalled_sq, stored * stored_sq
         self.buffer_sq = b2 * b2 * r + (1 - b2) ** 2 * n
         return z
@@ -81,7 +86,7 @@ def settled_lion(betas: tuple[float, float], norm_sq: Array, *, lr: float, kept:
 
 
 def unit_traces(traces: list[Any], buffer_sq: Any) -> Array:
-    """Traces divided by ||m||^(2n+1): in this unit they scale with the weight, as `transient.rescaled` needs."""
+    """Traces divided by ||m||^(2n+1): in this unit they scale with the weight, as `states.rescaled` needs."""
     root = np.sqrt(np.where(np.asarray(buffer_sq) > 0, buffer_sq, 1.0))
     return np.array([trace / root ** (2 * n + 1) for n, trace in enumerate(traces)])
 

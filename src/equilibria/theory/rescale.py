@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from equilibria.theory.citations import law
 from equilibria.theory.rules import Rule
-from equilibria.theory.transient import settled
+from equilibria.theory.states import settled
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from equilibria.errors import EquilibriaError, number, one_of, positive, within
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
-from equilibria.theory.transient import State, evolve, settled
+from equilibria.theory.states import State, settled
+from equilibria.theory.transient import evolve
 
 Array = NDArray[np.float64]
 

@@ -1,0 +1,146 @@
+"""Where a weight stands: its second moments, and the usual places to start from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equilibria.theory import approach, moments
+from equilibria.theory._reals import reals
+from equilibria.theory.citations import law
+from equilibria.theory.fixed_points import constant_update_point
+from equilibria.theory.lion import settled_lion
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Second moments of the weight and its optimizer state, one entry per layer.
+
+    Attributes:
+        norm_sq: P = ||w||^2.
+        radial: Q = <w, buffer>.
+        buffer_sq: R = ||buffer||^2.
+        second: second moment per entry (Adam), else 0.
+        memory: correlation of the weight with past updates, one entry per component of the rule's memory (Lion, Muon),
+            shape (components,) or, where it differs between layers, (components, layers).
+        steps_done: optimizer steps taken so far; infinite for a settled state.
+    """
+
+    norm_sq: Array
+    radial: Array
+    buffer_sq: Array
+    second: Array
+    memory: Array
+    steps_done: float
+
+
+def cold_start(rule: Rule, norm: ArrayLike) -> State:
+    """A fresh optimizer on weights of the given norm(s)."""
+    array = reals("norm", norm, above=0)
+    zero = np.zeros_like(array)
+    return State(array**2, zero, zero, zero, np.zeros(memory_size(rule)), 0.0)
+
+
+def settled(rule: Rule, *, unit_grad_sq: ArrayLike = 1.0, dim: ArrayLike = 1.0) -> State:
+    """The state of a weight that has been in equilibrium with ``rule`` for a long time.
+
+    Args:
+        rule: the optimizer.
+        unit_grad_sq: L per layer (SGD, SGDW, Adam with L2).
+        dim: number of entries per layer (AdamW, Adam with L2, Lion); for Muon the mean square of the adjusted update.
+
+    Returns:
+        The state.
+
+    Example:
+        >>> from equilibria.theory import SGD, evolve
+        >>> rule = SGD(0.1, 5e-4, momentum=0.9)
+        >>> path = evolve(rule, 100, start=settled(rule))
+        >>> bool(np.allclose(path.norm_sq, path.norm_sq[0], rtol=1e-12))
+        True
+    """
+    if isinstance(rule, Lion | Muon):
+        return _settled_constant(rule, reals("dim", dim, above=0))
+    if isinstance(rule, AdamL2) and (np.ndim(unit_grad_sq) or np.ndim(dim)):
+        return _stack([settled(rule, unit_grad_sq=x, dim=d) for x, d in np.broadcast(unit_grad_sq, dim)])
+    norm = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).norm  # type: ignore[arg-type]
+    p = np.asarray(norm, dtype=np.float64) ** 2
+    if isinstance(rule, AdamW | AdamL2):
+        return _settled_adam(rule, p, unit_grad_sq=np.asarray(unit_grad_sq, dtype=np.float64), dim=np.asarray(dim))
+    ratios, _ = approach.fixed_point(moments.step_map(*step_of(rule, rule.lr, rule.weight_decay, rule.momentum)))
+    return State(p, ratios[1] * p, ratios[2] * p, np.zeros_like(p), np.zeros(0), math.inf)
+
+
+def _stack(states: list[State]) -> State:
+    """One state of many layers from states of one layer each (rules whose equilibrium is solved layer by layer)."""
+    p, q, r, v = (
+        np.array([getattr(state, name) for state in states]) for name in ("norm_sq", "radial", "buffer_sq", "second")
+    )
+    return State(p, q, r, v, states[0].memory, states[0].steps_done)
+
+
+def _settled_constant(rule: Lion | Muon, size: Array) -> State:
+    rule.equilibrium()  # refuses settings without an equilibrium
+    norm_sq = np.asarray(size * constant_update_point(rule.lr, rule.weight_decay, rule.memory).norm_sq)
+    zero, kept = np.zeros_like(norm_sq), 1 - rule.decay_per_step
+    if isinstance(rule, Muon):
+        return State(norm_sq, zero, zero, zero, rule.lr / (1 - np.array(rule.memory.decay) * kept), math.inf)
+    buffer_sq, traces = settled_lion(rule.betas, norm_sq, lr=rule.lr, kept=kept, terms=memory_size(rule))
+    return State(norm_sq, zero, buffer_sq, zero, traces, math.inf)
+
+
+def _settled_adam(rule: AdamW | AdamL2, p: Array, *, unit_grad_sq: Array, dim: Array) -> State:
+    coupled = rule.weight_decay if isinstance(rule, AdamL2) else 0.0
+    second = (unit_grad_sq / p + coupled**2 * p) / dim
+    k = rule.lr / np.sqrt(second)
+    b1 = rule.betas[0]
+    if isinstance(rule, AdamW):
+        ratios, _ = approach.fixed_point(moments.step_map(moments.sgdw_step, 1.0, rule.decay_per_step, b1))
+        return State(p, ratios[1] * p / k, ratios[2] * p / k**2, second, np.zeros(0), math.inf)
+    decay = float(k) * coupled
+    ratios, _ = approach.fixed_point(moments.step_map(moments.heavy_ball_step, 1.0, decay, b1, 1 - b1))
+    return State(p, ratios[1] * p / k, ratios[2] * p / k**2, second, np.zeros(0), math.inf)
+
+
+@law("smd", "§5.2", corrected="the optimizer state is rescaled with the weights: first moments by 1/r, second by 1/r^2")
+def rescaled(state: State, factor: ArrayLike) -> State:
+    """The state right after multiplying weights by r, first moments by 1/r and second moments by 1/r^2.
+
+    Args:
+        state: the state before.
+        factor: r, one number or one per layer; see `rescale.rescale_factors`.
+
+    Returns:
+        The state after; <w, buffer> does not change.
+    """
+    r = reals("factor", factor, above=0)
+    memory = state.memory if state.memory.ndim > 1 else state.memory.reshape(-1, *(1,) * r.ndim)
+    return dataclasses.replace(
+        state,
+        norm_sq=state.norm_sq * r**2,
+        buffer_sq=state.buffer_sq / r**2,
+        second=state.second / r**2,
+        memory=memory * r,
+    )
+
+
+def memory_size(rule: Rule) -> int:
+    """Number of components of the rule's memory; 0 for rules without."""
+    return len(rule.memory.decay) if isinstance(rule, Lion | Muon) else 0
+
+
+def step_of(rule: SGD | SGDW, *settings: Any) -> tuple[Any, ...]:
+    """The rule's step function followed by its settings: lr, weight decay, momentum (and 1 - dampening)."""
+    if isinstance(rule, SGDW):
+        return moments.sgdw_step, *settings
+    if rule.nesterov:
+        return moments.nesterov_step, *settings
+    return moments.heavy_ball_step, *settings, 1 - rule.dampening
