@@ -21,6 +21,7 @@ $(STAMP): requirements.lock pyproject.toml Makefile
 	$(PIP) "$$(grep '^torch==' requirements.lock)"
 	$(PIP) -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q src  # the first start is as fast as the second
 	@touch $@
 
 lint: setup  ## ruff and mypy

@@ -6,6 +6,7 @@ Writes benchmarks/results.md.
 
 from __future__ import annotations
 
+import compileall
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: two cores shared with others make thread pools noisy
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+import equilibria
 from equilibria.theory import SGD, AdamW, Lion, Rule, cold_start, evolve
 from equilibria.theory.schedules import Cosine
 
@@ -104,6 +106,7 @@ def measure(claim: Claim) -> tuple[float, float, float]:
 
 
 def main() -> int:
+    compileall.compile_dir(Path(equilibria.__file__).parent, quiet=1)  # as after any first start
     lines = [
         "# Speed",
         "",

@@ -50,18 +50,12 @@ def cut(lr: Array, weight_decay: Array) -> tuple[Span, ...]:
     if np.count_nonzero(lengths >= flat_length) > _MOST_FLAT:
         flat_length = max(2, int(_LONG_SHARE * total))
     spans: list[Span] = []
-    ramp_from: int | None = None
-    for first, after in pairwise(edges.tolist()):
-        if after - first >= flat_length:
-            if ramp_from is not None:
-                spans += _ramp(lr, weight_decay, ramp_from, first, total)
-                ramp_from = None
-            spans.append(Span(first, after - first, flat=True, jump=_is_jump(lr, weight_decay, first)))
-        elif ramp_from is None:
-            ramp_from = first
-    if ramp_from is not None:
-        spans += _ramp(lr, weight_decay, ramp_from, total, total)
-    return tuple(spans)
+    done = 0
+    for first, steps in zip(edges[:-1][lengths >= flat_length], lengths[lengths >= flat_length], strict=True):
+        spans += _ramp(lr, weight_decay, done, int(first), total)
+        spans.append(Span(int(first), int(steps), flat=True, jump=_is_jump(lr, weight_decay, int(first))))
+        done = int(first + steps)
+    return (*spans, *_ramp(lr, weight_decay, done, total, total))
 
 
 def _is_jump(lr: Array, weight_decay: Array, at: int) -> bool:
@@ -73,6 +67,8 @@ def _is_jump(lr: Array, weight_decay: Array, at: int) -> bool:
 
 
 def _ramp(lr: Array, weight_decay: Array, first: int, after: int, total: int) -> list[Span]:
+    if first == after:
+        return []
     change, decay_change = np.diff(lr[first:after]), np.diff(weight_decay[first:after])
     large = np.abs(change) > _JUMP * float(lr.max())
     large |= np.abs(decay_change) > _JUMP * max(float(weight_decay.max()), 1e-300)

@@ -30,7 +30,7 @@ def adam_step(
     r: Any,
     v: Any,
     unit_grad_sq: Any,
-    dim: Any,
+    share: Any,
     lr: float,
     lost: float,
     coupled: float,
@@ -41,8 +41,9 @@ def adam_step(
 ) -> tuple[Any, Any, Any, Any, Any]:
     """One step of the recursion; works alike on floats, arrays over layers, and complex numbers (derivatives).
 
-    Positional throughout because it is the inner loop. ``lost`` is lr * wd and ``coupled`` 0 for AdamW; ``lost`` is 0
-    and ``coupled`` wd for Adam with L2. ``debias1``, ``debias2`` are 1 - b1^t, 1 - b2^t at the t-th step.
+    Positional throughout because it is the inner loop. ``share`` is (1 - b2) / d. AdamW: ``lost`` is lr * wd and
+    ``coupled`` 0; Adam with L2: ``lost`` is 0 and ``coupled`` wd. ``debias1``, ``debias2`` are 1 - b1^t, 1 - b2^t at
+    the t-th step.
 
     Returns:
         (P', Q', R', v', ||w' - w||^2).
@@ -51,7 +52,7 @@ def adam_step(
     grad_sq = unit_grad_sq / p + coupled * coupled * p
     r = b1 * b1 * r + (1 - b1) * ((1 - b1) * grad_sq + 2 * b1 * coupled * q)
     w_dot_m = b1 * q + (1 - b1) * coupled * p
-    v = b2 * v + (1 - b2) / dim * grad_sq
+    v = b2 * v + share * grad_sq
     k = lr / debias1 * (debias2 / v) ** 0.5
     radial = k * w_dot_m
     size = k * k * r

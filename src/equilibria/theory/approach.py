@@ -260,8 +260,7 @@ def adam_linearisation(
     b1 = betas[0]
     # With v frozen Adam is SGD whose gradient is multiplied by 1 - b1: dampening, but not on decoupled decay.
     if decoupled:
-        state, forcing = fixed_point(moments.step_map(moments.sgdw_step, 1.0, product, b1))
-        unit_grad_sq = forcing / (1 - b1) ** 2
+        state, unit_grad_sq = fixed_point(moments.step_map(moments.sgdw_step, 1.0, product, b1, 1 - b1))
         entries = unit_grad_sq  # d such that v = (mean square gradient) / d = 1
     else:
         state, unit_grad_sq = fixed_point(moments.step_map(moments.heavy_ball_step, 1.0, product, b1, 1 - b1))
@@ -272,7 +271,7 @@ def adam_linearisation(
         v, b2 = x[3], betas[1]
         if not into_second:  # take v's own step here, without the noise; b2 = 1 then leaves it alone
             v, b2 = b2 * v + (1 - b2) / entries * (unit_grad_sq / x[0] + coupled**2 * x[0]), 1.0
-        after = adam_step(x[0], x[1], x[2], v, big_l, entries, 1.0, lost, coupled, b1, b2)
+        after = adam_step(x[0], x[1], x[2], v, big_l, (1 - b2) / entries, 1.0, lost, coupled, b1, b2)
         return np.array(after[:4]), _squared_chord(x[0], after[0], after[4])
 
     return linearise(step, np.array([*state, 1.0]), unit_grad_sq=unit_grad_sq)

@@ -9,7 +9,7 @@ Var(P)/P^2, for any lr, weight decay and momentum schedule (Spherical Motion Dyn
 survives changes of the learning rate).
 
 The ``..._step`` functions hold the formulas; they are the inner loop, so they take positional numbers or arrays and
-check nothing. `step_map` turns any of them into a matrix.
+check nothing; all of them take four settings. `step_map` turns any of them into a matrix.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def nesterov_correlation(eps: Any, a: Any, rho: Any) -> Any:
 
 
 @law("rotational", "decoupled weight decay", derived="moment form of SGD with momentum and decoupled decay")
-def sgdw_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any) -> tuple[Any, Any, Any, Any]:
-    """``v' = a v + g;  w' = (1 - lr wd) w - lr v'``.
+def sgdw_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, c: Any = 1.0) -> tuple[Any, Any, Any, Any]:
+    """``v' = a v + c g;  w' = (1 - lr wd) w - lr v'``; c = 1 for SGDW, 1 - b1 for AdamW with its step size settled.
 
     Returns:
         (P', Q', R', D).
@@ -93,7 +93,7 @@ def sgdw_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any) -> tuple
     """
     lost = lr * wd
     kept = 1 - lost
-    buffer_sq = a * a * r + n
+    buffer_sq = a * a * r + c * c * n
     radial = lr * a * q
     moved = lr * lr * buffer_sq
     after = kept * kept * p - 2 * kept * radial + moved

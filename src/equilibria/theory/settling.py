@@ -21,6 +21,7 @@ from equilibria.theory.transient import evolve
 
 Array = NDArray[np.float64]
 
+_LONGEST_SWING = 10_000  # steps
 _LONGEST_RECURSION = (
     30_000  # steps; beyond it lr*wd is so small that the closed form is good to a fraction of a per cent
 )
@@ -178,11 +179,12 @@ def settling_steps(
     if expected > longest:
         return math.ceil(expected)
     end = _angle(rule, unit_grad_sq=unit_grad_sq, dim=dim) if quantity == "angle" else target
-    # A start inside the band can still leave it while the momentum builds up: look a few time constants further.
-    memory = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).time_constant
-    chunk = math.ceil(1.2 * expected + min(5 * memory, _LONGEST_RECURSION)) + 200
+    # The norm can leave the band again while momentum builds up or swings back: wait until it has been quiet for a
+    # while. Swings need an lr*wd near the oscillation threshold, and with it a short time constant: hence the cap.
+    quiet = math.ceil(min(5 * _time_constant(rule, unit_grad_sq=unit_grad_sq, dim=dim), _LONGEST_SWING)) + 200
+    chunk = math.ceil(1.05 * expected) + quiet
     done, last_outside = 0, -1
-    while last_outside >= done - chunk // 2 and done < 10 * _LONGEST_RECURSION:
+    while last_outside >= done - quiet // 2 and done < 10 * _LONGEST_RECURSION:
         path = evolve(rule, chunk, start=start, unit_grad_sq=unit_grad_sq, dim=dim)
         series = path.angle if quantity == "angle" else path.norm_sq[:-1]
         ratios = np.sqrt(series / end) if quantity == "norm" else series / end
@@ -195,6 +197,10 @@ def settling_steps(
 def equilibrium_norm_sq(rule: Rule, *, unit_grad_sq: float, dim: float) -> float:
     """||w*||^2 of any rule; for Muon ``dim`` is the mean square of the adjusted update."""
     return float(settled(rule, unit_grad_sq=unit_grad_sq, dim=dim).norm_sq)
+
+
+def _time_constant(rule: Rule, *, unit_grad_sq: float, dim: float) -> float:
+    return rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).time_constant
 
 
 def _angle(rule: Rule, *, unit_grad_sq: float, dim: float) -> float:

@@ -137,10 +137,10 @@ def memory_size(rule: Rule) -> int:
     return len(rule.memory.decay) if isinstance(rule, Lion | Muon) else 0
 
 
-def step_of(rule: SGD | SGDW, *settings: Any) -> tuple[Any, ...]:
-    """The rule's step function followed by its settings: lr, weight decay, momentum (and 1 - dampening)."""
+def step_of(rule: SGD | SGDW, *settings: Any, correlation: float = 0.0) -> tuple[Any, ...]:
+    """The rule's step function followed by its four settings: lr, weight decay, momentum, and one of its own."""
     if isinstance(rule, SGDW):
-        return moments.sgdw_step, *settings
+        return moments.sgdw_step, *settings, 1.0
     if rule.nesterov:
-        return moments.nesterov_step, *settings
+        return moments.nesterov_step, *settings, correlation
     return moments.heavy_ball_step, *settings, 1 - rule.dampening

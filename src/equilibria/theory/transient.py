@@ -140,13 +140,14 @@ def _layers(start: State, forcing: Array) -> tuple[int, ...]:
     return np.broadcast_shapes(start.norm_sq.shape, forcing.shape[1:] if forcing.ndim == 2 else forcing.shape)
 
 
-def _series(values: Array, shape: tuple[int, ...], steps: int) -> Iterator[Array]:
-    """One value per step: a 2-D array is a time series, anything else is constant in time."""
+def _series(values: Array, shape: tuple[int, ...], steps: int) -> Iterator[Any]:
+    """One value per step, a Python float for a single layer: a 2-D array is a time series, anything else constant."""
     if values.ndim == 2:
         if len(values) != steps:
             raise EquilibriaError(f"got unit_grad_sq of shape {values.shape}; expected {steps} rows, one per step")
-        return iter(np.broadcast_to(values, (steps, *shape)))
-    return repeat(np.broadcast_to(values, shape).astype(np.float64))
+        rows = np.broadcast_to(values, (steps, *shape))
+        return iter(rows if shape else rows.tolist())
+    return repeat(np.broadcast_to(values, shape).astype(np.float64) if shape else float(values))
 
 
 def _evolve_buffer(
@@ -154,9 +155,7 @@ def _evolve_buffer(
 ) -> Trajectory:
     shape = _layers(start, forcing)
     steps = len(schedules[0])
-    step, *settings = step_of(rule, *schedules)
-    if step is moments.nesterov_step and correlation:
-        settings.append(correlation)
+    step, *settings = step_of(rule, *schedules, correlation=correlation)
     settings = [np.broadcast_to(values, steps).copy() for values in settings]
     if step is moments.heavy_ball_step and start.steps_done == 0:
         settings[-1][:1] = 1.0  # torch's first buffer is the gradient itself, undamped
@@ -164,13 +163,13 @@ def _evolve_buffer(
     return scan(start, step, settings, _series(forcing, shape, steps))
 
 
-def _scan_one(start: State, step: moments.Step, settings: list[Array], forcing: Iterator[Array]) -> Trajectory:
+def _scan_one(start: State, step: moments.Step, settings: list[Array], forcing: Iterator[Any]) -> Trajectory:
     """One layer: Python floats, several times faster than arrays of length one."""
     p, q, r = float(start.norm_sq), float(start.radial), float(start.buffer_sq)
     norm_sq, moved_sq = [p], []
-    columns = [values.tolist() for values in settings]
-    for big_l, *setting in zip(map(float, forcing), *columns, strict=False):
-        p, q, r, moved = step(p, q, r, big_l / p, *setting)
+    lrs, decays, momenta, own = (values.tolist() for values in settings)
+    for big_l, lr, wd, a, c in zip(forcing, lrs, decays, momenta, own, strict=False):
+        p, q, r, moved = step(p, q, r, big_l / p, lr, wd, a, c)
         norm_sq.append(p)
         moved_sq.append(moved)
     return _trajectory(
@@ -187,7 +186,7 @@ def _trajectory(
     return Trajectory(settings[0], settings[1], norm_sq, moved_sq, final)
 
 
-def _scan_many(start: State, step: moments.Step, settings: list[Array], forcing: Iterator[Array]) -> Trajectory:
+def _scan_many(start: State, step: moments.Step, settings: list[Array], forcing: Iterator[Any]) -> Trajectory:
     """Many layers: one division and one small matrix product per step, nothing allocated inside the loop.
 
     The work block holds (D, P, Q, R, N) per step, so that each product reads rows 1-4 of one step and writes
@@ -233,21 +232,17 @@ def _evolve_adam(
 ) -> Trajectory:
     shape = np.broadcast_shapes(_layers(start, forcing), sizes.shape)
     b1, b2 = rule.betas
-    decoupled = isinstance(rule, AdamW)
     p, q, r, v = (
         np.broadcast_to(x, shape) if shape else float(x)
         for x in (start.norm_sq, start.radial, start.buffer_sq, start.second)
     )
-    dim = sizes if shape else float(sizes)
-    left1, left2 = b1**start.steps_done, b2**start.steps_done
+    share = (1 - b2) / (sizes if shape else float(sizes))
+    lost, coupled = (lrs * decays, 0 * decays) if isinstance(rule, AdamW) else (0 * decays, decays)
+    count = start.steps_done + np.arange(1, len(lrs) + 1)
+    columns = (values.tolist() for values in (lrs, lost, coupled, 1 - b1**count, 1 - b2**count))
     norm_sq, moved_sq = [p], []
-    series = _series(forcing, shape, len(lrs))
-    if not shape:
-        series = (float(value) for value in series)  # type: ignore[misc]
-    for eta, wd, big_l in zip(lrs.tolist(), decays.tolist(), series, strict=False):
-        left1, left2 = left1 * b1, left2 * b2
-        lost, coupled = (eta * wd, 0.0) if decoupled else (0.0, wd)
-        p, q, r, v, moved = adam_step(p, q, r, v, big_l, dim, eta, lost, coupled, b1, b2, 1 - left1, 1 - left2)
+    for big_l, lr, lose, wd, debias1, debias2 in zip(_series(forcing, shape, len(lrs)), *columns, strict=False):
+        p, q, r, v, moved = adam_step(p, q, r, v, big_l, share, lr, lose, wd, b1, b2, debias1, debias2)
         norm_sq.append(p)
         moved_sq.append(moved)
     p, q, r, v = (np.asarray(x, dtype=np.float64) for x in (p, q, r, v))
