@@ -34,9 +34,9 @@ positive = st.floats(0.1, 10)
 )
 def test_step_is_the_recursion_written_out(p, q, r, v, lr, wd, b1, b2, big_l, dim, step, decoupled):
     expected = expected_adam_step(p, q, r, v, lr, wd, (b1, b2), big_l, dim, decoupled=decoupled, step=step)
-    debias = () if step is None else (1 - b1**step, 1 - b2**step)
+    step_size = lr if step is None else lr * math.sqrt(1 - b2**step) / (1 - b1**step)
     lost, coupled = (lr * wd, 0.0) if decoupled else (0.0, wd)
-    ours = adam_step(p, q, r, v, big_l, (1 - b2) / dim, lr, lost, coupled, b1, b2, *debias)
+    ours = adam_step(p, q, r, v, big_l, (1 - b2) / dim, step_size, lost, coupled, b1, b2)
     scale = max(map(abs, expected))
     np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12 * scale)
 
@@ -60,9 +60,9 @@ def test_step_is_the_expected_step_of_torch_with_equal_second_moments():
             after, m1 = x.detach().numpy(), optimizer.state[x]["exp_avg"].numpy()
             rows.append([after @ after, after @ m1, m1 @ m1, second, (after - w) @ (after - w)])
         lost, coupled = (lr * wd, 0.0) if decoupled else (0.0, wd)
-        debias = 1 - b1**t, 1 - b2**t
+        step_size = lr * math.sqrt(1 - b2**t) / (1 - b1**t)
         start = (w @ w, w @ m, m @ m, second)
-        ours = adam_step(*start, grad_sq * (w @ w), (1 - b2) / dim, lr, lost, coupled, b1, b2, *debias)
+        ours = adam_step(*start, grad_sq * (w @ w), (1 - b2) / dim, step_size, lost, coupled, b1, b2)
         # beta2 is 1 up to 1e-9, and so is the agreement.
         np.testing.assert_allclose(ours, np.mean(rows, axis=0), rtol=1e-6)
 

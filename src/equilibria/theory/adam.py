@@ -31,33 +31,39 @@ def adam_step(
     v: Any,
     unit_grad_sq: Any,
     share: Any,
-    lr: float,
+    step_size: float,
     lost: float,
     coupled: float,
     b1: float,
     b2: float,
-    debias1: float = 1.0,
-    debias2: float = 1.0,
 ) -> tuple[Any, Any, Any, Any, Any]:
     """One step of the recursion; works alike on floats, arrays over layers, and complex numbers (derivatives).
 
-    Positional throughout because it is the inner loop. ``share`` is (1 - b2) / d. AdamW: ``lost`` is lr * wd and
-    ``coupled`` 0; Adam with L2: ``lost`` is 0 and ``coupled`` wd. ``debias1``, ``debias2`` are 1 - b1^t, 1 - b2^t at
-    the t-th step.
+    Positional throughout because it is the inner loop. ``share`` is (1 - b2) / d and ``step_size`` the learning rate
+    with its bias corrections, lr sqrt(1 - b2^t) / (1 - b1^t) at the t-th step. AdamW: ``lost`` is lr * wd and
+    ``coupled`` 0; Adam with L2: ``lost`` is 0 and ``coupled`` wd.
 
     Returns:
         (P', Q', R', v', ||w' - w||^2).
     """
-    kept = 1.0 - lost
-    grad_sq = unit_grad_sq / p + coupled * coupled * p
-    r = b1 * b1 * r + (1 - b1) * ((1 - b1) * grad_sq + 2 * b1 * coupled * q)
-    w_dot_m = b1 * q + (1 - b1) * coupled * p
+    fresh = 1.0 - b1
+    grad_sq = unit_grad_sq / p
+    w_dot_m = b1 * q
+    if coupled:
+        grad_sq = grad_sq + coupled * coupled * p
+        r = b1 * b1 * r + fresh * (fresh * grad_sq + 2 * coupled * w_dot_m)
+        w_dot_m = w_dot_m + fresh * coupled * p
+    else:
+        r = b1 * b1 * r + fresh * fresh * grad_sq
     v = b2 * v + share * grad_sq
-    k = lr / debias1 * (debias2 / v) ** 0.5
+    k = step_size / v**0.5
     radial = k * w_dot_m
     size = k * k * r
-    after = kept * kept * p - 2 * kept * radial + size
-    return after, kept * w_dot_m - k * r, r, v, lost * lost * p + 2 * lost * radial + size
+    if lost:
+        kept = 1.0 - lost
+        after = kept * (kept * p - 2 * radial) + size
+        return after, kept * w_dot_m - k * r, r, v, lost * (lost * p + 2 * radial) + size
+    return p - 2 * radial + size, w_dot_m - k * r, r, v, size
 
 
 @law("rotational", "AdamW", derived="v lags the gradient scale, so (P, v) relax together")

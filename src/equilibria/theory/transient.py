@@ -239,10 +239,11 @@ def _evolve_adam(
     share = (1 - b2) / (sizes if shape else float(sizes))
     lost, coupled = (lrs * decays, 0 * decays) if isinstance(rule, AdamW) else (0 * decays, decays)
     count = start.steps_done + np.arange(1, len(lrs) + 1)
-    columns = (values.tolist() for values in (lrs, lost, coupled, 1 - b1**count, 1 - b2**count))
+    step_sizes = lrs * np.sqrt(1 - b2**count) / (1 - b1**count)
+    columns = (values.tolist() for values in (step_sizes, lost, coupled))
     norm_sq, moved_sq = [p], []
-    for big_l, lr, lose, wd, debias1, debias2 in zip(_series(forcing, shape, len(lrs)), *columns, strict=False):
-        p, q, r, v, moved = adam_step(p, q, r, v, big_l, share, lr, lose, wd, b1, b2, debias1, debias2)
+    for big_l, step_size, lose, wd in zip(_series(forcing, shape, len(lrs)), *columns, strict=False):
+        p, q, r, v, moved = adam_step(p, q, r, v, big_l, share, step_size, lose, wd, b1, b2)
         norm_sq.append(p)
         moved_sq.append(moved)
     p, q, r, v = (np.asarray(x, dtype=np.float64) for x in (p, q, r, v))
