@@ -22,9 +22,25 @@ from equilibria.theory.memory import Memory, lion_memory, muon_memory
 from equilibria.theory.validity import Assumption
 
 
-def _check_common(lr: float, weight_decay: float) -> None:
-    within("lr", lr, low=0)
-    within("weight_decay", weight_decay, low=0)
+class _Settings:
+    """What all rules have: a learning rate and a weight decay."""
+
+    __slots__ = ()
+    lr: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        within("lr", self.lr, low=0)
+        within("weight_decay", self.weight_decay, low=0)
+        self._check()
+
+    def _check(self) -> None:
+        """Check the settings that only this rule has."""
+
+    @property
+    def decay_per_step(self) -> float:
+        """eps = lr * weight_decay."""
+        return self.lr * self.weight_decay
 
 
 def _check_betas(betas: tuple[float, float]) -> None:
@@ -36,7 +52,7 @@ def _check_betas(betas: tuple[float, float]) -> None:
 
 @law("smd", "§2, eq. (1), (2)")
 @dataclass(frozen=True, slots=True)
-class SGD:
+class SGD(_Settings):
     """torch.optim.SGD: momentum, dampening, Nesterov, coupled (L2) weight decay.
 
     Attributes:
@@ -59,8 +75,7 @@ class SGD:
     dampening: float = 0.0
     nesterov: bool = False
 
-    def __post_init__(self) -> None:
-        _check_common(self.lr, self.weight_decay)
+    def _check(self) -> None:
         within("momentum", self.momentum, low=0, below=1)
         within("dampening", self.dampening, low=0, below=1)
         if self.momentum == 0 and not self.nesterov:
@@ -108,7 +123,7 @@ class SGD:
 
 @law("rotational", "SGDM with decoupled decay")
 @dataclass(frozen=True, slots=True)
-class SGDW:
+class SGDW(_Settings):
     """SGD with momentum and decoupled weight decay: ``v = momentum v + g;  w = (1 - lr wd) w - lr v``.
 
     Attributes:
@@ -122,14 +137,8 @@ class SGDW:
     _: KW_ONLY
     momentum: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check_common(self.lr, self.weight_decay)
+    def _check(self) -> None:
         within("momentum", self.momentum, low=0, below=1)
-
-    @property
-    def decay_per_step(self) -> float:
-        """eps = lr * weight_decay."""
-        return self.lr * self.weight_decay
 
     def equilibrium(self, unit_grad_sq: ArrayLike | None = None, *, dim: ArrayLike | None = None) -> Equilibrium:
         """Where this optimizer settles; see `equilibrium.sgdw`. ``dim`` is not needed."""
@@ -138,7 +147,7 @@ class SGDW:
 
 @law("rotational", "AdamW")
 @dataclass(frozen=True, slots=True)
-class AdamW:
+class AdamW(_Settings):
     """torch.optim.AdamW (and Adam with decoupled_weight_decay=True); amsgrad has no law of this form.
 
     Attributes:
@@ -156,14 +165,8 @@ class AdamW:
     _: KW_ONLY
     betas: tuple[float, float] = (0.9, 0.999)
 
-    def __post_init__(self) -> None:
-        _check_common(self.lr, self.weight_decay)
+    def _check(self) -> None:
         _check_betas(self.betas)
-
-    @property
-    def decay_per_step(self) -> float:
-        """eps = lr * weight_decay."""
-        return self.lr * self.weight_decay
 
     def equilibrium(self, *, unit_grad_sq: ArrayLike | None = None, dim: ArrayLike | None = None) -> Equilibrium:
         """Where this optimizer settles; see `equilibrium.adamw`. ``unit_grad_sq`` is not needed."""
@@ -172,7 +175,7 @@ class AdamW:
 
 @law("rotational", "Adam with L2")
 @dataclass(frozen=True, slots=True)
-class AdamL2:
+class AdamL2(_Settings):
     """torch.optim.Adam with weight_decay > 0: the decay is coupled (L2) and passes through the second moment.
 
     Attributes:
@@ -186,8 +189,7 @@ class AdamL2:
     _: KW_ONLY
     betas: tuple[float, float] = (0.9, 0.999)
 
-    def __post_init__(self) -> None:
-        _check_common(self.lr, self.weight_decay)
+    def _check(self) -> None:
         _check_betas(self.betas)
 
     @property
@@ -230,7 +232,7 @@ class AdamL2:
 
 @law("rotational", "Lion", corrected="sum of arcsine correlations instead of its linearisation")
 @dataclass(frozen=True, slots=True)
-class Lion:
+class Lion(_Settings):
     """Lion: ``u = sign(beta1 m + (1-beta1) g);  m = beta2 m + (1-beta2) g;  w = (1 - lr wd) w - lr u``.
 
     Attributes:
@@ -244,14 +246,8 @@ class Lion:
     _: KW_ONLY
     betas: tuple[float, float] = (0.9, 0.99)
 
-    def __post_init__(self) -> None:
-        _check_common(self.lr, self.weight_decay)
+    def _check(self) -> None:
         _check_betas(self.betas)
-
-    @property
-    def decay_per_step(self) -> float:
-        """eps = lr * weight_decay."""
-        return self.lr * self.weight_decay
 
     @property
     def memory(self) -> Memory:
@@ -281,7 +277,7 @@ class Lion:
 
 @law("", "torch.optim.Muon", derived="linear filter followed by orthogonalisation")
 @dataclass(frozen=True, slots=True)
-class Muon:
+class Muon(_Settings):
     """torch.optim.Muon: orthogonalised momentum on matrices; the decay uses the unadjusted learning rate.
 
     Attributes:
@@ -300,15 +296,9 @@ class Muon:
     nesterov: bool = True
     adjust_lr_fn: str = "original"
 
-    def __post_init__(self) -> None:
-        _check_common(self.lr, self.weight_decay)
+    def _check(self) -> None:
         within("momentum", self.momentum, low=0, below=1)
         one_of("adjust_lr_fn", self.adjust_lr_fn, ["original", "match_rms_adamw"])
-
-    @property
-    def decay_per_step(self) -> float:
-        """eps = lr * weight_decay."""
-        return self.lr * self.weight_decay
 
     @property
     def memory(self) -> Memory:
