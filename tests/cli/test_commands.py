@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -77,7 +78,8 @@ def test_plan_prints_the_table_the_curve_and_the_findings():
         ["0.31", "0.32", "0.34"],
     ]
     assert "Phases 3 and 4 never reach equilibrium" in output
-    assert "multiply the weights by 0.669 and the momentum buffer by 1.495" in output
+    words = " ".join(output.split())
+    assert "scale-invariant weights (those only) by 0.669, their momentum buffer by 1.495" in words
     assert "█" in output and "epochs" in output
 
 
@@ -118,6 +120,12 @@ def test_every_schedule_can_be_planned_and_folded(schedule):
 def test_a_schedule_from_a_file_in_both_formats(tmp_path):
     (tmp_path / "lines.txt").write_text("0.1\n0.1\n0.01\n")
     (tmp_path / "list.json").write_text("[0.1, 0.1, 0.01]")
+    (tmp_path / "empty.txt").write_text("")
+    assert "empty" in str(run(f"plan {SGD_OPTIONS} --schedule file --lr-file {tmp_path / 'empty.txt'}").exception)
+    long = run(f"plan {SGD_OPTIONS} --schedule file --lr-file {tmp_path / 'lines.txt'} --steps 4")
+    assert "at most 3" in str(long.exception)
+    without_lr = "plan --optimizer sgd --wd 5e-4 --momentum 0.9 --schedule file"
+    assert run_json(f"{without_lr} --lr-file {tmp_path / 'lines.txt'}")["situation"]["steps"] == 3
     a = run_json(f"fold {SGD_OPTIONS} --schedule file --lr-file {tmp_path / 'lines.txt'} --steps 3")
     b = run_json(f"fold {SGD_OPTIONS} --schedule file --lr-file {tmp_path / 'list.json'} --steps 3")
     assert a == b and len(a["lr"]) == 3
@@ -128,7 +136,7 @@ def test_fold_json_and_csv_agree_with_the_paper():
     assert {"lr", "log_scale", "growth_per_step", "overflow"} <= set(got)
     assert got["growth_per_step"] ** 391 == pytest.approx(1.481, abs=5e-4)  # "0.1 x 1.481^t", t in epochs
     rows = list(csv.DictReader(io.StringIO(run(f"fold {SGD_OPTIONS} --epochs 2 --steps-per-epoch 391 --csv").output)))
-    assert [float(row["folded_lr"]) for row in rows] == got["lr"]
+    assert [float(row["lr"]) for row in rows] == got["lr"]
 
 
 def test_translate_says_what_it_keeps():
@@ -170,6 +178,16 @@ BAD = [
     ("fold --optimizer sgdw --lr 0.1 --wd 5e-4 --steps 5", ["decoupled"]),
     ("fold --optimizer sgd --lr 0.1 --wd 0.05 --momentum 0.9 --steps 500", ["lr"]),
     (f"fold {SGD_OPTIONS} --steps 5 --json --csv", ["--json", "--csv"]),
+    (f"plan {SGD_OPTIONS} --schedule step --milestones 8,5 --steps 10", ["8,5", "ascending"]),
+    (f"plan {SGD_OPTIONS} --milestones 5 --steps 10", ["--milestones", "--schedule: step"]),
+    (f"plan {SGD_OPTIONS} --schedule cosine --decay 5 --steps 10", ["--decay", "--schedule: wsd"]),
+    (f"plan {SGD_OPTIONS} --lr-file x --steps 10", ["--lr-file", "--schedule: file"]),
+    (f"plan {SGD_OPTIONS} --schedule cosine --cycles 100 --steps 10", ["100", "10"]),
+    (f"plan {SGD_OPTIONS} --dim 10 --steps 10", ["--dim", "adamw"]),
+    ("plan --optimizer adamw --lr 1e-3 --wd 0.1 --unit-grad-sq 1 --steps 10", ["--unit-grad-sq", "sgd"]),
+    (f"plan {SGD_OPTIONS} --init-std 0.02 --steps 10", ["--init-std", "adamw"]),
+    ("plan --optimizer sgd --wd 5e-4 --steps 10", ["--lr"]),
+    (f"equilibrium {SGD_OPTIONS} --dim 1.5", ["1.5", "whole number"]),
     (f"translate {SGD_OPTIONS}", ["--scale-init", "--to"]),
     (f"translate {SGD_OPTIONS} --scale-batch 2 --scale-init 2", ["exactly one"]),
     (f"translate {SGD_OPTIONS} --to adamw", ["unit_grad_sq", "dim"]),
@@ -187,10 +205,39 @@ def test_bad_input_is_refused_with_what_was_received(line, fragments):
         assert fragment in text
 
 
-def test_the_real_process_exits_with_two_and_one_line_on_stderr():
-    done = shell("plan --optimizer sgd --lr 0.1 --wd 5e-4 --momentum 1.2 --steps 10")
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (
+            "plan --optimizer sgd --lr 0.1 --wd 5e-4 --momentum 1.2 --steps 10",
+            "momentum=1.2; expected 0 <= momentum",
+        ),
+        ("plan --optimizer sgd --lr abc --wd 5e-4 --steps 10", "got 'abc'; expected a finite number"),
+        ("plan --optimizer sgd --nonsense 1", "No such option"),
+        ("nonsense", "No such command"),
+        ("plan", "--optimizer"),
+    ],
+)
+def test_the_real_process_exits_with_two_and_one_line_on_stderr(line, shown):
+    done = shell(line)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "equilibria: got momentum=1.2; expected 0 <= momentum < 1\n"
+    assert shown in done.stderr and done.stderr.count("\n") == 1 and done.stderr.startswith("equilibria: ")
+
+
+def test_a_console_without_unicode_is_no_error():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    line = [sys.executable, "-m", "equilibria.cli", "plan", *SGD_OPTIONS.split(), "--steps", "100"]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and "phase" in done.stdout
+
+
+def test_initial_weights_by_their_standard_deviation():
+    """GPT's init of 0.02 under AdamW: equilibrium rms is sqrt(lr / (2 wd)) = 0.0548 at the peak."""
+    line = "plan --optimizer AdamW --lr 6e-4 --wd 0.1 --schedule cosine --warmup 2000 --steps 20000"
+    started = run_json(f"{line} --init-std 0.02")
+    assert started["situation"]["start_norm"] == pytest.approx(math.sqrt(6e-4 / 0.2), rel=1e-3)
+    assert started["curve"]["norm"][0] == pytest.approx(0.02)
+    assert any("far from equilibrium" in finding["subject"] for finding in started["findings"])
 
 
 def test_plan_imports_neither_torch_nor_scipy_nor_plotly():
@@ -210,4 +257,4 @@ def test_a_reader_that_stops_early_is_no_error():
         capture_output=True,
         text=True,
     )
-    assert (done.stdout, done.stderr) == ("step,lr,folded_lr,log_scale\n", "")
+    assert (done.stdout, done.stderr) == ("step,original_lr,lr,log_scale\n", "")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from equilibria.planning import plan
-from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, cite
+from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, cite, cold_start, evolve, rescaled
 from equilibria.theory.schedules import Cosine, MultiStep, Warmup, WarmupStableDecay, in_epochs
 
 SPE = 391
@@ -21,6 +21,7 @@ WORDS = {
     "far start": "training starts far from equilibrium",
     "never settles": "never reach",
     "undershoot": "the angle undershoots",
+    "overshoot": "the angle overshoots",
     "oscillation": "oscillates around its equilibrium",
     "to zero": "falls to zero while wd stays fixed",
     "lag": "falls faster than the norm can follow",
@@ -90,16 +91,37 @@ def test_never_settles(example):
     assert finding.subject == "phases 3 and 4 never reach equilibrium"
     assert "for 80 epochs" in finding.evidence and "31-68 %" in finding.evidence
     assert "phase 4 has 40 epochs and would need 719 epochs" in finding.evidence
-    assert "more than 18x in phase 4" in finding.remedy  # 719 / 40
+    r = heavy_ball_norm(0.004) / heavy_ball_norm(0.02)  # phase 2 had settled
+    assert told_factors(finding.remedy)["weights"] == pytest.approx(r, abs=6e-4)
 
 
-@pytest.mark.parametrize(("factor", "enough"), [(18, False), (36, True)])
-def test_more_decay_settles_the_phase_as_told(factor, enough):
-    """18x is not quite enough, since the equilibrium norm falls as well; twice that is."""
-    decays = np.full(200 * SPE, 5e-4)
-    decays[160 * SPE :] *= factor
-    helped = plan(RULE, EXAMPLE, weight_decay=decays, steps=200 * SPE, steps_per_epoch=SPE)
-    assert helped.phases[3].settles == enough
+def told_factors(remedy):
+    """Factors of the remedy by what they apply to."""
+    found = re.findall(r"(momentum buffer|exp_avg_sq|exp_avg) by (\d+\.\d+)", remedy)
+    factors = {name: float(factor) for name, factor in found}
+    factors["weights"] = float(re.search(r"scale-invariant weights \(those only\) by (\d+\.\d+)", remedy).group(1))
+    mean, variance = re.search(r"BatchNorm behind them by (\d+\.\d+) and (\d+\.\d+)", remedy).groups()
+    return factors | {"mean": float(mean), "variance": float(variance)}
+
+
+def test_a_larger_decay_settles_the_phase_as_told(example):
+    """The factor named settles phase 3 within it, the next smaller one tried does not, and the angle is as told."""
+    told = re.search(
+        r"A (\d+)x larger weight decay in phase 3 .* turn (\S+)x as fast", the(example, "never settles").remedy
+    )
+    factor, faster = int(told.group(1)), float(told.group(2))
+    assert faster == pytest.approx(math.sqrt(factor), rel=0.03)
+    for wd_factor, settles in ((factor, True), (3, False)):
+        decays = np.full(200 * SPE, 5e-4)
+        decays[120 * SPE : 160 * SPE] *= wd_factor
+        helped = plan(RULE, EXAMPLE, weight_decay=decays, steps=200 * SPE, steps_per_epoch=SPE)
+        assert helped.phases[2].settles == settles
+    assert factor == 5
+
+
+def test_a_phase_too_short_for_any_decay():
+    result = plan(RULE, [0.1] * 5000 + [1e-4] * 300, steps=5300)
+    assert "No weight decay up to 100x settles phase 2" in the(result, "never settles").remedy
 
 
 def test_undershoot(example):
@@ -107,12 +129,25 @@ def test_undershoot(example):
     assert "phase 2" in finding.subject
     assert "dividing lr by 5 divides the angle by 5 at once" in finding.evidence
     asked = math.acos(1 - 5e-5 / 1.9) / math.acos(1 - 1e-5 / 1.9)
-    assert f"asks for {asked:.3g} only" in finding.evidence and f"{asked:.3g}" == "2.24"
-    assert "starts at 45 % and climbs to 100 % over 23 epochs" in finding.evidence
+    assert f"asks for {asked:.3g}:" in finding.evidence and f"{asked:.3g}" == "2.24"
+    assert "starts at 45 %" in finding.evidence and "reaches 100 % over 23 epochs" in finding.evidence
+    assert "test accuracy can dip" in finding.evidence
     r = heavy_ball_norm(0.02) / heavy_ball_norm(0.1)
-    assert (f"{r:.3f}", f"{1 / r:.3f}") == ("0.669", "1.495")
-    assert "multiply the weights by 0.669 and the momentum buffer by 1.495" in finding.remedy
-    assert "weight decay of 0.0025 " in finding.remedy
+    told = told_factors(finding.remedy)
+    assert (told["weights"], told["momentum buffer"]) == (pytest.approx(r, abs=6e-4), pytest.approx(1 / r, abs=6e-4))
+    assert (told["mean"], told["variance"]) == (pytest.approx(r, abs=6e-4), pytest.approx(r * r, abs=6e-4))
+
+
+def test_the_factors_settle_a_phase_whose_predecessor_had_not():
+    """From a norm far above equilibrium the ratio of equilibria would be wrong; the factors told are right at once."""
+    lrs = np.array([0.1] * (5 * SPE) + [0.01] * (95 * SPE))
+    result = plan(RULE, lrs, steps=len(lrs), unit_grad_sq=10.0, init_norm=30.0)
+    told = told_factors(the(result, "undershoot").remedy)
+    assert told["weights"] < 0.9 * heavy_ball_norm(0.01) / heavy_ball_norm(0.1)
+    before = evolve(RULE, 5 * SPE, start=cold_start(RULE, 30.0), unit_grad_sq=10.0, lr=0.1).final
+    after = SGD(0.01, 5e-4, momentum=0.9)
+    path = evolve(after, 20, start=rescaled(before, told["weights"]), unit_grad_sq=10.0)
+    np.testing.assert_allclose(path.angle / after.equilibrium().angle, 1.0, atol=0.02)
 
 
 @pytest.mark.parametrize(
@@ -130,26 +165,33 @@ def test_rescaling_is_told_in_the_words_of_each_optimizer(rule, weight, state):
     """First-order powers of the drop; second moments get the squared factor."""
     result = plan(rule, [rule.lr] * 2000 + [rule.lr / 5] * 40_000, steps=42_000, unit_grad_sq=1.0, dim=100.0)
     remedy = the(result, "undershoot").remedy
-    told = re.findall(r"(weights|momentum buffer|exp_avg_sq|exp_avg) by (\d+\.\d+)", remedy)
-    assert [name for name, _ in told] == ["weights", *state]
+    told = told_factors(remedy)
+    assert set(told) == {"weights", "mean", "variance", *state}
     powers = {"weights": weight, "momentum buffer": 1 / weight, "exp_avg": 1 / weight, "exp_avg_sq": 1 / weight**2}
-    for name, factor in told:
-        assert float(factor) == pytest.approx(powers[name], rel=0.03)
+    powers |= {"mean": weight, "variance": weight**2}
+    for name, factor in told.items():
+        squared = name in ("exp_avg_sq", "variance")
+        assert factor == pytest.approx(powers[name], rel=0.06 if squared else 0.03)  # Lion's memory adds 2 %
 
 
 def test_undershoot_by_a_rise_of_weight_decay():
     """The lr did not fall, so nothing may be said about dividing it."""
     result = plan(RULE, 0.1, weight_decay=[5e-4] * 2000 + [5e-3] * 4000, steps=6000)
     finding = the(result, "undershoot")
-    assert "dividing lr" not in finding.evidence and "from here on" not in finding.remedy
+    assert "dividing lr" not in finding.evidence and "accuracy" not in finding.evidence
     asked = math.acos(1 - 5e-4 / 1.9) / math.acos(1 - 5e-5 / 1.9)
     assert f"{asked:.3g} times the angle" in finding.evidence
     r = heavy_ball_norm(0.1, wd=5e-3) / heavy_ball_norm(0.1)
-    assert f"weights by {r:.3f} " in finding.remedy
+    assert told_factors(finding.remedy)["weights"] == pytest.approx(r, abs=6e-4)
 
 
-def test_a_rise_of_lr_does_not_undershoot():
-    assert kinds(plan(RULE, [0.02] * 20_000 + [0.1] * 20_000, steps=40_000)) == []
+def test_a_rise_of_lr_overshoots():
+    result = plan(RULE, [0.02] * 20_000 + [0.1] * 20_000, steps=40_000)
+    assert result.phases[0].settles and kinds(result) == ["overshoot"]  # it starts settled at its first lr
+    finding = result.findings[0]
+    assert "multiplies the angle by 5 at once" in finding.evidence and "accuracy" not in finding.evidence
+    r = heavy_ball_norm(0.1) / heavy_ball_norm(0.02)
+    assert told_factors(finding.remedy)["weights"] == pytest.approx(r, abs=6e-4)
 
 
 @pytest.mark.parametrize("decay", [5e-4, [5e-4] * 500 + [0.0] * 500])
@@ -184,10 +226,8 @@ def test_lr_that_falls_faster_than_the_norm(schedule, steps, kind):
         return
     finding = the(result, kind)
     last = [p for p in result.phases if p.middle.angle_ratio and p.middle.angle_ratio < 0.8][-1]
-    assert (
-        f"down to {100 * last.middle.angle_ratio:.0f} % of equilibrium in the middle of phase {last.number}"
-        in finding.evidence
-    )
+    told = f"to {100 * last.middle.angle_ratio:.0f} % in the middle of phase {last.number}"
+    assert told in finding.evidence and finding.severity == "note"
     peak = max(result.phases, key=lambda p: p.start.lr)
     assert f"end at {last.end.norm / peak.end.norm:.2f} of their norm" in finding.evidence
 
@@ -228,24 +268,30 @@ def test_far_start(factor, there):
     finding = result.findings[0]
     # The first step from an empty buffer is plain SGD: tan = lr sqrt(L) / ((1 - lr wd) ||w||^2).
     first = math.atan(0.1 * math.sqrt(10) / ((1 - 5e-5) * (factor * star) ** 2))
-    asked = math.acos(1 - 5e-5 / 1.9)
-    assert f"the norm is {factor:.2g} of its equilibrium" in finding.subject
-    assert f"||w|| = {factor * star:.3g}, equilibrium {star:.3g}" in finding.evidence
-    assert f"turns by {first:.3g} rad, {first / asked:.2g} times" in finding.evidence
-    assert f"scale the initial weights by {1 / factor:.3g}" in finding.remedy
-    assert ("warm up" in finding.remedy) == (factor < 1)
+    share = f"{factor:.2g} times" if factor > 1 else f"{100 * factor:.0f} %"
+    assert f"the norm is {share}" in finding.subject
+    assert f"||w|| = {factor * star:.3g} against {star:.3g} at lr 0.1" in finding.evidence
+    assert f"turns by {first:.3g} rad" in finding.evidence
+    assert f"weights by {1 / factor:.3g}" in finding.remedy
+    cured = plan(RULE, 0.1, steps=20_000, init_norm=star, unit_grad_sq=10.0)
+    assert cured.findings == ()
 
 
-def test_far_start_behind_a_warm_up_speaks_of_the_norm_there():
-    """At lr 0 there is nothing to compare with: the numbers are those of the first phase that moves."""
+def test_a_tiny_start_is_thrown_past_equilibrium():
+    star = heavy_ball_norm(0.1, big_l=10.0)
+    result = plan(RULE, 0.1, steps=2000, init_norm=1e-3 * star, unit_grad_sq=10.0)
+    assert "overshoots" in the(result, "far start").evidence
+
+
+def test_far_start_behind_a_warm_up_is_cured_by_its_remedy():
+    """The goal is the equilibrium of the lr that the warm-up reaches."""
     star = heavy_ball_norm(0.1, big_l=1.0)
     schedule = Warmup(0.1, steps=100)
     result = plan(RULE, schedule, steps=5000, init_norm=6 * star, unit_grad_sq=1.0)
-    evidence = the(result, "far start").evidence
-    told = numbers(evidence)
-    phase = next(p for p in result.phases if p.start.lr > 0)
-    assert told[:2] == [pytest.approx(phase.start.norm, rel=5e-3), pytest.approx(star, rel=5e-3)]
-    assert told[2] == phase.first_step
+    assert result.situation.start_norm == pytest.approx(star, rel=1e-9)
+    factor = float(re.search(r"weights by (\S+)$", the(result, "far start").remedy).group(1))
+    cured = plan(RULE, schedule, steps=5000, init_norm=6 * star * factor, unit_grad_sq=1.0)
+    assert "far start" not in kinds(cured)
 
 
 # Rounding ------------------------------------------------------------------------------------------------------------

@@ -27,8 +27,19 @@ for command in (equilibrium.command, plan.command, fold.command, translate.comma
 
 def main() -> None:
     """Entry point: bad input ends in one line on stderr and exit code 2, never in a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a console that cannot show █ shows ? instead of failing
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        app(prog_name="equilibria")
+        raise SystemExit(app.main(prog_name="equilibria", standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        raise SystemExit(2) from None
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "equilibria"
+        print(f"equilibria: {error.format_message()} (see {where} --help)", file=sys.stderr)
+        raise SystemExit(2) from None
+    except click.Abort:
+        raise SystemExit(1) from None
     except EquilibriaError as error:
         print(f"equilibria: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_DECADES = 3  # an lr that falls to zero would squeeze the rest of the chart into one row
+_DECADES = 3
 
 
 def chart(
@@ -15,16 +15,18 @@ def chart(
     columns: int,
     rows: int = 14,
     unit: str = "epochs",
+    end: float | None = None,
 ) -> list[str]:
     """The chart's lines.
 
     Args:
         x: positions, ascending.
         series: (character, values) pairs; later ones are drawn over earlier ones. Values three decades below the
-            largest are left out.
+            upper end are left out.
         columns: width of the plot without its axis.
         rows: height.
         unit: what x counts.
+        end: what to write at the right end; the last x without it.
 
     Returns:
         Lines of text, without line ends.
@@ -33,23 +35,26 @@ def chart(
         >>> print(chart([0, 1, 2], [("*", [1.0, 10.0, 100.0])], columns=5, rows=3, unit="steps")[0])
                   100 ┤   **
     """
-    positive = [value for _, values in series for value in values if value > 0]
-    high = math.log(max(positive))
-    low = max(math.log(min(positive)), high - _DECADES * math.log(10))
+    positive = sorted(math.log(value) for _, values in series for value in values if value > 0)
+    # A few wild values at the start, or an lr that falls to zero, must not squeeze the rest into one row.
+    high = min(positive[-1], positive[round(0.98 * (len(positive) - 1))] + math.log(3))
+    low = max(positive[0], high - _DECADES * math.log(10))
+    if high - low < 0.2:  # a flat line goes in the middle
+        low, high = low - 0.1, high + 0.1
     span = max(high - low, 1e-9)
     grid = [[" "] * columns for _ in range(rows)]
     for mark, values in series:
         for column, value in enumerate(_resample(x, values, columns)):
             if value is not None and value > 0 and math.log(value) >= low - 1e-12:
-                grid[round((high - math.log(value)) / span * (rows - 1))][column] = mark
+                grid[max(0, round((high - math.log(value)) / span * (rows - 1)))][column] = mark
     lines = []
     for row, cells in enumerate(grid):
         labelled = row % max(1, (rows - 1) // 4) == 0 or row == rows - 1
         label = f"{math.exp(high - span * row / (rows - 1)):.3g}" if labelled else ""
         lines.append(f"{label:>13} {'┤' if labelled else '│'}{''.join(cells)}")
-    end = f"{x[-1]:,.0f}"
+    last = f"{x[-1] if end is None else end:,.0f}"
     lines.append(f"{'':>13} └{'─' * columns}")
-    lines.append(f"{'':>13}  {x[0]:,.0f}".ljust(15 + columns - len(end)) + f"{end} {unit}")
+    lines.append(f"{'':>13}  {x[0]:,.0f}".ljust(15 + columns - len(last)) + f"{last} {unit}")
     return lines
 
 

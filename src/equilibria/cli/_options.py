@@ -32,7 +32,7 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # not subscriptable be
         try:
             return number("value", float(value))
         except ValueError:
-            self.fail(f"got {value!r}; expected a finite number", param, ctx)
+            self.fail(f"got {value!r}; expected a finite number, such as 0.1, 5e-4 or 100000", param, ctx)
 
 
 class Whole(click.ParamType):  # type: ignore[type-arg]
@@ -64,16 +64,16 @@ def apply(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 rule_options = apply(
     click.option("--optimizer", required=True, help=f"One of: {', '.join(OPTIMIZERS)} (adam: coupled L2)."),
-    click.option("--lr", type=NUMBER, required=True, help="Learning rate (the peak, with a schedule)."),
+    click.option("--lr", type=NUMBER, help="Learning rate (the peak, with a schedule; not needed with --lr-file)."),
     click.option("--wd", "--weight-decay", type=NUMBER, required=True, help="Weight decay, as torch takes it."),
-    click.option("--momentum", type=NUMBER, help="Momentum (sgd, sgdw, muon)."),
+    click.option("--momentum", type=NUMBER, help="Momentum (sgd, sgdw: 0 if not given; muon: 0.95)."),
     click.option("--nesterov", is_flag=True, help="Nesterov momentum (sgd; muon has it on by itself)."),
     click.option("--dampening", type=NUMBER, help="Dampening (sgd)."),
-    click.option("--betas", help="beta1,beta2 (adamw, adam, lion), such as 0.9,0.999."),
+    click.option("--betas", help="beta1,beta2 (adamw, adam: 0.9,0.999 if not given; lion: 0.9,0.99)."),
 )
 scale_options = apply(
     click.option("--unit-grad-sq", type=NUMBER, help="L = E||g||^2 ||w||^2 of a layer; fixes the norm of sgd, sgdw."),
-    click.option("--dim", type=NUMBER, help="Number of entries of the weight; fixes the norm of adamw, lion."),
+    click.option("--dim", type=WHOLE, help="Number of entries of the weight; fixes the norm of adamw, lion."),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
 
@@ -92,7 +92,9 @@ def build_rule(options: dict[str, Any]) -> Rule:
     """The rule that the options describe; an option that the optimizer does not have is an error."""
     from equilibria.theory import RULES
 
-    optimizer = one_of("--optimizer", options["optimizer"], OPTIMIZERS)
+    optimizer = one_of("--optimizer", options["optimizer"].lower(), OPTIMIZERS)
+    if options["lr"] is None:
+        raise EquilibriaError("--lr is missing; expected the learning rate, such as --lr 0.1")
     settings = {name: options[name] for name in _NEEDS if options[name] not in (None, False)}
     for name in settings:
         if optimizer not in _NEEDS[name]:
@@ -102,3 +104,16 @@ def build_rule(options: dict[str, Any]) -> Rule:
     if "betas" in settings:
         settings["betas"] = tuple(numbers("--betas", settings["betas"]))
     return RULES[optimizer](options["lr"], options["wd"], **settings)
+
+
+_SCALES = {"unit_grad_sq": ("sgd", "sgdw", "adam"), "dim": ("adamw", "adam", "lion", "muon")}
+
+
+def check_scale(options: dict[str, Any]) -> None:
+    """Refuse a scale that the optimizer's norm does not depend on: it would be ignored without a word."""
+    for name, optimizers in _SCALES.items():
+        if options[name] is not None and options["optimizer"].lower() not in optimizers:
+            flag = f"--{name.replace('_', '-')}"
+            raise EquilibriaError(
+                f"got {flag} with --optimizer {options['optimizer']}; expected it only with: {', '.join(optimizers)}"
+            )

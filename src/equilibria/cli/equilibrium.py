@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._options import build_rule, json_option, numbers, rule_options, scale_options
+from equilibria.cli._options import build_rule, check_scale, json_option, numbers, rule_options, scale_options
 from equilibria.cli._output import print_json, table, wrap
 from equilibria.errors import EquilibriaError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @json_option
 def command(**options: Any) -> None:
     """Where an optimizer settles: norm, angle per step, how fast it gets there, and what that assumes."""
+    check_scale(options)
     rule = build_rule(options)
     result = _solve(rule, unit_grad_sq=options["unit_grad_sq"], dim=options["dim"], shape=options["shape"])
     if options["as_json"]:
@@ -49,6 +50,8 @@ def _show(rule: Rule, result: Equilibrium) -> None:
     angle = float(result.angle)
     needs = {AdamW: "--dim", Lion: "--dim", Muon: "--shape"}.get(type(rule), "--unit-grad-sq")
     norm = f"{float(result.norm):.6g}" if result.norm is not None else f"give {needs} to know it"
+    if result.norm is None and isinstance(rule, AdamW | Lion):
+        norm = f"{float(rule.equilibrium(dim=1).norm or 0):.6g} x sqrt(entries): the root mean square of an entry"
     rows = [
         ["angle per step", f"{angle:.6g} rad ({math.degrees(angle):.4g} degrees)"],
         ["relative update", f"{float(result.relative_update):.6g} of the norm"],

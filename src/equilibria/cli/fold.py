@@ -23,7 +23,7 @@ _ROWS = 12
 @rule_options
 @schedule_options
 @json_option
-@click.option("--csv", "as_csv", is_flag=True, help="Print step,lr,folded_lr,log_scale for every step.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print step, original_lr, lr, log_scale for every step.")
 def command(**options: Any) -> None:
     """The learning-rate schedule without weight decay that trains the very same network."""
     from equilibria.theory.folding import fold
@@ -63,7 +63,7 @@ def _contract(folded: Folded) -> dict[str, Any]:
 
 def _print_csv(original: Any, folded: Folded) -> None:
     rows = zip(original.tolist(), folded.lr.tolist(), folded.log_scale.tolist(), strict=False)
-    sys.stdout.write("step,lr,folded_lr,log_scale\n")
+    sys.stdout.write("step,original_lr,lr,log_scale\n")
     sys.stdout.writelines(f"{t},{a!r},{b!r},{c!r}\n" for t, (a, b, c) in enumerate(rows))
 
 
@@ -76,7 +76,8 @@ def _show(original: Any, folded: Folded, steps_per_epoch: int | None) -> None:
     rows += [[f"{t:,}", f"{original[t]:.6g}", _power(folded.log_lr[t]), _power(folded.log_scale[t])] for t in shown]
     print()
     print(table(rows, left=0))
-    growth = f"Growth: x {folded.growth_per_step:.10g} per step"
+    constant = bool(np.all(original == original[0]))
+    growth = f"Growth{'' if constant else ' at the end'}: x {folded.growth_per_step:.10g} per step"
     if steps_per_epoch:
         growth += f", x {folded.growth_per_epoch(steps_per_epoch):.6g} per epoch"
     print(f"\n  {growth}.")

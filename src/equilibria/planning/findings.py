@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from equilibria.errors import EquilibriaError
 from equilibria.theory import Lion, Muon, Rule
-from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
+from equilibria.theory.settling import equilibrium_norm_sq, steps_to_tolerance
 
 if TYPE_CHECKING:
     from equilibria.planning.planner import Moment, Phase, Situation
@@ -44,7 +45,7 @@ def find(phases: Sequence[Phase], situation: Situation) -> tuple[Finding, ...]:
     found = [
         *_far_start(phases, situation),
         *_never_settles(phases, situation),
-        *_undershoots(phases, situation),
+        *_jumps(phases, situation),
         *_oscillates(phases, situation),
         *_falls_behind(phases, situation),
         *_rounded_away(phases, situation),
@@ -71,68 +72,108 @@ def _never_settles(phases: Sequence[Phase], situation: Situation) -> Iterator[Fi
     if not stuck:
         return
     ratios = [m.angle_ratio for phase in stuck for m in (phase.start, phase.middle, phase.end) if m.angle_ratio]
-    has = sum(phase.steps for phase in stuck)
     worst = max(stuck, key=lambda phase: (phase.settle_steps or 0) / phase.steps)
-    factor = (worst.settle_steps or worst.steps) / worst.steps
     yield Finding(
         "warning",
         f"{_numbers(stuck)} never reach{'es' if len(stuck) == 1 else ''} equilibrium",
-        f"for {situation.time(has)} the weights turn at {_range(min(ratios), max(ratios))} of what lr x wd asks for; "
-        f"phase {worst.number} has {situation.time(worst.steps)} and would need "
-        f"{situation.time(worst.settle_steps or worst.steps)}",
-        f"rescale weights and optimizer state at each change of lr (settled at once), or raise weight decay more "
-        f"than {factor:.0f}x in phase {worst.number} (time to settle goes as 1/(lr x wd)), or make the phase longer",
+        f"for {situation.time(sum(phase.steps for phase in stuck))} the weights turn at "
+        f"{_range(min(ratios), max(ratios))} of what lr x wd asks for; phase {worst.number} has "
+        f"{situation.time(worst.steps)} and would need {situation.time(worst.settle_steps or worst.steps)}",
+        f"to be settled at once, rescale where phase {stuck[0].number} begins: {_rescale(situation, stuck[0].start)}; "
+        f"and likewise at every later change. {_other_decay(situation, stuck[0])}",
         "settling.settling_steps",
     )
 
 
-def _undershoots(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
+def _other_decay(situation: Situation, phase: Phase) -> str:
+    """What another weight decay in that phase would do: it settles faster, at another angle."""
+    ratio = phase.start.norm_ratio or 1.0
+    here = _rule_at(situation.rule, phase.start)
+    for factor in (2, 3, 5, 10, 20, 30, 50, 100):
+        rule = dataclasses.replace(here, weight_decay=here.weight_decay * factor)
+        try:
+            there = rule.equilibrium(unit_grad_sq=situation.unit_grad_sq, dim=situation.dim)
+            # More decay makes the equilibrium norm smaller, so the weights start farther above it.
+            start = ratio * _norm_ratio(here, rule, situation)
+            needs = steps_to_tolerance(
+                rule,
+                start,
+                tolerance=situation.tolerance,
+                unit_grad_sq=situation.unit_grad_sq,
+                dim=situation.dim,
+            )
+        except EquilibriaError:
+            break
+        if needs <= phase.steps:
+            larger = float(there.angle) / phase.start.angle_equilibrium
+            return (
+                f"A {factor}x larger weight decay in phase {phase.number} would settle within it, but turn "
+                f"{larger:.2g}x as fast"
+            )
+    return f"No weight decay up to 100x settles phase {phase.number} within its length"
+
+
+def _norm_ratio(here: Rule, there: Rule, situation: Situation) -> float:
+    """Ratio of the equilibrium norms of two rules."""
+    old, new = (
+        equilibrium_norm_sq(rule, unit_grad_sq=situation.unit_grad_sq, dim=situation.dim) for rule in (here, there)
+    )
+    return float((old / new) ** 0.5)
+
+
+def _jumps(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
+    """An angle that jumps past its new equilibrium when lr or wd changes, and then comes back."""
     for before, after in pairwise(phases):
         start, end = after.start.angle_ratio, after.end.angle_ratio
-        if not (after.jump and start and end and start < 0.8 < end and before.end.angle_equilibrium > 0):
+        if not (after.jump and start and end and before.end.angle_equilibrium > 0) or 0.8 <= start <= 1.25:
             continue
-        old, new = _rule_at(situation.rule, before.end), _rule_at(situation.rule, after.start)
+        under = start < 1
+        if (end <= 0.8) if under else (end >= 1.25):
+            continue  # it does not come back: another finding
         drop = before.end.lr / after.start.lr
         asked = before.end.angle_equilibrium / after.start.angle_equilibrium
-        fell, same_decay = drop > 1, old.weight_decay == new.weight_decay
+        what = "undershoots" if under else "overshoots"
+        dip = ", which is where test accuracy can dip (pseudo-overfitting)" if under and drop > 1 else ""
         yield Finding(
             "warning",
-            f"the angle undershoots when phase {after.number} begins and climbs back",
-            (
-                f"dividing lr by {drop:.3g} divides the angle by {drop:.3g} at once, although equilibrium asks for "
-                f"{asked:.3g} only"
-                if fell
-                else f"equilibrium asks for {1 / asked:.3g} times the angle, which comes only as the norm decays"
-            )
-            + f": it starts at {percent(start)} and climbs to {percent(end)} over "
-            f"{situation.time(min(after.settle_steps or after.steps, after.steps))}, which is "
-            "where test accuracy can dip (pseudo-overfitting)",
-            f"to be settled at once: {_rescale_sentence(situation, old, new)}"
-            + (
-                f"; a weight decay of {old.weight_decay * drop:.3g} from here on would settle {drop:.3g}x faster, but "
-                "at the old angle"
-                if fell and same_decay
-                else ""
-            ),
+            f"the angle {what} when phase {after.number} begins and comes back",
+            _jump_evidence(drop, asked)
+            + f": it starts at {percent(start)} of its new equilibrium and reaches {percent(end)} over "
+            f"{situation.time(min(after.settle_steps or after.steps, after.steps))}{dip}",
+            f"to be settled at once: {_rescale(situation, after.start)}",
             "settling.after_lr_drop",
         )
+
+
+def _jump_evidence(drop: float, asked: float) -> str:
+    if drop > 1.001:
+        done, wanted = f"dividing lr by {drop:.3g} divides the angle by {drop:.3g}", asked
+    elif drop < 0.999:
+        done, wanted = f"lr times {1 / drop:.3g} multiplies the angle by {1 / drop:.3g}", 1 / asked
+    else:
+        return f"the new weight decay asks for {1 / asked:.3g} times the angle, which comes only as the norm follows"
+    return f"{done} at once, although equilibrium asks for {wanted:.3g}"
 
 
 def _rule_at(rule: Rule, moment: Moment) -> Rule:
     return dataclasses.replace(rule, lr=moment.lr, weight_decay=moment.weight_decay)
 
 
-def _rescale_sentence(situation: Situation, old: Rule, new: Rule) -> str:
-    factors = rescale_factors(old, new, unit_grad_sq=situation.unit_grad_sq, dim=situation.dim)
+def _rescale(situation: Situation, moment: Moment) -> str:
+    """Factors that take the weights from where they are at this moment to its equilibrium."""
+    r = 1 / (moment.norm_ratio or 1.0)
     state = {
-        SGD: f"the momentum buffer by {factors.first_moment:.3f}",
-        SGDW: f"the momentum buffer by {factors.first_moment:.3f}",
-        Lion: f"exp_avg by {factors.first_moment:.3f}",
-        Muon: f"the momentum buffer by {factors.first_moment:.3f}",
-        AdamW: f"exp_avg by {factors.first_moment:.3f}, exp_avg_sq by {factors.second_moment:.3f}",
-        AdamL2: f"exp_avg by {factors.first_moment:.3f}, exp_avg_sq by {factors.second_moment:.3f}",
-    }[type(old)]
-    return f"multiply the weights by {factors.weight:.3f} and {state}"
+        SGD: f"momentum buffer by {1 / r:.3f}",
+        SGDW: f"momentum buffer by {1 / r:.3f}",
+        Lion: f"exp_avg by {1 / r:.3f}",
+        Muon: f"momentum buffer by {1 / r:.3f}",
+        AdamW: f"exp_avg by {1 / r:.3f}, exp_avg_sq by {1 / r**2:.3f}",
+        AdamL2: f"exp_avg by {1 / r:.3f}, exp_avg_sq by {1 / r**2:.3f}",
+    }[type(situation.rule)]
+    return (
+        f"multiply the scale-invariant weights (those only) by {r:.3f}, their {state}, and the running mean and "
+        f"variance of the BatchNorm behind them by {r:.3f} and {r * r:.3f}"
+    )
 
 
 def _oscillates(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
@@ -152,67 +193,81 @@ def _oscillates(phases: Sequence[Phase], situation: Situation) -> Iterator[Findi
 def _falls_behind(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
     ramps = [phase for phase in phases if not phase.flat and phase.end.lr < phase.start.lr]
     late = [phase for phase in ramps if phase.middle.angle_ratio and phase.middle.angle_ratio < 0.8]
-    if not late:
+    # Only a lag that builds up counts: one that is there from the start has another cause.
+    before = [moment.angle_ratio or 0.0 for phase in phases for moment in (phase.start, phase.middle)]
+    if not late or max(before[: 2 * late[0].number - 1]) < 0.8:
         return
     peak = max(phases, key=lambda phase: phase.start.lr)
     last = late[-1]
-    ratio = last.middle.angle_ratio or 0.0
     to_zero = last.end.lr <= 0.01 * peak.start.lr
     yield Finding(
-        "warning",
+        "note",
         "the lr falls to zero while wd stays fixed" if to_zero else "the lr falls faster than the norm can follow",
-        f"from step {late[0].first_step:,} on the angle lags, down to {percent(ratio)} of equilibrium in the middle of "
-        f"phase {last.number}: the equilibrium norm falls with lr, but so does lr x wd, the speed at which the weights "
-        f"follow; they end at {last.end.norm / peak.end.norm:.2f} of their norm at the peak",
-        "let wd rise as lr falls, or end the schedule at a larger lr: the last steps turn less than lr x wd says",
+        f"during phase {late[0].number} the angle falls below 80 % of equilibrium, to "
+        f"{percent(last.middle.angle_ratio or 0)} in the middle of phase {last.number}: the equilibrium norm falls "
+        f"with lr, but so does lr x wd, the speed at which the weights follow; they end at "
+        f"{last.end.norm / peak.end.norm:.2f} of their norm at the peak",
+        "often this is wanted: the anneal is steeper than lr x wd says. To turn as lr x wd says, end at a larger lr, "
+        "or rescale the scale-invariant weights and their optimizer state as lr falls",
         "settling.relaxation",
     )
 
 
 def _far_start(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
-    if not situation.init_norm:
+    if situation.init_norm is None:
+        return
+    ratio = situation.init_norm / situation.start_norm
+    if abs(ratio - 1) < 0.1:
         return
     first = next((phase for phase in phases if phase.start.angle_ratio), phases[0])
-    ratio, angle = first.start.norm_ratio, first.start.angle_ratio
-    if not ratio or abs(ratio - 1) < 0.1:
-        return
-    small = ratio < 1
+    times = f"{ratio:.2g} times its equilibrium" if ratio >= 1 else f"{percent(ratio)} of its equilibrium"
+    later = first.middle.norm_ratio
+    if ratio > 1:
+        effect = "the first steps turn too little until the norm has decayed"
+    elif later and later > 1.2:
+        effect = f"the first steps are so large that the norm overshoots, to {later:.2g} times equilibrium in mid-phase"
+    else:
+        effect = "the first steps turn too much until the norm has grown; a longer warm-up softens them"
     yield Finding(
         "warning",
-        f"training starts far from equilibrium: the norm is {ratio:.2g} of its equilibrium value",
-        f"||w|| = {first.start.norm:.3g}, equilibrium {first.start.norm_equilibrium:.3g}; step {first.first_step} "
-        f"turns by {first.start.angle:.3g} rad" + (f", {angle:.2g} times the equilibrium angle" if angle else ""),
-        (
-            "the first steps are too large until the norm has grown: warm up the lr, for longer if you do already"
-            if small
-            else "the first steps are too small until the norm has decayed"
-        )
-        + f", or scale the initial weights by {1 / ratio:.3g}",
+        f"training starts far from equilibrium: the norm is {times}",
+        f"||w|| = {situation.init_norm:.3g} against {situation.start_norm:.3g} at lr {situation.start_rule.lr:.3g}; "
+        f"step {first.first_step:,} turns by {first.start.angle:.3g} rad; {effect}",
+        f"multiply the initial scale-invariant weights by {1 / ratio:.3g}",
         "transient.evolve",
     )
+
+
+_LAWS = {
+    SGD: "equilibrium.heavy_ball",
+    SGDW: "equilibrium.sgdw",
+    AdamW: "equilibrium.adamw",
+    AdamL2: "equilibrium.adam_l2",
+    Lion: "equilibrium.constant_update",
+    Muon: "equilibrium.constant_update",
+}
 
 
 def _rounded_away(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
     limit = _ROUNDED_AWAY[situation.dtype]
     coupled = isinstance(situation.rule, SGD | AdamL2)
-    lost = [
-        phase
-        for phase in phases
-        if 0 < (phase.start.angle if coupled else phase.start.lr * phase.start.weight_decay) < limit
-    ]
+
+    def size(phase: Phase) -> float:
+        ends = (phase.start, phase.end)
+        return max(m.angle if coupled else m.lr * m.weight_decay for m in ends)
+
+    lost = [phase for phase in phases if 0 < size(phase) < limit]
     if not lost:
         return
+    largest = max(size(phase) for phase in lost)
     what = "most of the update" if coupled else "the weight decay"
-    product = max(phase.start.lr * phase.start.weight_decay for phase in lost)
     yield Finding(
         "warning",
         f"{situation.dtype} weights round {what} away in {_numbers(lost)}",
-        (
-            f"a step moves the weight by {max(phase.start.angle for phase in lost):.3g} of itself"
-            if coupled
-            else f"lr x wd = {product:.3g} per step"
-        )
-        + f" against half an ulp, {limit:.3g}: most entries round back to what they were",
-        "keep a float32 master copy of the weights, or use stochastic rounding",
-        "equilibrium.heavy_ball",
+        (f"a step moves the weight by {largest:.3g} of itself" if coupled else f"lr x wd = {largest:.3g} per step")
+        + f" against half an ulp, {limit:.3g}: most entries round back to what they were, and this plan does not hold",
+        "raise lr x wd: it is too small to act"
+        if situation.dtype == "float32"
+        else "keep a float32 master copy of the weights, or use stochastic rounding",
+        _LAWS[type(situation.rule)],
     )

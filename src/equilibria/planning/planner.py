@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +16,7 @@ from equilibria.planning.findings import DTYPES, Finding, find
 from equilibria.planning.phases import Span, cut
 from equilibria.theory import SGD, SGDW, AdamL2, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
-from equilibria.theory.settling import settling_steps
+from equilibria.theory.settling import equilibrium_norm_sq, settling_steps
 from equilibria.theory.states import State, cold_start, settled
 from equilibria.theory.targets import targets
 from equilibria.theory.transient import Trajectory, evolve
@@ -121,7 +123,9 @@ class Situation:
     """What the user told the planner, for findings and pages.
 
     Attributes:
-        rule: the optimizer at the largest lr.
+        rule: the optimizer at the largest lr x wd.
+        start_rule: the optimizer at the lr that training begins with, or that its warm-up reaches.
+        start_norm: its equilibrium norm: where training starts if no initial norm is given.
         steps: length of the run.
         steps_per_epoch: None where time is shown in steps.
         tolerance: what counts as settled.
@@ -132,6 +136,8 @@ class Situation:
     """
 
     rule: Rule
+    start_rule: Rule
+    start_norm: float
     steps: int
     steps_per_epoch: int | None
     tolerance: float
@@ -166,6 +172,10 @@ class Plan:
     settled_share: float
     situation: Situation
 
+    def __repr__(self) -> str:
+        names = f"{len(self.phases)} phases, {len(self.findings)} findings, {len(self.curve.step)} curve points"
+        return f"<Plan of {type(self.situation.rule).__name__} over {self.situation.steps:,} steps: {names}>"
+
 
 def plan(
     rule: Rule,
@@ -188,7 +198,8 @@ def plan(
         steps: length of the run in optimizer steps.
         steps_per_epoch: to speak of epochs.
         weight_decay: weight-decay schedule; the rule's own without.
-        init_norm: ||w|| at the start; without it training starts in the equilibrium of the largest lr.
+        init_norm: ||w|| at the start; without it training starts in the equilibrium of the lr it begins with, or that
+            its warm-up reaches.
         unit_grad_sq: L = E||g||^2 ||w||^2; needed with init_norm for SGD-type rules, and always for Adam with L2.
         dim: number of entries; needed with init_norm for AdamW and Lion, and always for Adam with L2.
         dtype: in which the weights are stored: float32, bfloat16 or float16.
@@ -207,6 +218,10 @@ def plan(
         >>> [round(phase.start.angle_ratio, 2) for phase in result.phases]
         [1.0, 0.32, 0.1]
     """
+    if not isinstance(rule, get_args(Rule)):
+        raise EquilibriaError(
+            f"got rule={rule!r}; expected one of equilibria.theory's: SGD(lr, weight_decay, ...), ..."
+        )
     count = whole("steps", steps, low=1)
     within("steps", count, high=_MOST_STEPS)
     one_of("dtype", dtype, DTYPES)
@@ -216,18 +231,42 @@ def plan(
     decays = as_schedule(rule.weight_decay if weight_decay is None else weight_decay, name="weight_decay").values(count)
     if not lrs.any():
         raise EquilibriaError("got a schedule whose lr is 0 at every step; expected a positive lr somewhere")
-    top = int(np.argmax(lrs * decays)) if (lrs * decays).any() else 0
+    spans = cut(lrs, decays)
+    scale = {
+        "unit_grad_sq": 1.0 if unit_grad_sq is None else positive("unit_grad_sq", unit_grad_sq),
+        "dim": 1.0 if dim is None else positive("dim", dim),
+    }
+
+    def at(step: int) -> Rule:
+        here: Rule = dataclasses.replace(rule, lr=float(lrs[step]), weight_decay=float(decays[step]))
+        return here
+
+    top, start = at(int(np.argmax(lrs * decays))), at(_first_goal(lrs, decays, spans))
+    top.equilibrium(**scale)  # type: ignore[arg-type]  # refuses an lr * wd without a stable equilibrium
     situation = Situation(
-        dataclasses.replace(rule, lr=float(lrs[top]), weight_decay=float(decays[top])),
+        top,
+        start,
+        math.sqrt(equilibrium_norm_sq(start, **scale)),
         count,
         None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1),
         tolerance,
         None if init_norm is None else positive("init_norm", init_norm),
-        1.0 if unit_grad_sq is None else positive("unit_grad_sq", unit_grad_sq),
-        1.0 if dim is None else positive("dim", dim),
+        scale["unit_grad_sq"],
+        scale["dim"],
         dtype,
     )
-    return _build(situation, lrs, decays)
+    return _build(situation, lrs, decays, spans)
+
+
+def _first_goal(lrs: Array, decays: Array, spans: tuple[Span, ...]) -> int:
+    """The step whose equilibrium training heads for first: the top of a warm-up, else the first step."""
+    step = 0
+    for span in spans:
+        last = span.first + span.steps - 1
+        if span.flat or lrs[last] <= lrs[span.first]:
+            break
+        step = last + 1 if last + 1 < len(lrs) and lrs[last + 1] >= lrs[last] else last
+    return step if lrs[step] * decays[step] > 0 else int(np.argmax(lrs * decays))
 
 
 def _check_scale(rule: Rule, init_norm: float | None, unit_grad_sq: float | None, dim: float | None) -> None:
@@ -245,11 +284,9 @@ def _check_scale(rule: Rule, init_norm: float | None, unit_grad_sq: float | None
         )
 
 
-def _build(situation: Situation, lrs: Array, decays: Array) -> Plan:
-    rule, scale = situation.rule, {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
-    rule.equilibrium(**scale)  # type: ignore[arg-type]  # refuses an lr * wd without a stable equilibrium
-    goal = targets(rule, lrs, weight_decay=decays, **scale)
-    spans = cut(lrs, decays)
+def _build(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, ...]) -> Plan:
+    scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
+    goal = targets(situation.rule, lrs, weight_decay=decays, **scale)
     paths = _follow(situation, lrs, decays, spans)
     angle = np.concatenate([path.angle for path in paths])
     norm = np.concatenate([path.norm[:-1] for path in paths])
@@ -294,7 +331,7 @@ def _follow(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, 
 def _start(situation: Situation) -> State:
     if situation.init_norm is not None:
         return cold_start(situation.rule, situation.init_norm)
-    return settled(situation.rule, unit_grad_sq=situation.unit_grad_sq, dim=situation.dim)
+    return settled(situation.start_rule, unit_grad_sq=situation.unit_grad_sq, dim=situation.dim)
 
 
 def _thin(steps: int, spans: tuple[Span, ...]) -> NDArray[np.int64]:

@@ -71,6 +71,10 @@ def load_all() -> None:
         importlib.import_module(f"{__name__}.{module.name}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(module.name for module in pkgutil.iter_modules(__path__) if module.name[0] != "_")})
+
+
 def __getattr__(name: str) -> ModuleType:
     # scipy.special and scipy.integrate take longer to import than a whole plan takes to compute.
     if not name.startswith("_") and any(module.name == name for module in pkgutil.iter_modules(__path__)):

@@ -14,6 +14,8 @@ from equilibria.theory.adam import adam_step
 from equilibria.theory.citations import law
 from equilibria.theory.linear import ComplexArray, Linearisation, linearise
 
+_TINY = 1e-7  # lr * wd below which first-order laws are more exact than numerical eigenvalues
+
 
 @dataclass(frozen=True, slots=True)
 class Approach:
@@ -163,7 +165,10 @@ def nesterov_approach(product: float, *, momentum: float) -> Approach:
         >>> nesterov_approach(5e-4, momentum=0.9).monotone, nesterov_approach(8e-4, momentum=0.9).monotone
         (True, False)
     """
-    unit_map = moments.step_map(moments.nesterov_step, 1.0, *_checked(product, momentum))
+    eps, a = _checked(product, momentum)
+    if eps < _TINY * (1 - a) ** 2:
+        return heavy_ball_approach(eps, momentum=a)  # the same to first order, and without rounding
+    unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a)
     return _from_eigenvalue(map_linearisation(unit_map).dominant())
 
 
@@ -247,6 +252,11 @@ def adam_approach(product: float, *, betas: tuple[float, float], decoupled: bool
         '3.83e-04'
     """
     eps = positive("product", product)
+    if eps < _TINY:
+        # The eigenvalue is 1 to rounding; the first-order law is exact here, written without cancellation.
+        lag, order = 1 - betas[1], 2 if decoupled else 3
+        both = 4 * eps + lag
+        return _approach(2 * order * eps * lag / (both + math.sqrt(both**2 - 4 * order * eps * lag)), monotone=True)
     return _from_eigenvalue(adam_linearisation(eps, betas=betas, decoupled=decoupled).dominant())
 
 

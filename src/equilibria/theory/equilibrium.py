@@ -181,7 +181,7 @@ def nesterov(
     a = momentum
     eps = decay_product(lr, weight_decay, below=2 * (1 + a) / (1 + 2 * a))
     how = approach.nesterov_approach(eps, momentum=a)
-    if how.rate >= 1:
+    if math.isinf(how.time_constant):
         raise EquilibriaError(f"got lr*weight_decay={eps:g}; expected a smaller one: no stable equilibrium here")
     point = nesterov_point(lr, weight_decay, a)
     one_minus_cos = point.one_minus_cos

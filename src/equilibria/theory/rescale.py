@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from equilibria.errors import EquilibriaError
 from equilibria.theory.citations import law
 from equilibria.theory.rules import Rule
 from equilibria.theory.states import settled
@@ -56,6 +57,11 @@ def rescale_factors(old: Rule, new: Rule, *, unit_grad_sq: float = 1.0, dim: flo
         >>> round(factors.weight, 3), round(factors.first_moment, 3)
         (0.669, 1.495)
     """
+    if type(old) is not type(new):
+        raise EquilibriaError(
+            f"got {type(old).__name__} and {type(new).__name__}; expected two rules of one kind: a change of optimizer "
+            "leaves no state to rescale"
+        )
     before = settled(old, unit_grad_sq=unit_grad_sq, dim=dim).norm_sq
     after = settled(new, unit_grad_sq=unit_grad_sq, dim=dim).norm_sq
     r = math.sqrt(float(after / before))

@@ -169,6 +169,8 @@ def settling_steps(
         >>> settling_steps(after, settled(before), quantity="norm"), settling_steps(after, settled(before))
         (9320, 11040)
     """
+    if not isinstance(start, State):
+        raise EquilibriaError(f"got start={start!r}; expected a state: cold_start(rule, norm) or settled(rule)")
     target = equilibrium_norm_sq(rule, unit_grad_sq=unit_grad_sq, dim=dim)
     ratio = math.sqrt(float(start.norm_sq) / target)
     expected = steps_to_tolerance(

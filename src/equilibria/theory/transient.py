@@ -116,6 +116,8 @@ def evolve(
         >>> round(float(angle[200]), 2), round(float(angle[-1]), 3)
         (0.32, 1.0)
     """
+    if not isinstance(start, State):
+        raise EquilibriaError(f"got start={start!r}; expected a state: cold_start(rule, norm) or settled(rule)")
     count = whole("steps", steps)
     offset = whole("first_step", first_step)
     lrs = as_schedule(rule.lr if lr is None else lr, name="lr").values(count, start=offset)

@@ -93,14 +93,24 @@ def translate_batch(rule: Rule, factor: float) -> Translation:
     b = positive("batch factor", factor)
     scale = math.sqrt(b) if isinstance(rule, AdamL2) else b
     new = dataclasses.replace(rule, lr=rule.lr * scale)
-    kept = ["angular diffusion per sample", "settling time in samples (epochs)"]
+    if not isinstance(rule, AdamL2):  # its range depends on the gradient scale
+        new.equilibrium()  # refuses a learning rate beyond the range in which an equilibrium exists
+    kept = [
+        "angular diffusion per sample, while gradients are noise-dominated (up to the critical batch size)",
+        "settling time in samples (epochs)",
+    ]
     changed = [f"angle per step: x {math.sqrt(b):.4g}"]
     if isinstance(rule, SGD | SGDW | AdamL2):
         kept.append("equilibrium norm (L falls as 1/batch while lr rises)")
     else:
         changed.append(f"equilibrium norm: x {math.sqrt(b):.4g} (scale lr and wd by sqrt(batch) each to keep it)")
-    changed.append(f"momentum memory in samples: x {b:g}")
+    if _has_momentum(rule):
+        changed.append(f"momentum memory in samples: x {b:g}")
     return Translation(new, 1.0, tuple(kept), tuple(changed))
+
+
+def _has_momentum(rule: Rule) -> bool:
+    return bool(rule.betas[0] if isinstance(rule, AdamW | AdamL2 | Lion) else rule.momentum)
 
 
 @law("smd", "eq. (4), (5)", derived="angle and time constant depend on lr * wd only, so the pair may slide along it")
@@ -159,7 +169,7 @@ def translate_optimizer(
         match: "angle", "diffusion" or "time_constant".
         unit_grad_sq: L, needed when SGD, SGDW or Adam with L2 is involved.
         dim: number of entries d, needed unless both are SGD-type.
-        **settings: momentum, betas, ... of the new optimizer.
+        **settings: momentum, betas, ... of the new optimizer; kept where both optimizers have the same ones.
 
     Returns:
         The translation.
@@ -180,6 +190,7 @@ def translate_optimizer(
     known = {field.name for field in dataclasses.fields(kind)} - {"lr", "weight_decay"}
     if unknown := set(settings) - known:
         raise EquilibriaError(f"got {', '.join(sorted(unknown))} for {to}; expected only: {', '.join(sorted(known))}")
+    settings = {**_inherited(rule, kind), **settings}
     scale = _needed_scale(rule, kind, unit_grad_sq=unit_grad_sq, dim=dim)
     wanted = _speed(rule, match, **scale)
     product = _solve_product(kind, match, wanted, settings)
@@ -190,12 +201,22 @@ def translate_optimizer(
     lr = (norm_sq / equilibrium_norm_sq(trial, **scale)) ** (1 / power)
     new = kind(lr, product / lr, **settings)
     names = {"angle": "angle per step", "diffusion": "angular diffusion per step", "time_constant": "time constant"}
-    others = [
-        f"{names[other]}: x {_speed(new, other, **scale) / _speed(rule, other, **scale):.4g}"
-        for other in MATCHES
-        if other != match
-    ]
-    return Translation(new, 1.0, (names[match], "equilibrium norm"), tuple(others))
+    ratios = {other: _speed(new, other, **scale) / _speed(rule, other, **scale) for other in MATCHES}
+    kept = [names[other] for other, ratio in ratios.items() if abs(ratio - 1) < 1e-6]
+    changed = [f"{names[other]}: x {ratio:.4g}" for other, ratio in ratios.items() if abs(ratio - 1) >= 1e-6]
+    return Translation(new, 1.0, (*kept, "equilibrium norm"), tuple(changed))
+
+
+def _inherited(rule: Rule, kind: type[Rule]) -> dict[str, Any]:
+    """Settings that mean the same in both optimizers and are kept unless given."""
+    names: set[str] = set()
+    if kind is type(rule):
+        names = {field.name for field in dataclasses.fields(kind)} - {"lr", "weight_decay"}
+    elif {kind, type(rule)} == {SGD, SGDW}:
+        names = {"momentum"}
+    elif {kind, type(rule)} == {AdamW, AdamL2}:
+        names = {"betas"}
+    return {name: getattr(rule, name) for name in names}
 
 
 def _needed_scale(rule: Rule, kind: type[Rule], *, unit_grad_sq: float | None, dim: float | None) -> dict[str, float]:
