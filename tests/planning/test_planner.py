@@ -215,6 +215,43 @@ def test_random_piecewise_schedules_against_brute_force(levels, momentum, norm):
             assert phase.settle_steps is None
 
 
+STARTS = {
+    "steps up": ([0.02] * 1000 + [0.1] * 1000, 0.02),
+    "steps down": ([0.1] * 1000 + [0.02] * 1000, 0.1),
+    "warm-up": (Warmup(0.05, steps=100), 0.05),
+    "warm-up before a larger lr": ([*np.linspace(0, 0.05, 101)[:-1], *[0.05] * 900, *[0.2] * 1000], 0.05),
+    "warm-up from a positive lr": (Warmup(Cosine(0.1, steps=1900), steps=100, start=0.01), 0.1),
+    "cycle": ([*np.linspace(0.01, 0.1, 1000), *np.linspace(0.1, 0.0, 1000)], 0.1),
+    "rise to the end": (np.linspace(0.01, 0.1, 2000), 0.1),
+    "falls from the start": (Cosine(0.1, steps=1000, cycles=None), 0.1),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_without_a_norm_training_starts_in_the_equilibrium_of_its_first_goal(name):
+    """Heavy ball by brute force from the equilibrium of the first lr, or of the top of a warm-up."""
+    schedule, lr = STARTS[name]
+    result = plan(RULE, schedule, steps=2000)
+    model = HeavyBall(lr, 5e-4, 0.9)
+    assert result.situation.start_rule.lr == pytest.approx(lr, rel=1e-12)
+    assert result.situation.start_norm == pytest.approx(model.norm, rel=1e-9)
+    assert result.phases[0].start.norm == pytest.approx(model.norm, rel=1e-9)
+    lrs = np.asarray(schedule if isinstance(schedule, list | np.ndarray) else schedule.values(2000))
+    angles = np.array([model.step(x) for x in lrs.tolist()])
+    np.testing.assert_allclose(result.curve.angle, angles[result.curve.step], rtol=1e-8, atol=1e-12)
+
+
+def test_a_rising_step_schedule_starts_settled():
+    result = plan(RULE, [0.02] * 1000 + [0.1] * 9000, steps=10_000)
+    assert result.phases[0].settles and result.phases[0].settle_steps == 0
+    assert result.phases[1].start.angle_ratio == pytest.approx(5**0.5, rel=1e-3)
+
+
+def test_repr_is_short(example):
+    assert len(repr(example)) < 120
+    assert "SGD" in repr(example) and "78,200 steps" in repr(example) and "4 phases" in repr(example)
+
+
 def test_scale_only_sets_the_unit_of_the_norm():
     """Without L the norm is in units of L^(1/4), without the entries in units of sqrt(d); angles are the same."""
     for rule, name, factor in ((RULE, "unit_grad_sq", 16.0**0.25), (AdamW(1e-3, 0.1), "dim", 4.0)):
@@ -260,6 +297,10 @@ def test_time_in_words(example):
 @pytest.mark.parametrize(
     "call",
     [
+        lambda: plan("sgd", 0.1, steps=10),
+        lambda: plan(SGD, 0.1, steps=10),
+        lambda: plan(None, 0.1, steps=10),
+        lambda: plan(0.1, RULE, steps=10),
         lambda: plan(RULE, 0.1, steps=0),
         lambda: plan(RULE, 0.1, steps=2.5),
         lambda: plan(RULE, 0.0, steps=10),

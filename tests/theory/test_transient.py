@@ -147,6 +147,19 @@ def test_lion_against_the_recursion_written_out(rule):
     np.testing.assert_allclose(many.norm_sq[:, 0], path.norm_sq, rtol=1e-13)
 
 
+@pytest.mark.parametrize("betas", [(0.95, 0.98), (0.9, 0.9), (0.95, 0.95), (0.5, 0.99)])
+@pytest.mark.parametrize("lr", [1e-4, 1.0, 1e4])
+def test_lion_keeps_finite_whatever_the_scale_and_the_number_of_terms(betas, lr):
+    """Powers of a correlation up to the hundredth must neither overflow nor vanish into NaN."""
+    rule = Lion(lr, 1e-3 / lr, betas=betas)
+    star = float(settled(rule).norm_sq)
+    still = evolve(rule, 200, start=settled(rule))
+    np.testing.assert_allclose(still.norm_sq, star, rtol=1e-9)
+    for factor in (0.01, 3.0):
+        path = evolve(rule, 6000, start=cold_start(rule, factor * math.sqrt(star)))
+        assert path.norm_sq[-1] == pytest.approx(star, rel=1e-3)
+
+
 def test_adam_with_l2_settles_layer_by_layer():
     rule, grads, dims = AdamL2(1e-3, 1e-2), [1.0, 4.0, 9.0], [100.0, 300.0, 50.0]
     start = settled(rule, unit_grad_sq=grads, dim=dims)

@@ -48,6 +48,9 @@ class LionPull:
     the correlation does: the arcsine series of <w, sign(c)> becomes one geometric sum per term. Nothing is assumed
     stationary: the first moment may start at zero, and an lr or norm that changes fast is followed.
 
+    A trace is a sum over past updates in units of ||m||^(2n+1): every factor below is then a cosine or a share, between
+    0 and 1, however many terms there are, and under `states.rescaled` traces scale as the weight does.
+
     Attributes:
         buffer_sq: ||m||^2 in units of the unit gradient.
         traces: one number (or array over layers) per term of the series.
@@ -57,41 +60,31 @@ class LionPull:
         self.b1, self.b2 = betas
         self.buffer_sq, self.traces = buffer_sq, traces
         self.coefficients = arcsine_coefficients(len(traces))
-        self.decay = [self.b2 ** (2 * n + 1) for n in range(len(traces))]
 
     def __call__(self, norm_sq: Any, lr: float, kept: float) -> Any:
         """z at this step; then remember the update."""
         b1, b2, r = self.b1, self.b2, self.buffer_sq
         n = 1.0 / norm_sq
+        after = b2 * b2 * r + (1 - b2) ** 2 * n
         size = (b1 * b1 * r + (1 - b1) ** 2 * n) ** 0.5
-        recalled, stored = b1 / size, (b1 * b2 * r + (1 - b1) * (1 - b2) * n) / size
-        recalled_sq, stored_sq = recalled * recalled, stored * stored
+        recalled = b1 * r**0.5 / size
+        stored = (b1 * b2 * r + (1 - b1) * (1 - b2) * n) / (size * after**0.5)
+        faded = b2 * (r / after) ** 0.5
+        recalled_sq, stored_sq, faded_sq = recalled * recalled, stored * stored, faded * faded
         z, traces = 0.0, self.traces
-        for j, (coefficient, decay) in enumerate(zip(self.coefficients, self.decay, strict=True)):
+        for j, coefficient in enumerate(self.coefficients):
             z = z + coefficient * recalled * traces[j]
-            traces[j] = kept * decay * traces[j] + lr * stored
-            recalled, stored = recalled * recalled_sq, stored * stored_sq
-        self.buffer_sq = b2 * b2 * r + (1 - b2) ** 2 * n
+            traces[j] = kept * faded * traces[j] + lr * stored
+            recalled, stored, faded = recalled * recalled_sq, stored * stored_sq, faded * faded_sq
+        self.buffer_sq = after
         return z
 
 
 def settled_lion(betas: tuple[float, float], norm_sq: Array, *, lr: float, kept: float, terms: int) -> tuple[Any, Any]:
-    """||m||^2 and the traces (in units of ||m||, see `unit_traces`) of a weight that has long settled."""
+    """||m||^2 and the traces of a weight that has long settled."""
     b1, b2 = betas
     r = (1 - b2) / (1 + b2)
     size = math.sqrt(b1 * b1 * r + (1 - b1) ** 2)
     stored = (b1 * b2 * r + (1 - b1) * (1 - b2)) / size
     traces = [lr * (stored / math.sqrt(r)) ** (2 * n + 1) / (1 - kept * b2 ** (2 * n + 1)) for n in range(terms)]
     return r / norm_sq, np.array(traces)
-
-
-def unit_traces(traces: list[Any], buffer_sq: Any) -> Array:
-    """Traces divided by ||m||^(2n+1): in this unit they scale with the weight, as `states.rescaled` needs."""
-    root = np.sqrt(np.where(np.asarray(buffer_sq) > 0, buffer_sq, 1.0))
-    return np.array([trace / root ** (2 * n + 1) for n, trace in enumerate(traces)])
-
-
-def raw_traces(traces: Array, buffer_sq: Any) -> list[Any]:
-    """The inverse of `unit_traces`."""
-    root = np.sqrt(buffer_sq)
-    return [trace * root ** (2 * n + 1) for n, trace in enumerate(traces)]

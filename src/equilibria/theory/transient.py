@@ -21,7 +21,7 @@ from equilibria.theory import moments
 from equilibria.theory._reals import reals
 from equilibria.theory.adam import adam_step
 from equilibria.theory.citations import law
-from equilibria.theory.lion import LionPull, MuonPull, raw_traces, unit_traces
+from equilibria.theory.lion import LionPull, MuonPull
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 from equilibria.theory.states import State, memory_size, step_of
@@ -272,15 +272,12 @@ def _evolve_constant(
         moved_sq.append(lost * lost * p + (eta - 2 * lost * z) * eta * size)
         p = kept * kept * p + (eta + 2 * kept * z) * eta * size
         norm_sq.append(p)
-    buffer_sq, memory = start.buffer_sq, np.array(pull.traces)
-    if isinstance(pull, LionPull):
-        buffer_sq = np.asarray(pull.buffer_sq)
-        memory = unit_traces(pull.traces, buffer_sq)
+    buffer_sq = np.asarray(pull.buffer_sq) if isinstance(pull, LionPull) else start.buffer_sq
     final = dataclasses.replace(
         start,
         norm_sq=np.asarray(p),
         buffer_sq=buffer_sq,
-        memory=memory,
+        memory=np.array(pull.traces),
         steps_done=start.steps_done + len(lrs),
     )
     return Trajectory(lrs, decays, np.array(norm_sq), np.array(moved_sq).reshape(-1, *shape), final)
@@ -295,4 +292,4 @@ def _pull(rule: Lion | Muon, start: State) -> LionPull | MuonPull:
     if isinstance(rule, Muon):
         return MuonPull(rule.memory, numbers(start.memory))
     (buffer_sq,) = numbers([start.buffer_sq])
-    return LionPull(rule.betas, buffer_sq, numbers(raw_traces(start.memory, buffer_sq)))
+    return LionPull(rule.betas, buffer_sq, numbers(start.memory))
