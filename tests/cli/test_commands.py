@@ -131,6 +131,13 @@ def test_a_schedule_from_a_file_in_both_formats(tmp_path):
     assert a == b and len(a["lr"]) == 3
 
 
+def test_the_factor_of_an_exponential_schedule_is_per_epoch():
+    got = run_json(f"plan {SGD_OPTIONS} --schedule exponential --factor 0.5 --epochs 4 --steps-per-epoch 100")
+    lr = dict(zip(got["curve"]["step"], got["curve"]["lr"], strict=True))
+    assert lr[0] == pytest.approx(0.1)
+    assert got["phases"][-1]["end"]["lr"] == pytest.approx(0.1 * 0.5 ** (399 / 100))
+
+
 def test_fold_json_and_csv_agree_with_the_paper():
     got = run_json(f"fold {SGD_OPTIONS} --epochs 2 --steps-per-epoch 391")
     assert {"lr", "log_scale", "growth_per_step", "overflow"} <= set(got)

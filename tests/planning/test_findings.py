@@ -129,7 +129,7 @@ def test_a_phase_too_short_for_any_decay():
 FACTORS = [1, 2, 3, 5, 10, 20, 30, 50, 100]
 SCALE = {"unit_grad_sq": 1.0, "dim": 100.0}
 CLOSED_FORM = pytest.mark.xfail(
-    strict=True, reason="the closed form is far off for Adam, whose second moment lags behind the norm"
+    strict=True, reason="the closed form is off: by far for Adam, whose second moment lags, by 1 % for Lion"
 )
 STUCK = [
     (RULE, [(0.1, 2000), (0.02, 4000)]),
@@ -137,7 +137,8 @@ STUCK = [
     (RULE, [(0.004, 2000), (0.1, 400)]),
     (SGD(0.1, 5e-4, momentum=0.9, nesterov=True), [(0.1, 2000), (0.01, 6000)]),
     (SGDW(0.1, 5e-3, momentum=0.9), [(0.1, 2000), (0.02, 3000)]),
-    (Lion(5e-3, 0.1), [(5e-3, 2000), (1e-3, 8000)]),
+    (Lion(5e-3, 0.1), [(5e-3, 2000), (1e-3, 4000)]),
+    pytest.param(Lion(5e-3, 0.1), [(5e-3, 2000), (1e-3, 8000)], marks=CLOSED_FORM),
     (Muon(1e-2, 0.1), [(1e-2, 2000), (2e-3, 4000)]),
     pytest.param(AdamW(1.5e-2, 0.036), [(1.5e-2, 2000), (3e-3, 12_000)], marks=CLOSED_FORM),
     pytest.param(AdamL2(8e-3, 8e-3), [(8e-3, 2000), (8e-4, 11_500)], marks=CLOSED_FORM),

@@ -600,3 +600,11 @@ def test_fold_refuses(arguments, message):
 def test_bad_input_is_named(call):
     with pytest.raises(EquilibriaError, match="got "):
         call()
+
+
+def test_overflow_counts_the_learning_rate_as_well_as_the_weights():
+    """At lr 1e30 the folded lr leaves float32 while P^2 is still small."""
+    folded = fold(1e30, 1e-33, momentum=0.0, steps=20_000)
+    first = next(t for t, log_lr in enumerate(folded.log_lr) if log_lr > math.log(3.4028235e38))
+    assert folded.overflow["float32"] == first
+    assert 2 * folded.log_scale[first] < math.log(3.4e38)

@@ -99,7 +99,8 @@ def evolve(
         dim: entries per layer (AdamW, Adam with L2, Lion); for Muon the mean square of the adjusted update.
         lr: learning-rate schedule.
         weight_decay: weight-decay schedule.
-        momentum: momentum schedule (SGD and SGDW).
+        momentum: momentum schedule (SGD and SGDW); a step at momentum 0 clears the buffer, where torch would keep a
+            stale one for later.
         correlation: E<v, g> / E||g||^2, which changes the angle under Nesterov only.
         first_step: where in the schedules to begin.
 
