@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from equilibria.errors import EquilibriaError
 from equilibria.theory import Lion, Muon, Rule
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
-from equilibria.theory.settling import equilibrium_norm_sq, steps_to_tolerance
+from equilibria.theory.settling import settling_steps
+from equilibria.theory.states import cold_start, rescaled, settled
 
 if TYPE_CHECKING:
     from equilibria.planning.planner import Moment, Phase, Situation
@@ -87,38 +88,26 @@ def _never_settles(phases: Sequence[Phase], situation: Situation) -> Iterator[Fi
 
 def _other_decay(situation: Situation, phase: Phase) -> str:
     """What another weight decay in that phase would do: it settles faster, at another angle."""
-    ratio = phase.start.norm_ratio or 1.0
+    scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
     here = _rule_at(situation.rule, phase.start)
+    state = rescaled(settled(here, **scale), phase.start.norm_ratio or 1.0)
+    if phase.first_step == 0 and situation.init_norm is not None:
+        state = cold_start(here, situation.init_norm)
     for factor in (2, 3, 5, 10, 20, 30, 50, 100):
         rule = dataclasses.replace(here, weight_decay=here.weight_decay * factor)
         try:
-            there = rule.equilibrium(unit_grad_sq=situation.unit_grad_sq, dim=situation.dim)
-            # More decay makes the equilibrium norm smaller, so the weights start farther above it.
-            start = ratio * _norm_ratio(here, rule, situation)
-            needs = steps_to_tolerance(
-                rule,
-                start,
-                tolerance=situation.tolerance,
-                unit_grad_sq=situation.unit_grad_sq,
-                dim=situation.dim,
-            )
+            there = rule.equilibrium(**scale)  # type: ignore[arg-type]
+            # The recursion, not the closed form: Adam's second moment lags behind the norm.
+            needs = settling_steps(rule, state, tolerance=situation.tolerance, **scale)  # type: ignore[arg-type]
         except EquilibriaError:
             break
-        if needs <= phase.steps:
+        if needs < phase.steps:
             larger = float(there.angle) / phase.start.angle_equilibrium
             return (
                 f"A {factor}x larger weight decay in phase {phase.number} would settle within it, but turn "
                 f"{larger:.2g}x as fast"
             )
     return f"No weight decay up to 100x settles phase {phase.number} within its length"
-
-
-def _norm_ratio(here: Rule, there: Rule, situation: Situation) -> float:
-    """Ratio of the equilibrium norms of two rules."""
-    old, new = (
-        equilibrium_norm_sq(rule, unit_grad_sq=situation.unit_grad_sq, dim=situation.dim) for rule in (here, there)
-    )
-    return float((old / new) ** 0.5)
 
 
 def _jumps(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
@@ -162,18 +151,24 @@ def _rule_at(rule: Rule, moment: Moment) -> Rule:
 def _rescale(situation: Situation, moment: Moment) -> str:
     """Factors that take the weights from where they are at this moment to its equilibrium."""
     r = 1 / (moment.norm_ratio or 1.0)
+    first, second = f"by {_factor(1 / r)}", f"by {_factor(1 / r**2)}"
     state = {
-        SGD: f"momentum buffer by {1 / r:.3f}",
-        SGDW: f"momentum buffer by {1 / r:.3f}",
-        Lion: f"exp_avg by {1 / r:.3f}",
-        Muon: f"momentum buffer by {1 / r:.3f}",
-        AdamW: f"exp_avg by {1 / r:.3f}, exp_avg_sq by {1 / r**2:.3f}",
-        AdamL2: f"exp_avg by {1 / r:.3f}, exp_avg_sq by {1 / r**2:.3f}",
+        SGD: f"momentum buffer {first}",
+        SGDW: f"momentum buffer {first}",
+        Lion: f"exp_avg {first}",
+        Muon: f"momentum buffer {first}",
+        AdamW: f"exp_avg {first}, exp_avg_sq {second}",
+        AdamL2: f"exp_avg {first}, exp_avg_sq {second}",
     }[type(situation.rule)]
     return (
-        f"multiply the scale-invariant weights (those only) by {r:.3f}, their {state}, and the running mean and "
-        f"variance of the BatchNorm behind them by {r:.3f} and {r * r:.3f}"
+        f"multiply the scale-invariant weights (those only) by {_factor(r)}, their {state}, and the running mean and "
+        f"variance of the BatchNorm behind them by {_factor(r)} and {_factor(r * r)}"
     )
+
+
+def _factor(value: float) -> str:
+    """Three digits at least, however small: 0.000 would erase what it multiplies."""
+    return f"{value:.3f}" if 0.1 <= value < 1000 else f"{value:.3g}"
 
 
 def _oscillates(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
@@ -192,10 +187,11 @@ def _oscillates(phases: Sequence[Phase], situation: Situation) -> Iterator[Findi
 
 def _falls_behind(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
     ramps = [phase for phase in phases if not phase.flat and phase.end.lr < phase.start.lr]
-    late = [phase for phase in ramps if phase.middle.angle_ratio and phase.middle.angle_ratio < 0.8]
     # Only a lag that builds up counts: one that is there from the start has another cause.
-    before = [moment.angle_ratio or 0.0 for phase in phases for moment in (phase.start, phase.middle)]
-    if not late or max(before[: 2 * late[0].number - 1]) < 0.8:
+    falling = [phase for phase in ramps if (phase.start.angle_ratio or 0.0) >= 0.8 > (phase.end.angle_ratio or 0.0)]
+    late = [phase for phase in ramps if falling and phase.number >= falling[0].number]
+    late = [phase for phase in late if (phase.middle.angle_ratio or 1.0) < 0.8]
+    if not late:
         return
     peak = max(phases, key=lambda phase: phase.start.lr)
     last = late[-1]
@@ -203,7 +199,7 @@ def _falls_behind(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
     yield Finding(
         "note",
         "the lr falls to zero while wd stays fixed" if to_zero else "the lr falls faster than the norm can follow",
-        f"during phase {late[0].number} the angle falls below 80 % of equilibrium, to "
+        f"during phase {falling[0].number} the angle falls below 80 % of equilibrium, to "
         f"{percent(last.middle.angle_ratio or 0)} in the middle of phase {last.number}: the equilibrium norm falls "
         f"with lr, but so does lr x wd, the speed at which the weights follow; they end at "
         f"{last.end.norm / peak.end.norm:.2f} of their norm at the peak",
@@ -220,7 +216,7 @@ def _far_start(phases: Sequence[Phase], situation: Situation) -> Iterator[Findin
     if abs(ratio - 1) < 0.1:
         return
     first = next((phase for phase in phases if phase.start.angle_ratio), phases[0])
-    times = f"{ratio:.2g} times its equilibrium" if ratio >= 1 else f"{percent(ratio)} of its equilibrium"
+    times = f"{ratio:.2g} times its equilibrium" if ratio >= 1 else f"{100 * ratio:.2g} % of its equilibrium"
     later = first.middle.norm_ratio
     if ratio > 1:
         effect = "the first steps turn too little until the norm has decayed"
