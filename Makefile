@@ -32,12 +32,11 @@ lint: setup  ## ruff and mypy
 test: setup lint  ## lint, type check, then every test on two processes
 	$(BIN)/pytest -n 2
 
-demo: setup  ## what a real training schedule does, before it runs
-	$(BIN)/equilibria plan --optimizer sgd --lr 0.1 --wd 5e-4 --momentum 0.9 --schedule step \
-	  --milestones 60,120,160 --factor 0.2 --epochs 200 --steps-per-epoch 391
+demo: setup  ## train a small network for about a minute, watched, and write a report
+	$(BIN)/equilibria demo
 
 bench: setup  ## the speed figures, measured side by side (keep the machine idle)
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py; theory=$$?; $(BIN)/python benchmarks/watching.py && exit $$theory
 
 lock: setup  ## write requirements.lock from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock.new

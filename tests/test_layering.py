@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 ORDER = [
     "_version",
     "errors",
+    "findings",
     "theory",
     "problems",
     "nets",
@@ -25,16 +26,19 @@ ORDER = [
     "measure",
     "control",
     "record",
+    "pages",
     "planning",
     "report",
+    "watching",
     "integrations",
+    "demo",
     "experiments",
     "cli",
     "__main__",
     "",
 ]
 IMPORTS_ANYTHING = {"cli", "__main__", ""}
-WITHOUT_TORCH = {"_version", "errors", "theory"}
+WITHOUT_TORCH = {"_version", "errors", "findings", "theory"}
 
 
 def read_sources() -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 The verbs, imported on first use:
 
+- `watch`: how fast every layer of a training run turns, beside how fast it should.
+- `read_run`: what a watched run left on disk.
 - `plan`: what a schedule will do, before it runs.
 - `fold`: weight decay folded into an exponentially growing learning rate.
 - `translate`: the same dynamics for another initial scale, batch size, weight decay or optimizer.
@@ -20,17 +22,21 @@ from equilibria.errors import EquilibriaError
 if TYPE_CHECKING:
     from equilibria import theory
     from equilibria.planning import plan
+    from equilibria.record import read_run
     from equilibria.theory.citations import cite
     from equilibria.theory.folding import fold
     from equilibria.theory.translation import translate
+    from equilibria.watching import watch
 
-__all__ = ["EquilibriaError", "__version__", "cite", "fold", "plan", "theory", "translate"]
+__all__ = ["EquilibriaError", "__version__", "cite", "fold", "plan", "read_run", "theory", "translate", "watch"]
 
 _HOMES = {
     "cite": "equilibria.theory.citations",
     "fold": "equilibria.theory.folding",
     "plan": "equilibria.planning",
+    "read_run": "equilibria.record",
     "translate": "equilibria.theory.translation",
+    "watch": "equilibria.watching",
 }
 
 

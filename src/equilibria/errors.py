@@ -68,7 +68,9 @@ def positive(name: str, value: object) -> float:
 
 
 def whole(name: str, value: object, *, low: int = 0) -> int:
-    """``value`` as an integer of at least ``low``; a float with a fraction is refused, not rounded."""
+    """``value`` as an integer of at least ``low``; a float with a fraction is refused, not rounded, and so is True."""
+    if isinstance(value, bool):
+        raise EquilibriaError(f"got {name}={value}; expected a whole number")
     result = within(name, value, low=low)
     if not result.is_integer():
         raise EquilibriaError(f"got {name}={value}; expected a whole number")

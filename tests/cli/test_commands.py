@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -92,6 +93,41 @@ def test_plan_json_has_phases_curve_and_findings():
     assert len(lengths) == 1
 
 
+FREE = "--optimizer sgd --lr 0.1 --wd 0 --momentum 0.9 --init-norm 3 --unit-grad-sq 10"
+
+
+def test_plan_without_weight_decay_shows_angle_and_norm_and_says_that_nothing_settles():
+    got, output = run_json(f"plan {FREE} {STEP}"), run(f"plan {FREE} {STEP}").output
+    rows = [line.split() for line in output.splitlines() if line.endswith("no equilibrium")]
+    for row, phase in zip(rows, got["phases"], strict=True):
+        moments = [phase[name] for name in ("start", "middle", "end")]
+        assert row[3:6] == [f"{moment['angle']:.3g}" for moment in moments]
+        assert row[6:9] == [f"{moment['norm']:.3g}" for moment in moments]
+    assert "equilibrium of lr x wd" not in output and "% of the steps" not in output
+    assert "Without weight decay there is no equilibrium, and the angle fades" in output
+
+
+def test_plan_json_without_weight_decay_is_strict():
+    text = run(f"plan {FREE} {STEP} --json").output
+    got = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert set(got["curve"]["norm_equilibrium"]) == {None} and got["situation"]["start_norm"] is None
+    assert got["phases"][0]["end"]["angle_ratio"] is None and got["phases"][0]["settle_steps"] is None
+    assert got["settled_share"] == 0
+
+
+def test_initial_weights_by_their_standard_deviation_without_weight_decay():
+    got = run_json("plan --optimizer adamw --lr 1e-3 --wd 0 --steps 1000 --init-std 0.02")
+    assert got["curve"]["norm"][0] == pytest.approx(0.02)
+    assert got["curve"]["norm"][-1] > 0.02
+
+
+def test_a_warm_up_held_per_epoch_starts_like_a_smooth_one():
+    line = f"plan {SGD_OPTIONS} --epochs 20 --steps-per-epoch 50 --warmup 5"
+    smooth, stairs = run_json(line), run_json(f"{line} --per-epoch")
+    assert smooth["situation"]["start_norm"] == stairs["situation"]["start_norm"]
+    assert stairs["situation"]["start_rule"]["lr"] == 0.1
+
+
 def test_plan_json_is_valid_json_where_lr_is_zero():
     got = run_json("plan --optimizer adamw --lr 1e-3 --wd 0.1 --schedule cosine --warmup 20 --steps 1000")
     assert got["curve"]["norm_equilibrium"][0] is None
@@ -138,6 +174,26 @@ def test_the_factor_of_an_exponential_schedule_is_per_epoch():
     assert got["phases"][-1]["end"]["lr"] == pytest.approx(0.1 * 0.5 ** (399 / 100))
 
 
+def test_the_norm_of_muon_follows_from_the_shape_of_its_matrix():
+    """From its equilibrium norm the plan starts settled, and the plan compares with the norm of the calculator."""
+    muon = "--optimizer muon --lr 0.02 --wd 0.1 --shape 1024,512"
+    norm = run_json(f"equilibrium {muon}")["norm"]
+    planned = run_json(f"plan {muon} --steps 1000 --init-norm 20")
+    assert planned["situation"]["start_norm"] == pytest.approx(norm)
+    assert planned["phases"][0]["end"]["norm_equilibrium"] == pytest.approx(norm)
+    assert planned["findings"] and not run_json(f"plan {muon} --steps 1000 --init-norm {norm}")["findings"]
+
+
+def test_fold_without_lr_takes_it_from_the_file_and_spells_the_optimizer_as_others_do(tmp_path):
+    (tmp_path / "lr.txt").write_text("0.1\n0.05\n")
+    file = f"--wd 5e-4 --schedule file --lr-file {tmp_path / 'lr.txt'}"
+    got = run_json(f"fold --optimizer SGD {file}")
+    assert got == run_json(f"fold --optimizer sgd --lr 0.1 {file}") and len(got["lr"]) == 2
+    with pytest.raises(EquilibriaError, match="decoupled"):
+        CliRunner().invoke(app, f"fold --optimizer SGDW {file}".split(), catch_exceptions=False)
+    assert run_json(f"translate {SGD_OPTIONS} --to SGDW")["optimizer"] == "SGDW"
+
+
 def test_fold_json_and_csv_agree_with_the_paper():
     got = run_json(f"fold {SGD_OPTIONS} --epochs 2 --steps-per-epoch 391")
     assert {"lr", "log_scale", "growth_per_step", "overflow"} <= set(got)
@@ -160,30 +216,38 @@ BAD = [
     ("plan --optimizer sgd --lr -0.1 --wd 5e-4 --steps 10", ["--lr=-0.1", "0 <= --lr"]),
     ("plan --optimizer sgd --lr nan --wd 5e-4 --steps 10", ["'nan'", "finite number"]),
     ("plan --optimizer sgd --lr abc --wd 5e-4 --steps 10", ["'abc'", "finite number"]),
-    ("plan --optimizer sgd --lr 0.1 --wd 5e-4 --momentum 1 --steps 10", ["momentum=1", "0 <= momentum < 1"]),
+    ("plan --optimizer sgd --lr 0.1 --wd 5e-4 --momentum 1 --steps 10", ["--momentum=1", "0 <= --momentum < 1"]),
     ("plan --optimizer sdg --lr 0.1 --wd 5e-4 --steps 10", ["'sdg'", "sgd, sgdw"]),
     ("plan --optimizer sgd --lr 0.1 --wd 5e-4 --schedule stp --steps 10", ["'stp'", "cosine"]),
     (f"plan {SGD_OPTIONS} --schedule step --milestones 5,20 --steps 10", ["20", "10 steps"]),
     (f"plan {SGD_OPTIONS} --schedule step --milestones 8,5 --steps 10", ["5"]),
     (f"plan {SGD_OPTIONS} --schedule step --milestones 5,x --steps 10", ["5,x"]),
-    ("plan --optimizer sgd --lr 100 --wd 5 --steps 10", ["lr*weight_decay=500", "< 2"]),
-    ("plan --optimizer adamw --lr 10 --wd 1 --steps 10", ["lr*weight_decay=10", "< 1"]),
-    ("plan --optimizer sgd --lr 0.1 --wd 0 --steps 10", ["weight_decay=0", "no equilibrium"]),
+    ("plan --optimizer sgd --lr 100 --wd 5 --steps 10", ["--lr*--wd=500", "< 2"]),
+    ("plan --optimizer adamw --lr 10 --wd 1 --steps 10", ["--lr*--wd=10", "< 1"]),
+    ("plan --optimizer sgd --lr 0.1 --wd 0 --steps 10", ["--wd=0", "both --init-norm and --unit-grad-sq"]),
+    ("plan --optimizer sgd --lr 0.1 --wd 0 --steps 10 --init-norm 3", ["--init-norm=3", "no --unit-grad-sq"]),
+    ("plan --optimizer lion --lr 0.1 --wd 0 --steps 10", ["--wd=0", "both --init-norm and --dim"]),
+    ("plan --optimizer sgd --lr 0.1 --wd -1 --steps 10", ["--wd=-1", "0 <= --wd"]),
+    (f"plan {SGD_OPTIONS} --unit-grad-sq -1 --steps 10", ["--unit-grad-sq=-1", "0 < --unit-grad-sq"]),
+    (f"plan {SGD_OPTIONS} --schedule linear --end-lr -1 --steps 10", ["--end-lr=-1", "0 <= --end-lr"]),
+    ("plan --optimizer sgd --lr 0.1 --wd 1e-3 --nesterov --steps 10", ["--nesterov=True", "--momentum > 0"]),
+    ("plan --optimizer adam --lr 1e-3 --wd 1e-3 --steps 10", ["no --unit-grad-sq, no --dim", "expected both"]),
+    ("equilibrium --optimizer sgd --lr 0.1 --wd 0", ["--wd=0", "--wd > 0", "no equilibrium"]),
     (f"plan {SGD_OPTIONS}", ["--steps", "--epochs"]),
     (f"plan {SGD_OPTIONS} --epochs 5", ["--steps-per-epoch"]),
-    (f"plan {SGD_OPTIONS} --steps 1e12", ["steps=1e+12", "1e+07"]),
+    (f"plan {SGD_OPTIONS} --steps 1e12", ["--steps=1e+12", "--steps <= 1e+07"]),
     (f"plan {SGD_OPTIONS} --steps 1.5", ["1.5", "whole number"]),
     (f"plan {SGD_OPTIONS} --schedule file --lr-file no-such-file --steps 10", ["no-such-file", "No such file"]),
-    (f"plan {SGD_OPTIONS} --steps 10 --html no-such-folder/x.html", ["no-such-folder"]),
-    (f"plan {SGD_OPTIONS} --steps 10 --init-norm 3", ["init_norm=3", "unit_grad_sq"]),
+    (f"plan {SGD_OPTIONS} --steps 10 --html no-such-folder/x.html", ["--html=", "no-such-folder"]),
+    (f"plan {SGD_OPTIONS} --steps 10 --init-norm 3", ["--init-norm=3", "without --unit-grad-sq"]),
     (f"plan {SGD_OPTIONS} --betas 0.9,0.99 --steps 10", ["--betas", "adamw"]),
     ("plan --optimizer adamw --lr 1e-3 --wd 0.1 --betas 0.9 --steps 10", ["(0.9,)", "two numbers"]),
-    ("equilibrium --optimizer adam --lr 1e-3 --wd 1e-3", ["unit_grad_sq", "dim"]),
+    ("equilibrium --optimizer adam --lr 1e-3 --wd 1e-3", ["no --unit-grad-sq, no --dim"]),
     (f"equilibrium {SGD_OPTIONS} --shape 3,4", ["--shape", "muon"]),
     (f"fold {SGD_OPTIONS} --nesterov --steps 5", ["nesterov"]),
     ("fold --optimizer adamw --lr 0.1 --wd 5e-4 --steps 5", ["adamw"]),
-    ("fold --optimizer sgdw --lr 0.1 --wd 5e-4 --steps 5", ["decoupled"]),
-    ("fold --optimizer sgd --lr 0.1 --wd 0.05 --momentum 0.9 --steps 500", ["lr"]),
+    ("fold --optimizer sgdw --lr 0.1 --wd 5e-4 --steps 5", ["--optimizer sgdw", "decoupled"]),
+    ("fold --optimizer sgd --lr 0.1 --wd 0.05 --momentum 0.9 --steps 500", ["--lr=0.1, --wd=0.05"]),
     (f"fold {SGD_OPTIONS} --steps 5 --json --csv", ["--json", "--csv"]),
     (f"plan {SGD_OPTIONS} --schedule step --milestones 8,5 --steps 10", ["8,5", "ascending"]),
     (f"plan {SGD_OPTIONS} --milestones 5 --steps 10", ["--milestones", "--schedule: step"]),
@@ -194,11 +258,28 @@ BAD = [
     ("plan --optimizer adamw --lr 1e-3 --wd 0.1 --unit-grad-sq 1 --steps 10", ["--unit-grad-sq", "sgd"]),
     (f"plan {SGD_OPTIONS} --init-std 0.02 --steps 10", ["--init-std", "adamw"]),
     ("plan --optimizer sgd --wd 5e-4 --steps 10", ["--lr"]),
+    ("plan --optimizer muon --lr 0.02 --wd 0.1 --steps 10 --dim 100", ["--dim", "muon takes --shape"]),
+    ("plan --optimizer muon --lr 0.02 --wd 0.1 --steps 10 --init-norm 3", ["--init-norm=3", "without --shape"]),
+    ("plan --optimizer muon --lr 0.02 --wd 0 --steps 10 --init-norm 3", ["--wd=0", "no --shape"]),
+    ("plan --optimizer adamw --lr 1e-3 --wd 0.1 --steps 10 --shape 3,4", ["--shape", "muon", "adamw takes --dim"]),
+    ("equilibrium --optimizer muon --lr 0.02 --wd 0.1 --dim 1000", ["--dim", "muon takes --shape"]),
+    ("equilibrium --optimizer muon --lr 0.02 --wd 0.1 --unit-grad-sq 1", ["--unit-grad-sq", "muon takes --shape"]),
+    ("equilibrium --optimizer muon --lr 0.02 --wd 0.1 --shape 1.5,2", ["--shape=1.5", "whole number"]),
+    ("equilibrium --optimizer muon --lr 0.02 --wd 0.1 --shape 0,2", ["--shape=0", "1 <= --shape"]),
+    ("equilibrium --optimizer muon --lr 0.02 --wd 0.1 --shape 5", ["--shape 5", "rows,columns"]),
+    ("equilibrium --optimizer muon --lr 0.02 --wd 0.1 --shape a,b", ["--shape 'a,b'", "such as 1024,4096"]),
+    ("equilibrium --optimizer adamw --lr 0.02 --wd 0.1 --betas a", ["--betas 'a'", "such as 0.9,0.999"]),
     (f"equilibrium {SGD_OPTIONS} --dim 1.5", ["1.5", "whole number"]),
     (f"translate {SGD_OPTIONS}", ["--scale-init", "--to"]),
     (f"translate {SGD_OPTIONS} --scale-batch 2 --scale-init 2", ["exactly one"]),
-    (f"translate {SGD_OPTIONS} --to adamw", ["unit_grad_sq", "dim"]),
-    (f"translate {SGD_OPTIONS} --to rmsprop", ["rmsprop"]),
+    (f"translate {SGD_OPTIONS} --to adamw", ["no --unit-grad-sq, no --dim"]),
+    (f"translate {SGD_OPTIONS} --to rmsprop", ["--to='rmsprop'", "sgd, sgdw, adamw, lion"]),
+    (f"translate {SGD_OPTIONS} --to adamw --to-momentum 0.9", ["got --to-momentum;", "--to: sgd, sgdw"]),
+    (f"translate {SGD_OPTIONS} --to sgdw --to-momentum 1.9", ["--to-momentum=1.9", "0 <= --to-momentum < 1"]),
+    (f"translate {SGD_OPTIONS} --scale-batch 4 --dim 10", ["got --dim;", "--to"]),
+    (f"translate {SGD_OPTIONS} --scale-batch -4", ["--scale-batch=-4"]),
+    (f"translate {SGD_OPTIONS} --hold-angle-at-wd 0", ["--hold-angle-at-wd=0"]),
+    ("translate --optimizer sgd --lr 0.1 --wd 0 --hold-angle-at-wd 0.1", ["got --wd=0", "0 < --wd"]),
 ]
 
 
@@ -210,6 +291,7 @@ def test_bad_input_is_refused_with_what_was_received(line, fragments):
     assert result.exit_code != 0
     for fragment in fragments:
         assert fragment in text
+    assert not re.search(r"(?<!-)\b(weight_decay|unit_grad_sq|init_norm|steps_per_epoch|end_lr|None)\b", text)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +299,7 @@ def test_bad_input_is_refused_with_what_was_received(line, fragments):
     [
         (
             "plan --optimizer sgd --lr 0.1 --wd 5e-4 --momentum 1.2 --steps 10",
-            "momentum=1.2; expected 0 <= momentum",
+            "--momentum=1.2; expected 0 <= --momentum",
         ),
         ("plan --optimizer sgd --lr abc --wd 5e-4 --steps 10", "got 'abc'; expected a finite number"),
         ("plan --optimizer sgd --nonsense 1", "No such option"),
@@ -245,23 +327,25 @@ def test_initial_weights_by_their_standard_deviation():
     assert started["situation"]["start_norm"] == pytest.approx(math.sqrt(6e-4 / 0.2), rel=1e-3)
     assert started["curve"]["norm"][0] == pytest.approx(0.02)
     assert any("far from equilibrium" in finding["subject"] for finding in started["findings"])
+    words = " ".join(run(f"{line} --init-std 0.02").output.split())
+    assert "Start: rms entry = 0.02." in words and "rms entry = 0.02 against 0.0548" in words and "||w||" not in words
+    assert "Start: ||w|| = 2." in run(f"{line} --init-norm 2 --dim 10000").output
 
 
-def test_plan_imports_neither_torch_nor_scipy_nor_plotly():
+@pytest.mark.parametrize("norm", ["1e-30", "1e-15", "1e-200", "1e200"])
+@pytest.mark.parametrize("rule", ["adamw --lr 1e-3 --wd 0.1 --dim 100", "sgd --lr 0.1 --wd 5e-4 --unit-grad-sq 1"])
+def test_an_absurd_initial_norm_is_planned_or_refused_in_one_line(norm, rule):
+    done = shell(f"plan --optimizer {rule} --steps 100 --init-norm {norm}")
+    assert "Traceback" not in done.stderr and "Warning" not in done.stderr
+    if done.returncode:
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--init-norm" in done.stderr
+
+
+def test_plan_imports_nothing_heavy_beside_numpy():
     code = (
         "import sys; from equilibria.cli import app; "
         f"app({(f'plan {SGD_OPTIONS} --steps 100').split()!r}, standalone_mode=False); "
-        "print([m for m in ('torch', 'scipy', 'plotly', 'pyarrow') if m in sys.modules])"
+        "print([m for m in ('torch', 'scipy', 'plotly', 'pyarrow', 'rich', 'numpy.ma') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_a_reader_that_stops_early_is_no_error():
-    done = subprocess.run(
-        f"{sys.executable} -m equilibria.cli fold {SGD_OPTIONS} --steps 100000 --csv | head -1",
-        shell=True,
-        capture_output=True,
-        text=True,
-    )
-    assert (done.stdout, done.stderr) == ("step,original_lr,lr,log_scale\n", "")

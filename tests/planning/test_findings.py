@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import random_walk
 import torch
+from scales import plan_scale
 
 from equilibria.planning import plan
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, cite, cold_start, evolve, rescaled, settled
 from equilibria.theory.schedules import Cosine, MultiStep, Warmup, WarmupStableDecay, in_epochs
 
 SPE = 391
+SCALE = {"unit_grad_sq": 1.0, "dim": 100.0}
 RULE = SGD(0.1, 5e-4, momentum=0.9)
 EXAMPLE = in_epochs(MultiStep(0.1, milestones=[60, 120, 160], factor=0.2), steps_per_epoch=SPE)
 
@@ -28,6 +30,8 @@ WORDS = {
     "to zero": "falls to zero while wd stays fixed",
     "lag": "falls faster than the norm can follow",
     "rounding": "away in phase",
+    "decay ends": "without weight decay phase",
+    "decay to zero": "the weight decay falls to zero",
 }
 
 
@@ -69,7 +73,7 @@ def example():
     ids=repr,
 )
 def test_a_constant_schedule_in_equilibrium_has_no_findings(rule):
-    assert plan(rule, rule.lr, steps=2000, unit_grad_sq=1.0, dim=100.0).findings == ()
+    assert plan(rule, rule.lr, steps=2000, **plan_scale(rule, **SCALE)).findings == ()
 
 
 def test_a_slow_decay_that_the_norm_follows_has_no_findings():
@@ -127,7 +131,6 @@ def test_a_phase_too_short_for_any_decay():
 
 
 FACTORS = [1, 2, 3, 5, 10, 20, 30, 50, 100]
-SCALE = {"unit_grad_sq": 1.0, "dim": 100.0}
 STUCK = [
     (RULE, [(0.1, 2000), (0.02, 4000)]),
     (RULE, [(0.1, 2000), (0.02, 2000), (0.004, 2000)]),
@@ -148,7 +151,7 @@ def with_more_decay(rule, levels, number, factor):
     decays = np.concatenate(
         [np.full(n, rule.weight_decay * (factor if i == number else 1)) for i, (_, n) in enumerate(levels, start=1)]
     )
-    return plan(rule, lrs, steps=len(lrs), weight_decay=decays, **SCALE)
+    return plan(rule, lrs, steps=len(lrs), weight_decay=decays, **plan_scale(rule, **SCALE))
 
 
 @pytest.mark.parametrize(("rule", "levels"), STUCK, ids=repr)
@@ -215,7 +218,7 @@ def test_the_factors_settle_a_phase_whose_predecessor_had_not():
 )
 def test_rescaling_is_told_in_the_words_of_each_optimizer(rule, weight, state):
     """First-order powers of the drop; second moments get the squared factor."""
-    result = plan(rule, [rule.lr] * 2000 + [rule.lr / 5] * 40_000, steps=42_000, unit_grad_sq=1.0, dim=100.0)
+    result = plan(rule, [rule.lr] * 2000 + [rule.lr / 5] * 40_000, steps=42_000, **plan_scale(rule, **SCALE))
     remedy = the(result, "undershoot").remedy
     told = told_factors(remedy)
     assert set(told) == {"weights", "mean", "variance", *state}
@@ -262,7 +265,7 @@ def test_the_rescaling_settles_the_angle_at_once(rule, state, name):
     """The moment recursion from the state times the factors told, wherever the phase before had got to."""
     shape, lengths, kind = LEVELS[name]
     lrs = np.repeat(rule.lr * np.array(shape), lengths)
-    result = plan(rule, lrs, steps=len(lrs), **SCALE)
+    result = plan(rule, lrs, steps=len(lrs), **plan_scale(rule, **SCALE))
     remedy = the(result, kind).remedy
     told = told_factors(remedy)
     phase = result.phases[-1]
@@ -365,10 +368,91 @@ def test_a_jump_that_does_not_come_back_is_told_once(second, steps):
     assert kinds(plan(RULE, [0.1] * 1000 + [second] * steps, steps=1000 + steps)) == ["never settles"]
 
 
-@pytest.mark.parametrize("decay", [5e-4, [5e-4] * 500 + [0.0] * 500])
-def test_phases_without_an_equilibrium_are_left_alone(decay):
-    lr = [0.1] * 500 + [0.0] * 500 if decay == 5e-4 else 0.1
-    assert plan(RULE, lr, weight_decay=decay, steps=1000).findings == ()
+def test_a_phase_without_lr_is_left_alone():
+    assert plan(RULE, [0.1] * 500 + [0.0] * 500, steps=1000).findings == ()
+
+
+# Weight decay that falls to zero -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lr", [0.1, np.linspace(0.1, 0.05, 1000)], ids=["constant lr", "falling lr"])
+def test_a_phase_without_weight_decay(lr):
+    """The norm of the last 500 steps grows as the expected step says, and the angle fades with its square."""
+    result = plan(RULE, lr, weight_decay=[5e-4] * 500 + [0.0] * 500, steps=1000)
+    finding = the(result, "decay ends")
+    assert finding.severity == "warning"
+    p, q, r = float(settled(RULE).norm_sq), float(settled(RULE).radial), float(settled(RULE).buffer_sq)
+    norms = []
+    for step, rate in enumerate(np.broadcast_to(lr, 1000).tolist()):
+        norms.append(math.sqrt(p))
+        p, q, r, *_ = random_walk.expected_sgd_step(p, q, r, rate, 5e-4 if step < 500 else 0.0, 0.9, 1.0)
+    before, after, times = numbers(finding.evidence)[:3]
+    assert (before, after) == (pytest.approx(norms[500], rel=5e-3), pytest.approx(norms[-1], rel=5e-3))
+    assert times == pytest.approx((norms[-1] / norms[500]) ** 2, rel=5e-3)
+
+
+def test_weight_decay_that_begins_late_has_not_ended():
+    assert "decay ends" not in kinds(plan(RULE, 0.1, weight_decay=[0.0] * 500 + [5e-4] * 500, steps=1000))
+
+
+@pytest.mark.parametrize(
+    ("lr", "decay", "there"),
+    [
+        (0.1, np.linspace(5e-4, 0.0, 40_000), True),
+        (0.1, np.linspace(5e-4, 5e-5, 40_000), False),
+        (np.linspace(0.1, 1e-6, 40_000), np.linspace(5e-4, 5e-9, 40_000), False),
+    ],
+    ids=["to zero", "to a tenth", "with lr"],
+)
+def test_weight_decay_that_falls_to_zero(lr, decay, there):
+    """Together with lr it may: the equilibrium norm depends on their ratio only."""
+    result = plan(RULE, lr, weight_decay=decay, steps=40_000)
+    assert kinds(result) == (["decay to zero"] if there else [])
+    if there:
+        finding, last = the(result, "decay to zero"), result.phases[-1]
+        assert last.middle.angle_ratio > 1.25 and finding.severity == "note"
+        assert f"phase {last.number} the weights turn at {100 * last.middle.angle_ratio:.0f} % of" in finding.evidence
+
+
+# Never settles from a far start --------------------------------------------------------------------------------------
+
+
+def test_a_far_start_that_never_settles_is_cured_by_one_remedy():
+    """At the first step there is no optimizer state to rescale, and the factor on the weights is told once."""
+    far = plan(RULE, 0.1, steps=500, init_norm=50.0, unit_grad_sq=1.0)
+    assert kinds(far) == ["far start", "never settles"]
+    remedy = the(far, "never settles").remedy
+    assert "as told for the far start" in remedy and "buffer" not in remedy and "plan again" not in remedy
+    told = float(re.search(r"weights by (\S+)$", the(far, "far start").remedy).group(1))
+    assert "never settles" not in kinds(plan(RULE, 0.1, steps=500, init_norm=50 * told, unit_grad_sq=1.0))
+
+
+def test_later_phases_are_planned_again_after_a_far_start():
+    result = plan(RULE, [0.1] * 500 + [0.01] * 500, steps=1000, init_norm=50.0, unit_grad_sq=1.0)
+    assert the(result, "never settles").subject.startswith("phases 1 and 2")
+    assert "plan again" in the(result, "never settles").remedy
+
+
+def test_a_near_start_that_never_settles_is_told_its_factor():
+    star = heavy_ball_norm(0.1)
+    result = plan(RULE, 0.1, steps=60, init_norm=1.08 * star, unit_grad_sq=1.0)
+    assert kinds(result) == ["never settles"]
+    factor = float(
+        re.search(r"initial scale-invariant weights by (\S+)\. ", the(result, "never settles").remedy).group(1)
+    )
+    assert factor == pytest.approx(1 / 1.08, abs=6e-4)
+
+
+def test_a_start_thrown_far_away_tells_the_whole_range_of_angles():
+    """A tenth of a thousandth of the norm: the first step turns by a right angle, the others hardly."""
+    result = plan(AdamW(1e-3, 0.1), 1e-3, steps=100, init_norm=1e-4, dim=100.0)
+    (phase,) = result.phases
+    ratios = [moment.angle_ratio for moment in (phase.start, phase.middle, phase.end)]
+    told = f"{min(ratios):.2g} to {max(ratios):.3g} times what lr x wd asks for"
+    assert max(ratios) > 10 and told in the(result, "never settles").evidence
+
+
+# Coming back ---------------------------------------------------------------------------------------------------------
 
 
 def test_coming_back_from_lr_zero():
@@ -388,6 +472,8 @@ def test_coming_back_from_lr_zero():
         (WarmupStableDecay(0.1, warmup=500, stable=20_000, decay=5000), 25_500, "to zero"),
         (Cosine(0.1, steps=40_000, end=0.01), 40_000, None),
         (Cosine(0.1, steps=6000, end=0.01), 6000, "lag"),
+        (np.linspace(0.1, 0.0009, 6000), 6000, "to zero"),
+        (np.linspace(0.1, 0.0011, 6000), 6000, "lag"),
     ],
 )
 def test_lr_that_falls_faster_than_the_norm(schedule, steps, kind):
@@ -525,9 +611,11 @@ def test_far_start_compares_with_where_training_heads_first(name, factor):
 @pytest.mark.parametrize(("rule", "_state"), RULES, ids=repr)
 def test_following_the_remedy_of_a_far_start_with_any_rule(rule, _state):
     star = math.sqrt(float(settled(rule, **SCALE).norm_sq))
-    far = plan(rule, rule.lr, steps=2000, init_norm=4 * star, **SCALE)
+    far = plan(rule, rule.lr, steps=2000, init_norm=4 * star, **plan_scale(rule, **SCALE))
     (told,) = numbers(the(far, "far start").remedy)
-    assert "far start" not in kinds(plan(rule, rule.lr, steps=2000, init_norm=4 * star * told, **SCALE))
+    assert "far start" not in kinds(
+        plan(rule, rule.lr, steps=2000, init_norm=4 * star * told, **plan_scale(rule, **SCALE))
+    )
 
 
 def test_a_very_small_start_is_not_called_zero():
@@ -595,7 +683,7 @@ def test_float32_has_no_master_copy_to_keep():
     ids=repr,
 )
 def test_rounding_rests_on_the_law_of_the_optimizer(rule, law):
-    finding = the(plan(rule, rule.lr, steps=10, dtype="bfloat16", **SCALE), "rounding")
+    finding = the(plan(rule, rule.lr, steps=10, dtype="bfloat16", **plan_scale(rule, **SCALE)), "rounding")
     assert finding.law == f"equilibrium.{law}" == cite(finding.law).law
 
 

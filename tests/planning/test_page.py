@@ -282,6 +282,17 @@ def test_a_pipe_is_not_replaced(tmp_path):
         write_page(PLANS["constant"], tmp_path / "pipe")
 
 
+def test_a_plan_without_weight_decay_has_no_page():
+    free = plan(SGD(0.1, 0.0), 0.1, steps=100, init_norm=3.0, unit_grad_sq=1.0)
+    with pytest.raises(EquilibriaError, match=r"got a plan without weight decay; expected"):
+        page_html(free)
+
+
+def test_the_page_names_the_equilibrium_that_training_starts_in():
+    values = FromValues([0.0] * 10 + [0.02] * 90 + [0.1] * 100)
+    assert "starts in equilibrium of lr 0.02;" in words(page_html(plan(RULE, values, steps=200)))
+
+
 def test_a_failed_write_keeps_the_old_page(tmp_path, monkeypatch):
     path = tmp_path / "plan.html"
     path.write_text("old")

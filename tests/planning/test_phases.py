@@ -104,6 +104,29 @@ def test_a_ramp_that_begins_with_a_jump_says_so():
     assert not any(s.jump for s in smooth)
 
 
+@pytest.mark.parametrize(("change", "jump"), [(0.18, False), (0.22, True)])
+def test_a_change_by_more_than_a_fifth_is_a_jump(change, jump):
+    """Between two flat stretches, up or down, in lr or wd; within a ramp the fifth is that of the largest lr or wd."""
+    down, up = [1.0] * 500 + [1 - change] * 500, [1 - change] * 500 + [1.0] * 500
+    for values in (down, up):
+        assert [s.jump for s in spans_of(values, 1000)] == [False, jump]
+    assert [s.jump for s in spans_of(0.1, 1000, weight_decay=down)] == [False, jump]
+    saw = np.concatenate([np.linspace(0.9, 1, 600), np.linspace(1 - change, 0.5, 400)])
+    in_lr, in_decay = spans_of(saw, 1000), spans_of(np.linspace(1, 0.9, 1000), 1000, weight_decay=saw)
+    assert [s.first for s in in_lr if s.jump] == [s.first for s in in_decay if s.jump] == ([600] if jump else [])
+
+
+@pytest.mark.parametrize(("turns", "phases"), [(20, 21), (21, 8)])
+def test_up_to_twenty_turns_begin_phases_and_more_are_noise(turns, phases):
+    """A zigzag is cut where it turns; a noisier one is a ramp like any other, in eight pieces."""
+    corners = 1.0 + 0.1 * (np.arange(turns + 2) % 2)
+    length = 40 * (turns + 1)
+    lr = np.interp(np.arange(length), np.linspace(0, length - 1, turns + 2).round(), corners)
+    spans = cut(lr, np.full(length, WD))
+    check_cover(spans, length)
+    assert len(spans) == phases and not any(s.flat or s.jump for s in spans)
+
+
 def test_weight_decay_cuts_too():
     spans = spans_of(0.1, 100, weight_decay=[WD] * 60 + [2 * WD] * 40)
     assert [(s.first, s.flat, s.jump) for s in spans] == [(0, True, False), (60, True, True)]

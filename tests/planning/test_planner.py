@@ -10,6 +10,7 @@ import pytest
 import random_walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scales import plan_scale
 
 from equilibria.errors import EquilibriaError
 from equilibria.planning import plan
@@ -150,7 +151,7 @@ SHAPES = {
 @pytest.mark.parametrize("init_norm", [None, 0.7])
 def test_moments_are_those_of_the_recursion(rule, shape, init_norm):
     lrs = rule.lr * SHAPES[shape].values(3000)
-    result = plan(rule, lrs, steps=3000, init_norm=init_norm, **SCALE)
+    result = plan(rule, lrs, steps=3000, init_norm=init_norm, **plan_scale(rule, **SCALE))
     begin = settled(rule, **SCALE) if init_norm is None else cold_start(rule, init_norm)
     path = evolve(rule, 3000, start=begin, lr=lrs, **SCALE)
     for phase in result.phases:
@@ -224,6 +225,12 @@ STARTS = {
     "cycle": ([*np.linspace(0.01, 0.1, 1000), *np.linspace(0.1, 0.0, 1000)], 0.1),
     "rise to the end": (np.linspace(0.01, 0.1, 2000), 0.1),
     "falls from the start": (Cosine(0.1, steps=1000, cycles=None), 0.1),
+    "frozen at first": ([0.0] * 100 + [0.05] * 900 + [0.2] * 1000, 0.05),
+    "frozen before a warm-up": ([*[0.0] * 100, *np.linspace(0, 0.05, 101)[:-1], *[0.05] * 800, *[0.2] * 1000], 0.05),
+    "frozen before a fall": ([0.0] * 100 + [0.05] * 100 + [0.02] * 800 + [0.1] * 1000, 0.05),
+    "warm-up in stairs": ([lr for lr in (0.0, 0.02, 0.04, 0.06, 0.08) for _ in range(100)] + [0.1] * 1500, 0.1),
+    "stairs to the end": ([lr for lr in (0.0, 0.025, 0.05, 0.1) for _ in range(500)], 0.1),
+    "plateau after a warm-up": ([*np.linspace(0, 0.05, 1001)[:-1], *[0.05] * 200, *[0.2] * 800], 0.05),
 }
 
 
@@ -239,6 +246,13 @@ def test_without_a_norm_training_starts_in_the_equilibrium_of_its_first_goal(nam
     lrs = np.asarray(schedule if isinstance(schedule, list | np.ndarray) else schedule.values(2000))
     angles = np.array([model.step(x) for x in lrs.tolist()])
     np.testing.assert_allclose(result.curve.angle, angles[result.curve.step], rtol=1e-8, atol=1e-12)
+
+
+def test_a_weight_decay_that_begins_late_sets_the_start():
+    """The first lr x wd above 0 is where training heads, not the largest."""
+    result = plan(RULE, 0.1, weight_decay=[0.0] * 100 + [5e-4] * 900 + [5e-3] * 1000, steps=2000)
+    assert result.situation.start_rule.weight_decay == 5e-4
+    assert result.phases[0].start.norm == pytest.approx(HeavyBall(0.1, 5e-4, 0.9).norm, rel=1e-9)
 
 
 def test_a_rising_step_schedule_starts_settled():
@@ -268,6 +282,19 @@ def test_stretches_at_lr_zero(schedule):
     assert last.end.lr == 0 and last.flat
     assert last.settle_steps is None and last.time_constant is None and last.monotone is None and not last.settles
     assert math.isnan(last.end.norm_equilibrium)
+
+
+@pytest.mark.parametrize("shape", [(1024, 1024), (64, 256), (256, 64)])
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_the_shape_of_a_matrix_sets_the_norm_of_muon(shape, adjust):
+    """An orthogonalised update has min(rows, columns) singular values of 1, times torch's factor on it."""
+    rule = Muon(0.02, 0.1, adjust_lr_fn=adjust)
+    rows, columns = shape
+    gain = math.sqrt(max(1, rows / columns)) if adjust == "original" else 0.2 * math.sqrt(max(shape))
+    unit = plan(rule, 0.02, steps=10).situation.start_norm
+    given = plan(rule, 0.02, steps=10, shape=shape)
+    assert given.situation.start_norm == pytest.approx(unit * gain * math.sqrt(min(shape)), rel=1e-12)
+    assert given.situation.start_norm == pytest.approx(rule.equilibrium(shape=shape).norm, rel=1e-9)
 
 
 def test_stretch_without_weight_decay():
@@ -319,9 +346,17 @@ def test_time_in_words(example):
         lambda: plan(RULE, 0.1, steps=10, init_norm=-1.0, unit_grad_sq=1.0),
         lambda: plan(RULE, 0.1, steps=10, init_norm=1.0, unit_grad_sq=0.0),
         lambda: plan(AdamW(1e-3), 1e-3, steps=10, init_norm=1.0),
+        lambda: plan(Lion(1e-3, 0.1), 1e-3, steps=10, init_norm=1e-60, dim=1e300),
+        lambda: plan(RULE, 0.1, steps=10, init_norm=1.0, unit_grad_sq=1e-300),
+        lambda: plan(RULE, 0.1, steps=10, init_norm=1e69, unit_grad_sq=1e-90),
         lambda: plan(AdamL2(1e-3, 1e-3), 1e-3, steps=10),
         lambda: plan(AdamL2(1e-3, 1e-3), 1e-3, steps=10, dim=10.0),
         lambda: plan(AdamW(1e-3, 0.1), 20.0, steps=10),
+        lambda: plan(AdamW(1e-3, 0.1), 1e-3, steps=10, shape=(3, 4)),
+        lambda: plan(Muon(1e-3, 0.1), 1e-3, steps=10, dim=12.0),
+        lambda: plan(Muon(1e-3, 0.1), 1e-3, steps=10, shape=(3, 4, 5)),
+        lambda: plan(Muon(1e-3, 0.1), 1e-3, steps=10, shape=(3, 1.5)),
+        lambda: plan(Muon(1e-3, 0.1), 1e-3, steps=10, init_norm=1.0),
         lambda: plan(SGD(0.1, 1.0), [0.1, 3.0], steps=10),
     ],
 )

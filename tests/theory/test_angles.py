@@ -349,3 +349,11 @@ def test_log_cos_balance_closes_on_any_gradients_and_any_schedule(seed, steps):
 def test_bad_input_is_refused(call):
     with pytest.raises(EquilibriaError, match=r"got .*expected"):
         call()
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: n_step_angles(None, 3), lambda: angular_diffusion("sgd"), lambda: linear_scaling_ratio(None, 2)]
+)
+def test_what_is_not_a_rule_is_refused(call):
+    with pytest.raises(EquilibriaError, match=r"got rule=.*; expected one of: SGD"):
+        call()

@@ -68,7 +68,7 @@ GRID = [(0.0, 0.05), (0.0, 0.7), (0.5, 0.02), (0.5, 0.6), (0.9, 1e-4), (0.9, 2.5
 @pytest.mark.parametrize(("a", "eps"), GRID)
 def test_rate_is_the_largest_eigenvalue_of_the_numerical_jacobian(kind, a, eps):
     numerical = jacobian(kind, eps, a)
-    ours = approach.map_linearisation(moments.step_map(OURS[kind], 1.0, eps, a)).jacobian
+    ours = approach.map_linearisation(OURS[kind], 1.0, eps, a).jacobian
     np.testing.assert_allclose(ours, numerical, rtol=1e-11, atol=1e-12)
     eigenvalues = np.linalg.eigvals(numerical)
     dominant = eigenvalues[np.argmax(np.abs(eigenvalues))]
@@ -76,6 +76,14 @@ def test_rate_is_the_largest_eigenvalue_of_the_numerical_jacobian(kind, a, eps):
     assert result.rate == pytest.approx(abs(dominant), rel=1e-9)
     assert result.monotone == (abs(dominant.imag) < 1e-9 and dominant.real > 0)
     assert result.time_constant == pytest.approx(-1 / math.log(result.rate), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize(("a", "eps"), [*GRID, (0.9, 1e-9), (0.9, 1e-20), (0.999, 1e-60)])
+def test_fixed_point_to_rounding_however_small_the_decay(kind, a, eps):
+    (_, q, r), big_l = fixed_point(kind, eps, a, digits=200)
+    state, forcing = approach.fixed_point(OURS[kind], 1.0, eps, a)
+    np.testing.assert_allclose([*state, forcing], [1.0, float(q), float(r), float(big_l)], rtol=1e-14)
 
 
 @pytest.mark.parametrize(("a", "eps"), GRID)

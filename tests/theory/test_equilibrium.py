@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from random_walk import expected_adam_step, expected_sgd_step, expected_sgdw_step, walk
 
 from equilibria.errors import EquilibriaError
-from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon
+from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, settled
 from equilibria.theory.memory import ema_memory
+from equilibria.theory.targets import targets
 
 
 def angle_of(p, after, moved):
@@ -514,6 +515,38 @@ def test_adam_l2_needs_the_gradient_scale_and_says_why():
         AdamL2(0.1, 0.1).equilibrium(dim=10)
     with pytest.raises(EquilibriaError, match="weight_decay=0"):
         AdamL2(0.1).equilibrium(unit_grad_sq=1.0, dim=10)
+
+
+@pytest.mark.parametrize("kind", [SGD, SGDW, AdamW, AdamL2, Lion, Muon])
+@pytest.mark.parametrize(("lr", "wd"), [(1e-320, 0.1), (0.1, 1e-320), (1e-160, 1.0), (1e-100, 1e-100)])
+def test_settings_that_underflow_are_refused_with_the_range(kind, lr, wd):
+    """Not by an infinite norm or time constant, nor by a singular matrix."""
+    size = {} if kind is Muon else {"unit_grad_sq": 1.0, "dim": 10}
+    for call in (
+        lambda: kind(lr, wd).equilibrium(**size),
+        lambda: settled(kind(lr, wd)),
+        lambda: targets(kind(lr, wd), lr),
+    ):
+        with pytest.raises(EquilibriaError, match=r"got .*; expected .*1e-150"):
+            call()
+
+
+@pytest.mark.parametrize("kind", [SGD, SGDW, AdamW, Lion, Muon])
+@pytest.mark.parametrize(("lr", "wd"), [(1e-149, 0.5), (0.5, 1e-149), (1e-70, 1e-70)])
+def test_the_smallest_settings_have_an_equilibrium(kind, lr, wd):
+    result = kind(lr, wd).equilibrium()
+    assert 0 < result.angle < 1e-60 and 1e100 < result.time_constant < math.inf
+    state = settled(kind(lr, wd))
+    assert np.isfinite(state.norm_sq) and state.norm_sq > 0
+    assert float(targets(kind(lr, wd), lr).norm_sq) == pytest.approx(float(state.norm_sq), rel=1e-9)
+
+
+@pytest.mark.parametrize("bad", ["0.1", ["0.1"], np.array(["1", 2], dtype=object), b"1", 1j, None])
+def test_text_is_not_a_number(bad):
+    with pytest.raises(EquilibriaError, match="dim"):
+        Lion(0.1, 0.1).equilibrium(dim=bad if bad is not None else [None])
+    with pytest.raises(EquilibriaError, match="unit_grad_sq"):
+        SGD(0.1, 0.1).equilibrium(bad if bad is not None else [None])
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf"), "ten", [1.0, -1.0]])

@@ -136,6 +136,15 @@ def test_far_along_the_curve():
     assert clock_b(1.2) - clock_b(end) == pytest.approx(40, rel=1e-9)
 
 
+def test_a_slope_with_rounding_noise():
+    """A slope in float32 gives the time to its own digits; one with six digits is refused, not integrated badly."""
+    exact = math.log(math.tan(1.0) / math.tan(0.5))
+    time = curve_time(1.0, 0.5, slope=lambda angle: float(np.float32(2 * math.tan(angle))))
+    assert time == pytest.approx(exact, rel=1e-8)
+    with pytest.raises(EquilibriaError, match=r"got a flow time of .*; expected .* not smooth"):
+        curve_time(1.0, 0.5, slope=lambda angle: float(f"{2 * math.tan(angle):.6g}"))
+
+
 @settings(deadline=None, max_examples=30)
 @given(start=st.floats(0.1, 1.4), time=st.floats(0, 3), c_b=st.one_of(st.none(), st.floats(0.2, 5)))
 def test_position_inverts_time(start, time, c_b):
@@ -181,6 +190,9 @@ def test_example_b_table(intrinsic, end, error):
         lambda: curve_time(0.5, 1.0, slope=slope_b),
         lambda: curve_time(1.0, -1.0, slope=slope_b),
         lambda: curve_time(math.inf, 0.5, slope=slope_b),
+        lambda: curve_time(1.0, 0.0, slope=lambda position: position),
+        lambda: curve_time(1.0, 0.0, slope=lambda position: position**2),
+        lambda: curve_time(1.0, 0.5, slope=lambda position: 1.0 - position),
         lambda: curve_position(1.2, time=-1.0, minimum=0.0, slope=slope_b),
         lambda: curve_position(1.2, time=1.0, minimum=2.0, slope=slope_b),
     ],

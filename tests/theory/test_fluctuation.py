@@ -244,6 +244,36 @@ def test_torch_adam_with_l2_fluctuates_as_predicted():
     assert ours.angle_variance == pytest.approx(angle, rel=0.1)
 
 
+PER_STEP = {
+    "sgd": (lambda eps: SGD(1.0, eps), 1.0),
+    "heavy ball": (lambda eps: SGD(1.0, eps, momentum=0.9), 1.0),
+    "nesterov": (lambda eps: SGD(1.0, eps, momentum=0.99, nesterov=True), 1.0),
+    "decoupled": (lambda eps: SGDW(1.0, eps, momentum=0.9), 1.0),
+    "adamw": (lambda eps: AdamW(1.0, eps), 1.0),
+    "lion": (lambda eps: Lion(1.0, eps), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", PER_STEP)
+@pytest.mark.parametrize("eps", [1e-9, 1e-13, 1e-20, 1e-40])
+def test_first_order_where_the_equations_lose_their_digits(name, eps):
+    """Var(||w||^2) is proportional to lr * wd (Lion: constant), Var(angle) / angle^2 is constant; see eps = 1e-6."""
+    make, power = PER_STEP[name]
+    size = {"dim": 100} if name == "lion" else {}
+    small, reference = (fluctuation(make(x), 0.1, **size) for x in (eps, 1e-6))
+    assert small.norm_sq_variance / eps**power == pytest.approx(reference.norm_sq_variance / 1e-6**power, rel=0.02)
+    assert small.angle_variance == pytest.approx(reference.angle_variance, rel=0.01)
+
+
+def test_variances_of_adam_with_l2_on_huge_gradients():
+    """lr * wd / sqrt(v) is 1e-25 here: the scatter of the second moments over one entry is all that is left."""
+    small = fluctuation(AdamL2(1e-8, 1e-2), 0.1, dim=1, unit_grad_sq=1e30)
+    larger = fluctuation(AdamL2(1e-8, 1e-2), 0.1, dim=1, unit_grad_sq=1e-2)
+    assert small.norm_sq_variance > 0 and small.angle_variance > 0
+    assert small.norm_sq_variance == pytest.approx(larger.norm_sq_variance, rel=0.01)
+    assert small.angle_variance == pytest.approx(larger.angle_variance, rel=0.01)
+
+
 @given(noise=st.floats(0.001, 0.5), factor=st.floats(0.1, 10), a=st.floats(0, 0.95))
 def test_variances_are_linear_in_the_noise(noise, factor, a):
     rules = [SGD(0.1, 0.01, momentum=a), SGDW(0.1, 0.01, momentum=a), AdamW(0.01, 0.1, betas=(a, 0.99))]

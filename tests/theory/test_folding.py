@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import sys
 import time
 from collections.abc import Callable
 from fractions import Fraction
@@ -538,6 +540,22 @@ def test_switching_there_and_back_changes_nothing(log_scale, q, exponent, w, buf
     assert w2 == pytest.approx(w, rel=1e-12, abs=1e-300)
     assert buffer2 == pytest.approx(buffer, rel=1e-9, abs=1e-9)
     assert there.running_var * back.running_var == pytest.approx(1, rel=1e-12)
+
+
+@pytest.mark.parametrize("switch", [to_folded, to_weight_decay])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_switching_is_refused_just_before_the_squared_scale_leaves_float64(switch, sign):
+    """Every factor that is handed out is a normal number; nearly all of the range of float64 is allowed."""
+    largest = math.log(sys.float_info.max) / 2
+    for log_scale in np.arange(0.9 * largest, 1.1 * largest, 0.5):
+        state = FoldState(log_scale=sign * log_scale, q=1.0)
+        try:
+            factors = dataclasses.asdict(change := switch(state))
+        except EquilibriaError:
+            assert log_scale > 0.98 * largest
+        else:
+            sizes = np.abs([*factors.values(), change.running_mean, change.running_var])
+            assert (np.isfinite(sizes) & (sizes >= sys.float_info.min)).all()
 
 
 @given(st.floats(1e-30, 1e30))

@@ -75,11 +75,35 @@ def test_lion_is_the_arcsine_of_the_linear_correlation(betas):
     impulse = lion_impulse(betas)
     correlations = np.array([2 / math.pi * math.asin(filtered(impulse, lag)) for lag in range(1, 1800)])
     for lag in (1, 2, 10, 100):
-        # The arcsine series is cut where a term falls to 1e-10; close to correlation 1 a hundred more would follow.
-        assert ours.correlation(lag) == pytest.approx(correlations[lag - 1], abs=1e-8)
+        assert ours.correlation(lag) == pytest.approx(correlations[lag - 1], abs=1e-10)
     for eps in (0.0, 1e-3, 0.05):
         slow = 1 + 2 * float(correlations @ (1 - eps) ** np.arange(1, 1800))
         assert ours.total(eps) == pytest.approx(slow, rel=1e-7)
+
+
+@pytest.mark.parametrize("betas", [(0.999, 0.999), (0.9999, 0.9999), (0.95, 0.9999)])
+def test_lion_with_long_memories(betas):
+    """The arcsine of the correlation itself, summed over all lags until nothing is left; few terms do."""
+    b1, b2 = betas
+    variance = (1 - b1) ** 2 + b1**2 * (1 - b2) / (1 + b2)
+    lags = np.arange(1, int(40 / (1 - b2)))
+    rho = (b1**2 * b2**lags * (1 - b2) / (1 + b2) + (1 - b1) * b1 * (1 - b2) * b2 ** (lags - 1)) / variance
+    correlations = 2 / math.pi * np.arcsin(rho)
+    ours = memory.lion_memory(betas)
+    assert len(ours.first) < 150
+    for lag in (1, 2, 10, 1000):
+        assert ours.correlation(lag) == pytest.approx(correlations[lag - 1], abs=1e-9)
+    for eps in (0.0, 1e-5, 1e-3):
+        slow = 1 + 2 * float(correlations @ (1 - eps) ** lags)
+        assert ours.total(eps) == pytest.approx(slow, rel=1e-9)
+
+
+@given(largest=st.floats(0, 1 - 1e-9), share=st.floats(0, 1))
+def test_arcsine_series(largest, share):
+    powers, coefficients = memory.arcsine_coefficients(largest)
+    x = largest * share
+    assert float(coefficients @ x**powers) == pytest.approx(2 / math.pi * math.asin(x), abs=1e-8)
+    assert len(powers) < 300
 
 
 def test_lion_totals_as_published():

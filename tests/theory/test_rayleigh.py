@@ -515,21 +515,27 @@ def test_mixing_table_matches_the_law(dim):
     assert np.array(ours)[kept] == pytest.approx(moments.mixing[kept], rel=1e-6)
 
 
-def test_curve_solves_its_equation():
-    model = reference()
+@pytest.mark.parametrize(
+    ("lr", "noise", "norm_sq", "steps"),
+    [(0.1, 1.0, 2.0, 120), (0.9, 0.05, 0.95, 15)],
+    ids=["slow", "one e-fold a step"],
+)
+def test_curve_solves_its_equation(lr, noise, norm_sq, steps):
+    model = reference(lr=lr, noise=noise)
 
     def slope(t, state):
         risk, square = state
-        x = 0.1 / np.sqrt(square)
+        x = lr / np.sqrt(square)
         b = watson_concentration(risk, 10)
         mixing = (9 - 10 * risk) / (2 * b)
-        return [-2 * x * float(mixing) + x**2 * (9 - 10 * risk), -0.004 * square + 2 * 0.01 * 9]
+        growth = 2 * (lr * noise) ** 2 * 9 - 4 * 0.01 * lr * square
+        return [-2 * x * float(mixing) + (x * noise) ** 2 * (9 - 10 * risk), growth]
 
-    exact = solve_ivp(slope, (0, 120), [0.7, 2.0**2], t_eval=np.arange(121.0), rtol=1e-9, atol=1e-11)
-    curve = risk_curve(model, 120, risk=0.7, norm_sq=2.0)
+    exact = solve_ivp(slope, (0, steps), [0.7, norm_sq**2], t_eval=np.arange(steps + 1.0), rtol=1e-10, atol=1e-12)
+    curve = risk_curve(model, steps, risk=0.7, norm_sq=norm_sq)
     assert curve.risk == pytest.approx(exact.y[0], rel=2e-6)
     assert curve.norm_sq == pytest.approx(np.sqrt(exact.y[1]), rel=1e-8)
-    assert curve.angular_update == pytest.approx(0.1 * 3 / curve.norm_sq, rel=1e-12)
+    assert curve.angular_update == pytest.approx(lr * noise * 3 / curve.norm_sq, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,20 @@ def test_small_angle_keeps_its_digits():
     assert float(edge_of_stability(1e-3, 1e-6, sharpness=1.0).angular_step) == pytest.approx(math.sqrt(2e-9), rel=1e-9)
 
 
+def test_norms_measured_in_float32_may_undercut_a_pure_shrink():
+    """Without gradient the weight only shrinks: float32 norms are accepted whatever their rounding, less is not."""
+    weights = np.random.default_rng(4).standard_normal((300, 1000)).astype(np.float32)
+    shrunk = weights * np.float32(1 - 0.01)
+    before, after = (np.linalg.norm(w, axis=1) for w in (weights, shrunk))
+    assert before.dtype == np.float32
+    ratio = after.astype(np.float64) / (0.99 * before.astype(np.float64))
+    assert ratio.min() < 1 - 5e-8
+    angle = step_angle(before, after, lr=0.1, weight_decay=0.1)
+    assert (angle[ratio <= 1] == 0).all() and (angle < 3e-3).all()
+    with pytest.raises(EquilibriaError, match="next_norm"):
+        step_angle(1.0, 0.99 * (1 - 2e-6), lr=0.1, weight_decay=0.1)
+
+
 def test_raw_threshold_is_where_the_multiplier_is_minus_one():
     """At raw sharpness 2c/lr the step of the direction, linearised by differences, has eigenvalue exactly -1."""
     lr, wd = 0.5, 0.3

@@ -48,7 +48,7 @@ def reference(rule, p, steps, *, lrs, wds, moms, unit_grad_sq, dim=1.0):
     for t in range(steps):
         common = (lrs[t], wds[t])
         if isinstance(rule, SGD):
-            damp = rule.dampening if t > 0 else 0.0  # torch's first buffer is the gradient itself
+            damp = rule.dampening if r > 0 and moms[t] > 0 else 0.0  # torch's first buffer is the gradient itself
             options = {"dampening": damp, "nesterov": rule.nesterov}
             p, q, r, moved, _ = expected_sgd_step(p, q, r, *common, moms[t], unit_grad_sq[t], **options)
         elif isinstance(rule, SGDW):
@@ -56,6 +56,8 @@ def reference(rule, p, steps, *, lrs, wds, moms, unit_grad_sq, dim=1.0):
         else:
             options = {"decoupled": isinstance(rule, AdamW), "step": t + 1}
             p, q, r, v, moved = expected_adam_step(p, q, r, v, *common, rule.betas, unit_grad_sq[t], dim, **options)
+        if isinstance(rule, SGD | SGDW) and moms[t] == 0:
+            q = r = 0.0  # torch has no buffer then
         norm_sq.append(p)
         moved_sq.append(moved)
     return np.array(norm_sq), np.array(moved_sq)
@@ -87,6 +89,24 @@ def test_any_schedule_follows_the_recursion_written_out(rule):
     np.testing.assert_allclose(one.relative_update[:, 0], np.sqrt(moved / norm_sq[:-1]), rtol=1e-9)
     np.testing.assert_array_equal(one.lr, lrs)
     np.testing.assert_array_equal(one.weight_decay, wds)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if isinstance(rule, SGD | SGDW)], ids=repr)
+def test_steps_without_momentum_leave_no_buffer(rule):
+    """Momentum that comes and goes, for one layer and for two, in one piece and cut where there is no buffer."""
+    moms = np.array([0.0] * 5 + [0.9] * 6 + [0.0] + [0.7, 0.8] * 4 + [0.0, 0.5, 0.0])
+    steps = len(moms)
+    constant = {"lrs": np.full(steps, rule.lr), "wds": np.full(steps, rule.weight_decay), "moms": moms}
+    norm_sq, moved = reference(rule, 0.5, steps, unit_grad_sq=np.full(steps, 3.0), **constant)
+    for norm in (math.sqrt(0.5), [math.sqrt(0.5), 2.0]):
+        path = evolve(rule, steps, start=cold_start(rule, norm), unit_grad_sq=3.0, momentum=moms)
+        np.testing.assert_allclose(path.norm_sq.reshape(steps + 1, -1)[:, 0], norm_sq, rtol=1e-12)
+        np.testing.assert_allclose(path.moved_sq.reshape(steps, -1)[:, 0], moved, rtol=1e-12)
+        assert not path.final.radial.any() and not path.final.buffer_sq.any()
+        for cut in (5, 12):
+            first = evolve(rule, cut, start=cold_start(rule, norm), unit_grad_sq=3.0, momentum=moms)
+            second = evolve(rule, steps - cut, start=first.final, unit_grad_sq=3.0, momentum=moms, first_step=cut)
+            np.testing.assert_array_equal(second.norm_sq, path.norm_sq[cut:])
 
 
 @pytest.mark.parametrize("rho", [0.4, -0.2])
@@ -270,6 +290,24 @@ def test_dampened_first_step_is_undamped():
     # In equilibrium there is no first step any more.
     still = evolve(rule, 3, start=settled(rule))
     np.testing.assert_allclose(still.norm_sq, still.norm_sq[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"nesterov": True}, {"dampening": 0.7}], ids=["heavy ball", "nesterov", "dampened"]
+)
+def test_torch_makes_no_buffer_before_momentum_sets_in(options):
+    rule = SGD(0.3, 0.02, momentum=0.9, **options)
+    momentum = [0.0] * 100 + [0.9] * 25
+    run = walk(
+        lambda p: torch.optim.SGD(p, lr=0.3, weight_decay=0.02, momentum=0.9, **options),
+        125,
+        norm=1.5,
+        replicas=32,
+        unit_grad_sq=3.0,
+        schedules={"momentum": momentum},
+    )
+    path = evolve(rule, 125, start=cold_start(rule, 1.5), unit_grad_sq=3.0, momentum=momentum)
+    assert_follows(path, run)
 
 
 def test_torch_without_momentum_ignores_dampening():
@@ -594,6 +632,60 @@ def test_bad_schedules_and_counts_are_refused():
 def test_nothing_settles_without_lr_or_decay(rule, name):
     with pytest.raises(EquilibriaError, match=f"{name}=0"):
         settled(dataclasses.replace(rule, **{name: 0.0}), **sizes(rule))
+
+
+@pytest.mark.parametrize("bad", [None, "sgd", SGD, 0.1])
+def test_what_is_not_a_rule_is_refused(bad):
+    start = cold_start(RULE, 1.0)
+    for call in (lambda: evolve(bad, 3, start=start), lambda: settled(bad), lambda: cold_start(bad, 1.0)):
+        with pytest.raises(EquilibriaError, match=r"got rule=.*; expected one of: SGD"):
+            call()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None, "x", -3.0])
+def test_bad_correlation_is_refused(bad):
+    rule = SGD(0.1, 0.01, momentum=0.9, nesterov=True)
+    with pytest.raises(EquilibriaError, match=r"got correlation=.*; expected"):
+        evolve(rule, 3, start=cold_start(rule, 1.0), correlation=bad)
+
+
+@pytest.mark.parametrize("norm", [1e-200, 1e200, [1.0, 1e-90]])
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_norms_beyond_float64_are_refused_with_the_range(rule, norm):
+    with pytest.raises(EquilibriaError, match=r"got norm=.*; expected 1e-70 <= norm <= 1e\+70"):
+        cold_start(rule, norm)
+    for factor in (1e-69, 1e69):
+        path = evolve(rule, 200, start=cold_start(rule, factor), **sizes(rule))
+        assert np.isfinite(path.norm_sq).all() and (path.norm_sq > 0).all()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: evolve(SGD(1.0, 1.0), 3, start=cold_start(RULE, 1.0), unit_grad_sq=0.0),
+        lambda: evolve(SGD(1.0, 1.0), 3, start=cold_start(RULE, [1.0, 2.0]), unit_grad_sq=0.0),
+        lambda: evolve(AdamW(0.1, 0.1), 3, start=cold_start(AdamW(0.1), 1.0), unit_grad_sq=0.0),
+        lambda: evolve(AdamW(0.1, 0.1), 3, start=cold_start(AdamW(0.1), [1.0, 2.0]), unit_grad_sq=0.0),
+        lambda: evolve(SGD(1e200, 1e-3), 3, start=cold_start(RULE, 1.0)),
+    ],
+)
+def test_a_path_that_leaves_float64_is_refused(call):
+    with pytest.raises(EquilibriaError, match=r"got lr up to .*; expected numbers under which \|\|w\|\|\^2 stays"):
+        call()
+
+
+ADAMS = [AdamW(0.01, 0.3), AdamL2(0.01, 0.05)]
+
+
+@pytest.mark.parametrize("adam", ADAMS, ids=repr)
+@pytest.mark.parametrize("other", [rule for rule in RULES if not isinstance(rule, AdamW | AdamL2)], ids=repr)
+def test_a_state_with_or_without_second_moments_tells_adam_from_the_others(adam, other):
+    for start in (settled(other), evolve(other, 3, start=cold_start(other, 1.0)).final):
+        with pytest.raises(EquilibriaError, match=f"expected one made for {type(adam).__name__}"):
+            evolve(adam, 3, start=start)
+    for start in (settled(adam), evolve(adam, 3, start=cold_start(adam, 1.0)).final):
+        with pytest.raises(EquilibriaError, match=f"expected one made for {type(other).__name__}"):
+            evolve(other, 3, start=start)
 
 
 def test_a_state_of_another_kind_of_rule_is_refused():

@@ -191,7 +191,7 @@ def speeds(rule):
     return {
         "angle": rule.equilibrium(**SCALE).angle,
         "diffusion": angular_diffusion(rule, **SCALE),
-        "time_constant": 1 / relaxation(rule, **SCALE).rate,
+        "time_constant": rule.equilibrium(**SCALE).time_constant,
     }
 
 
@@ -209,10 +209,11 @@ def test_other_optimizer_has_the_matched_speed_and_norm(rule, to, options, match
     factors = {text.split(":")[0]: float(re.search(r"x (\S+)$", text).group(1)) for text in result.changed}
     names = {"angle": "angle per step", "diffusion": "angular diffusion per step", "time_constant": "time constant"}
     for other in set(names) - {match}:
-        if names[other] in result.kept:
-            assert after[other] == pytest.approx(before[other], rel=2e-6)
+        if names[other] in result.kept:  # to the four digits that are shown
+            assert after[other] == pytest.approx(before[other], rel=5e-4)
         else:
             assert factors[names[other]] == pytest.approx(after[other] / before[other], rel=1e-3)
+            assert factors[names[other]] != 1
     assert names[match] in result.kept and result.kept[-1] == "equilibrium norm"
 
 
@@ -229,6 +230,57 @@ def test_angle_and_time_constant_cannot_both_be_matched():
     for rule, product in ((SGD(0.1, 1e-5, momentum=0.9), 0.1 / 3.8), (AdamW(1e-3, 1e-3, betas=(0.9, 0.9)), 0.1 / 1.9)):
         e = speeds(rule)
         assert e["angle"] ** 2 * e["time_constant"] == pytest.approx(product, rel=2e-3)
+
+
+@pytest.mark.parametrize("wd", [5e-4, 6.5e-3, 0.05])
+@pytest.mark.parametrize(("to", "options"), [("sgdw", {}), ("sgdw", {"momentum": 0.5}), ("sgd", {"momentum": 0.5})])
+def test_the_matched_time_constant_is_the_one_of_the_equilibrium(wd, to, options):
+    """Also just below the oscillation threshold (6.6e-4), and above it, where the approach is as fast as it gets."""
+    rule = SGD(0.1, wd, momentum=0.9)
+    new = translate_optimizer(rule, to, match="time_constant", **options).rule
+    assert new.equilibrium().time_constant == pytest.approx(rule.equilibrium().time_constant, rel=1e-9)
+    assert new.equilibrium().monotone
+
+
+@pytest.mark.parametrize("rule", [AdamW(1e-3, 0.1), AdamW(1e-4, 0.01), SGD(0.1, 5e-4, momentum=0.9), SGD(0.1, 5e-4)])
+@pytest.mark.parametrize("b", [1.0, 4.0])
+def test_settling_time_per_sample_is_said_to_be_kept_only_where_it_is(rule, b):
+    """AdamW(1e-3, .1) takes 6183 steps, and with batches of four 11191 / 4: its second moment lags."""
+    result = translate_batch(rule, b)
+    ratio = b * result.rule.equilibrium().time_constant / rule.equilibrium().time_constant
+    name = "settling time in samples (epochs)"
+    if abs(ratio - 1) < 0.01:
+        assert name in result.kept
+    else:
+        assert any(text.startswith(f"{name}: x {ratio:.4g} ") for text in result.changed)
+    assert (name in result.kept) == (b == 1 or rule in (AdamW(1e-4, 0.01), SGD(0.1, 5e-4)))
+    assert not any(": x 1 " in f"{text} " for text in result.changed)
+
+
+def test_the_settling_time_of_adam_with_l2_has_a_condition():
+    """Its time constant depends on the gradient scale, which a change of batch size does not ask for."""
+    rule = AdamL2(1e-3, 1e-3)
+    result = translate_batch(rule, 4)
+    assert not any("settling" in text for text in result.kept)
+    assert any("1000 steps" in text for text in result.changed)
+    ratios = [
+        4
+        * result.rule.equilibrium(unit_grad_sq=g / 4, dim=10).time_constant
+        / rule.equilibrium(unit_grad_sq=g, dim=10).time_constant
+        for g in (1e-6, 1e6)
+    ]
+    assert ratios[0] > 1.2 and ratios[1] == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("rule", SMALL_RULES, ids=repr)
+def test_nothing_changes_where_nothing_is_translated(rule):
+    assert translate_scale(rule, 1.0).changed == ()
+    assert translate_decay(rule, rule.weight_decay).changed == ()
+    left = translate_batch(rule, 1.0).changed
+    assert left == () or isinstance(rule, AdamL2)
+    if not isinstance(rule, Muon | AdamL2):
+        to = {SGD: "sgd", SGDW: "sgdw", AdamW: "adamw", Lion: "lion"}[type(rule)]
+        assert translate_optimizer(rule, to, **SCALE).changed == ()
 
 
 def test_one_door():
@@ -258,6 +310,14 @@ SGD_RULE = SGD(0.1, 5e-4, momentum=0.9)
     [
         lambda: translate_scale(SGD_RULE, 0.0),
         lambda: translate_scale(SGD_RULE, math.nan),
+        lambda: translate_scale(SGD_RULE, 1e200),
+        lambda: translate_scale(SGD_RULE, 1e-200),
+        lambda: translate_scale(AdamL2(0.1, 0.1), 1e200),
+        lambda: translate_scale(Lion(0.1, 0.1), 1e-308),
+        lambda: translate(None, scale=2.0),
+        lambda: translate(None, batch=2.0),
+        lambda: translate(None, weight_decay=2.0),
+        lambda: translate(None, to="sgd"),
         lambda: translate_batch(SGD_RULE, -2),
         lambda: translate_batch(SGD_RULE, math.inf),
         lambda: translate_decay(SGD_RULE, 0.0),

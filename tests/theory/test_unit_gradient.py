@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory import SGD, SGDW, AdamW, cold_start, evolve
-from equilibria.theory.unit_gradient import momentum_unit_grad_sq
+from equilibria.theory.unit_gradient import momentum_unit_grad_sq, nesterov_angle_factor
 
 unit = st.floats(0.05, 0.95)
 
@@ -66,6 +66,25 @@ def test_rules_without_a_buffer_in_l_use_the_gradient_alone():
     assert np.allclose(momentum_unit_grad_sq(SGDW(0.1, 0.1, momentum=0.5), 2.0, buffer_dot_grad=1.0), 3.0)
 
 
+@given(a=unit, rho=st.floats(-0.3, 2.0))
+def test_nesterov_angle_factor_is_that_of_the_exact_equilibrium(a, rho):
+    """To first order in lr * wd, which is 1e-9 here; of order lr * wd / (1-a)^2 beside it."""
+    rule = SGD(1.0, 1e-9, momentum=a, nesterov=True)
+    exact = rule.equilibrium(correlation=rho).angle / rule.equilibrium().angle
+    assert float(nesterov_angle_factor(a, correlation=rho)) == pytest.approx(exact, rel=1e-5)
+    assert float(nesterov_angle_factor(a, correlation=0.0)) == 1.0
+
+
+def test_nesterov_angle_factor_of_many_layers_is_blank_where_there_is_no_equilibrium():
+    """L = N (1 + 2 a^2 rho) must be positive."""
+    factors = nesterov_angle_factor(0.9, correlation=[0.1, -0.7, 0.0])
+    assert np.isnan(factors).tolist() == [False, True, False]
+    with pytest.raises(EquilibriaError, match="correlation"):
+        SGD(0.1, 1e-4, momentum=0.9, nesterov=True).equilibrium(correlation=-0.7)
+
+
 def test_bad_input_is_named():
     with pytest.raises(EquilibriaError, match="grad_sq=-1"):
         momentum_unit_grad_sq(SGD(0.1, 0.1), -1.0, buffer_dot_grad=0.0)
+    with pytest.raises(EquilibriaError, match="rule=None"):
+        momentum_unit_grad_sq(None, 1.0, buffer_dot_grad=0.0)

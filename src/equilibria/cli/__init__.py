@@ -1,48 +1,76 @@
 """The command line: one file per command.
 
-Commands import the library inside their functions, so that ``equilibria plan`` starts fast and never loads torch.
+Commands are imported when they are called, and import the library inside their functions, so that ``equilibria plan``
+starts fast and never loads torch.
 """
 
 from __future__ import annotations
 
-import os
+import importlib
 import sys
 
 import click
 
 from equilibria._version import __version__
-from equilibria.cli import equilibrium, fold, plan, translate
+from equilibria.cli._flags import FlagNames
+from equilibria.cli._streams import OutputError, discard, guard_streams, tell
 from equilibria.errors import EquilibriaError
 
+_COMMANDS = ("demo", "equilibrium", "plan", "fold", "translate", "report")
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+class _Commands(FlagNames):
+    """The commands by the names of their files."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the help."""
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command that was typed, and no other."""
+        if cmd_name not in _COMMANDS:
+            return None
+        found: click.Command = importlib.import_module(f"equilibria.cli.{cmd_name}").command
+        return found
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="equilibria")
 def app() -> None:
     """Predict how fast every layer of a normalised network really turns."""
 
 
-for command in (equilibrium.command, plan.command, fold.command, translate.command):
-    app.add_command(command)
-
-
 def main() -> None:
-    """Entry point: bad input ends in one line on stderr and exit code 2, never in a traceback."""
-    for stream in (sys.stdout, sys.stderr):  # a console that cannot show █ shows ? instead of failing
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    """Entry point: bad input ends in one line on stderr and exit code 2, failed work in one line and 1."""
+    guard_streams()
+    code = 0
     try:
-        raise SystemExit(app.main(prog_name="equilibria", standalone_mode=False))
+        code = _run()
+        sys.stdout.flush()
+    except OutputError as error:
+        discard(sys.stdout)
+        if not error.reader_left:
+            tell(f"equilibria: standard output cannot be written: {error}")
+            code = code or 1
+    raise SystemExit(code)
+
+
+def _run() -> int:
+    """Run the command that was typed; its exit code."""
+    try:
+        return app.main(prog_name="equilibria", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        raise SystemExit(2) from None
+        tell(error.format_message())
+        return 2
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "equilibria"
-        print(f"equilibria: {error.format_message()} (see {where} --help)", file=sys.stderr)
-        raise SystemExit(2) from None
-    except click.Abort:
-        raise SystemExit(1) from None
+        tell(f"equilibria: {error.format_message()} (see {where} --help)")
+        return 2
     except EquilibriaError as error:
-        print(f"equilibria: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
+        tell(f"equilibria: {error}")
+        return 2
+    except OSError as error:
+        tell(f"equilibria: {error}")
+        return 1
+    except click.Abort:
+        return 1

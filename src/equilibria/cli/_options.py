@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from equilibria.errors import EquilibriaError, number, one_of
+from equilibria.cli._flags import flag
+from equilibria.errors import EquilibriaError, number, one_of, whole
 
 if TYPE_CHECKING:
     from equilibria.theory import Rule
@@ -75,24 +76,40 @@ scale_options = apply(
     click.option("--unit-grad-sq", type=NUMBER, help="L = E||g||^2 ||w||^2 of a layer; fixes the norm of sgd, sgdw."),
     click.option("--dim", type=WHOLE, help="Number of entries of the weight; fixes the norm of adamw, lion."),
 )
+shape_option = click.option("--shape", help="muon: rows,columns of the matrix, such as 1024,4096; fixes its norm.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
 
 
-def numbers(option: str, text: str) -> list[float]:
-    """Comma-separated numbers."""
+def numbers(option: str, text: str, *, example: str) -> list[float]:
+    """Comma-separated numbers; ``example`` is what to suggest where they are not."""
     try:
         return [number(option, float(part)) for part in text.split(",")]
     except ValueError:
         raise EquilibriaError(
-            f"got {option} {text!r}; expected numbers separated by commas, such as 0.9,0.999"
+            f"got {option} {text!r}; expected numbers separated by commas, such as {example}"
         ) from None
+
+
+def optimizer_of(options: dict[str, Any]) -> str:
+    """The optimizer as it is spelled here: SGD is sgd."""
+    return one_of("--optimizer", options["optimizer"].lower(), OPTIMIZERS)
+
+
+def shape_of(options: dict[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns of the matrix, where they are given."""
+    if options["shape"] is None:
+        return None
+    sides = numbers("--shape", options["shape"], example="1024,4096")
+    if len(sides) != 2:
+        raise EquilibriaError(f"got --shape {options['shape']}; expected two numbers, rows,columns, such as 1024,4096")
+    return whole("--shape", sides[0], low=1), whole("--shape", sides[1], low=1)
 
 
 def build_rule(options: dict[str, Any]) -> Rule:
     """The rule that the options describe; an option that the optimizer does not have is an error."""
     from equilibria.theory import RULES
 
-    optimizer = one_of("--optimizer", options["optimizer"].lower(), OPTIMIZERS)
+    optimizer = optimizer_of(options)
     if options["lr"] is None:
         raise EquilibriaError("--lr is missing; expected the learning rate, such as --lr 0.1")
     settings = {name: options[name] for name in _NEEDS if options[name] not in (None, False)}
@@ -102,18 +119,24 @@ def build_rule(options: dict[str, Any]) -> Rule:
                 f"got --{name} with --optimizer {optimizer}; expected it only with: {', '.join(_NEEDS[name])}"
             )
     if "betas" in settings:
-        settings["betas"] = tuple(numbers("--betas", settings["betas"]))
+        settings["betas"] = tuple(numbers("--betas", settings["betas"], example="0.9,0.999"))
     return RULES[optimizer](options["lr"], options["wd"], **settings)
 
 
-_SCALES = {"unit_grad_sq": ("sgd", "sgdw", "adam"), "dim": ("adamw", "adam", "lion", "muon")}
+_SCALES = {
+    "unit_grad_sq": ("sgd", "sgdw", "adam"),
+    "dim": ("adamw", "adam", "lion"),
+    "shape": ("muon",),
+}
 
 
 def check_scale(options: dict[str, Any]) -> None:
     """Refuse a scale that the optimizer's norm does not depend on: it would be ignored without a word."""
+    optimizer = optimizer_of(options)
     for name, optimizers in _SCALES.items():
-        if options[name] is not None and options["optimizer"].lower() not in optimizers:
-            flag = f"--{name.replace('_', '-')}"
+        if options[name] is not None and optimizer not in optimizers:
+            instead = " or ".join(flag(scale) for scale, readers in _SCALES.items() if optimizer in readers)
             raise EquilibriaError(
-                f"got {flag} with --optimizer {options['optimizer']}; expected it only with: {', '.join(optimizers)}"
+                f"got {flag(name)} with --optimizer {optimizer}; expected it only with: {', '.join(optimizers)} "
+                f"({optimizer} takes {instead})"
             )

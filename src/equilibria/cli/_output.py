@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import re
 import shutil
 import sys
 import textwrap
@@ -37,15 +39,17 @@ def width() -> int:
 
 
 def wrap(text: str, *, indent: str = "  ", hang: str | None = None) -> str:
-    """A paragraph wrapped to the terminal."""
-    return textwrap.fill(
-        text, width(), initial_indent=indent, subsequent_indent=indent if hang is None else hang, break_long_words=False
+    """A paragraph wrapped to the terminal; colours in the indent take no room."""
+    shown = re.sub(r"\033\[[\d;]*m", "", indent)
+    filled = textwrap.fill(
+        text, width(), initial_indent=shown, subsequent_indent=shown if hang is None else hang, break_long_words=False
     )
+    return indent + filled[len(shown) :]
 
 
 def paint(text: str, code: str) -> str:
-    """Text in an ANSI colour, on a terminal only."""
-    return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() else text
+    """Text in an ANSI colour, on a terminal only, and not where NO_COLOR is set (https://no-color.org)."""
+    return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
 
 
 def table(rows: list[list[str]], *, left: int = 1) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equilibria.cli._flags import flag, named
 from equilibria.cli._options import NUMBER, WHOLE, apply, numbers
 from equilibria.errors import EquilibriaError, one_of, positive, whole, within
 
@@ -23,10 +25,10 @@ schedule_options = apply(
     click.option("--steps", type=WHOLE, help="Length of the run in optimizer steps (positions are steps then)."),
     click.option("--epochs", type=NUMBER, help="Length of the run in epochs (positions are epochs then)."),
     click.option("--steps-per-epoch", type=WHOLE, help="Optimizer steps per epoch."),
-    click.option("--milestones", help="step: where lr is multiplied by --factor, such as 60,120,160."),
-    click.option("--every", type=NUMBER, help="step: multiply lr by --factor every so often."),
+    click.option("--milestones", help="step: where in the run lr is multiplied by --factor, as 60,120,160."),
+    click.option("--every", type=NUMBER, help="step: lr is multiplied by --factor at every multiple of this."),
     click.option("--factor", type=NUMBER, help="step: the factor (0.1); exponential: the factor per step or epoch."),
-    click.option("--warmup", type=NUMBER, help="Linear warm-up from 0 over this long, before the rest."),
+    click.option("--warmup", type=NUMBER, help="Linear warm-up from 0 over this long, the first part of the run."),
     click.option("--end-lr", type=NUMBER, help="linear, cosine, polynomial, wsd: the lr at the end (0 if not given)."),
     click.option("--cycles", type=WHOLE, help="cosine: number of warm restarts plus one."),
     click.option("--power", type=NUMBER, help="polynomial: the power (1 if not given)."),
@@ -38,15 +40,33 @@ schedule_options = apply(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A schedule and the length of the run."""
+    """A schedule, the length of the run, and the lr of its optimizer: --lr, or the largest lr of the file."""
 
     schedule: Schedule
     steps: int
     steps_per_epoch: int | None
+    lr: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Length:
+    """Steps of the run, of its warm-up, and of the unit in which positions are given."""
+
+    steps: int
+    warmup: int
+    unit: int
+
+    @property
+    def after_warmup(self) -> int:
+        return self.steps - self.warmup
+
+    def spoken(self, steps: int) -> str:
+        """Steps in the unit of positions."""
+        return f"{steps / self.unit:g} {'steps' if self.unit == 1 else 'epochs'}"
 
 
 def build_run(options: dict[str, Any]) -> Run:
-    """The schedule that the options describe, with all positions in optimizer steps."""
+    """The schedule that the options describe, with all positions in optimizer steps from the start of the run."""
     kind = one_of("--schedule", options["schedule"].lower(), SCHEDULES)
     _refuse_strangers(kind, options)
     if kind == "file":
@@ -55,28 +75,28 @@ def build_run(options: dict[str, Any]) -> Run:
         raise EquilibriaError("--lr is missing; expected the learning rate, such as --lr 0.1")
     else:
         within("--lr", options["lr"], low=0)
-    total, unit = _length(options["steps"], options["epochs"], options["steps_per_epoch"])
-    warmup = 0 if options["warmup"] is None else _position("--warmup", options["warmup"], unit, total)
-    schedule = _BUILDERS[kind](options, unit, total - warmup)
-    if warmup:
+    length = _length(options)
+    with named({"end": "--end-lr"}):
+        schedule = _BUILDERS[kind](options, length)
+    if length.warmup:
         from equilibria.theory.schedules import Warmup
 
-        schedule = Warmup(schedule, steps=warmup)
+        schedule = Warmup(schedule, steps=length.warmup)
     if options["per_epoch"]:
-        schedule = _hold_epochs(schedule, options["steps_per_epoch"])
-    return Run(schedule, total, options["steps_per_epoch"])
+        schedule = _hold_epochs(schedule, length.steps, options["steps_per_epoch"])
+    return Run(schedule, length.steps, options["steps_per_epoch"], options["lr"])
 
 
-# The options that a schedule reads, beyond the length of the run, --warmup and --per-epoch.
+# The options that a schedule reads, beyond the length of the run and --per-epoch.
 _READS = {
-    "constant": (),
-    "step": ("milestones", "every", "factor"),
-    "linear": ("end_lr",),
-    "cosine": ("end_lr", "cycles"),
-    "polynomial": ("end_lr", "power"),
-    "exponential": ("factor",),
-    "wsd": ("end_lr", "decay"),
-    "file": ("lr_file",),
+    "constant": ("warmup",),
+    "step": ("milestones", "every", "factor", "warmup"),
+    "linear": ("end_lr", "warmup"),
+    "cosine": ("end_lr", "cycles", "warmup"),
+    "polynomial": ("end_lr", "power", "warmup"),
+    "exponential": ("factor", "warmup"),
+    "wsd": ("end_lr", "decay", "warmup"),
+    "file": ("lr_file",),  # it holds every lr, those of a warm-up too
 }
 
 
@@ -86,123 +106,174 @@ def _refuse_strangers(kind: str, options: dict[str, Any]) -> None:
         if options[name] is not None:
             owners = ", ".join(owner for owner, names in _READS.items() if name in names)
             raise EquilibriaError(
-                f"got --{name.replace('_', '-')} with --schedule {kind}; expected it only with --schedule: {owners}"
+                f"got {flag(name)} with --schedule {kind}; expected it only with --schedule: {owners}"
             )
 
 
 def _with_file(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the learning rates of the file, which also fix the length of the run if it is not given."""
+    """The options with the learning rates of the file, which also fix what is not given: --lr and the length."""
     values = _read_file(options["lr_file"])
+    options = {**options, "lr_values": values, "lr": max(values) if options["lr"] is None else options["lr"]}
     if options["steps"] is None and options["epochs"] is None:
-        options = {**options, "steps": len(values)}
-    total, _ = _length(options["steps"], options["epochs"], options["steps_per_epoch"])
+        options["steps"] = len(values)
+    total = _length(options).steps
     if total > len(values):
         raise EquilibriaError(f"got a run of {total:,} steps; expected at most {len(values):,}, one per lr in the file")
-    return {**options, "lr_values": values}
+    return options
 
 
-def _length(steps: int | None, epochs: float | None, steps_per_epoch: int | None) -> tuple[int, int]:
-    """Total steps, and the steps per unit in which positions are given."""
-    if (steps is None) == (epochs is None):
+def _length(options: dict[str, Any]) -> _Length:
+    steps, unit = _steps(options["steps"], options["epochs"], options["steps_per_epoch"])
+    run = _Length(steps, 0, unit)
+    if options["warmup"] is None:
+        return run
+    warmup = _position("--warmup", options["warmup"], unit)
+    if warmup >= steps:
         raise EquilibriaError(
-            f"got --steps {steps}, --epochs {epochs}; expected exactly one of them (--epochs with --steps-per-epoch)"
+            f"got --warmup {options['warmup']:g}; expected it to end before the run does, at {run.spoken(steps)}"
         )
+    return _Length(steps, int(warmup), unit)
+
+
+def _steps(steps: int | None, epochs: float | None, steps_per_epoch: int | None) -> tuple[int, int]:
+    """Total steps, and the steps per unit in which positions are given."""
+    from equilibria.planning.planner import MOST_STEPS
+
+    if (steps is None) == (epochs is None):
+        given = "neither --steps nor --epochs" if steps is None else f"both --steps {steps} and --epochs {epochs:g}"
+        raise EquilibriaError(f"got {given}; expected exactly one of them (--epochs with --steps-per-epoch)")
     if steps_per_epoch is not None:
-        whole("--steps-per-epoch", steps_per_epoch, low=1)
+        within("--steps-per-epoch", steps_per_epoch, low=1, high=MOST_STEPS)
     if steps is not None:
-        return whole("--steps", steps, low=1), 1
+        return int(within("--steps", steps, low=1, high=MOST_STEPS)), 1
     if steps_per_epoch is None:
         raise EquilibriaError(
             f"got --epochs {epochs:g} without --steps-per-epoch; expected both, such as 391 for CIFAR-10"
         )
-    return max(1, round(positive("--epochs", epochs) * steps_per_epoch)), steps_per_epoch
-
-
-def _position(option: str, value: float, unit: int, total: int) -> int:
-    at = round(within(option, value, above=0) * unit)
-    if at >= total:
-        what = "steps" if unit == 1 else "epochs"
+    total = _position("--epochs", epochs or 0.0, steps_per_epoch)
+    if total > MOST_STEPS:
         raise EquilibriaError(
-            f"got {option} {value:g}; expected it before the end of the run at {total / unit:g} {what}"
+            f"got --epochs {epochs:g} of --steps-per-epoch {steps_per_epoch:,}; "
+            f"expected at most {MOST_STEPS:,} steps in all"
         )
-    return at
+    return int(total), steps_per_epoch
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _position(option: str, value: float, unit: int) -> float:
+    """The whole number of steps nearest to a position in steps or epochs; infinite if it is beyond all floats."""
+    at = positive(option, value) * unit
+    if unit == 1 and not at.is_integer():
+        raise EquilibriaError(
+            f"got {option} {value:g}; expected a whole number of steps (fractions need --epochs and --steps-per-epoch)"
+        )
+    if at < 0.5:
+        raise EquilibriaError(f"got {option} {value:g}; expected at least one step, {1 / unit:.3g} epochs")
+    return at if math.isinf(at) else max(1.0, float(round(at)))
 
 
-def _constant(options: dict[str, Any], unit: int, steps: int) -> Schedule:
+def _constant(options: dict[str, Any], length: _Length) -> Schedule:
     from equilibria.theory.schedules import Constant
 
     return Constant(options["lr"])
 
 
-def _step(options: dict[str, Any], unit: int, steps: int) -> Schedule:
+def _step(options: dict[str, Any], length: _Length) -> Schedule:
     from equilibria.theory.schedules import MultiStep, Step
 
     milestones, every = options["milestones"], options["every"]
     if (milestones is None) == (every is None):
         raise EquilibriaError("--schedule step needs exactly one of --milestones (such as 60,120,160) and --every")
     factor = 0.1 if options["factor"] is None else positive("--factor", options["factor"])
-    if every is not None:
-        return Step(options["lr"], every=max(1, round(positive("--every", every) * unit)), factor=factor)
-    given = numbers("--milestones", milestones)
-    if any(later <= earlier for earlier, later in pairwise(given)):
+    if milestones is not None:
+        marks = _marks(milestones, length)
+    else:
+        first = _mark("--every", every, length)
+        if not length.warmup:
+            return Step(options["lr"], every=first, factor=factor)
+        marks = list(range(first, length.steps, first))
+    return MultiStep(options["lr"], milestones=[mark - length.warmup for mark in marks], factor=factor)
+
+
+def _marks(milestones: str, length: _Length) -> list[int]:
+    given = numbers("--milestones", milestones, example="60,120,160")
+    marks = [_mark("--milestones", at, length) for at in given]
+    if any(later <= earlier for earlier, later in pairwise(marks)):
         raise EquilibriaError(f"got --milestones {milestones}; expected them in ascending order, each once")
-    marks = [_position("--milestones", mark, unit, steps) for mark in given]
-    return MultiStep(options["lr"], milestones=marks, factor=factor)
+    return marks
 
 
-def _linear(options: dict[str, Any], unit: int, steps: int) -> Schedule:
+def _mark(option: str, at: float, length: _Length) -> int:
+    """A step at which lr drops: after the warm-up, before the end."""
+    step = _position(option, at, length.unit)
+    if not length.warmup < step < length.steps:
+        after = f"after the warm-up of {length.spoken(length.warmup)} and " if length.warmup else ""
+        raise EquilibriaError(
+            f"got {option} {at:g}; expected it {after}before the end of the run at {length.spoken(length.steps)}"
+        )
+    return int(step)
+
+
+def _linear(options: dict[str, Any], length: _Length) -> Schedule:
     from equilibria.theory.schedules import Linear
 
-    return Linear(options["lr"], options["end_lr"] or 0.0, steps=steps)
+    return Linear(options["lr"], options["end_lr"] or 0.0, steps=length.after_warmup)
 
 
-def _cosine(options: dict[str, Any], unit: int, steps: int) -> Schedule:
-    from equilibria.theory.schedules import Cosine
+def _cosine(options: dict[str, Any], length: _Length) -> Schedule:
+    from equilibria.theory.schedules import Cosine, Piecewise
 
+    lr, end, steps = options["lr"], options["end_lr"] or 0.0, length.after_warmup
     cycles = 1 if options["cycles"] is None else whole("--cycles", options["cycles"], low=1)
     if cycles > steps:
         raise EquilibriaError(f"got --cycles {cycles}; expected at most one per step, {steps}")
-    return Cosine(options["lr"], steps=steps // cycles, end=options["end_lr"] or 0.0, cycles=cycles)
+    if steps % cycles == 0:
+        return Cosine(lr, steps=steps // cycles, end=end, cycles=cycles)
+    # Cycles that differ by a step: with equal ones the steps left over would stay at the end lr.
+    marks = [cycle * steps // cycles for cycle in range(cycles + 1)]
+    return Piecewise([(first, Cosine(lr, steps=after - first, end=end)) for first, after in pairwise(marks)])
 
 
-def _polynomial(options: dict[str, Any], unit: int, steps: int) -> Schedule:
+def _polynomial(options: dict[str, Any], length: _Length) -> Schedule:
     from equilibria.theory.schedules import Polynomial
 
-    return Polynomial(options["lr"], options["end_lr"] or 0.0, steps=steps, power=_or(options["power"], 1.0))
+    power = 1.0 if options["power"] is None else positive("--power", options["power"])
+    return Polynomial(options["lr"], options["end_lr"] or 0.0, steps=length.after_warmup, power=power)
 
 
-def _exponential(options: dict[str, Any], unit: int, steps: int) -> Schedule:
+def _exponential(options: dict[str, Any], length: _Length) -> Schedule:
     from equilibria.theory.schedules import Exponential
 
     if options["factor"] is None:
         raise EquilibriaError("--schedule exponential needs --factor, what lr is multiplied by per step or epoch")
-    return Exponential(options["lr"], gamma=positive("--factor", options["factor"]) ** (1 / unit))
+    return Exponential(options["lr"], gamma=positive("--factor", options["factor"]) ** (1 / length.unit))
 
 
-def _wsd(options: dict[str, Any], unit: int, steps: int) -> Schedule:
+def _wsd(options: dict[str, Any], length: _Length) -> Schedule:
     from equilibria.theory.schedules import WarmupStableDecay
 
     if options["decay"] is None:
         raise EquilibriaError("--schedule wsd needs --decay, the length of the final decay (and --warmup if wanted)")
-    falling = _position("--decay", options["decay"], unit, steps)
+    falling, steps = _position("--decay", options["decay"], length.unit), length.after_warmup
+    if falling > steps:
+        left = f"what the warm-up leaves of {length.spoken(length.steps)}" if length.warmup else "the whole run"
+        raise EquilibriaError(f"got --decay {options['decay']:g}; expected at most {length.spoken(steps)}, {left}")
     return WarmupStableDecay(
-        options["lr"], warmup=0, stable=steps - falling, decay=falling, end=options["end_lr"] or 0.0
+        options["lr"], warmup=0, stable=steps - int(falling), decay=int(falling), end=options["end_lr"] or 0.0
     )
 
 
-def _hold_epochs(schedule: Schedule, steps_per_epoch: int | None) -> Schedule:
-    from equilibria.theory.schedules import FromCallable
+def _hold_epochs(schedule: Schedule, steps: int, steps_per_epoch: int | None) -> Schedule:
+    import numpy as np
+
+    from equilibria.theory.schedules import FromValues
 
     if steps_per_epoch is None:
         raise EquilibriaError("got --per-epoch without --steps-per-epoch; expected both")
-    return FromCallable(lambda step: schedule(step - step % steps_per_epoch))
+    step = np.arange(steps)
+    return FromValues(schedule.values(steps)[step - step % steps_per_epoch])
 
 
-def _from_values(options: dict[str, Any], unit: int, steps: int) -> Schedule:
+def _from_values(options: dict[str, Any], length: _Length) -> Schedule:
     from equilibria.theory.schedules import FromValues
 
     return FromValues(options["lr_values"])
@@ -217,11 +288,12 @@ def _read_file(path: Path | None) -> list[float]:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise EquilibriaError(f"got --lr-file {path}; expected a readable text file: {reason}") from None
     try:
-        values = [
-            float(x) for x in (json.loads(text) if text.lstrip().startswith("[") else text.replace(",", " ").split())
-        ]
-    except (ValueError, TypeError) as error:
+        entries = json.loads(text) if text.lstrip().startswith("[") else text.replace(",", " ").split()
+        values = [float(entry) for entry in entries]
+    except (ValueError, TypeError, OverflowError) as error:
         raise EquilibriaError(f"got --lr-file {path}; expected a JSON list or one number per line: {error}") from None
+    except RecursionError:
+        raise EquilibriaError(f"got --lr-file {path}, lists in lists; expected one JSON list of numbers") from None
     if not values:
         raise EquilibriaError(f"got --lr-file {path}, which is empty; expected a JSON list or one number per line")
     return values

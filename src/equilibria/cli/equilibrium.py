@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._options import build_rule, check_scale, json_option, numbers, rule_options, scale_options
+from equilibria.cli._options import (
+    build_rule,
+    check_scale,
+    json_option,
+    rule_options,
+    scale_options,
+    shape_of,
+    shape_option,
+)
 from equilibria.cli._output import print_json, table, wrap
-from equilibria.errors import EquilibriaError
 
 if TYPE_CHECKING:
     from equilibria.theory import Equilibrium, Rule
@@ -18,30 +25,25 @@ if TYPE_CHECKING:
 @click.command("equilibrium")
 @rule_options
 @scale_options
-@click.option("--shape", help="muon: rows,columns of the matrix; fixes its norm.")
+@shape_option
 @json_option
 def command(**options: Any) -> None:
     """Where an optimizer settles: norm, angle per step, how fast it gets there, and what that assumes."""
     check_scale(options)
     rule = build_rule(options)
-    result = _solve(rule, unit_grad_sq=options["unit_grad_sq"], dim=options["dim"], shape=options["shape"])
+    result = _solve(rule, options)
     if options["as_json"]:
         print_json(result)
     else:
         _show(rule, result)
 
 
-def _solve(rule: Rule, *, unit_grad_sq: float | None, dim: float | None, shape: str | None) -> Equilibrium:
+def _solve(rule: Rule, options: dict[str, Any]) -> Equilibrium:
     from equilibria.theory import Muon
 
-    if shape is None:
-        return rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim)
-    if not isinstance(rule, Muon):
-        raise EquilibriaError("got --shape; expected it only with --optimizer muon (use --dim or --unit-grad-sq)")
-    sides = numbers("--shape", shape)
-    if len(sides) != 2:
-        raise EquilibriaError(f"got --shape {shape!r}; expected two numbers, rows,columns")
-    return rule.equilibrium(shape=(int(sides[0]), int(sides[1])))
+    if isinstance(rule, Muon):
+        return rule.equilibrium(shape=shape_of(options))
+    return rule.equilibrium(unit_grad_sq=options["unit_grad_sq"], dim=options["dim"])
 
 
 def _show(rule: Rule, result: Equilibrium) -> None:
@@ -51,7 +53,7 @@ def _show(rule: Rule, result: Equilibrium) -> None:
     needs = {AdamW: "--dim", Lion: "--dim", Muon: "--shape"}.get(type(rule), "--unit-grad-sq")
     norm = f"{float(result.norm):.6g}" if result.norm is not None else f"give {needs} to know it"
     if result.norm is None and isinstance(rule, AdamW | Lion):
-        norm = f"{float(rule.equilibrium(dim=1).norm or 0):.6g} x sqrt(entries): the root mean square of an entry"
+        norm = f"{float(rule.equilibrium(dim=1).norm or 0):.6g} x sqrt(entries): the rms of an entry"
     rows = [
         ["angle per step", f"{angle:.6g} rad ({math.degrees(angle):.4g} degrees)"],
         ["relative update", f"{float(result.relative_update):.6g} of the norm"],
@@ -66,4 +68,5 @@ def _show(rule: Rule, result: Equilibrium) -> None:
     for item in result.validity:
         mark = {True: "yes", False: "NO ", None: "?  "}[item.met]
         print(wrap(f"{item.name}: {item.detail}", indent=f"    {mark} ", hang=" " * 8))
-    print("\n    yes: met by these settings   NO: not met   ?: only a measurement of the run can tell\n")
+    legend = "yes: met by these settings   NO: not met   ?: only a measurement of the run can tell"
+    print("\n" + wrap(legend, indent="    ") + "\n")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._options import build_rule, json_option, rule_options
+from equilibria.cli._flags import named
+from equilibria.cli._options import build_rule, json_option, optimizer_of, rule_options
 from equilibria.cli._output import print_json, table, wrap
 from equilibria.cli._schedule import build_run, schedule_options
 from equilibria.errors import EquilibriaError
@@ -30,18 +31,20 @@ def command(**options: Any) -> None:
 
     if options["as_json"] and options["as_csv"]:
         raise EquilibriaError("got --json and --csv; expected at most one of them")
-    build_rule(options)  # checks the settings
     run = build_run(options)
+    build_rule({**options, "lr": run.lr})  # checks the settings
+    optimizer = optimizer_of(options)
     original = run.schedule.values(run.steps)
-    folded = fold(
-        original,
-        options["wd"],
-        momentum=options["momentum"] or 0.0,
-        nesterov=options["nesterov"],
-        dampening=options["dampening"] or 0.0,
-        decoupled=options["optimizer"] == "sgdw",
-        optimizer="sgd" if options["optimizer"] == "sgdw" else options["optimizer"],
-    )
+    with named({"decoupled": "--optimizer sgdw: decoupled"}):
+        folded = fold(
+            original,
+            options["wd"],
+            momentum=options["momentum"] or 0.0,
+            nesterov=options["nesterov"],
+            dampening=options["dampening"] or 0.0,
+            decoupled=optimizer == "sgdw",
+            optimizer="sgd" if optimizer == "sgdw" else optimizer,
+        )
     if options["as_json"]:
         print_json(_contract(folded))
     elif options["as_csv"]:

@@ -1,6 +1,6 @@
 """What a schedule will do, before it runs."""
 
-from equilibria.planning.findings import Finding
+from equilibria.findings import Finding
 from equilibria.planning.planner import Curve, Moment, Phase, Plan, Situation, plan
 
 __all__ = ["Curve", "Finding", "Moment", "Phase", "Plan", "Situation", "plan"]

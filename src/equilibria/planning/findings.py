@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from equilibria.errors import EquilibriaError
+from equilibria.findings import Finding
 from equilibria.theory import Lion, Muon, Rule
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
-from equilibria.theory.settling import settling_steps
-from equilibria.theory.states import cold_start, rescaled, settled
+from equilibria.theory.settling import settling_steps, steps_to_tolerance
+from equilibria.theory.states import State, cold_start, rescaled, settled
+from equilibria.theory.validity import ROUNDED_AWAY
 
 if TYPE_CHECKING:
     from equilibria.planning.planner import Moment, Phase, Situation
 
-# Largest relative shrink per step that rounding to nearest swallows whatever the weight: half an ulp of the worst case.
-_ROUNDED_AWAY = {"float32": 2.0**-25, "bfloat16": 2.0**-9, "float16": 2.0**-12}
-DTYPES = tuple(_ROUNDED_AWAY)
+DTYPES = tuple(ROUNDED_AWAY)
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing worth knowing about a plan.
-
-    Attributes:
-        severity: "warning" (costs something) or "note".
-        subject: what it is about.
-        evidence: the numbers.
-        remedy: what to do.
-        law: the law of `equilibria.theory` it rests on; ask `equilibria.cite`.
-    """
-
-    severity: str
-    subject: str
-    evidence: str
-    remedy: str
-    law: str
+# From this many steps on, the closed form of settling is within 26 memory lengths of the recursion (the most over all
+# rules, momenta to 0.99, norms of 0.1 to 30 times equilibrium); where the margin is smaller, the recursion decides.
+_SLOW, _MARGIN = 5000, 40
 
 
 def find(phases: Sequence[Phase], situation: Situation) -> tuple[Finding, ...]:
     """Everything worth saying about these phases, most serious first."""
     found = [
+        *_fades(phases, situation),
+        *_decay_ends(phases, situation),
         *_far_start(phases, situation),
         *_never_settles(phases, situation),
         *_jumps(phases, situation),
@@ -59,49 +46,73 @@ def _numbers(phases: Sequence[Phase]) -> str:
     return f"phase {names[0]}" if len(names) == 1 else f"phases {', '.join(names[:-1])} and {names[-1]}"
 
 
+def _moments(phase: Phase) -> tuple[Moment, Moment, Moment]:
+    return phase.start, phase.middle, phase.end
+
+
 def percent(share: float) -> str:
     """A share as people read it: 0.45 -> 45 %."""
     return f"{100 * share:.0f} %"
 
 
 def _range(low: float, high: float) -> str:
-    return percent(low) if percent(low) == percent(high) else f"{100 * low:.0f}-{percent(high)}"
+    if high >= 10:
+        return f"{low:.2g} to {high:.3g} times"
+    return f"{percent(low) if percent(low) == percent(high) else f'{100 * low:.0f}-{percent(high)}'} of"
 
 
 def _never_settles(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
     stuck = [phase for phase in phases if phase.settle_steps is not None and not phase.settles]
     if not stuck:
         return
-    ratios = [m.angle_ratio for phase in stuck for m in (phase.start, phase.middle, phase.end) if m.angle_ratio]
+    ratios = [m.angle_ratio for phase in stuck for m in _moments(phase) if m.angle_ratio is not None]
     worst = max(stuck, key=lambda phase: (phase.settle_steps or 0) / phase.steps)
     yield Finding(
         "warning",
         f"{_numbers(stuck)} never reach{'es' if len(stuck) == 1 else ''} equilibrium",
         f"for {situation.time(sum(phase.steps for phase in stuck))} the weights turn at "
-        f"{_range(min(ratios), max(ratios))} of what lr x wd asks for; phase {worst.number} has "
+        f"{_range(min(ratios), max(ratios))} what lr x wd asks for; phase {worst.number} has "
         f"{situation.time(worst.steps)} and would need {situation.time(worst.settle_steps or worst.steps)}",
-        f"to be settled at once, rescale where phase {stuck[0].number} begins: {_rescale(situation, stuck[0].start)}; "
-        f"and likewise at every later change. {_other_decay(situation, stuck[0])}",
+        f"to be settled at once, {_rescale_stuck(situation, stuck)}. {_other_decay(situation, stuck[0])}",
         "settling.settling_steps",
     )
+
+
+def _rescale_stuck(situation: Situation, stuck: Sequence[Phase]) -> str:
+    """What puts phases that never settle into equilibrium where they begin."""
+    first = stuck[0]
+    if not _is_fresh(situation, first):
+        return (
+            f"rescale where phase {first.number} begins: {_rescale(situation, first.start)}; "
+            "and likewise at every later change"
+        )
+    told = _is_far(situation) and _rule_at(situation.rule, first.start) == situation.start_rule
+    factor = "as told for the far start" if told else f"by {_factor(1 / (first.start.norm_ratio or 1.0))}"
+    again = ", and plan again: it changes where the later phases start" if len(stuck) > 1 else ""
+    return f"multiply the initial scale-invariant weights {factor}{again}"
+
+
+def _is_fresh(situation: Situation, phase: Phase) -> bool:
+    """The phase begins with an optimizer that has no state to rescale yet."""
+    return phase.first_step == 0 and situation.init_norm is not None
 
 
 def _other_decay(situation: Situation, phase: Phase) -> str:
     """What another weight decay in that phase would do: it settles faster, at another angle."""
     scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
     here = _rule_at(situation.rule, phase.start)
-    state = rescaled(settled(here, **scale), phase.start.norm_ratio or 1.0)
-    if phase.first_step == 0 and situation.init_norm is not None:
+    if _is_fresh(situation, phase) and situation.init_norm is not None:
         state = cold_start(here, situation.init_norm)
+    else:
+        state = rescaled(settled(here, **scale), phase.start.norm_ratio or 1.0)
     for factor in (2, 3, 5, 10, 20, 30, 50, 100):
         rule = dataclasses.replace(here, weight_decay=here.weight_decay * factor)
         try:
             there = rule.equilibrium(**scale)  # type: ignore[arg-type]
-            # The recursion, not the closed form: Adam's second moment lags behind the norm.
-            needs = settling_steps(rule, state, tolerance=situation.tolerance, **scale)  # type: ignore[arg-type]
+            settles = _settles_within(rule, state, phase, situation)
         except EquilibriaError:
             break
-        if needs < phase.steps:
+        if settles:
             larger = float(there.angle) / phase.start.angle_equilibrium
             return (
                 f"A {factor}x larger weight decay in phase {phase.number} would settle within it, but turn "
@@ -110,11 +121,25 @@ def _other_decay(situation: Situation, phase: Phase) -> str:
     return f"No weight decay up to 100x settles phase {phase.number} within its length"
 
 
+def _settles_within(rule: Rule, state: State, phase: Phase, situation: Situation) -> bool:
+    """Whether this rule settles from this state before the phase ends."""
+    scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
+    # Adam's second moment lags behind the norm, and a fresh momentum has yet to build up: not in the closed form.
+    if not (isinstance(rule, AdamW | AdamL2) or _is_fresh(situation, phase)):
+        memory = 1 / (1 - (rule.betas[1] if isinstance(rule, Lion) else rule.momentum))
+        ratio = math.sqrt(float(state.norm_sq) / float(settled(rule, **scale).norm_sq))
+        expected = steps_to_tolerance(rule, ratio, tolerance=situation.tolerance)
+        if expected > _SLOW and abs(expected - phase.steps) > _MARGIN * memory:
+            return expected < phase.steps
+    needs = settling_steps(rule, state, tolerance=situation.tolerance, **scale)  # type: ignore[arg-type]
+    return needs < phase.steps
+
+
 def _jumps(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
     """An angle that jumps past its new equilibrium when lr or wd changes, and then comes back."""
     for before, after in pairwise(phases):
         start, end = after.start.angle_ratio, after.end.angle_ratio
-        if not (after.jump and start and end and before.end.angle_equilibrium > 0) or 0.8 <= start <= 1.25:
+        if start is None or end is None or not after.jump or before.end.angle_equilibrium == 0 or 0.8 <= start <= 1.25:
             continue
         under = start < 1
         if (end <= 0.8) if under else (end >= 1.25):
@@ -209,13 +234,94 @@ def _falls_behind(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
     )
 
 
+def _fades(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
+    """A run without weight decay: the norm only grows, and every step turns less than the one before."""
+    if situation.start_norm is not None:
+        return
+    moments = [m for phase in phases for m in _moments(phase) if m.lr > 0]
+    first, last = moments[0], moments[-1]
+    yield Finding(
+        "warning",
+        "without weight decay there is no equilibrium, and the angle fades",
+        f"{situation.norm_name} grows from {first.norm:.3g} to {last.norm:.3g}, so that at the end the same lr turns "
+        f"the weights {(last.norm / first.norm) ** situation.norm_power:.3g} times less than at the start, and ever "
+        f"less, as 1 / sqrt(steps); step {last.step:,} turns by {last.angle:.3g} rad",
+        f"if the lr schedule alone is to set the pace, add weight decay{_holding_decay(situation, phases)}",
+        "transient.evolve",
+    )
+
+
+def _holding_decay(situation: Situation, phases: Sequence[Phase]) -> str:
+    """The weight decay that would hold the angle of the phase with the largest lr, in words; empty if there is none."""
+    peak = max(phases, key=lambda phase: phase.middle.lr)
+    at = peak.middle
+    if at.lr == 0:
+        return ""
+    scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
+
+    def angle(decay: float) -> float:
+        rule = dataclasses.replace(situation.rule, lr=at.lr, weight_decay=decay)
+        try:
+            return float(rule.equilibrium(**scale).angle)  # type: ignore[arg-type]
+        except EquilibriaError:  # beyond the largest decay that has an equilibrium
+            return math.inf
+
+    low, high = 1e-16 / at.lr, 2 / at.lr
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if angle(middle) < at.angle else (low, middle)
+    if not math.isfinite(angle(high)):
+        return ""
+    return f": wd {low:.3g} holds the angle that phase {peak.number} has half-way, {at.angle:.3g} rad at lr {at.lr:.3g}"
+
+
+def _decay_ends(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
+    """Weight decay that falls to zero while lr does not: first the norm cannot follow, then nothing holds it."""
+    peak = max(phase.start.weight_decay for phase in phases)
+    begun = next((phase.number for phase in phases if phase.start.weight_decay > 0), len(phases) + 1)
+    idle = [phase for phase in phases if phase.number > begun and not any(m.weight_decay for m in _moments(phase))]
+    idle = [phase for phase in idle if phase.middle.lr > 0]
+    if idle:
+        before, after = idle[0].start.norm, idle[-1].end.norm
+        yield Finding(
+            "warning",
+            f"without weight decay {_numbers(idle)} {'has' if len(idle) == 1 else 'have'} no equilibrium",
+            f"{situation.norm_name} grows from {before:.3g} to {after:.3g}, so that the same lr turns the weights "
+            f"{(after / before) ** situation.norm_power:.3g} times less at the end, and ever less: lr alone sets the "
+            "angle there",
+            "if lr x wd is to set the pace to the end, let the weight decay end above 0",
+            "transient.evolve",
+        )
+    falling = [
+        phase
+        for phase in phases
+        if phase.end.weight_decay < min(0.01 * peak, phase.start.weight_decay)
+        and max(phase.middle.angle_ratio or 0.0, phase.end.angle_ratio or 0.0) > 1.25
+    ]
+    if falling:
+        last = falling[-1]
+        yield Finding(
+            "note",
+            "the weight decay falls to zero faster than the norm can follow",
+            f"as wd falls, lr x wd asks for ever slower turning at an ever larger norm; in the middle of phase "
+            f"{last.number} the weights turn at {_range(*[last.middle.angle_ratio or 0.0] * 2)} that",
+            "if lr x wd is to set the pace to the end, let lr fall with the weight decay, or end at a larger one",
+            "settling.relaxation",
+        )
+
+
+def _is_far(situation: Situation) -> bool:
+    """The initial norm is given, and is not the one that training heads for."""
+    if situation.init_norm is None or situation.start_norm is None:
+        return False
+    return abs(situation.init_norm / situation.start_norm - 1) >= 0.1
+
+
 def _far_start(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
-    if situation.init_norm is None:
+    if not _is_far(situation) or situation.init_norm is None or situation.start_norm is None:
         return
     ratio = situation.init_norm / situation.start_norm
-    if abs(ratio - 1) < 0.1:
-        return
-    first = next((phase for phase in phases if phase.start.angle_ratio), phases[0])
+    first = next((phase for phase in phases if phase.start.angle_ratio is not None), phases[0])
     times = f"{ratio:.2g} times its equilibrium" if ratio >= 1 else f"{100 * ratio:.2g} % of its equilibrium"
     later = first.middle.norm_ratio
     if ratio > 1:
@@ -227,8 +333,8 @@ def _far_start(phases: Sequence[Phase], situation: Situation) -> Iterator[Findin
     yield Finding(
         "warning",
         f"training starts far from equilibrium: the norm is {times}",
-        f"||w|| = {situation.init_norm:.3g} against {situation.start_norm:.3g} at lr {situation.start_rule.lr:.3g}; "
-        f"step {first.first_step:,} turns by {first.start.angle:.3g} rad; {effect}",
+        f"{situation.norm_name} = {situation.init_norm:.3g} against {situation.start_norm:.3g} at lr "
+        f"{situation.start_rule.lr:.3g}; step {first.first_step:,} turns by {first.start.angle:.3g} rad; {effect}",
         f"multiply the initial scale-invariant weights by {1 / ratio:.3g}",
         "transient.evolve",
     )
@@ -245,7 +351,7 @@ _LAWS = {
 
 
 def _rounded_away(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
-    limit = _ROUNDED_AWAY[situation.dtype]
+    limit = ROUNDED_AWAY[situation.dtype]
     coupled = isinstance(situation.rule, SGD | AdamL2)
 
     def size(phase: Phase) -> float:

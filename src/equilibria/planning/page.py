@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
-import re
-import secrets
-from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria._version import __version__
 from equilibria.errors import EquilibriaError
-from equilibria.planning.findings import Finding
-from equilibria.planning.page_data import SLOWER, as_json, chart_data, mark
-from equilibria.planning.planner import Moment, Phase, Plan
-from equilibria.theory.citations import PAPERS, Citation, cite
+from equilibria.pages.cards import card
+from equilibria.pages.document import document, write_document
+from equilibria.pages.words import number, percent, ratio_cell, sentence_case, settings_list, text
+from equilibria.planning.page_data import chart_data
+from equilibria.planning.planner import Phase, Plan
 
 Array = NDArray[np.float64]
 
@@ -41,32 +34,10 @@ def write_page(plan: Plan, path: str | Path, *, title: str | None = None) -> Pat
         The path.
 
     Raises:
-        EquilibriaError: the folder does not exist, the path is not a file, or it cannot be written.
+        EquilibriaError: the folder does not exist, the path is not a file, or it cannot be written; or the plan has no
+            weight decay.
     """
-    page = page_html(plan, title=title)
-    try:
-        _replace(Path(path), page)
-    except (OSError, ValueError) as error:
-        if isinstance(error, EquilibriaError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise EquilibriaError(f"got path={str(path)!r}, which cannot be written: {reason}") from error
-    return Path(path)
-
-
-def _replace(path: Path, text: str) -> None:
-    target = path.resolve()  # a link keeps pointing where it did
-    if not target.parent.is_dir():
-        raise EquilibriaError(f"got path={str(path)!r}, but {target.parent} is not a folder; expected one that exists")
-    if target.exists() and not target.is_file():
-        kind = "a folder" if target.is_dir() else "not a regular file"
-        raise EquilibriaError(f"got path={str(path)!r}, which is {kind}; expected the name of an HTML file")
-    beside = target.parent / f".equilibria-{secrets.token_hex(8)}.tmp"
-    try:
-        beside.write_text(text, encoding="utf-8", newline="\n")
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+    return write_document(path, page_html(plan, title=title))
 
 
 def page_html(plan: Plan, *, title: str | None = None) -> str:
@@ -79,58 +50,37 @@ def page_html(plan: Plan, *, title: str | None = None) -> str:
     Returns:
         HTML.
 
+    Raises:
+        EquilibriaError: the plan has no weight decay.
+
     Example:
         >>> from equilibria.planning import plan
         >>> from equilibria.theory import SGD
         >>> "for the whole run</h1>" in page_html(plan(SGD(0.1, 5e-4, momentum=0.9), 0.1, steps=1000))
         True
     """
-    from plotly.offline import get_plotlyjs  # only a page needs it, and it takes long to import
-
-    # The policy below names each script by its hash, and browsers hash what is left after line ends are unified.
-    plotly, script = (_one_line_end(text) for text in (get_plotlyjs(), _asset("page.js")))
     situation = plan.situation
+    if situation.start_norm is None:
+        raise EquilibriaError(
+            "got a plan without weight decay; expected one with an equilibrium, which is what the page compares with: "
+            "without it leave the page out and read the plan itself"
+        )
     unit = "step" if situation.steps_per_epoch is None else "epoch"
-    return Template(_asset("page.html")).substitute(
-        policy=_policy(plotly, script),
-        version=escape(__version__),
-        title=escape(_default_title(plan) if title is None else title),
-        style=_asset("page.css"),
-        headline=_text(headline(plan)),
+    return document(
+        "equilibria.planning",
+        title=_default_title(plan) if title is None else title,
+        data=chart_data(plan),
+        headline=text(headline(plan)),
         settings=_settings(plan),
-        tolerance=_text(_percent(situation.tolerance)),
-        angle_label=_text(f"Chart of the angle per step over the run. {headline(plan)}"),
-        norm_label=_text(_norm_label(plan)),
+        tolerance=text(percent(situation.tolerance)),
+        angle_label=text(f"Chart of the angle per step over the run. {headline(plan)}"),
+        norm_label=text(_norm_label(plan)),
         schedule_label=f"Chart of lr ({_from_to(plan.curve.lr)}) and wd ({_from_to(plan.curve.weight_decay)})",
         unit_plural=f"{unit}s",
         phases="\n".join(_row(phase, plan) for phase in plan.phases),
-        findings="\n".join(_card(finding) for finding in plan.findings) or _NOTHING_FOUND,
+        findings="\n".join(card(finding) for finding in plan.findings) or _NOTHING_FOUND,
         start=_start_sentence(plan),
-        data=as_json(chart_data(plan)),
-        plotly=plotly,
-        script=script,
     )
-
-
-def _asset(name: str) -> str:
-    return files("equilibria.planning").joinpath(name).read_text(encoding="utf-8")
-
-
-def _one_line_end(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _policy(*scripts: str) -> str:
-    """Let the browser refuse every request, and every script but these."""
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-# ---- the headline
 
 
 def headline(plan: Plan) -> str:
@@ -146,18 +96,18 @@ def headline(plan: Plan) -> str:
     shares = _shares(plan)
     if warning is None:
         return shares[0].upper() + shares[1:]
-    return f"{_sentence_case(warning.split(':')[0])}: {shares}"
+    return f"{sentence_case(warning.split(':')[0])}: {shares}"
 
 
 def _shares(plan: Plan) -> str:
     slow, fast, still = _deviations(plan)
     kinds = [(share, word) for share, word in ((slow, "slower"), (fast, "faster")) if share >= _WORTH_SAYING]
-    rest = f"; in {_percent(still)} of the run lr or wd is 0" if still >= _WORTH_SAYING else ""
+    rest = f"; in {percent(still)} of the run lr or wd is 0" if still >= _WORTH_SAYING else ""
     if not kinds:
         return f"the weights turn as lr × wd says{rest or ', for the whole run'}"
     (share, word), *others = kinds
-    other = "".join(f" and {_percent(share)} {word}" for share, word in others)
-    return f"{_percent(share)} of the run turns {word}{other} than lr × wd says{rest}"
+    other = "".join(f" and {percent(share)} {word}" for share, word in others)
+    return f"{percent(share)} of the run turns {word}{other} than lr × wd says{rest}"
 
 
 def _deviations(plan: Plan) -> tuple[float, float, float]:
@@ -176,20 +126,12 @@ def _deviations(plan: Plan) -> tuple[float, float, float]:
     return slow, fast, still
 
 
-def _sentence_case(text: str) -> str:
-    first, _, rest = text.partition(" ")
-    if first == "lr" and not rest.startswith("x "):
-        return f"The {text}"
-    is_a_name = first == "lr" or any(letter.isdigit() for letter in first)  # lr x wd, float32
-    return text if is_a_name else text[:1].upper() + text[1:]
-
-
 # ---- the settings
 
 
 def _default_title(plan: Plan) -> str:
     rule = plan.situation.rule
-    return f"Plan: {type(rule).__name__}, lr {_number(rule.lr)}, wd {_number(rule.weight_decay)}"
+    return f"Plan: {type(rule).__name__}, lr {number(rule.lr)}, wd {number(rule.weight_decay)}"
 
 
 def _settings(plan: Plan) -> str:
@@ -208,24 +150,21 @@ def _settings(plan: Plan) -> str:
     else:
         epochs = f"{situation.steps / situation.steps_per_epoch:,.4g} epochs"
         pairs.append(("length", epochs, f"{steps}, {situation.steps_per_epoch:,} per epoch"))
-    start = "in equilibrium" if situation.init_norm is None else f"‖w‖ = {_number(situation.init_norm)}"
+    start = "in equilibrium" if situation.init_norm is None else f"‖w‖ = {number(situation.init_norm)}"
     pairs.append(("start", start, ""))
-    pairs.append(("settled means", f"within {_percent(situation.tolerance)}", ""))
+    pairs.append(("settled means", f"within {percent(situation.tolerance)}", ""))
     if situation.dtype != "float32":
         pairs.append(("weights in", situation.dtype, ""))
-    return "\n".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}{f'<small>{escape(more)}</small>' if more else ''}</dd></div>"
-        for name, value, more in pairs
-    )
+    return settings_list(pairs)
 
 
 def _start_sentence(plan: Plan) -> str:
     norm = plan.situation.init_norm
     if norm is not None:
-        return f"training <strong>starts</strong> at ‖w‖ = {_number(norm)}, with an empty optimizer state."
+        return f"training <strong>starts</strong> at ‖w‖ = {number(norm)}, with an empty optimizer state."
     return (
-        "training <strong>starts in equilibrium</strong> of the largest lr × wd; give the initial norm to see the "
-        "approach from your own initialisation."
+        f"training <strong>starts in equilibrium</strong> of lr {number(plan.situation.start_rule.lr)}; give the "
+        "initial norm to see the approach from your own initialisation."
     )
 
 
@@ -241,7 +180,7 @@ def _row(phase: Phase, plan: Plan) -> str:
         f"<td>{_arrow(phase, 'lr')}</td>",
         f"<td>{_arrow(phase, 'weight_decay')}</td>",
         f"<td>{_arrow(phase, 'angle_equilibrium')}</td>",
-        *(_ratio_cell(moment, plan.situation.tolerance) for moment in moments),
+        *(ratio_cell(moment.angle_ratio, plan.situation.tolerance) for moment in moments),
         f"<td>{_needs(phase, plan)}</td>",
         f"<td>{_time(phase.steps, plan)}</td>",
         f'<td class="{"good" if good else "bad"}">{verdict}</td>' if verdict else "<td>–</td>",
@@ -260,21 +199,8 @@ def _span(phase: Phase, plan: Plan) -> str:
 def _arrow(phase: Phase, name: str) -> str:
     first, last = (float(getattr(moment, name)) for moment in (phase.start, phase.end))
     if np.isclose(first, last, rtol=5e-3, atol=0):
-        return _number(last)
-    return f"{_number(first, digits=2)} →\u00a0{_number(last, digits=2)}"
-
-
-def _ratio_cell(moment: Moment, tolerance: float) -> str:
-    ratio = moment.angle_ratio
-    if ratio is None:
-        return "<td>–</td>"
-    shown = f"{ratio:.2f}" if 0.005 <= ratio < 100 else _number(ratio)
-    sign = mark(ratio, tolerance)
-    if not sign:
-        return f'<td>{shown}<span class="mark"></span></td>'
-    word = "slower" if sign == SLOWER else "faster"
-    spoken = f'<span class="mark" aria-hidden="true">{sign}</span><span class="unseen"> {word}</span>'
-    return f'<td class="out">{shown}{spoken}</td>'
+        return number(last)
+    return f"{number(first, digits=2)} →\u00a0{number(last, digits=2)}"
 
 
 def _needs(phase: Phase, plan: Plan) -> str:
@@ -307,33 +233,6 @@ _NOTHING_FOUND = (
 )
 
 
-def _card(finding: Finding) -> str:
-    warning = finding.severity == "warning"
-    badge = f"{'⚠' if warning else 'ℹ'}\ufe0e {finding.severity}"
-    return (
-        f'<article class="finding{" warning" if warning else ""}">'
-        f'<h3><span class="badge">{escape(badge)}</span>{_text(_sentence_case(finding.subject))}</h3>'
-        f"<p>{_text(_full_stop(finding.evidence))}</p>"
-        f"<p><strong>What to do:</strong> {_text(_full_stop(finding.remedy))}</p>"
-        f'<p class="law">Law: <code>{escape(finding.law)}</code>{_source(finding.law)}</p></article>'
-    )
-
-
-def _full_stop(text: str) -> str:
-    text = _sentence_case(text)
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def _source(law: str) -> str:
-    try:
-        citation = cite(law)
-    except EquilibriaError:
-        return ""
-    if not isinstance(citation, Citation) or not citation.paper:
-        return ""
-    return f", after <cite>{escape(PAPERS[citation.paper].title)}</cite>, {escape(citation.where)} ({citation.status})"
-
-
 # ---- words and numbers
 
 
@@ -344,22 +243,6 @@ def _norm_label(plan: Plan) -> str:
     return f"Chart of norm / equilibrium norm, between {known.min():.2f} and {known.max():.2f}"
 
 
-def _text(text: str) -> str:
-    """Escaped, and with what belongs together on one line."""
-    shown = re.sub(r"(?<=\d) %", "\u00a0%", escape(text))
-    return re.sub(r"\blr [x×] wd\b", "lr\u00a0×\u00a0wd", shown)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1g} %"
-
-
-def _number(value: float, *, digits: int = 3) -> str:
-    if not np.isfinite(value):
-        return "–"
-    return re.sub(r"e([+-])0*", lambda match: "e-" if match[1] == "-" else "e", f"{value:.{digits}g}")
-
-
 def _from_to(values: Array) -> str:
     low, high = float(values.min()), float(values.max())
-    return _number(high) if low == high else f"{_number(low)} to {_number(high)}"
+    return number(high) if low == high else f"{number(low)} to {number(high)}"

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from equilibria.pages.words import mark
 from equilibria.planning.planner import Phase, Plan
-from equilibria.theory import SGD, SGDW
 
 Array = NDArray[np.float64]
 
-SLOWER, FASTER = "▼", "▲"
 _RUN_OFF = 5  # a ramp to zero has no lower end on a log axis: its last per cent may run out of the chart
-
-
-def mark(ratio: float | None, tolerance: float) -> str:
-    """The sign of an angle that is not in equilibrium; empty where it is, and where there is none.
-
-    Example:
-        >>> mark(0.45, 0.05), mark(1.02, 0.05), mark(None, 0.05)
-        ('▼', '', '')
-    """
-    if ratio is None or abs(ratio - 1) <= tolerance:
-        return ""
-    return SLOWER if ratio < 1 else FASTER
 
 
 def chart_data(plan: Plan) -> dict[str, object]:
@@ -63,13 +48,8 @@ def chart_data(plan: Plan) -> dict[str, object]:
 
 
 def _norm_band(plan: Plan) -> list[float]:
-    """Norm ratios between which the angle is within the tolerance.
-
-    The angle of one step goes as ||w||^-2 where the gradient itself shrinks as the norm grows (SGD), and as
-    ||w||^-1 where the optimizer takes steps of a fixed length.
-    """
-    power = 2 if isinstance(plan.situation.rule, SGD | SGDW) else 1
-    tolerance = plan.situation.tolerance
+    """Norm ratios between which the angle is within the tolerance."""
+    power, tolerance = plan.situation.norm_power, plan.situation.tolerance
     return [(1 + tolerance) ** (-1 / power), (1 - tolerance) ** (-1 / power)]
 
 
@@ -116,8 +96,3 @@ def _column(values: ArrayLike, *, digits: int = 6) -> list[float | None]:
     """Six digits are more than a screen can show; JSON has no NaN."""
     column = np.asarray(values, float).tolist()
     return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in column]
-
-
-def as_json(data: dict[str, object]) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""Cut a schedule into the phases that people have in mind: flat stretches, and pieces of ramps."""
+"""Cut a schedule into the phases that people have in mind: flat stretches, and pieces of ramps; and the first goal."""
 
 from __future__ import annotations
 
@@ -88,3 +88,38 @@ def _ramp(lr: Array, weight_decay: Array, first: int, after: int, total: int) ->
         starts = [*jumps, first] if _is_jump(lr, weight_decay, first) else jumps
         spans += [Span(a, b - a, flat=False, jump=a in starts) for a, b in pairwise(marks)]
     return spans
+
+
+def first_goal(pull: Array, spans: tuple[Span, ...]) -> int:
+    """The step whose equilibrium training heads for first: the end of a warm-up, else the first lr x wd above 0.
+
+    Args:
+        pull: lr x wd per step, above 0 somewhere.
+        spans: the phases of the schedule.
+
+    Returns:
+        The step.
+
+    Example:
+        >>> lr, wd = np.array([0.0] * 10 + [0.02] * 90 + [0.1] * 100), np.full(200, 5e-4)
+        >>> first_goal(lr * wd, cut(lr, wd))
+        10
+    """
+    before_each = (None, *spans)
+    goal = next(span for before, span in zip(before_each, spans, strict=False) if not _leads_on(pull, span, before))
+    last = goal.first + goal.steps - 1
+    return last if pull[last] > pull[goal.first] else goal.first
+
+
+def _leads_on(pull: Array, span: Span, before: Span | None) -> bool:
+    """Nothing acts yet, or the span belongs to a warm-up that goes on after it.
+
+    A warm-up from 0 may come in stairs (one scheduler step per epoch): a stair is no longer than the stretch before it.
+    A longer stretch is where training stays.
+    """
+    after = span.first + span.steps
+    if not pull[span.first : after].any():
+        return True
+    climbs = pull[after - 1] > pull[span.first]
+    stair = span.flat and before is not None and before.flat and span.steps <= before.steps
+    return bool((climbs or stair) and after < len(pull) and pull[after] >= pull[after - 1])

@@ -12,19 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, one_of, positive, whole, within
-from equilibria.planning.findings import DTYPES, Finding, find
-from equilibria.planning.phases import Span, cut
-from equilibria.theory import SGD, SGDW, AdamL2, Rule
+from equilibria.findings import Finding
+from equilibria.planning.findings import DTYPES, find
+from equilibria.planning.phases import Span, cut, first_goal
+from equilibria.planning.scale import check_distance, check_scale, scale_number, update_size
+from equilibria.theory import SGD, SGDW, AdamW, Lion, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 from equilibria.theory.settling import equilibrium_norm_sq, settling_steps
 from equilibria.theory.states import State, cold_start, settled
-from equilibria.theory.targets import targets
+from equilibria.theory.targets import Targets, targets
 from equilibria.theory.transient import Trajectory, evolve
 
 Array = NDArray[np.float64]
 
 _CURVE_POINTS = 500
-_MOST_STEPS = 10_000_000  # ten seconds and a gigabyte; longer runs are planned in coarser steps or in parts
+MOST_STEPS = 10_000_000  # ten seconds and a gigabyte; longer runs are planned in coarser steps or in parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,9 @@ class Moment:
         lr: learning rate.
         weight_decay: weight decay.
         angle: predicted angle, radians.
-        angle_equilibrium: the angle this lr and wd would settle at, radians.
+        angle_equilibrium: the angle this lr and wd would settle at, radians; 0 at lr 0 or wd 0.
         norm: predicted ||w||, in units of L^(1/4) or sqrt(d) where those were not given.
-        norm_equilibrium: the norm this lr and wd would settle at; NaN at lr 0.
+        norm_equilibrium: the norm this lr and wd would settle at; NaN at lr 0 or wd 0.
     """
 
     step: int
@@ -51,12 +53,12 @@ class Moment:
 
     @property
     def angle_ratio(self) -> float | None:
-        """Angle / equilibrium angle; None at lr 0."""
+        """Angle / equilibrium angle; None at lr 0 or wd 0."""
         return self.angle / self.angle_equilibrium if self.angle_equilibrium > 0 else None
 
     @property
     def norm_ratio(self) -> float | None:
-        """Norm / equilibrium norm; None at lr 0."""
+        """Norm / equilibrium norm; None at lr 0 or wd 0."""
         return self.norm / self.norm_equilibrium if self.norm_equilibrium > 0 else None
 
 
@@ -73,9 +75,10 @@ class Phase:
         start: first step.
         middle: middle step.
         end: last step.
-        time_constant: steps per factor e near equilibrium, at the settings of its end; None at lr 0.
-        monotone: no oscillation near equilibrium; None at lr 0.
-        settle_steps: steps it needs until the angle stays within the tolerance; None for a ramp, whose goal moves.
+        time_constant: steps per factor e near equilibrium, at the settings of its end; None at lr 0 or wd 0.
+        monotone: no oscillation near equilibrium; None at lr 0 or wd 0.
+        settle_steps: steps it needs until the angle stays within the tolerance; None for a ramp, whose goal moves, and
+            at lr 0 or wd 0.
         settles: the angle is within the tolerance at its end.
     """
 
@@ -103,9 +106,10 @@ class Curve:
         weight_decay: weight decay.
         angle: predicted angle, radians.
         angle_equilibrium: what lr x wd would settle at.
-        angle_by_lr: what the lr alone suggests: the largest equilibrium angle times lr / largest lr.
+        angle_by_lr: what the lr alone suggests: the largest equilibrium angle times lr / largest lr; in a run without
+            weight decay the angle at the initial norm.
         norm: predicted norm.
-        norm_equilibrium: equilibrium norm; NaN at lr 0.
+        norm_equilibrium: equilibrium norm; NaN at lr 0 or wd 0.
     """
 
     step: NDArray[np.int64]
@@ -123,21 +127,22 @@ class Situation:
     """What the user told the planner, for findings and pages.
 
     Attributes:
-        rule: the optimizer at the largest lr x wd.
-        start_rule: the optimizer at the lr that training begins with, or that its warm-up reaches.
-        start_norm: its equilibrium norm: where training starts if no initial norm is given.
+        rule: the optimizer at the largest lr x wd (in a run without weight decay: at the largest lr).
+        start_rule: the optimizer at the first lr above 0, or at the lr that a warm-up ends at (smooth, or in stairs
+            from 0); without weight decay the same as ``rule``.
+        start_norm: its equilibrium norm: where training starts if no initial norm is given; None without weight decay.
         steps: length of the run.
         steps_per_epoch: None where time is shown in steps.
         tolerance: what counts as settled.
         init_norm: given initial norm, or None for a start in equilibrium.
         unit_grad_sq: L (1 if not given).
-        dim: number of entries (1 if not given).
+        dim: number of entries (1 if not given); for Muon the squared length of its update, from the shape.
         dtype: in which the weights are stored.
     """
 
     rule: Rule
     start_rule: Rule
-    start_norm: float
+    start_norm: float | None
     steps: int
     steps_per_epoch: int | None
     tolerance: float
@@ -145,6 +150,16 @@ class Situation:
     unit_grad_sq: float
     dim: float
     dtype: str
+
+    @property
+    def norm_power(self) -> int:
+        """A step turns as lr / ||w||^norm_power: 1 for steps of a fixed length, 2 if the gradient goes as 1 / ||w||."""
+        return 2 if isinstance(self.rule, SGD | SGDW) else 1
+
+    @property
+    def norm_name(self) -> str:
+        """What the norms of this plan are called: of a single entry they are its root mean square."""
+        return "rms entry" if isinstance(self.rule, AdamW | Lion) and self.dim == 1 else "||w||"
 
     def time(self, steps: float) -> str:
         """Steps in the unit that people read: epochs where they are known."""
@@ -187,6 +202,7 @@ def plan(
     init_norm: float | None = None,
     unit_grad_sq: float | None = None,
     dim: float | None = None,
+    shape: tuple[int, int] | None = None,
     dtype: str = "float32",
     tolerance: float = 0.05,
 ) -> Plan:
@@ -198,10 +214,12 @@ def plan(
         steps: length of the run in optimizer steps.
         steps_per_epoch: to speak of epochs.
         weight_decay: weight-decay schedule; the rule's own without.
-        init_norm: ||w|| at the start; without it training starts in the equilibrium of the lr it begins with, or that
-            its warm-up reaches.
+        init_norm: ||w|| at the start; without it training starts in the equilibrium of its first lr above 0, or of the
+            lr that a warm-up ends at (smooth, or in stairs from 0). Needed where there is no weight decay, hence no
+            equilibrium.
         unit_grad_sq: L = E||g||^2 ||w||^2; needed with init_norm for SGD-type rules, and always for Adam with L2.
-        dim: number of entries; needed with init_norm for AdamW and Lion, and always for Adam with L2.
+        dim: number of entries; needed with init_norm for AdamW and Lion, and always for Adam with L2. Not for Muon.
+        shape: (rows, columns) of the matrix; needed with init_norm for Muon.
         dtype: in which the weights are stored: float32, bfloat16 or float16.
         tolerance: what counts as settled.
 
@@ -223,30 +241,36 @@ def plan(
             f"got rule={rule!r}; expected one of equilibria.theory's: SGD(lr, weight_decay, ...), ..."
         )
     count = whole("steps", steps, low=1)
-    within("steps", count, high=_MOST_STEPS)
+    within("steps", count, high=MOST_STEPS)
     one_of("dtype", dtype, DTYPES)
     within("tolerance", tolerance, above=0, below=1)
-    _check_scale(rule, init_norm, unit_grad_sq, dim)
     lrs = as_schedule(schedule, name="lr").values(count)
     decays = as_schedule(rule.weight_decay if weight_decay is None else weight_decay, name="weight_decay").values(count)
     if not lrs.any():
         raise EquilibriaError("got a schedule whose lr is 0 at every step; expected a positive lr somewhere")
+    pull = lrs * decays
+    check_scale(rule, init_norm, unit_grad_sq, dim, shape, settles=bool(pull.any()))
     spans = cut(lrs, decays)
     scale = {
-        "unit_grad_sq": 1.0 if unit_grad_sq is None else positive("unit_grad_sq", unit_grad_sq),
-        "dim": 1.0 if dim is None else positive("dim", dim),
+        "unit_grad_sq": 1.0 if unit_grad_sq is None else scale_number("unit_grad_sq", unit_grad_sq),
+        "dim": update_size(rule, dim, shape),
     }
 
     def at(step: int) -> Rule:
         here: Rule = dataclasses.replace(rule, lr=float(lrs[step]), weight_decay=float(decays[step]))
         return here
 
-    top, start = at(int(np.argmax(lrs * decays))), at(_first_goal(lrs, decays, spans))
-    top.equilibrium(**scale)  # type: ignore[arg-type]  # refuses an lr * wd without a stable equilibrium
+    top = start = at(int(np.argmax(pull if pull.any() else lrs)))
+    start_norm = None
+    if pull.any():
+        top.equilibrium(**scale)  # type: ignore[arg-type]  # refuses an lr * wd without a stable equilibrium
+        start = at(first_goal(pull, spans))
+        start_norm = math.sqrt(equilibrium_norm_sq(start, **scale))
+        check_distance(init_norm, start_norm)
     situation = Situation(
         top,
         start,
-        math.sqrt(equilibrium_norm_sq(start, **scale)),
+        start_norm,
         count,
         None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1),
         tolerance,
@@ -258,35 +282,8 @@ def plan(
     return _build(situation, lrs, decays, spans)
 
 
-def _first_goal(lrs: Array, decays: Array, spans: tuple[Span, ...]) -> int:
-    """The step whose equilibrium training heads for first: the top of a warm-up, else the first step."""
-    step = 0
-    for span in spans:
-        last = span.first + span.steps - 1
-        if span.flat or lrs[last] <= lrs[span.first]:
-            break
-        step = last + 1 if last + 1 < len(lrs) and lrs[last + 1] >= lrs[last] else last
-    return step if lrs[step] * decays[step] > 0 else int(np.argmax(lrs * decays))
-
-
-def _check_scale(rule: Rule, init_norm: float | None, unit_grad_sq: float | None, dim: float | None) -> None:
-    if isinstance(rule, AdamL2) and (unit_grad_sq is None or dim is None):
-        raise EquilibriaError(
-            f"got unit_grad_sq={unit_grad_sq}, dim={dim} for Adam with L2; expected both: its angle depends on the "
-            "gradient scale (for AdamW neither is needed)"
-        )
-    if init_norm is None:
-        return
-    name, value = ("unit_grad_sq", unit_grad_sq) if isinstance(rule, SGD | SGDW) else ("dim", dim)
-    if value is None:
-        raise EquilibriaError(
-            f"got init_norm={init_norm} without {name}; expected both: {name} fixes the norm to compare with"
-        )
-
-
 def _build(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, ...]) -> Plan:
-    scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
-    goal = targets(situation.rule, lrs, weight_decay=decays, **scale)
+    goal = _goals(situation, lrs, decays)
     paths = _follow(situation, lrs, decays, spans)
     angle = np.concatenate([path.angle for path in paths])
     norm = np.concatenate([path.norm[:-1] for path in paths])
@@ -304,28 +301,58 @@ def _build(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, .
         _phase(n, span, situation, moment, inside[span.first : span.first + span.steps], path.final)
         for n, (span, path) in enumerate(zip(spans, paths, strict=True), start=1)
     )
-    by_lr = goal.angle.max() * lrs / lrs.max()
+    last = np.flatnonzero(lrs)[-1]
+    per_lr = angle[last] / lrs[last] * (norm[last] / norm[0]) ** situation.norm_power
+    by_lr = lrs * (goal.angle.max() / lrs.max() or per_lr)
     curve = Curve(shown, *(column[shown] for column in (lrs, decays, angle, goal.angle, by_lr, norm, norm_goal)))
     return Plan(phases, curve, find(phases, situation), float(inside.mean()), situation)
+
+
+def _goals(situation: Situation, lrs: Array, decays: Array) -> Targets:
+    """The equilibrium of every step, solved once per stretch of constant lr and weight decay."""
+    firsts = np.flatnonzero(np.concatenate([[True], (lrs[1:] != lrs[:-1]) | (decays[1:] != decays[:-1])]))
+    goal = targets(
+        situation.rule,
+        lrs[firsts],
+        weight_decay=decays[firsts],
+        unit_grad_sq=situation.unit_grad_sq,
+        dim=situation.dim,
+    )
+    lengths = np.diff(firsts, append=len(lrs))
+    return Targets(np.repeat(goal.angle, lengths), np.repeat(goal.norm_sq, lengths))
 
 
 def _follow(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, ...]) -> list[Trajectory]:
     """The moment recursion, one trajectory per phase, each from where the last one ended."""
     state, paths = _start(situation), []
     for span in spans:
-        steps = slice(span.first, span.first + span.steps)
+        rests = _rests(situation, span, lrs, decays)
+        steps = slice(span.first, span.first + (1 if rests else span.steps))
         path = evolve(
             situation.rule,
-            span.steps,
+            steps.stop - steps.start,
             start=state,
             lr=lrs[steps],
             weight_decay=decays[steps],
             unit_grad_sq=situation.unit_grad_sq,
             dim=situation.dim,
         )
-        paths.append(path)
+        paths.append(_held(path, span.steps) if rests else path)
         state = path.final
     return paths
+
+
+def _rests(situation: Situation, span: Span, lrs: Array, decays: Array) -> bool:
+    """The phase begins in its own equilibrium, a fixed point of the recursion, and does not leave it."""
+    here = (float(lrs[span.first]), float(decays[span.first]))
+    goal = (situation.start_rule.lr, situation.start_rule.weight_decay)
+    return span.first == 0 and span.flat and situation.init_norm is None and here == goal
+
+
+def _held(path: Trajectory, steps: int) -> Trajectory:
+    """One step, repeated."""
+    columns = {name: np.repeat(getattr(path, name)[:1], steps) for name in ("lr", "weight_decay", "moved_sq")}
+    return Trajectory(**columns, norm_sq=np.repeat(path.norm_sq[:1], steps + 1), final=path.final)
 
 
 def _start(situation: Situation) -> State:
@@ -336,9 +363,9 @@ def _start(situation: Situation) -> State:
 
 def _thin(steps: int, spans: tuple[Span, ...]) -> NDArray[np.int64]:
     """Evenly spread steps, and the two sides of every phase boundary."""
-    even = np.linspace(0, steps - 1, min(steps, _CURVE_POINTS)).round().astype(np.int64)
-    firsts = np.array([span.first for span in spans], dtype=np.int64)
-    return np.unique(np.clip(np.concatenate([even, firsts, firsts - 1]), 0, steps - 1))
+    even = np.linspace(0, steps - 1, min(steps, _CURVE_POINTS)).round().astype(int).tolist()
+    sides = [side for span in spans for side in (span.first - 1, span.first) if side >= 0]
+    return np.array(sorted({*even, *sides}), dtype=np.int64)  # np.unique would import numpy.ma, a tenth of the run time
 
 
 def _phase(

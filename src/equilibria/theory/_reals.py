@@ -28,7 +28,10 @@ def reals(
         equilibria.errors.EquilibriaError: got risk=1.5; expected 0 < risk < 1
     """
     try:
-        array = np.asarray(value, dtype=np.float64)
+        raw = np.asarray(value)
+        if raw.dtype.kind in "SUc" or any(isinstance(item, str | bytes) for item in raw.flat if raw.dtype == object):
+            raise TypeError  # numpy would read "0.1" as a number, and drop an imaginary part
+        array = raw.astype(np.float64)
     except (TypeError, ValueError):
         raise EquilibriaError(f"got {name}={value!r}; expected finite numbers") from None
     good = np.isfinite(array)

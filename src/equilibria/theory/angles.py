@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError, whole
+from equilibria.theory._known_rule import known_rule
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
 from equilibria.theory.memory import Memory, ema_memory
@@ -47,6 +48,7 @@ def n_step_angles(rule: Rule, steps: int, *, unit_grad_sq: float | None = None, 
         >>> round(math.degrees(n_step_angles(SGD(0.1, 5e-4, momentum=0.9), 391)[-1]), 2)
         34.35
     """
+    known_rule(rule)
     n = whole("steps", steps)
     if isinstance(rule, AdamL2):
         # With v settled this is heavy ball with momentum b1, dampened by b1.
@@ -118,6 +120,7 @@ def angular_diffusion(rule: Rule, *, unit_grad_sq: float | None = None, dim: flo
         >>> round(angular_diffusion(SGD(0.1, 5e-4, momentum=0.9)), 12)
         0.001
     """
+    known_rule(rule)
     if isinstance(rule, SGD):
         return 2 * rule.decay_per_step / (1 - rule.momentum)
     if isinstance(rule, AdamL2):
@@ -149,6 +152,7 @@ def linear_scaling_ratio(rule: Rule, factor: int) -> float:
         >>> round(linear_scaling_ratio(rule, 4), 3), round(linear_scaling_ratio(rule, 16), 3)
         (1.877, 3.135)
     """
+    known_rule(rule)
     n = whole("factor", factor, low=1)
     if isinstance(rule, AdamL2):
         raise EquilibriaError("got AdamL2; expected another rule: its angle scales with lr^(2/3), see translate")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -120,9 +121,10 @@ def _squared_chord(before: complex, after: complex, moved: complex) -> complex:
     return (moved - radial * radial) / (before * after) ** 0.5
 
 
-def map_linearisation(unit_map: moments.Array) -> Linearisation:
-    """Linearise a moment map built with lr = 1 and wd = eps, in units where the equilibrium has P = 1."""
-    state, forcing = fixed_point(unit_map)
+def map_linearisation(step_function: moments.Step, *settings: float) -> Linearisation:
+    """Linearise a step of `moments` with lr = 1 and wd = eps, in units where the equilibrium has P = 1."""
+    unit_map = moments.step_map(step_function, *settings)
+    state, forcing = fixed_point(step_function, *settings)
 
     def step(x: ComplexArray, unit_grad_sq: complex) -> tuple[ComplexArray, complex]:
         full = np.array([x[0], x[1], x[2], unit_grad_sq / x[0]])
@@ -132,20 +134,45 @@ def map_linearisation(unit_map: moments.Array) -> Linearisation:
     return linearise(step, state, unit_grad_sq=forcing)
 
 
-def fixed_point(unit_map: moments.Array) -> tuple[moments.Array, float]:
-    """The state (P=1, Q, R) and the forcing N that a moment map with constant settings maps to itself.
+def fixed_point(step: moments.Step, *settings: float) -> tuple[moments.Array, float]:
+    """The state (P=1, Q, R) and the forcing N that a step with constant settings maps to itself.
+
+    In exact rational arithmetic: in float64 the decay of P would vanish beside P when lr * wd is small.
 
     Args:
-        unit_map: one 4 x 4 map of `moments`.
+        step: a step of `moments`.
+        *settings: its settings, lr, weight decay, momentum, ...
 
     Returns:
         ``(state, N)``; the equilibrium for a given L is then P* = sqrt(L / N).
+
+    Example:
+        The radial part -wd/(1+a) of heavy ball keeps its digits at lr * wd = 1e-20:
+
+        >>> state, _ = fixed_point(moments.heavy_ball_step, 1e-10, 1e-10, 0.5)
+        >>> round(float(state[1]) * 1.5e10, 12)
+        -1.0
     """
+    exact = [Fraction(float(value)) for value in settings]
+    columns = [step(*(Fraction(i == j) for i in range(4)), *exact)[:3] for j in range(4)]
     # X = A X + b N with X = (1, Q, R): three equations for Q, R, N.
-    a, b = unit_map[:3, :3], unit_map[:3, 3]
-    system = np.column_stack([a[:, 1:] - np.eye(3)[:, 1:], b])
-    q, r, n = np.linalg.solve(system, np.eye(3)[:, 0] - a[:, 0])
-    return np.array([1.0, q, r]), float(n)
+    rows = [
+        [columns[1][i] - (i == 1), columns[2][i] - (i == 2), columns[3][i], (i == 0) - columns[0][i]] for i in range(3)
+    ]
+    q, r, n = _solved(rows)
+    return np.array([1.0, float(q), float(r)]), float(n)
+
+
+def _solved(rows: list[list[Fraction]]) -> list[Fraction]:
+    """Gauss-Jordan elimination of a square system with its right-hand side as the last column."""
+    for column in range(len(rows)):
+        pivot = next(i for i in range(column, len(rows)) if rows[i][column] != 0)
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        rows[column] = [value / rows[column][column] for value in rows[column]]
+        for i, row in enumerate(rows):
+            if i != column and row[column] != 0:
+                rows[i] = [value - row[column] * own for value, own in zip(row, rows[column], strict=True)]
+    return [row[-1] for row in rows]
 
 
 @law("smd", "Thm 2", derived="linearised moment map of torch's Nesterov step")
@@ -168,8 +195,7 @@ def nesterov_approach(product: float, *, momentum: float) -> Approach:
     eps, a = _checked(product, momentum)
     if eps < _TINY * (1 - a) ** 2:
         return heavy_ball_approach(eps, momentum=a)  # the same to first order, and without rounding
-    unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a)
-    return _from_eigenvalue(map_linearisation(unit_map).dominant())
+    return _from_eigenvalue(map_linearisation(moments.nesterov_step, 1.0, eps, a).dominant())
 
 
 @law("rotational", "constant-size updates", derived="P relaxes linearly, by (1-eps)^2 per step")
@@ -270,10 +296,10 @@ def adam_linearisation(
     b1 = betas[0]
     # With v frozen Adam is SGD whose gradient is multiplied by 1 - b1: dampening, but not on decoupled decay.
     if decoupled:
-        state, unit_grad_sq = fixed_point(moments.step_map(moments.sgdw_step, 1.0, product, b1, 1 - b1))
+        state, unit_grad_sq = fixed_point(moments.sgdw_step, 1.0, product, b1, 1 - b1)
         entries = unit_grad_sq  # d such that v = (mean square gradient) / d = 1
     else:
-        state, unit_grad_sq = fixed_point(moments.step_map(moments.heavy_ball_step, 1.0, product, b1, 1 - b1))
+        state, unit_grad_sq = fixed_point(moments.heavy_ball_step, 1.0, product, b1, 1 - b1)
         entries = unit_grad_sq + product**2
 
     def step(x: ComplexArray, big_l: complex) -> tuple[ComplexArray, complex]:

@@ -39,6 +39,9 @@ from equilibria.theory.validity import (
 Array = NDArray[np.float64]
 
 
+SMALLEST_SETTING = 1e-150  # lr, weight decay and their product: float64 still holds their squares and quotients
+
+
 @dataclass(frozen=True, slots=True)
 class Equilibrium:
     """Where a rule settles.
@@ -72,6 +75,12 @@ def decay_product(lr: float, weight_decay: float, *, below: float) -> float:
     if lr == 0:
         raise EquilibriaError("got lr=0; expected lr > 0: nothing moves at learning rate 0")
     product = lr * weight_decay
+    for name, value in (("lr", lr), ("weight_decay", weight_decay), ("lr*weight_decay", product)):
+        if not SMALLEST_SETTING <= value <= 1 / SMALLEST_SETTING:
+            raise EquilibriaError(
+                f"got {name}={value:g} (lr={lr:g}, weight_decay={weight_decay:g}); expected {SMALLEST_SETTING:g} <= "
+                f"{name} <= {1 / SMALLEST_SETTING:g}: beyond it norms and times leave the range of float64"
+            )
     if not 0 < product < below:
         raise EquilibriaError(
             f"got lr*weight_decay={product:g} (lr={lr:g}, weight_decay={weight_decay:g}); "
@@ -191,7 +200,7 @@ def nesterov(
                 f"got correlation={correlation:g}; expected a larger one: L = N + 2 a^2 (1+a)/D C must be positive"
             )
         unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a, correlation)
-        state, forcing = approach.fixed_point(unit_map)
+        state, forcing = approach.fixed_point(moments.nesterov_step, 1.0, eps, a, correlation)
         one_minus_cos = float(unit_map[3] @ [*state, forcing]) / 2
     return _result(_grad_norm(point, unit_grad_sq), one_minus_cos, how, noise_dominated())
 
@@ -318,14 +327,29 @@ def adamw(
     point = adamw_point(lr, weight_decay, b1)
     norm = None if dim is None else _scalar(np.sqrt(point.norm_sq * reals("dim", dim, above=0)))
     how = approach.adam_approach(eps, betas=betas, decoupled=True)
+    shift = _second_moment_shift(b1, b2)
     averaged = Assumption(
         "second moment averages over many steps",
         b2 >= 0.99,
-        (1 - b2) if b1 == 0 else 0.4 * (1 - b2),
+        abs(shift),
         "norm",
-        f"beta2 = {b2:g}; a short average correlates with the gradient and lowers ||w||^2 (2 % at betas .9, .95)",
+        f"an average over 1/(1-beta2) = {1 / (1 - b2):,.4g} steps scatters, and shares gradients with the update: "
+        f"||w||^2 is {'higher' if shift > 0 else 'lower'} by some {100 * abs(shift):.2g} % (below 1 % if beta2 >= .99)",
     )
     return _result(norm, point.one_minus_cos, how, noise_dominated(), averaged, homogeneous_coordinates(0.13))
+
+
+def _second_moment_shift(b1: float, b2: float) -> float:
+    """Relative change of ||w||^2 because v is an average of few squared gradients; first order in 1 - b2.
+
+    Of u = m / sqrt(v) the sum of all autocorrelations counts, v = 1 + d: 1/sqrt(v) = 1 - d/2 + 3 d^2/8. With Gaussian
+    gradients <d_0 d_k> = 2 s b2^|k| / (1+b2), s = 1 - b2, and each of the two <m_0 m_k d> sums to 2 s (1-b1)/(1-b1 b2):
+    the gradients that v and m share push ||w||^2 down, the scatter of v pushes it up.
+    """
+    s = 1 - b2
+    shared = 2 * s * (1 - b1) / (1 - b1 * b2)
+    scatter = s / (2 * (1 + b2)) * (3 + (1 - b1) * (1 + b1 * b2) / ((1 + b1) * (1 - b1 * b2)))
+    return scatter - shared
 
 
 @law("rotational", "Adam with L2", derived="fixed point of the mean field; depends on the gradient scale")

@@ -188,7 +188,10 @@ def _slowness(slope: Callable[[float], float], c_b: float | None, *, downhill: f
 def _quadrature(integrand: Callable[[float], float], low: float, high: float) -> float:
     value, error, *_ = quad(integrand, low, high, epsabs=0.0, epsrel=1e-11, limit=500, full_output=1)
     if error > 1e-8 * abs(value):
-        raise EquilibriaError(f"the flow time between {low:g} and {high:g} could not be integrated: slope too small")
+        raise EquilibriaError(
+            f"got a flow time of {value:g} +- {error:g} between {low:g} and {high:g}; expected an error below 1e-8 of "
+            "it: the slope is too small on the way, or not smooth"
+        )
     return float(value)
 
 
@@ -217,7 +220,12 @@ def curve_time(start: float, end: float, *, slope: Callable[[float], float], c_b
         1.0
     """
     high, low = number("start", start), number("end", end)
-    return _quadrature(_slowness(slope, c_b, downhill=low - high), low, high) if low != high else 0.0
+    if low == high:
+        return 0.0
+    slowness = _slowness(slope, c_b, downhill=low - high)
+    for end in (low, high):  # where the slope vanishes the time is infinite, but the quadrature would extrapolate
+        slowness(end)
+    return _quadrature(slowness, low, high)
 
 
 @law("sharp", "eqs. (3) and (8)", derived="root of curve_time")

@@ -10,6 +10,7 @@ import numpy as np
 
 from equilibria.errors import EquilibriaError, within
 from equilibria.theory import approach, moments
+from equilibria.theory._known_rule import known_rule
 from equilibria.theory.citations import law
 from equilibria.theory.fixed_points import constant_update_point
 from equilibria.theory.linear import Linearisation
@@ -74,6 +75,7 @@ def fluctuation(
         >>> f"{f.norm_sq_variance:.3e} {f.angle_variance:.3e}"  # 0.03 * 1e-3 / 2,  0.03 / 4
         '1.502e-05 7.495e-03'
     """
+    known_rule(rule)
     noise = within("grad_variance", grad_variance, low=0)
     if isinstance(rule, Lion):
         if dim is None:
@@ -86,7 +88,21 @@ def fluctuation(
     rule.equilibrium()  # refuses settings without an equilibrium
     if isinstance(rule, SGD) and rule.nesterov:
         return _nesterov(rule, noise)
-    return _sum([(noise, _linearisation(rule))])
+    eps = _resolved(rule.decay_per_step, rule.momentum)
+    step = moments.sgdw_step if isinstance(rule, SGDW) else moments.heavy_ball_step
+    linear = approach.map_linearisation(step, 1.0, eps, rule.momentum)
+    return _sum([(noise, linear)], smaller=rule.decay_per_step / eps)
+
+
+_TINY_RATE = 1e-7  # lr * wd over the fading of momentum, below which the Lyapunov equation loses its digits
+
+
+def _resolved(eps: float, momentum: float) -> float:
+    """The smallest lr * wd from ``eps`` on at which the linearised recursion can be solved in float64.
+
+    Below it all is first order: the variance of ||w||^2 is proportional to lr * wd, that of the angle constant.
+    """
+    return max(eps, _TINY_RATE * (1 - momentum))
 
 
 def _result(norm_sq: float, angle: float) -> Fluctuation:
@@ -98,8 +114,8 @@ def _lion(rule: Lion, *, dim: float) -> Fluctuation:
 
     sign(c) is a linear part, ``gain c`` with a gain that falls as 1/||c||, plus distortion that has a radial part.
     """
-    (b1, b2), eps = rule.betas, rule.decay_per_step
     rule.equilibrium()  # refuses settings without an equilibrium
+    (b1, b2), eps = rule.betas, _resolved(rule.decay_per_step, rule.betas[1])  # to first order eps drops out
     s = 1 - eps
     r = (1 - b2) / (1 + b2)
     c_sq = (1 - b1) ** 2 + b1**2 * r
@@ -107,16 +123,15 @@ def _lion(rule: Lion, *, dim: float) -> Fluctuation:
     c_dot_m = b1 * b2 * r + (1 - b1) * (1 - b2)
     q = -gain * c_dot_m / (1 - s * b2)
     p = dim * constant_update_point(1.0, eps, rule.memory).norm_sq
-    # Derivatives of (P', Q', R') by R, by <m, g> and by ||g||^2; the middle terms are the gain's 1/||c||.
+    # Derivatives of (P', Q', R') by R and by <m, g>; the middle terms are the gain's 1/||c||. The scatter of ||g||^2
+    # itself is left out: it adds less than 1 % where the law holds.
     d_r = np.array([s * gain * b1 * q * b1**2 / c_sq, gain * (c_dot_m * b1**2 / c_sq / 2 - b1 * b2), b2 * b2])
     cross = 2 * b1 * (1 - b1) / c_sq
     d_mg = np.array(
         [s * gain * b1 * q * cross, gain * (c_dot_m * cross / 2 - b1 * (1 - b2) - b2 * (1 - b1)), 2 * b2 * (1 - b2)]
     )
-    own = (1 - b1) ** 2 / c_sq
-    d_gg = np.array([s * gain * b1 * q * own, gain * (c_dot_m * own / 2 - (1 - b1) * (1 - b2)), (1 - b2) ** 2])
     jacobian = np.column_stack([[s * s, 0, 0], [-2 * s * gain * b1, s * b2, 0], d_r])
-    noise = (np.outer(d_mg, d_mg) * r + np.outer(d_gg, d_gg) * 2) / max(dim - 1, 1)
+    noise = np.outer(d_mg, d_mg) * r / max(dim - 1, 1)
     distortion = rule.memory.total() - 2 / (math.pi * c_sq)
     noise[0, 0] += 4 * s * s * p * distortion
     covariance = np.linalg.solve(np.eye(9) - np.kron(jacobian, jacobian), noise.ravel()).reshape(3, 3)
@@ -124,7 +139,7 @@ def _lion(rule: Lion, *, dim: float) -> Fluctuation:
     # The distortion is correlated over some steps: its total counts in the long run, 1 - 2/pi between two steps.
     next_step = float((jacobian @ covariance)[0, 0]) / p**2 + 2 * s * s * (distortion - 1 + 2 / math.pi) / p
     # log chord^2 = log ||w'-w||^2 - (log P + log P') / 2, and ||w'-w||^2 follows from P and P'.
-    moved = 2 * p * (1 - math.cos(float(rule.equilibrium().angle)))
+    moved = 2 * p * constant_update_point(1.0, eps, rule.memory).one_minus_cos
     by_now, by_next = eps * p / moved - 0.5, -eps * p / (s * moved) - 0.5
     log_chord_sq = (by_now**2 + by_next**2) * variance + 2 * by_now * by_next * next_step
     return _result(variance, log_chord_sq / 4)
@@ -135,51 +150,48 @@ def _adam(rule: AdamW | AdamL2, noise: float, *, unit_grad_sq: float | None, dim
     b1, b2 = rule.betas
     star = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim)
     decoupled = isinstance(rule, AdamW)
-    eps = rule.decay_per_step if isinstance(rule, AdamW) else rule.decay_share(unit_grad_sq=unit_grad_sq, dim=dim)
+    own_eps = rule.decay_per_step if isinstance(rule, AdamW) else rule.decay_share(unit_grad_sq=unit_grad_sq, dim=dim)
+    eps = _resolved(own_eps, b1)
     linear = approach.adam_linearisation(eps, betas=rule.betas, decoupled=decoupled)
     own = (1 - b1 * b1) / (1 + b1 * b1)
     overlap = approach.adam_linearisation(eps, betas=rule.betas, decoupled=decoupled, into_second=False)
-    parts = [(noise * own, linear), (noise * (1 - own), overlap)]
+    result = _sum([(noise * own, linear), (noise * (1 - own), overlap)], smaller=own_eps / eps)
     if star.norm is not None:
         # Entry i moves by m_i / sqrt(v_i), and v_i scatters by 2 (1-b2)/(1+b2): not quite orthogonal to w any more.
         kept = 1 - eps if decoupled else 1.0
-        scatter = (rule.lr * kept / float(star.norm)) ** 2 * 2 * (1 - b2) / (1 + b2)
-        radial = np.eye(len(linear.forcing))[0]
-        parts.append((scatter, dataclasses.replace(linear, forcing=radial, chord_forcing=0.0)))
-    return _sum(parts)
+        scatter = (rule.lr * kept / float(star.norm)) ** 2 * 2 * (1 - b2) / (1 + b2) * (eps / own_eps)
+        radial = dataclasses.replace(linear, forcing=np.eye(len(linear.forcing))[0], chord_forcing=0.0)
+        more = _sum([(scatter, radial)])
+        result = _result(result.norm_sq_variance + more.norm_sq_variance, result.angle_variance + more.angle_variance)
+    return result
 
 
-def _sum(parts: list[tuple[float, Linearisation]]) -> Fluctuation:
-    """Independent noises, each with its relative variance, add."""
+def _sum(parts: list[tuple[float, Linearisation]], *, smaller: float = 1.0) -> Fluctuation:
+    """Independent noises, each with its relative variance, add; ``smaller`` is how far lr * wd is below `_resolved`."""
     return _result(
-        sum(size * part.norm_sq_variance() for size, part in parts),
+        smaller * sum(size * part.norm_sq_variance() for size, part in parts),
         sum(size * part.angle_variance() for size, part in parts),
     )
 
 
 def _nesterov(rule: SGD, noise: float) -> Fluctuation:
     """Two noises: ||g||^2 and <v, g>, which moves the weight a step earlier than it would under heavy ball."""
-    a, eps = rule.momentum, rule.decay_per_step
+    a, eps = rule.momentum, _resolved(rule.decay_per_step, rule.momentum)
     unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a)
-    linear = approach.map_linearisation(unit_map)
-    _, forcing = approach.fixed_point(unit_map)
+    linear = approach.map_linearisation(moments.nesterov_step, 1.0, eps, a)
+    _, forcing = approach.fixed_point(moments.nesterov_step, 1.0, eps, a)
     gain = moments.nesterov_correlation(eps, a, 1.0)  # L / N at <v, g> = ||g||^2
     overlapping = gain * moments.step_map(moments.nesterov_step, 1.0, eps, a, 1.0)
     per_overlap = (overlapping - unit_map)[:, 3] * forcing / (gain - 1)
     chord_forcing = float(per_overlap[3] / linear.chord_sq - per_overlap[0] / 2)
     overlap = dataclasses.replace(linear, forcing=per_overlap[:3], chord_forcing=chord_forcing)
     own = 1 / _nesterov_noise(a)
-    return _sum([(noise * own, linear), (noise * (1 - own), overlap)])
+    return _sum([(noise * own, linear), (noise * (1 - own), overlap)], smaller=rule.decay_per_step / eps)
 
 
 def _nesterov_noise(a: float) -> float:
     """V of ||g||^2 + 2 a^2 <v, g> over that of ||g||^2, random walk."""
     return 1 + 2 * a**4 / (1 - a * a)
-
-
-def _linearisation(rule: SGD | SGDW) -> Linearisation:
-    step = moments.sgdw_step if isinstance(rule, SGDW) else moments.heavy_ball_step
-    return approach.map_linearisation(moments.step_map(step, 1.0, rule.decay_per_step, rule.momentum))
 
 
 @law("smd+", "C, D", derived="Var of (||g||^2 + 2 a <v, g>) ||w||^2 when the gradient is an isotropic random walk")

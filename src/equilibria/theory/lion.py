@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.theory.citations import law
-from equilibria.theory.memory import Memory, arcsine_coefficients
+from equilibria.theory.memory import Memory, arcsine_coefficients, lion_correlation
 
 Array = NDArray[np.float64]
 
@@ -53,13 +53,14 @@ class LionPull:
 
     Attributes:
         buffer_sq: ||m||^2 in units of the unit gradient.
-        traces: one number (or array over layers) per term of the series.
+        traces: one row (of one number, or one per layer) per term of the series.
     """
 
-    def __init__(self, betas: tuple[float, float], buffer_sq: Any, traces: list[Any]) -> None:
+    def __init__(self, betas: tuple[float, float], buffer_sq: Any, traces: Array) -> None:
         self.b1, self.b2 = betas
         self.buffer_sq, self.traces = buffer_sq, traces
-        self.coefficients = arcsine_coefficients(len(traces))
+        powers, self.coefficients = arcsine_coefficients(lion_correlation(betas))
+        self.powers = powers.reshape(-1, *(1,) * (traces.ndim - 1))
 
     def __call__(self, norm_sq: Any, lr: float, kept: float) -> Any:
         """z at this step; then remember the update."""
@@ -70,21 +71,17 @@ class LionPull:
         recalled = b1 * r**0.5 / size
         stored = (b1 * b2 * r + (1 - b1) * (1 - b2) * n) / (size * after**0.5)
         faded = b2 * (r / after) ** 0.5
-        recalled_sq, stored_sq, faded_sq = recalled * recalled, stored * stored, faded * faded
-        z, traces = 0.0, self.traces
-        for j, coefficient in enumerate(self.coefficients):
-            z = z + coefficient * recalled * traces[j]
-            traces[j] = kept * faded * traces[j] + lr * stored
-            recalled, stored, faded = recalled * recalled_sq, stored * stored_sq, faded * faded_sq
+        z = self.coefficients @ (recalled**self.powers * self.traces)
+        self.traces = kept * faded**self.powers * self.traces + lr * stored**self.powers
         self.buffer_sq = after
         return z
 
 
-def settled_lion(betas: tuple[float, float], norm_sq: Array, *, lr: float, kept: float, terms: int) -> tuple[Any, Any]:
+def settled_lion(betas: tuple[float, float], norm_sq: Array, *, lr: float, kept: float) -> tuple[Any, Any]:
     """||m||^2 and the traces of a weight that has long settled."""
     b1, b2 = betas
     r = (1 - b2) / (1 + b2)
     size = math.sqrt(b1 * b1 * r + (1 - b1) ** 2)
     stored = (b1 * b2 * r + (1 - b1) * (1 - b2)) / size
-    traces = [lr * (stored / math.sqrt(r)) ** (2 * n + 1) / (1 - kept * b2 ** (2 * n + 1)) for n in range(terms)]
-    return r / norm_sq, np.array(traces)
+    powers, _ = arcsine_coefficients(lion_correlation(betas))
+    return r / norm_sq, lr * (stored / math.sqrt(r)) ** powers / (1 - kept * b2**powers)

@@ -23,7 +23,7 @@ from equilibria.theory.citations import law
 
 Array = NDArray[np.float64]
 
-_NEGLIGIBLE = 1e-10  # relative size at which the arcsine series is cut; the law itself is good to 3e-3
+_NEGLIGIBLE = 1e-12  # size at which the rest of the arcsine series is cut; the law itself is good to 3e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,27 @@ def ema_memory(beta: float) -> Memory:
     return Memory((b,), (b,))
 
 
+@law("rotational", "Lion", derived="<c_t, c_(t+1)> / ||c||^2 of c = b1 m + (1-b1) g, white gradients")
+def lion_correlation(betas: tuple[float, float]) -> float:
+    """Correlation rho_1 of what Lion takes the sign of, one step apart; see `lion_memory`.
+
+    Args:
+        betas: Lion's (b1, b2).
+
+    Returns:
+        rho_1.
+
+    Example:
+        >>> round(lion_correlation((0.5, 0.0)), 12)  # (g_t + g_(t-1)) / 2
+        0.5
+    """
+    b1 = within("beta1", betas[0], low=0, below=1)
+    b2 = within("beta2", betas[1], low=0, below=1)
+    tail = (1 - b2) / (1 + b2)
+    variance = (1 - b1) ** 2 + b1**2 * tail
+    return b1 * (1 - b2) * (b1 * b2 / (1 + b2) + 1 - b1) / variance
+
+
 @law(
     "rotational",
     "Lion",
@@ -105,32 +126,45 @@ def lion_memory(betas: tuple[float, float]) -> Memory:
         >>> round(lion_memory((0.9, 0.99)).total(), 2), round(lion_memory((0.9, 0.99)).total(1e-3), 2)
         (45.93, 41.86)
     """
-    b1 = within("beta1", betas[0], low=0, below=1)
-    b2 = within("beta2", betas[1], low=0, below=1)
-    variance = (1 - b1) ** 2 + b1**2 * (1 - b2) / (1 + b2)
-    rho = (b1**2 * b2 * (1 - b2) / (1 + b2) + (1 - b1) * b1 * (1 - b2)) / variance
-    terms = 1
-    while rho ** (2 * terms) * arcsine_coefficients(terms + 1)[-1] > _NEGLIGIBLE:
-        terms += 1
-    first = [coefficient * rho ** (2 * n + 1) for n, coefficient in enumerate(arcsine_coefficients(terms))]
-    return Memory(tuple(first), tuple(b2 ** (2 * n + 1) for n in range(terms)))
+    b2, rho = betas[1], lion_correlation(betas)
+    powers, coefficients = arcsine_coefficients(rho)
+    return Memory(tuple((coefficients * rho**powers).tolist()), tuple((b2**powers).tolist()))
 
 
-@functools.cache
-def arcsine_coefficients(terms: int) -> tuple[float, ...]:
-    """Coefficients of (2/pi) asin(x) = sum_n c_n x^(2n+1).
+@functools.lru_cache(maxsize=64)
+def arcsine_coefficients(largest: float) -> tuple[Array, Array]:
+    """Powers p and coefficients c of (2/pi) asin(x) = sum_j c_j x^p_j, for 0 <= x <= ``largest`` < 1.
+
+    The power series needs some 10 / (1 - largest) terms. Here its first 16 are kept, and of every further octave of
+    terms 8, by a Gauss rule for sums: some 100 powers for any largest x.
 
     Example:
-        >>> x = 0.3
-        >>> total = sum(c * x ** (2 * n + 1) for n, c in enumerate(arcsine_coefficients(12)))
-        >>> abs(total - 2 / math.pi * math.asin(x)) < 1e-15
-        True
+        >>> powers, coefficients = arcsine_coefficients(0.9999)
+        >>> len(powers) < 150, abs(float(coefficients @ 0.9999**powers) - 2 / math.pi * math.asin(0.9999)) < 1e-9
+        (True, True)
     """
-    result, coefficient = [], 2 / math.pi
-    for n in range(terms):
-        result.append(coefficient / (2 * n + 1))
-        coefficient *= (2 * n + 1) / (2 * n + 2)
-    return tuple(result)
+    terms, weights, first = [np.arange(16.0)], [np.ones(16)], 16
+    while first * largest ** (2 * first) * _arcsine_coefficient(first) > _NEGLIGIBLE:
+        nodes, shares = _gauss_sum(first)
+        terms.append(first + nodes)
+        weights.append(shares)
+        first *= 2
+    n = np.concatenate(terms)
+    return 2 * n + 1, np.concatenate(weights) * [_arcsine_coefficient(each) for each in n.tolist()]
+
+
+def _arcsine_coefficient(n: float) -> float:
+    """The coefficient of x^(2n+1), a smooth function of n: 2/pi Gamma(n + 1/2) / (sqrt(pi) Gamma(n + 1) (2n + 1))."""
+    return math.exp(math.lgamma(n + 0.5) - math.lgamma(n + 1) - 1.5 * math.log(math.pi)) / (n + 0.5)
+
+
+def _gauss_sum(count: int) -> tuple[Array, Array]:
+    """Eight nodes and weights that sum f(0) + ... + f(count - 1), exact for polynomials of degree 15."""
+    k = np.arange(1.0, 8.0)
+    # Recurrence of the discrete Chebyshev polynomials, and Golub and Welsch's way from it to the rule.
+    beside = np.sqrt(k**2 * (count**2 - k**2) / (4 * (4 * k**2 - 1)))
+    nodes, vectors = np.linalg.eigh(np.diag(beside, 1) + np.diag(beside, -1))
+    return nodes + (count - 1) / 2, count * vectors[0] ** 2
 
 
 @law(

@@ -27,9 +27,7 @@ Step = Callable[..., tuple[Any, Any, Any, Any]]
 
 
 @law("smd", "Thm 2", corrected="moment form: valid for schedules, and for dampening, where the papers' map is not")
-def heavy_ball_step(
-    p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, c: Any = 1.0
-) -> tuple[Any, Any, Any, Any]:
+def heavy_ball_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, c: Any = 1) -> tuple[Any, Any, Any, Any]:
     """``v' = a v + c (g + wd w);  w' = w - lr v'`` with momentum a and c = 1 - dampening.
 
     torch leaves the first buffer undamped: c = 1 at the first step.
@@ -50,9 +48,7 @@ def heavy_ball_step(
 
 
 @law("smd", "Thm 2", derived="torch's Nesterov step, which neither paper treats")
-def nesterov_step(
-    p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, rho: Any = 0.0
-) -> tuple[Any, Any, Any, Any]:
+def nesterov_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, rho: Any = 0) -> tuple[Any, Any, Any, Any]:
     """torch's ``v' = a v + h;  w' = w - lr (h + a v')``, h = g + wd w; rho = E<v, g> / E||g||^2.
 
     Under correlated gradients n is L / P with Nesterov's own L; see `unit_gradient.momentum_unit_grad_sq`.
@@ -81,7 +77,7 @@ def nesterov_correlation(eps: Any, a: Any, rho: Any) -> Any:
 
 
 @law("rotational", "decoupled weight decay", derived="moment form of SGD with momentum and decoupled decay")
-def sgdw_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, c: Any = 1.0) -> tuple[Any, Any, Any, Any]:
+def sgdw_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, c: Any = 1) -> tuple[Any, Any, Any, Any]:
     """``v' = a v + c g;  w' = (1 - lr wd) w - lr v'``; c = 1 for SGDW, 1 - b1 for AdamW with its step size settled.
 
     Returns:

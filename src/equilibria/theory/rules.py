@@ -11,11 +11,11 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TypeAlias
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, one_of, positive, whole, within
 from equilibria.theory import equilibrium as settle
+from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.memory import Memory, lion_memory, muon_memory
@@ -256,8 +256,9 @@ class Lion(_Settings):
 
     def equilibrium(self, *, unit_grad_sq: ArrayLike | None = None, dim: ArrayLike | None = None) -> Equilibrium:
         """Where this optimizer settles; see `equilibrium.constant_update`, U = ``dim``, the number of entries."""
-        result = settle.constant_update(self.lr, self.weight_decay, memory=self.memory, update_sq=dim)
-        smallest = None if dim is None else float(np.min(dim))
+        entries = None if dim is None else reals("dim", dim, above=0)
+        result = settle.constant_update(self.lr, self.weight_decay, memory=self.memory, update_sq=entries)
+        smallest = None if entries is None else float(entries.min())
         many = Assumption(
             "many entries",
             None if smallest is None else smallest >= 100,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.theory import approach, moments
+from equilibria.theory._known_rule import known_rule
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
 from equilibria.theory.fixed_points import constant_update_point
@@ -42,9 +43,13 @@ class State:
     steps_done: float
 
 
+_SMALLEST_NORM, _LARGEST_NORM = 1e-70, 1e70  # powers of the norm up to the fourth, and L over them, stay in float64
+
+
 def cold_start(rule: Rule, norm: ArrayLike) -> State:
-    """A fresh optimizer on weights of the given norm(s)."""
-    array = reals("norm", norm, above=0)
+    """A fresh optimizer on weights of the given norm(s), each between 1e-70 and 1e70."""
+    known_rule(rule)
+    array = reals("norm", norm, low=_SMALLEST_NORM, high=_LARGEST_NORM)
     zero = np.zeros_like(array)
     return State(array**2, zero, zero, zero, np.zeros(memory_size(rule)), 0.0)
 
@@ -67,6 +72,7 @@ def settled(rule: Rule, *, unit_grad_sq: ArrayLike = 1.0, dim: ArrayLike = 1.0) 
         >>> bool(np.allclose(path.norm_sq, path.norm_sq[0], rtol=1e-12))
         True
     """
+    known_rule(rule)
     if isinstance(rule, Lion | Muon):
         return _settled_constant(rule, reals("dim", dim, above=0))
     if isinstance(rule, AdamL2) and (np.ndim(unit_grad_sq) or np.ndim(dim)):
@@ -75,7 +81,7 @@ def settled(rule: Rule, *, unit_grad_sq: ArrayLike = 1.0, dim: ArrayLike = 1.0) 
     p = np.asarray(norm, dtype=np.float64) ** 2
     if isinstance(rule, AdamW | AdamL2):
         return _settled_adam(rule, p, unit_grad_sq=np.asarray(unit_grad_sq, dtype=np.float64), dim=np.asarray(dim))
-    ratios, _ = approach.fixed_point(moments.step_map(*step_of(rule, rule.lr, rule.weight_decay, rule.momentum)))
+    ratios, _ = approach.fixed_point(*step_of(rule, rule.lr, rule.weight_decay, rule.momentum))
     return State(p, ratios[1] * p, ratios[2] * p, np.zeros_like(p), np.zeros(0), math.inf)
 
 
@@ -93,7 +99,7 @@ def _settled_constant(rule: Lion | Muon, size: Array) -> State:
     zero, kept = np.zeros_like(norm_sq), 1 - rule.decay_per_step
     if isinstance(rule, Muon):
         return State(norm_sq, zero, zero, zero, rule.lr / (1 - np.array(rule.memory.decay) * kept), math.inf)
-    buffer_sq, traces = settled_lion(rule.betas, norm_sq, lr=rule.lr, kept=kept, terms=memory_size(rule))
+    buffer_sq, traces = settled_lion(rule.betas, norm_sq, lr=rule.lr, kept=kept)
     return State(norm_sq, zero, buffer_sq, zero, traces, math.inf)
 
 
@@ -103,11 +109,11 @@ def _settled_adam(rule: AdamW | AdamL2, p: Array, *, unit_grad_sq: Array, dim: A
     k = rule.lr / np.sqrt(second)
     b1 = rule.betas[0]
     if isinstance(rule, AdamW):
-        ratios, _ = approach.fixed_point(moments.step_map(moments.sgdw_step, 1.0, rule.decay_per_step, b1))
-        return State(p, ratios[1] * p / k, ratios[2] * p / k**2, second, np.zeros(0), math.inf)
+        ratios, _ = approach.fixed_point(moments.sgdw_step, 1.0, rule.decay_per_step, b1)
+        return State(p, ratios[1] * p / k, ratios[2] * p / k / k, second, np.zeros(0), math.inf)
     decay = float(k) * coupled
-    ratios, _ = approach.fixed_point(moments.step_map(moments.heavy_ball_step, 1.0, decay, b1, 1 - b1))
-    return State(p, ratios[1] * p / k, ratios[2] * p / k**2, second, np.zeros(0), math.inf)
+    ratios, _ = approach.fixed_point(moments.heavy_ball_step, 1.0, decay, b1, 1 - b1)
+    return State(p, ratios[1] * p / k, ratios[2] * p / k / k, second, np.zeros(0), math.inf)
 
 
 @law("smd", "§5.2", corrected="the optimizer state is rescaled with the weights: first moments by 1/r, second by 1/r^2")
@@ -137,10 +143,28 @@ def memory_size(rule: Rule) -> int:
     return len(rule.memory.decay) if isinstance(rule, Lion | Muon) else 0
 
 
-def step_of(rule: SGD | SGDW, *settings: Any, correlation: float = 0.0) -> tuple[Any, ...]:
-    """The rule's step function followed by its four settings: lr, weight decay, momentum, and one of its own."""
+def _clearing(step: moments.Step) -> moments.Step:
+    """The same step, which leaves no buffer behind where momentum is 0."""
+
+    def clearing(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, own: Any) -> tuple[Any, Any, Any, Any]:
+        p, q, r, moved = step(p, q, r, n, lr, wd, a, own)
+        kept = a > 0
+        return p, q * kept, r * kept, moved
+
+    return clearing
+
+
+def step_of(rule: SGD | SGDW, lr: Any, weight_decay: Any, momentum: Any, *, correlation: Any = 0.0) -> tuple[Any, ...]:
+    """The rule's step function followed by its four settings: lr, weight decay, momentum, and one of its own.
+
+    Like torch, a step at momentum 0 leaves no buffer behind, and there is nothing to damp.
+    """
+    step: moments.Step
+    own: Any
     if isinstance(rule, SGDW):
-        return moments.sgdw_step, *settings, 1.0
-    if rule.nesterov:
-        return moments.nesterov_step, *settings, correlation
-    return moments.heavy_ball_step, *settings, 1 - rule.dampening
+        step, own = moments.sgdw_step, 1
+    elif rule.nesterov:
+        step, own = moments.nesterov_step, correlation
+    else:
+        step, own = moments.heavy_ball_step, 1 - rule.dampening * np.sign(momentum)
+    return step if np.all(momentum) else _clearing(step), lr, weight_decay, momentum, own

@@ -9,8 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError, positive
 from equilibria.theory import fixed_points
+from equilibria.theory._known_rule import known_rule
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
+from equilibria.theory.equilibrium import SMALLEST_SETTING
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
 
 Array = NDArray[np.float64]
@@ -61,13 +63,14 @@ def targets(
         >>> float(targets(rule, [0.1, 0.02]).angle[0]) == rule.equilibrium().angle
         True
     """
+    known_rule(rule)
     eta = reals("lr", lr, low=0)
     lam = reals("weight_decay", rule.weight_decay if weight_decay is None else weight_decay, low=0)
     big_l, d = positive("unit_grad_sq", unit_grad_sq), positive("dim", dim)
     product = eta * lam
     still = product == 0
     eta, lam = np.where(still, np.nan, eta), np.where(still, np.nan, lam)
-    with np.errstate(invalid="ignore", divide="ignore"):  # what comes out as NaN is refused below
+    with np.errstate(all="ignore"):  # what comes out as NaN or infinite is refused below
         if isinstance(rule, AdamL2):
             norm_sq, one_minus_cos = _adam_l2(rule, eta, lam, unit_grad_sq=big_l, dim=d)
         else:
@@ -76,6 +79,13 @@ def targets(
             one_minus_cos = point.one_minus_cos
         relative = np.sqrt(2 * np.where(still, 0.0, one_minus_cos))
         angle = 2 * np.arcsin(relative / 2)
+    tiny = ~still & (np.minimum(np.minimum(eta, lam), product) < SMALLEST_SETTING)
+    if tiny.any():
+        worst_lr, worst_decay = (float(np.broadcast_to(x, tiny.shape)[tiny].flat[0]) for x in (eta, lam))
+        raise EquilibriaError(
+            f"got lr={worst_lr:g}, weight_decay={worst_decay:g}; expected both and their product to be 0 or at least "
+            f"{SMALLEST_SETTING:g}: below it norms and times leave the range of float64"
+        )
     refused = ~still & ~(np.isfinite(norm_sq) & np.isfinite(angle))
     if not isinstance(rule, SGD | AdamL2):
         refused |= product >= 1

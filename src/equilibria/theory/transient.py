@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equilibria.errors import EquilibriaError, whole
+from equilibria.errors import EquilibriaError, number, whole
 from equilibria.theory import moments
+from equilibria.theory._known_rule import known_rule
 from equilibria.theory._reals import reals
 from equilibria.theory.adam import adam_step
 from equilibria.theory.citations import law
@@ -117,8 +119,8 @@ def evolve(
         >>> round(float(angle[200]), 2), round(float(angle[-1]), 3)
         (0.32, 1.0)
     """
-    if not isinstance(start, State):
-        raise EquilibriaError(f"got start={start!r}; expected a state: cold_start(rule, norm) or settled(rule)")
+    known_rule(rule)
+    _check_start(rule, start)
     count = whole("steps", steps)
     offset = whole("first_step", first_step)
     lrs = as_schedule(rule.lr if lr is None else lr, name="lr").values(count, start=offset)
@@ -130,12 +132,60 @@ def evolve(
     if isinstance(rule, SGD | SGDW):
         moms = as_schedule(rule.momentum if momentum is None else momentum, name="momentum").values(count, start=offset)
         reals("momentum", moms, below=1)
-        return _evolve_buffer(rule, start, (lrs, decays, moms), forcing, correlation)
-    if momentum is not None:
+        _check_correlation(rule, correlation, lrs * decays, moms)
+        follow = partial(_evolve_buffer, rule, start, (lrs, decays, moms), forcing, correlation)
+    elif momentum is not None:
         raise EquilibriaError(f"got a momentum schedule for {type(rule).__name__}; expected one only for SGD and SGDW")
-    if isinstance(rule, AdamW | AdamL2):
-        return _evolve_adam(rule, start, lrs, decays, forcing, sizes)
-    return _evolve_constant(rule, start, lrs, decays, _layers(start, forcing), sizes)
+    elif isinstance(rule, AdamW | AdamL2):
+        follow = partial(_evolve_adam, rule, start, lrs, decays, forcing, sizes)
+    else:
+        follow = partial(_evolve_constant, rule, start, lrs, decays, _layers(start, forcing), sizes)
+    try:
+        with np.errstate(all="ignore"):  # reported below
+            path = follow()
+    except ArithmeticError:
+        path = None
+    if path is None or _left_float64(start, path.final):
+        raise EquilibriaError(
+            f"got lr up to {lrs.max():g}, weight_decay up to {decays.max():g}, unit_grad_sq from {forcing.min():g} to "
+            f"{forcing.max():g}, norm from {math.sqrt(start.norm_sq.min()):g} to {math.sqrt(start.norm_sq.max()):g}; "
+            "expected numbers under which ||w||^2 stays finite and above 0 in float64 (and a gradient, for Adam)"
+        )
+    return path
+
+
+def _check_start(rule: Rule, start: State) -> None:
+    if not isinstance(start, State):
+        raise EquilibriaError(f"got start={start!r}; expected a state: cold_start(rule, norm) or settled(rule)")
+    adam, begun = isinstance(rule, AdamW | AdamL2), start.steps_done > 0
+    wrong = {
+        f"{len(start.memory)} memory components": len(start.memory) != memory_size(rule),
+        "second moments": not adam and bool(np.any(start.second > 0)),
+        "no second moments": adam and begun and not np.any(start.second),
+        "no first moment": isinstance(rule, Lion) and begun and not np.any(start.buffer_sq),
+    }
+    for what, found in wrong.items():
+        if found:
+            raise EquilibriaError(
+                f"got a start with {what}; expected one made for {type(rule).__name__}, with {memory_size(rule)} "
+                f"memory components and {'' if adam else 'no '}second moments: cold_start(rule, norm) or settled(rule)"
+            )
+
+
+def _check_correlation(rule: SGD | SGDW, correlation: float, eps: Array, momenta: Array) -> None:
+    rho = number("correlation", correlation)
+    if not isinstance(rule, SGD) or not rule.nesterov:
+        return
+    if not (moments.nesterov_correlation(eps, momenta, rho) > 0).all():
+        raise EquilibriaError(
+            f"got correlation={rho:g}; expected a larger one: L = N + 2 a^2 (1+a)/D C must be positive at every step"
+        )
+
+
+def _left_float64(start: State, final: State) -> bool:
+    """Whether a weight that began with good numbers has none any more."""
+    good = np.isfinite(start.norm_sq + start.radial + start.buffer_sq + start.second)
+    return bool(np.any(good & ~(np.isfinite(final.norm_sq) & (final.norm_sq > 0))))
 
 
 def _layers(start: State, forcing: Array) -> tuple[int, ...]:
@@ -160,8 +210,9 @@ def _evolve_buffer(
     steps = len(schedules[0])
     step, *settings = step_of(rule, *schedules, correlation=correlation)
     settings = [np.broadcast_to(values, steps).copy() for values in settings]
-    if step is moments.heavy_ball_step and start.steps_done == 0:
-        settings[-1][:1] = 1.0  # torch's first buffer is the gradient itself, undamped
+    if isinstance(rule, SGD) and rule.dampening:
+        held = np.append(bool(np.any(start.buffer_sq)), settings[2] > 0)[:-1]
+        settings[3][~held] = 1.0  # torch's first buffer is the gradient itself, undamped
     scan = _scan_many if shape else _scan_one
     return scan(start, step, settings, _series(forcing, shape, steps))
 
@@ -257,19 +308,14 @@ def _evolve_adam(
 def _evolve_constant(
     rule: Lion | Muon, start: State, lrs: Array, decays: Array, layers: tuple[int, ...], sizes: Array
 ) -> Trajectory:
-    if len(start.memory) != memory_size(rule):
-        raise EquilibriaError(
-            f"got a start with {len(start.memory)} memory components; expected {memory_size(rule)}: "
-            f"a start made for this {type(rule).__name__} rule"
-        )
     shape = np.broadcast_shapes(sizes.shape, start.norm_sq.shape, layers)
     p, size = (np.broadcast_to(x, shape) if shape else float(x) for x in (start.norm_sq, sizes))
-    pull = _pull(rule, start)
+    pull = _pull(rule, start, shape)
     norm_sq, moved_sq = [p], []
     for eta, wd in zip(lrs.tolist(), decays.tolist(), strict=True):
         lost = eta * wd
         kept = 1.0 - lost
-        z = pull(p, eta, kept)
+        z = pull(p, eta, kept) if shape else float(pull(p, eta, kept))
         moved_sq.append(lost * lost * p + (eta - 2 * lost * z) * eta * size)
         p = kept * kept * p + (eta + 2 * kept * z) * eta * size
         norm_sq.append(p)
@@ -284,13 +330,10 @@ def _evolve_constant(
     return Trajectory(lrs, decays, np.array(norm_sq), np.array(moved_sq).reshape(-1, *shape), final)
 
 
-def _pull(rule: Lion | Muon, start: State) -> LionPull | MuonPull:
-    """The rule's pull, on Python floats where there is one layer."""
-
-    def numbers(values: Iterable[Any]) -> list[Any]:
-        return [float(value) if np.ndim(value) == 0 else value for value in values]
-
+def _pull(rule: Lion | Muon, start: State, shape: tuple[int, ...]) -> LionPull | MuonPull:
     if isinstance(rule, Muon):
-        return MuonPull(rule.memory, numbers(start.memory))
-    (buffer_sq,) = numbers([start.buffer_sq])
-    return LionPull(rule.betas, buffer_sq, numbers(start.memory))
+        return MuonPull(rule.memory, [float(value) if np.ndim(value) == 0 else value for value in start.memory])
+    missing = 1 + len(shape) - start.memory.ndim
+    traces = start.memory.reshape(*start.memory.shape, *(1,) * missing)
+    buffer_sq = np.broadcast_to(start.buffer_sq, shape) if shape else float(start.buffer_sq)
+    return LionPull(rule.betas, buffer_sq, np.broadcast_to(traces, (len(traces), *shape)))

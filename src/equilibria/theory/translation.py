@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from equilibria.errors import EquilibriaError, one_of, positive
+from equilibria.theory._known_rule import known_rule
 from equilibria.theory.angles import angular_diffusion
+from equilibria.theory.approach import oscillation_threshold
 from equilibria.theory.citations import law
 from equilibria.theory.rules import RULES, SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
-from equilibria.theory.settling import equilibrium_norm_sq, relaxation
+from equilibria.theory.settling import equilibrium_norm_sq
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,34 @@ def translate_scale(rule: Rule, k: float) -> Translation:
         >>> round(t.rule.lr, 9), round(t.rule.weight_decay, 9)
         (10.0, 0.0001)
     """
+    known_rule(rule)
     factor = positive("scale", k)
-    lr_power = 2 if isinstance(rule, SGD | SGDW) else 1
-    wd_power = 2 if isinstance(rule, SGD | SGDW | AdamL2) else 1
-    new = dataclasses.replace(rule, lr=rule.lr * factor**lr_power, weight_decay=rule.weight_decay / factor**wd_power)
-    kept = ("every direction, angle and loss, step by step (momentum buffers start empty)",)
-    return Translation(new, factor, kept, (f"norm: x {factor:g} throughout",))
+    lr, weight_decay = rule.lr * factor, rule.weight_decay / factor
+    if isinstance(rule, SGD | SGDW):
+        lr *= factor
+    if isinstance(rule, SGD | SGDW | AdamL2):
+        weight_decay /= factor
+    for before, after in ((rule.lr, lr), (rule.weight_decay, weight_decay)):
+        if before > 0 and not sys.float_info.min <= after <= sys.float_info.max:
+            raise EquilibriaError(
+                f"got scale={factor:g}, which asks for lr={lr:g} and weight_decay={weight_decay:g}; expected a scale "
+                "closer to 1, which leaves both within the range of float64"
+            )
+    kept, changed = _sorted({"norm": (factor, " throughout")})
+    return Translation(
+        dataclasses.replace(rule, lr=lr, weight_decay=weight_decay),
+        factor,
+        ("every direction, angle and loss, step by step (momentum buffers start empty)", *kept),
+        changed,
+    )
+
+
+def _sorted(factors: dict[str, tuple[float, str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is kept, to the four digits that are shown, and what is not, with its factor and a remark."""
+    shown = {name: (f"{factor:.4g}", remark) for name, (factor, remark) in factors.items()}
+    kept = tuple(name for name, (factor, _) in shown.items() if factor == "1")
+    changed = tuple(f"{name}: x {factor}{remark}" for name, (factor, remark) in shown.items() if factor != "1")
+    return kept, changed
 
 
 @law(
@@ -90,23 +115,36 @@ def translate_batch(rule: Rule, factor: float) -> Translation:
         >>> translate_batch(SGD(0.1, 5e-4, momentum=0.9), 4).rule.lr
         0.4
     """
+    known_rule(rule)
     b = positive("batch factor", factor)
     scale = math.sqrt(b) if isinstance(rule, AdamL2) else b
     new = dataclasses.replace(rule, lr=rule.lr * scale)
     if not isinstance(rule, AdamL2):  # its range depends on the gradient scale
         new.equilibrium()  # refuses a learning rate beyond the range in which an equilibrium exists
-    kept = [
+    kept: tuple[str, ...] = (
         "angular diffusion per sample, while gradients are noise-dominated (up to the critical batch size)",
-        "settling time in samples (epochs)",
-    ]
-    changed = [f"angle per step: x {math.sqrt(b):.4g}"]
+    )
+    sizes = {"angle per step": (math.sqrt(b), "")}
     if isinstance(rule, SGD | SGDW | AdamL2):
-        kept.append("equilibrium norm (L falls as 1/batch while lr rises)")
+        kept = (*kept, "equilibrium norm (L falls as 1/batch while lr rises)")
     else:
-        changed.append(f"equilibrium norm: x {math.sqrt(b):.4g} (scale lr and wd by sqrt(batch) each to keep it)")
+        sizes["equilibrium norm"] = (math.sqrt(b), " (scale lr and wd by sqrt(batch) each to keep it)")
     if _has_momentum(rule):
-        changed.append(f"momentum memory in samples: x {b:g}")
-    return Translation(new, 1.0, tuple(kept), tuple(changed))
+        sizes["momentum memory in samples"] = (b, "")
+    also_kept, changed = _sorted(sizes)
+    settling_kept, settling_changed = _settling_per_sample(rule, new, b)
+    return Translation(new, 1.0, (*kept, *settling_kept, *also_kept), (*changed, *settling_changed))
+
+
+def _settling_per_sample(rule: Rule, new: Rule, batch: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    name = "settling time in samples (epochs)"
+    if isinstance(rule, AdamL2):  # its time constant depends on the gradient scale
+        memory = f"{1 / (1 - rule.betas[1]):.4g} steps"
+        return (), (f"{name}: longer, unless it is far above {memory}, the memory of the second moment",)
+    ratio = batch * new.equilibrium().time_constant / rule.equilibrium().time_constant
+    if abs(ratio - 1) < 0.01:
+        return (name,), ()
+    return (), (f"{name}: x {ratio:.4g} (near equilibrium; the optimizer's own memory, in steps, does not shrink)",)
 
 
 def _has_momentum(rule: Rule) -> bool:
@@ -132,16 +170,15 @@ def translate_decay(rule: Rule, weight_decay: float) -> Translation:
         >>> t.rule.lr, t.changed[0]
         (0.2, 'equilibrium norm: x 1.414')
     """
+    known_rule(rule)
     ratio = positive("rule.weight_decay", rule.weight_decay) / positive("weight_decay", weight_decay)
     lr = rule.lr * (math.sqrt(ratio) if isinstance(rule, AdamL2) else ratio)
     new = dataclasses.replace(rule, lr=lr, weight_decay=weight_decay)
     norm = ratio ** (0.5 if isinstance(rule, SGD | SGDW | AdamL2) else 1.0)
-    kept = ("angle per step", "time constant", "angular diffusion")
-    changed = (
-        f"equilibrium norm: x {norm:.4g}",
-        "until the norm gets there the angle is off; rescale the weights to skip that",
-    )
-    return Translation(new, 1.0, kept, changed)
+    kept, changed = _sorted({"equilibrium norm": (norm, "")})
+    if changed:
+        changed = (*changed, "until the norm gets there the angle is off; rescale the weights to skip that")
+    return Translation(new, 1.0, ("angle per step", "time constant", "angular diffusion", *kept), changed)
 
 
 MATCHES = ("angle", "diffusion", "time_constant")
@@ -159,9 +196,9 @@ def translate_optimizer(
 ) -> Translation:
     """Settings of another optimizer with the same equilibrium norm and one matched speed.
 
-    ``lr * wd`` follows from what is matched (angle per step, angular diffusion per step, or time constant), ``lr / wd``
-    from the norm. Angle and time constant cannot both be matched: angle^2 x time constant is (1-a)/(2(1+a)) for SGD,
-    twice that for AdamW.
+    ``lr * wd`` follows from what is matched (angle per step, angular diffusion per step, or the time constant near
+    equilibrium, `Equilibrium.time_constant`), ``lr / wd`` from the norm. Angle and time constant cannot both be
+    matched: angle^2 x time constant is (1-a)/(2(1+a)) for SGD, twice that for AdamW.
 
     Args:
         rule: the present settings.
@@ -180,6 +217,7 @@ def translate_optimizer(
         >>> f"{t.rule.lr:.3g} {t.rule.weight_decay:.3g}"
         '0.00023 1.03'
     """
+    known_rule(rule)
     one_of("to", to, ["sgd", "sgdw", "adamw", "lion"])
     one_of("match", match, MATCHES)
     kind = RULES[to]
@@ -201,10 +239,9 @@ def translate_optimizer(
     lr = (norm_sq / equilibrium_norm_sq(trial, **scale)) ** (1 / power)
     new = kind(lr, product / lr, **settings)
     names = {"angle": "angle per step", "diffusion": "angular diffusion per step", "time_constant": "time constant"}
-    ratios = {other: _speed(new, other, **scale) / _speed(rule, other, **scale) for other in MATCHES}
-    kept = [names[other] for other, ratio in ratios.items() if abs(ratio - 1) < 1e-6]
-    changed = [f"{names[other]}: x {ratio:.4g}" for other, ratio in ratios.items() if abs(ratio - 1) >= 1e-6]
-    return Translation(new, 1.0, (*kept, "equilibrium norm"), tuple(changed))
+    ratios = {names[other]: (_speed(new, other, **scale) / _speed(rule, other, **scale), "") for other in MATCHES}
+    kept, changed = _sorted(ratios)
+    return Translation(new, 1.0, (*kept, "equilibrium norm"), changed)
 
 
 def _inherited(rule: Rule, kind: type[Rule]) -> dict[str, Any]:
@@ -236,9 +273,8 @@ def _needed_scale(rule: Rule, kind: type[Rule], *, unit_grad_sq: float | None, d
 def _speed(rule: Rule, match: str, *, unit_grad_sq: float, dim: float) -> float:
     if match == "diffusion":
         return angular_diffusion(rule, unit_grad_sq=unit_grad_sq, dim=dim)
-    if match == "time_constant":
-        return 1 / relaxation(rule, unit_grad_sq=unit_grad_sq, dim=dim).rate
-    return float(rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).angle)
+    star = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim)
+    return star.time_constant if match == "time_constant" else float(star.angle)
 
 
 def _solve_product(kind: type[Rule], match: str, wanted: float, settings: dict[str, Any]) -> float:
@@ -247,11 +283,12 @@ def _solve_product(kind: type[Rule], match: str, wanted: float, settings: dict[s
     def speed(product: float) -> float:
         return _speed(kind(1.0, product, **settings), match, unit_grad_sq=1.0, dim=1.0)
 
-    low, high = 1e-13, 0.5  # below, the linearised rate of Adam rounds to 1
+    low, high = 1e-13, _largest_product(kind, match, settings)  # below, the linearised rate of Adam rounds to 1
     rising = speed(high) > speed(low)
     if not min(speed(low), speed(high)) <= wanted <= max(speed(low), speed(high)):
         raise EquilibriaError(
-            f"got a {match} of {wanted:g}; expected one that {kind.__name__} reaches with lr*weight_decay < {high:g}"
+            f"got a {match} of {wanted:g}; expected one between {min(speed(low), speed(high)):.4g} and "
+            f"{max(speed(low), speed(high)):.4g}, which {kind.__name__} reaches with lr*weight_decay up to {high:.3g}"
         )
     for _ in range(200):
         middle = math.sqrt(low * high)
@@ -260,6 +297,16 @@ def _solve_product(kind: type[Rule], match: str, wanted: float, settings: dict[s
         else:
             high = middle
     return math.sqrt(low * high)
+
+
+def _largest_product(kind: type[Rule], match: str, settings: dict[str, Any]) -> float:
+    """Up to here the speed is monotone in lr * wd: beyond the oscillation threshold the time constant is not."""
+    momentum: float = settings.get("momentum", 0.0)
+    dampening: float = settings.get("dampening", 0.0)
+    if match != "time_constant" or kind not in (SGD, SGDW) or momentum == 0:
+        return 0.25 if match == "time_constant" else 0.5  # without momentum the norm settles at once near 0.29
+    name = "sgdw" if kind is SGDW else "nesterov" if settings.get("nesterov") else "heavy_ball"
+    return oscillation_threshold(momentum, kind=name) / (1 - dampening)
 
 
 @law("nrq", "Corollary 3", derived="one door to the four translations")
@@ -293,6 +340,7 @@ def translate(
         >>> translate(SGD(0.1, 5e-4, momentum=0.9), batch=2).rule.lr
         0.2
     """
+    known_rule(rule)
     asked = {"scale": scale, "batch": batch, "weight_decay": weight_decay, "to": to}
     given = [name for name, value in asked.items() if value is not None]
     if len(given) != 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from equilibria.theory._known_rule import known_rule
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
 from equilibria.theory.moments import nesterov_correlation
@@ -38,6 +39,7 @@ def momentum_unit_grad_sq(rule: Rule, grad_sq: ArrayLike, *, buffer_dot_grad: Ar
         >>> float(momentum_unit_grad_sq(SGD(0.1, 5e-4, momentum=0.9), 10.0, buffer_dot_grad=-0.5))
         9.1
     """
+    known_rule(rule)
     n, c = reals("grad_sq", grad_sq, low=0), reals("buffer_dot_grad", buffer_dot_grad)
     if isinstance(rule, SGDW):
         return n + 2 * rule.momentum * c
@@ -46,3 +48,30 @@ def momentum_unit_grad_sq(rule: Rule, grad_sq: ArrayLike, *, buffer_dot_grad: Ar
     if rule.nesterov:
         return np.asarray(n + (nesterov_correlation(rule.decay_per_step, rule.momentum, 1.0) - 1) * c)
     return n + 2 * rule.momentum * c / (1 - rule.dampening)
+
+
+@law("smd", "Thm 2", derived="first order in eps of the exact fixed point with correlated gradients")
+def nesterov_angle_factor(momentum: float, *, correlation: ArrayLike) -> Array:
+    """How much the equilibrium angle of Nesterov momentum changes when gradients are correlated.
+
+    ``f^2 = (1 + 2a - 2a^3 + 2 a^2 rho (1 + a - a^2)) / ((1 + 2 a^2 rho)(1 + 2a - 2a^3))``, to first order in eps; use
+    `SGD.equilibrium(correlation=...)` for the exact number of one layer.
+
+    Args:
+        momentum: a.
+        correlation: rho = E<v, g> / E||g||^2, one number or one per layer.
+
+    Returns:
+        Angle / angle at rho = 0; NaN where rho is so negative that there is no equilibrium.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> rule = SGD(0.1, 1e-4, momentum=0.9, nesterov=True)
+        >>> exact = rule.equilibrium(correlation=0.1).angle / rule.equilibrium().angle
+        >>> round(float(nesterov_angle_factor(0.9, correlation=0.1)), 3) == round(exact, 3)
+        True
+    """
+    a, rho = momentum, reals("correlation", correlation)
+    plain = 1 + 2 * a - 2 * a**3
+    squared = (plain + 2 * a * a * rho * (1 + a - a * a)) / ((1 + 2 * a * a * rho) * plain)
+    return np.sqrt(np.where((1 + 2 * a * a * rho > 0) & (squared > 0), squared, np.nan))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ROUNDED_AWAY = {"float32": 2.0**-25, "bfloat16": 2.0**-9, "float16": 2.0**-12}
+"""Largest relative change per step that rounding to nearest swallows whatever the weight: half an ulp, worst case."""
+
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
@@ -12,8 +15,8 @@ class Assumption:
     Attributes:
         name: short name of the assumption.
         met: True or False where the inputs decide it, None where only a measurement of the run can.
-        error: relative error of the affected quantity, at these inputs if ``met`` is decided, else the size seen
-            when the assumption fails; None where no single number is known.
+        error: relative error of the affected quantity (of ||w||^2 where that is the norm), at these inputs if ``met``
+            is decided, else the size seen when the assumption fails; None where no single number is known.
         affects: which predicted quantities suffer.
         detail: one sentence: what is assumed, what happens otherwise.
     """

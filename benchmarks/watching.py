@@ -1,0 +1,269 @@
+"""What watching costs: the time inside the optimizer's hooks, measured in real training steps, all methods in one run.
+
+A segment trains with one method attached; its ratio is the time of the segment over the same without what the hooks
+took, so that a slow moment of the machine cancels out. Segments of all methods alternate, and medians are kept.
+`floor` is the time to read weight, gradient and momentum buffer (or the copy of the weight) once, at the bandwidth
+measured in the same run. Run it with `make bench`, on an idle machine.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+import equilibria as eq
+from equilibria.nets import BasicBlockResNet
+
+ROUNDS = 5
+STEPS = {"resnet": 24, "mlp": 96}  # per segment, of which the first few only warm up
+WARM_UP = 8
+
+
+@dataclass
+class Bench:
+    """A network, its data and its optimizer."""
+
+    name: str
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    inputs: Tensor
+    targets: Tensor
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        functional.cross_entropy(self.model(self.inputs), self.targets).backward()
+        self.optimizer.step()
+
+    @property
+    def weights(self) -> list[Tensor]:
+        return [param for param in self.model.parameters() if param.ndim >= 2]
+
+
+def benches() -> Iterator[Bench]:
+    for kind in ("sgdm", "adamw"):
+        for name in ("resnet", "mlp"):
+            torch.manual_seed(0)
+            model, inputs = (
+                (resnet(), torch.randn(64, 3, 32, 32)) if name == "resnet" else (mlp(), torch.randn(32, 512))
+            )
+            yield Bench(f"{name}, {kind}", model, optimizer(kind, model), inputs, torch.randint(0, 10, (len(inputs),)))
+
+
+def resnet() -> nn.Module:
+    return BasicBlockResNet(16, (2, 2, 2, 2), in_channels=3)
+
+
+def mlp() -> nn.Module:
+    sizes = [512, 1900, 1900, 1700, 10]
+    layers: list[nn.Module] = []
+    for inside, outside in pairwise(sizes[:-1]):
+        layers += [nn.Linear(inside, outside, bias=False), nn.BatchNorm1d(outside), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
+
+
+def optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "sgdm":
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+
+
+# ---- the methods
+
+
+def watched(every: int | str) -> Callable[[Bench], AbstractContextManager[object]]:
+    return lambda bench: eq.watch(bench.model, bench.optimizer, every=every)
+
+
+@contextmanager
+def naive(bench: Bench) -> Iterator[None]:
+    """What people write by hand: clone, then norms and the angle through a cosine, one number at a time."""
+    copies: list[Tensor] = []
+
+    def before(*_: object) -> None:
+        copies[:] = [weight.detach().clone() for weight in bench.weights]
+
+    def after(*_: object) -> None:
+        for weight, copy in zip(bench.weights, copies, strict=True):
+            weight.norm().item(), weight.grad.norm().item()
+            torch.acos(functional.cosine_similarity(weight.flatten(), copy.flatten(), dim=0)).item()
+
+    handles = [bench.optimizer.register_step_pre_hook(before), bench.optimizer.register_step_post_hook(after)]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+@contextmanager
+def norms_and_cosines(bench: Bench) -> Iterator[None]:
+    """The metrics of composer's OptimizerMonitor for Adam: norms of gradient, moments and update, and cosines."""
+
+    def after(*_: object) -> None:
+        group = bench.optimizer.param_groups[0]
+        for weight in bench.weights:
+            state, gradient = bench.optimizer.state[weight], weight.grad
+            gradient.norm()
+            if "exp_avg" in state:
+                moment, second = state["exp_avg"], state["exp_avg_sq"].sqrt()
+                update = moment / (second + group["eps"]) * group["lr"] + group["weight_decay"] * weight
+                for vector in (moment, second, weight, update):
+                    vector.norm()
+                functional.cosine_similarity(gradient.flatten(), moment.flatten(), dim=0)
+                functional.cosine_similarity(update.flatten(), gradient.flatten(), dim=0)
+
+    handle = bench.optimizer.register_step_post_hook(after)
+    yield
+    handle.remove()
+
+
+METHODS: dict[str, Callable[[Bench], AbstractContextManager[object]]] = {
+    "plain": lambda _bench: nullcontext(),
+    "watch, every=1": watched(1),
+    "watch, every=auto": watched("auto"),
+    "naive loop": naive,
+    "composer's metrics": norms_and_cosines,
+}
+
+
+# ---- measuring
+
+
+class HookTime:
+    """Adds up what the hooks of an optimizer take, by marks put before the first and behind the last of them."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.seconds = 0.0
+        self._mark = 0.0
+
+    @contextmanager
+    def around(self, method: AbstractContextManager[object]) -> Iterator[None]:
+        optimizer = self._bench.optimizer
+        marks = [
+            register_optimizer_step_pre_hook(self._begin),
+            optimizer.register_step_post_hook(self._begin),  # registered before the method's, so called before them
+        ]
+        with method:
+            marks += [
+                optimizer.register_step_pre_hook(self._end),  # registered after the method's
+                register_optimizer_step_post_hook(self._end),
+            ]
+            yield
+            for mark in marks:
+                mark.remove()
+
+    def _begin(self, *_: object) -> None:
+        self._mark = time.perf_counter()
+
+    def _end(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._mark
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Seconds per step of one method: in all, and inside the hooks."""
+
+    step: float
+    hooks: float
+
+    @property
+    def ratio(self) -> float:
+        return self.step / (self.step - self.hooks)
+
+
+def segment(bench: Bench, make: Callable[[Bench], AbstractContextManager[object]], steps: int) -> Segment:
+    timer = HookTime(bench)
+    with timer.around(make(bench)):
+        for _ in range(WARM_UP):
+            bench.step()
+        timer.seconds, begin = 0.0, time.perf_counter()
+        for _ in range(steps):
+            bench.step()
+        spent = time.perf_counter() - begin
+    return Segment(spent / steps, timer.seconds / steps)
+
+
+def floor(bench: Bench) -> float:
+    """Seconds to read three vectors as long as the watched weights, each once."""
+    vector = torch.randn(sum(weight.numel() for weight in bench.weights))
+    times = []
+    for _ in range(15):
+        begin = time.perf_counter()
+        torch.dot(vector, vector)
+        times.append(time.perf_counter() - begin)
+    return 3 * statistics.median(times)
+
+
+def measure(bench: Bench) -> dict[str, Segment]:
+    """Method -> the segment with the median time inside the hooks."""
+    steps = STEPS[bench.name.split(",")[0]]
+    found: dict[str, list[Segment]] = {name: [] for name in METHODS}
+    for _ in range(ROUNDS):
+        for name, make in METHODS.items():
+            found[name].append(segment(bench, make, steps * (2 if name.endswith("auto") else 1)))
+    return {name: sorted(each, key=lambda one: one.ratio)[len(each) // 2] for name, each in found.items()}
+
+
+LIMITS = {
+    ("resnet", "watch, every=1"): 1.015,
+    ("resnet", "watch, every=auto"): 1.01,
+    ("mlp", "watch, every=auto"): 1.01,
+}
+MOST_FLOORS = 2.0  # of watch with every=1 on the network whose weights do not fit into the cache
+
+
+def table() -> tuple[list[str], int]:
+    """Markdown lines, and how many limits are missed."""
+    lines = [
+        "# What watching costs",
+        "",
+        f"Median of {ROUNDS} segments; torch {torch.__version__}, one thread.",
+        "`ratio` is the step with the method over the same step without; `floors` is the time inside the hooks over the "
+        "time to read weight, gradient and buffer once.",
+        "",
+        "| network, optimizer | method | step, ms | in hooks, ms | ratio | floors | limit | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    missed = 0
+    for bench in benches():
+        lowest, kind = floor(bench), bench.name.split(",")[0]
+        for name, found in measure(bench).items():
+            floors = found.hooks / lowest
+            limit = LIMITS.get((kind, name))
+            verdict = "" if limit is None else f"ratio {limit:g} | {_verdict(found.ratio <= limit)}"
+            if kind == "mlp" and name == "watch, every=1":
+                verdict = f"{MOST_FLOORS:g} floors | {_verdict(floors <= MOST_FLOORS)}"
+            missed += "missed" in verdict
+            numbers = f"{1e3 * found.step:.1f} | {1e3 * found.hooks:.2f} | {found.ratio:.4f} | {floors:.2f}"
+            lines.append(f"| {bench.name} | {name} | {numbers} | {verdict or '|'} |")
+            print(lines[-1], flush=True)
+    return lines, missed
+
+
+def _verdict(good: bool) -> str:
+    return "ok" if good else "**missed**"
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    lines, missed = table()
+    Path(__file__).with_name("watching.md").write_text("\n".join(lines) + "\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

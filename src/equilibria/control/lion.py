@@ -1,0 +1,124 @@
+"""Lion as a torch optimizer; torch has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from equilibria import theory
+from equilibria.errors import EquilibriaError, number
+
+
+class Lion(Optimizer):
+    """Lion: the sign of an interpolated momentum, with decoupled weight decay.
+
+    ``u = sign(beta1 m + (1-beta1) g);  m = beta2 m + (1-beta2) g;  w = (1 - lr wd) w - lr u``, m from zero.
+
+    Every entry moves by lr (and by nothing where momentum and gradient are both zero), so a weight of d entries moves
+    by lr sqrt(d) whatever its gradient. Its equilibrium is that of `equilibria.theory.Lion`.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: learning rate, a number or a tensor of one element.
+        betas: (beta1, beta2): share of the momentum in the update, decay of the momentum; each in [0, 1).
+        weight_decay: decoupled; the weight shrinks by lr * weight_decay per step.
+        maximize: climb instead of descend.
+
+    Example:
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+        >>> optimizer = Lion([w], lr=0.1, weight_decay=0.5)
+        >>> (3 * w).sum().backward()
+        >>> optimizer.step()
+        >>> [round(x, 4) for x in w.tolist()]  # 0.95 w - 0.1
+        [0.85, -2.0]
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-4,
+        *,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, its settings checked."""
+        if isinstance(param_group, dict):  # torch says what is wrong with anything else
+            self.equilibria_rule({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def equilibria_rule(self, group: dict[str, Any]) -> theory.Lion:
+        """The rule of the theory that a parameter group follows; this is what a monitor asks an optimizer for."""
+        return theory.Lion(
+            _number("lr", group["lr"]), _number("weight_decay", group["weight_decay"]), betas=_pair(group["betas"])
+        )
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step; ``closure`` computes the loss and its gradients, and its value is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._move(weight, group)
+        return loss
+
+    def _move(self, weight: Tensor, group: dict[str, Any]) -> None:
+        gradient = _checked_gradient(weight)
+        if group["maximize"]:
+            gradient = -gradient
+        state = self.state[weight]
+        if "exp_avg" not in state:
+            state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        beta1, beta2 = group["betas"]
+        lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
+        update = state["exp_avg"].mul(beta1).add_(gradient, alpha=1 - beta1).sign_()
+        state["exp_avg"].mul_(beta2).add_(gradient, alpha=1 - beta2)
+        # lr multiplies instead of being passed as `alpha`, which would fetch a tensor lr from its device.
+        weight.mul_(1 - lr * group["weight_decay"]).sub_(update.mul_(lr))
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise EquilibriaError(f"got {name} of shape {tuple(value.shape)}; expected a number or one element")
+        value = value.item()
+    return number(name, value)
+
+
+def _pair(betas: Any) -> tuple[float, float]:
+    """A pair of numbers; a checkpoint that went through JSON or YAML has a list instead of a tuple."""
+    return tuple(betas) if isinstance(betas, list) else betas
+
+
+def _checked_gradient(weight: Tensor) -> Tensor:
+    gradient = weight.grad
+    assert gradient is not None
+    shape = tuple(weight.shape)
+    if gradient.layout != torch.strided:
+        raise EquilibriaError(
+            f"got a sparse gradient for a parameter of shape {shape}; Lion needs dense ones, because its sign moves "
+            "every entry by lr: use sparse=False in the embedding, or torch.optim.SparseAdam"
+        )
+    if gradient.is_complex():
+        raise EquilibriaError(
+            f"got a complex parameter of shape {shape}; Lion needs real ones: pass torch.view_as_real of it"
+        )
+    return gradient

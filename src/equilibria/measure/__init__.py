@@ -1,0 +1,1 @@
+"""Looks, and changes nothing: what every watched weight does, beside what the theory says it should do."""

@@ -1,0 +1,122 @@
+"""Layers that are not where lr and weight decay will take them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from equilibria.findings import Finding
+from equilibria.measure.diagnose.changes import disturbance, was_changed_outside
+from equilibria.measure.diagnose.layers import Layer, are, many, rescaling
+from equilibria.measure.samples import APPROACHING, DISTURBED
+from equilibria.measure.summary import how_long, times
+
+_FAR = math.log(1.25)  # an angle that far from equilibrium is worth a warning
+_NEAR = 0.05  # what "settled" allows
+_LEAST_SAMPLES = 10  # fewer say little about an angle
+
+
+def out_of_equilibrium(layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Layers on their way, with the time they still need."""
+    able = [layer for layer in layers if layer.predictable and layer.summary.angle_vs_equilibrium]
+    away = [layer for layer in able if layer.summary.samples >= _LEAST_SAMPLES and _on_its_way(layer)]
+    if not away:
+        return
+    worst = max(away, key=_distance)
+    layer = worst.summary
+    moving = _lr_is_moving(worst)
+    evidence = f"{layer.name} turns {layer.angle:.3g} rad per step against {layer.angle_equilibrium:.3g} in equilibrium"
+    if layer.norm_vs_equilibrium is not None:
+        evidence += f"; its norm is {times(layer.norm_vs_equilibrium)}"
+    if layer.steps_to_settle is not None and not moving:
+        slowest = max(away, key=lambda each: each.summary.steps_to_settle or 0.0).summary
+        wait = how_long(slowest.steps_to_settle or 0.0, slowest.epochs_to_settle)
+        evidence += f"; {f'all need {wait}' if len(away) > 1 else f'it needs {wait}'}"
+    yield Finding(
+        "warning" if _distance(worst) > _FAR and not moving else "note",
+        f"{many(away, able, worst)} {are(away)} out of equilibrium",
+        evidence,
+        _remedy(worst, moving=moving),
+        "settling.settling_steps",
+    )
+
+
+def _on_its_way(layer: Layer) -> bool:
+    summary = layer.summary
+    if summary.state not in (APPROACHING, DISTURBED) or abs((summary.angle_vs_equilibrium or 1) - 1) < _NEAR:
+        return False
+    predicted, equilibrium = summary.angle_predicted, summary.angle_equilibrium
+    if predicted and equilibrium and abs(predicted / equilibrium - 1) < _NEAR:
+        return False  # by the prediction it has arrived: then it is the prediction that is off
+    other_finding = layer.rounding is not None or disturbance(layer) is not None or was_changed_outside(layer)
+    return not other_finding and not _moved_equilibrium_explains(layer)
+
+
+def _distance(layer: Layer) -> float:
+    return abs(math.log(layer.summary.angle_vs_equilibrium or 1.0))
+
+
+def _moved_equilibrium_explains(layer: Layer) -> bool:
+    """Drift of L, or a radial gradient, holds the angle at sqrt(1 + share) of equilibrium; more is still to go."""
+    shares = [share for share in (layer.drift, layer.radial) if share is not None]
+    return any(share <= -1 or _distance(layer) <= abs(math.log1p(share)) for share in shares)
+
+
+def _lr_is_moving(layer: Layer) -> bool:
+    lr = layer.late("lr")
+    return bool(np.count_nonzero(np.diff(lr)) > len(lr) / 2)
+
+
+def _remedy(layer: Layer, *, moving: bool) -> str:
+    if moving:
+        return (
+            "often this is wanted: under a schedule the norm follows late, and the angle follows lr rather than "
+            "lr x wd. To turn as lr x wd says, change lr more slowly or rescale the weights along with it"
+        )
+    ratio = layer.summary.norm_vs_equilibrium
+    if ratio is None or layer.rule is None:
+        return "wait; a larger lr x wd settles sooner, at a larger angle"
+    return f"wait, or for {layer.name} at once: {rescaling(layer.rule, 1 / ratio)}"
+
+
+def decay_missing(layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Scale-invariant weights without weight decay, whose effective learning rate falls for ever."""
+    able = [layer for layer in layers if layer.summary.invariant]
+    bare = [layer for layer in able if layer.summary.weight_decay == 0 and (layer.summary.lr or 0) > 0]
+    if not bare:
+        return
+    worst = max(bare, key=_growth)
+    steps = int(worst.rows["step"][-1] - worst.rows["step"][0])
+    yield Finding(
+        "warning",
+        f"{many(bare, able, worst)} {are(bare)} scale-invariant but {are(bare, 'has', 'have')} no weight decay",
+        f"the norm of {worst.name} grew {_growth(worst):.3g}x in {steps:,} steps, which divides the speed at which it "
+        f"turns at a given lr by {_growth(worst) ** 2:.3g}; without decay this never ends",
+        f"give {are(bare, 'it', 'them')} weight decay, or mean it: the effective lr falls as 1/||w||^2 on top of the "
+        "schedule",
+        "norms.decay_free_norm",
+    )
+
+
+def _growth(layer: Layer) -> float:
+    return float(layer.rows["norm"][-1] / layer.rows["norm"][0])
+
+
+def oscillating(layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Settings whose approach to equilibrium overshoots."""
+    able = [layer for layer in layers if layer.predictable and layer.equilibrium is not None]
+    swinging = [layer for layer in able if layer.equilibrium is not None and not layer.equilibrium.monotone]
+    if not swinging:
+        return
+    worst = max(swinging, key=lambda layer: layer.rule.decay_per_step if layer.rule else 0.0)
+    product = worst.rule.decay_per_step if worst.rule else 0.0
+    yield Finding(
+        "note",
+        f"the norm of {many(swinging, able, worst)} oscillates around its equilibrium",
+        f"lr x wd = {product:.3g} is above the threshold of this momentum: the approach overshoots, and under heavy "
+        "ball it settles no faster with more decay",
+        "lower lr x wd or the momentum if you want a smooth approach",
+        "approach.oscillation_threshold",
+    )

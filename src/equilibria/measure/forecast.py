@@ -1,0 +1,372 @@
+"""What the theory says a group of weights should do now, driven by what was measured.
+
+The moment recursion of the group's rule runs from the first sample on, with the settings of every single step and with
+the measured L; it is set back to the measured weights only when somebody else changed them. Beside it stands the
+equilibrium that the present settings ask for, and how far away that is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from equilibria.errors import EquilibriaError
+from equilibria.measure.averages import RunningMean
+from equilibria.measure.geometry import Step
+from equilibria.measure.recursion import run
+from equilibria.theory import fixed_points
+from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
+from equilibria.theory.rules import SGD, SGDW, AdamL2, Lion, Muon, Rule
+from equilibria.theory.settling import Relaxation, relaxation
+from equilibria.theory.states import State, memory_size
+from equilibria.theory.targets import targets
+from equilibria.theory.unit_gradient import momentum_unit_grad_sq, nesterov_angle_factor
+
+_MOMENTS = ("norm_sq", "radial", "buffer_sq", "second", "memory")
+_MEANS = ("_grad_sq", "_pull", "_update_sq", "_cosine_sq")
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+_FEWEST_SAMPLES = 20  # that a mean of L reaches back over
+_SHARE_OF_APPROACH = 0.25  # of the time constant, which it should not exceed: L drifts too
+_COSINE_WINDOW = 50  # samples
+_SMALLEST, _LARGEST = 1e-140, 1e140  # squared norms between which the recursion stays inside float64
+_LEAST_SHARE = 0.05  # of L in N that Nesterov's recursion is run with, however much gradients turn back
+_NOT_RANDOM = 0.2  # share of a random direction's cosine above which a weight does not count as scale-invariant
+TOLERANCE = 0.05  # of the angle, within which a weight is settled
+_LEFT = 0.075  # and outside of which it no longer is: the gap keeps noise from flipping the verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The optimizer's memory of a group of weights, measured before a step; one entry per weight.
+
+    Attributes:
+        radial: <w, m>.
+        buffer_sq: <m, m>.
+        second: mean of the second moments.
+        steps_done: steps that the optimizer has taken so far.
+    """
+
+    radial: Array
+    buffer_sq: Array
+    second: Array
+    steps_done: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Theory beside one sample of a group, one entry per weight; NaN where there is no law.
+
+    Attributes:
+        angle: radians that this step turns by the recursion.
+        norm: ||w|| before the step by the recursion.
+        angle_equilibrium: radians per step once settled.
+        norm_equilibrium: ||w|| once settled.
+        momentum_unit_grad_sq: L of this one step, with the correlation of gradient and momentum.
+        steps_to_settle: until the angle is within 5 % of equilibrium.
+        settled: whether it is, with a little hysteresis.
+        invariant: whether the weight behaves as a scale-invariant one.
+    """
+
+    angle: Array
+    norm: Array
+    angle_equilibrium: Array
+    norm_equilibrium: Array
+    momentum_unit_grad_sq: Array
+    steps_to_settle: Array
+    settled: Flags
+    invariant: Flags
+
+
+class Forecaster:
+    """Follows one parameter group from sample to sample.
+
+    Args:
+        entries: numbers per weight.
+    """
+
+    def __init__(self, entries: Array) -> None:
+        count = len(entries)
+        self._entries = entries
+        self._state: State | None = None
+        self._next = 0  # the step before which the state stands
+        self._drive = np.full(count, np.nan)  # L at the last sample
+        self._grad_sq, self._pull, self._update_sq, self._cosine_sq = (RunningMean(count) for _ in range(4))
+        self._settled = np.zeros(count, dtype=bool)
+
+    @property
+    def next_step(self) -> int:
+        """The first step whose settings are still needed."""
+        return self._next
+
+    def state_dict(self) -> dict[str, object]:
+        """What is needed to go on after a checkpoint: numbers and tensors only."""
+        moments = (
+            None
+            if self._state is None
+            else {name: torch.from_numpy(np.array(getattr(self._state, name))) for name in _MOMENTS}
+        )
+        means = {name: getattr(self, name).state_dict() for name in _MEANS}
+        return {
+            "next": self._next,
+            "drive": torch.from_numpy(self._drive.copy()),
+            "settled": torch.from_numpy(self._settled.copy()),
+            "moments": moments,
+            "steps_done": None if self._state is None else float(self._state.steps_done),
+            "means": means,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._next = int(state["next"])
+        self._drive, self._settled = (state[name].cpu().numpy().copy() for name in ("drive", "settled"))
+        for name in _MEANS:
+            getattr(self, name).load_state_dict(state["means"][name])
+        self._state = None
+        if state["moments"] is not None:
+            moments = {name: state["moments"][name].cpu().numpy().copy() for name in _MOMENTS}
+            self._state = State(**moments, steps_done=state["steps_done"])
+
+    def forecast(
+        self, step: int, measured: Step, rules: Sequence[Rule], *, start: Start | None, skipped: bool
+    ) -> Forecast:
+        """Take in one sample and say what the theory expects of it.
+
+        Args:
+            step: the optimizer's own count of steps.
+            measured: what the step did.
+            rules: the rule at every step since the last sample, the last being this step's.
+            start: given where the recursion is to begin anew from the measured weights.
+            skipped: whether the step was not carried out, as under automatic mixed precision.
+        """
+        rule, relax = rules[-1], self._relaxation(rules[-1])
+        with np.errstate(all="ignore"):  # what is zero or not finite becomes NaN, weight by weight
+            unit_grad_sq = measured.gg * measured.ww
+            if not skipped:
+                self._average(measured, rule, unit_grad_sq, window=_window(relax, spacing=len(rules)))
+            correlation = self._correlation(rule)
+            if start is not None:
+                self._begin(rule, measured, start)
+                rules = rules[-1:]
+            drive = np.maximum(_total(rule, unit_grad_sq, correlation), 0.0)
+            norm, angle = self._follow(rules, drive, correlation, measured=measured, skipped=skipped)
+            self._next = step + 1
+            mean = np.maximum(_total(rule, self._grad_sq.value, correlation), 0.0)
+            angle_goal, norm_goal = self._equilibrium(rule, mean, correlation)
+            steps, settled = self._settling(relax, measured.norm / norm_goal)
+            own = _total(rule, unit_grad_sq, measured.vg / measured.gg)
+            invariant = np.asarray(np.sqrt(self._cosine_sq.value * self._entries) < _NOT_RANDOM)
+        blank = np.where(invariant, 1.0, np.nan)
+        return Forecast(
+            angle=angle * blank,
+            norm=norm * blank,
+            angle_equilibrium=angle_goal * blank,
+            norm_equilibrium=norm_goal * blank,
+            momentum_unit_grad_sq=own,
+            steps_to_settle=steps * blank,
+            settled=settled & invariant,
+            invariant=invariant,
+        )
+
+    def _average(self, measured: Step, rule: Rule, unit_grad_sq: Array, *, window: float) -> None:
+        self._grad_sq.add(unit_grad_sq, window=window)
+        self._pull.add(measured.vg * measured.ww, window=window)
+        self._cosine_sq.add(measured.cosine**2, window=_COSINE_WINDOW)
+        moves = np.where(measured.ee > 0, measured.ee, np.nan)  # a weight without a gradient is no small update
+        self._update_sq.add(moves / np.square(rule.lr or np.nan), window=window)
+
+    def _relaxation(self, rule: Rule) -> Relaxation | None:
+        """The law of approach; that of Adam with L2 depends on the gradient, so the group's mean stands for all.
+
+        Settings are rounded to half a per cent: under a schedule they differ at every sample, and this is not cheap.
+        """
+        near = dataclasses.replace(rule, lr=_digits(rule.lr, 3), weight_decay=_digits(rule.weight_decay, 3))
+        if not isinstance(rule, AdamL2):
+            return _relaxation(near)
+        known = self._grad_sq.value[np.isfinite(self._grad_sq.value)]
+        if not known.size or not known.min() > 0:
+            return None
+        return _relaxation(near, _digits(np.exp(np.log(known).mean()), 2), float(np.median(self._entries)))
+
+    def _correlation(self, rule: Rule) -> Array:
+        """<v, g> / ||g||^2 as it has been lately; 0 where there is no momentum."""
+        ratio: Array = self._pull.value / self._grad_sq.value
+        ratio = np.where(np.isfinite(ratio), ratio, 0.0)
+        if isinstance(rule, SGD) and rule.nesterov:  # L / N must stay positive, for the recursion divides by it
+            weight = nesterov_correlation(rule.decay_per_step, rule.momentum, 1.0) - 1
+            ratio = np.maximum(ratio, np.divide(_LEAST_SHARE - 1, weight))
+        return ratio
+
+    def _begin(self, rule: Rule, measured: Step, start: Start) -> None:
+        """Set the recursion to the measured weights and optimizer state."""
+        buffer_sq, count = start.buffer_sq, len(self._entries)
+        memory = np.zeros((memory_size(rule), count))
+        if isinstance(rule, Lion):
+            # The recursion knows ||m||^2 in units of L, and of the past updates what <w, m> tells.
+            typical = np.sqrt(buffer_sq * self._entries * 2 / np.pi)
+            memory[0] = np.where(typical > 0, -start.radial / typical, 0.0)
+            buffer_sq = np.where(buffer_sq > 0, buffer_sq / self._grad_sq.value, 0.0)
+        elif isinstance(rule, Muon) and start.steps_done > 0:
+            kept = np.array(rule.memory.decay) * (1 - rule.decay_per_step)
+            memory += (rule.lr * (1 - kept**start.steps_done) / (1 - kept))[:, np.newaxis]
+        norm_sq = np.full(count, np.nan)
+        self._state = State(norm_sq, start.radial, buffer_sq, start.second, memory, start.steps_done)
+        self._drive = np.full(count, np.nan)
+        self._set_norms(measured, np.ones(count, dtype=bool))
+
+    def _set_norms(self, measured: Step, here: Flags) -> None:
+        """Let the recursion of some weights begin at the measured norm, as far as it reaches."""
+        assert self._state is not None
+        within = here & (measured.ww > _SMALLEST) & (measured.ww < _LARGEST)
+        self._state = dataclasses.replace(self._state, norm_sq=np.where(within, measured.ww, self._state.norm_sq))
+
+    def _late(self, measured: Step) -> Flags:
+        """Weights that get their first gradient only now: their optimizer state is known to have been 0 until now."""
+        assert self._state is not None
+        return np.asarray(np.isnan(self._state.norm_sq) & ~_has_memory(self._state) & (measured.gg > 0))
+
+    def _follow(
+        self, rules: Sequence[Rule], drive: Array, correlation: Array, *, measured: Step, skipped: bool
+    ) -> tuple[Array, Array]:
+        """Norm before the last step and the angle that it turns, the recursion run over all of them."""
+        nothing = np.full(len(drive), np.nan)
+        if self._state is None:
+            return nothing, nothing
+        drives = _ramp(self._drive, drive, len(rules))
+        self._drive = np.where(np.isfinite(drive), drive, self._drive)
+        late = self._late(measured)
+        if (skipped or late.any()) and len(rules) > 1:
+            self._advance(rules[:-1], drives[:-1], correlation)
+            rules, drives = rules[-1:], drives[-1:]
+        if skipped:
+            return (nothing if self._state is None else np.sqrt(self._state.norm_sq)), nothing
+        if self._state is not None and late.any():
+            self._set_norms(measured, late)
+        return self._advance(rules, drives, correlation)
+
+    def _advance(self, rules: Sequence[Rule], drives: Array, correlation: Array) -> tuple[Array, Array]:
+        """Run the recursion: norm before the last step, and the angle that it turns."""
+        state = self._state
+        nothing = np.full(len(self._entries), np.nan)
+        if state is None:
+            return nothing, nothing
+        good = np.isfinite(drives).all(axis=0) & (state.norm_sq > 0)
+        had_memory = _has_memory(state)
+        if not isinstance(rules[-1], SGD | SGDW):  # whose update has its size also from a gradient that is all but 0
+            good &= (drives[0] > 0) | had_memory
+        # Weights without a recursion ride along as harmless numbers and are put back behind it.
+        held = dataclasses.replace(state, norm_sq=np.where(good, state.norm_sq, 1.0))
+        try:
+            after, (before_sq, after_sq), moved_sq = run(
+                rules, held, np.where(good, drives, 1.0), sizes=self._sizes(rules[-1]), correlation=correlation
+            )
+        except EquilibriaError:  # settings out of reach of the recursion; the next outside change begins a new one
+            self._state = None
+            return nothing, nothing
+        good &= np.isfinite(after_sq) & (after_sq > 0)
+        self._state = State(
+            norm_sq=np.where(good, after_sq, np.nan),
+            radial=np.where(good, after.radial, state.radial),
+            buffer_sq=np.where(good, after.buffer_sq, state.buffer_sq),
+            second=np.where(good, after.second, state.second),
+            memory=np.where(good, after.memory, np.where(had_memory, np.nan, 0.0)),
+            steps_done=after.steps_done,
+        )
+        angle = angle_from_chord_sq(chord_sq(before_sq, after_sq, moved_sq))
+        return np.where(good, np.sqrt(before_sq), np.nan), np.where(good, angle, np.nan)
+
+    def _sizes(self, rule: Rule) -> Array:
+        """What stands for the number of entries: itself, but for Muon the measured size of its update."""
+        if not isinstance(rule, Muon):
+            return self._entries
+        return np.where(self._update_sq.value > 0, self._update_sq.value, 1.0)
+
+    def _equilibrium(self, rule: Rule, drive: Array, correlation: Array) -> tuple[Array, Array]:
+        """Angle and norm of the equilibrium, NaN where there is none."""
+        nothing = np.full(len(drive), np.nan)
+        if rule.decay_per_step == 0:
+            return nothing, nothing
+        if isinstance(rule, AdamL2):
+            return _equilibrium_l2(rule, drive, self._entries)
+        try:
+            unit = targets(rule, rule.lr)
+        except (EquilibriaError, ArithmeticError):
+            return nothing, nothing
+        angle = np.full(len(drive), float(unit.angle))
+        if isinstance(rule, SGD) and rule.nesterov:
+            angle = angle * nesterov_angle_factor(rule.momentum, correlation=correlation)
+        size = np.sqrt(drive) if isinstance(rule, SGD | SGDW) else self._sizes(rule)
+        norm = np.sqrt(unit.norm_sq * size)
+        return angle, np.where(norm > 0, norm, np.nan)
+
+    def _settling(self, relax: Relaxation | None, ratio: Array) -> tuple[Array, Flags]:
+        """Steps until the angle is within its tolerance, and whether it counts as settled now."""
+        if relax is None:
+            return np.full(len(ratio), np.nan), np.zeros(len(ratio), dtype=bool)
+        steps = relax.steps(ratio, tolerance=TOLERANCE)
+        within = relax.steps(ratio, tolerance=_LEFT) == 0
+        self._settled = (steps == 0) | (self._settled & within)
+        return steps, self._settled.copy()
+
+
+def _has_memory(state: State) -> Flags:
+    """Which weights have, or may have, anything in their optimizer state."""
+    held = (state.radial != 0) | (state.buffer_sq != 0) | (state.second != 0)
+    return np.asarray(held | (state.memory != 0).any(axis=0))
+
+
+def _window(relax: Relaxation | None, *, spacing: int) -> float:
+    """Samples that a mean reaches back over."""
+    return _FEWEST_SAMPLES if relax is None else max(_FEWEST_SAMPLES, _SHARE_OF_APPROACH / relax.rate / spacing)
+
+
+def _ramp(first: Array, last: Array, steps: int) -> Array:
+    """From the last sample's value, which is not repeated, to this one's; steps x weights."""
+    begin = np.where(np.isfinite(first), first, last)
+    end = np.where(np.isfinite(last), last, first)
+    share = np.arange(1, steps + 1)[:, np.newaxis] / steps
+    ramp: Array = begin + share * (end - begin)
+    return ramp
+
+
+def _total(rule: Rule, grad_sq: Array, correlation: Array) -> Array:
+    """L of the rule from N and the correlation of gradient and buffer; NaN where either is."""
+    known = np.isfinite(grad_sq) & np.isfinite(correlation)
+    n = np.where(known, grad_sq, 0.0)
+    total = momentum_unit_grad_sq(rule, n, buffer_dot_grad=np.where(known, correlation, 0.0) * n)
+    result: Array = np.where(known, total, np.nan)
+    return result
+
+
+def _equilibrium_l2(rule: AdamL2, drive: Array, entries: Array) -> tuple[Array, Array]:
+    """Angle and norm of Adam with L2, where both depend on the gradient of each weight."""
+    b1 = rule.betas[0]
+    norm_sq = fixed_points.adam_l2_norm_sq(rule.lr, rule.weight_decay, b1=b1, dim=entries, unit_grad_sq=drive)
+    size = fixed_points.adam_step_size(norm_sq, rule.weight_decay, dim=entries, unit_grad_sq=drive)
+    chord = 2 * rule.lr * rule.weight_decay * size * (1 - b1) / (1 + b1)
+    good = np.asarray((drive > 0) & (norm_sq > 0))
+    angle, norm = angle_from_chord_sq(chord), np.sqrt(norm_sq)
+    return np.where(good, angle, np.nan), np.where(good, norm, np.nan)
+
+
+def _digits(value: float, count: int) -> float:
+    return float(f"{value:.{count}g}")
+
+
+@lru_cache(maxsize=1024)
+def _relaxation(rule: Rule, unit_grad_sq: float | None = None, dim: float | None = None) -> Relaxation | None:
+    if rule.decay_per_step == 0:
+        return None
+    try:
+        return relaxation(rule, unit_grad_sq=unit_grad_sq, dim=dim)
+    except (EquilibriaError, ArithmeticError):  # ArithmeticError: settings at the edge of what a float holds
+        return None

@@ -1,0 +1,94 @@
+"""The moment recursion of the theory over a few steps whose settings differ from one to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Rule
+from equilibria.theory.states import State, memory_size, step_of
+from equilibria.theory.transient import evolve
+
+Array = NDArray[np.float64]
+
+_NOTHING = 1e-200  # a second moment that is as good as none
+
+
+def run(
+    rules: Sequence[Rule], state: State, drives: Array, *, sizes: Array, correlation: Array
+) -> tuple[State, tuple[Array, Array], Array]:
+    """Run the recursion over all steps.
+
+    Args:
+        rules: the rule at every step, of one kind.
+        state: where to begin.
+        drives: L, steps x weights.
+        sizes: entries of every weight; for Muon the mean square of its update.
+        correlation: E<v, g> / E||g||^2 of every weight, which Nesterov's recursion depends on.
+
+    Returns:
+        The state after all steps, ||w||^2 before and after the last of them, and its ||w' - w||^2.
+    """
+    if isinstance(rules[0], SGD | SGDW):
+        return _run_buffer(rules, state, drives, correlation)
+    at = 0
+    for _, alike in groupby(rules, key=_constants):
+        stretch = list(alike)
+        path = evolve(
+            stretch[0],
+            len(stretch),
+            start=_fitted(state, stretch[0]),
+            unit_grad_sq=drives[at : at + len(stretch)],
+            dim=sizes,
+            lr=[rule.lr for rule in stretch],
+            weight_decay=[rule.weight_decay for rule in stretch],
+        )
+        at += len(stretch)
+        state = path.final
+    return state, (path.norm_sq[-2], path.norm_sq[-1]), path.moved_sq[-1]
+
+
+def _run_buffer(
+    rules: Sequence[Rule], state: State, drives: Array, correlation: Array
+) -> tuple[State, tuple[Array, Array], Array]:
+    """The same for rules with a momentum buffer: `evolve` without its overhead, for samples come one step at a time.
+
+    Under Nesterov momentum the recursion depends on each weight's own correlation, which `evolve` has no room for.
+    """
+    p, q, r = state.norm_sq, state.radial, state.buffer_sq
+    for rule, drive in zip(rules, drives, strict=True):
+        assert isinstance(rule, SGD | SGDW)
+        before, stale = p, (q * (1 - rule.decay_per_step), r)
+        step, lr, wd, a, own = step_of(rule, rule.lr, rule.weight_decay, rule.momentum, correlation=correlation)
+        if isinstance(rule, SGD) and rule.dampening:
+            own = np.where(r > 0, own, 1.0)  # torch does not damp the first buffer
+        p, q, r, moved_sq = step(p, q, r, drive / p, lr, wd, a, own)
+        if not a:
+            q, r = stale  # torch keeps the buffer for later
+    done = state.steps_done + len(rules)
+    return dataclasses.replace(state, norm_sq=p, radial=q, buffer_sq=r, steps_done=done), (before, p), moved_sq
+
+
+def _fitted(state: State, rule: Rule) -> State:
+    """The state as `evolve` takes it.
+
+    With other betas Lion keeps more or fewer of the small terms of its memory. Weights that had no gradient so far have
+    nothing in their optimizer state, which an optimizer under way is not believed.
+    """
+    memory = np.zeros((memory_size(rule), *state.memory.shape[1:]))
+    memory[: len(state.memory)] = state.memory[: len(memory)]
+    state = dataclasses.replace(state, memory=memory)
+    if state.steps_done and isinstance(rule, AdamW | AdamL2):
+        return dataclasses.replace(state, second=np.maximum(state.second, _NOTHING))
+    if state.steps_done and isinstance(rule, Lion):
+        return dataclasses.replace(state, buffer_sq=np.maximum(state.buffer_sq, _NOTHING))
+    return state
+
+
+def _constants(rule: Rule) -> Rule:
+    """A rule without what `evolve` takes as schedules."""
+    return dataclasses.replace(rule, lr=0.0, weight_decay=0.0)

@@ -1,0 +1,286 @@
+"""What the samples of a run say, layer by layer: measured beside predicted, in numbers and in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from equilibria.errors import EquilibriaError, whole
+from equilibria.measure.samples import DISTURBED, SETTLED, STATES
+from equilibria.measure.series import SETTINGS, Array, Series, by_parameter, changes, jumps, last_true, steps_taken
+from equilibria.theory.rules import RULES, Rule
+
+_LEAST_WINDOW = 20  # samples: the RMS of 20 angles that scatter by 20 % is good to 4 %
+_INVARIANT = 0.2  # of a random direction's cosine with the gradient
+_LEAST_RATIO = 1e-9  # a weight that does not turn at all is this wrong: a logarithm of 0 cannot be sorted or written
+_KINDS = {kind.__name__: kind for kind in RULES.values()}
+
+
+def _window(series: Series, samples: int | None) -> Series:
+    """The rows that `summarise` looks at."""
+    end = series.first[1:]
+    if samples is not None:
+        size = np.full(len(end), whole("window", samples, low=1))
+    else:
+        since_change = end - last_true(series, changes(series))
+        size = np.maximum(-(-since_change // 4), _LEAST_WINDOW)
+        size = np.minimum(size, end - last_true(series, jumps(series)))
+    begin = np.maximum(end - size, series.first[:-1])
+    return series.where(np.arange(series.first[-1]) >= np.repeat(begin, series.counts))
+
+
+def rule_of(entry: Mapping[str, Any], settings: Mapping[str, float]) -> Rule | None:
+    """The rule of a parameter at the settings of one sample, None where there is no law.
+
+    Args:
+        entry: the parameter's entry in the metadata; its "rule" holds the kind and what the samples do not.
+        settings: lr, weight_decay and momentum (beta1 for Adam and Lion) of the sample.
+
+    Example:
+        >>> entry = {"rule": {"kind": "AdamW", "betas": [0.9, 0.95]}}
+        >>> rule_of(entry, {"lr": 1e-3, "weight_decay": 0.1, "momentum": 0.8})
+        AdamW(lr=0.001, weight_decay=0.1, betas=(0.8, 0.95))
+    """
+    told = dict(entry.get("rule") or {})
+    kind = _KINDS.get(told.pop("kind", ""))
+    if kind is None:
+        return None
+    if math.isfinite(settings["momentum"]):
+        told["momentum"] = settings["momentum"]
+    if told.get("betas"):
+        told["betas"] = (told.get("momentum", told["betas"][0]), told["betas"][1])
+    own = {field.name for field in dataclasses.fields(kind)} - {"lr", "weight_decay"}
+    extra: dict[str, Any] = {name: value for name, value in told.items() if name in own and value is not None}
+    try:
+        return kind(settings["lr"], settings["weight_decay"], **extra)
+    except EquilibriaError:
+        return None  # settings that changed to something without a law
+
+
+def is_invariant(rms_cosine: float, entries: float) -> bool | None:
+    """Whether weight and gradient are orthogonal: a cosine far below that of a random direction; None if unknown."""
+    if not (math.isfinite(rms_cosine) and entries):
+        return None
+    return rms_cosine * math.sqrt(entries) < _INVARIANT
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSummary:
+    """One parameter, measured beside predicted, over the window of `summarise`; None where there is no number.
+
+    Attributes:
+        name: the parameter (or its row).
+        samples: samples in the window.
+        last_step: step of the last sample, counted from 0.
+        angle: root mean square angle per step, rad.
+        angle_predicted: the same of the prediction.
+        angle_equilibrium: the same of the equilibrium.
+        angle_vs_predicted: measured / predicted.
+        angle_vs_equilibrium: measured / equilibrium.
+        norm: ||w|| at the last sample, like the two below.
+        norm_predicted: of the prediction.
+        norm_equilibrium: of the equilibrium.
+        norm_vs_predicted: measured / predicted.
+        norm_vs_equilibrium: measured / equilibrium.
+        cosine: root mean square cosine of weight and gradient.
+        invariant: whether that is far below a random direction's.
+        state: one of STATES.
+        steps_to_settle: steps until the angle stays within 5 % of equilibrium.
+        epochs_to_settle: the same in epochs, if an epoch's length is known.
+        lr: of the last sample, like the two below.
+        weight_decay: as torch means it.
+        momentum: beta1 for Adam and Lion.
+        settings: the optimizer with these settings, as text.
+        no_law: why there is no law, None where there is one.
+        how_wrong: |ln(measured / predicted angle)|, to sort by: 0.05 is 5 % off, 0.7 a factor of 2 either way.
+    """
+
+    name: str
+    samples: int
+    last_step: int
+    angle: float | None
+    angle_predicted: float | None
+    angle_equilibrium: float | None
+    angle_vs_predicted: float | None
+    angle_vs_equilibrium: float | None
+    norm: float | None
+    norm_predicted: float | None
+    norm_equilibrium: float | None
+    norm_vs_predicted: float | None
+    norm_vs_equilibrium: float | None
+    cosine: float | None
+    invariant: bool | None
+    state: str | None
+    steps_to_settle: float | None
+    epochs_to_settle: float | None
+    lr: float | None
+    weight_decay: float | None
+    momentum: float | None
+    settings: str
+    no_law: str | None
+    how_wrong: float | None
+
+    @property
+    def sentence(self) -> str:
+        """All of it in one sentence."""
+        if self.angle is None:
+            return f"{self.name} was not seen to move: no sampled step changed it."
+        return f"{self.name} turns {self.angle:.3g} rad per step; {'; '.join(_clauses(self))}."
+
+
+def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | None = None) -> tuple[LayerSummary, ...]:
+    """One summary per parameter.
+
+    Angles are compared by their root mean square over a window. By default that is the last quarter of the samples
+    since lr, weight decay or momentum last changed, and at least 20 samples where there are as many; a window goes
+    across the small changes of a smooth schedule to get them, but never across a change by more than a tenth.
+
+    Args:
+        samples: the sample table, of a monitor or of a recorded run.
+        metadata: the metadata of the run.
+        window: instead, the last so many samples of each parameter.
+
+    Returns:
+        The summaries, in the order of the metadata.
+    """
+    everything = by_parameter(samples, metadata=metadata)
+    if not everything.names:
+        return ()
+    recent = _window(steps_taken(everything), window)
+    table = _window_numbers(recent) | _present(recent) | {"last_step": everything.last("step")}
+    rows = zip(*(values.tolist() for values in table.values()), strict=True)
+    entries = {entry["name"]: entry for entry in metadata.get("params", ())}
+    return tuple(
+        _summary(name, dict(zip(table, row, strict=True)), entries.get(name, {}), metadata)
+        for name, row in zip(everything.names, rows, strict=True)
+    )
+
+
+def _window_numbers(recent: Series) -> dict[str, Array]:
+    """Root mean squares over the window, and their ratios over the rows that have both."""
+    angle_sq = recent.columns["angle"] ** 2
+    numbers = {"samples": recent.counts, "angle": _rms(recent, angle_sq)}
+    for name in ("angle_predicted", "angle_equilibrium"):
+        theory_sq = recent.columns[name] ** 2
+        numbers[name] = _rms(recent, theory_sq)
+        both = _rms(recent, np.where(np.isnan(theory_sq), np.nan, angle_sq))
+        numbers[f"angle_vs_{name[6:]}"] = both / np.where(numbers[name] > 0, numbers[name], np.nan)
+    numbers["cosine"] = _rms(recent, recent.columns["cosine"] ** 2)
+    return numbers
+
+
+def _rms(recent: Series, squares: Array) -> Array:
+    known = np.isfinite(squares)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.sqrt(recent.sums(np.where(known, squares, 0.0)) / recent.sums(known)))
+
+
+def _present(recent: Series) -> dict[str, Array]:
+    now = ("norm", "norm_predicted", "norm_equilibrium", "state", "steps_to_settle", "epochs_to_settle", *SETTINGS)
+    numbers = {name: recent.last(name) for name in now}
+    for name in ("predicted", "equilibrium"):
+        numbers[f"norm_vs_{name}"] = numbers["norm"] / numbers[f"norm_{name}"]
+    return numbers
+
+
+def _summary(name: str, row: dict[str, float], entry: Mapping[str, Any], metadata: Mapping[str, Any]) -> LayerSummary:
+    state, last_step = row.pop("state"), int(row.pop("last_step"))
+    numbers: dict[str, Any] = {key: value if math.isfinite(value) else None for key, value in row.items()}
+    ratio, steps, epoch = numbers["angle_vs_predicted"], numbers["steps_to_settle"], metadata.get("steps_per_epoch")
+    if numbers["epochs_to_settle"] is None and steps is not None and epoch:
+        numbers["epochs_to_settle"] = steps / epoch
+    return LayerSummary(
+        **{**numbers, "samples": int(row["samples"])},
+        name=name,
+        last_step=last_step,
+        invariant=is_invariant(row["cosine"], entry.get("entries", 0)),
+        state=STATES[int(state)] if state >= 0 else None,
+        settings=_settings_text(entry, row, metadata),
+        no_law=None if entry.get("rule") else entry.get("no_law") or "no law is known for its optimizer",
+        how_wrong=None if ratio is None else abs(math.log(max(ratio, _LEAST_RATIO))),
+    )
+
+
+def _settings_text(entry: Mapping[str, Any], settings: Mapping[str, float], metadata: Mapping[str, Any]) -> str:
+    """``SGD(lr=0.1, wd=5e-4, momentum=0.9)``, with the settings of the sample."""
+    rule = rule_of(entry, settings)
+    optimizers = metadata.get("optimizers", ())
+    position = entry.get("optimizer", 0)
+    kind = optimizers[position]["class"] if position < len(optimizers) else "optimizer"
+    words = [f"{name}={short(settings[key])}" for name, key in (("lr", "lr"), ("wd", "weight_decay"))]
+    betas = getattr(rule, "betas", None)
+    if betas:
+        words.append(f"betas=({', '.join(map(short, betas))})")
+    elif settings["momentum"] > 0:
+        words.append(f"momentum={short(settings['momentum'])}")
+    words += [f"{name}=True" for name in ("nesterov",) if getattr(rule, name, False)]
+    return f"{kind}({', '.join(words)})"
+
+
+def short(value: float) -> str:
+    """A setting as people write it.
+
+    Example:
+        >>> short(0.1), short(0.0005), short(0.999), short(float("nan"))
+        ('0.1', '5e-4', '0.999', '?')
+    """
+    if not math.isfinite(value):
+        return "?"
+    digits, power = f"{value:.6e}".split("e")
+    scientific = f"{float(digits):g}e{int(power)}"
+    return min(f"{value:.7g}", scientific, key=len)
+
+
+def times(ratio: float) -> str:
+    """A ratio in words.
+
+    Example:
+        >>> times(0.714), times(2.0), times(1.004)
+        ('1.4x too small', '2x too large', 'right to 1 %')
+    """
+    if abs(ratio - 1) < 0.01:
+        return "right to 1 %"
+    return f"{ratio:.3g}x too large" if ratio > 1 else f"{1 / ratio:.3g}x too small"
+
+
+def how_long(steps: float, epochs: float | None) -> str:
+    """Steps, with epochs where they are known.
+
+    Example:
+        >>> how_long(2100, 5.37), how_long(1, None)
+        ('2,100 more steps (5.4 epochs)', '1 more step')
+    """
+    count = math.ceil(steps)
+    return f"{count:,} more step{'s' if count != 1 else ''}" + (f" ({epochs:.1f} epochs)" if epochs else "")
+
+
+def _clauses(layer: LayerSummary) -> list[str]:
+    """What follows the measured angle."""
+    if layer.no_law is not None:
+        return [layer.no_law]
+    if layer.invariant is False:
+        return [f"it is not scale-invariant (cosine with its gradient {layer.cosine:.2g}), so no law applies"]
+    if layer.angle_predicted is None:
+        return ["there is no prediction for it"]
+    predicts = f"{layer.settings} predicts {layer.angle_predicted:.3g}"
+    if layer.weight_decay == 0:
+        return [predicts, "without weight decay its norm grows and it turns ever less: there is no equilibrium"]
+    if layer.angle_equilibrium is None:
+        return [predicts, "with these settings there is no equilibrium"]
+    if layer.state == SETTLED:
+        return [predicts, "it is settled"]
+    return [f"{predicts} now and {layer.angle_equilibrium:.3g} in equilibrium", _still_to_go(layer)]
+
+
+def _still_to_go(layer: LayerSummary) -> str:
+    since = "since the last change " if layer.state == DISTURBED else ""
+    norm = None if layer.norm_vs_equilibrium is None else f"is {times(layer.norm_vs_equilibrium)}"
+    steps = layer.steps_to_settle
+    wait = None if steps is None else f"needs {how_long(steps, layer.epochs_to_settle)} to settle"
+    return f"{since}its norm {' and '.join(filter(None, (norm, wait))) or 'is not settled'}"

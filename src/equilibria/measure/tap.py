@@ -1,0 +1,312 @@
+"""The hooks on one optimizer: they glance at every step, and read the sampled ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from equilibria.measure.laws import Law, follows, law_of
+from equilibria.measure.layout import is_sharded, local, rows
+from equilibria.measure.parameters import Watched
+from equilibria.measure.probes import Combination, CopyProbe, LinearProbe, products_of, sgd_combination
+from equilibria.measure.settings_log import SettingsLog
+from equilibria.theory.rules import SGDW, AdamW, Lion, Muon
+
+_SUMMED_AS_THEY_ARE = (torch.float32, torch.float64)
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one sampled step of one optimizer gave, still on the device where it was formed.
+
+    The lists have one entry per watched tensor.
+
+    Attributes:
+        count: the optimizer's own count of steps.
+        label: what the samples call the step.
+        laws: the law of each parameter group.
+        combinations: the update as a combination of weight, gradient and buffer, as far as it is known.
+        combined: whether ``products`` are ww, wg, gg, wv, gv, vv of weight, gradient and buffer, from which the update
+            follows; otherwise ww, wg, gg, we, ee with the measured move e.
+        copied: whether the tensor was copied, to be compared after the step.
+        products: the inner products; None without a gradient.
+        late: whether the gradient is read after the step, together with the move.
+        unread: whether there was no moment to read the gradient: a closure makes it, the step may overwrite it.
+        changed: whether the tensor was changed since the last step.
+        begin: whether the forecast is to begin anew.
+        starts: <w, m>, <m, m> and the sum of the second moments, for optimizers that have them and a new beginning.
+        steps_taken: steps that the optimizer's own state counts.
+        found_inf: not 0 where a fused optimizer skips the step; None if it cannot.
+        grad_scale: by which the gradients are still multiplied; None if they are not.
+    """
+
+    count: int
+    label: int
+    laws: list[Law]
+    combinations: list[Combination]
+    combined: list[bool]
+    copied: list[bool]
+    products: list[list[Any] | None]
+    late: list[bool]
+    unread: list[bool]
+    changed: list[bool]
+    begin: bool
+    starts: list[list[Any] | None] = field(default_factory=list)
+    steps_taken: float = 0.0
+    found_inf: Tensor | None = None
+    grad_scale: Tensor | None = None
+
+
+class Listener(Protocol):
+    """What a tap asks and tells.
+
+    Attributes:
+        latest: the label of the latest step of any optimizer.
+    """
+
+    latest: int
+
+    def is_due(self, tap: Tap) -> bool:
+        """Whether the step that begins now is to be sampled; asked once per step."""
+
+    def take(self, tap: Tap, reading: Reading) -> None:
+        """A sampled step is over."""
+
+    def next_is_due(self) -> bool:
+        """Whether the step after this one is sampled too, as far as is known."""
+
+    def guarded(self, work: Callable[[], None]) -> None:
+        """Do it, and never let an error out into the training."""
+
+    def missed(self, tap: Tap) -> None:
+        """A step that was due is over; `take` may not have been called for it, after an error."""
+
+
+class Tap:
+    """Hooks on one optimizer.
+
+    Args:
+        optimizer: what to listen to.
+        watched: the tensors of it that are watched.
+        listener: who is asked which steps to sample, and told what they gave.
+
+    Attributes:
+        count: how many steps it has taken.
+        label: what the samples call the step that begins now. It is never below a label given before, whichever
+            optimizer that was for, and differs from step to step.
+        last: the label of its last step.
+    """
+
+    def __init__(self, optimizer: Optimizer, watched: Sequence[Watched], *, listener: Listener) -> None:
+        self.watched = list(watched)
+        self.count, self.label, self.last = 0, 0, -1
+        self.logs = [SettingsLog() for _ in optimizer.param_groups]
+        self._listener = listener
+        self._linear = [LinearProbe(each) for each in watched]
+        # Asked at every step. Sharded tensors are left out: gathering and scattering them counts as changes.
+        self._versioned = [each.param for each in watched if not is_sharded(each.param)]
+        self._versions: list[int] = []
+        self._changed = [False] * len(watched)
+        self._reading: Reading | None = None
+        self._begun = [False] * len(watched)  # whose forecast has begun: not yet where there was no gradient so far
+        self._is_due = False
+        self._sampled = -2  # the last sampled step, by its count
+        self._in_step, self._in_hook = False, False
+        self._handles: list[Any] = []
+        self.attach(optimizer)
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Put the hooks on an optimizer, this one from now on; one that trains nothing that is watched needs none."""
+        self.detach()
+        self.optimizer, self._is_silent = optimizer, False
+        if self.watched:
+            pre, post = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
+            self._handles = [pre(self._before), post(self._after)]
+
+    def detach(self) -> None:
+        """Take the hooks off and let copies go; inside of a hook they only fall silent, for torch is counting them."""
+        self._is_silent = True
+        self._copying = [CopyProbe(each) for each in self.watched]  # without what they copied
+        if not self._in_hook:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+
+    def begin_anew(self) -> None:
+        """Let the forecast start from the measured weights at the next sample."""
+        self._begun = [False] * len(self.watched)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: numbers only."""
+        logs = [log.state_dict() for log in self.logs]
+        return {
+            "count": self.count,
+            "last": self.last,
+            "begun": list(self._begun),
+            "changed": list(self._changed),
+            "logs": logs,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.count, self.last = state["count"], state["last"]
+        for log, held in zip(self.logs, state["logs"], strict=True):
+            log.load_state_dict(held)
+        self._begun, self._changed = list(state["begun"]), list(state["changed"])
+        self._versions, self._reading, self._sampled = [], None, -2
+        self._copying = [CopyProbe(each) for each in self.watched]  # what they copied is of another time
+
+    @property
+    def changes_since_last_step(self) -> int:
+        """How often the tensor that was changed most was changed since this optimizer's last step."""
+        if not self._versions:
+            return 0
+        return max(param._version - seen for param, seen in zip(self._versioned, self._versions, strict=True))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_silent:
+            return
+        # After a step that raised this begins anew; and a step may call its base class's step, which has hooks too.
+        self._in_step, self._reading = True, None
+        self.label = max(self.last + 1, self._listener.latest)
+        self._is_due = self._listener.is_due(self)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        self._guarded(lambda: self._look(has_closure=closure is not None))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after(self, _optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if self._is_silent or not self._in_step:
+            return
+        self._in_step = False
+        self.count += 1
+        self.last = self._listener.latest = self.label
+        self._guarded(self._finish)
+        if self._is_due:
+            self._listener.missed(self)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        self._in_hook = True
+        try:
+            self._listener.guarded(work)
+        finally:
+            self._in_hook = False
+
+    def _look(self, *, has_closure: bool) -> None:
+        for log, group in zip(self.logs, self.optimizer.param_groups, strict=False):
+            log.note(self.count, group, sampled=self._is_due)
+        if self._versions and self._versions != [param._version for param in self._versioned]:
+            self._note_changes()
+        if self._is_due:
+            with torch.no_grad():
+                self._reading = self._open(has_closure=has_closure)
+
+    def _note_changes(self) -> None:
+        versions = {id(param): version for param, version in zip(self._versioned, self._versions, strict=True)}
+        for at, each in enumerate(self.watched):
+            version = each.param._version
+            self._changed[at] |= versions.get(id(each.param), version) != version
+
+    def _open(self, *, has_closure: bool) -> Reading:
+        laws = [law_of(self.optimizer, group) for group in self.optimizer.param_groups]
+        sgd = follows(self.optimizer, SGD)
+        reading = Reading(
+            count=self.count,
+            label=self.label,
+            laws=laws,
+            combinations=[self._combination(each, laws[each.group], sgd=sgd) for each in self.watched],
+            combined=[sgd and not has_closure and _is_plain(each.param) for each in self.watched],
+            copied=[False] * len(self.watched),
+            products=[None] * len(self.watched),
+            late=[False] * len(self.watched),
+            unread=[False] * len(self.watched),
+            changed=list(self._changed),
+            begin=False,
+            found_inf=getattr(self.optimizer, "found_inf", None),
+            grad_scale=getattr(self.optimizer, "grad_scale", None),
+        )
+        for at, each in enumerate(self.watched):
+            gradient = each.param.grad
+            if gradient is None and not has_closure:
+                continue
+            reading.begin |= not self._begun[at]
+            if reading.combined[at] and gradient is not None:
+                reading.products[at] = self._linear[at].read(gradient, self._state(each).get("momentum_buffer"))
+                continue
+            reading.copied[at] = True
+            overwritten = reading.grad_scale is not None or self._may_overwrite(laws[each.group], each, sgd=sgd)
+            reading.late[at], reading.unread[at] = not overwritten, overwritten and has_closure
+            same = self._copying[at].remember(gradient if overwritten and not has_closure else None)
+            reading.changed[at] |= not same and self._sampled == self.count - 1  # else steps of its own came between
+        reading.begin |= any(reading.changed)
+        if reading.begin:
+            self._read_starts(reading)
+        return reading
+
+    def _finish(self) -> None:
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            with torch.no_grad():
+                self._compare(reading)
+            self._sampled = reading.count
+            self._changed = [False] * len(self.watched)
+            self._begun = [products is not None for products in reading.products]
+            self._listener.take(self, reading)
+        self._versions = [param._version for param in self._versioned]
+
+    def _compare(self, reading: Reading) -> None:
+        refresh = self._listener.next_is_due()
+        for at, each in enumerate(self.watched):
+            gradient = each.param.grad if reading.late[at] else None
+            if reading.late[at] and gradient is None:  # a closure need not reach every tensor
+                continue
+            if reading.copied[at]:
+                shrink = reading.combinations[at].shrink
+                reading.products[at] = self._copying[at].compare(gradient, shrink=shrink, refresh=refresh)
+
+    def _may_overwrite(self, law: Law, each: Watched, *, sgd: bool) -> bool:
+        """Whether the step may leave something else in ``.grad``: SGD does with Nesterov and no decay, others might."""
+        if sgd:
+            group = self.optimizer.param_groups[each.group]
+            return bool(group["nesterov"]) and float(group["weight_decay"]) == 0
+        return law.rule is None
+
+    def _read_starts(self, reading: Reading) -> None:
+        for each in self.watched:
+            state = self._state(each)
+            first, second = state.get("exp_avg", state.get("momentum_buffer")), state.get("exp_avg_sq")
+            if first is None:
+                reading.starts.append(None)
+                continue
+            found = products_of(each, [local(each.param), local(first)], [(0, 1), (1, 1)])
+            reading.starts.append([*found, 0.0 * found[0] if second is None else _sum(each, local(second))])
+            reading.steps_taken = max(reading.steps_taken, float(state.get("step", self.count)))
+
+    def _state(self, each: Watched) -> dict[str, Any]:
+        state: dict[str, Any] = self.optimizer.state.get(each.param, {})
+        return state
+
+    def _combination(self, each: Watched, law: Law, *, sgd: bool) -> Combination:
+        if sgd:
+            group = self.optimizer.param_groups[each.group]
+            return sgd_combination(group, first=self._state(each).get("momentum_buffer") is None)
+        decoupled = isinstance(law.rule, SGDW | AdamW | Lion | Muon)
+        return Combination(0.0, 0.0, law.rule.decay_per_step if decoupled and law.rule else 0.0)
+
+
+def _is_plain(param: Tensor) -> bool:
+    """Whether SGD's arithmetic on it is exact enough to be recomputed, and its gradient can be multiplied."""
+    held = param.grad
+    return param.dtype in _SUMMED_AS_THEY_ARE and (held is None or held.layout == torch.strided)
+
+
+def _sum(each: Watched, tensor: Tensor) -> Any:
+    if each.axis is not None:
+        return rows(tensor, axis=each.axis).sum(1, dtype=torch.float64)
+    total = tensor.sum(dtype=torch.float64)
+    return total.item() if total.device.type == "cpu" else total

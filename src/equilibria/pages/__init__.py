@@ -1,0 +1,1 @@
+"""What every HTML page shares: one offline file, its words and numbers, its finding cards, its charts."""

@@ -1,0 +1,116 @@
+"""One HTML file that needs no network and lets the browser run nothing but its own scripts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from equilibria._version import __version__
+from equilibria.errors import EquilibriaError
+
+
+def document(package: str, *, title: str, data: dict[str, object], **parts: str) -> str:
+    """The text of one HTML page; its scripts, styles and data are inside.
+
+    The package holds ``page.html`` (a `string.Template`), ``page.css`` and ``page.js``; what all pages share goes
+    before the last two.
+
+    Args:
+        package: the dotted name of the package with these files.
+        title: plain text.
+        data: what the script of the page draws; JSON without NaN.
+        parts: HTML for the other placeholders of the template.
+
+    Returns:
+        HTML.
+    """
+    from plotly.offline import get_plotlyjs  # only a page needs it, and it takes long to import
+
+    # The policy below names each script by its hash, and browsers hash what is left after line ends are unified.
+    plotly, script = (_one_line_end(text) for text in (get_plotlyjs(), _shared_and_own(package, "js")))
+    return Template(_asset(package, "page.html")).substitute(
+        parts,
+        policy=_policy(plotly, script),
+        version=escape(__version__),
+        title=escape(title),
+        style=_shared_and_own(package, "css"),
+        data=as_json(data),
+        plotly=plotly,
+        script=script,
+    )
+
+
+def write_document(path: str | Path, text: str) -> Path:
+    """Write a page; it appears complete or not at all, as it is written beside its target and then moved into place.
+
+    Args:
+        path: the file to write, in a folder that exists; an existing file is replaced.
+        text: the page.
+
+    Returns:
+        The path.
+
+    Raises:
+        EquilibriaError: the folder does not exist, the path is not a file, or it cannot be written.
+    """
+    try:
+        _replace(Path(path), text)
+    except (OSError, ValueError) as error:
+        if isinstance(error, EquilibriaError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise EquilibriaError(f"got path={str(path)!r}, which cannot be written: {reason}") from error
+    return Path(path)
+
+
+def as_json(data: dict[str, object]) -> str:
+    r"""JSON that cannot end the script element it stands in.
+
+    Example:
+        >>> as_json({"name": "</script>"})
+        '{"name":"\\u003c/script>"}'
+    """
+    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
+
+
+def _replace(path: Path, text: str) -> None:
+    target = path.resolve()  # a link keeps pointing where it did
+    if not target.parent.is_dir():
+        raise EquilibriaError(f"got path={str(path)!r}, but {target.parent} is not a folder; expected one that exists")
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "not a regular file"
+        raise EquilibriaError(f"got path={str(path)!r}, which is {kind}; expected the name of an HTML file")
+    beside = target.parent / f".equilibria-{secrets.token_hex(8)}.tmp"
+    try:
+        beside.write_text(text, encoding="utf-8", newline="\n")
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _shared_and_own(package: str, kind: str) -> str:
+    return _asset("equilibria.pages", f"shared.{kind}") + _asset(package, f"page.{kind}")
+
+
+def _asset(package: str, name: str) -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def _one_line_end(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _policy(*scripts: str) -> str:
+    """Let the browser refuse every request, and every script but these."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )

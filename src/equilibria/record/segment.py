@@ -1,0 +1,168 @@
+"""One session's samples: an Arrow IPC stream in a file of its own, written whole batches at a time.
+
+The stream has no index at its end, so what is there can be read at any moment: while it grows, and after the process
+that wrote it was killed. A session never writes into another session's file, so nothing is ever repaired.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from equilibria.errors import EquilibriaError
+from equilibria.record.batches import merge
+from equilibria.record.schema import FORMAT_KEY, SAMPLE_SCHEMA, check_format
+
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream, as the Arrow format has it
+_CHECKSUM = b"equilibria.steps.crc32"
+_NAME = re.compile(r"samples-(\d{3,})\.arrows")
+
+
+def segment_name(number: int) -> str:
+    """The file name of a session's samples.
+
+    Example:
+        >>> segment_name(7)
+        'samples-007.arrows'
+    """
+    return f"samples-{number:03d}.arrows"
+
+
+def segment_paths(directory: Path) -> dict[int, Path]:
+    """The sample files of a run by session number, in the order of the sessions."""
+    found = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+class SegmentWriter:
+    """Writes one stream; every method may raise OSError.
+
+    A batch is handed to the operating system before `write` returns, which is what survives ``kill -9``. It is not
+    forced onto the disk: that can stall training for seconds while a checkpoint is being written, and only guards
+    against a crash of the machine, after which the last half minute or so may be missing. `close` does force it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("xb", buffering=0)
+        self._encoded = io.BytesIO()
+        self._stream = pa.ipc.new_stream(self._encoded, SAMPLE_SCHEMA)
+
+    def write(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Append batches from `to_batch` as one batch."""
+        batch = merge(batches)
+        self._stream.write_batch(batch, {_CHECKSUM: _checksum(batch)})
+        self._drain()
+
+    def close(self) -> None:
+        """Mark the end of the stream and force it onto the disk."""
+        self._stream.close()
+        self._drain()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file as it is."""
+        with suppress(OSError):
+            self._file.close()
+
+    def _drain(self) -> None:
+        if os.fstat(self._file.fileno()).st_nlink == 0:  # writing would succeed, and nobody could read it
+            raise FileNotFoundError(errno.ENOENT, "the file was removed", str(self._path))
+        left = memoryview(self._encoded.getvalue())
+        self._encoded.seek(0)
+        self._encoded.truncate()
+        while left:
+            left = left[self._file.write(left) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What could be read of one stream: the whole batches, memory-mapped, and a note if something follows them."""
+
+    name: str
+    table: pa.Table
+    note: str = ""
+
+
+def read_segment(path: Path) -> Segment:
+    """The whole batches of a stream; what is torn or damaged after them is noted, not raised.
+
+    Raises:
+        EquilibriaError: if the stream is of a newer major format or is not a sample table.
+        OSError: if the file cannot be opened.
+    """
+    size = path.stat().st_size
+    if size == 0:  # a session that has flushed nothing yet
+        return Segment(path.name, SAMPLE_SCHEMA.empty_table())
+    source = pa.memory_map(str(path))
+    try:
+        stream = pa.ipc.open_stream(source)
+    except (pa.ArrowException, OSError):
+        return Segment(path.name, SAMPLE_SCHEMA.empty_table(), f"{path.name}: no whole batch, 0 rows read")
+    _check_schema(stream.schema, path.name)
+    batches, whole = _whole_batches(stream, source)
+    table = pa.Table.from_batches(batches, schema=stream.schema)
+    if whole == size:
+        return Segment(path.name, table)
+    note = f"{path.name}: last batch incomplete, {table.num_rows:,} rows read, {size - whole:,} bytes after them left"
+    return Segment(path.name, table, note)
+
+
+def _whole_batches(stream: pa.RecordBatchReader, source: pa.MemoryMappedFile) -> tuple[list[pa.RecordBatch], int]:
+    """The batches up to the first that is not whole, and where they end in the file, the mark of the end included."""
+    batches: list[pa.RecordBatch] = []
+    end = source.tell()
+    try:
+        while True:
+            found = stream.read_next_batch_with_custom_metadata()
+            _check_batch(found.batch, found.custom_metadata)
+            batches.append(found.batch)
+            end = source.tell()
+    except (StopIteration, pa.ArrowException, OSError):
+        source.seek(end)
+        return batches, end + (len(_END) if source.read(len(_END)) == _END else 0)
+
+
+def _check_batch(batch: pa.RecordBatch, metadata: pa.KeyValueMetadata | None) -> None:
+    """Raise if the batch is damaged so that reading it could crash, or hide the rows of others."""
+    batch.validate()
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):  # a damaged index would be read out of bounds
+            column.validate(full=True)
+    if batch["step"].null_count or batch["param"].null_count:
+        raise pa.ArrowInvalid("a sample without step or parameter")
+    checksum = (metadata or {}).get(_CHECKSUM)
+    if checksum is not None and checksum != _checksum(batch):
+        raise pa.ArrowInvalid("the steps do not match their checksum")
+
+
+def _checksum(batch: pa.RecordBatch) -> bytes:
+    """Of the steps, which decide what belongs to the run: zeros left by a power cut would read as a return to step 0.
+
+    The other columns have none: to check it, a reader would have to read them all.
+    """
+    return b"%08x" % zlib.crc32(batch["step"].to_numpy())
+
+
+def _check_schema(schema: pa.Schema, name: str) -> None:
+    try:
+        names = schema.names
+    except UnicodeDecodeError:
+        raise EquilibriaError(f"{name}: the names of its columns are damaged") from None
+    version = (schema.metadata or {}).get(FORMAT_KEY)
+    check_format(version.decode("ascii", "replace") if version else None, where=name)
+    for column in ("step", "param"):
+        found = schema.field(names.index(column)).type if column in names else "none"
+        expected = SAMPLE_SCHEMA.field(column).type
+        if found != expected:
+            raise EquilibriaError(f"{name}: got column {column} of type {found}; expected {expected}")

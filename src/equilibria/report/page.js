@@ -1,0 +1,273 @@
+(() => {
+  const report = JSON.parse(document.getElementById("report-data").textContent);
+  const layers = report.layers;
+  if (!layers.length) return;
+  const byId = (id) => document.getElementById(id);
+  const charts = ["angle-chart", "norm-chart", "schedule-chart"].map(byId);
+  const { color } = charting;
+  const COLOURS = 12;
+  const FEW = 3; // so few that their envelopes do not hide each other
+
+  // ---- the curves, decoded when they are first drawn
+
+  const decoded = new Map();
+  const curve = (number) => {
+    if (number === null) return null;
+    if (!decoded.has(number)) {
+      const bytes = Uint8Array.from(atob(report.arrays[number]), (letter) => letter.charCodeAt(0));
+      decoded.set(number, new Float32Array(bytes.buffer));
+    }
+    return decoded.get(number);
+  };
+
+  // ---- what is to be drawn
+
+  const state = { chosen: new Set(), words: [], all: report.middle === null, relative: false };
+  const matches = (index) => state.words.every((word) => layers[index].name.toLowerCase().includes(word));
+  const matching = () => layers.map((_, index) => index).filter(matches);
+
+  const drawn = () => {
+    const found = matching();
+    const coloured = [...new Set([...state.chosen, ...found.slice(0, COLOURS)])].sort((a, b) => a - b);
+    const rest = state.all ? found.slice(COLOURS).filter((index) => !state.chosen.has(index)) : [];
+    return { found, coloured, rest };
+  };
+
+  const bright = (index) => state.chosen.size === 0 || state.chosen.has(index);
+  const detailed = (index, coloured) => state.chosen.has(index) || (state.chosen.size === 0 && coloured.length <= FEW);
+  const hue = (index) => color("c" + (index % COLOURS));
+  const veil = (value) => value.replace(/^#(..)(..)(..)$/, (_, ...hex) =>
+    "rgba(" + hex.slice(0, 3).map((two) => parseInt(two, 16)).join(",") + ",0.16)");
+
+  // ---- traces; "meta" says what a trace shows and of which layer
+
+  const line = (x, y, meta, style, hover) => ({
+    x, y, meta, mode: "lines", connectgaps: false, line: style,
+    ...(hover ? { hovertemplate: hover + "<extra></extra>" } : { hoverinfo: "skip" }),
+  });
+
+  const escapeText = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/%\{/g, "%&#123;");
+  const where = report.unit === "epoch" ? "epoch %{x:.4~g}" : "step %{x:,.0f}";
+
+  const measured = (index, kind, x, text) => {
+    const y = curve(layers[index][kind]);
+    if (y === null) return [];
+    const trace = line(curve(layers[index][x]), y, { kind: "measured", layer: index },
+      { color: hue(index), width: state.chosen.has(index) ? 2.5 : 1.5 },
+      "<b>" + escapeText(layers[index].name) + "</b><br>" + where + ": " + text);
+    return [{ ...trace, opacity: bright(index) ? 1 : 0.2 }];
+  };
+
+  const companion = (index, kind, dash, text) => {
+    const y = curve(layers[index][kind]);
+    if (y === null) return [];
+    const trace = line(curve(layers[index].line_x), y, { kind, layer: index }, { color: hue(index), width: 1.5, dash },
+      "<b>" + escapeText(layers[index].name) + "</b><br>" + where + ": " + text);
+    return [{ ...trace, opacity: bright(index) ? 0.9 : 0.15 }];
+  };
+
+  // All other layers in one grey trace: hundreds of traces would be slow.
+  const others = (rest, kind, xs) => {
+    const x = [], y = [], text = [];
+    for (const index of rest) {
+      const values = curve(layers[index][kind]);
+      if (values === null) continue;
+      const name = escapeText(layers[index].name);
+      curve(layers[index][xs]).forEach((at, i) => { x.push(at); y.push(values[i]); text.push(name); });
+      x.push(null); y.push(null); text.push("");
+    }
+    const trace = line(x, y, { kind: "rest", count: rest.length }, { color: color("rest"), width: 1 },
+      "<b>%{text}</b><br>" + where + ": %{y:.3~g}");
+    return x.length ? [{ ...trace, text }] : [];
+  };
+
+  const middle = (kind) => {
+    if (report.middle === null || state.all) return [];
+    const [low, median, high] = report.middle[kind].map(curve);
+    if (low === null) return [];
+    const x = curve(report.middle.x[1]);
+    return [
+      { ...charting.area(x, high, low, color("middle")), meta: { kind: "middle" } },
+      line(x, median, { kind: "median" }, { color: color("soft"), width: 1.5 }, "<b>median layer</b><br>" + where + ": %{y:.3~g}"),
+    ];
+  };
+
+  const envelope = (index) => {
+    const [low, high] = [curve(layers[index].low), curve(layers[index].high)];
+    if (low === null || high === null) return [];
+    return [{ ...charting.area(curve(layers[index].x), high, low, veil(hue(index))), meta: { kind: "envelope", layer: index } }];
+  };
+
+  // Layers with the same lr and wd settle at the same angle: one line for all of them.
+  const once = (indexes, kind, trace) => {
+    const seen = new Map();
+    for (const index of indexes) {
+      const number = layers[index][kind];
+      if (number !== null && !seen.has(number)) seen.set(number, index);
+    }
+    return [...seen.values()].map(trace);
+  };
+
+  const theory = (indexes) => once(indexes, "equilibrium", (index) => line(curve(layers[index].line_x),
+    curve(layers[index].equilibrium), { kind: "equilibrium" }, { color: color("theory"), width: 7 },
+    "<b>equilibrium</b><br>" + where + ": %{y:.3~g} rad"));
+
+  // ---- the charts
+
+  const extent = (traces, least, margin = 1.12) => {
+    let low = Infinity, high = 0;
+    for (const trace of traces) {
+      for (const value of trace.y) if (value > 0 && value < Infinity) { low = Math.min(low, value); high = Math.max(high, value); }
+    }
+    if (high === 0) return [0.1, 10];
+    const room = Math.max(margin, Math.sqrt((least * low) / high));
+    return [low / room, high * room];
+  };
+
+  const layout = (chart, range, title, more) => charting.look(charting.size(chart), {
+    across: report.range, unit: report.unit, range, title, more: { hovermode: "closest", hoverdistance: 30, ...more },
+  });
+
+  const goal = () => ({ shapes: [
+    { type: "rect", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 0.95, y1: 1.05, fillcolor: color("band"), line: { width: 0 }, layer: "below" },
+    { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: color("theory"), width: 4 }, layer: "below" },
+  ] });
+
+  const ratios = (chart, kind, title, { coloured, rest }) => {
+    const traces = [
+      ...middle(kind), ...others(rest, kind, "x"), ...coloured.slice().reverse().flatMap((index) => measured(index, kind, "x", "%{y:.3~g} × theory")),
+    ];
+    const [low, high] = extent(traces, 1.6);
+    return [traces, layout(chart, [Math.min(low, 0.8), Math.max(high, 1.25)], title, goal())];
+  };
+
+  const angleChart = (chart, shown) => {
+    if (state.relative) return ratios(chart, "ratio", "angle ÷ predicted", shown);
+    const { coloured, rest } = shown;
+    const back = coloured.slice().reverse();
+    const traces = [
+      ...middle("angle"), ...theory([...coloured, ...rest]), ...others(rest, "angle", "x"),
+      ...back.filter((index) => detailed(index, coloured)).flatMap(envelope),
+      ...back.flatMap((index) => measured(index, "angle", "x", "turns %{y:.3~g} rad per step")),
+      ...back.flatMap((index) => companion(index, "predicted", "6px,4px", "predicted %{y:.3~g} rad")),
+    ];
+    return [traces, layout(chart, extent(traces, 4), "angle per step, rad")];
+  };
+
+  const normChart = (chart, shown) => {
+    if (state.relative) return ratios(chart, "norm_ratio", "norm ÷ target", shown);
+    const { coloured, rest } = shown;
+    const back = coloured.slice().reverse();
+    const traces = [
+      ...middle("norm_rms"), ...others(rest, "norm", "line_x"),
+      ...back.flatMap((index) => companion(index, "norm_equilibrium", "2px,3px", "target ‖w‖ = %{y:.3~g}")),
+      ...back.filter((index) => detailed(index, coloured))
+        .flatMap((index) => companion(index, "norm_predicted", "6px,4px", "predicted ‖w‖ = %{y:.3~g}")),
+      ...back.flatMap((index) => measured(index, "norm", "line_x", "‖w‖ = %{y:.3~g}")),
+    ];
+    return [traces, layout(chart, extent(traces, 4), "norm of the weights")];
+  };
+
+  const scheduleChart = (chart, { coloured, rest }) => {
+    const setting = (kind, name, style) => once([...coloured, ...rest], kind, (index) =>
+      line(curve(layers[index].line_x), curve(layers[index][kind]), { kind }, style, "<b>" + name + "</b><br>" + where + ": %{y:.3~g}"));
+    const traces = [
+      ...setting("wd", "weight decay", { color: color("wd"), width: 2, dash: "8px,5px" }),
+      ...setting("lr", "learning rate", { color: color("lr"), width: 2 }),
+    ];
+    return [traces, layout(chart, extent(traces, 4, 1.5), "lr, wd")];
+  };
+
+  const drawAll = () => {
+    const shown = drawn();
+    const stretch = charts[0].layout ? charts[0].layout.xaxis.range : report.range; // a zoom survives
+    [angleChart, normChart, scheduleChart].forEach((chart, index) => {
+      const [traces, look] = chart(charts[index], shown);
+      look.xaxis.range = [...stretch];
+      charting.draw(charts[index], traces, look);
+    });
+    showKeys(shown);
+  };
+
+  // ---- the table, the chips and the controls
+
+  const rows = [...document.querySelectorAll("tr[data-layer]")];
+
+  const chip = (index) => {
+    const item = document.createElement("li");
+    const button = document.createElement("button");
+    const swatch = document.createElement("span");
+    swatch.className = "swatch";
+    button.type = "button";
+    button.className = "c" + (index % COLOURS);
+    button.dataset.layer = index;
+    button.setAttribute("aria-pressed", state.chosen.has(index));
+    button.append(swatch, layers[index].name);
+    item.append(button);
+    return item;
+  };
+
+  const showKeys = ({ found, coloured, rest }) => {
+    const focused = document.activeElement && document.activeElement.closest("#chips button");
+    byId("chips").replaceChildren(...coloured.map(chip));
+    if (focused) {
+      const again = byId("chips").querySelector('[data-layer="' + focused.dataset.layer + '"]');
+      if (again) again.focus();
+    }
+    const inColour = new Set(coloured);
+    for (const row of rows) {
+      const index = Number(row.dataset.layer);
+      row.hidden = !matches(index);
+      row.classList.toggle("chosen", state.chosen.has(index));
+      row.classList.toggle("c" + (index % COLOURS), inColour.has(index));
+      row.querySelector("button").setAttribute("aria-pressed", state.chosen.has(index));
+    }
+    const detail = !state.relative && coloured.some((index) => detailed(index, coloured));
+    const show = (kind, on) => document.querySelectorAll(".if-" + kind).forEach((item) => { item.hidden = !on; });
+    show("envelope", detail);
+    show("values", !state.relative);
+    show("ratio", state.relative);
+    show("rest", rest.length > 0);
+    show("middle", report.middle !== null && !state.all);
+    byId("absolute").setAttribute("aria-pressed", !state.relative);
+    byId("relative").setAttribute("aria-pressed", state.relative);
+    byId("everything").setAttribute("aria-pressed", state.all);
+    byId("clear").hidden = state.chosen.size === 0;
+    byId("count").textContent = (state.words.length ? found.length + " of " : "") + layers.length +
+      (layers.length === 1 ? " layer" : " layers") + (state.chosen.size ? ", " + state.chosen.size + " chosen" : "");
+  };
+
+  const toggle = (index) => {
+    if (!state.chosen.delete(index)) state.chosen.add(index);
+    drawAll();
+  };
+
+  const wire = () => {
+    for (const row of rows) row.addEventListener("click", () => toggle(Number(row.dataset.layer)));
+    byId("chips").addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (button) toggle(Number(button.dataset.layer));
+    });
+    let waiting = null;
+    byId("search").addEventListener("input", (event) => {
+      clearTimeout(waiting); // typing stays smooth with hundreds of layers
+      waiting = setTimeout(() => {
+        state.words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+        drawAll();
+      }, 120);
+    });
+    byId("absolute").addEventListener("click", () => { state.relative = false; drawAll(); });
+    byId("relative").addEventListener("click", () => { state.relative = true; drawAll(); });
+    byId("everything").addEventListener("click", () => { state.all = !state.all; drawAll(); });
+    byId("clear").addEventListener("click", () => { state.chosen.clear(); drawAll(); byId("search").focus(); });
+  };
+
+  byId("controls").hidden = false;
+  byId("charts").hidden = false;
+  byId("everything").hidden = report.middle === null;
+  document.querySelector(".search").hidden = layers.length === 1;
+  wire();
+  drawAll();
+  charting.linkZoom(charts, report.range);
+  charting.keepDrawn(charts, drawAll);
+})();

@@ -1,0 +1,129 @@
+"""A run as one HTML page that needs no network: measured against predicted, layer by layer, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from equilibria.findings import Finding
+from equilibria.measure.diagnose import diagnose
+from equilibria.measure.summary import LayerSummary, summarise
+from equilibria.pages.cards import card
+from equilibria.pages.document import document, write_document
+from equilibria.pages.words import full_stop, percent, settings_list, text
+from equilibria.report.curves import MOST_LAYERS, curves
+from equilibria.report.table import layer_table
+from equilibria.report.verdict import TOLERANCE, headline, worst, worst_first
+
+_FIRST_FINDINGS = 4  # the rest is one click away, so that the charts are near the top
+
+
+def write_report(
+    samples: pa.Table,
+    path: str | Path,
+    *,
+    metadata: Mapping[str, Any],
+    title: str | None = None,
+    notes: Sequence[str] = (),
+) -> Path:
+    """Write a run as one offline HTML page.
+
+    The page appears complete or not at all: it is written beside its target and then moved into place.
+
+    Args:
+        samples: the sample table, of a monitor or of a recorded run.
+        path: the file to write, in a folder that exists; an existing file is replaced.
+        metadata: the metadata of the run.
+        title: shown above the headline; "Training report" without it.
+        notes: what a reader should know about the record itself, as sentences.
+
+    Returns:
+        The path.
+
+    Raises:
+        EquilibriaError: the samples lack a column, the folder does not exist, the path is not a file, or it cannot be
+            written.
+    """
+    return write_document(path, report_html(samples, metadata=metadata, title=title, notes=notes))
+
+
+def report_html(
+    samples: pa.Table, *, metadata: Mapping[str, Any], title: str | None = None, notes: Sequence[str] = ()
+) -> str:
+    """A run as the text of one HTML page; its scripts, styles and data are inside.
+
+    Args:
+        samples: the sample table, of a monitor or of a recorded run.
+        metadata: the metadata of the run.
+        title: shown above the headline; "Training report" without it.
+        notes: what a reader should know about the record itself, as sentences.
+
+    Returns:
+        HTML.
+
+    Example:
+        >>> from equilibria.measure.samples import SAMPLE_FIELDS
+        >>> "Nothing was measured yet</h1>" in report_html(SAMPLE_FIELDS.empty_table(), metadata={})
+        True
+    """
+    layers = worst_first(summarise(samples, metadata=metadata))
+    said = headline(layers)
+    names = [layer.name for layer in layers]
+    return document(
+        "equilibria.report",
+        title="Training report" if title is None else title,
+        data=curves(samples, names, steps_per_epoch=metadata.get("steps_per_epoch")),
+        tolerance=text(percent(TOLERANCE)),
+        headline=text(said),
+        worst=text(worst(layers)),
+        settings=settings_list(_settings(samples, layers, metadata)),
+        notes="".join(f'<p class="notice">{text(full_stop(note))}</p>' for note in notes),
+        findings=_findings(diagnose(samples, metadata=metadata), layers),
+        angle_label=text(f"Chart of measured and predicted angle per step of every layer. {said}"),
+        layers=layer_table(layers, most=MOST_LAYERS),
+    )
+
+
+def _settings(
+    samples: pa.Table, layers: Sequence[LayerSummary], metadata: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+    optimizers = [entry["settings"] for entry in metadata.get("optimizers", ())]
+    pairs = [("optimizer" if len(optimizers) == 1 else "optimizers", "; ".join(optimizers), "")] if optimizers else []
+    if not layers:
+        return pairs
+    ends = pc.min_max(samples["step"])
+    first, last = ends["min"].as_py(), ends["max"].as_py()
+    sampled = pc.count_distinct(samples["step"]).as_py()
+    pairs.append(("length", *_length(first, last, metadata.get("steps_per_epoch"))))
+    pairs.append(("layers", f"{len(layers):,}", ""))
+    pairs.append(("sampled", f"{sampled:,} steps", f"{samples.num_rows:,} samples"))
+    return pairs
+
+
+def _length(first: int, last: int, steps_per_epoch: int | None) -> tuple[str, str]:
+    steps = f"steps {first:,} to {last:,}"
+    if not steps_per_epoch:
+        return f"{last + 1 - first:,} steps", steps
+    return f"{(last + 1 - first) / steps_per_epoch:,.3g} epochs", f"{steps}, {steps_per_epoch:,} per epoch"
+
+
+def _findings(findings: Sequence[Finding], layers: Sequence[LayerSummary]) -> str:
+    """The first few as cards, the others folded away."""
+    if not findings:
+        return _NOTHING_TO_SAY if not layers else _NOTHING_FOUND
+    cards = [card(finding) for finding in findings]
+    count = len(cards) if len(cards) == _FIRST_FINDINGS + 1 else _FIRST_FINDINGS  # to fold one card saves nothing
+    first, others = cards[:count], cards[count:]
+    if others:
+        first += [f'<details class="more"><summary>{len(others):,} more findings</summary>', *others, "</details>"]
+    return "\n".join(first)
+
+
+_NOTHING_FOUND = (
+    '<article class="finding"><h3>Nothing to change</h3><p>Nothing about this run calls for a change.</p></article>'
+)
+_NOTHING_TO_SAY = '<p class="none">There is nothing to judge before the first sample.</p>'

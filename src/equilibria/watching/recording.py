@@ -1,0 +1,119 @@
+"""A run directory as a place where a monitor's samples go."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from equilibria.errors import EquilibriaError
+from equilibria.record import RecordWarning, RunWriter
+from equilibria.record.lock import RunLock
+from equilibria.record.manifest import read_manifest
+
+_FLUSH_SECONDS = 1.0  # what a kill may lose
+
+
+class Recording:
+    """Writes samples into a run directory.
+
+    A directory that holds a run already is appended to if the monitor was resumed from a checkpoint. Otherwise a new
+    run goes into a directory beside it (``runs/a-2``): running a script a second time destroys nothing.
+
+    Args:
+        directory: where to record; created if absent.
+        describe: gives the metadata of the run.
+
+    Raises:
+        EquilibriaError: if another process records there, or the directory holds other files or cannot be written.
+    """
+
+    def __init__(self, directory: str | Path, *, describe: Callable[[], Mapping[str, Any]]) -> None:
+        self._asked, self._describe = Path(directory), describe
+        self._writer: RunWriter | None = None
+        self.resumes = False
+        if _holds_a_run(self._asked):
+            _refuse_a_second_writer(self._asked)
+        else:
+            self._writer = self._begin(self._asked)
+
+    @property
+    def directory(self) -> Path:
+        """Where the samples are, or will be."""
+        if self._writer is not None:
+            return self._writer.directory
+        return self._asked if self.resumes else _beside(self._asked)
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing is written any more, or None."""
+        return None if self._writer is None else self._writer.failure
+
+    def append(self, columns: Mapping[str, Any]) -> None:
+        """Take some rows."""
+        if self._writer is None:
+            self._writer = self._open()
+        self._writer.append(columns)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Write what waits, and let others in."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> RunWriter:
+        if self.resumes:
+            return self._begin(self._asked, resume=True)
+        writer = self._begin_beside()
+        warnings.warn(
+            f"{self._asked} holds a run already; this one is recorded into {writer.directory}. To append to the first, "
+            "load the monitor's state (monitor.load_state_dict) before training goes on",
+            RecordWarning,
+            stacklevel=2,
+        )
+        return writer
+
+    def _begin_beside(self) -> RunWriter:
+        while True:
+            directory = _beside(self._asked)
+            try:
+                return self._begin(directory)
+            except EquilibriaError:
+                if not directory.exists():
+                    raise
+                # Another run, started at the same time, was quicker: the next number.
+
+    def _begin(self, directory: Path, *, resume: bool = False) -> RunWriter:
+        writer = RunWriter(directory, metadata=self._describe(), resume=resume, flush_seconds=_FLUSH_SECONDS)
+        # At exit the run closes it, after the last samples. The writer would come first and shut them out.
+        atexit.unregister(writer.close)
+        return writer
+
+
+def _beside(directory: Path) -> Path:
+    """The first free name: runs/a-2, runs/a-3, ..."""
+    names = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
+    return next(name for name in names if not name.exists())
+
+
+def _refuse_a_second_writer(directory: Path) -> None:
+    try:
+        RunLock(directory).release()
+    except OSError as error:
+        raise EquilibriaError(f"cannot record into {directory}: {error.strerror}") from error
+
+
+def _holds_a_run(directory: Path) -> bool:
+    try:
+        return read_manifest(directory) is not None
+    except NotADirectoryError:
+        raise EquilibriaError(f"got log_dir={str(directory)!r}, which is a file; expected a directory") from None
+    except OSError as error:
+        raise EquilibriaError(f"got log_dir={str(directory)!r}, which cannot be read: {error.strerror}") from error

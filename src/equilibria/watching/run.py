@@ -1,0 +1,134 @@
+"""`watch`, and the run that it gives back."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from equilibria.measure.monitor import Monitor, Sink
+from equilibria.measure.parameters import Select
+from equilibria.measure.summary import summarise
+from equilibria.report import write_report
+from equilibria.watching.recording import Recording
+from equilibria.watching.status import StatusLine
+from equilibria.watching.table import print_table
+
+
+class WatchedRun(Monitor):
+    """A training run that is being watched: look at it at any time, from any cell or callback."""
+
+    _recording: Recording | None = None
+
+    def record_into(self, recording: Recording) -> None:
+        """Send the samples there from now on."""
+        self._recording = recording
+        self.add_sink(recording)
+
+    @property
+    def log_dir(self) -> Path | None:
+        """Where the samples are recorded, None if they are not."""
+        return None if self._recording is None else self._recording.directory
+
+    def table(self) -> None:
+        """Print one line per layer, the most surprising first: measured, predicted, and how long until it settles."""
+        print_table(summarise(self.samples(), metadata=self.metadata), findings=self.findings())
+
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write everything as one HTML page that needs no network.
+
+        Args:
+            path: the file to write; an existing one is replaced.
+            title: shown above the headline.
+        """
+        return write_report(self.samples(), path, metadata=self.metadata, title=title)
+
+    def live(self) -> AbstractContextManager[None]:
+        """Show one line on the terminal while training runs inside ``with monitor.live():``; nothing elsewhere."""
+        return StatusLine(self).shown()
+
+    def __del__(self) -> None:
+        self.close()  # a run that nobody holds any more, nor its optimizer: what waits is written, the directory freed
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, appending to the run directory; call it after model and optimizer were loaded."""
+        super().load_state_dict(state)
+        if self._recording is not None:
+            self._recording.resumes = True
+
+
+def watch(
+    model: nn.Module,
+    optimizer: Any,
+    *,
+    log_dir: str | Path | None = None,
+    every: int | str = "auto",
+    select: Select | None = None,
+    granularity: str = "tensor",
+    steps_per_epoch: int | None = None,
+    sinks: Iterable[Sink] = (),
+) -> WatchedRun:
+    """Watch how fast every layer turns, beside how fast it should.
+
+    Works with any torch optimizer, through its step hooks; training is not changed by a single bit.
+
+    Args:
+        model: the network, wrapped or compiled or not.
+        optimizer: a torch optimizer, or several of them.
+        log_dir: a directory to record into, for `equilibria report` and `equilibria.read_run`.
+        every: sample every so many steps; "auto" keeps the cost below half a per cent of the training time.
+        select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; by default all tensors with
+            at least two axes.
+        granularity: "tensor", or "row" for every row (output channel) by itself.
+        steps_per_epoch: to say times in epochs too.
+        sinks: objects with ``append(columns)`` and ``close()`` that take the samples as they come.
+
+    Returns:
+        The run: ``table()``, ``findings()``, ``samples()``, ``report(path)``, ``close()``.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.BatchNorm1d(8))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+        >>> with watch(model, optimizer, every=1) as monitor:
+        ...     for _ in range(3):
+        ...         optimizer.zero_grad()
+        ...         model(torch.randn(16, 8)).square().sum().backward()
+        ...         optimizer.step()
+        >>> monitor.samples().num_rows
+        3
+    """
+    run = WatchedRun(
+        model,
+        optimizer,
+        every=every,
+        select=select,
+        granularity=granularity,
+        steps_per_epoch=steps_per_epoch,
+        sinks=sinks,
+    )
+    if log_dir is not None and _writes_here():
+        try:
+            run.record_into(Recording(log_dir, describe=lambda: run.metadata))
+        except BaseException:
+            run.close()
+            raise
+    atexit.register(_close, weakref.ref(run))
+    return run
+
+
+def _writes_here() -> bool:
+    """All processes measure, one writes."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
+def _close(run: weakref.ref[WatchedRun]) -> None:
+    held = run()
+    if held is not None:
+        held.close()

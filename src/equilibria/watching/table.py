@@ -1,0 +1,117 @@
+"""The layers of a run as a table in the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from equilibria.findings import Finding
+from equilibria.measure.samples import NO_EQUILIBRIUM, SETTLED
+from equilibria.measure.summary import LayerSummary
+
+_ROOMY, _NARROW = 92, 72  # columns of a terminal from which all is spaced out, and below which some is left out
+_LEGEND = "theory: the angle predicted for now; goal: the norm once settled"
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column of the table; the optional ones are left out of a narrow terminal."""
+
+    title: str
+    cell: Callable[[LayerSummary], str]
+    optional: bool = False
+
+
+def print_table(
+    layers: Sequence[LayerSummary], *, findings: Sequence[Finding] = (), console: Console | None = None
+) -> None:
+    """Print one line per layer, the most surprising first, and the findings below.
+
+    Args:
+        layers: the summaries.
+        findings: printed below as sentences.
+        console: where to print; standard output without it.
+    """
+    out = Console() if console is None else console
+    if not layers:
+        out.print("no samples yet: train a few steps first")
+        return
+    out.print(layer_table(layers, width=out.width))
+    if out.width >= _NARROW:
+        out.print(Text(_LEGEND, style="dim"))
+    for finding in findings:
+        out.print(_sentence("!" if finding.severity == "warning" else "-", f"{finding.subject}: {finding.evidence}"))
+        if finding.remedy:
+            out.print(_sentence(" ", finding.remedy))
+
+
+def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:
+    """The table itself, to fit into so many columns; layers without a law come last."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2 if width >= _ROOMY else 1, 0, 0))
+    columns = [column for column in _COLUMNS if width >= _NARROW or not column.optional]
+    short = all(layer.name.endswith(".weight") for layer in layers)
+    table.add_column("layer", overflow="fold")
+    for column in columns:
+        table.add_column(column.title, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for layer in sorted(layers, key=lambda each: -math.inf if each.how_wrong is None else each.how_wrong, reverse=True):
+        name = layer.name.removesuffix(".weight") if short else layer.name
+        table.add_row(Text(name), *(column.cell(layer) for column in columns), _state(layer))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _ratio(layer: LayerSummary) -> str:
+    ratio = layer.angle_vs_predicted
+    return "" if ratio is None else f"{ratio:.2f}" if 0.005 < ratio < 100 else f"{ratio:.0e}"
+
+
+def _settles_in(layer: LayerSummary) -> str:
+    """Epochs where their length is known, else steps."""
+    if layer.state == SETTLED or layer.steps_to_settle is None or layer.invariant is False:
+        return ""
+    if layer.epochs_to_settle is not None:
+        return f"{_count(layer.epochs_to_settle)} ep"
+    return _count(math.ceil(layer.steps_to_settle))
+
+
+def _count(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:.1f}" if value < 100 and value != int(value) else f"{value:,.0f}"
+
+
+def _state(layer: LayerSummary) -> str:
+    if layer.no_law is not None:
+        return "no law"
+    if layer.invariant is False:
+        return "not invariant"
+    if layer.state == NO_EQUILIBRIUM and layer.weight_decay == 0:
+        return "no decay"
+    return layer.state or ""
+
+
+def _sentence(mark: str, text: str) -> Table:
+    """A marked paragraph whose further lines are indented under its first."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_row(Text(mark), Text(text))
+    return grid
+
+
+_COLUMNS = (
+    _Column("rad/step", lambda layer: _number(layer.angle)),
+    _Column("theory", lambda layer: _number(layer.angle_predicted), optional=True),
+    _Column("ratio", _ratio),
+    _Column("norm", lambda layer: _number(layer.norm)),
+    _Column("goal", lambda layer: _number(layer.norm_equilibrium), optional=True),
+    _Column("settles in", _settles_in),
+)

@@ -1,0 +1,173 @@
+"""`equilibria report` as a user types it: the table, strict JSON, the page, exit codes, errors of one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+
+from report_helpers import layer_names, run
+
+from equilibria.cli import app
+from equilibria.measure.diagnose import diagnose
+from equilibria.measure.summary import summarise
+from equilibria.record import RunWriter
+from equilibria.report.verdict import worst_first
+
+SAMPLES, METADATA = run(5, steps=3000, outlier=2, lawless=4)
+FINDINGS = diagnose(SAMPLES, metadata=METADATA)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_width(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "night-3"
+    with RunWriter(path, metadata=METADATA) as writer:
+        writer.append({name: SAMPLES[name].combine_chunks() for name in SAMPLES.column_names})
+    return path
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "empty"
+    RunWriter(path, metadata=METADATA).close()
+    return path
+
+
+def report(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "equilibria.cli", "report", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def strict(text: str):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_the_table_has_every_layer_with_the_most_wrong_first(recorded):
+    result = report(recorded)
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.output.splitlines()]
+    head = next(place for place, words in enumerate(lines) if words[:2] == ["layer", "angle"])
+    shown, layers = lines[head + 1 : head + 6], worst_first(summarise(SAMPLES, metadata=METADATA))
+    assert [row[0] for row in shown] == [layer.name for layer in layers]
+    assert shown[0][0] == layer_names(5)[2]
+    first = layers[0]
+    assert shown[0][1:3] == [f"{first.angle:#.3g}", f"{first.angle_predicted:#.3g}"]
+    assert shown[0][3:5] == [f"{first.angle_vs_predicted:.2f}", ">"]
+    assert shown[-1][2:4] == ["-", "-"]
+    assert "of 4 layers turn as predicted; for 1 there is no prediction." in result.output
+
+
+def test_the_findings_follow_the_table(recorded):
+    told = " ".join(report(recorded).output.split())
+    assert FINDINGS
+    for finding in FINDINGS:
+        assert " ".join(finding.evidence.split())[1:] in told
+        assert " ".join(finding.remedy.split())[1:] in told
+
+
+def test_json_is_one_strict_value_with_layers_and_findings(recorded):
+    result = report(recorded, "--json")
+    assert result.exit_code == 0
+    value = strict(result.output)
+    assert list(value) == ["layers", "findings", "notes"]
+    layers = worst_first(summarise(SAMPLES, metadata=METADATA))
+    assert [layer["name"] for layer in value["layers"]] == [layer.name for layer in layers]
+    assert value["layers"][0]["angle_vs_predicted"] == layers[0].angle_vs_predicted
+    assert value["layers"][0]["sentence"] == layers[0].sentence
+    assert value["layers"][-1]["how_wrong"] is None
+    assert [finding["subject"] for finding in value["findings"]] == [
+        f.subject for f in diagnose(SAMPLES, metadata=METADATA)
+    ]
+    assert set(value["findings"][0]) == {"severity", "subject", "evidence", "remedy", "law"}
+
+
+def test_the_page_is_named_after_the_run(recorded, tmp_path):
+    page = tmp_path / "out.html"
+    result = report(recorded, "--html", page)
+    assert result.exit_code == 0
+    assert f"Page: {page}" in result.output
+    assert "<title>night-3</title>" in page.read_text(encoding="utf-8")
+    assert strict(report(recorded, "--html", page, "--json").output)["layers"]
+
+
+def test_a_run_without_samples_is_said_and_not_an_error(empty, tmp_path):
+    result = report(empty, "--html", tmp_path / "out.html")
+    assert result.exit_code == 0
+    assert "Nothing was measured yet." in result.output
+    assert strict(report(empty, "--json").output) == {"layers": [], "findings": [], "notes": []}
+    assert (tmp_path / "out.html").stat().st_size > 1_000_000
+
+
+def test_what_the_reader_noticed_is_passed_on(recorded, tmp_path):
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    for file in recorded.iterdir():
+        (torn / file.name).write_bytes(file.read_bytes())
+    stream = next(torn.glob("samples-*"))
+    stream.write_bytes(stream.read_bytes()[:-1000])
+    (note,) = strict(report(torn, "--json").output)["notes"]
+    assert " ".join(note.split())[1:] in " ".join(report(torn).output.split())
+
+
+def test_long_tables_are_cut(tmp_path):
+    samples, metadata = run(60, steps=300)
+    with RunWriter(tmp_path / "run", metadata=metadata) as writer:
+        writer.append({name: samples[name].combine_chunks() for name in samples.column_names})
+    output = report(tmp_path / "run").output
+    assert output.count("conv1.weight ") + output.count("conv2.weight ") >= 40
+    assert "20 more layers are in --json" in " ".join(output.split())
+
+
+def test_errors_are_one_line_and_exit_code_2(recorded, tmp_path):
+    (tmp_path / "file").write_text("x")
+    cases = {
+        (tmp_path / "missing",): "there is no directory",
+        (tmp_path,): "is not a run",
+        (tmp_path / "file",): "file",
+        (recorded, "--html", tmp_path / "missing" / "x.html"): "is not a folder; expected one that exists",
+        (recorded, "--html", tmp_path): "--html",
+        (): "RUN",
+    }
+    for arguments, message in cases.items():
+        done = shell(*arguments)
+        assert done.returncode == 2, (arguments, done)
+        assert done.stdout == ""
+        assert len(done.stderr.splitlines()) == 1
+        assert message in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(recorded, tmp_path):
+    tmp_path.chmod(0o500)
+    done = shell(recorded, "--html", tmp_path / "x.html")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Permission denied" in done.stderr
+
+
+def test_a_report_needs_no_torch(recorded):
+    code = (
+        "import sys\nfrom equilibria.cli import app\n"
+        f"app.main(['report', {str(recorded)!r}, '--json'], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules, 'torch was loaded'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

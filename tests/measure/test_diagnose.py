@@ -1,0 +1,312 @@
+"""Every planted defect is found, and nothing else; a clean run has no findings."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from equilibria.findings import Finding
+from equilibria.measure.diagnose import diagnose
+from equilibria.measure.samples import NO_GRADIENT, NOT_FINITE, NOTES, NUMBERS, STATES
+from equilibria.measure.summary import summarise
+from equilibria.theory import SGD, SGDW, AdamW
+from equilibria.theory.citations import cite
+from equilibria.theory.rescale import rescale_factors
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sample_worlds import World, bfloat16, edited, rescaled_units, together, world
+
+PLAIN, HEAVY_BALL = SGD(0.1, 5e-3), SGD(0.1, 2e-3, momentum=0.9)
+NESTEROV, ADAMW = SGD(0.1, 2e-3, momentum=0.9, nesterov=True), AdamW(1e-2, 0.1, betas=(0.9, 0.99))
+TIME_CONSTANT = (1 - 0.9) / (4 * 0.1 * 2e-3)  # of heavy ball, in steps
+
+CLEAN = {
+    "sgd": (PLAIN, 1500, {}),
+    "heavy ball": (HEAVY_BALL, 1500, {}),
+    "dampening": (SGD(0.1, 4e-3, momentum=0.9, dampening=0.5), 1500, {}),
+    "nesterov": (NESTEROV, 1500, {}),
+    "sgdw": (SGDW(0.1, 1e-2, momentum=0.9), 1500, {}),
+    "adamw": (ADAMW, 1500, {}),
+    "few samples": (HEAVY_BALL, 2000, {"every": 50}),
+    "correlated, but no momentum to show it": (PLAIN, 1500, {"correlation": 0.3}),
+    "bfloat16 that is fine enough": (SGD(0.1, 0.2), 600, {"dtype": "bfloat16"}),
+}
+
+# name: (rule, steps, options of the world, severity, law, words of subject and evidence)
+PLANTED = {
+    "far from equilibrium": (
+        HEAVY_BALL, 150, {"start": 1.8}, "warning", "settling.settling_steps",
+        r"all 3 layers .* are out of equilibrium.*x too large; all need \d+ more steps \(\d\.\d epochs\)",
+    ),
+    "not quite there": (
+        HEAVY_BALL, 450, {"start": 1.8}, "note", "settling.settling_steps", "out of equilibrium",
+    ),
+    "schedule": (
+        HEAVY_BALL, 1500, {"lr": lambda step: 0.05 * (1 + math.cos(math.pi * step / 1500))},
+        "note", "settling.settling_steps", "out of equilibrium.*too large",
+    ),
+    "no weight decay": (
+        SGD(0.1, 0.0, momentum=0.9), 800, {}, "warning", "norms.decay_free_norm",
+        "are scale-invariant but have no weight decay",
+    ),
+    "no weight decay, adam": (
+        AdamW(1e-2, 0.0), 800, {}, "warning", "norms.decay_free_norm", "have no weight decay",
+    ),
+    "correlated": (
+        HEAVY_BALL, 1500, {"correlation": 0.3}, "note", "unit_gradient.momentum_unit_grad_sq", "they point alike",
+    ),
+    "anti-correlated": (
+        HEAVY_BALL, 1500, {"correlation": -0.3}, "note", "unit_gradient.momentum_unit_grad_sq", "they point back",
+    ),
+    "correlated under nesterov": (
+        NESTEROV, 1500, {"correlation": 0.3}, "note", "unit_gradient.momentum_unit_grad_sq", "are correlated",
+    ),
+    "correlated under adam": (
+        ADAMW, 4000, {"correlation": 0.3}, "note", "transient.evolve",
+        "norm of all 3 .* while the angle holds.*correlated",
+    ),
+    "L grows": (
+        HEAVY_BALL, 1500, {"unit_grad_sq": lambda step: math.exp(0.5 * step / TIME_CONSTANT)},
+        "note", "settling.tracking_lag", r"drifts.*grows by 6\d %.*holds its angle at 1\.2 .*turns at 1\.2 ",
+    ),
+    "L falls": (
+        HEAVY_BALL, 1500, {"unit_grad_sq": lambda step: math.exp(-0.5 * step / TIME_CONSTANT)},
+        "note", "settling.tracking_lag", r"drifts.*falls by [34]\d %.*holds its angle at 0\.7\d? .*turns at 0\.7\d? ",
+    ),
+    "interpolation": (
+        HEAVY_BALL, 1000, {"unit_grad_sq": lambda step: math.exp(-2 * step / TIME_CONSTANT)},
+        "warning", "settling.tracking_lag", r"near interpolation.*e-fold (2|1\.9|2\.1) times",
+    ),
+    "lr dropped": (
+        HEAVY_BALL, 1500, {"lr": lambda step: 0.1 if step < 1000 else 0.01}, "warning", "rescale.rescale_factors",
+        r"all 3 layers .* are disturbed since step 1,000: lr was divided by 10.* fell to 0\.3\d? .*theory: 0\.32",
+    ),
+    "lr dropped, adam": (
+        ADAMW, 1500, {"lr": lambda step: 0.01 if step < 1000 else 0.001}, "warning", "rescale.rescale_factors",
+        r"lr was divided by 10.* fell to 0\.3\d? .*theory: 0\.32",
+    ),
+    "lr raised": (
+        HEAVY_BALL, 1030, {"lr": lambda step: 0.02 if step < 1000 else 0.1}, "warning", "rescale.rescale_factors",
+        r"lr was multiplied by 5.* rose to 2\.\d .*theory: 2\.2",
+    ),
+    "lr dropped and settled again": (
+        HEAVY_BALL, 2600, {"lr": lambda step: 0.1 if step < 1000 else 0.05}, "note", "rescale.rescale_factors",
+        r"were disturbed at step 1,000: lr was divided by 2.*was settled again \d+ steps later",
+    ),
+    "radial gradient": (
+        HEAVY_BALL, 1500, {"radial": 0.3}, "warning", "norms.norm_residual",
+        r"not quite scale-invariant.*adds to weight decay: (29|30|31) % .*turns at 11\d %",
+    ),
+    "radial gradient, adam": (
+        ADAMW, 2500, {"radial": 0.2}, "warning", "norms.norm_residual",
+        r"adds to weight decay: (19|20|21) % .*at (109|11\d) %",
+    ),
+    "radial gradient, outward": (
+        HEAVY_BALL, 1500, {"radial": -0.2}, "warning", "norms.norm_residual", "works against weight decay",
+    ),
+    "bfloat16": (
+        AdamW(2e-3, 0.1, betas=(0.9, 0.99)), 2000, {"dtype": "bfloat16", "kept_as": bfloat16},
+        "warning", "equilibrium.adamw", "bfloat16 rounds the weight decay of all 3 .*lr x wd = 0.0002",
+    ),
+    "bfloat16, coupled": (
+        SGD(1e-3, 1e-3), 600, {"dtype": "bfloat16", "kept_as": bfloat16},
+        "warning", "equilibrium.heavy_ball", "rounds most of the update",
+    ),
+    "oscillating": (
+        SGD(0.1, 2e-2, momentum=0.9), 800, {}, "note", "approach.oscillation_threshold", "lr x wd = 0.002 is above",
+    ),
+    "rare NaN": (
+        HEAVY_BALL, 1500, {"not_finite": [300, 500, 1400]}, "note", "",
+        r"gradients were not finite 3 of 1,500 sampled steps \(0\.2 %\).*the last at step 1,400",
+    ),
+    "NaN": (HEAVY_BALL, 1500, {"not_finite": range(10, 1500, 20)}, "warning", "", "gradients were not finite 75 of"),
+    "skipped": (HEAVY_BALL, 1500, {"skipped": range(10, 1500, 20)}, "warning", "", "steps were skipped 75 of"),
+    "changed outside": (
+        HEAVY_BALL, 1500, {"changed_outside": {1450: 1.5}}, "note", "states.rescaled",
+        r"changed outside the optimizer's step.* was changed 1 time, .*step 1,450; it needs \d+ more steps",
+    ),
+    "changed outside all the time": (
+        PLAIN, 800, {"changed_outside": dict.fromkeys(range(5, 800, 5), 1.01)}, "warning", "states.rescaled",
+        "was changed 159 times",
+    ),
+}  # fmt: skip
+
+
+def find(run: World) -> tuple[Finding, ...]:
+    return diagnose(run.samples, metadata=run.metadata)
+
+
+@pytest.mark.parametrize("case", CLEAN.values(), ids=CLEAN)
+def test_a_clean_run_has_no_findings(case):
+    rule, steps, options = case
+    assert find(world(rule, steps, **options)) == ()
+
+
+@pytest.mark.parametrize("case", PLANTED.values(), ids=PLANTED)
+def test_exactly_the_planted_defect_is_found(case):
+    rule, steps, options, severity, law, words = case
+    found = find(world(rule, steps, **options))
+    assert [(finding.severity, finding.law) for finding in found] == [(severity, law)], found
+    (finding,) = found
+    assert re.search(words, f"{finding.subject} {finding.evidence}"), finding
+    assert finding.remedy and (not law or cite(law))
+
+
+@cache
+def drop() -> World:
+    return world(HEAVY_BALL, 1500, lr=lambda step: 0.1 if step < 1000 else 0.01)
+
+
+@cache
+def far() -> World:
+    return world(PLAIN, 300, start=1.5, every=3)
+
+
+def test_the_remedy_for_a_drop_is_the_rescaling_of_the_theory():
+    factors = rescale_factors(HEAVY_BALL, SGD(0.01, 2e-3, momentum=0.9))
+    (finding,) = find(drop())
+    assert f"the weights by {factors.weight:.3f}" in finding.remedy
+    assert f"momentum buffer by {factors.first_moment:.3f}" in finding.remedy
+    assert f"by {factors.running_mean:.3f} and {factors.running_var:.3f}" in finding.remedy
+
+
+def test_a_rescaled_drop_is_no_disturbance():
+    factor = rescale_factors(HEAVY_BALL, SGD(0.01, 2e-3, momentum=0.9)).weight
+    run = world(
+        HEAVY_BALL, 1500, lr=lambda step: 0.1 if step < 1000 else 0.01, changed_outside={1000: factor}, buffer_too=True
+    )
+    assert [finding.law for finding in find(run)] == ["states.rescaled"]  # a note that the weights were changed
+
+
+def test_the_share_of_a_disturbed_layer_follows_the_closed_form():
+    (finding,) = find(drop())
+    now = float(re.search(r"is at ([\d.]+) now", finding.evidence)[1])
+    # Mean of the squared ratio over the last quarter of 500 steps, by the relaxation of ||w||^4.
+    t = np.arange(375, 500)
+    expected = math.sqrt(np.mean(1 / (1 + 9 * np.exp(-4 * 0.01 * 2e-3 / 0.1 * t))))
+    assert now == pytest.approx(expected, rel=0.06)
+
+
+def test_one_finding_for_many_layers_names_the_worst():
+    healthy = world(HEAVY_BALL, 900, layers=[f"good{i}" for i in range(5)])
+    no_decay = SGD(0.1, 0.0, momentum=0.9)
+    bare = [world(no_decay, steps, layers=[name], seed=steps) for steps, name in ((300, "bare"), (900, "barest"))]
+    (finding,) = find(together(healthy, *bare))
+    assert finding.subject.startswith("2 of 7 layers (worst barest) are scale-invariant but have no weight decay")
+    (single,) = find(together(healthy, bare[0]))
+    assert single.subject.startswith("bare is scale-invariant but has no weight decay")
+
+
+def test_warnings_come_before_notes():
+    swinging = world(SGD(0.1, 2e-2, momentum=0.9), 800, layers=["swinging"])
+    bare = world(SGD(0.1, 0.0, momentum=0.9), 800, layers=["bare"])
+    assert [finding.severity for finding in find(together(swinging, bare))] == ["warning", "note"]
+
+
+@pytest.mark.parametrize("factor", [0.01, 4.0])
+def test_the_scale_of_the_weights_changes_no_finding(factor):
+    before = find(drop())
+    after = diagnose(rescaled_units(drop().samples, factor), metadata=drop().metadata)
+    assert after == before
+
+
+def test_an_angle_that_no_assumption_explains_is_reported_as_such():
+    run = world(HEAVY_BALL, 1000)
+    slow = edited(run.samples, angle=run.samples["angle"].to_numpy() * 0.8)
+    (finding,) = diagnose(slow, metadata=run.metadata)
+    assert finding.severity == "warning" and finding.law == "transient.evolve"
+    assert "80 % of the" in finding.evidence and "none of the assumptions" in finding.evidence
+    slightly = edited(run.samples, angle=run.samples["angle"].to_numpy() * 0.93)
+    assert [finding.severity for finding in diagnose(slightly, metadata=run.metadata)] == ["note"]
+    within = edited(run.samples, angle=run.samples["angle"].to_numpy() * 0.97)
+    assert diagnose(within, metadata=run.metadata) == ()
+
+
+def test_an_angle_is_not_off_by_its_own_scatter():
+    run = world(HEAVY_BALL, 1000, every=50)
+    rng = np.random.default_rng(1)
+    noisy = edited(run.samples, angle=run.samples["angle"].to_numpy() * np.exp(rng.normal(0, 0.3, len(run.samples))))
+    assert diagnose(noisy, metadata=run.metadata) == ()
+
+
+def test_weights_that_are_no_longer_finite_come_first():
+    run = world(HEAVY_BALL, 600)
+    lost = run.samples["step"].to_numpy() >= 400
+    broken = {name: np.where(lost, np.nan, run.samples[name].to_numpy()) for name in ("norm", "angle", "grad_norm")}
+    table = edited(run.samples, **broken, note=np.where(lost, NOT_FINITE, None))
+    first = diagnose(table, metadata=run.metadata)[0]
+    assert first.severity == "warning" and "3 of 3 parameters" in first.subject and "no longer finite" in first.subject
+
+
+def test_parameters_without_gradient():
+    run = world(HEAVY_BALL, 800)
+    names, steps = np.array(run.samples["param"].to_pylist()), run.samples["step"].to_numpy()
+    without = (names == "conv1.weight") | ((names == "conv2.weight") & (steps % 100 == 50))
+    table = edited(
+        run.samples,
+        note=np.where(without, NO_GRADIENT, None),
+        angle=np.where(without, np.nan, run.samples["angle"].to_numpy()),
+    )
+    (finding,) = diagnose(table, metadata=run.metadata)
+    assert finding.severity == "note"
+    assert finding.evidence == "conv1.weight never got a gradient; conv2.weight got none at some steps"
+
+
+def test_optimizers_without_a_law_are_named_once():
+    run = world(HEAVY_BALL, 600)
+    unknown = [{**p, "rule": None, "law": None, "no_law": "no law for RMSprop"} for p in run.metadata["params"][1:]]
+    metadata = {**run.metadata, "params": [run.metadata["params"][0], *unknown]}
+    (finding,) = diagnose(run.samples, metadata=metadata)
+    assert (finding.severity, finding.subject) == ("note", "no law for RMSprop")
+    assert finding.evidence.startswith("2 of 3 parameters (conv2.weight, ...)")
+
+
+def test_weights_that_are_not_scale_invariant_are_no_finding():
+    run = world(SGD(0.1, 0.0, momentum=0.9), 600)
+    assert diagnose(edited(run.samples, cosine=np.full(len(run.samples), 0.1)), metadata=run.metadata) == ()
+
+
+ODD_NUMBERS = [math.nan, 0.0, -1.0, math.inf, 1e300, 1e-300, 1.0]
+ODD_RULES = [
+    None,
+    {"kind": "Unknown"},
+    {"kind": "Lion", "betas": [0.9, 0.99]},
+    {"kind": "Muon", "momentum": 0.95, "nesterov": True},
+    {"kind": "AdamL2", "betas": [0.9, 0.999]},
+    {"kind": "SGD", "momentum": 0.9, "nesterov": True},
+]
+
+
+@given(st.randoms(use_true_random=False))
+@example(random.Random(721))
+def test_whatever_a_run_left_behind_nothing_is_raised(chance):
+    """Training that diverged, a monitor of another version, a rule that is not known here."""
+    run = chance.choice([drop(), far()])
+    table = run.samples.take(sorted(chance.sample(range(len(run.samples)), chance.choice([1, 40, len(run.samples)]))))
+    rng = np.random.default_rng(chance.randrange(2**32))
+    for name in chance.sample(NUMBERS, chance.randint(0, 5)):
+        hit = rng.random(len(table)) < chance.choice([0.01, 0.3, 1.0])
+        table = edited(table, **{name: np.where(hit, chance.choice(ODD_NUMBERS), table[name].to_numpy())})
+    for name, words in (("state", STATES), ("note", NOTES)):
+        if chance.random() < 0.4:
+            table = edited(table, **{name: [chance.choice([*words, None, "a new word"]) for _ in range(len(table))]})
+    odd = {"rule": chance.choice(ODD_RULES), "entries": chance.choice([0, 1, 256]), "dtype": "bfloat16"}
+    params = [{**entry, **(odd if chance.random() < 0.5 else {})} for entry in run.metadata["params"]]
+    for finding in diagnose(table, metadata={**run.metadata, "params": params}):
+        assert not finding.law or cite(finding.law)
+    assert all(layer.sentence for layer in summarise(table, metadata={**run.metadata, "params": params}))
+
+
+def test_nothing_to_diagnose():
+    run = world(HEAVY_BALL, 20)
+    assert diagnose(run.samples.slice(0, 0), metadata=run.metadata) == ()
+    assert find(world(HEAVY_BALL, 1)) == ()

@@ -1,0 +1,202 @@
+"""Every measured column against copies of the weights around the step, in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from watched_worlds import Account, assert_account, backward, batches, column, make_net, measure, train
+
+from equilibria.control.lion import Lion
+from equilibria.measure.monitor import Monitor
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD with decay": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=5e-3),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=5e-3),
+    "dampening": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=5e-3, dampening=0.4),
+    "dampening without momentum": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=5e-3, dampening=0.4),
+    "Nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=5e-3, nesterov=True),
+    "Nesterov without decay": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "maximize": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=5e-3, maximize=True),
+    "fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=5e-3, fused=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.1),
+    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.1, fused=True),
+    "Adam": lambda p: torch.optim.Adam(p, lr=3e-3, weight_decay=0.01),
+    "Adam, decoupled": lambda p: torch.optim.Adam(p, lr=3e-3, weight_decay=0.1, decoupled_weight_decay=True),
+    "amsgrad": lambda p: torch.optim.AdamW(p, lr=3e-3, amsgrad=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5),
+    "Lion": lambda p: Lion(p, lr=1e-3, weight_decay=0.1),
+}
+if hasattr(torch.optim, "Muon"):
+    OPTIMIZERS["Muon"] = lambda p: torch.optim.Muon([w for w in p if w.ndim == 2], lr=1e-2, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_measured_columns(make, every):
+    net = make_net()
+    optimizer = make(net.parameters())
+    account = Account(net)
+    with Monitor(net, optimizer, every=every) as monitor:
+        train(net, optimizer, 9, before_step=account.before, after_step=account.after)
+        assert sorted(set(column(monitor, "step"))) == list(range(0, 9, every))
+        assert set(column(monitor, "param")) == {"0.weight", "4.weight", "7.weight"}
+        assert set(column(monitor, "note")) == {None}
+        # float32 weights are rounded by 6e-8 of themselves, against moves of 1e-3 of them
+        assert_account(monitor, account, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["momentum", "AdamW", "RMSprop"])
+def test_measured_columns_in_float64(name):
+    net = make_net().double()
+    optimizer = OPTIMIZERS[name](net.parameters())
+    account = Account(net)
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 9, before_step=account.before, after_step=account.after)
+        assert_account(monitor, account, rtol=1e-9, cosine_atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["momentum", "AdamW"])
+def test_measured_columns_in_bfloat16(name):
+    net = make_net().bfloat16()
+    optimizer = OPTIMIZERS[name](net.parameters())
+    account = Account(net)
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 9, before_step=account.before, after_step=account.after)
+        assert_account(monitor, account)  # of the weights as they are, rounded to bfloat16
+        assert {entry["dtype"] for entry in monitor.metadata["params"]} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("name", ["SGD with decay", "momentum", "Nesterov without decay", "AdamW", "RMSprop"])
+@pytest.mark.parametrize("angle", [1e-3, 1e-5])
+def test_small_angles(name, angle):
+    """Right to 1e-4 down to 1e-5 rad in float32, where arccos of a cosine has no digit left."""
+    torch.manual_seed(0)
+    net = nn.Linear(200, 100, bias=False)
+    optimizer = OPTIMIZERS[name](net.parameters())
+    for group in optimizer.param_groups:
+        group["lr"] = angle * {"AdamW": 0.06, "RMSprop": 0.006}.get(name, 1.0)
+        group["weight_decay"] = 0.0 if name == "Nesterov without decay" else 0.01
+    with Monitor(net, optimizer, every=1) as monitor:
+        for _ in range(3):
+            net.weight.grad = torch.randn(100, 200) / 140 * float(net.weight.detach().norm())
+            before, gradient = net.weight.detach().clone(), net.weight.grad.clone()
+            optimizer.step()
+            truth = measure(before.double(), gradient, net.weight.detach().double())
+            assert 0.1 * angle < truth["angle"] < 30 * angle
+            np.testing.assert_allclose(column(monitor, "angle")[-1], truth["angle"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["momentum", "Nesterov without decay", "AdamW", "RMSprop", "Lion"])
+def test_rows(name):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ConvTranspose2d(4, 2, 3), nn.Flatten(), nn.Linear(2 * 36, 3))
+    optimizer = OPTIMIZERS[name](net.parameters())
+    with Monitor(net, optimizer, every=1, granularity="row") as monitor:
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = net(torch.randn(8, 1, 6, 6)).square().mean()
+            loss.backward()
+            before = {key: weight.detach().double().clone() for key, weight in net.named_parameters()}
+            gradients = {key: weight.grad.double().clone() for key, weight in net.named_parameters()}
+            optimizer.step()
+            table = [row for row in monitor.samples().to_pylist() if row["step"] == step]
+            axes = {"0.weight": 0, "1.weight": 1, "3.weight": 0}
+            assert [row["param"] for row in table] == [
+                f"{key}[{index}]" for key, axis in axes.items() for index in range(before[key].shape[axis])
+            ]
+            for row in table:
+                key, index = row["param"].rstrip("]").split("[")
+                weight = dict(net.named_parameters())[key].detach().double()
+                parts = [tensor.select(axes[key], int(index)) for tensor in (before[key], gradients[key], weight)]
+                truth = measure(*parts)
+                for field in ("norm", "grad_norm", "update_norm", "angle", "unit_grad_sq"):
+                    np.testing.assert_allclose(row[field], truth[field], rtol=1e-4, err_msg=f"{field} {row}")
+
+
+@pytest.mark.parametrize("dampening", [0.0, 0.4])
+def test_the_unit_gradient_with_momentum(dampening):
+    """(||g||^2 + 2 a <v, g> / (1 - dampening)) ||w||^2, v the buffer before the step."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.8, weight_decay=5e-3, dampening=dampening)
+    expected = []
+
+    def before(_):
+        w, g = net[4].weight.detach().double(), net[4].weight.grad.double()
+        v = optimizer.state.get(net[4].weight, {}).get("momentum_buffer")
+        vg = 0.0 if v is None else float((v.double() * g).sum())
+        expected.append(float((g.square().sum() + 2 * 0.8 * vg / (1 - dampening)) * w.square().sum()))
+
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 6, before_step=before)
+        np.testing.assert_allclose(column(monitor, "momentum_unit_grad_sq", "4.weight"), expected, rtol=1e-4)
+
+
+def test_settings_are_those_of_the_step():
+    net = make_net()
+    groups = [{"params": net[0].parameters(), "weight_decay": 0.5}, {"params": net[4].parameters()}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1, betas=(0.8, 0.99))
+
+    def change(number):
+        optimizer.param_groups[0]["lr"] = 1e-3 / (number + 2)
+        optimizer.param_groups[1]["weight_decay"] = 0.1 * number
+        optimizer.param_groups[1]["betas"] = (0.8 - 0.1 * number, 0.99)
+
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 4, after_step=change)
+        np.testing.assert_allclose(column(monitor, "lr", "0.weight"), [1e-3 / k for k in (1, 2, 3, 4)])
+        assert column(monitor, "lr", "4.weight") == [1e-3] * 4
+        assert column(monitor, "weight_decay", "0.weight") == [0.5] * 4
+        np.testing.assert_allclose(column(monitor, "weight_decay", "4.weight"), [0.1, 0.0, 0.1, 0.2])
+        np.testing.assert_allclose(column(monitor, "momentum", "4.weight"), [0.8, 0.8, 0.7, 0.6])
+        assert monitor.failure is None
+
+
+@pytest.mark.parametrize("name", ["momentum", "AdamW"])
+def test_a_learning_rate_in_a_tensor(name):
+    net = make_net()
+    optimizer = OPTIMIZERS[name](net.parameters())
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.01)
+    optimizer.param_groups[0]["foreach"] = False
+    account = Account(net)
+    with Monitor(net, optimizer, every=1) as monitor:
+        for number, batch in enumerate(batches(4)):
+            optimizer.zero_grad()
+            backward(net, batch)
+            account.before(number)
+            optimizer.step()
+            account.after(number)
+            optimizer.param_groups[0]["lr"].mul_(0.5)  # as a scheduler does, in place
+        np.testing.assert_allclose(column(monitor, "lr", "0.weight"), [0.01, 0.005, 0.0025, 0.00125], rtol=1e-6)
+        assert_account(monitor, account, rtol=1e-3)
+
+
+def test_unknown_optimizers_are_measured_and_have_no_law():
+    net = make_net()
+    optimizer = torch.optim.RMSprop(net.parameters())
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 3)
+        for name in ("angle_predicted", "norm_predicted", "angle_equilibrium", "norm_equilibrium", "steps_to_settle"):
+            assert column(monitor, name) == [None] * 9
+        assert {entry["no_law"] for entry in monitor.metadata["params"]} == {"no law for RMSprop"}
+        assert set(column(monitor, "state")) == {"no equilibrium"}
+
+
+def test_channels_last():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).to(
+        memory_format=torch.channels_last
+    )
+    for name in ("momentum", "AdamW"):
+        optimizer = OPTIMIZERS[name](net.parameters())
+        account = Account(net)
+        with Monitor(net, optimizer, every=1) as monitor:
+            for number in range(4):
+                optimizer.zero_grad()
+                net(torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)).square().mean().backward()
+                account.before(number)
+                optimizer.step()
+                account.after(number)
+            assert_account(monitor, account, rtol=1e-4)

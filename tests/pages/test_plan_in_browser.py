@@ -1,0 +1,34 @@
+"""The page of a plan in a real browser: drawn, quiet, and in both colour schemes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from browser import Browser, find
+
+from equilibria.planning import plan
+from equilibria.planning.page import write_page
+from equilibria.theory import SGD
+from equilibria.theory.schedules import MultiStep
+
+
+@pytest.mark.skipif(find() is None, reason="no browser: apt-get install chromium, or name one in EQUILIBRIA_BROWSER")
+def test_the_page_of_a_plan(tmp_path):
+    schedule = MultiStep(0.1, milestones=[600, 1200], factor=0.2)
+    result = plan(SGD(0.1, 5e-3, momentum=0.9), schedule, steps=2000, steps_per_epoch=10)
+    page = write_page(result, tmp_path / "plan.html")
+    browser = Browser(find(), tmp_path / "profile")
+    try:
+        for width, dark in ((1200, False), (390, True)):
+            browser.open(page, width=width, dark=dark, phone=width == 390)
+            assert browser.run("document.querySelectorAll('.scatterlayer .trace path').length") >= 7
+            assert browser.run("document.documentElement.scrollWidth") == width
+            assert browser.problems == []
+            assert browser.requests == [page.resolve().as_uri()]
+    finally:
+        browser.close()

@@ -1,0 +1,243 @@
+"""The table and the live line in the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+from watched_worlds import column, make_net, train
+
+import equilibria as eq
+from equilibria.findings import Finding
+from equilibria.measure.summary import LayerSummary
+from equilibria.watching.status import StatusLine, status_text
+from equilibria.watching.table import print_table
+
+LAYER = LayerSummary(
+    name="layer3.5.conv2.weight",
+    samples=20,
+    last_step=99,
+    angle=0.0103456,
+    angle_predicted=0.0073,
+    angle_equilibrium=0.00725,
+    angle_vs_predicted=1.417,
+    angle_vs_equilibrium=1.43,
+    norm=1.23456,
+    norm_predicted=1.2,
+    norm_equilibrium=1.7,
+    norm_vs_predicted=1.03,
+    norm_vs_equilibrium=0.72,
+    cosine=1e-5,
+    invariant=True,
+    state="approaching",
+    steps_to_settle=2099.2,
+    epochs_to_settle=5.37,
+    lr=0.1,
+    weight_decay=5e-4,
+    momentum=0.9,
+    settings="SGD(lr=0.1, wd=0.0005, momentum=0.9)",
+    no_law=None,
+    how_wrong=0.35,
+)
+OTHERS = {
+    "layer1.0.conv1.weight": {"state": "settled", "how_wrong": 0.01, "angle_vs_predicted": 1.01},
+    "layer1.0.conv2.weight": {"state": "disturbed", "how_wrong": 0.02, "epochs_to_settle": None, "angle": 7.25e-5},
+    "fc.weight": {
+        "invariant": False,
+        "state": "no equilibrium",
+        "how_wrong": None,
+        "angle_predicted": None,
+        "angle_vs_predicted": None,
+        "norm_equilibrium": None,
+        "steps_to_settle": None,
+    },
+    "embed.weight": {"no_law": "no law for RMSprop", "state": "no equilibrium", "how_wrong": None},
+    "free.weight": {"state": "no equilibrium", "weight_decay": 0.0, "how_wrong": 0.0, "steps_to_settle": None},
+}
+LAYERS = [LAYER, *(dataclasses.replace(LAYER, name=name, **changes) for name, changes in OTHERS.items())]
+
+
+def printed(width, layers=LAYERS, **more):
+    out = io.StringIO()
+    print_table(layers, console=Console(file=out, width=width), **more)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_one_line_per_layer_that_fits(width):
+    lines = printed(width)
+    assert max(map(len, lines)) <= width
+    names = [line.split()[0] for line in lines]
+    assert names[:7] == [
+        "layer",
+        "layer3.5.conv2",
+        "layer1.0.conv2",
+        "layer1.0.conv1",
+        "free",
+        *sorted(names[5:7], key=["fc", "embed"].index),
+    ]
+    assert len(lines) == 7 + (width >= 80)  # nothing was folded; below is a legend, where there is room
+    states = ["approaching", "disturbed", "settled", "no decay", "not invariant", "no law"]
+    assert all(line.endswith(state) for line, state in zip(lines[1:7], states, strict=True))
+
+
+def test_the_numbers_at_80_columns():
+    lines = printed(80)
+    assert lines[0].split() == ["layer", "rad/step", "theory", "ratio", "norm", "goal", "settles", "in", "state"]
+    assert lines[1].split() == ["layer3.5.conv2", "0.0103", "0.0073", "1.42", "1.23", "1.7", "5.4", "ep", "approaching"]
+    assert lines[2].split() == ["layer1.0.conv2", "7.25e-05", "0.0073", "1.42", "1.23", "1.7", "2,100", "disturbed"]
+    assert lines[3].split() == ["layer1.0.conv1", "0.0103", "0.0073", "1.01", "1.23", "1.7", "settled"]
+    assert lines[5].split() == ["fc", "0.0103", "1.23", "not", "invariant"]
+
+
+def test_names_that_are_no_weights_are_shown_in_full_and_long_ones_are_folded_not_cut():
+    rows = [dataclasses.replace(LAYER, name=name) for name in ("conv.weight", "lstm.weight_hh_l0", "conv.weight[12]")]
+    assert [line.split()[0] for line in printed(80, rows)[1:4]] == [row.name for row in rows]
+    long = dataclasses.replace(LAYER, name="encoder.transformer.blocks.11.attention.output.dense.weight")
+    lines = printed(60, [long])
+    assert "".join(line.split()[0] for line in lines[1:] if line) == long.name.removesuffix(".weight")
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [(0.0, "0"), (0.2, "1"), (999.5, "1,000"), (9999, "9,999"), (12345, "12.3k"), (3.21e6, "3.21M"), (1e10, "10G")],
+)
+def test_long_times_are_short(steps, text):
+    (line,) = printed(80, [dataclasses.replace(LAYER, steps_to_settle=steps, epochs_to_settle=None)])[1:2]
+    assert line.split()[-2] == text
+
+
+def test_findings_are_sentences_below():
+    findings = [
+        Finding("warning", "conv [a]", "is [bold]not[/bold] right " * 5, "change [x] it", "law"),
+        Finding("note", "all", "is well", "", ""),
+    ]
+    lines = printed(60, findings=findings)
+    assert "! conv [a]: is [bold]not[/bold] right is [bold]not[/bold]" in lines
+    assert "  change [x] it" in lines
+    assert lines[-1] == "- all: is well"
+    assert max(map(len, lines)) <= 60
+
+
+def test_before_the_first_sample():
+    assert printed(80, []) == ["no samples yet: train a few steps first"]
+
+
+def test_the_table_of_a_run(capsys):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+    with eq.watch(net, optimizer, every=1) as monitor:
+        monitor.table()
+        assert capsys.readouterr().out.startswith("no samples yet")
+        train(net, optimizer, 30)
+        monitor.table()
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines[1:4]} == {"0", "4", "7"}
+
+
+# ---- the live line
+
+
+def terminal():
+    return Console(file=io.StringIO(), force_terminal=True, width=80, height=20)
+
+
+def run_live(console, steps=8):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+    with eq.watch(net, optimizer, every=1) as monitor, StatusLine(monitor, console=console).shown():
+        train(net, optimizer, steps, after_step=lambda _: monitor.flush())
+        assert monitor.failure is None
+        yield monitor
+    assert monitor._sinks == []
+    assert column(monitor, "step", "0.weight") == list(range(steps))
+
+
+def test_the_live_line_shows_samples():
+    console = terminal()
+    for _ in run_live(console):
+        pass
+    shown = console.file.getvalue()
+    assert "step 0: 0 of 2 layers settled" in shown
+    assert shown.endswith("\x1b[2K")  # it is wiped off in the end
+
+
+def test_nothing_is_shown_where_there_is_no_terminal(capsys):
+    console = Console(file=io.StringIO(), force_terminal=False)
+    for monitor in run_live(console):
+        assert monitor._sinks == []  # and nothing is done for it
+    assert console.file.getvalue() == ""
+    net = make_net()
+    with eq.watch(net, torch.optim.SGD(net.parameters())) as monitor, monitor.live():
+        sys.stdout.write("plain\n")
+    assert capsys.readouterr() == ("plain\n", "")
+
+
+def test_prints_to_a_file_stay_there(monkeypatch):
+    """Standard output may be a file while standard error, where the line is, is a terminal."""
+    out, console = io.StringIO(), terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    for _ in run_live(console):
+        print("epoch 1: loss 0.5")  # noqa: T201
+    assert out.getvalue() == "epoch 1: loss 0.5\n"
+    assert "epoch 1" not in console.file.getvalue()
+    assert sys.stdout is out
+
+
+def test_prints_to_the_terminal_go_above_the_line(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    out, console = Terminal(), terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    for _ in run_live(console):
+        print("epoch 1: loss 0.5")  # noqa: T201
+    assert "epoch 1: loss 0.5" in console.file.getvalue()
+    assert sys.stdout is out
+
+
+def test_an_error_in_the_training_leaves_the_terminal_in_order():
+    console, before = terminal(), (sys.stdout, sys.stderr)
+    net = make_net()
+    monitor = eq.watch(net, torch.optim.SGD(net.parameters()))
+    with pytest.raises(KeyError), monitor, StatusLine(monitor, console=console).shown():
+        raise KeyError
+    assert (sys.stdout, sys.stderr) == before
+    assert monitor._sinks == []
+
+
+def test_the_text_of_the_line():
+    columns = {
+        "step": [1234] * 4,
+        "param": ["conv[/x]", "b", "c", "d"],
+        "state": ["settled", "approaching", "no equilibrium", "disturbed"],
+        "angle": [0.02, 0.01, float("nan"), None],
+        "angle_predicted": [0.01, 0.0101, None, 0.1],
+    }
+    assert status_text(columns) == "step 1,234: 1 of 3 layers settled; conv[/x] turns 2.00x its prediction"
+    nothing = {**columns, "angle": [None] * 4, "state": ["no equilibrium"] * 4}
+    assert status_text(nothing) == "step 1,234: 0 of 0 layers settled"
+
+
+def test_a_line_longer_than_the_terminal_is_cut():
+    console = Console(file=io.StringIO(), force_terminal=True, width=40, height=20)
+    net = make_net()
+    with eq.watch(net, torch.optim.SGD(net.parameters())) as monitor:
+        line = StatusLine(monitor, console=console)
+        with line.shown():
+            line.append(
+                {
+                    "step": [1],
+                    "param": ["name[/] " * 20],
+                    "state": ["settled"],
+                    "angle": [1.0],
+                    "angle_predicted": [2.0],
+                }
+            )
+        assert "…" in console.file.getvalue()
+    assert "name[/] name[/] name" not in console.file.getvalue()
