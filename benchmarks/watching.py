@@ -232,8 +232,8 @@ def table() -> tuple[list[str], int]:
         "# What watching costs",
         "",
         f"Median of {ROUNDS} segments; torch {torch.__version__}, one thread.",
-        "`ratio` is the step with the method over the same step without; `floors` is the time inside the hooks over the "
-        "time to read weight, gradient and buffer once.",
+        "`ratio` is the step with the method over the same step without; `floors` is the time inside the hooks over "
+        "the time to read weight, gradient and buffer once.",
         "",
         "| network, optimizer | method | step, ms | in hooks, ms | ratio | floors | limit | |",
         "|---|---|---|---|---|---|---|---|",

@@ -103,14 +103,14 @@ def test_steps_that_cost_nothing_do_not_stop_the_sampling(clock):
 
 @pytest.mark.parametrize("hiccup", [0.1, 10.0, 1000.0])
 def test_a_single_slow_sample_does_not_freeze_it(clock, hiccup):
-    """Such as one during which the disk was busy: at most twice as sparse, and not for long."""
+    """Such as one during which the disk was busy: at most three times as sparse, and not for long."""
     cadence = Cadence("auto")
     train(cadence, clock, 3000, step_time=1e-2, cost=1e-3)
     usual = cadence.every
     assert usual == pytest.approx(20, abs=1)
     train(cadence, clock, usual, step_time=1e-2, cost=hiccup, first=3000)
     after = train(cadence, clock, 1000, step_time=1e-2, cost=1e-3, first=3000 + usual)
-    assert np.diff(np.flatnonzero(after)).max() <= 2 * usual
+    assert np.diff(np.flatnonzero(after)).max() <= 3 * usual
     assert cadence.every == pytest.approx(usual, abs=1)
 
 

@@ -141,7 +141,7 @@ def test_a_tensor_of_two_optimizers_has_two_names():
         ((name for name in ["1.*"]), ["1.weight", "1.bias"]),
         (lambda name, param: param.ndim == 1 and name.startswith("3"), ["3.bias"]),
     ],
-    ids=str,
+    ids=["name", "list", "names", "tuple", "generator", "function"],
 )
 def test_selection_by_name_pattern_and_function(select, expected):
     assert names(net(), select=select) == expected
@@ -162,7 +162,7 @@ def test_a_name_with_brackets_of_its_own_is_found():
         ([], "leaves nothing of 6 parameters to watch"),
         (lambda _name, _param: False, "leaves nothing of 6 parameters"),
     ],
-    ids=str,
+    ids=["misspelt", "unknown pattern", "capitals", "number", "nothing", "function"],
 )
 def test_a_selection_of_nothing_is_refused(select, words):
     with pytest.raises(EquilibriaError, match=re.escape(words)):
@@ -253,7 +253,9 @@ def test_an_optimizer_that_names_itself_is_found():
     assert unwrap_optimizer(inner) is inner
 
 
-@pytest.mark.parametrize("thing", [None, "sgd", nn.Linear(2, 2), Accelerated(None)], ids=str)
+@pytest.mark.parametrize(
+    "thing", [None, "sgd", nn.Linear(2, 2), Accelerated(None)], ids=lambda thing: type(thing).__name__
+)
 def test_what_is_no_optimizer_is_refused(thing):
     with pytest.raises(EquilibriaError, match=f"got optimizer of type {type(thing).__name__}"):
         unwrap_optimizer(thing)
