@@ -251,7 +251,7 @@ def one_step(**products: float) -> Step:
 
 
 def cold(count: int) -> Start:
-    return Start(np.zeros(count), np.zeros(count), np.zeros(count), 0.0)
+    return Start(np.zeros(count), np.zeros(count), np.zeros(count), 0.0, np.ones(count, dtype=bool))
 
 
 @pytest.mark.parametrize(("cosine", "expected"), [(0.0, True), (0.015, True), (0.025, False), (1.0, False)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -225,3 +226,46 @@ def test_loading_an_optimizer_keeps_the_watch():
         train(net, optimizer, 2)
         assert monitor.failure is None
         assert column(monitor, "lr", "0.weight") == [1e-3, 1e-3, 5e-4, 5e-4]
+
+
+def test_a_weight_without_a_gradient_now_and_then_restarts_alone():
+    """As an expert that is not asked at every step: the others' predictions must stay what they were."""
+    torch.manual_seed(0)
+    inside = torch.randn(64, 6)
+    always, sometimes = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+    model = nn.ModuleList([always, sometimes])
+
+    def predicted(asked):
+        torch.manual_seed(1)
+        for layer in model:
+            nn.init.normal_(layer.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+        monitor = Monitor(model, optimizer, every=1)
+        for step in range(30):
+            optimizer.zero_grad()
+            loss = nn.functional.batch_norm(always(inside), None, None, training=True).pow(3).mean()
+            if asked(step):
+                loss = loss + nn.functional.batch_norm(sometimes(inside), None, None, training=True).pow(3).mean()
+            loss.backward()
+            optimizer.step()
+        monitor.close()
+        rows = monitor.samples().to_pylist()
+        return [row["norm_predicted"] for row in rows if row["param"] == "0.weight"]
+
+    np.testing.assert_array_equal(predicted(lambda step: step % 3 == 0), predicted(lambda step: True))
+
+
+def test_settings_that_no_rule_accepts_cost_the_forecast_only():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True)
+    monitor = Monitor(model, optimizer, every=2)
+    for step in range(12):
+        optimizer.param_groups[0]["momentum"] = 0.0 if step == 5 else 0.9  # torch steps, the theory has no such rule
+        optimizer.zero_grad()
+        model(torch.randn(32, 6)).pow(3).mean().backward()
+        optimizer.step()
+    monitor.close()
+    assert monitor.failure is None
+    rows = [row for row in monitor.samples().to_pylist() if row["param"] == "0.weight"]
+    assert [row["step"] for row in rows if row["norm_predicted"] is None] == [6]

@@ -62,7 +62,7 @@ def walk(
         ww = dot(w, w)[:, np.newaxis]
         g = noise - dot(noise, w)[:, np.newaxis] / ww * w
         g *= np.sqrt(drive / (dim - 1) / ww)
-        found.starts.append(Start(dot(w, m), dot(m, m), v.mean(axis=1), float(done)))
+        found.starts.append(Start(dot(w, m), dot(m, m), v.mean(axis=1), float(done), np.ones(len(w), dtype=bool)))
         has_momentum = isinstance(rule, SGD) and rule.momentum > 0
         pull = dot(m, g) if has_momentum else np.full(weights, NAN)
         after, shrink, buffers = take_step(rule, w, g, m, v, done)

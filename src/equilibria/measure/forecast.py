@@ -54,12 +54,14 @@ class Start:
         buffer_sq: <m, m>.
         second: mean of the second moments.
         steps_done: steps that the optimizer has taken so far.
+        here: the weights that begin; the others go on.
     """
 
     radial: Array
     buffer_sq: Array
     second: Array
     steps_done: float
+    here: Flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class Forecaster:
             step: the optimizer's own count of steps.
             measured: what the step did.
             rules: the rule at every step since the last sample, the last being this step's.
-            start: given where the recursion is to begin anew from the measured weights.
+            start: given where the recursion of some weights is to begin anew from what was measured.
             skipped: whether the step was not carried out, as under automatic mixed precision.
         """
         rule, relax = rules[-1], self._relaxation(rules[-1])
@@ -154,11 +156,11 @@ class Forecaster:
             if not skipped:
                 self._average(measured, rule, unit_grad_sq, window=_window(relax, spacing=len(rules)))
             correlation = self._correlation(rule)
-            if start is not None:
+            if start is not None and (self._state is None or start.here.all()):
                 self._begin(rule, measured, start)
-                rules = rules[-1:]
+                rules, start = rules[-1:], None
             drive = np.maximum(_total(rule, unit_grad_sq, correlation), 0.0)
-            norm, angle = self._follow(rules, drive, correlation, measured=measured, skipped=skipped)
+            norm, angle = self._follow(rules, drive, correlation, measured=measured, start=start, skipped=skipped)
             self._next = step + 1
             mean = np.maximum(_total(rule, self._grad_sq.value, correlation), 0.0)
             angle_goal, norm_goal = self._equilibrium(rule, mean, correlation)
@@ -207,7 +209,7 @@ class Forecaster:
         return ratio
 
     def _begin(self, rule: Rule, measured: Step, start: Start) -> None:
-        """Set the recursion to the measured weights and optimizer state."""
+        """Set the recursion of the weights that begin to what was measured of them and their optimizer state."""
         buffer_sq, count = start.buffer_sq, len(self._entries)
         memory = np.zeros((memory_size(rule), count))
         if isinstance(rule, Lion):
@@ -218,10 +220,10 @@ class Forecaster:
         elif isinstance(rule, Muon) and start.steps_done > 0:
             kept = np.array(rule.memory.decay) * (1 - rule.decay_per_step)
             memory += (rule.lr * (1 - kept**start.steps_done) / (1 - kept))[:, np.newaxis]
-        norm_sq = np.full(count, np.nan)
-        self._state = State(norm_sq, start.radial, buffer_sq, start.second, memory, start.steps_done)
-        self._drive = np.full(count, np.nan)
-        self._set_norms(measured, np.ones(count, dtype=bool))
+        fresh = State(np.full(count, np.nan), start.radial, buffer_sq, start.second, memory, start.steps_done)
+        self._state = fresh if self._state is None else _merged(fresh, self._state, start.here)
+        self._drive = np.where(start.here, np.nan, self._drive)
+        self._set_norms(measured, start.here)
 
     def _set_norms(self, measured: Step, here: Flags) -> None:
         """Let the recursion of some weights begin at the measured norm, as far as it reaches."""
@@ -235,7 +237,14 @@ class Forecaster:
         return np.asarray(np.isnan(self._state.norm_sq) & ~_has_memory(self._state) & (measured.gg > 0))
 
     def _follow(
-        self, rules: Sequence[Rule], drive: Array, correlation: Array, *, measured: Step, skipped: bool
+        self,
+        rules: Sequence[Rule],
+        drive: Array,
+        correlation: Array,
+        *,
+        measured: Step,
+        start: Start | None,
+        skipped: bool,
     ) -> tuple[Array, Array]:
         """Norm before the last step and the angle that it turns, the recursion run over all of them."""
         nothing = np.full(len(drive), np.nan)
@@ -244,9 +253,13 @@ class Forecaster:
         drives = _ramp(self._drive, drive, len(rules))
         self._drive = np.where(np.isfinite(drive), drive, self._drive)
         late = self._late(measured)
-        if (skipped or late.any()) and len(rules) > 1:
+        if (skipped or late.any() or start is not None) and len(rules) > 1:
             self._advance(rules[:-1], drives[:-1], correlation)
             rules, drives = rules[-1:], drives[-1:]
+        if start is not None:
+            self._begin(rules[-1], measured, start)
+            drives = np.where(start.here, drive, drives)
+            self._drive = np.where(np.isfinite(drive), drive, self._drive)
         if skipped:
             return (nothing if self._state is None else np.sqrt(self._state.norm_sq)), nothing
         if self._state is not None and late.any():
@@ -316,6 +329,12 @@ class Forecaster:
         within = relax.steps(ratio, tolerance=_LEFT) == 0
         self._settled = (steps == 0) | (self._settled & within)
         return steps, self._settled.copy()
+
+
+def _merged(fresh: State, held: State, here: Flags) -> State:
+    """The fresh state of some weights and the held one of the others; the steps are counted on."""
+    parts = {name: np.where(here, getattr(fresh, name), getattr(held, name)) for name in _MOMENTS}
+    return State(**parts, steps_done=held.steps_done)
 
 
 def _has_memory(state: State) -> Flags:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from equilibria.errors import EquilibriaError
 from equilibria.measure.forecast import Forecast, Forecaster, Start
 from equilibria.measure.geometry import Step
 from equilibria.measure.parameters import Watched
@@ -152,20 +153,25 @@ class Reckoning:
             else np.full(len(self.names), np.nan)
             for field in dataclasses.fields(Forecast)
         }
-        combined = self._spread(reading.combined, tap)
+        combined, begins = self._spread(reading.combined, tap), self._spread(reading.begin, tap)
         for group, forecaster in self._forecasters.items():
             rule, here = reading.laws[group].rule, self._groups == group
             if rule is None:
                 continue
-            begin = reading.begin or (bool(changed[here].any()) and isinstance(rule, SGD | SGDW))
-            start = _start(reading, rule, products[here], self._entries[here], combined[here]) if begin else None
-            first = reading.count if begin else forecaster.next_step
-            rules = [_adjusted(rule, settings) for settings in tap.logs[group].between(first, reading.count + 1)]
+            begin = begins[here] | (changed[here] & isinstance(rule, SGD | SGDW))
+            start = _start(reading, rule, products[here], self._entries[here], combined[here], begin)
+            first = reading.count if begin.all() else forecaster.next_step
+            rules = _rules(rule, tap.logs[group].between(first, reading.count + 1))
+            if rules is None:
+                tap.begin_anew()
+                continue
             part = Step(**{f.name: getattr(measured, f.name)[here] for f in dataclasses.fields(Step)})
-            found = forecaster.forecast(reading.count, part, rules, start=start, skipped=skipped)
+            found = forecaster.forecast(
+                reading.count, part, rules, start=start if begin.any() else None, skipped=skipped
+            )
             for name in parts:
                 parts[name][here] = getattr(found, name)
-            self._stale[here] = ~np.asarray(begin) & (self._stale[here] | changed[here])
+            self._stale[here] = ~begin & (self._stale[here] | changed[here])
         if (self._stale & changed).any():
             tap.begin_anew()
         parts["angle"][self._stale] = parts["norm"][self._stale] = np.nan
@@ -213,14 +219,14 @@ def _step(reading: Reading, products: Array, combined: Flags, combinations: Arra
     return Step(ww=ww, wg=wg, gg=gg, we=we, ee=ee, vg=vg, shrink=shrink)
 
 
-def _start(reading: Reading, rule: Rule, products: Array, entries: Array, combined: Flags) -> Start:
-    """The optimizer's memory, for a forecast that begins here."""
+def _start(reading: Reading, rule: Rule, products: Array, entries: Array, combined: Flags, begin: Flags) -> Start:
+    """The optimizer's memory, for the weights whose forecast begins here."""
     known = np.nan_to_num(products)  # weights without a gradient have no recursion, but must not spoil the others'
     radial, buffer_sq, second = known[:, 6:9].T
     if not isinstance(rule, SGD | SGDW):
-        return Start(radial, buffer_sq, second / np.maximum(entries, 1), reading.steps_taken)
+        return Start(radial, buffer_sq, second / np.maximum(entries, 1), reading.steps_taken, begin)
     radial, buffer_sq = (np.where(combined, known[:, at], held) for at, held in ((3, radial), (5, buffer_sq)))
-    return Start(radial, buffer_sq, np.zeros(len(entries)), float(reading.count or bool(buffer_sq.any())))
+    return Start(radial, buffer_sq, np.zeros(len(entries)), float(reading.count or bool(buffer_sq.any())), begin)
 
 
 def _nulls(values: Array) -> NDArray[Any]:
@@ -252,6 +258,14 @@ def _notes(measured: Step, *, changed: Flags, missing: Flags, unread: Flags, ski
     if skipped:
         words[:] = SKIPPED
     return [word or None for word in words]
+
+
+def _rules(rule: Rule, settings: Sequence[Settings]) -> list[Rule] | None:
+    """The rule at every step, None if one of them has settings without a law: then the recursion cannot follow."""
+    try:
+        return [_adjusted(rule, each) for each in settings]
+    except EquilibriaError:
+        return None
 
 
 @lru_cache(maxsize=1024)

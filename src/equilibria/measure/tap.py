@@ -38,7 +38,7 @@ class Reading:
         late: whether the gradient is read after the step, together with the move.
         unread: whether there was no moment to read the gradient: a closure makes it, the step may overwrite it.
         changed: whether the tensor was changed since the last step.
-        begin: whether the forecast is to begin anew.
+        begin: whether its forecast is to begin anew.
         starts: <w, m>, <m, m> and the sum of the second moments, for optimizers that have them and a new beginning.
         steps_taken: steps that the optimizer's own state counts.
         found_inf: not 0 where a fused optimizer skips the step; None if it cannot.
@@ -55,7 +55,7 @@ class Reading:
     late: list[bool]
     unread: list[bool]
     changed: list[bool]
-    begin: bool
+    begin: list[bool]
     starts: list[list[Any] | None] = field(default_factory=list)
     steps_taken: float = 0.0
     found_inf: Tensor | None = None
@@ -226,7 +226,7 @@ class Tap:
             late=[False] * len(self.watched),
             unread=[False] * len(self.watched),
             changed=list(self._changed),
-            begin=False,
+            begin=[False] * len(self.watched),
             found_inf=getattr(self.optimizer, "found_inf", None),
             grad_scale=getattr(self.optimizer, "grad_scale", None),
         )
@@ -234,7 +234,7 @@ class Tap:
             gradient = each.param.grad
             if gradient is None and not has_closure:
                 continue
-            reading.begin |= not self._begun[at]
+            reading.begin[at] = not self._begun[at]
             if reading.combined[at] and gradient is not None:
                 reading.products[at] = self._linear[at].read(gradient, self._state(each).get("momentum_buffer"))
                 continue
@@ -243,8 +243,8 @@ class Tap:
             reading.late[at], reading.unread[at] = not overwritten, overwritten and has_closure
             same = self._copying[at].remember(gradient if overwritten and not has_closure else None)
             reading.changed[at] |= not same and self._sampled == self.count - 1  # else steps of its own came between
-        reading.begin |= any(reading.changed)
-        if reading.begin:
+        reading.begin = [begin or changed for begin, changed in zip(reading.begin, reading.changed, strict=True)]
+        if any(reading.begin):
             self._read_starts(reading)
         return reading
 
@@ -277,10 +277,10 @@ class Tap:
         return law.rule is None
 
     def _read_starts(self, reading: Reading) -> None:
-        for each in self.watched:
+        for each, begins in zip(self.watched, reading.begin, strict=True):
             state = self._state(each)
             first, second = state.get("exp_avg", state.get("momentum_buffer")), state.get("exp_avg_sq")
-            if first is None:
+            if first is None or not begins:
                 reading.starts.append(None)
                 continue
             found = products_of(each, [local(each.param), local(first)], [(0, 1), (1, 1)])
