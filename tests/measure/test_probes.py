@@ -79,7 +79,7 @@ def in_float64(optimizer: torch.optim.Optimizer) -> tuple[Tensor, Tensor]:
 def read(optimizer: torch.optim.SGD, axis: int | None = None) -> Step:
     (param,) = optimizer.param_groups[0]["params"]
     buffer = optimizer.state.get(param, {}).get("momentum_buffer")
-    numbers = LinearProbe(watch(param, axis)).read(param.grad, buffer)
+    numbers = LinearProbe(watch(param, axis)).read(param.grad, buffer, group=optimizer.param_groups[0], carry=False)
     return combined(numbers, sgd_combination(optimizer.param_groups[0], first=buffer is None))
 
 
@@ -153,8 +153,12 @@ def test_sgd_of_other_types(dtype):
 def test_sgd_without_a_buffer_reads_zeros_for_it():
     param = weight(SMALL)
     param.grad = torch.randn(SMALL)
-    assert LinearProbe(watch(param)).read(param.grad, None)[3:] == [0.0, 0.0, 0.0]
-    assert [each.tolist() for each in LinearProbe(watch(param, 0)).read(param.grad, None)[3:]] == [[0.0] * 3] * 3
+    (group,) = torch.optim.SGD([param], lr=0.1).param_groups
+    whole, rows = (
+        LinearProbe(watch(param, axis)).read(param.grad, None, group=group, carry=False) for axis in (None, 0)
+    )
+    assert whole[3:] == [0.0, 0.0, 0.0]
+    assert [each.tolist() for each in rows[3:]] == [[0.0] * 3] * 3
 
 
 # ---- everything else, copied before the step and compared after it

@@ -123,7 +123,8 @@ def _on_device(vectors: Sequence[Tensor], products: Products) -> list[Tensor]:
 
 def _move(before: Tensor, after: Tensor, shrink: float) -> Tensor:
     """e = after - (1 - shrink) before, formed so that nothing cancels: the difference first, which is exact."""
-    return (after - before).add_(before, alpha=shrink)
+    move = after - before
+    return move.add_(before, alpha=shrink) if shrink else move
 
 
 def _summing_type(vectors: Sequence[Tensor], *, exact: bool) -> torch.dtype:

@@ -236,7 +236,12 @@ class Tap:
                 continue
             reading.begin[at] = not self._begun[at]
             if reading.combined[at] and gradient is not None:
-                reading.products[at] = self._linear[at].read(gradient, self._state(each).get("momentum_buffer"))
+                reading.products[at] = self._linear[at].read(
+                    gradient,
+                    self._state(each).get("momentum_buffer"),
+                    group=self.optimizer.param_groups[each.group],
+                    carry=self._sampled == self.count - 1 and not reading.changed[at] and reading.found_inf is None,
+                )
                 continue
             reading.copied[at] = True
             overwritten = reading.grad_scale is not None or self._may_overwrite(laws[each.group], each, sgd=sgd)
