@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,14 +66,13 @@ def test_the_table_has_every_layer_with_the_most_wrong_first(recorded):
     result = report(recorded)
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.output.splitlines()]
-    head = next(place for place, words in enumerate(lines) if words[:2] == ["layer", "angle"])
+    head = next(place for place, words in enumerate(lines) if words[:2] == ["layer", "rad/step"])
     shown, layers = lines[head + 1 : head + 6], worst_first(summarise(SAMPLES, metadata=METADATA))
-    assert [row[0] for row in shown] == [layer.name for layer in layers]
-    assert shown[0][0] == layer_names(5)[2]
+    assert [f"{row[0]}.weight" for row in shown] == [layer.name for layer in layers]
+    assert layers[0].name == layer_names(5)[2]
     first = layers[0]
-    assert shown[0][1:3] == [f"{first.angle:#.3g}", f"{first.angle_predicted:#.3g}"]
-    assert shown[0][3:5] == [f"{first.angle_vs_predicted:.2f}", ">"]
-    assert shown[-1][2:4] == ["-", "-"]
+    assert shown[0][1:3] == [f"{first.angle:.3g}", f"{first.angle_predicted:.3g}"]
+    assert shown[0][3] == f"{first.angle_vs_predicted:.2f}"
     assert "of 4 layers turn as predicted; for 1 there is no prediction." in result.output
 
 
@@ -112,7 +112,7 @@ def test_the_page_is_named_after_the_run(recorded, tmp_path):
 def test_a_run_without_samples_is_said_and_not_an_error(empty, tmp_path):
     result = report(empty, "--html", tmp_path / "out.html")
     assert result.exit_code == 0
-    assert "Nothing was measured yet." in result.output
+    assert "Nothing was measured yet" in result.output
     assert strict(report(empty, "--json").output) == {"layers": [], "findings": [], "notes": []}
     assert (tmp_path / "out.html").stat().st_size > 1_000_000
 
@@ -133,7 +133,7 @@ def test_long_tables_are_cut(tmp_path):
     with RunWriter(tmp_path / "run", metadata=metadata) as writer:
         writer.append({name: samples[name].combine_chunks() for name in samples.column_names})
     output = report(tmp_path / "run").output
-    assert output.count("conv1.weight ") + output.count("conv2.weight ") >= 40
+    assert len(re.findall(r"^\S*conv\d ", output, flags=re.MULTILINE)) == 40
     assert "20 more layers are in --json" in " ".join(output.split())
 
 

@@ -14,8 +14,8 @@ from watched_worlds import column, make_net, train
 import equilibria as eq
 from equilibria.findings import Finding
 from equilibria.measure.summary import LayerSummary
+from equilibria.report.terminal import print_table
 from equilibria.watching.status import StatusLine, status_text
-from equilibria.watching.table import print_table
 
 LAYER = LayerSummary(
     name="layer3.5.conv2.weight",
@@ -64,7 +64,9 @@ LAYERS = [LAYER, *(dataclasses.replace(LAYER, name=name, **changes) for name, ch
 def printed(width, layers=LAYERS, **more):
     out = io.StringIO()
     print_table(layers, console=Console(file=out, width=width), **more)
-    return [line.rstrip() for line in out.getvalue().splitlines()]
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    below_headline = next((at for at, line in enumerate(lines) if line.startswith("layer ")), 0)
+    return [line for line in lines[below_headline:] if line]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
@@ -135,8 +137,9 @@ def test_the_table_of_a_run(capsys):
         assert capsys.readouterr().out.startswith("no samples yet")
         train(net, optimizer, 30)
         monitor.table()
-    lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines[1:4]} == {"0", "4", "7"}
+    headline, table = capsys.readouterr().out.split("\n\n")[:2]
+    assert "as predicted" in headline or "no prediction" in headline
+    assert {line.split()[0] for line in table.splitlines()[1:4]} == {"0", "4", "7"}
 
 
 # ---- the live line

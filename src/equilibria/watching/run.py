@@ -16,9 +16,9 @@ from equilibria.measure.monitor import Monitor, Sink
 from equilibria.measure.parameters import Select
 from equilibria.measure.summary import summarise
 from equilibria.report import write_report
+from equilibria.report.terminal import print_table
 from equilibria.watching.recording import Recording
 from equilibria.watching.status import StatusLine
-from equilibria.watching.table import print_table
 
 
 class WatchedRun(Monitor):

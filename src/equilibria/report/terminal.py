@@ -1,4 +1,4 @@
-"""The layers of a run as a table in the terminal."""
+"""The layers of a run in the terminal: a headline, a table and the findings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 from equilibria.findings import Finding
 from equilibria.measure.samples import NO_EQUILIBRIUM, SETTLED
 from equilibria.measure.summary import LayerSummary
+from equilibria.report.verdict import headline, worst, worst_first
 
 _ROOMY, _NARROW = 92, 72  # columns of a terminal from which all is spaced out, and below which some is left out
 _LEGEND = "theory: the angle predicted for now; goal: the norm once settled"
@@ -28,22 +29,35 @@ class _Column:
 
 
 def print_table(
-    layers: Sequence[LayerSummary], *, findings: Sequence[Finding] = (), console: Console | None = None
+    layers: Sequence[LayerSummary],
+    *,
+    findings: Sequence[Finding] = (),
+    notes: Sequence[str] = (),
+    most: int | None = None,
+    console: Console | None = None,
 ) -> None:
-    """Print one line per layer, the most surprising first, and the findings below.
+    """Print a headline, one line per layer, the most surprising first, and the findings below.
 
     Args:
         layers: the summaries.
         findings: printed below as sentences.
+        notes: about the record itself, printed before them.
+        most: layers that are printed at most; None for all.
         console: where to print; standard output without it.
     """
     out = Console() if console is None else console
     if not layers:
         out.print("no samples yet: train a few steps first")
         return
-    out.print(layer_table(layers, width=out.width))
+    out.print(Text(f"{headline(layers)}. {worst(layers)}"), end="\n\n")
+    out.print(layer_table(worst_first(layers)[:most], width=out.width))
     if out.width >= _NARROW:
         out.print(Text(_LEGEND, style="dim"))
+    if most is not None and len(layers) > most:
+        out.print(Text(f"{len(layers) - most:,} more layers are in --json", style="dim"))
+    out.print()
+    for note in notes:
+        out.print(_sentence("-", note))
     for finding in findings:
         out.print(_sentence("!" if finding.severity == "warning" else "-", f"{finding.subject}: {finding.evidence}"))
         if finding.remedy:
@@ -51,7 +65,7 @@ def print_table(
 
 
 def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:
-    """The table itself, to fit into so many columns; layers without a law come last."""
+    """The table itself, to fit into so many columns."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2 if width >= _ROOMY else 1, 0, 0))
     columns = [column for column in _COLUMNS if width >= _NARROW or not column.optional]
     short = all(layer.name.endswith(".weight") for layer in layers)
@@ -59,7 +73,7 @@ def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:
     for column in columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for layer in sorted(layers, key=lambda each: -math.inf if each.how_wrong is None else each.how_wrong, reverse=True):
+    for layer in layers:
         name = layer.name.removesuffix(".weight") if short else layer.name
         table.add_row(Text(name), *(column.cell(layer) for column in columns), _state(layer))
     return table
