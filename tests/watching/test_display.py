@@ -89,8 +89,8 @@ def test_one_line_per_layer_that_fits(width):
 
 def test_the_numbers_at_80_columns():
     lines = printed(80)
-    assert lines[0].split() == ["layer", "rad/step", "theory", "ratio", "norm", "goal", "settles", "in", "state"]
-    assert lines[1].split() == ["layer3.5.conv2", "0.0103", "0.0073", "1.42", "1.23", "1.7", "5.4", "ep", "approaching"]
+    assert lines[0].split() == ["layer", "rad/step", "theory", "ratio", "norm", "goal", "ep.", "left", "state"]
+    assert lines[1].split() == ["layer3.5.conv2", "0.0103", "0.0073", "1.42", "1.23", "1.7", "5.4", "approaching"]
     assert lines[2].split() == ["layer1.0.conv2", "7.25e-05", "0.0073", "1.42", "1.23", "1.7", "2,100", "disturbed"]
     assert lines[3].split() == ["layer1.0.conv1", "0.0103", "0.0073", "1.01", "1.23", "1.7", "settled"]
     assert lines[5].split() == ["fc", "0.0103", "1.23", "not", "invariant"]

@@ -30,7 +30,7 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     from equilibria.report.verdict import headline, worst_first
 
     recorded = read_run(run)
-    samples, metadata, notes = recorded.samples(), recorded.metadata, recorded.notes
+    samples, metadata, notes = recorded.samples(), recorded.metadata, (*recorded.notes, *_later_runs(run))
     if html is not None:
         from equilibria.report import write_report
 
@@ -50,3 +50,9 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
 
 def _contract(layer: LayerSummary) -> dict[str, Any]:
     return {**jsonable(layer), "sentence": layer.sentence}
+
+
+def _later_runs(run: Path) -> list[str]:
+    """A run begun anew in the same place is recorded beside the first; who asks for the first should know."""
+    found = sorted(run.resolve().parent.glob(f"{run.resolve().name}-[0-9]*/run.json"))
+    return [f"a later run lies in {each.parent}" for each in found]

@@ -1,4 +1,4 @@
-"""Which steps are sampled: every so many, or as many as cost less than half a per cent of the time."""
+"""Which steps are sampled: every so many, or as many as cost less than a per cent of the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 from equilibria.errors import EquilibriaError, whole
 
-_SHARE = 0.005  # of the training time that sampling may take when it chooses for itself
+_SHARE = 0.008  # of the training time that sampling may take when it chooses for itself
 _LARGEST = 1000  # steps between samples, however cheap the steps are
 _FORGETS = 0.2  # weight of the newest measurement
 _SURPRISE = 4.0  # times the mean that one measurement counts for at most: a hiccup is no reason to stop looking

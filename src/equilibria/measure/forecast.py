@@ -30,12 +30,13 @@ from equilibria.theory.targets import targets
 from equilibria.theory.unit_gradient import momentum_unit_grad_sq, nesterov_angle_factor
 
 _MOMENTS = ("norm_sq", "radial", "buffer_sq", "second", "memory")
-_MEANS = ("_grad_sq", "_pull", "_update_sq", "_cosine_sq")
+_MEANS = ("_grad_sq", "_pull", "_pulled", "_update_sq", "_cosine_sq")
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-_FEWEST_SAMPLES = 20  # that a mean of L reaches back over
+_FEWEST_SAMPLES = 5  # that a mean of L reaches back over: the norm's target is off by a quarter of its error
+_FEWEST_PAIRS = 20  # that the correlation with the momentum is taken from: it scatters more, and drifts less
 _SHARE_OF_APPROACH = 0.25  # of the time constant, which it should not exceed: L drifts too
 _COSINE_WINDOW = 50  # samples
 _SMALLEST, _LARGEST = 1e-140, 1e140  # squared norms between which the recursion stays inside float64
@@ -102,7 +103,8 @@ class Forecaster:
         self._state: State | None = None
         self._next = 0  # the step before which the state stands
         self._drive = np.full(count, np.nan)  # L at the last sample
-        self._grad_sq, self._pull, self._update_sq, self._cosine_sq = (RunningMean(count) for _ in range(4))
+        self._grad_sq, self._pull, self._pulled = (RunningMean(count) for _ in range(3))
+        self._update_sq, self._cosine_sq = RunningMean(count), RunningMean(count)
         self._settled = np.zeros(count, dtype=bool)
 
     @property
@@ -181,7 +183,9 @@ class Forecaster:
 
     def _average(self, measured: Step, rule: Rule, unit_grad_sq: Array, *, window: float) -> None:
         self._grad_sq.add(unit_grad_sq, window=window)
-        self._pull.add(measured.vg * measured.ww, window=window)
+        paired = max(window, _FEWEST_PAIRS)
+        self._pull.add(measured.vg * measured.ww, window=paired)
+        self._pulled.add(np.where(np.isfinite(measured.vg), unit_grad_sq, np.nan), window=paired)
         self._cosine_sq.add(measured.cosine**2, window=_COSINE_WINDOW)
         moves = np.where(measured.ee > 0, measured.ee, np.nan)  # a weight without a gradient is no small update
         self._update_sq.add(moves / np.square(rule.lr or np.nan), window=window)
@@ -201,7 +205,7 @@ class Forecaster:
 
     def _correlation(self, rule: Rule) -> Array:
         """<v, g> / ||g||^2 as it has been lately; 0 where there is no momentum."""
-        ratio: Array = self._pull.value / self._grad_sq.value
+        ratio: Array = self._pull.value / self._pulled.value
         ratio = np.where(np.isfinite(ratio), ratio, 0.0)
         if isinstance(rule, SGD) and rule.nesterov:  # L / N must stay positive, for the recursion divides by it
             weight = nesterov_correlation(rule.decay_per_step, rule.momentum, 1.0) - 1

@@ -55,7 +55,7 @@ class Monitor:
     Args:
         model: the network, wrapped or not.
         optimizers: a torch optimizer, wrapped or not, or several of them (a list, or the values of a dict).
-        every: sample every so many steps; "auto" keeps the cost below half a per cent of the time.
+        every: sample every so many steps; "auto" keeps the cost below a per cent of the time.
         select: names, patterns such as ``"layer1.*"``, or a function of name and tensor that says what to watch;
             None for all tensors with at least two axes.
         granularity: "tensor", or "row" for one sample per row (output channel).
@@ -247,12 +247,13 @@ class Monitor:
     def is_due(self, tap: Tap) -> bool:
         """Whether the step that begins now is to be sampled.
 
-        At a pace of its own choice, samples come in rounds: one step of every optimizer.
+        At a pace of its own choice, samples come in rounds: one step of every optimizer. A jump of lr or weight decay
+        gets a sample at once, so that it is seen where it happens.
         """
         if not self._cadence.automatic:
             self._planner, due = tap, self._cadence.is_due(tap.count)
         else:
-            if self._cadence.is_due(tap.label) and tap in self._planners:
+            if (self._cadence.is_due(tap.label) or tap.jumps) and tap in self._planners:
                 self._owed, self._planner = set(self._taps), tap
             due = tap in self._owed
         self._awaited = due and self._together and tap in self._planners

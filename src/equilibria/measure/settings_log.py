@@ -11,6 +11,9 @@ import torch
 _UNKNOWN = float("nan")  # one object, which equals itself as part of a tuple
 
 
+_JUMP = 0.1  # relative change of a setting that is worth a sample of its own
+
+
 class Settings(NamedTuple):
     """What a schedule may change from step to step."""
 
@@ -63,6 +66,16 @@ class SettingsLog:
         settings = read_settings(group)
         if not self._changes or settings != self._changes[-1][1]:
             self._changes.append((step, settings))
+
+    def jumps(self, group: Mapping[str, Any]) -> bool:
+        """Whether lr or weight decay are about to differ by more than a tenth from those of the last step."""
+        if not self._changes:
+            return False
+        held = self._changes[-1][1]
+        pairs = ((group["lr"], held.lr), (group.get("weight_decay"), held.weight_decay))
+        return any(
+            isinstance(now, float) and abs(now - before) > _JUMP * max(abs(now), abs(before)) for now, before in pairs
+        )
 
     def at(self, step: int) -> Settings:
         """The settings of a step."""

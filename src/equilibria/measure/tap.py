@@ -162,6 +162,11 @@ class Tap:
         self._copying = [CopyProbe(each) for each in self.watched]  # what they copied is of another time
 
     @property
+    def jumps(self) -> bool:
+        """Whether the step that begins now is taken with settings quite different from the last one's."""
+        return any(log.jumps(group) for log, group in zip(self.logs, self.optimizer.param_groups, strict=False))
+
+    @property
     def changes_since_last_step(self) -> int:
         """How often the tensor that was changed most was changed since this optimizer's last step."""
         if not self._versions:

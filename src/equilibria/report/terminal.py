@@ -17,15 +17,16 @@ from equilibria.report.verdict import headline, worst, worst_first
 
 _ROOMY, _NARROW = 92, 72  # columns of a terminal from which all is spaced out, and below which some is left out
 _LEGEND = "theory: the angle predicted for now; goal: the norm once settled"
+_ROOMY_LEGEND = "theory: the angle predicted for now; settled: in equilibrium; goal: the norm there"
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One column of the table; the optional ones are left out of a narrow terminal."""
+    """One column of the table, shown where the terminal has so many columns."""
 
     title: str
     cell: Callable[[LayerSummary], str]
-    optional: bool = False
+    width: int = 0
 
 
 def print_table(
@@ -52,7 +53,7 @@ def print_table(
     out.print(Text(f"{headline(layers)}. {worst(layers)}"), end="\n\n")
     out.print(layer_table(worst_first(layers)[:most], width=out.width))
     if out.width >= _NARROW:
-        out.print(Text(_LEGEND, style="dim"))
+        out.print(Text(_ROOMY_LEGEND if out.width >= _ROOMY else _LEGEND, style="dim"))
     if most is not None and len(layers) > most:
         out.print(Text(f"{len(layers) - most:,} more layers are in --json", style="dim"))
     out.print()
@@ -67,11 +68,13 @@ def print_table(
 def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:
     """The table itself, to fit into so many columns."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2 if width >= _ROOMY else 1, 0, 0))
-    columns = [column for column in _COLUMNS if width >= _NARROW or not column.optional]
+    columns = [column for column in _COLUMNS if width >= column.width]
     short = all(layer.name.endswith(".weight") for layer in layers)
+    in_epochs = any(layer.epochs_to_settle is not None for layer in layers)
     table.add_column("layer", overflow="fold")
     for column in columns:
-        table.add_column(column.title, justify="right", no_wrap=True)
+        title = column.title.format(unit="ep." if in_epochs else "steps")
+        table.add_column(title, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for layer in layers:
         name = layer.name.removesuffix(".weight") if short else layer.name
@@ -88,12 +91,12 @@ def _ratio(layer: LayerSummary) -> str:
     return "" if ratio is None else f"{ratio:.2f}" if 0.005 < ratio < 100 else f"{ratio:.0e}"
 
 
-def _settles_in(layer: LayerSummary) -> str:
+def _time_left(layer: LayerSummary) -> str:
     """Epochs where their length is known, else steps."""
     if layer.state == SETTLED or layer.steps_to_settle is None or layer.invariant is False:
         return ""
     if layer.epochs_to_settle is not None:
-        return f"{_count(layer.epochs_to_settle)} ep"
+        return _count(layer.epochs_to_settle)
     return _count(math.ceil(layer.steps_to_settle))
 
 
@@ -123,9 +126,10 @@ def _sentence(mark: str, text: str) -> Table:
 
 _COLUMNS = (
     _Column("rad/step", lambda layer: _number(layer.angle)),
-    _Column("theory", lambda layer: _number(layer.angle_predicted), optional=True),
+    _Column("theory", lambda layer: _number(layer.angle_predicted), width=_NARROW),
     _Column("ratio", _ratio),
+    _Column("settled", lambda layer: _number(layer.angle_equilibrium), width=_ROOMY),
     _Column("norm", lambda layer: _number(layer.norm)),
-    _Column("goal", lambda layer: _number(layer.norm_equilibrium), optional=True),
-    _Column("settles in", _settles_in),
+    _Column("goal", lambda layer: _number(layer.norm_equilibrium), width=_NARROW),
+    _Column("{unit} left", _time_left),
 )

@@ -82,7 +82,7 @@ def watch(
         model: the network, wrapped or compiled or not.
         optimizer: a torch optimizer, or several of them.
         log_dir: a directory to record into, for `equilibria report` and `equilibria.read_run`.
-        every: sample every so many steps; "auto" keeps the cost below half a per cent of the training time.
+        every: sample every so many steps; "auto" keeps the cost below a per cent of the training time.
         select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; by default all tensors with
             at least two axes.
         granularity: "tensor", or "row" for every row (output channel) by itself.
