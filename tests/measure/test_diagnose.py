@@ -51,7 +51,7 @@ PLANTED = {
         HEAVY_BALL, 450, {"start": 1.8}, "note", "settling.settling_steps", "out of equilibrium",
     ),
     "schedule": (
-        HEAVY_BALL, 1500, {"lr": lambda step: 0.05 * (1 + math.cos(math.pi * step / 1500))},
+        HEAVY_BALL, 1500, {"lr": lambda step: 0.055 + 0.045 * math.cos(math.pi * step / 1500)},
         "note", "settling.settling_steps", "out of equilibrium.*too large",
     ),
     "no weight decay": (
@@ -88,7 +88,8 @@ PLANTED = {
     ),
     "lr dropped": (
         HEAVY_BALL, 1500, {"lr": lambda step: 0.1 if step < 1000 else 0.01}, "warning", "rescale.rescale_factors",
-        r"all 3 layers .* are disturbed since step 1,000: lr was divided by 10.* fell to 0\.3\d? .*theory: 0\.32",
+        r"all 3 layers .* are still disturbed by a change at step 1,000: lr was divided by 10"
+        r".* fell to 0\.3\d? .*theory: 0\.32",
     ),
     "lr dropped, adam": (
         ADAMW, 1500, {"lr": lambda step: 0.01 if step < 1000 else 0.001}, "warning", "rescale.rescale_factors",
@@ -96,11 +97,11 @@ PLANTED = {
     ),
     "lr raised": (
         HEAVY_BALL, 1030, {"lr": lambda step: 0.02 if step < 1000 else 0.1}, "warning", "rescale.rescale_factors",
-        r"lr was multiplied by 5.* rose to 2\.\d .*theory: 2\.2",
+        r"lr was multiplied by 5.* rose to (1\.9|2|2\.\d) .*theory: (2|2\.[01])\)",
     ),
     "lr dropped and settled again": (
         HEAVY_BALL, 2600, {"lr": lambda step: 0.1 if step < 1000 else 0.05}, "note", "rescale.rescale_factors",
-        r"were disturbed at step 1,000: lr was divided by 2.*was settled again \d+ steps later",
+        r"were disturbed by a change at step 1,000: lr was divided by 2.*was settled again \d+ steps later",
     ),
     "radial gradient": (
         HEAVY_BALL, 1500, {"radial": 0.3}, "warning", "norms.norm_residual",
@@ -229,6 +230,117 @@ def test_an_angle_that_no_assumption_explains_is_reported_as_such():
     assert [finding.severity for finding in diagnose(slightly, metadata=run.metadata)] == ["note"]
     within = edited(run.samples, angle=run.samples["angle"].to_numpy() * 0.97)
     assert diagnose(within, metadata=run.metadata) == ()
+
+
+def test_an_angle_off_in_one_direction_says_which():
+    run = world(HEAVY_BALL, 1000)
+    angle, first = run.samples["angle"].to_numpy(), np.array(run.samples["param"].to_pylist()) == "conv1.weight"
+    for factor, words in ((0.8, "turn slower than"), (1.2, "turn faster than")):
+        (finding,) = diagnose(edited(run.samples, angle=angle * factor), metadata=run.metadata)
+        assert words in finding.subject
+    (finding,) = diagnose(edited(run.samples, angle=angle * np.where(first, 0.8, 1.2)), metadata=run.metadata)
+    assert "turn faster or slower than" in finding.subject
+
+
+@pytest.mark.parametrize(("factor", "law"), [(1.0, True), (1.04, True), (1.25, False), (0.8, False)])
+def test_a_norm_is_off_while_the_angle_holds_only_where_it_holds(factor, law):
+    run = world(HEAVY_BALL, 1000, every=10)
+    rng = np.random.default_rng(1)  # scatter enough that an angle 25 % off is not surely off
+    scatter = np.exp(rng.normal(0, 0.2, len(run.samples)))
+    table = edited(
+        run.samples,
+        norm_predicted=run.samples["norm"].to_numpy() * 1.3,
+        angle=run.samples["angle_predicted"].to_numpy() * factor * scatter,
+    )
+    assert any("while the angle holds" in f.subject for f in diagnose(table, metadata=run.metadata)) == law
+
+
+def test_too_few_samples_to_judge_are_one_note():
+    (finding,) = find(world(HEAVY_BALL, 960, every=200))
+    assert finding.severity == "note"
+    assert finding.subject == "only 5 samples of 801 steps at these settings: too few to judge"
+    assert "smaller every= (a step in 40 would do), or wait for 15 more samples" in finding.remedy
+    off = world(HEAVY_BALL, 960, every=200)
+    off = edited(off.samples, angle=off.samples["angle"].to_numpy() * 3, norm=off.samples["norm"].to_numpy() * 2)
+    assert [each.subject for each in diagnose(off, metadata=world(HEAVY_BALL, 1).metadata)] == [finding.subject]
+    assert find(world(HEAVY_BALL, 90, every=20)) == (), "a run that has just begun"
+
+
+def test_the_end_of_a_schedule_that_falls_to_zero_is_too_short_to_judge():
+    run = world(HEAVY_BALL, 1500, lr=lambda step: 0.05 * (1 + math.cos(math.pi * step / 1500)))
+    (finding,) = find(run)
+    assert finding.subject == "only 1 sample of 1 step at these settings: too few to judge"
+    assert "every=" not in finding.remedy
+
+
+def early_fall(step: int) -> float:
+    """Fitted within the first fifth of the run; the little that remains does not fall any more."""
+    return 1.0 if step < 300 else 2e-4
+
+
+@pytest.mark.parametrize("every", [1, 40])
+def test_a_gradient_that_vanished_long_ago_is_recognised(every):
+    slow = SGD(0.1, 2e-4, momentum=0.9)
+    run = world(slow, 1600, unit_grad_sq=early_fall, every=every, lr=lambda step: 0.1 if step < 800 else 0.05)
+    found = find(run)
+    assert [finding.law for finding in found if finding.severity == "warning"] == ["settling.tracking_lag"], found
+    assert re.search(r"is down to 0\.0(19|2|21) % of its highest level", found[0].evidence)
+    assert found[0].remedy.startswith("nothing to do, or stop here")
+    told = " ".join(f"{finding.evidence} {finding.remedy}" for finding in found)
+    assert "none of the assumptions" not in told and "multiply the weights" not in told
+
+
+def test_a_norm_that_followed_a_vanishing_gradient_is_fine():
+    assert find(world(HEAVY_BALL, 4000, unit_grad_sq=lambda step: 1.0 if step < 1000 else 5e-3)) == ()
+
+
+def test_nobody_is_told_to_wait_for_three_times_the_run():
+    soon, late = world(HEAVY_BALL, 200, start=1.8), world(SGD(0.1, 2e-4, momentum=0.9), 200, start=1.8)
+    assert find(soon)[0].remedy.startswith("wait, or for conv")
+    remedy = find(late)[0].remedy
+    assert "wait" not in remedy and "settling would take 3 times the run so far or more" in remedy
+
+
+@pytest.mark.parametrize(("rule", "power"), [(SGD(0.1, 0.0, momentum=0.9), 2), (AdamW(1e-2, 0.0), 1)])
+def test_without_decay_the_speed_falls_as_the_rule_says(rule, power):
+    run = world(rule, 800, layers=["bare"])
+    norm = run.samples["norm"].to_numpy()
+    (finding,) = find(run)
+    assert f"turns at a given lr by {(norm[-1] / norm[0]) ** power:.3g};" in finding.evidence
+    assert ("1/||w||^2" in finding.remedy) == (power == 2)
+
+
+def test_a_norm_that_hardly_grows_without_decay_is_a_note():
+    (finding,) = find(world(SGD(1e-3, 0.0, momentum=0.9), 300))
+    assert (finding.severity, finding.law) == ("note", "norms.decay_free_norm")
+
+
+def test_a_rescaling_does_not_suppose_a_batch_norm():
+    assert "and, where a BatchNorm follows, its running mean and variance by" in find(drop())[0].remedy
+
+
+def test_a_jump_between_two_samples_is_told_as_such():
+    run = world(HEAVY_BALL, 1500, lr=lambda step: 0.1 if step < 1000 else 0.01, every=7)
+    assert "by a change between steps 994 and 1,001: lr was divided by 10" in find(run)[0].subject
+
+
+def test_a_dip_is_that_of_many_samples_and_its_theory():
+    angle, equilibrium = (drop().samples[name].to_numpy() for name in ("angle", "angle_equilibrium"))
+    after = (drop().samples["step"].to_numpy() >= 1000) & (drop().samples["step"].to_numpy() < 1020)
+    names = np.array(drop().samples["param"].to_pylist())
+    (finding,) = find(drop())
+    worst = after & (names == re.search(r"worst ([\w.]+)", finding.subject)[1])
+    dip = math.sqrt(np.mean(angle[worst] ** 2) / np.mean(equilibrium[worst] ** 2))
+    assert f"fell to {dip:.2g} of its new equilibrium at once (theory: 0.32)" in finding.evidence
+
+
+def test_a_dip_that_the_change_does_not_explain_gets_no_rescaling():
+    table = drop().samples
+    late = table["step"].to_numpy() >= 1000
+    slow = {name: table[name].to_numpy() * np.where(late, 0.1, 1.0) for name in ("angle", "angle_predicted")}
+    finding = diagnose(edited(table, **slow), metadata=drop().metadata)[0]
+    assert "fell to 0.03" in finding.evidence and "theory: 0.32" in finding.evidence
+    assert "multiply" not in finding.remedy and "would not settle it" in finding.remedy
 
 
 def test_an_angle_is_not_off_by_its_own_scatter():

@@ -98,11 +98,38 @@ def test_a_window_has_twenty_samples_where_there_are_as_many():
     ],
     ids=["cosine", "linear to zero", "warm-up"],
 )
-def test_a_smooth_schedule_gets_twenty_samples_however_steep_it_is(lr):
+def test_a_window_holds_only_samples_at_the_present_settings(lr):
     table = clean().samples.slice(0, 900)
     steps = table["step"].to_numpy()
     table = edited(table, lr=[lr(step) for step in steps])
-    assert {layer.samples for layer in summarise(table, metadata=clean().metadata)} == {20}
+    alike = 0  # counted back from the last
+    while alike < 20 and abs(lr(299 - alike) - lr(299)) <= 0.2 * lr(299):
+        alike += 1
+    for layer in summarise(table, metadata=clean().metadata):
+        assert (layer.samples, layer.first_step, layer.last_step) == (alike, 300 - alike, 299)
+        assert layer.angle == pytest.approx(slow_summary(World(table, {}), layer.name, alike)["angle"], rel=1e-12)
+        assert layer.cosine == pytest.approx(slow_summary(World(table, {}), layer.name, 20)["cosine"], rel=1e-12)
+
+
+def test_momentum_counts_through_what_it_leaves():
+    table = clean().samples.slice(0, 900)
+    steps = table["step"].to_numpy()
+    slowly = edited(table, momentum=0.9 + 0.09 * steps / 299)  # 1 - momentum falls tenfold, to 0.01
+    assert {layer.samples for layer in summarise(slowly, metadata=clean().metadata)} == {7}  # 0.012 is 6.6 steps back
+
+
+@pytest.mark.parametrize("without", ["invariance", "law"])
+def test_no_prediction_is_left_over_where_none_applies(without):
+    table, metadata = clean().samples, clean().metadata
+    if without == "invariance":
+        table = edited(table, cosine=np.full(len(table), 0.1))
+    else:
+        metadata = {**metadata, "params": [{**p, "rule": None, "no_law": "none"} for p in metadata["params"]]}
+    layer = summarise(table, metadata=metadata)[0]
+    told = {name: getattr(layer, name) for name in (*RATIOS, "angle_predicted", "angle_equilibrium", "norm_predicted",
+            "norm_equilibrium", "how_wrong", "steps_to_settle", "epochs_to_settle")}  # fmt: skip
+    assert told == dict.fromkeys(told)
+    assert layer.state == "no equilibrium" and layer.angle and layer.norm
 
 
 def test_a_restart_of_a_cosine_is_a_jump():

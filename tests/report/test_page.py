@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -20,7 +21,7 @@ from equilibria.measure.samples import SAMPLE_FIELDS
 from equilibria.measure.summary import summarise
 from equilibria.report import report_html, write_report
 from equilibria.report.curves import MOST_LAYERS
-from equilibria.report.verdict import headline, worst, worst_first
+from equilibria.report.verdict import headline, without_findings, worst, worst_first
 
 EVIL = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\"'&%{x}$data"
 
@@ -154,6 +155,24 @@ def test_all_layers_as_predicted():
     assert worst(layers).startswith("The one that is furthest off: ")
 
 
+def test_both_layers_and_the_layer():
+    assert headline(summarise(run(2)[0], metadata=run(2)[1])) == "Both layers turn as predicted"
+    assert headline(summarise(run(1)[0], metadata=run(1)[1])) == "The layer turns as predicted"
+
+
+def test_without_findings_nothing_is_claimed_that_was_not_compared():
+    (layer,) = summarise(run(1)[0], metadata=run(1)[1])
+    off = dataclasses.replace(layer, angle_vs_predicted=1.3)
+    bare = dataclasses.replace(layer, angle_vs_predicted=None, invariant=False)
+    lawless = dataclasses.replace(bare, no_law="no law for Adagrad")
+    assert without_findings([layer, bare])[0] == "Nothing to change"
+    assert without_findings([layer, off])[1].startswith("1 layer of 2 is more than 5 % off the prediction")
+    assert without_findings([bare, lawless, bare]) == (
+        "Nothing could be compared",
+        "No layer has a prediction: the weights are not scale-invariant; no law for Adagrad.",
+    )
+
+
 def test_the_table_has_every_layer_with_the_most_wrong_first():
     shown = rows(PAGES["twenty"])
     layers = {layer.name: layer for layer in summarise(SAMPLES, metadata=METADATA)}
@@ -199,7 +218,7 @@ def test_many_findings_are_folded(monkeypatch, count, folded):
     page = report_html(SAMPLES, metadata=METADATA)
     assert (f"<summary>{folded} more findings</summary>" in page) == (folded > 0)
     assert all(f"Evidence {i}." in words(page) for i in range(count))
-    assert ("Nothing to change" in words(page)) == (count == 0)
+    assert ("Nothing is sure to be wrong" in words(page)) == (count == 0)  # two layers are off in these samples
     assert '<p class="law">' not in page
 
 

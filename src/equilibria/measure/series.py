@@ -18,6 +18,7 @@ Array = NDArray[Any]
 SETTINGS = ("lr", "weight_decay", "momentum")
 _NO_STEP = [NOTES.index(word) for word in (SKIPPED, NOT_FINITE, NO_GRADIENT)]
 _JUMP = 0.1  # relative change of a setting between two samples that ends a window
+_ALIKE = 0.2  # relative difference of a setting from its last value up to which a sample still tells about now
 _HUGE = 1e50  # beyond it, and below its inverse, squares and ratios of ratios leave float64
 _SIGNED = ("cosine", "momentum_unit_grad_sq")
 _MAY_VANISH = ("grad_norm", "update_norm")
@@ -147,10 +148,27 @@ def jumps(series: Series) -> Array:
     return _with_first_rows(series, jumped)
 
 
-def _relative_change(series: Series, name: str) -> Array:
-    """Change from the row before over the larger of the two; momentum through 1 - momentum: 0.9 to 0.95 is a half."""
+def alike_since(series: Series) -> Array:
+    """First row of each parameter from which on no setting was more than a fifth off its last value."""
+    unlike = np.zeros(series.first[-1], dtype=bool)
+    for name in SETTINGS:
+        values = _strength(series, name)
+        last = np.repeat(np.append(values, 0.0)[series.first[1:] - 1], series.counts)
+        unlike |= np.abs(values - last) > _ALIKE * np.abs(last)
+    rows = np.where(unlike, np.arange(len(unlike)), -1)
+    behind = np.maximum.reduceat(np.append(rows, -1), series.first[:-1]) + 1
+    return np.where(series.counts > 0, np.maximum(behind, series.first[:-1]), series.first[:-1])
+
+
+def _strength(series: Series, name: str) -> Array:
+    """A setting as it acts: momentum through 1 - momentum, since from 0.9 to 0.95 is a factor of 2; 0 where unknown."""
     values = series.columns[name] if name != "momentum" else 1 - series.columns[name]
-    values = np.nan_to_num(values)
+    return np.asarray(np.nan_to_num(values))
+
+
+def _relative_change(series: Series, name: str) -> Array:
+    """Change from the row before over the larger of the two."""
+    values = _strength(series, name)
     change = np.zeros(len(values))
     size = np.maximum(np.abs(values[1:]), np.abs(values[:-1]))
     np.divide(np.diff(values), size, out=change[1:], where=size > 0)

@@ -12,26 +12,47 @@ import numpy as np
 import pyarrow as pa
 
 from equilibria.errors import EquilibriaError, whole
-from equilibria.measure.samples import DISTURBED, SETTLED, STATES
-from equilibria.measure.series import SETTINGS, Array, Series, by_parameter, changes, jumps, last_true, steps_taken
+from equilibria.measure.samples import DISTURBED, NO_EQUILIBRIUM, SETTLED, STATES
+from equilibria.measure.series import (
+    SETTINGS,
+    Array,
+    Series,
+    alike_since,
+    by_parameter,
+    changes,
+    jumps,
+    last_true,
+    steps_taken,
+)
 from equilibria.theory.rules import RULES, Rule
 
-_LEAST_WINDOW = 20  # samples: the RMS of 20 angles that scatter by 20 % is good to 4 %
+LEAST_WINDOW = 20  # samples: the RMS of 20 angles that scatter by 20 % is good to 4 %
 _INVARIANT = 0.2  # of a random direction's cosine with the gradient
 _LEAST_RATIO = 1e-9  # a weight that does not turn at all is this wrong: a logarithm of 0 cannot be sorted or written
 _KINDS = {kind.__name__: kind for kind in RULES.values()}
 
 
-def _window(series: Series, samples: int | None) -> Series:
-    """The rows that `summarise` looks at."""
+_THEORY = (
+    *("angle_predicted", "angle_vs_predicted", "angle_equilibrium", "angle_vs_equilibrium"),
+    *("norm_predicted", "norm_vs_predicted", "norm_equilibrium", "norm_vs_equilibrium"),
+    *("steps_to_settle", "epochs_to_settle"),
+)  # what a layer without a law has not
+
+
+def _sizes(series: Series) -> Array:
+    """Rows that are enough for a mean: the last quarter since the last change, and no fewer than 20."""
+    since_change = series.first[1:] - last_true(series, changes(series))
+    return np.asarray(np.maximum(-(-since_change // 4), LEAST_WINDOW))
+
+
+def _at_present_settings(series: Series, size: Array) -> Array:
+    """As many of them as tell about now."""
     end = series.first[1:]
-    if samples is not None:
-        size = np.full(len(end), whole("window", samples, low=1))
-    else:
-        since_change = end - last_true(series, changes(series))
-        size = np.maximum(-(-since_change // 4), _LEAST_WINDOW)
-        size = np.minimum(size, end - last_true(series, jumps(series)))
-    begin = np.maximum(end - size, series.first[:-1])
+    return np.asarray(np.minimum(size, end - np.maximum(last_true(series, jumps(series)), alike_since(series))))
+
+
+def _last_rows(series: Series, size: Array) -> Series:
+    begin = np.maximum(series.first[1:] - size, series.first[:-1])
     return series.where(np.arange(series.first[-1]) >= np.repeat(begin, series.counts))
 
 
@@ -88,7 +109,8 @@ class LayerSummary:
         norm_equilibrium: of the equilibrium.
         norm_vs_predicted: measured / predicted.
         norm_vs_equilibrium: measured / equilibrium.
-        cosine: root mean square cosine of weight and gradient.
+        cosine: root mean square cosine of weight and gradient; no setting changes what it tells, so that it is taken
+            over at least 20 samples where there are as many.
         invariant: whether that is far below a random direction's.
         state: one of STATES.
         steps_to_settle: steps until the angle stays within 5 % of equilibrium.
@@ -99,6 +121,7 @@ class LayerSummary:
         settings: the optimizer with these settings, as text.
         no_law: why there is no law, None where there is one.
         how_wrong: |ln(measured / predicted angle)|, to sort by: 0.05 is 5 % off, 0.7 a factor of 2 either way.
+        first_step: step of the first sample in the window, None if there is no sample.
     """
 
     name: str
@@ -125,6 +148,7 @@ class LayerSummary:
     settings: str
     no_law: str | None
     how_wrong: float | None
+    first_step: int | None = None
 
     @property
     def sentence(self) -> str:
@@ -138,8 +162,9 @@ def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | N
     """One summary per parameter.
 
     Angles are compared by their root mean square over a window. By default that is the last quarter of the samples
-    since lr, weight decay or momentum last changed, and at least 20 samples where there are as many; a window goes
-    across the small changes of a smooth schedule to get them, but never across a change by more than a tenth.
+    since lr, weight decay or momentum last changed, and at least 20 samples where there are as many; to get them a
+    window goes across the small changes of a smooth schedule, but neither across a sudden change by more than a tenth
+    nor to settings more than a fifth off the last ones: the numbers are of now, if need be of a single sample.
 
     Args:
         samples: the sample table, of a monitor or of a recorded run.
@@ -152,8 +177,12 @@ def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | N
     everything = by_parameter(samples, metadata=metadata)
     if not everything.names:
         return ()
-    recent = _window(steps_taken(everything), window)
+    taken = steps_taken(everything)
+    size = _sizes(taken) if window is None else np.full(len(taken.names), whole("window", window, low=1))
+    recent = _last_rows(taken, size if window is not None else _at_present_settings(taken, size))
+    longer = _last_rows(taken, size)
     table = _window_numbers(recent) | _present(recent) | {"last_step": everything.last("step")}
+    table |= {"first_step": _first(recent, "step"), "cosine": _rms(longer, longer.columns["cosine"] ** 2)}
     rows = zip(*(values.tolist() for values in table.values()), strict=True)
     entries = {entry["name"]: entry for entry in metadata.get("params", ())}
     return tuple(
@@ -171,8 +200,11 @@ def _window_numbers(recent: Series) -> dict[str, Array]:
         numbers[name] = _rms(recent, theory_sq)
         both = _rms(recent, np.where(np.isnan(theory_sq), np.nan, angle_sq))
         numbers[f"angle_vs_{name[6:]}"] = both / np.where(numbers[name] > 0, numbers[name], np.nan)
-    numbers["cosine"] = _rms(recent, recent.columns["cosine"] ** 2)
     return numbers
+
+
+def _first(recent: Series, name: str) -> Array:
+    return np.where(recent.counts > 0, np.append(recent.columns[name], np.nan)[recent.first[:-1]], np.nan)
 
 
 def _rms(recent: Series, squares: Array) -> Array:
@@ -190,19 +222,25 @@ def _present(recent: Series) -> dict[str, Array]:
 
 
 def _summary(name: str, row: dict[str, float], entry: Mapping[str, Any], metadata: Mapping[str, Any]) -> LayerSummary:
-    state, last_step = row.pop("state"), int(row.pop("last_step"))
+    state, last_step, first_step = row.pop("state"), int(row.pop("last_step")), row.pop("first_step")
     numbers: dict[str, Any] = {key: value if math.isfinite(value) else None for key, value in row.items()}
+    invariant = is_invariant(row["cosine"], entry.get("entries", 0))
+    no_law = None if entry.get("rule") else entry.get("no_law") or "no law is known for its optimizer"
+    if invariant is False or no_law is not None:  # what the window still holds is of a time when there was one
+        numbers |= dict.fromkeys(_THEORY)
+        state = STATES.index(NO_EQUILIBRIUM) if state >= 0 else state
     ratio, steps, epoch = numbers["angle_vs_predicted"], numbers["steps_to_settle"], metadata.get("steps_per_epoch")
     if numbers["epochs_to_settle"] is None and steps is not None and epoch:
         numbers["epochs_to_settle"] = steps / epoch
     return LayerSummary(
         **{**numbers, "samples": int(row["samples"])},
         name=name,
+        first_step=int(first_step) if math.isfinite(first_step) else None,
         last_step=last_step,
-        invariant=is_invariant(row["cosine"], entry.get("entries", 0)),
+        invariant=invariant,
         state=STATES[int(state)] if state >= 0 else None,
         settings=_settings_text(entry, row, metadata),
-        no_law=None if entry.get("rule") else entry.get("no_law") or "no law is known for its optimizer",
+        no_law=no_law,
         how_wrong=None if ratio is None else abs(math.log(max(ratio, _LEAST_RATIO))),
     )
 

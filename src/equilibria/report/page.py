@@ -17,7 +17,7 @@ from equilibria.pages.document import document, write_document
 from equilibria.pages.words import full_stop, percent, settings_list, text
 from equilibria.report.curves import MOST_LAYERS, curves
 from equilibria.report.table import layer_table
-from equilibria.report.verdict import TOLERANCE, headline, worst, worst_first
+from equilibria.report.verdict import TOLERANCE, headline, without_findings, worst, worst_first
 
 _FIRST_FINDINGS = 4  # the rest is one click away, so that the charts are near the top
 
@@ -114,7 +114,7 @@ def _length(first: int, last: int, steps_per_epoch: int | None) -> tuple[str, st
 def _findings(findings: Sequence[Finding], layers: Sequence[LayerSummary]) -> str:
     """The first few as cards, the others folded away."""
     if not findings:
-        return _NOTHING_TO_SAY if not layers else _NOTHING_FOUND
+        return _nothing_found(layers) if layers else _NOTHING_TO_SAY
     cards = [card(finding) for finding in findings]
     count = len(cards) if len(cards) == _FIRST_FINDINGS + 1 else _FIRST_FINDINGS  # to fold one card saves nothing
     first, others = cards[:count], cards[count:]
@@ -123,7 +123,9 @@ def _findings(findings: Sequence[Finding], layers: Sequence[LayerSummary]) -> st
     return "\n".join(first)
 
 
-_NOTHING_FOUND = (
-    '<article class="finding"><h3>Nothing to change</h3><p>Nothing about this run calls for a change.</p></article>'
-)
+def _nothing_found(layers: Sequence[LayerSummary]) -> str:
+    title, sentence = without_findings(layers)
+    return f'<article class="finding"><h3>{text(title)}</h3><p>{text(sentence)}</p></article>'
+
+
 _NOTHING_TO_SAY = '<p class="none">There is nothing to judge before the first sample.</p>'

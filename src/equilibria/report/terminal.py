@@ -52,6 +52,7 @@ def print_table(
         return
     out.print(Text(f"{headline(layers)}. {worst(layers)}"), end="\n\n")
     out.print(layer_table(worst_first(layers)[:most], width=out.width))
+    out.print(Text(_when(layers), style="dim"))
     if out.width >= _NARROW:
         out.print(Text(_ROOMY_LEGEND if out.width >= _ROOMY else _LEGEND, style="dim"))
     if most is not None and len(layers) > most:
@@ -63,6 +64,15 @@ def print_table(
         out.print(_sentence("!" if finding.severity == "warning" else "-", f"{finding.subject}: {finding.evidence}"))
         if finding.remedy:
             out.print(_sentence(" ", finding.remedy))
+
+
+def _when(layers: Sequence[LayerSummary]) -> str:
+    """What the numbers are of: the samples taken with the present settings."""
+    most = max(layers, key=lambda layer: layer.samples)
+    first = most.last_step if most.first_step is None else most.first_step
+    return (
+        f"root mean square of {most.samples:,} sample{'s' * (most.samples != 1)}, steps {first:,} to {most.last_step:,}"
+    )
 
 
 def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:

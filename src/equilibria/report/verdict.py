@@ -42,7 +42,8 @@ def headline(layers: Sequence[LayerSummary]) -> str:
     without = len(layers) - compared
     rest = f"; for {without:,} there is no prediction" if without else ""
     if good == compared:
-        return f"{'All ' if compared > 1 else 'The '}{_count(compared, one='')} {_turn(compared)} as predicted{rest}"
+        which = {1: "The layer", 2: "Both layers"}.get(compared, f"All {compared:,} layers")
+        return f"{which} {_turn(compared)} as predicted{rest}"
     return f"{good} of {_count(compared)} {_turn(good)} as predicted{rest}"
 
 
@@ -50,8 +51,33 @@ def _turn(count: int) -> str:
     return "turns" if count == 1 else "turn"
 
 
-def _count(count: int, *, one: str = "1 ") -> str:
-    return f"{one}layer" if count == 1 else f"{count:,} layers"
+def _count(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count:,} layers"
+
+
+def without_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
+    """What there is to say when nothing was found, as title and sentence: true also where little was compared."""
+    verdicts = [as_predicted(layer) for layer in layers]
+    compared, off = sum(verdict is not None for verdict in verdicts), verdicts.count(False)
+    if compared == 0:
+        reasons = "; ".join(dict.fromkeys(map(_why_not_compared, layers)))
+        return "Nothing could be compared", full_stop(f"No layer has a prediction: {reasons}")
+    if off:
+        return "Nothing is sure to be wrong", (
+            f"{_count(off)} of {compared:,} {'is' if off == 1 else 'are'} more than {100 * TOLERANCE:.0f} % off the "
+            "prediction, which so few samples that scatter so much do not tell from chance."
+        )
+    return "Nothing to change", "Nothing about this run calls for a change."
+
+
+def _why_not_compared(layer: LayerSummary) -> str:
+    if layer.no_law is not None:
+        return layer.no_law
+    if layer.angle is None:
+        return "no sampled step moved the weights"
+    if layer.invariant is False:
+        return "the weights are not scale-invariant"
+    return "the samples hold none"
 
 
 def worst(layers: Sequence[LayerSummary]) -> str:

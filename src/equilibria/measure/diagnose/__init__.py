@@ -53,6 +53,7 @@ def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple[Finding
         *changes.disturbed(layers),
         *balance.out_of_equilibrium(layers),
         *assumptions.invariance_broken(layers),
+        *faults.too_few_samples(layers),
         *assumptions.angle_off(layers),
         *assumptions.norm_off(layers),
         *changes.changed_outside(layers),

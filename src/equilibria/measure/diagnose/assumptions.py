@@ -14,7 +14,7 @@ from equilibria.theory.validity import ROUNDED_AWAY
 
 _OFF, _FAR_OFF = 0.05, 0.1  # |ln(measured / predicted angle)|: the accuracy to expect, and a warning
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
-_SURE = 4  # standard errors
+_SURE, _LIKELY = 4, 3  # standard errors: to call an angle off, and to say that it holds
 _LAWS = {
     SGD: "equilibrium.heavy_ball",
     SGDW: "equilibrium.sgdw",
@@ -39,7 +39,7 @@ def angle_off(layers: Sequence[Layer]) -> Iterator[Finding]:
     summary = worst.summary
     yield Finding(
         "warning" if _error(worst) > _FAR_OFF else "note",
-        f"{many(off, able, worst)} {are(off, 'turns', 'turn')} faster or slower than predicted",
+        f"{many(off, able, worst)} {are(off, 'turns', 'turn')} {_which_way(off)} than predicted",
         f"{worst.name} turns {summary.angle:.3g} rad per step, {percent(summary.angle_vs_predicted or 0)} of the "
         f"{summary.angle_predicted:.3g} that {summary.settings} predicts; {_suspect(worst)}",
         'watch with granularity="row" if a normalisation layer treats each output by itself; make sure that nothing '
@@ -51,7 +51,8 @@ def angle_off(layers: Sequence[Layer]) -> Iterator[Finding]:
 def norm_off(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Layers whose norm is not the predicted one although they turn as predicted."""
     able = _able(layers)
-    off = [layer for layer in able if _norm_error(layer) > _NORM_OFF and not layer.explained and not _is_off(layer)]
+    judged = [layer for layer in able if not layer.few and not layer.explained]
+    off = [layer for layer in judged if _norm_error(layer) > _NORM_OFF and _angle_holds(layer)]
     if not off:
         return
     worst = max(off, key=_norm_error)
@@ -75,7 +76,18 @@ def _norm_error(layer: Layer) -> float:
 
 
 def _is_off(layer: Layer) -> bool:
-    return _error(layer) > _OFF and not layer.explained and _error(layer) > _SURE * _standard_error(layer)
+    judged = not layer.few and not layer.explained
+    return judged and _error(layer) > max(_OFF, _SURE * _standard_error(layer))
+
+
+def _angle_holds(layer: Layer) -> bool:
+    compared = layer.summary.how_wrong is not None
+    return compared and _error(layer) <= max(_OFF, _LIKELY * _standard_error(layer))
+
+
+def _which_way(off: Sequence[Layer]) -> str:
+    faster = [(layer.summary.angle_vs_predicted or 0) > 1 for layer in off]
+    return "faster" if all(faster) else "faster or slower" if any(faster) else "slower"
 
 
 def _standard_error(layer: Layer) -> float:
@@ -127,19 +139,21 @@ def correlated(layers: Sequence[Layer]) -> Iterator[Finding]:
 
 
 def near_interpolation(layers: Sequence[Layer]) -> Iterator[Finding]:
-    """L that falls faster than weight decay can shrink the norm."""
+    """L that falls away faster than weight decay can shrink the norm."""
     able = _able(layers)
     hit = [layer for layer in able if layer.vanishing]
     if not hit:
         return
-    worst = min(hit, key=lambda layer: layer.drift or 0.0)
+    worst = min(hit, key=lambda layer: layer.remaining)
+    pace = f"falls e-fold {-(worst.drift or 0):.2g} times per time constant of its norm, and weight decay can follow 1"
     yield Finding(
         "warning",
         f"the gradient of {many(hit, able, worst)} vanishes faster than the norm can follow: near interpolation",
-        f"||g||^2 ||w||^2 of {worst.name} falls e-fold {-(worst.drift or 0):.2g} times per time constant of its norm, "
-        f"and weight decay can follow 1 time; {_at_equilibrium(worst)}",
-        "the training loss is nearly fitted and lr x wd no longer sets the angle: stop, lower lr on purpose, or add "
-        "augmentation or label smoothing",
+        f"||g||^2 ||w||^2 of {worst.name} is down to {percent(worst.remaining)} of its highest level in this "
+        f"run{f'; it {pace} time' if (worst.drift or 0) <= -1 else ''}; {_at_equilibrium(worst)}",
+        "nothing to do, or stop here: the training loss is nearly fitted, its gradient vanishes, and the equilibrium "
+        "runs away from the norm, so that lr x wd no longer sets the angle. Only augmentation or label smoothing would "
+        "bring the gradient back",
         "settling.tracking_lag",
     )
 

@@ -12,16 +12,18 @@ from equilibria.measure.diagnose.changes import disturbance, was_changed_outside
 from equilibria.measure.diagnose.layers import Layer, are, many, rescaling
 from equilibria.measure.samples import APPROACHING, DISTURBED
 from equilibria.measure.summary import how_long, times
+from equilibria.theory.rules import SGD, SGDW
 
 _FAR = math.log(1.25)  # an angle that far from equilibrium is worth a warning
 _NEAR = 0.05  # what "settled" allows
-_LEAST_SAMPLES = 10  # fewer say little about an angle
+_TOO_LONG = 3  # times the run so far: nobody waits for that
+_GREW = 1.1  # norm over its first: less slows the turning by less than 20 %
 
 
 def out_of_equilibrium(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Layers on their way, with the time they still need."""
     able = [layer for layer in layers if layer.predictable and layer.summary.angle_vs_equilibrium]
-    away = [layer for layer in able if layer.summary.samples >= _LEAST_SAMPLES and _on_its_way(layer)]
+    away = [layer for layer in able if not layer.few and _on_its_way(layer)]
     if not away:
         return
     worst = max(away, key=_distance)
@@ -50,7 +52,8 @@ def _on_its_way(layer: Layer) -> bool:
     predicted, equilibrium = summary.angle_predicted, summary.angle_equilibrium
     if predicted and equilibrium and abs(predicted / equilibrium - 1) < _NEAR:
         return False  # by the prediction it has arrived: then it is the prediction that is off
-    other_finding = layer.rounding is not None or disturbance(layer) is not None or was_changed_outside(layer)
+    other_finding = layer.rounding is not None or layer.vanishing or was_changed_outside(layer)
+    other_finding = other_finding or disturbance(layer) is not None
     return not other_finding and not _moved_equilibrium_explains(layer)
 
 
@@ -76,9 +79,16 @@ def _remedy(layer: Layer, *, moving: bool) -> str:
             "lr x wd. To turn as lr x wd says, change lr more slowly or rescale the weights along with it"
         )
     ratio = layer.summary.norm_vs_equilibrium
+    wait = (layer.summary.steps_to_settle or 0.0) <= _TOO_LONG * layer.length
     if ratio is None or layer.rule is None:
-        return "wait; a larger lr x wd settles sooner, at a larger angle"
-    return f"wait, or for {layer.name} at once: {rescaling(layer.rule, 1 / ratio)}"
+        return f"{'wait; ' if wait else ''}a larger lr x wd settles sooner, at a larger angle"
+    at_once = f"for {layer.name} at once: {rescaling(layer.rule, 1 / ratio)}"
+    if wait:
+        return f"wait, or {at_once}"
+    return (
+        f"nothing to do if it turns as fast as you want: settling would take {_TOO_LONG} times the run so far or more. "
+        f"To turn as lr x wd says, {at_once}"
+    )
 
 
 def decay_missing(layers: Sequence[Layer]) -> Iterator[Finding]:
@@ -87,21 +97,30 @@ def decay_missing(layers: Sequence[Layer]) -> Iterator[Finding]:
     bare = [layer for layer in able if layer.summary.weight_decay == 0 and (layer.summary.lr or 0) > 0]
     if not bare:
         return
-    worst = max(bare, key=_growth)
+    worst = max(bare, key=_slowed)
     steps = int(worst.rows["step"][-1] - worst.rows["step"][0])
+    power = "1/||w||^2" if _falls_with_square(worst) else "1/||w||"
     yield Finding(
-        "warning",
+        "warning" if max(map(_growth, bare)) >= _GREW else "note",
         f"{many(bare, able, worst)} {are(bare)} scale-invariant but {are(bare, 'has', 'have')} no weight decay",
         f"the norm of {worst.name} grew {_growth(worst):.3g}x in {steps:,} steps, which divides the speed at which it "
-        f"turns at a given lr by {_growth(worst) ** 2:.3g}; without decay this never ends",
-        f"give {are(bare, 'it', 'them')} weight decay, or mean it: the effective lr falls as 1/||w||^2 on top of the "
-        "schedule",
+        f"turns at a given lr by {_slowed(worst):.3g}; without decay this never ends",
+        f"give {are(bare, 'it', 'them')} weight decay, or mean it: the speed falls as {power} on top of the schedule",
         "norms.decay_free_norm",
     )
 
 
 def _growth(layer: Layer) -> float:
     return float(layer.rows["norm"][-1] / layer.rows["norm"][0])
+
+
+def _falls_with_square(layer: Layer) -> bool:
+    """A gradient goes as 1/norm, and so does the angle of a step of given length; Adam, Lion and Muon give one."""
+    return isinstance(layer.rule, SGD | SGDW)
+
+
+def _slowed(layer: Layer) -> float:
+    return _growth(layer) ** (2 if _falls_with_square(layer) else 1)
 
 
 def oscillating(layers: Sequence[Layer]) -> Iterator[Finding]:

@@ -17,7 +17,8 @@ from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.rules import Rule
 from equilibria.theory.settling import relaxation
 
-_FIRST = 5  # samples in which an angle jumps, before the norm has followed
+_FIRST, _SOON = 20, 0.1  # samples right after a jump, within this share of the time that the norm takes to follow
+_ALIKE = math.log(2)  # further apart, measured and theoretical dip are not of the same cause
 _NOTICEABLE = math.log(1.25)
 _OFTEN = 0.1  # share of the samples: not a single change but a habit
 
@@ -28,15 +29,17 @@ class Disturbance:
 
     Attributes:
         layer: the layer.
+        before: step of the last sample with the old settings.
         step: step of the first sample with the new settings.
         what: the change in words.
         dip: angle right after it over its new equilibrium, measured.
-        expected: the same by theory.
+        expected: the same by theory, at the same steps.
         weight: factor on the weights that would have settled them at once.
         recovered: steps after which it was settled again, None if it is not yet.
     """
 
     layer: Layer
+    before: int
     step: int
     what: str
     dip: float
@@ -44,13 +47,24 @@ class Disturbance:
     weight: float
     recovered: int | None
 
+    @property
+    def when(self) -> str:
+        """When the settings changed, as far as samples tell."""
+        apart = self.step - self.before > 1
+        return f"between steps {self.before:,} and {self.step:,}" if apart else f"at step {self.step:,}"
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether the change of the settings explains the dip."""
+        return abs(math.log(self.dip / self.expected)) <= _ALIKE
+
 
 def disturbance(layer: Layer) -> Disturbance | None:
     """The last jump of the settings, if it threw a settled layer out of equilibrium."""
     if layer.since == 0 or not layer.predictable or layer.state_at(layer.since - 1) not in (SETTLED, DISTURBED):
         return None
     before, after = layer.rule_at(layer.since - 1), layer.rule_at(layer.since)
-    just_after = slice(layer.since, layer.since + _FIRST)
+    just_after = _right_after(layer)
     squares = (layer.rows[name][just_after] ** 2 for name in ("angle", "angle_equilibrium"))
     measured, equilibrium = (math.sqrt(float(np.mean(values))) for values in squares)
     if before is None or after is None or not equilibrium > 0 or measured == 0:
@@ -58,14 +72,29 @@ def disturbance(layer: Layer) -> Disturbance | None:
     scale = {"unit_grad_sq": layer.unit_grad_sq, "dim": layer.entries}
     try:
         weight = rescale_factors(before, after, **scale).weight
-        expected = float(relaxation(after, **scale).angle_ratio(1 / weight, 0))
+        later = layer.rows["step"][just_after] - layer.rows["step"][layer.since]
+        ratios = [float(relaxation(after, **scale).angle_ratio(1 / weight, int(steps))) for steps in later]
     except EquilibriaError:
         return None  # one of the two has no equilibrium
     if abs(math.log(measured / equilibrium)) < _NOTICEABLE:
         return None
-    step = int(layer.rows["step"][layer.since])
-    what = _in_words(before, after)
-    return Disturbance(layer, step, what, measured / equilibrium, expected, weight, _steps_to_recover(layer))
+    return Disturbance(
+        layer,
+        before=int(layer.rows["step"][layer.since - 1]),
+        step=int(layer.rows["step"][layer.since]),
+        what=_in_words(before, after),
+        dip=measured / equilibrium,
+        expected=math.sqrt(float(np.mean(np.square(ratios)))),
+        weight=weight,
+        recovered=_steps_to_recover(layer),
+    )
+
+
+def _right_after(layer: Layer) -> slice:
+    """The first rows after the jump: enough for a mean, before the norm has followed."""
+    steps = layer.rows["step"][layer.since : layer.since + _FIRST]
+    recovery = float(np.nan_to_num(layer.rows["steps_to_settle"][layer.since]))
+    return slice(layer.since, layer.since + max(int(np.sum(steps - steps[0] <= _SOON * recovery)), 1))
 
 
 def _steps_to_recover(layer: Layer) -> int | None:
@@ -93,25 +122,34 @@ def _in_words(before: Rule, after: Rule) -> str:
 
 def disturbed(layers: Sequence[Layer]) -> Iterator[Finding]:
     """One finding per change that threw layers out of equilibrium."""
-    groups: dict[tuple[int, str, bool], list[Disturbance]] = {}
+    groups: dict[tuple[int, int, str, bool], list[Disturbance]] = {}
     for layer in layers:
         one = disturbance(layer)
-        if one is not None and layer.rounding is None:
-            groups.setdefault((one.step, one.what, one.recovered is None), []).append(one)
+        if one is not None and layer.rounding is None and not layer.vanishing:
+            groups.setdefault((one.step, one.before, one.what, one.recovered is None), []).append(one)
     able = [layer for layer in layers if layer.predictable]
-    for (step, what, still), hit in sorted(groups.items()):
+    for (_, _, what, still), hit in sorted(groups.items()):
         worst = max(hit, key=lambda one: abs(math.log(one.dip)))
-        rule = worst.layer.rule_at(worst.layer.since)
         who = [one.layer for one in hit]
         yield Finding(
             "warning" if still else "note",
-            f"{many(who, able, worst.layer)} {are(who)} disturbed since step {step:,}: {what}"
-            if still
-            else f"{many(who, able, worst.layer)} {are(who, 'was', 'were')} disturbed at step {step:,}: {what}",
+            f"{many(who, able, worst.layer)} "
+            + (f"{are(who)} still" if still else are(who, "was", "were"))
+            + f" disturbed by a change {worst.when}: {what}",
             _course(worst, who),
-            f"at such a change, to be settled at once, {rescaling(rule, worst.weight)}" if rule else "",
+            _remedy(worst),
             "rescale.rescale_factors",
         )
+
+
+def _remedy(worst: Disturbance) -> str:
+    rule = worst.layer.rule_at(worst.layer.since)
+    if rule is None or not worst.as_expected:
+        return (
+            "the change explains only a part of this, and a rescaling would not settle it: the layer was not in "
+            "equilibrium before, or its gradient changed as well"
+        )
+    return f"at such a change, to be settled at once, {rescaling(rule, worst.weight)}"
 
 
 def _course(worst: Disturbance, layers: Sequence[Layer]) -> str:

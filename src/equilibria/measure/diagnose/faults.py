@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from equilibria.findings import Finding
-from equilibria.measure.diagnose.layers import Layer, percent
+from equilibria.measure.diagnose.layers import Layer, are, many, percent
 from equilibria.measure.samples import NO_GRADIENT, NOT_FINITE, NOTES, SKIPPED
 from equilibria.measure.selfcheck import SelfCheck
 from equilibria.measure.series import Series
+from equilibria.measure.summary import LEAST_WINDOW
 
+_MANY_STEPS = 100  # nobody expects a verdict on a run that has just begun
 _OFTEN = 0.01  # share of the steps: gradient scaling probes for its largest scale more rarely than that
 
 
@@ -82,6 +84,40 @@ def without_gradient(series: Series) -> Iterator[Finding]:
         "without a gradient torch neither moves nor decays a parameter: leave it out of the optimizer if that is meant",
         "",
     )
+
+
+def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Too few samples at the present settings to compare an angle with its prediction."""
+    able = [layer for layer in layers if layer.predictable]
+    few = [layer for layer in able if layer.few and layer.length >= _MANY_STEPS]
+    if not few:
+        return
+    worst = min(few, key=lambda layer: layer.summary.samples)
+    samples, steps = worst.summary.samples, _steps_at_present(worst)
+    missing = LEAST_WINDOW - samples
+    yield Finding(
+        "note",
+        f"only {_counted(samples, 'sample')} of {_counted(steps, 'step')} at these settings: too few to judge",
+        f"{many(few, able, worst)} {are(few, 'was', 'were')} sampled too rarely since lr, weight decay and momentum "
+        f"are within 20 % of what they are now; {LEAST_WINDOW} samples tell an angle to about 5 %",
+        f"watch with a smaller every= (a step in {max(steps // LEAST_WINDOW, 1):,} would do), or wait for "
+        f"{_counted(missing, 'more sample')}"
+        if steps >= LEAST_WINDOW
+        else f"wait for {_counted(missing, 'more sample')}; where a schedule ends at once after these settings, judge "
+        "its earlier part",
+        "",
+    )
+
+
+def _steps_at_present(layer: Layer) -> int:
+    """Steps since the last sample with other settings, which are not known to be of either kind before the first."""
+    steps, samples = layer.rows["step"], layer.summary.samples
+    before = int(steps[-samples - 1]) if samples < len(steps) else int(steps[0]) - 1
+    return int(steps[-1]) - before
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def without_law(layers: Sequence[Layer]) -> Iterator[Finding]:

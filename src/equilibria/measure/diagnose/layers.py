@@ -13,7 +13,7 @@ import numpy as np
 from equilibria.errors import EquilibriaError
 from equilibria.measure.samples import STATES
 from equilibria.measure.series import SETTINGS, Array
-from equilibria.measure.summary import LayerSummary, rule_of
+from equilibria.measure.summary import LEAST_WINDOW, LayerSummary, rule_of
 from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.settling import relaxation
@@ -24,7 +24,8 @@ _BLOCKS = 10  # a trend is fitted to the means of so many blocks, whose scatter 
 _SURE = 4  # standard errors
 _CORRELATED = 0.1  # |h~ / N - 1|
 _DRIFTING = 0.2  # |d ln L / dt| in time constants: the angle is then 10 % off equilibrium
-_VANISHED = 0.1  # of L when the settings last jumped
+_FALLING, _VANISHED = 0.1, 0.01  # of the earlier L: while it falls faster than the norm can follow, and in any case
+_RUN_AWAY = 1.25  # norm over its equilibrium, which fell away with L: the angle is then 0.64 of equilibrium
 _RADIAL = 0.1  # radial part of the gradient, in units of the weight decay: 5 % of the angle
 
 
@@ -53,6 +54,17 @@ class Layer:
     def entries(self) -> float:
         """Number of entries."""
         return float(self.entry.get("entries", 0))
+
+    @property
+    def few(self) -> bool:
+        """Fewer samples at the present settings than say something about an angle."""
+        return self.summary.samples < LEAST_WINDOW
+
+    @property
+    def length(self) -> int:
+        """Steps of the run that were seen."""
+        steps = self.rows["step"]
+        return int(steps[-1] - steps[0]) + 1 if len(steps) else 0
 
     @property
     def predictable(self) -> bool:
@@ -117,12 +129,23 @@ class Layer:
         return drift if abs(drift) > max(_DRIFTING, _SURE * error) else None
 
     @cached_property
+    def remaining(self) -> float:
+        """L in the last tenth of the samples over the highest of the tenths before; NaN where there are few samples."""
+        samples = self.rows["unit_grad_sq"]
+        samples = samples[np.isfinite(samples)]
+        if len(samples) < _BLOCKS:
+            return math.nan
+        *earlier, now = _block_means(samples).tolist()
+        return float(now / max(earlier)) if max(earlier) > 0 else math.nan
+
+    @cached_property
     def vanishing(self) -> bool:
-        """L falls faster than weight decay can shrink the norm, and is small already."""
-        if self.drift is None or self.drift > -1:
-            return False
-        blocks = _block_means(self.rows["unit_grad_sq"][self.since :])
-        return bool(blocks[-1] < _VANISHED * blocks[0])
+        """L is small already, and its equilibrium falls away faster than weight decay can shrink the norm."""
+        if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None:
+            return False  # elsewhere L does not set the norm
+        if self.drift is not None and self.drift <= -1 and self.remaining < _FALLING:
+            return True
+        return self.remaining < _VANISHED and (self.summary.norm_vs_equilibrium or 1.0) > _RUN_AWAY
 
     @cached_property
     def radial(self) -> float | None:
@@ -224,8 +247,8 @@ def rescaling(rule: Rule, factor: float) -> str:
         Lion: f"exp_avg by {first}",
     }.get(type(rule), f"exp_avg by {first}, exp_avg_sq by {second}")
     return (
-        f"multiply the weights by {_factor(factor)}, their {state}, and the running mean and variance of the "
-        f"BatchNorm behind them by {_factor(factor)} and {_factor(factor**2)}"
+        f"multiply the weights by {_factor(factor)}, their {state}, and, where a BatchNorm follows, its running mean "
+        f"and variance by {_factor(factor)} and {_factor(factor**2)}"
     )
 
 
