@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # resolves its names lazily: to import from it would hide what is needed.
 ORDER = [
     "_version",
+    "_rich",
     "errors",
     "findings",
     "theory",

@@ -238,7 +238,7 @@ def test_settled_has_a_little_patience_and_no_more():
     forecaster, words = Forecaster(np.array([float(entries)])), []
     for at, angle in enumerate([0.90, 0.96, 0.94, 0.93, 0.92, 0.94, 0.96, 1.06, 1.09, 1.06, 1.04]):
         ww = (goal**4 / angle**2) ** 0.5  # the angle goes with ||w||^-2
-        step = one_step(ww=ww, gg=1.0 / ww)
+        step = one_step(ww=ww, gg=1.0 / ww, ee=rule.lr**2 / ww)
         start = cold(1) if at == 0 else None
         words.append(bool(forecaster.forecast(at, step, [rule], start=start, skipped=False).settled[0]))
     assert words == [False, True, True, True, False, False, True, True, False, False, True]

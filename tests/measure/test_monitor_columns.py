@@ -214,3 +214,93 @@ def test_a_drop_of_the_learning_rate_is_sampled_where_it_happens():
     steps = sorted(set(monitor.samples()["step"].to_pylist()))
     assert 70 in steps
     assert len(steps) < 10
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD with a closure"])
+def test_rows_of_float64_weights(kind):
+    """Where the copy of the weight needs no conversion, it must not be refreshed before it was compared."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 4, bias=False), nn.BatchNorm1d(4)).double()
+    if kind == "AdamW":
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    else:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    monitor = Monitor(net, optimizer, every=1, granularity="row")
+    norms = []
+    for _ in range(10):
+
+        def closure():
+            optimizer.zero_grad()
+            loss = net(torch.randn(32, 8, dtype=torch.float64)).pow(3).mean()
+            loss.backward()
+            return loss
+
+        norms += net[0].weight.detach().norm(dim=1).tolist()
+        if kind == "AdamW":
+            closure()
+            optimizer.step()
+        else:
+            optimizer.step(closure)
+    monitor.close()
+    rows = [row for row in monitor.samples().to_pylist() if row["param"].startswith("0.weight")]
+    np.testing.assert_allclose([row["norm"] for row in rows], norms, rtol=1e-12)
+    assert max(abs(row["cosine"]) for row in rows) < 1e-3
+    assert {row["note"] for row in rows} == {None}
+
+
+def test_going_uphill_on_the_negative_is_going_downhill():
+    theory = ("norm_predicted", "angle_predicted", "momentum_unit_grad_sq", "norm_equilibrium", "steps_to_settle")
+    found = []
+    for maximize in (False, True):
+        torch.manual_seed(0)
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3, maximize=maximize)
+        monitor = Monitor(net, optimizer, every=1)
+        for inputs, targets in batches(25):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(inputs), targets)
+            (-loss if maximize else loss).backward()
+            optimizer.step()
+        monitor.close()
+        found.append(monitor.samples())
+    for name in theory:
+        plain, uphill = (np.array(table[name].to_pylist(), dtype=float) for table in found)
+        np.testing.assert_allclose(uphill, plain, rtol=1e-5, err_msg=name)
+
+
+def test_a_sample_is_handed_on_at_once():
+    """Training may pause for an evaluation, or for ever: nothing waits for the next step."""
+    received = []
+
+    class Sink:
+        def append(self, columns):
+            received.append(columns["step"][0])
+
+        def close(self):
+            pass
+
+    net = make_net()
+    optimizer = torch.optim.AdamW(net.parameters())
+    monitor = Monitor(net, optimizer, every=1, sinks=[Sink()])
+    train(net, optimizer, 3)
+    assert received == [0, 1, 2]
+    monitor.close()
+
+
+def test_a_vanished_gradient_is_not_settled():
+    """The norm may pass its running target; the angle is far below equilibrium then."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4, bias=False))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=2e-4)
+    inputs, targets = torch.randn(32, 8), torch.randint(0, 4, (32,))
+    monitor = Monitor(net, optimizer, every=1, select=["0.weight"])
+    for _ in range(600):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+    monitor.close()
+    table = monitor.samples().to_pydict()
+    late = range(300, 600)
+    ratio = [table["angle"][step] / table["angle_equilibrium"][step] for step in late]
+    assert max(ratio) < 0.3
+    assert {table["state"][step] for step in late} == {"approaching"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import subprocess
 import sys
 
@@ -188,3 +189,9 @@ def test_what_was_measured_is_written_when_the_program_ends(tmp_path):
         run = read_run(tmp_path / f"{number}{'-2' if number >= 1 else ''}")
         assert run.samples()["step"].to_pylist() == list(range(20))
         assert run.sessions[-1].ended is not None
+
+
+def test_importing_it_draws_no_random_numbers():
+    code = "import random; random.seed(0); import equilibria as eq; eq.watch; print(random.random())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) == random.Random(0).random()

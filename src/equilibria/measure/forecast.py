@@ -30,19 +30,21 @@ from equilibria.theory.targets import targets
 from equilibria.theory.unit_gradient import momentum_unit_grad_sq, nesterov_angle_factor
 
 _MOMENTS = ("norm_sq", "radial", "buffer_sq", "second", "memory")
-_MEANS = ("_grad_sq", "_pull", "_pulled", "_update_sq", "_cosine_sq")
+_MEANS = ("_grad_sq", "_pull", "_pulled", "_update_sq", "_cosine_sq", "_angle_sq")
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 _FEWEST_SAMPLES = 5  # that a mean of L reaches back over: the norm's target is off by a quarter of its error
 _FEWEST_PAIRS = 20  # that the correlation with the momentum is taken from: it scatters more, and drifts less
-_SHARE_OF_APPROACH = 0.25  # of the time constant, which it should not exceed: L drifts too
+_SHARE_OF_APPROACH = 0.05  # of the time constant, which it should not exceed: L drifts too
 _COSINE_WINDOW = 50  # samples
 _SMALLEST, _LARGEST = 1e-140, 1e140  # squared norms between which the recursion stays inside float64
 _LEAST_SHARE = 0.05  # of L in N that Nesterov's recursion is run with, however much gradients turn back
 _NOT_RANDOM = 0.2  # share of a random direction's cosine above which a weight does not count as scale-invariant
 TOLERANCE = 0.05  # of the angle, within which a weight is settled
+_ANGLES = 20  # whose root mean square is compared with the equilibrium's
+_ABOUT = 0.25  # ratio of the two, as a logarithm, up to which a weight may count as settled: single angles scatter
 _LEFT = 0.075  # and outside of which it no longer is: the gap keeps noise from flipping the verdict
 
 
@@ -104,7 +106,7 @@ class Forecaster:
         self._next = 0  # the step before which the state stands
         self._drive = np.full(count, np.nan)  # L at the last sample
         self._grad_sq, self._pull, self._pulled = (RunningMean(count) for _ in range(3))
-        self._update_sq, self._cosine_sq = RunningMean(count), RunningMean(count)
+        self._update_sq, self._cosine_sq, self._angle_sq = (RunningMean(count) for _ in range(3))
         self._settled = np.zeros(count, dtype=bool)
 
     @property
@@ -167,6 +169,7 @@ class Forecaster:
             mean = np.maximum(_total(rule, self._grad_sq.value, correlation), 0.0)
             angle_goal, norm_goal = self._equilibrium(rule, mean, correlation)
             steps, settled = self._settling(relax, measured.norm / norm_goal)
+            settled &= self._turns_like(angle_goal)
             own = _total(rule, unit_grad_sq, measured.vg / measured.gg)
             invariant = np.asarray(np.sqrt(self._cosine_sq.value * self._entries) < _NOT_RANDOM)
         blank = np.where(invariant, 1.0, np.nan)
@@ -187,6 +190,7 @@ class Forecaster:
         self._pull.add(measured.vg * measured.ww, window=paired)
         self._pulled.add(np.where(np.isfinite(measured.vg), unit_grad_sq, np.nan), window=paired)
         self._cosine_sq.add(measured.cosine**2, window=_COSINE_WINDOW)
+        self._angle_sq.add(measured.angle**2, window=_ANGLES)
         moves = np.where(measured.ee > 0, measured.ee, np.nan)  # a weight without a gradient is no small update
         self._update_sq.add(moves / np.square(rule.lr or np.nan), window=window)
 
@@ -324,6 +328,10 @@ class Forecaster:
         size = np.sqrt(drive) if isinstance(rule, SGD | SGDW) else self._sizes(rule)
         norm = np.sqrt(unit.norm_sq * size)
         return angle, np.where(norm > 0, norm, np.nan)
+
+    def _turns_like(self, goal: Array) -> Flags:
+        """Whether the weight turns about as in equilibrium; when its gradient vanishes, the norm alone may fit."""
+        return np.asarray(np.abs(np.log(np.sqrt(self._angle_sq.value) / goal)) < _ABOUT)
 
     def _settling(self, relax: Relaxation | None, ratio: Array) -> tuple[Array, Flags]:
         """Steps until the angle is within its tolerance, and whether it counts as settled now."""

@@ -273,7 +273,9 @@ class Monitor:
         if tap is self._planner:
             self._cadence.plan_next(reading.label, wish)
         self._pending.append((tap, reading, products))
-        if len(self._pending) >= _MOST_PENDING or time.monotonic() - self._flushed > _LONGEST_WAIT:
+        # In main memory nothing is gained by waiting, and training may pause or be killed at any moment.
+        at_once = products.device.type == "cpu"
+        if at_once or len(self._pending) >= _MOST_PENDING or time.monotonic() - self._flushed > _LONGEST_WAIT:
             self._work_off()
 
     def guarded(self, work: Callable[[], None]) -> None:

@@ -251,9 +251,10 @@ class CopyProbe:
             )
         before, after = (rows(tensor, axis=axis).double() for tensor in (copy, param))
         move = after - before + shrink * before
+        found = row_dots([before, *(rows(other, axis=axis) for other in others), move], products=products)
         if refresh:
-            copy.copy_(param)
-        return row_dots([before, *(rows(other, axis=axis) for other in others), move], products=products)
+            copy.copy_(param)  # only now: in float64 ``before`` is the copy itself
+        return found
 
     def _carries(self, refresh: bool, norm_sq: Any) -> bool:
         """Whether the norm of the refreshed copy is worth computing instead of reading."""

@@ -215,7 +215,8 @@ def _step(reading: Reading, products: Array, combined: Flags, combinations: Arra
     own, kept, shrink = combinations
     we = np.where(combined, own * wg + kept * x, x)
     ee = np.where(combined, own * own * gg + 2 * own * kept * y + kept * kept * z, y)
-    vg = np.where(combined & (kept != 0), y, np.nan)
+    uphill = own > 0  # maximize: the buffer then gathers -g
+    vg = np.where(combined & (kept != 0), np.where(uphill, -y, y), np.nan)
     return Step(ww=ww, wg=wg, gg=gg, we=we, ee=ee, vg=vg, shrink=shrink)
 
 

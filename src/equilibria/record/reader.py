@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,6 +112,8 @@ def read_run(path: str | Path) -> Run:
     Raises:
         EquilibriaError: if there is no run at ``path``, or a newer version of equilibria wrote it.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise EquilibriaError(f"got path={path!r}; expected the directory of a run")
     directory = Path(path)
     try:
         manifest = read_manifest(directory)

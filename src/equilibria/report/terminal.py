@@ -6,10 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from equilibria._rich import Console, Table, Text
 from equilibria.findings import Finding
 from equilibria.measure.samples import NO_EQUILIBRIUM, SETTLED
 from equilibria.measure.summary import LayerSummary

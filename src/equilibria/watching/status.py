@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
+from equilibria._rich import Console, Live, Text
 from equilibria.measure.monitor import Monitor
 from equilibria.measure.samples import SETTLED, STATES
 
