@@ -7,7 +7,7 @@ import time
 
 from equilibria.errors import EquilibriaError, whole
 
-_SHARE = 0.008  # of the training time that sampling may take when it chooses for itself
+_SHARE = 0.006  # of the training time that sampling may take when it chooses for itself
 _LARGEST = 1000  # steps between samples, however cheap the steps are
 _FORGETS = 0.2  # weight of the newest measurement
 _SURPRISE = 4.0  # times the mean that one measurement counts for at most: a hiccup is no reason to stop looking
