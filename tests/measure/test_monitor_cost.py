@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from watched_worlds import make_net, train
 
+import equilibria.measure.monitor as monitor_module
 from equilibria.measure.monitor import Monitor
 
 
@@ -91,6 +92,13 @@ def test_a_closed_monitor_holds_no_copy():
     assert all(probe._copy is None for tap in monitor._taps for probe in tap._copying)
 
 
+@pytest.fixture
+def as_on_a_device(monkeypatch):
+    """Readings wait, so that a device is asked less often."""
+    monkeypatch.setattr(monitor_module, "_is_at_hand", lambda _products: False)
+
+
+@pytest.mark.usefixtures("as_on_a_device")
 def test_readings_hold_no_tensors_of_the_model():
     """What waits is numbers: gradients must be free to go."""
     net = make_net()
@@ -103,6 +111,7 @@ def test_readings_hold_no_tensors_of_the_model():
             assert reading.found_inf is None
 
 
+@pytest.mark.usefixtures("as_on_a_device")
 def test_waiting_samples_are_worked_off_in_time(monkeypatch):
     net = make_net()
     optimizer = sgd(net)

@@ -73,6 +73,7 @@ def test_an_error_inside_is_one_warning_and_training_goes_on(monkeypatch, place,
 def test_an_error_while_looking_at_the_samples_is_a_warning_too(monkeypatch):
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), **SGD)
+    monkeypatch.setattr(monitor_module, "_is_at_hand", lambda _products: False)  # so that there is something to do yet
     with Monitor(net, optimizer, every=1) as monitor:
         train(net, optimizer, 2)
         monkeypatch.setattr(Reckoning, "columns", fail)

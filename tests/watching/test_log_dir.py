@@ -57,14 +57,14 @@ def test_a_second_run_goes_beside_the_first_with_a_warning(tmp_path):
         net, optimizer, monitor = watched(tmp_path / "run")
         place = tmp_path / ("run" if number == 1 else f"run-{number}")
         assert monitor.log_dir == place
-        train(net, optimizer, number)
         if number == 1:
-            monitor.close()
+            train(net, optimizer, number)
         else:
             with pytest.warns(
                 RecordWarning, match=f"holds a run already; this one is recorded into {place}. To append"
             ):
-                monitor.close()
+                train(net, optimizer, number)
+        monitor.close()
         assert monitor.log_dir == place
         assert read_run(place).samples().num_rows == 3 * number
 
@@ -87,9 +87,9 @@ def test_runs_started_at_the_same_time_find_different_places(tmp_path, monkeypat
 
     monkeypatch.setattr(recording_module, "_beside", overtaken)
     net, optimizer, monitor = watched(tmp_path / "run")
-    train(net, optimizer, 2)
     with pytest.warns(RecordWarning, match="recorded into .*run-3"):
-        monitor.close()
+        train(net, optimizer, 2)
+    monitor.close()
     assert read_run(tmp_path / "run-3").samples().num_rows == 6
 
 

@@ -273,9 +273,8 @@ class Monitor:
         if tap is self._planner:
             self._cadence.plan_next(reading.label, wish)
         self._pending.append((tap, reading, products))
-        # In main memory nothing is gained by waiting, and training may pause or be killed at any moment.
-        at_once = products.device.type == "cpu"
-        if at_once or len(self._pending) >= _MOST_PENDING or time.monotonic() - self._flushed > _LONGEST_WAIT:
+        waited = time.monotonic() - self._flushed > _LONGEST_WAIT
+        if _is_at_hand(products) or len(self._pending) >= _MOST_PENDING or waited:
             self._work_off()
 
     def guarded(self, work: Callable[[], None]) -> None:
@@ -380,3 +379,8 @@ def _bypassed(tap: Tap) -> Finding:
         "the optimizer may have been copied, which drops hooks: call monitor.reattach(optimizer)",
         "",
     )
+
+
+def _is_at_hand(products: torch.Tensor) -> bool:
+    """Whether nothing is gained by waiting: in main memory. Training may pause, or be killed, at any moment."""
+    return products.device.type == "cpu"
