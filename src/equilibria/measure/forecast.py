@@ -37,7 +37,8 @@ Flags = NDArray[np.bool_]
 
 _FEWEST_SAMPLES = 5  # that a mean of L reaches back over: the norm's target is off by a quarter of its error
 _FEWEST_PAIRS = 20  # that the correlation with the momentum is taken from: it scatters more, and drifts less
-_SHARE_OF_APPROACH = 0.05  # of the time constant, which it should not exceed: L drifts too
+_ENOUGH_SAMPLES = 20  # if they fit into half a time constant
+_SHARE_OF_APPROACH = 0.05  # of the time constant, where that is more: L drifts too
 _COSINE_WINDOW = 50  # samples
 _SMALLEST, _LARGEST = 1e-140, 1e140  # squared norms between which the recursion stays inside float64
 _LEAST_SHARE = 0.05  # of L in N that Nesterov's recursion is run with, however much gradients turn back
@@ -356,8 +357,11 @@ def _has_memory(state: State) -> Flags:
 
 
 def _window(relax: Relaxation | None, *, spacing: int) -> float:
-    """Samples that a mean reaches back over."""
-    return _FEWEST_SAMPLES if relax is None else max(_FEWEST_SAMPLES, _SHARE_OF_APPROACH / relax.rate / spacing)
+    """Samples that a mean of L reaches back over: enough to be steady, but well within one time constant."""
+    if relax is None:
+        return _ENOUGH_SAMPLES
+    approach = 1 / relax.rate / spacing  # time constant, in samples
+    return max(_FEWEST_SAMPLES, min(_ENOUGH_SAMPLES, approach / 2), _SHARE_OF_APPROACH * approach)
 
 
 def _ramp(first: Array, last: Array, steps: int) -> Array:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
 from equilibria.theory import Lion, Muon, Rule
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
+from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, SGDW, AdamL2, AdamW
 from equilibria.theory.settling import settling_steps, steps_to_tolerance
 from equilibria.theory.states import State, cold_start, rescaled, settled
 from equilibria.theory.validity import ROUNDED_AWAY
@@ -340,16 +340,6 @@ def _far_start(phases: Sequence[Phase], situation: Situation) -> Iterator[Findin
     )
 
 
-_LAWS = {
-    SGD: "equilibrium.heavy_ball",
-    SGDW: "equilibrium.sgdw",
-    AdamW: "equilibrium.adamw",
-    AdamL2: "equilibrium.adam_l2",
-    Lion: "equilibrium.constant_update",
-    Muon: "equilibrium.constant_update",
-}
-
-
 def _rounded_away(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
     limit = ROUNDED_AWAY[situation.dtype]
     coupled = isinstance(situation.rule, SGD | AdamL2)
@@ -371,5 +361,5 @@ def _rounded_away(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
         "raise lr x wd: it is too small to act"
         if situation.dtype == "float32"
         else "keep a float32 master copy of the weights, or use stochastic rounding",
-        _LAWS[type(situation.rule)],
+        EQUILIBRIUM_LAWS[type(situation.rule)],
     )

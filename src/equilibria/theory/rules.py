@@ -373,6 +373,16 @@ RULES: dict[str, type[Rule]] = {
     "muon": Muon,
 }
 
+EQUILIBRIUM_LAWS: dict[type[Rule], str] = {
+    SGD: "equilibrium.heavy_ball",
+    SGDW: "equilibrium.sgdw",
+    AdamW: "equilibrium.adamw",
+    AdamL2: "equilibrium.adam_l2",
+    Lion: "equilibrium.constant_update",
+    Muon: "equilibrium.constant_update",
+}
+"""The law behind a rule's equilibrium, as `cite` knows it."""
+
 
 def _with(result: Equilibrium, *assumptions: Assumption) -> Equilibrium:
     return dataclasses.replace(result, validity=(*result.validity, *assumptions))

@@ -9,23 +9,13 @@ import numpy as np
 
 from equilibria.findings import Finding
 from equilibria.measure.diagnose.layers import Layer, are, many, percent
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon
+from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, Muon
 from equilibria.theory.validity import ROUNDED_AWAY
 
 _OFF, _FAR_OFF = 0.05, 0.1  # |ln(measured / predicted angle)|: the accuracy to expect, and a warning
-_MUON_OFF = (
-    0.25  # the same for Muon: orthogonalisation shortens its memory, by 17-20 % of the angle for square matrices
-)
+_MUON_OFF = 0.25  # the same for Muon, whose memory orthogonalisation shortens: 17-20 % for square matrices
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
 _SURE, _LIKELY = 4, 3  # standard errors: to call an angle off, and to say that it holds
-_LAWS = {
-    SGD: "equilibrium.heavy_ball",
-    SGDW: "equilibrium.sgdw",
-    AdamW: "equilibrium.adamw",
-    AdamL2: "equilibrium.adam_l2",
-    Lion: "equilibrium.constant_update",
-    Muon: "equilibrium.constant_update",
-}
 
 
 def _able(layers: Sequence[Layer]) -> list[Layer]:
@@ -227,5 +217,5 @@ def rounded_away(layers: Sequence[Layer]) -> Iterator[Finding]:
         "raise lr x wd: it is too small to act"
         if dtype == "float32"
         else "keep a float32 master copy of the weights, or use stochastic rounding",
-        _LAWS[type(worst.rule)] if worst.rule else "",
+        EQUILIBRIUM_LAWS[type(worst.rule)] if worst.rule else "",
     )
