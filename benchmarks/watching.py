@@ -225,9 +225,9 @@ LIMITS = {
     ("mlp", "watch, every=auto"): 1.01,
 }
 WHY_MISSED = (
-    "Missed so far with every=1: about 1.5 ms per sample is Python and numpy on small arrays (21 tensors on the ResNet), and "
-    "on the MLP three to five dot products per stretch cost more than reading memory once. The limits stay the "
-    "targets."
+    "Missed so far with every=1: about 1.5 ms per sample is Python and numpy on small arrays (21 tensors on the "
+    "ResNet), and on the MLP three to five dot products per stretch cost more than reading memory once. The limits "
+    "stay the targets."
 )
 MOST_FLOORS = 2.0  # of watch with every=1 on the network whose weights do not fit into the cache
 
