@@ -1,138 +1,189 @@
-"""Inner products of tensors: float32 speed, sums that keep their digits, every number read from memory once.
+"""Inner products of tensors row by row: products and sums in float64, every number read from memory once.
 
-A float32 dot product over a short stretch is accurate to about 1e-7; the stretches are added in float64. A stretch of
-all vectors fits into the processor's cache, so that forming six products reads memory hardly more than forming one.
+In main memory one compiled pass forms all products of a step, which costs hardly more than reading the numbers; on a
+device torch forms them one by one. A whole tensor is a matrix of one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import torch
+from numba import boolean, float32, float64, void
+from numpy.typing import NDArray
 from torch import Tensor
 
-_STRETCH = 1 << 16  # elements; three stretches of float32 are 768 kB
+from equilibria._compiled import compiled
 
-Numbers: TypeAlias = list[float] | list[Tensor]
+_AS_THEY_ARE = {torch.float32: np.float32, torch.float64: np.float64}
+_STRETCH = 1 << 16  # numbers of another type that are converted at a time
+
+Matrix = NDArray[Any]
 
 
-Products = Sequence[tuple[int, int]]
-"""Which vectors to multiply with which, by their places."""
-
-
-def dots(vectors: Sequence[Tensor], *, products: Products, exact: bool = False) -> Numbers:
-    """Inner products of flat vectors of one length.
+def add_products(weight: Tensor, gradient: Tensor, buffer: Tensor | None, *, out: Tensor) -> None:
+    """Add ww, wg, gg, wv, gv, vv of weight, gradient and momentum buffer to the first six columns.
 
     Args:
-        vectors: one-dimensional tensors on one device.
-        products: the pairs to form.
-        exact: multiply in float64 too, for differences of products that cancel.
-
-    Returns:
-        Floats for tensors in main memory; elsewhere scalar tensors, so that nothing waits for the device.
+        weight: matrix.
+        gradient: of the same shape.
+        buffer: of the same shape, or None: then nothing is added to the last three.
+        out: float64, as many rows; on the device of the weight, or in main memory.
 
     Example:
-        >>> dots([torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0])], products=[(0, 0), (0, 1)])
-        [25.0, 3.0]
+        >>> sums = torch.zeros(1, 6, dtype=torch.float64)
+        >>> add_products(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]), None, out=sums)
+        >>> sums.tolist()
+        [[25.0, 3.0, 1.0, 0.0, 0.0, 0.0]]
     """
-    kind = _summing_type(vectors, exact=exact)
-    if vectors[0].device.type != "cpu":
-        return _on_device([vector.to(kind) for vector in vectors], products)
-    totals = [0.0] * len(products)
-    for parts in zip(*(_stretches(vector) for vector in vectors), strict=True):
-        _add(totals, [part.to(kind) for part in parts], products)
-    return totals
+    if weight.device.type != "cpu":
+        _add_products_on_device(weight, gradient, buffer, out)
+        return
+    sums = out.numpy()
+    for parts in _as_arrays(weight, gradient, buffer):
+        _sum_products(*parts, sums)
 
 
-def moved_dots(
-    before: Tensor,
-    after: Tensor,
-    others: Sequence[Tensor],
-    *,
-    shrink: float,
-    products: Products,
-    refresh: bool,
-    exact: bool = False,
-) -> Numbers:
-    """Inner products of ``before``, of the ``others``, and of the move e = after - (1 - shrink) before.
+def add_move(
+    before: Tensor, after: Tensor, gradient: Tensor | None, *, shrink: float, refresh: bool, out: Tensor
+) -> None:
+    """Add ww, wg, gg, we, ee to the first five columns, where e = after - (1 - shrink) before.
 
     Args:
-        before: the weight before the step, flat.
+        before: the weight before the step, a matrix.
         after: the weight after it.
-        others: further vectors, such as the gradient.
+        gradient: None if it is known already: then nothing is added to wg and gg.
         shrink: share of the weight that decay took away.
-        products: pairs of places in before, the others, e.
-        refresh: whether ``before`` becomes ``after`` on the way, while both are in the cache.
-        exact: as for `dots`.
-
-    Returns:
-        As for `dots`.
+        refresh: whether ``before`` becomes ``after`` on the way.
+        out: float64, as many rows; on the device of the weight, or in main memory.
 
     Example:
-        >>> w = torch.tensor([1.0, 0.0])
-        >>> moved_dots(w, torch.tensor([0.5, 0.5]), [], shrink=0.5, products=[(0, 1), (1, 1)], refresh=True), w
-        ([0.0, 0.25], tensor([0.5000, 0.5000]))
+        >>> w, sums = torch.tensor([[1.0, 0.0]]), torch.zeros(1, 5, dtype=torch.float64)
+        >>> add_move(w, torch.tensor([[0.5, 0.5]]), None, shrink=0.5, refresh=True, out=sums)
+        >>> sums.tolist(), w.tolist()
+        ([[1.0, 0.0, 0.0, 0.0, 0.25]], [[0.5, 0.5]])
     """
-    kind = _summing_type((before, after, *others), exact=exact)
     if before.device.type != "cpu":
-        whole = [vector.to(kind) for vector in (before, *others)]
-        numbers = _on_device([*whole, _move(whole[0], after.to(kind), shrink)], products)
-        if refresh:
-            before.copy_(after)
-        return numbers
-    totals = [0.0] * len(products)
-    for old, new, *rest in zip(*(_stretches(vector) for vector in (before, after, *others)), strict=True):
-        held = [part.to(kind) for part in (old, *rest)]
-        _add(totals, [*held, _move(held[0], new.to(kind), shrink)], products)
-        if refresh:
-            old.copy_(new)
-    return totals
+        _add_move_on_device(before, after, gradient, shrink, out)
+    else:
+        at_once = refresh and {before.dtype, after.dtype} <= {_common_type(before, after, gradient)}
+        sums = out.numpy()
+        for parts in _as_arrays(before, after, gradient):
+            _sum_move(*parts, shrink, at_once, sums)
+        refresh = refresh and not at_once
+    if refresh:
+        before.copy_(after)
 
 
-def row_dots(matrices: Sequence[Tensor], *, products: Products) -> list[Tensor]:
-    """Inner products row by row, in float64 throughout: one tensor of as many numbers as there are rows per product.
-
-    Args:
-        matrices: two-dimensional tensors of one shape.
-        products: the pairs to form.
-
-    Example:
-        >>> [product.tolist() for product in row_dots([torch.eye(2), torch.ones(2, 2)], products=[(0, 1), (1, 1)])]
-        [[1.0, 1.0], [2.0, 2.0]]
-    """
-    exact = [matrix.double() for matrix in matrices]
-    return [torch.linalg.vecdot(exact[i], exact[j]) for i, j in products]
+def _common_type(*tensors: Tensor | None) -> torch.dtype | None:
+    """The type that all of them have, if they can be read as they are."""
+    types = {tensor.dtype for tensor in tensors if tensor is not None}
+    return types.pop() if len(types) == 1 and types <= _AS_THEY_ARE.keys() else None
 
 
-def _stretches(vector: Tensor) -> tuple[Tensor, ...]:
-    if len(vector) <= _STRETCH:
-        return (vector,)
-    parts: tuple[Tensor, ...] = torch.split(vector, _STRETCH)
-    return parts
+def _as_arrays(first: Tensor, second: Tensor, third: Tensor | None) -> Iterator[tuple[Matrix, Matrix, Matrix]]:
+    """The same matrices for numpy, an empty one for what is absent: at once, or converted stretch by stretch."""
+    kind = _common_type(first, second, third)
+    if kind is not None:
+        absent = np.empty((0, 0), _AS_THEY_ARE[kind])
+        yield first.numpy(), second.numpy(), absent if third is None else third.numpy()
+        return
+    absent = np.empty((0, 0))
+    width = max(1, _STRETCH // max(1, len(first)))
+    for begin in range(0, first.shape[1], width):
+        parts = [
+            t[:, begin : begin + width].double().contiguous().numpy() for t in (first, second, third) if t is not None
+        ]
+        yield parts[0], parts[1], parts[2] if third is not None else absent
 
 
-def _add(totals: list[float], vectors: Sequence[Tensor], products: Products) -> None:
-    for at, (i, j) in enumerate(products):
-        totals[at] += torch.dot(vectors[i], vectors[j]).item()
+@compiled([void(kind[:, ::1], kind[:, ::1], kind[:, ::1], float64[:, ::1]) for kind in (float32, float64)])
+def _sum_products(weight: Matrix, gradient: Matrix, buffer: Matrix, sums: Matrix) -> None:
+    for row in range(weight.shape[0]):
+        w, g = weight[row], gradient[row]
+        ww = wg = gg = wv = gv = vv = 0.0
+        if buffer.size:
+            v = buffer[row]
+            for i in range(w.size):
+                x, y, z = np.float64(w[i]), np.float64(g[i]), np.float64(v[i])
+                ww, wg, gg = ww + x * x, wg + x * y, gg + y * y
+                wv, gv, vv = wv + x * z, gv + y * z, vv + z * z
+        else:
+            for i in range(w.size):
+                x, y = np.float64(w[i]), np.float64(g[i])
+                ww, wg, gg = ww + x * x, wg + x * y, gg + y * y
+        sums[row, 0] += ww
+        sums[row, 1] += wg
+        sums[row, 2] += gg
+        sums[row, 3] += wv
+        sums[row, 4] += gv
+        sums[row, 5] += vv
 
 
-def _on_device(vectors: Sequence[Tensor], products: Products) -> list[Tensor]:
-    return [torch.dot(vectors[i], vectors[j]).double() for i, j in products]
+@compiled(
+    [void(kind[:, ::1], kind[:, ::1], kind[:, ::1], float64, boolean, float64[:, ::1]) for kind in (float32, float64)]
+)
+def _sum_move(before: Matrix, after: Matrix, gradient: Matrix, shrink: float, refresh: bool, sums: Matrix) -> None:
+    for row in range(before.shape[0]):
+        w, now = before[row], after[row]
+        ww = wg = gg = we = ee = 0.0
+        # The difference first, which is exact: nothing else cancels. Four loops, so that none has a branch in it.
+        if gradient.size:
+            g = gradient[row]
+            if refresh:
+                for i in range(w.size):
+                    x, y = np.float64(w[i]), np.float64(g[i])
+                    e = (np.float64(now[i]) - x) + shrink * x
+                    ww, wg, gg, we, ee = ww + x * x, wg + x * y, gg + y * y, we + x * e, ee + e * e
+                    w[i] = now[i]
+            else:
+                for i in range(w.size):
+                    x, y = np.float64(w[i]), np.float64(g[i])
+                    e = (np.float64(now[i]) - x) + shrink * x
+                    ww, wg, gg, we, ee = ww + x * x, wg + x * y, gg + y * y, we + x * e, ee + e * e
+        elif refresh:
+            for i in range(w.size):
+                x = np.float64(w[i])
+                e = (np.float64(now[i]) - x) + shrink * x
+                ww, we, ee = ww + x * x, we + x * e, ee + e * e
+                w[i] = now[i]
+        else:
+            for i in range(w.size):
+                x = np.float64(w[i])
+                e = (np.float64(now[i]) - x) + shrink * x
+                ww, we, ee = ww + x * x, we + x * e, ee + e * e
+        sums[row, 0] += ww
+        sums[row, 1] += wg
+        sums[row, 2] += gg
+        sums[row, 3] += we
+        sums[row, 4] += ee
 
 
-def _move(before: Tensor, after: Tensor, shrink: float) -> Tensor:
-    """e = after - (1 - shrink) before, formed so that nothing cancels: the difference first, which is exact."""
-    move = after - before
-    return move.add_(before, alpha=shrink) if shrink else move
+def _add_products_on_device(weight: Tensor, gradient: Tensor, buffer: Tensor | None, out: Tensor) -> None:
+    vectors = [weight, gradient] if buffer is None else [weight, gradient, buffer]
+    columns = [(0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2)][: 3 if buffer is None else 6]
+    for column, (i, j) in enumerate(columns):
+        out[:, column] += _dot_on_device(vectors[i], vectors[j]).to(out.device)
 
 
-def _summing_type(vectors: Sequence[Tensor], *, exact: bool) -> torch.dtype:
-    """float32, but float64 where one of the vectors has it, or where all sums would be rounded the same way.
+def _add_move_on_device(before: Tensor, after: Tensor, gradient: Tensor | None, shrink: float, out: Tensor) -> None:
+    wide = torch.promote_types(before.dtype, torch.float32)
+    before, after = before.to(wide), after.to(wide)
+    move = (after - before).add_(before, alpha=shrink)
+    pairs = {0: (before, before), 3: (before, move), 4: (move, move)}
+    if gradient is not None:
+        pairs |= {1: (before, gradient), 2: (gradient, gradient)}
+    for column, pair in pairs.items():
+        out[:, column] += _dot_on_device(*pair).to(out.device)
 
-    Numbers of a coarser type lie on a grid, and so do their products: a processor's float32 sum, which adds them one
-    after the other, then loses 4e-6 instead of 1e-7. A device adds them as a tree.
-    """
-    types = {vector.dtype for vector in vectors}
-    on_grid = vectors[0].device.type == "cpu" and types != {torch.float32}
-    return torch.float64 if exact or on_grid or torch.float64 in types else torch.float32
+
+def _dot_on_device(first: Tensor, second: Tensor) -> Tensor:
+    """Row by row; float32 for a whole tensor, whose sum a device forms as a tree, without a copy of the numbers."""
+    if len(first) > 1:
+        by_row: Tensor = torch.linalg.vecdot(first.double(), second.double())
+        return by_row
+    kind = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
+    total: Tensor = torch.dot(first[0].to(kind), second[0].to(kind)).double()
+    return total

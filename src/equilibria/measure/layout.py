@@ -50,6 +50,20 @@ def rows(tensor: Tensor, *, axis: int) -> Tensor:
     return tensor.movedim(axis, 0).flatten(1)  # also where this process holds no row
 
 
+def matrix(tensor: Tensor, *, axis: int | None, like: Tensor) -> Tensor:
+    """A contiguous matrix: one row per index of ``axis``, or one for the whole tensor if it is None.
+
+    The numbers of a row are in the order in which ``like`` keeps its own. Nothing is copied where the strides agree and
+    the rows lie in memory one after another.
+    """
+    if axis is None:
+        return flat(tensor, like=like).contiguous().unsqueeze(0)
+    count = like.shape[axis]
+    if like.numel() and is_dense(like) and like.stride(axis) * count == like.numel():
+        return flat(tensor, like=like).view(count, -1)
+    return rows(tensor, axis=axis).contiguous()
+
+
 def densify(gradient: Tensor) -> Tensor:
     """A gradient that can be multiplied: sparse ones filled up with zeros."""
     return gradient.to_dense() if gradient.layout != torch.strided else gradient

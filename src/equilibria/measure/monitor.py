@@ -24,9 +24,9 @@ from equilibria.measure.diagnose import diagnose
 from equilibria.measure.history import History
 from equilibria.measure.layout import local
 from equilibria.measure.parameters import Select, find_watched, unwrap_optimizer
-from equilibria.measure.reckoning import Reckoning, to_matrix
+from equilibria.measure.reckoning import Reckoning
 from equilibria.measure.sharding import any_sharded, sum_over_pieces
-from equilibria.measure.tap import Reading, Tap
+from equilibria.measure.tap import PRODUCTS, Reading, Tap
 
 _MOST_PENDING = 16  # readings that wait for their turn, so that a device is asked less often
 _LONGEST_WAIT = 1.0  # seconds after which the next reading is not kept waiting
@@ -265,7 +265,7 @@ class Monitor:
 
     def take(self, tap: Tap, reading: Reading) -> None:
         """Keep a reading until there are a few, or the last one was long ago."""
-        products = to_matrix(reading, tap.watched)
+        products = reading.products
         self._owed.discard(tap)
         wish = self._cadence.wish(reading.label) if tap is self._planner else float(self._cadence.every)
         if self._together:
@@ -293,7 +293,7 @@ class Monitor:
         if self._failure is None or self._told or not self._awaited:
             return
         device = local(tap.watched[0].param).device
-        nothing = torch.zeros(sum(each.units for each in tap.watched), 9, dtype=torch.float64, device=device)
+        nothing = torch.zeros(sum(each.units for each in tap.watched), PRODUCTS, dtype=torch.float64, device=device)
         with contextlib.suppress(Exception):
             self._sum(tap, nothing, 1.0)
 

@@ -68,7 +68,7 @@ class Reckoning:
         skipped = reading.found_inf is not None and bool(reading.found_inf)
         now = {group: tap.logs[group].at(reading.count) for group in self._forecasters}
         lr = np.array([now[group].lr for group in self._groups])
-        missing = self._spread([numbers is None for numbers in reading.products], tap)
+        missing = self._spread(reading.missing, tap)
         unread = self._spread(reading.unread, tap)
         changed = self._changed(reading, tap, measured, lr)
         forecast = self._forecast(tap, reading, measured, products, changed=changed, skipped=skipped)
@@ -278,34 +278,3 @@ def _adjusted(rule: Rule, settings: Settings) -> Rule:
     elif hasattr(rule, "momentum"):
         changes["momentum"] = settings.momentum
     return dataclasses.replace(rule, **changes)
-
-
-def to_matrix(reading: Reading, watched: Sequence[Watched]) -> torch.Tensor:
-    """The inner products of a reading, (units, 9) in float64: NaN without a gradient, 0 for what is absent."""
-    starts = reading.starts or [None] * len(watched)
-    tables = [
-        _table(numbers, start, each) for numbers, start, each in zip(reading.products, starts, watched, strict=True)
-    ]
-    if all(isinstance(table, list) for table in tables):  # the usual case, and the fast one
-        return torch.tensor(tables, dtype=torch.float64)
-    parts = [torch.tensor([table], dtype=torch.float64) if isinstance(table, list) else table for table in tables]
-    device = next(part.device for part in parts if part.device.type != "cpu" or part is parts[-1])
-    return torch.cat([part.to(device) for part in parts])
-
-
-def _table(numbers: list[Any] | None, start: list[Any] | None, each: Watched) -> list[float] | torch.Tensor:
-    """Nine numbers of a whole tensor, or (units, 9) where they are tensors already."""
-    if numbers is None:
-        nothing = [float("nan")] * 9
-        return nothing if each.axis is None else torch.tensor([nothing] * each.units, dtype=torch.float64)
-    nine = [*numbers, *[0.0] * (6 - len(numbers)), *(start or [0.0] * 3)]
-    if not any(isinstance(number, torch.Tensor) for number in nine):
-        return nine
-    device = next(number.device for number in nine if isinstance(number, torch.Tensor))
-    held = [torch.as_tensor(number, dtype=torch.float64, device=device).reshape(-1) for number in nine]
-    local = torch.stack([column.expand(len(held[0])) for column in held], dim=1)
-    if len(local) == each.units:
-        return local
-    table = local.new_zeros(each.units, 9)  # the other rows are with other processes
-    table[each.first_row : each.first_row + len(local)] = local
-    return table

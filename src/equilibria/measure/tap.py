@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from equilibria.measure.laws import Law, follows, law_of
-from equilibria.measure.layout import is_sharded, local, rows
+from equilibria.measure.layout import densify, is_sharded, local, rows
 from equilibria.measure.parameters import Watched
-from equilibria.measure.probes import Combination, CopyProbe, LinearProbe, products_of, sgd_combination
+from equilibria.measure.probes import Combination, CopyProbe, read_products, sgd_combination
 from equilibria.measure.settings_log import SettingsLog
 from equilibria.theory.rules import SGDW, AdamW, Lion, Muon
 
-_SUMMED_AS_THEY_ARE = (torch.float32, torch.float64)
+_EXACT = (torch.float32, torch.float64)
+PRODUCTS = 9  # numbers per unit in a reading
 
 
 @dataclass(slots=True)
@@ -31,15 +32,16 @@ class Reading:
         label: what the samples call the step.
         laws: the law of each parameter group.
         combinations: the update as a combination of weight, gradient and buffer, as far as it is known.
-        combined: whether ``products`` are ww, wg, gg, wv, gv, vv of weight, gradient and buffer, from which the update
-            follows; otherwise ww, wg, gg, we, ee with the measured move e.
+        combined: whether its products are ww, wg, gg, wv, gv, vv of weight, gradient and buffer, from which the update
+            follows; otherwise ww, wg, gg, we, ee, 0 with the measured move e.
         copied: whether the tensor was copied, to be compared after the step.
-        products: the inner products; None without a gradient.
+        products: the inner products, (units, 9): the six above, and for optimizers that have them and a new beginning
+            <w, m>, <m, m> and the sum of the second moments. NaN without a gradient.
+        missing: whether there is no gradient.
         late: whether the gradient is read after the step, together with the move.
         unread: whether there was no moment to read the gradient: a closure makes it, the step may overwrite it.
         changed: whether the tensor was changed since the last step.
         begin: whether its forecast is to begin anew.
-        starts: <w, m>, <m, m> and the sum of the second moments, for optimizers that have them and a new beginning.
         steps_taken: steps that the optimizer's own state counts.
         found_inf: not 0 where a fused optimizer skips the step; None if it cannot.
         grad_scale: by which the gradients are still multiplied; None if they are not.
@@ -51,12 +53,12 @@ class Reading:
     combinations: list[Combination]
     combined: list[bool]
     copied: list[bool]
-    products: list[list[Any] | None]
+    products: Tensor
+    missing: list[bool]
     late: list[bool]
     unread: list[bool]
     changed: list[bool]
     begin: list[bool]
-    starts: list[list[Any] | None] = field(default_factory=list)
     steps_taken: float = 0.0
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
@@ -107,7 +109,8 @@ class Tap:
         self.count, self.label, self.last = 0, 0, -1
         self.logs = [SettingsLog() for _ in optimizer.param_groups]
         self._listener = listener
-        self._linear = [LinearProbe(each) for each in watched]
+        self._places = _places(self.watched)
+        self._units = sum(each.units for each in watched)
         # Asked at every step. Sharded tensors are left out: gathering and scattering them counts as changes.
         self._versioned = [each.param for each in watched if not is_sharded(each.param)]
         self._versions: list[int] = []
@@ -220,18 +223,20 @@ class Tap:
     def _open(self, *, has_closure: bool) -> Reading:
         laws = [law_of(self.optimizer, group) for group in self.optimizer.param_groups]
         sgd = follows(self.optimizer, SGD)
+        count = len(self.watched)
         reading = Reading(
             count=self.count,
             label=self.label,
             laws=laws,
-            combinations=[self._combination(each, laws[each.group], sgd=sgd) for each in self.watched],
+            combinations=self._combinations(laws, sgd=sgd),
             combined=[sgd and not has_closure and _is_plain(each.param) for each in self.watched],
-            copied=[False] * len(self.watched),
-            products=[None] * len(self.watched),
-            late=[False] * len(self.watched),
-            unread=[False] * len(self.watched),
+            copied=[False] * count,
+            products=self._no_products(),
+            missing=[each.param.grad is None for each in self.watched],
+            late=[False] * count,
+            unread=[False] * count,
             changed=list(self._changed),
-            begin=[False] * len(self.watched),
+            begin=[False] * count,
             found_inf=getattr(self.optimizer, "found_inf", None),
             grad_scale=getattr(self.optimizer, "grad_scale", None),
         )
@@ -241,17 +246,14 @@ class Tap:
                 continue
             reading.begin[at] = not self._begun[at]
             if reading.combined[at] and gradient is not None:
-                reading.products[at] = self._linear[at].read(
-                    gradient,
-                    self._state(each).get("momentum_buffer"),
-                    group=self.optimizer.param_groups[each.group],
-                    carry=self._sampled == self.count - 1 and not reading.changed[at] and reading.found_inf is None,
-                )
+                read_products(each, gradient, self._state(each).get("momentum_buffer"), out=self._place(reading, at))
                 continue
             reading.copied[at] = True
             overwritten = reading.grad_scale is not None or self._may_overwrite(laws[each.group], each, sgd=sgd)
             reading.late[at], reading.unread[at] = not overwritten, overwritten and has_closure
-            same = self._copying[at].remember(gradient if overwritten and not has_closure else None)
+            if overwritten and gradient is not None and not has_closure:
+                self._read_with(each, densify(gradient), self._place(reading, at)[:, 1:3])
+            same = self._copying[at].remember()
             reading.changed[at] |= not same and self._sampled == self.count - 1  # else steps of its own came between
         reading.begin = [begin or changed for begin, changed in zip(reading.begin, reading.changed, strict=True)]
         if any(reading.begin):
@@ -265,7 +267,7 @@ class Tap:
                 self._compare(reading)
             self._sampled = reading.count
             self._changed = [False] * len(self.watched)
-            self._begun = [products is not None for products in reading.products]
+            self._begun = [not missing for missing in reading.missing]
             self._listener.take(self, reading)
         self._versions = [param._version for param in self._versioned]
 
@@ -273,11 +275,31 @@ class Tap:
         refresh = self._listener.next_is_due()
         for at, each in enumerate(self.watched):
             gradient = each.param.grad if reading.late[at] else None
-            if reading.late[at] and gradient is None:  # a closure need not reach every tensor
-                continue
-            if reading.copied[at]:
+            if reading.copied[at]:  # a closure need not reach every tensor
+                reading.missing[at] = reading.late[at] and gradient is None
+            out = self._place(reading, at)
+            if reading.missing[at]:
+                out.fill_(torch.nan)
+            elif reading.copied[at]:
                 shrink = reading.combinations[at].shrink
-                reading.products[at] = self._copying[at].compare(gradient, shrink=shrink, refresh=refresh)
+                self._copying[at].compare(gradient, shrink=shrink, refresh=refresh, out=out)
+                if reading.unread[at]:
+                    out[:, 1:3] = torch.nan
+
+    def _no_products(self) -> Tensor:
+        devices = [each.param.device for each in self.watched]
+        shared = next((device for device in devices if device.type == "cpu"), devices[0])  # the rest is sent there
+        return torch.zeros(self._units, PRODUCTS, dtype=torch.float64, device=shared)
+
+    def _place(self, reading: Reading, at: int) -> Tensor:
+        """The rows of a reading that belong to what this process holds of a tensor."""
+        return reading.products[self._places[at]]
+
+    def _read_with(self, each: Watched, other: Tensor, out: Tensor) -> None:
+        """<w, x> and <x, x> of the weight and another tensor."""
+        found = out.new_zeros(len(out), 6)
+        read_products(each, other, None, out=found)
+        out.copy_(found[:, 1:3])
 
     def _may_overwrite(self, law: Law, each: Watched, *, sgd: bool) -> bool:
         """Whether the step may leave something else in ``.grad``: SGD does with Nesterov and no decay, others might."""
@@ -287,36 +309,55 @@ class Tap:
         return law.rule is None
 
     def _read_starts(self, reading: Reading) -> None:
-        for each, begins in zip(self.watched, reading.begin, strict=True):
+        for at, each in enumerate(self.watched):
             state = self._state(each)
             first, second = state.get("exp_avg", state.get("momentum_buffer")), state.get("exp_avg_sq")
-            if first is None or not begins:
-                reading.starts.append(None)
+            if first is None or not reading.begin[at]:
                 continue
-            found = products_of(each, [local(each.param), local(first)], [(0, 1), (1, 1)])
-            reading.starts.append([*found, 0.0 * found[0] if second is None else _sum(each, local(second))])
+            out = self._place(reading, at)[:, 6:]
+            self._read_with(each, first, out[:, :2])
+            if second is not None:
+                out[:, 2] = _sum(each, local(second))
             reading.steps_taken = max(reading.steps_taken, float(state.get("step", self.count)))
 
     def _state(self, each: Watched) -> dict[str, Any]:
         state: dict[str, Any] = self.optimizer.state.get(each.param, {})
         return state
 
-    def _combination(self, each: Watched, law: Law, *, sgd: bool) -> Combination:
-        if sgd:
-            group = self.optimizer.param_groups[each.group]
-            return sgd_combination(group, first=self._state(each).get("momentum_buffer") is None)
-        decoupled = isinstance(law.rule, SGDW | AdamW | Lion | Muon)
-        return Combination(0.0, 0.0, law.rule.decay_per_step if decoupled and law.rule else 0.0)
+    def _combinations(self, laws: Sequence[Law], *, sgd: bool) -> list[Combination]:
+        if not sgd:
+            of_group = [_decay_alone(law) for law in laws]
+            return [of_group[each.group] for each in self.watched]
+        first, later = (
+            [sgd_combination(group, first=first) for group in self.optimizer.param_groups] for first in (True, False)
+        )
+        return [
+            (first if self._state(each).get("momentum_buffer") is None else later)[each.group] for each in self.watched
+        ]
+
+
+def _decay_alone(law: Law) -> Combination:
+    """What is known of a step beforehand: the share of the weight that decoupled decay takes away."""
+    decoupled = isinstance(law.rule, SGDW | AdamW | Lion | Muon)
+    return Combination(0.0, 0.0, law.rule.decay_per_step if decoupled and law.rule else 0.0)
+
+
+def _places(watched: Sequence[Watched]) -> list[slice]:
+    """The rows of a reading that belong to what this process holds of each tensor; other rows are elsewhere."""
+    places, begin = [], 0
+    for each in watched:
+        held = 1 if each.axis is None else local(each.param).shape[each.axis]
+        places.append(slice(begin + each.first_row, begin + each.first_row + held))
+        begin += each.units
+    return places
 
 
 def _is_plain(param: Tensor) -> bool:
     """Whether SGD's arithmetic on it is exact enough to be recomputed, and its gradient can be multiplied."""
     held = param.grad
-    return param.dtype in _SUMMED_AS_THEY_ARE and (held is None or held.layout == torch.strided)
+    return param.dtype in _EXACT and (held is None or held.layout == torch.strided)
 
 
-def _sum(each: Watched, tensor: Tensor) -> Any:
-    if each.axis is not None:
-        return rows(tensor, axis=each.axis).sum(1, dtype=torch.float64)
-    total = tensor.sum(dtype=torch.float64)
-    return total.item() if total.device.type == "cpu" else total
+def _sum(each: Watched, tensor: Tensor) -> Tensor:
+    """Of the numbers in every row."""
+    return (tensor.reshape(1, -1) if each.axis is None else rows(tensor, axis=each.axis)).sum(1, dtype=torch.float64)
