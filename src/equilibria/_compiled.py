@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from numba import njit
+from numba import carray, float32, float64, njit, types
+from numba.extending import intrinsic
 
 _REORDERED_SUMS = {"reassoc", "contract", "nsz"}  # many lanes at once; NaN and infinity keep their meaning
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-def compiled(signatures: Sequence[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+
+def inner(function: Function) -> Function:
+    """A decorator for what a compiled function calls."""
+    called: Function = njit(fastmath=_REORDERED_SUMS)(function)
+    return called
+
+
+def compiled(*signatures: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that compiles a function for given argument types at once, so that no first call is slow.
 
     Args:
@@ -25,3 +34,29 @@ def compiled(signatures: Sequence[Any]) -> Callable[[Callable[..., None]], Calla
         return kept
 
     return compile_it
+
+
+def _pointer_to(kind: types.Type) -> Callable[..., Any]:
+    def typed(_context: Any, address: types.Type) -> tuple[Any, Callable[..., Any]]:
+        def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(address), generate
+
+    pointer: Callable[..., Any] = intrinsic(typed)
+    return pointer
+
+
+_to_float32, _to_float64 = _pointer_to(float32), _pointer_to(float64)
+
+
+@inner
+def float32_at(address: int, count: int) -> Any:
+    """So many numbers in memory from an address on, as an array; for compiled code."""
+    return carray(_to_float32(address), count)
+
+
+@inner
+def float64_at(address: int, count: int) -> Any:
+    """The same in double precision."""
+    return carray(_to_float64(address), count)

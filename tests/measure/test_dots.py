@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import equilibria.measure.dots as dots
-from equilibria.measure.dots import add_move, add_products
+from equilibria.measure.dots import MovesPass, ProductsPass
 
 SIZES = [1, 27, 65_535, 65_536, 65_537, 300_000]
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -18,6 +18,18 @@ ROUNDING = 1e-13  # of a float64 sum in many lanes
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def add_products(weight, gradient, buffer, *, out):
+    one_pass = ProductsPass(out)
+    one_pass.add(0, weight, gradient, buffer)
+    one_pass.run()
+
+
+def add_move(before, after, gradient, *, shrink, refresh, out):
+    one_pass = MovesPass(out)
+    one_pass.add(0, before, after, gradient, shrink=shrink, refresh=refresh)
+    one_pass.run()
 
 
 def slow(first, second):
@@ -167,3 +179,26 @@ def test_what_a_device_would_do_gives_the_same(rows, with_third, dtype):
     found, expected = sums(rows), slow_move(first, second, third, 0.01)
     dots._add_move_on_device(first, second, third, 0.01, found)
     assert_close(found, expected, of_move(expected), rounding=1e-5)
+
+
+def test_one_pass_reads_many_tensors_of_different_shapes_and_types():
+    shapes = [(1, 50), (3, 7), (2, 1), (4, 70_000), (1, 0)]
+    types = [torch.float32, torch.float64, torch.float32, torch.bfloat16, torch.float32]
+    places = np.cumsum([1, *(rows for rows, _ in shapes)])  # a row that is nobody's first
+    triples = [
+        [random(*s, seed=10 * at + k, dtype=t) for k in range(3)]
+        for at, (s, t) in enumerate(zip(shapes, types, strict=True))
+    ]
+    products, moves = sums(places[-1] + 1), sums(places[-1] + 1)
+    for place, triple in zip(places, triples, strict=False):
+        expected, expected_move = slow_products(*triple), slow_move(*triple, 0.1 * place)
+        products.zero_(), moves.zero_()
+        one_pass, other = ProductsPass(products), MovesPass(moves)
+        for at, each in zip(places, triples, strict=False):
+            one_pass.add(at, *each)
+            other.add(at, *each, shrink=0.1 * at, refresh=False)
+        one_pass.run(), other.run()
+        here = slice(place, place + len(triple[0]))
+        assert_close(products[here], expected, of_products(expected))
+        assert_close(moves[here], expected_move, of_move(expected_move))
+        assert not products[0].any() and not products[places[-1]].any()

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from tensors import LAYOUTS, exact, laid_out, slow_angle, tangent
 from torch import Tensor, nn
 
+from equilibria.measure.dots import MovesPass, ProductsPass
 from equilibria.measure.geometry import Step
 from equilibria.measure.layout import row_axis_of
 from equilibria.measure.parameters import Watched
-from equilibria.measure.probes import CopyProbe, read_products, sgd_combination
+from equilibria.measure.probes import CopyProbe, add_products, sgd_combination
 
 SMALL, LARGE = (3, 3, 3), (300, 1000)  # 27 entries and 3e5
 ANGLES = (1e-2, 1e-3, 1e-4, 1e-5)
@@ -65,9 +66,17 @@ def no_products(watched: Watched) -> Tensor:
     return torch.zeros(watched.units, 9, dtype=torch.float64)
 
 
+def read_products(watched: Watched, gradient: Tensor, buffer: Tensor | None, *, out: Tensor) -> None:
+    one_pass = ProductsPass(out)
+    add_products(one_pass, 0, watched, gradient, buffer)
+    one_pass.run()
+
+
 def compare(probe: CopyProbe, gradient: Tensor | None, *, shrink: float, refresh: bool) -> Tensor:
     numbers = no_products(probe._watched)
-    probe.compare(gradient, shrink=shrink, refresh=refresh, out=numbers)
+    one_pass = MovesPass(numbers)
+    probe.compare(one_pass, 0, gradient, shrink=shrink, refresh=refresh)
+    one_pass.run()
     return numbers
 
 

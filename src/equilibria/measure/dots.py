@@ -1,164 +1,241 @@
 """Inner products of tensors row by row: products and sums in float64, every number read from memory once.
 
-In main memory one compiled pass forms all products of a step, which costs hardly more than reading the numbers; on a
-device torch forms them one by one. A whole tensor is a matrix of one row.
+In main memory one compiled pass forms all products of all tensors, which costs hardly more than reading the numbers; on
+a device torch forms them one by one. A whole tensor is a matrix of one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from numba import boolean, float32, float64, void
+from numba import boolean, float64, int64, void
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equilibria._compiled import compiled
+from equilibria._compiled import compiled, float32_at, float64_at, inner
 
-_AS_THEY_ARE = {torch.float32: np.float32, torch.float64: np.float64}
-_STRETCH = 1 << 16  # numbers of another type that are converted at a time
+_STRETCH = 1 << 16  # numbers of a type that no compiled loop reads which are converted at a time
+_SIGNATURE = void(int64[:, ::1], float64[::1], boolean, float64[:, ::1])
 
-Matrix = NDArray[Any]
+Array = NDArray[Any]
+Loop = Callable[..., None]
 
 
-def add_products(weight: Tensor, gradient: Tensor, buffer: Tensor | None, *, out: Tensor) -> None:
-    """Add ww, wg, gg, wv, gv, vv of weight, gradient and momentum buffer to the first six columns.
+class ProductsPass:
+    """Collects weights, gradients and momentum buffers, then adds ww, wg, gg, wv, gv, vv of each to a table.
 
     Args:
-        weight: matrix.
-        gradient: of the same shape.
-        buffer: of the same shape, or None: then nothing is added to the last three.
-        out: float64, as many rows; on the device of the weight, or in main memory.
+        sums: (rows, at least 6), float64; on the device of the tensors, or in main memory.
 
     Example:
         >>> sums = torch.zeros(1, 6, dtype=torch.float64)
-        >>> add_products(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]), None, out=sums)
+        >>> one_pass = ProductsPass(sums)
+        >>> one_pass.add(0, torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]), None)
+        >>> one_pass.run()
         >>> sums.tolist()
         [[25.0, 3.0, 1.0, 0.0, 0.0, 0.0]]
     """
-    if weight.device.type != "cpu":
-        _add_products_on_device(weight, gradient, buffer, out)
-        return
-    sums = out.numpy()
-    for parts in _as_arrays(weight, gradient, buffer):
-        _sum_products(*parts, sums)
+
+    def __init__(self, sums: Tensor) -> None:
+        self._sums = sums
+        self._work = _Work()
+
+    def add(self, place: int, weight: Tensor, gradient: Tensor, buffer: Tensor | None) -> None:
+        """Take three contiguous matrices of one shape; their sums go to the rows from ``place`` on.
+
+        Without a buffer nothing is added to the last three columns.
+        """
+        if weight.device.type == "cpu":
+            self._work.add(place, weight, gradient, buffer)
+        else:
+            _add_products_on_device(weight, gradient, buffer, self._sums[place : place + len(weight)])
+
+    def run(self) -> None:
+        """Form the products."""
+        self._work.run(_sum_products, self._sums)
 
 
-def add_move(
-    before: Tensor, after: Tensor, gradient: Tensor | None, *, shrink: float, refresh: bool, out: Tensor
-) -> None:
-    """Add ww, wg, gg, we, ee to the first five columns, where e = after - (1 - shrink) before.
+class MovesPass:
+    """Collects weights before and after a step and gradients, then adds ww, wg, gg, we, ee of each to a table.
+
+    The step has moved a weight by e - shrink w.
 
     Args:
-        before: the weight before the step, a matrix.
-        after: the weight after it.
-        gradient: None if it is known already: then nothing is added to wg and gg.
-        shrink: share of the weight that decay took away.
-        refresh: whether ``before`` becomes ``after`` on the way.
-        out: float64, as many rows; on the device of the weight, or in main memory.
+        sums: (rows, at least 5), float64; on the device of the tensors, or in main memory.
 
     Example:
         >>> w, sums = torch.tensor([[1.0, 0.0]]), torch.zeros(1, 5, dtype=torch.float64)
-        >>> add_move(w, torch.tensor([[0.5, 0.5]]), None, shrink=0.5, refresh=True, out=sums)
+        >>> one_pass = MovesPass(sums)
+        >>> one_pass.add(0, w, torch.tensor([[0.5, 0.5]]), None, shrink=0.5, refresh=True)
+        >>> one_pass.run()
         >>> sums.tolist(), w.tolist()
         ([[1.0, 0.0, 0.0, 0.0, 0.25]], [[0.5, 0.5]])
     """
-    if before.device.type != "cpu":
-        _add_move_on_device(before, after, gradient, shrink, out)
-    else:
-        at_once = refresh and {before.dtype, after.dtype} <= {_common_type(before, after, gradient)}
-        sums = out.numpy()
-        for parts in _as_arrays(before, after, gradient):
-            _sum_move(*parts, shrink, at_once, sums)
-        refresh = refresh and not at_once
-    if refresh:
-        before.copy_(after)
+
+    def __init__(self, sums: Tensor) -> None:
+        self._sums = sums
+        self._work = _Work()
+
+    def add(
+        self, place: int, before: Tensor, after: Tensor, gradient: Tensor | None, *, shrink: float, refresh: bool
+    ) -> None:
+        """Take three contiguous matrices of one shape; their sums go to the rows from ``place`` on.
+
+        Args:
+            place: the first row.
+            before: the weight before the step.
+            after: the weight after it.
+            gradient: None if it is known already: then nothing is added to wg and gg.
+            shrink: share of the weight that decay took away.
+            refresh: whether ``before`` becomes ``after`` on the way.
+        """
+        if before.device.type == "cpu":
+            self._work.add(place, before, after, gradient, shrink=shrink, refresh=refresh)
+            return
+        _add_move_on_device(before, after, gradient, shrink, self._sums[place : place + len(before)])
+        if refresh:
+            before.copy_(after)
+
+    def run(self) -> None:
+        """Form the products."""
+        self._work.run(_sum_moves, self._sums)
 
 
-def _common_type(*tensors: Tensor | None) -> torch.dtype | None:
-    """The type that all of them have, if they can be read as they are."""
-    types = {tensor.dtype for tensor in tensors if tensor is not None}
-    return types.pop() if len(types) == 1 and types <= _AS_THEY_ARE.keys() else None
+class _Work:
+    """What is to be read, by address: one compiled call for all tensors of a type."""
 
+    def __init__(self) -> None:
+        self._held: list[Tensor | None] = []  # so that nothing is freed before it is read
+        self._addresses: dict[torch.dtype, list[tuple[int, ...]]] = {torch.float32: [], torch.float64: []}
+        self._shrinks: dict[torch.dtype, list[float]] = {torch.float32: [], torch.float64: []}
+        self._others: list[tuple[Any, ...]] = []
 
-def _as_arrays(first: Tensor, second: Tensor, third: Tensor | None) -> Iterator[tuple[Matrix, Matrix, Matrix]]:
-    """The same matrices for numpy, an empty one for what is absent: at once, or converted stretch by stretch."""
-    kind = _common_type(first, second, third)
-    if kind is not None:
-        absent = np.empty((0, 0), _AS_THEY_ARE[kind])
-        yield first.numpy(), second.numpy(), absent if third is None else third.numpy()
-        return
-    absent = np.empty((0, 0))
-    width = max(1, _STRETCH // max(1, len(first)))
-    for begin in range(0, first.shape[1], width):
-        parts = [
-            t[:, begin : begin + width].double().contiguous().numpy() for t in (first, second, third) if t is not None
-        ]
-        yield parts[0], parts[1], parts[2] if third is not None else absent
+    def add(
+        self,
+        place: int,
+        first: Tensor,
+        second: Tensor,
+        third: Tensor | None,
+        shrink: float = 0.0,
+        refresh: bool = False,
+    ) -> None:
+        kind = first.dtype
+        if kind is not second.dtype or (third is not None and third.dtype is not kind) or kind not in self._addresses:
+            self._others.append((place, first, second, third, shrink, refresh))
+            return
+        held = first if third is None else third  # anything that can be read
+        rows, columns = first.shape
+        self._held += first, second, third
+        self._addresses[kind].append(
+            (first.data_ptr(), second.data_ptr(), held.data_ptr(), third is not None, rows, columns, place, refresh)
+        )
+        self._shrinks[kind].append(shrink)
 
-
-@compiled([void(kind[:, ::1], kind[:, ::1], kind[:, ::1], float64[:, ::1]) for kind in (float32, float64)])
-def _sum_products(weight: Matrix, gradient: Matrix, buffer: Matrix, sums: Matrix) -> None:
-    for row in range(weight.shape[0]):
-        w, g = weight[row], gradient[row]
-        ww = wg = gg = wv = gv = vv = 0.0
-        if buffer.size:
-            v = buffer[row]
-            for i in range(w.size):
-                x, y, z = np.float64(w[i]), np.float64(g[i]), np.float64(v[i])
-                ww, wg, gg = ww + x * x, wg + x * y, gg + y * y
-                wv, gv, vv = wv + x * z, gv + y * z, vv + z * z
-        else:
-            for i in range(w.size):
-                x, y = np.float64(w[i]), np.float64(g[i])
-                ww, wg, gg = ww + x * x, wg + x * y, gg + y * y
-        sums[row, 0] += ww
-        sums[row, 1] += wg
-        sums[row, 2] += gg
-        sums[row, 3] += wv
-        sums[row, 4] += gv
-        sums[row, 5] += vv
-
-
-@compiled(
-    [void(kind[:, ::1], kind[:, ::1], kind[:, ::1], float64, boolean, float64[:, ::1]) for kind in (float32, float64)]
-)
-def _sum_move(before: Matrix, after: Matrix, gradient: Matrix, shrink: float, refresh: bool, sums: Matrix) -> None:
-    for row in range(before.shape[0]):
-        w, now = before[row], after[row]
-        ww = wg = gg = we = ee = 0.0
-        # The difference first, which is exact: nothing else cancels. Four loops, so that none has a branch in it.
-        if gradient.size:
-            g = gradient[row]
+    def run(self, loop: Loop, sums: Tensor) -> None:
+        for kind, addresses in self._addresses.items():
+            if addresses:
+                loop(np.array(addresses, np.int64), np.array(self._shrinks[kind]), kind is torch.float64, sums.numpy())
+        for place, first, second, third, shrink, refresh in self._others:
+            _run_converted(loop, sums, (first, second, third), place=place, shrink=shrink)
             if refresh:
-                for i in range(w.size):
-                    x, y = np.float64(w[i]), np.float64(g[i])
-                    e = (np.float64(now[i]) - x) + shrink * x
-                    ww, wg, gg, we, ee = ww + x * x, wg + x * y, gg + y * y, we + x * e, ee + e * e
-                    w[i] = now[i]
+                first.copy_(second)
+
+
+def _run_converted(
+    loop: Loop, sums: Tensor, matrices: tuple[Tensor, Tensor, Tensor | None], *, place: int, shrink: float
+) -> None:
+    """The same for tensors of other or different types: converted stretch by stretch."""
+    rows, columns = matrices[0].shape
+    width = max(1, _STRETCH // max(1, rows))
+    for begin in range(0, columns, width):
+        first, second, third = (
+            None if each is None else each[:, begin : begin + width].double().contiguous() for each in matrices
+        )
+        assert first is not None and second is not None
+        part = _Work()
+        part.add(place, first, second, third, shrink=shrink)
+        part.run(loop, sums)
+
+
+@inner
+def _six_products(w: Array, g: Array, v: Array) -> tuple[float, ...]:
+    ww = wg = gg = wv = gv = vv = 0.0
+    for i in range(w.size):
+        x, y, z = np.float64(w[i]), np.float64(g[i]), np.float64(v[i])
+        ww, wg, gg = ww + x * x, wg + x * y, gg + y * y
+        wv, gv, vv = wv + x * z, gv + y * z, vv + z * z
+    return ww, wg, gg, wv, gv, vv
+
+
+@inner
+def _three_products(w: Array, g: Array) -> tuple[float, ...]:
+    ww = wg = gg = 0.0
+    for i in range(w.size):
+        x, y = np.float64(w[i]), np.float64(g[i])
+        ww, wg, gg = ww + x * x, wg + x * y, gg + y * y
+    return ww, wg, gg, 0.0, 0.0, 0.0
+
+
+@inner
+def _move(before: Array, after: Array, g: Array, shrink: float) -> tuple[float, ...]:
+    ww = wg = gg = we = ee = 0.0
+    for i in range(before.size):
+        x, y = np.float64(before[i]), np.float64(g[i])
+        e = (np.float64(after[i]) - x) + shrink * x  # the difference first, which is exact: nothing else cancels
+        ww, wg, gg, we, ee = ww + x * x, wg + x * y, gg + y * y, we + x * e, ee + e * e
+    return ww, wg, gg, we, ee
+
+
+@inner
+def _move_and_refresh(before: Array, after: Array, g: Array, shrink: float) -> tuple[float, ...]:
+    ww = wg = gg = we = ee = 0.0
+    for i in range(before.size):
+        x, y = np.float64(before[i]), np.float64(g[i])
+        e = (np.float64(after[i]) - x) + shrink * x
+        ww, wg, gg, we, ee = ww + x * x, wg + x * y, gg + y * y, we + x * e, ee + e * e
+        before[i] = after[i]
+    return ww, wg, gg, we, ee
+
+
+@compiled(_SIGNATURE)
+def _sum_products(work: Array, _shrinks: Array, double: bool, sums: Array) -> None:
+    for first, second, third, has_third, rows, columns, place, _ in work:
+        for row in range(rows):
+            begin = row * columns * (8 if double else 4)
+            if double:
+                w, g = float64_at(first + begin, columns), float64_at(second + begin, columns)
+                v = float64_at(third + begin, columns)
+                found = _six_products(w, g, v) if has_third else _three_products(w, g)
             else:
-                for i in range(w.size):
-                    x, y = np.float64(w[i]), np.float64(g[i])
-                    e = (np.float64(now[i]) - x) + shrink * x
-                    ww, wg, gg, we, ee = ww + x * x, wg + x * y, gg + y * y, we + x * e, ee + e * e
-        elif refresh:
-            for i in range(w.size):
-                x = np.float64(w[i])
-                e = (np.float64(now[i]) - x) + shrink * x
-                ww, we, ee = ww + x * x, we + x * e, ee + e * e
-                w[i] = now[i]
-        else:
-            for i in range(w.size):
-                x = np.float64(w[i])
-                e = (np.float64(now[i]) - x) + shrink * x
-                ww, we, ee = ww + x * x, we + x * e, ee + e * e
-        sums[row, 0] += ww
-        sums[row, 1] += wg
-        sums[row, 2] += gg
-        sums[row, 3] += we
-        sums[row, 4] += ee
+                w32, g32 = float32_at(first + begin, columns), float32_at(second + begin, columns)
+                v32 = float32_at(third + begin, columns)
+                found = _six_products(w32, g32, v32) if has_third else _three_products(w32, g32)
+            for column in range(6):
+                sums[place + row, column] += found[column]
+
+
+@compiled(_SIGNATURE)
+def _sum_moves(work: Array, shrinks: Array, double: bool, sums: Array) -> None:
+    for at in range(work.shape[0]):
+        first, second, third, has_third, rows, columns, place, refresh = work[at]
+        for row in range(rows):
+            begin = row * columns * (8 if double else 4)
+            if double:
+                w, now = float64_at(first + begin, columns), float64_at(second + begin, columns)
+                g = float64_at((third if has_third else second) + begin, columns)
+                move = _move_and_refresh(w, now, g, shrinks[at]) if refresh else _move(w, now, g, shrinks[at])
+            else:
+                w32, now32 = float32_at(first + begin, columns), float32_at(second + begin, columns)
+                g32 = float32_at((third if has_third else second) + begin, columns)
+                move = (
+                    _move_and_refresh(w32, now32, g32, shrinks[at]) if refresh else _move(w32, now32, g32, shrinks[at])
+                )
+            for column in range(5):
+                if has_third or column not in (1, 2):
+                    sums[place + row, column] += move[column]
 
 
 def _add_products_on_device(weight: Tensor, gradient: Tensor, buffer: Tensor | None, out: Tensor) -> None:

@@ -26,7 +26,7 @@ from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_co
 from equilibria.theory.rules import SGD, SGDW, AdamL2, Lion, Muon, Rule
 from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import State, memory_size
-from equilibria.theory.targets import targets
+from equilibria.theory.targets import Targets, targets
 from equilibria.theory.unit_gradient import momentum_unit_grad_sq, nesterov_angle_factor
 
 _MOMENTS = ("norm_sq", "radial", "buffer_sq", "second", "memory")
@@ -319,9 +319,8 @@ class Forecaster:
             return nothing, nothing
         if isinstance(rule, AdamL2):
             return _equilibrium_l2(rule, drive, self._entries)
-        try:
-            unit = targets(rule, rule.lr)
-        except (EquilibriaError, ArithmeticError):
+        unit = _targets(rule)
+        if unit is None:
             return nothing, nothing
         angle = np.full(len(drive), float(unit.angle))
         if isinstance(rule, SGD) and rule.nesterov:
@@ -395,6 +394,14 @@ def _equilibrium_l2(rule: AdamL2, drive: Array, entries: Array) -> tuple[Array, 
 
 def _digits(value: float, count: int) -> float:
     return float(f"{value:.{count}g}")
+
+
+@lru_cache(maxsize=1024)
+def _targets(rule: Rule) -> Targets | None:
+    try:
+        return targets(rule, rule.lr)
+    except (EquilibriaError, ArithmeticError):
+        return None
 
 
 @lru_cache(maxsize=1024)

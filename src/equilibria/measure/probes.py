@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.measure.dots import add_move, add_products
+from equilibria.measure.dots import MovesPass, ProductsPass
 from equilibria.measure.layout import copy_of, densify, flat, local, matrix
 from equilibria.measure.parameters import Watched
 
@@ -49,10 +49,10 @@ def sgd_combination(group: Mapping[str, Any], *, first: bool) -> Combination:
     return Combination(-lr * own * sign, -lr * kept, lr * own * wd)
 
 
-def read_products(watched: Watched, gradient: Tensor, buffer: Tensor | None, *, out: Tensor) -> None:
-    """Add ww, wg, gg, wv, gv, vv of weight, gradient and buffer to the first columns of ``out``, row by row."""
+def add_products(one_pass: ProductsPass, place: int, watched: Watched, gradient: Tensor, buffer: Tensor | None) -> None:
+    """Let a pass read weight, gradient and buffer."""
     weight = local(watched.param)
-    add_products(*_matrices(watched, weight, local(gradient), None if buffer is None else local(buffer)), out=out)
+    one_pass.add(place, *_matrices(watched, weight, local(gradient), None if buffer is None else local(buffer)))
 
 
 class CopyProbe:
@@ -81,14 +81,17 @@ class CopyProbe:
         self._copy.copy_(param)
         return not expected
 
-    def compare(self, gradient: Tensor | None, *, shrink: float, refresh: bool, out: Tensor) -> None:
-        """Add ww, wg, gg, we, ee to the first columns of ``out``, where the step moved the weight by e - shrink w.
+    def compare(
+        self, one_pass: MovesPass, place: int, gradient: Tensor | None, *, shrink: float, refresh: bool
+    ) -> None:
+        """Let a pass read how the step moved the weight.
 
         Args:
-            gradient: None if it was read before the step, or if there is none: then wg and gg are left alone.
+            one_pass: what forms the products.
+            place: the first row of its table for them.
+            gradient: None if it was read before the step, or if there is none.
             shrink: share of the weight that decay took away.
             refresh: whether the next step is compared too, so that the copy is brought up to date on the way.
-            out: a row of numbers per row of the tensor.
         """
         assert self._copy is not None  # remember() came before
         param = local(self._watched.param)
@@ -96,9 +99,9 @@ class CopyProbe:
         dense = None if gradient is None else local(densify(gradient))
         now, before, given = _matrices(self._watched, param, self._copy, dense)
         in_place = before.data_ptr() == self._copy.data_ptr()
-        add_move(before, now, given, shrink=shrink, refresh=refresh and in_place, out=out)
+        one_pass.add(place, before, now, given, shrink=shrink, refresh=refresh and in_place)
         if refresh and not in_place:
-            self._copy.copy_(param)
+            self._copy.copy_(param)  # ``before`` is another copy already
 
     def _looks_the_same(self, param: Tensor) -> bool:
         if param.device.type != "cpu":  # asking would wait for the device

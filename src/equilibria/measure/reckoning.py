@@ -45,6 +45,10 @@ class Reckoning:
         entries = np.repeat([float(each.entries) for each in watched], [each.units for each in watched])
         self._entries = entries
         self._forecasters = {int(group): Forecaster(entries[self._groups == group]) for group in set(self._groups)}
+        alone = len(self._forecasters) == 1  # then nothing is to be picked out
+        self._places: dict[int, Any] = {
+            group: slice(None) if alone else self._groups == group for group in self._forecasters
+        }
         self._verdicts = Verdicts(len(self.names))
         self._norm_after = np.full(len(self.names), np.nan)
         self._pace = np.full(len(self.names), np.nan)  # length of the last sampled step, per unit of learning rate
@@ -155,7 +159,7 @@ class Reckoning:
         }
         combined, begins = self._spread(reading.combined, tap), self._spread(reading.begin, tap)
         for group, forecaster in self._forecasters.items():
-            rule, here = reading.laws[group].rule, self._groups == group
+            rule, here = reading.laws[group].rule, self._places[group]
             if rule is None:
                 continue
             begin = begins[here] | (changed[here] & isinstance(rule, SGD | SGDW))

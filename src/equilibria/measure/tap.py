@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from equilibria.measure.dots import MovesPass, ProductsPass
 from equilibria.measure.laws import Law, follows, law_of
 from equilibria.measure.layout import densify, is_sharded, local, rows
 from equilibria.measure.parameters import Watched
-from equilibria.measure.probes import Combination, CopyProbe, read_products, sgd_combination
+from equilibria.measure.probes import Combination, CopyProbe, add_products, sgd_combination
 from equilibria.measure.settings_log import SettingsLog
 from equilibria.theory.rules import SGDW, AdamW, Lion, Muon
 
@@ -240,13 +241,15 @@ class Tap:
             found_inf=getattr(self.optimizer, "found_inf", None),
             grad_scale=getattr(self.optimizer, "grad_scale", None),
         )
+        one_pass = ProductsPass(reading.products)
         for at, each in enumerate(self.watched):
             gradient = each.param.grad
             if gradient is None and not has_closure:
                 continue
             reading.begin[at] = not self._begun[at]
             if reading.combined[at] and gradient is not None:
-                read_products(each, gradient, self._state(each).get("momentum_buffer"), out=self._place(reading, at))
+                buffer = self._state(each).get("momentum_buffer")
+                add_products(one_pass, self._places[at].start, each, gradient, buffer)
                 continue
             reading.copied[at] = True
             overwritten = reading.grad_scale is not None or self._may_overwrite(laws[each.group], each, sgd=sgd)
@@ -255,6 +258,7 @@ class Tap:
                 self._read_with(each, densify(gradient), self._place(reading, at)[:, 1:3])
             same = self._copying[at].remember()
             reading.changed[at] |= not same and self._sampled == self.count - 1  # else steps of its own came between
+        one_pass.run()
         reading.begin = [begin or changed for begin, changed in zip(reading.begin, reading.changed, strict=True)]
         if any(reading.begin):
             self._read_starts(reading)
@@ -272,19 +276,19 @@ class Tap:
         self._versions = [param._version for param in self._versioned]
 
     def _compare(self, reading: Reading) -> None:
-        refresh = self._listener.next_is_due()
+        refresh, one_pass = self._listener.next_is_due(), MovesPass(reading.products)
         for at, each in enumerate(self.watched):
             gradient = each.param.grad if reading.late[at] else None
             if reading.copied[at]:  # a closure need not reach every tensor
                 reading.missing[at] = reading.late[at] and gradient is None
-            out = self._place(reading, at)
             if reading.missing[at]:
-                out.fill_(torch.nan)
+                self._place(reading, at).fill_(torch.nan)
             elif reading.copied[at]:
-                shrink = reading.combinations[at].shrink
-                self._copying[at].compare(gradient, shrink=shrink, refresh=refresh, out=out)
+                place, shrink = self._places[at].start, reading.combinations[at].shrink
+                self._copying[at].compare(one_pass, place, gradient, shrink=shrink, refresh=refresh)
                 if reading.unread[at]:
-                    out[:, 1:3] = torch.nan
+                    self._place(reading, at)[:, 1:3] = torch.nan
+        one_pass.run()
 
     def _no_products(self) -> Tensor:
         devices = [each.param.device for each in self.watched]
@@ -298,7 +302,9 @@ class Tap:
     def _read_with(self, each: Watched, other: Tensor, out: Tensor) -> None:
         """<w, x> and <x, x> of the weight and another tensor."""
         found = out.new_zeros(len(out), 6)
-        read_products(each, other, None, out=found)
+        one_pass = ProductsPass(found)
+        add_products(one_pass, 0, each, other, None)
+        one_pass.run()
         out.copy_(found[:, 1:3])
 
     def _may_overwrite(self, law: Law, each: Watched, *, sgd: bool) -> bool:
