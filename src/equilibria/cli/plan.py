@@ -108,6 +108,8 @@ def _show(result: Plan) -> None:
     print()
     near = f"within {percent(result.situation.tolerance)} of equilibrium"
     share = f"{percent(result.settled_share)} of the steps turn {near}."
+    if _without_decay(result):
+        share = "No equilibrium without weight decay."
     print(wrap(f"{share} {_start(result)} For scale-invariant weights and noise-dominated gradients.") + "\n")
     for finding in result.findings:
         mark = paint("!", "33;1") if finding.severity == "warning" else paint("i", "36")
