@@ -110,7 +110,7 @@ class Tap:
         self.count, self.label, self.last = 0, 0, -1
         self.logs = [SettingsLog() for _ in optimizer.param_groups]
         self._listener = listener
-        self._places = _places(self.watched)
+        self._rows = _row_slices(self.watched)
         self._units = sum(each.units for each in watched)
         # Asked at every step. Sharded tensors are left out: gathering and scattering them counts as changes.
         self._versioned = [each.param for each in watched if not is_sharded(each.param)]
@@ -249,7 +249,7 @@ class Tap:
             reading.begin[at] = not self._begun[at]
             if reading.combined[at] and gradient is not None:
                 buffer = self._state(each).get("momentum_buffer")
-                add_products(one_pass, self._places[at].start, each, gradient, buffer)
+                add_products(one_pass, self._rows[at].start, each, gradient, buffer)
                 continue
             reading.copied[at] = True
             overwritten = reading.grad_scale is not None or self._may_overwrite(laws[each.group], each, sgd=sgd)
@@ -284,7 +284,7 @@ class Tap:
             if reading.missing[at]:
                 self._place(reading, at).fill_(torch.nan)
             elif reading.copied[at]:
-                place, shrink = self._places[at].start, reading.combinations[at].shrink
+                place, shrink = self._rows[at].start, reading.combinations[at].shrink
                 self._copying[at].compare(one_pass, place, gradient, shrink=shrink, refresh=refresh)
                 if reading.unread[at]:
                     self._place(reading, at)[:, 1:3] = torch.nan
@@ -297,7 +297,7 @@ class Tap:
 
     def _place(self, reading: Reading, at: int) -> Tensor:
         """The rows of a reading that belong to what this process holds of a tensor."""
-        return reading.products[self._places[at]]
+        return reading.products[self._rows[at]]
 
     def _read_with(self, each: Watched, other: Tensor, out: Tensor) -> None:
         """<w, x> and <x, x> of the weight and another tensor."""
@@ -348,7 +348,7 @@ def _decay_alone(law: Law) -> Combination:
     return Combination(0.0, 0.0, law.rule.decay_per_step if decoupled and law.rule else 0.0)
 
 
-def _places(watched: Sequence[Watched]) -> list[slice]:
+def _row_slices(watched: Sequence[Watched]) -> list[slice]:
     """The rows of a reading that belong to what this process holds of each tensor; other rows are elsewhere."""
     places, begin = [], 0
     for each in watched:
