@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from watched_worlds import Account, assert_account, backward, batches, column, make_net, same_bits, train
 
-from equilibria.measure.monitor import Monitor
+from equilibria.measure.monitor import Monitor, WatchWarning
 from equilibria.measure.samples import NO_GRADIENT, NOT_FINITE, SKIPPED
 
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-3}
@@ -462,16 +463,40 @@ def test_tensors_without_data_end_the_watch_and_not_the_training():
     optimizer.step()
 
 
-def test_parameter_groups_added_later():
+def test_parameter_groups_added_later_are_named():
     net, late = make_net(), nn.Linear(3, 3)
     optimizer = adamw(net)
     with Monitor(net, optimizer, every=1) as monitor:
         train(net, optimizer, 2)
+        assert not any("not watched" in finding.subject for finding in monitor.findings())
         optimizer.add_param_group({"params": late.parameters(), "lr": 1e-4})
         late.weight.grad = torch.ones(3, 3)
-        train(net, optimizer, 2)
+        with pytest.warns(WatchWarning, match="optimizer0.group1.0 is trained but not watched") as caught:
+            train(net, optimizer, 2)
+        assert [Path(each.filename).name for each in caught] == ["watched_worlds.py"]  # once, at optimizer.step()
         assert monitor.failure is None
         assert monitor.step == 4
         assert len(monitor.metadata["params"]) == 3
+        assert "optimizer0.group1.0 is trained" in monitor.findings()[0].subject
         resumed = monitor.state_dict()
         monitor.load_state_dict(resumed)
+
+
+def test_what_would_not_have_been_watched_is_not_missed_later():
+    net = make_net()
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    with Monitor(net, optimizer, every=1, select="0.*") as monitor:
+        optimizer.add_param_group({"params": list(net[4].parameters()) + list(net[1].parameters())})
+        train(net, optimizer, 2)
+        assert not any("not watched" in finding.subject for finding in monitor.findings())
+
+
+def test_tensors_that_are_unfrozen_later_are_named():
+    net = make_net()
+    net[4].requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 2)
+        net[4].requires_grad_(True)
+        train(net, optimizer, 2)
+        assert "4.weight is trained but not watched" in monitor.findings()[0].subject

@@ -27,7 +27,7 @@ from equilibria.measure.series import (
 from equilibria.theory.rules import RULES, Rule
 
 LEAST_WINDOW = 20  # samples: the RMS of 20 angles that scatter by 20 % is good to 4 %
-_INVARIANT = 0.2  # of a random direction's cosine with the gradient
+INVARIANT = 0.2  # of a random direction's cosine with the gradient
 _LEAST_RATIO = 1e-9  # a weight that does not turn at all is this wrong: a logarithm of 0 cannot be sorted or written
 _KINDS = {kind.__name__: kind for kind in RULES.values()}
 
@@ -88,7 +88,7 @@ def is_invariant(rms_cosine: float, entries: float) -> bool | None:
     """Whether weight and gradient are orthogonal: a cosine far below that of a random direction; None if unknown."""
     if not (math.isfinite(rms_cosine) and entries):
         return None
-    return rms_cosine * math.sqrt(entries) < _INVARIANT
+    return rms_cosine * math.sqrt(entries) < INVARIANT
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class Tap:
     def attach(self, optimizer: Optimizer) -> None:
         """Put the hooks on an optimizer, this one from now on; one that trains nothing that is watched needs none."""
         self.detach()
-        self.optimizer, self._is_silent = optimizer, False
+        self.optimizer, self._is_silent, self._trained = optimizer, False, _tensors_in(optimizer)
         if self.watched:
             pre, post = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
             self._handles = [pre(self._before), post(self._after)]
@@ -136,6 +136,11 @@ class Tap:
             for handle in self._handles:
                 handle.remove()
             self._handles = []
+
+    def has_grown(self) -> bool:
+        """Whether tensors were added to the optimizer since this was last asked."""
+        before, self._trained = self._trained, _tensors_in(self.optimizer)
+        return self._trained > before
 
     def begin_anew(self) -> None:
         """Let the forecast start from the measured weights at the next sample."""
@@ -307,6 +312,10 @@ class Tap:
             return sgd_combination(group, first=self._state(each).get("momentum_buffer") is None)
         decoupled = isinstance(law.rule, SGDW | AdamW | Lion | Muon)
         return Combination(0.0, 0.0, law.rule.decay_per_step if decoupled and law.rule else 0.0)
+
+
+def _tensors_in(optimizer: Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 def _is_plain(param: Tensor) -> bool:

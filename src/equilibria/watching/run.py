@@ -47,7 +47,8 @@ class WatchedRun(Monitor):
             path: the file to write; an existing one is replaced.
             title: shown above the headline.
         """
-        return write_report(self.samples(), path, metadata=self.metadata, title=title)
+        samples, metadata, found = self.samples(), self.metadata, self.findings()
+        return write_report(samples, path, metadata=metadata, title=title, findings=found)
 
     def live(self) -> AbstractContextManager[None]:
         """Show one line on the terminal while training runs inside ``with monitor.live():``; nothing elsewhere."""
