@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from equilibria.errors import EquilibriaError, whole
+from equilibria.findings import counted
 from equilibria.measure.samples import DISTURBED, NO_EQUILIBRIUM, SETTLED, STATES
 from equilibria.measure.series import (
     SETTINGS,
@@ -295,7 +296,7 @@ def how_long(steps: float, epochs: float | None) -> str:
         ('2,100 more steps (5.4 epochs)', '1 more step')
     """
     count = math.ceil(steps)
-    return f"{count:,} more step{'s' if count != 1 else ''}" + (f" ({epochs:.1f} epochs)" if epochs else "")
+    return counted(count, "more step") + (f" ({epochs:.1f} epochs)" if epochs else "")
 
 
 def _clauses(layer: LayerSummary) -> list[str]:
