@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import torch
 from torch import nn
@@ -500,3 +501,52 @@ def test_tensors_that_are_unfrozen_later_are_named():
         net[4].requires_grad_(True)
         train(net, optimizer, 2)
         assert "4.weight is trained but not watched" in monitor.findings()[0].subject
+
+
+# ---- hooks of others, and numbers at the ends of float32
+
+
+@BOTH
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_hook_that_clips_and_was_registered_later_is_seen(make, every):
+    net = make_net()
+    optimizer, account = make(net), Account(net)
+
+    def clip(*_):
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        account.before(0)  # what the step sees
+
+    with Monitor(net, optimizer, every=every) as monitor:
+        train(net, optimizer, 4)
+        optimizer.register_step_pre_hook(clip)
+        train(net, optimizer, 6, after_step=lambda number: account.after(number + 4))
+        table = monitor.samples().filter(pc.greater_equal(monitor.samples()["step"], 4)).to_pylist()
+    slow = {(row["step"], row["param"]): row for row in account.rows}
+    assert len(table) == 3 * 6 // every
+    for row in table:
+        for name in ("grad_norm", "angle", "update_norm"):
+            assert row[name] == pytest.approx(slow[row["step"], row["param"]][name], rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-22, 1e22])
+@pytest.mark.parametrize("entries", [64, 300_000])
+@pytest.mark.parametrize("momentum", [0.0, 0.9, None])
+def test_norms_whose_squares_leave_float32(size, entries, momentum):
+    draw = torch.Generator().manual_seed(0)
+    net = nn.Linear(entries // 4, 4, bias=False)
+    with torch.no_grad():
+        net.weight.mul_(size)
+    if momentum is None:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=size * 1e-3, weight_decay=0.0)
+    else:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=momentum, weight_decay=1e-3)
+    account = Account(net)
+    with Monitor(net, optimizer, every=1) as monitor:
+        for number in range(4):
+            scale = 0.1 if momentum is None else size * 0.1  # Adam squares it itself
+            net.weight.grad = scale * torch.randn(4, entries // 4, generator=draw) / entries**0.5
+            account.before(number)
+            optimizer.step()
+            account.after(number)
+        angles = column(monitor, "angle")
+    assert angles == pytest.approx([row["angle"] for row in account.rows], rel=1e-4)

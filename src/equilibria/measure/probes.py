@@ -23,6 +23,7 @@ _LARGE = 1 << 18  # entries from which on a tensor is slower to read than its pr
 _LIGHT = 0.1  # share of the last turn below which a decay cancels no digits
 _LONGEST_CARRY = 16  # steps over which products are carried on, each adding its rounding
 _SAMPLE = 64  # numbers that are compared to see whether a copy is still what it was
+_SMALLEST, _LARGEST = 1e-30, 1e30  # squared norms between which no float32 product under- or overflows
 _RADIAL = 0.99  # cosine^2 with the weight above which float32 products no longer say how far something turns it
 
 
@@ -89,7 +90,7 @@ class LinearProbe:
         else:
             found, carried = self._read_all(vectors), None
         kept_up = buffer is None or float(group["momentum"]) > 0  # torch leaves a buffer alone without momentum
-        if self._is_large and kept_up and isinstance(found[0], float):
+        if self._is_large and kept_up and isinstance(found[0], float) and not _is_out_of_range(found[0], found[2]):
             age = 0 if carried is None else carried.age + 1
             self._carried = _Carried.after(found, vectors, group, age=age) if age < _LONGEST_CARRY else None
         return found
@@ -105,11 +106,13 @@ class LinearProbe:
     def _read_all(self, vectors: list[Tensor]) -> list[Any]:
         if len(vectors) == 2:
             found: Any = products_of(self._watched, vectors, [(0, 0), (0, 1), (1, 1)])
+            if _is_out_of_range(found[0], found[2]):
+                found = products_of(self._watched, vectors, [(0, 0), (0, 1), (1, 1)], exact=True)
             return [*found, *[0.0 * found[0]] * 3]
         products = [(0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2)]
         found = products_of(self._watched, vectors, products)
         # Where decay prevails, the buffer is all but parallel to the weight.
-        if _is_radial(found[0], found[3], found[5]):
+        if _is_radial(found[0], found[3], found[5]) or _is_out_of_range(found[0], found[2]):
             found = products_of(self._watched, vectors, products, exact=True)
         return list(found)
 
@@ -280,4 +283,9 @@ def _is_radial(ww: Any, wx: Any, xx: Any) -> bool:
 
     Rows are multiplied in float64 anyhow, and to ask about tensors on a device would wait for it.
     """
-    return isinstance(ww, float) and wx * wx > _RADIAL * ww * xx
+    return isinstance(ww, float) and (wx * wx > _RADIAL * ww * xx or _is_out_of_range(ww, xx))
+
+
+def _is_out_of_range(ww: Any, xx: Any) -> bool:
+    """Whether float32 may have lost what these squared norms were summed from; a gradient or buffer may be 0."""
+    return isinstance(ww, float) and not (_SMALLEST < ww < _LARGEST and (xx == 0 or _SMALLEST < xx < _LARGEST))
