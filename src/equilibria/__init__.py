@@ -22,7 +22,7 @@ from equilibria.errors import EquilibriaError
 if TYPE_CHECKING:
     from equilibria import theory
     from equilibria.planning import plan
-    from equilibria.record import read_run
+    from equilibria.report import read_run
     from equilibria.theory.citations import cite
     from equilibria.theory.folding import fold
     from equilibria.theory.translation import translate
@@ -34,7 +34,7 @@ _HOMES = {
     "cite": "equilibria.theory.citations",
     "fold": "equilibria.theory.folding",
     "plan": "equilibria.planning",
-    "read_run": "equilibria.record",
+    "read_run": "equilibria.report",
     "translate": "equilibria.theory.translation",
     "watch": "equilibria.watching",
 }

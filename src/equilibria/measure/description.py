@@ -66,6 +66,7 @@ def _units(each: Watched, law: Law) -> Iterator[dict[str, Any]]:
             "aliases": list(each.aliases),
             "shape": list(each.param.shape),
             "entries": each.entries,
+            "bias": each.has_bias,
             "dtype": str(each.param.dtype).removeprefix("torch."),
             "optimizer": each.optimizer,
             "group": each.group,

@@ -32,6 +32,7 @@ class Watched:
         units: how many rows there are in it, 1 if it is watched as a whole.
         entries: how many real numbers a row has, or the whole tensor.
         first_row: the first row that this process holds.
+        has_bias: whether its module has a bias beside it.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Watched:
     units: int
     entries: int
     first_row: int
+    has_bias: bool = False
 
     @property
     def unit_names(self) -> list[str]:
@@ -84,6 +86,7 @@ def find_watched(
         EquilibriaError: if nothing is left to watch, or ``select`` names what is not there.
     """
     names, axes = _names(model), _row_axes(model)
+    every_name = {name for all_names in names.values() for name in all_names}
     placed = list(_placed(optimizers))
     _refuse_strangers(placed, names)
     called = [names.get(id(param)) or (f"optimizer{at}.group{group}.{index}",) for at, group, index, param in placed]
@@ -94,7 +97,8 @@ def find_watched(
             axis = axes.get(id(param), 0) if by_row and param.ndim >= 2 else None
             twice = any(each.param is param for each in found)  # two optimizers may share a tensor, samples no name
             own = [f"{name} (optimizer {at})" for name in all_names] if twice else all_names
-            found.append(_watched(param, own, optimizer=at, group=group, axis=axis))
+            has_bias = any(f"{name.removesuffix('weight')}bias" in every_name for name in all_names)
+            found.append(_watched(param, own, optimizer=at, group=group, axis=axis, has_bias=has_bias))
     if not found:
         raise EquilibriaError(
             f"got select={select!r}, which leaves nothing of {len(placed)} parameters to watch; expected names, "
@@ -103,7 +107,9 @@ def find_watched(
     return found
 
 
-def _watched(param: Tensor, names: Sequence[str], *, optimizer: int, group: int, axis: int | None) -> Watched:
+def _watched(
+    param: Tensor, names: Sequence[str], *, optimizer: int, group: int, axis: int | None, has_bias: bool
+) -> Watched:
     units = 1 if axis is None else param.shape[axis]
     return Watched(
         name=names[0],
@@ -115,6 +121,7 @@ def _watched(param: Tensor, names: Sequence[str], *, optimizer: int, group: int,
         units=units,
         entries=param.numel() * (2 if param.is_complex() else 1) // max(1, units),
         first_row=0 if axis is None else first_local_row(param, axis=axis),
+        has_bias=has_bias,
     )
 
 

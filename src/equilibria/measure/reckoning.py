@@ -258,7 +258,7 @@ def _pace(measured: Step, lr: Array) -> Array:
 
 def _notes(measured: Step, *, changed: Flags, missing: Flags, unread: Flags, skipped: bool) -> list[str | None]:
     words = np.where(changed, CHANGED_OUTSIDE, "").astype(object)
-    words[~np.isfinite(measured.gg) & ~unread] = NOT_FINITE
+    words[~np.isfinite(measured.gg) & ~unread | np.isinf(measured.ww)] = NOT_FINITE
     words[missing] = NO_GRADIENT
     if skipped:
         words[:] = SKIPPED

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from equilibria.errors import EquilibriaError, whole
+from equilibria.findings import counted
 from equilibria.measure.samples import DISTURBED, NO_EQUILIBRIUM, SETTLED, STATES
 from equilibria.measure.series import (
     SETTINGS,
@@ -27,7 +28,7 @@ from equilibria.measure.series import (
 from equilibria.theory.rules import RULES, Rule
 
 LEAST_WINDOW = 20  # samples: the RMS of 20 angles that scatter by 20 % is good to 4 %
-_INVARIANT = 0.2  # of a random direction's cosine with the gradient
+INVARIANT = 0.2  # of a random direction's cosine with the gradient
 _LEAST_RATIO = 1e-9  # a weight that does not turn at all is this wrong: a logarithm of 0 cannot be sorted or written
 _KINDS = {kind.__name__: kind for kind in RULES.values()}
 
@@ -88,7 +89,7 @@ def is_invariant(rms_cosine: float, entries: float) -> bool | None:
     """Whether weight and gradient are orthogonal: a cosine far below that of a random direction; None if unknown."""
     if not (math.isfinite(rms_cosine) and entries):
         return None
-    return rms_cosine * math.sqrt(entries) < _INVARIANT
+    return rms_cosine * math.sqrt(entries) < INVARIANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +296,7 @@ def how_long(steps: float, epochs: float | None) -> str:
         ('2,100 more steps (5.4 epochs)', '1 more step')
     """
     count = math.ceil(steps)
-    return f"{count:,} more step{'s' if count != 1 else ''}" + (f" ({epochs:.1f} epochs)" if epochs else "")
+    return counted(count, "more step") + (f" ({epochs:.1f} epochs)" if epochs else "")
 
 
 def _clauses(layer: LayerSummary) -> list[str]:

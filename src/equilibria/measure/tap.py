@@ -115,6 +115,7 @@ class Tap:
         # Asked at every step. Sharded tensors are left out: gathering and scattering them counts as changes.
         self._versioned = [each.param for each in watched if not is_sharded(each.param)]
         self._versions: list[int] = []
+        self._places: list[int] = []  # in memory, after the last sampled step
         self._changed = [False] * len(watched)
         self._reading: Reading | None = None
         self._begun = [False] * len(watched)  # whose forecast has begun: not yet where there was no gradient so far
@@ -127,7 +128,7 @@ class Tap:
     def attach(self, optimizer: Optimizer) -> None:
         """Put the hooks on an optimizer, this one from now on; one that trains nothing that is watched needs none."""
         self.detach()
-        self.optimizer, self._is_silent = optimizer, False
+        self.optimizer, self._is_silent, self._trained = optimizer, False, _tensors_in(optimizer)
         if self.watched:
             pre, post = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
             self._handles = [pre(self._before), post(self._after)]
@@ -140,6 +141,11 @@ class Tap:
             for handle in self._handles:
                 handle.remove()
             self._handles = []
+
+    def has_grown(self) -> bool:
+        """Whether tensors were added to the optimizer since this was last asked."""
+        before, self._trained = self._trained, _tensors_in(self.optimizer)
+        return self._trained > before
 
     def begin_anew(self) -> None:
         """Let the forecast start from the measured weights at the next sample."""
@@ -162,7 +168,7 @@ class Tap:
         for log, held in zip(self.logs, state["logs"], strict=True):
             log.load_state_dict(held)
         self._begun, self._changed = list(state["begun"]), list(state["changed"])
-        self._versions, self._reading, self._sampled = [], None, -2
+        self._versions, self._places, self._reading, self._sampled = [], [], None, -2
         self._copying = [CopyProbe(each) for each in self.watched]  # what they copied is of another time
 
     @property
@@ -223,20 +229,20 @@ class Tap:
 
     def _open(self, *, has_closure: bool) -> Reading:
         laws = [law_of(self.optimizer, group) for group in self.optimizer.param_groups]
-        sgd = follows(self.optimizer, SGD)
+        sgd, is_last, replaced = follows(self.optimizer, SGD), self._comes_last(), self._replaced()
         count = len(self.watched)
         reading = Reading(
             count=self.count,
             label=self.label,
             laws=laws,
             combinations=self._combinations(laws, sgd=sgd),
-            combined=[sgd and not has_closure and _is_plain(each.param) for each in self.watched],
+            combined=[sgd and not has_closure and is_last and _is_plain(each.param) for each in self.watched],
             copied=[False] * count,
             products=self._no_products(),
             missing=[each.param.grad is None for each in self.watched],
             late=[False] * count,
             unread=[False] * count,
-            changed=list(self._changed),
+            changed=[old or new for old, new in zip(self._changed, replaced, strict=True)],
             begin=[False] * count,
             found_inf=getattr(self.optimizer, "found_inf", None),
             grad_scale=getattr(self.optimizer, "grad_scale", None),
@@ -272,8 +278,28 @@ class Tap:
             self._sampled = reading.count
             self._changed = [False] * len(self.watched)
             self._begun = [not missing for missing in reading.missing]
+            self._places = [] if self._places_before != self._places_now() else self._places_before
+            if not self._comes_last():
+                self._handles[0].remove()
+                self._handles[0] = self.optimizer.register_step_pre_hook(self._before)
             self._listener.take(self, reading)
         self._versions = [param._version for param in self._versioned]
+
+    def _comes_last(self) -> bool:
+        """Whether no other hook comes between ours and the step: one that was registered later may clip gradients."""
+        hooks: Mapping[int, Any] = getattr(self.optimizer, "_optimizer_step_pre_hooks", {})
+        return not hooks or next(reversed(hooks)) == self._handles[0].id
+
+    def _places_now(self) -> list[int]:
+        return [0 if is_sharded(each.param) else each.param.data_ptr() for each in self.watched]
+
+    def _replaced(self) -> list[bool]:
+        """Which tensors lie elsewhere than after the last sample: ``p.data = other``, which torch does not count.
+
+        An optimizer that does this by itself, seen at the last sample, says nothing.
+        """
+        self._places_before = self._places_now()
+        return [old != new for old, new in zip(self._places or self._places_before, self._places_before, strict=True)]
 
     def _compare(self, reading: Reading) -> None:
         refresh, one_pass = self._listener.next_is_due(), MovesPass(reading.products)
@@ -356,6 +382,10 @@ def _row_slices(watched: Sequence[Watched]) -> list[slice]:
         places.append(slice(begin + each.first_row, begin + each.first_row + held))
         begin += each.units
     return places
+
+
+def _tensors_in(optimizer: Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 def _is_plain(param: Tensor) -> bool:

@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch.distributed as dist
 from torch import nn
 
+from equilibria.findings import counted
 from equilibria.measure.monitor import Monitor, Sink
 from equilibria.measure.parameters import Select
+from equilibria.measure.samples import STATES
 from equilibria.measure.summary import summarise
 from equilibria.report import write_report
 from equilibria.report.terminal import print_table
 from equilibria.watching.recording import Recording
 from equilibria.watching.status import StatusLine
 
+_FOR_HOOKS = {"guarded", "is_due", "latest", "missed", "next_is_due", "record_into", "take"}  # not for people
+
 
 class WatchedRun(Monitor):
     """A training run that is being watched: look at it at any time, from any cell or callback."""
 
     _recording: Recording | None = None
+
+    def __repr__(self) -> str:
+        layers = len(self.metadata["params"])
+        parts = [f"{counted(layers, 'layer')}, {counted(self.step, 'step')}", _states(self.samples(), layers)]
+        parts += [f"stopped: {self.failure}"] if self.failure else ["closed"] if self._closed else []
+        parts += [f"recorded in {self.log_dir}"] if self.log_dir else []
+        return f"<{type(self).__name__}: {'; '.join(filter(None, parts))}>"
+
+    def __dir__(self) -> list[str]:
+        """What people use: what the hooks call is left out of completions."""
+        return [name for name in super().__dir__() if name not in _FOR_HOOKS]
 
     def record_into(self, recording: Recording) -> None:
         """Send the samples there from now on."""
@@ -47,7 +64,8 @@ class WatchedRun(Monitor):
             path: the file to write; an existing one is replaced.
             title: shown above the headline.
         """
-        return write_report(self.samples(), path, metadata=self.metadata, title=title)
+        samples, metadata, found = self.samples(), self.metadata, self.findings()
+        return write_report(samples, path, metadata=metadata, title=title, findings=found)
 
     def live(self) -> AbstractContextManager[None]:
         """Show one line on the terminal while training runs inside ``with monitor.live():``; nothing elsewhere."""
@@ -121,6 +139,13 @@ def watch(
             raise
     atexit.register(_close, weakref.ref(run))
     return run
+
+
+def _states(samples: pa.Table, layers: int) -> str:
+    """How many layers are in which state at their latest sample: it is among the last rows, two optimizers or one."""
+    last = samples.select(["param", "state"]).slice(max(0, samples.num_rows - 2 * layers))
+    now = Counter(dict(zip(*(last[name].to_pylist() for name in ("param", "state")), strict=True)).values())
+    return ", ".join(f"{now[state]:,} {state}" for state in STATES if now[state])
 
 
 def _writes_here() -> bool:
