@@ -100,11 +100,14 @@ class Forecaster:
 
     Args:
         entries: numbers per weight.
+        invariant: 1 for weights that are known to be scale-invariant, 0 for those that are not, NaN for those whose
+            cosine with the gradient is to decide; None if it is to decide about all.
     """
 
-    def __init__(self, entries: Array) -> None:
+    def __init__(self, entries: Array, *, invariant: Array | None = None) -> None:
         count = len(entries)
         self._entries = entries
+        self._told = np.full(count, np.nan) if invariant is None else invariant
         self._state: State | None = None
         self._next = 0  # the step before which the state stands
         self._drive = np.full(count, np.nan)  # L at the last sample
@@ -182,7 +185,8 @@ class Forecaster:
                 steps = np.where((steps > 0) & np.isfinite(left), left, steps)
             settled &= self._turns_like(angle_goal)
             own = _total(rule, unit_grad_sq, measured.vg / measured.gg)
-            invariant = np.asarray(np.sqrt(self._cosine_sq.value * self._entries) < _NOT_RANDOM)
+            seems = np.sqrt(self._cosine_sq.value * self._entries) < _NOT_RANDOM
+            invariant = np.where(np.isnan(self._told), seems, self._told == 1)
         blank = np.where(invariant, 1.0, np.nan)
         return Forecast(
             angle=angle * blank,

@@ -27,6 +27,7 @@ from equilibria.measure.parameters import Select, find_watched, unwrap_optimizer
 from equilibria.measure.reckoning import Reckoning
 from equilibria.measure.sharding import any_sharded, sum_over_pieces
 from equilibria.measure.tap import PRODUCTS, Reading, Tap
+from equilibria.measure.told import Told, with_symmetries
 
 _MOST_PENDING = 16  # readings that wait for their turn, so that a device is asked less often
 _LONGEST_WAIT = 1.0  # seconds after which the next reading is not kept waiting
@@ -60,6 +61,8 @@ class Monitor:
             None for all tensors with at least two axes.
         granularity: "tensor", or "row" for one sample per row (output channel).
         steps_per_epoch: to say times in epochs too.
+        symmetries: what `equilibria.symmetries` found: which weights are scale-invariant, so that predictions are made
+            for these alone. Without it the cosine of weight and gradient decides.
         sinks: where samples go as they come.
     """
 
@@ -74,6 +77,7 @@ class Monitor:
         select: Select | None = None,
         granularity: str = "tensor",
         steps_per_epoch: int | None = None,
+        symmetries: Told | None = None,
         sinks: Iterable[Sink] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -87,6 +91,7 @@ class Monitor:
         self._model = weakref.ref(model)
         self._select = select if select is None or callable(select) or isinstance(select, str) else list(select)
         watched = find_watched(model, found, select=self._select, by_row=granularity == "row")
+        watched = watched if symmetries is None else with_symmetries(watched, symmetries)
         self._sinks = list(sinks)
         self._history = History()
         self._pending: list[tuple[Tap, Reading, torch.Tensor]] = []

@@ -33,6 +33,8 @@ class Watched:
         entries: how many real numbers a row has, or the whole tensor.
         first_row: the first row that this process holds.
         has_bias: whether its module has a bias beside it.
+        how: how symmetries say that it is invariant, in words; None if nobody has looked.
+        invariant: for every unit whether they say that it is invariant by itself; None if they do not know.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Watched:
     entries: int
     first_row: int
     has_bias: bool = False
+    how: str | None = None
+    invariant: tuple[bool, ...] | None = None
 
     @property
     def unit_names(self) -> list[str]:

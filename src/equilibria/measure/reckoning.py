@@ -44,7 +44,11 @@ class Reckoning:
         self._groups = np.repeat([each.group for each in watched], [each.units for each in watched])
         entries = np.repeat([float(each.entries) for each in watched], [each.units for each in watched])
         self._entries = entries
-        self._forecasters = {int(group): Forecaster(entries[self._groups == group]) for group in set(self._groups)}
+        told = np.concatenate([[], *(each.invariant or [np.nan] * each.units for each in watched)]).astype(np.float64)
+        self._forecasters = {
+            int(group): Forecaster(entries[self._groups == group], invariant=told[self._groups == group])
+            for group in set(self._groups)
+        }
         alone = len(self._forecasters) == 1  # then nothing is to be picked out
         self._places: dict[int, Any] = {
             group: slice(None) if alone else self._groups == group for group in self._forecasters

@@ -81,9 +81,13 @@ def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:
         title = column.title.format(unit="ep." if in_epochs else "steps")
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
+    labelled = any(layer.how for layer in layers)
+    if labelled:
+        table.add_column("invariant", overflow="fold")
     for layer in layers:
         name = layer.name.removesuffix(".weight") if short else layer.name
-        table.add_row(Text(name), *(column.cell(layer) for column in columns), _state(layer))
+        label = [Text(layer.how or "")] if labelled else []
+        table.add_row(Text(name), *(column.cell(layer) for column in columns), _state(layer), *label)
     return table
 
 

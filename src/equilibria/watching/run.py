@@ -19,6 +19,7 @@ from equilibria.measure.monitor import Monitor, Sink
 from equilibria.measure.parameters import Select
 from equilibria.measure.samples import STATES
 from equilibria.measure.summary import summarise
+from equilibria.measure.told import Told
 from equilibria.report import write_report
 from equilibria.report.terminal import print_table
 from equilibria.watching.recording import Recording
@@ -90,6 +91,7 @@ def watch(
     select: Select | None = None,
     granularity: str = "tensor",
     steps_per_epoch: int | None = None,
+    symmetries: Told | None = None,
     sinks: Iterable[Sink] = (),
 ) -> WatchedRun:
     """Watch how fast every layer turns, beside how fast it should.
@@ -105,6 +107,8 @@ def watch(
             at least two axes.
         granularity: "tensor", or "row" for every row (output channel) by itself.
         steps_per_epoch: to say times in epochs too.
+        symmetries: what `equilibria.symmetries` found for this model: each layer is labelled with how it is invariant,
+            and predictions are made for those alone that are. Without it the cosine of weight and gradient decides.
         sinks: objects with ``append(columns)`` and ``close()`` that take the samples as they come.
 
     Returns:
@@ -129,6 +133,7 @@ def watch(
         select=select,
         granularity=granularity,
         steps_per_epoch=steps_per_epoch,
+        symmetries=symmetries,
         sinks=sinks,
     )
     if log_dir is not None and _writes_here():

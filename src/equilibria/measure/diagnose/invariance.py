@@ -100,7 +100,7 @@ def flip(layer: Layer) -> Flip | None:
     cosine, step = layer.rows["cosine"], layer.rows["step"]
     known = np.isfinite(cosine)
     count = min(_MOST_BLOCKS, int(np.count_nonzero(known)) // LEAST_WINDOW)
-    if count < 2 or not layer.entries:
+    if count < 2 or not layer.entries or layer.entry.get("invariant") is not None:
         return None
     squares, steps = np.array_split(cosine[known] ** 2, count), np.array_split(step[known], count)
     shares = np.sqrt([float(np.mean(block)) * layer.entries for block in squares])
@@ -125,7 +125,8 @@ def _share(layer: Layer) -> float:
 
 
 def _is_partly(layer: Layer) -> bool:
-    return layer.rule is not None and not layer.few and INVARIANT <= _share(layer) < _RANDOM
+    is_told = layer.entry.get("invariant") is not None  # then a cosine that is not 0 has a known reason
+    return layer.rule is not None and not is_told and not layer.few and INVARIANT <= _share(layer) < _RANDOM
 
 
 def _likely_cause(layer: Layer) -> str:
