@@ -13,7 +13,8 @@ from torch import Tensor
 from equilibria.measure.objective import Objective, Params
 from equilibria.measure.symmetry.precise import precise
 
-FACTORS = (0.5, 2.0)
+# A symmetry holds for any factor; far away, where activations clip or saturate, what only looks like one fails.
+FACTORS = (0.5, 2.0, 1 / 32, 32.0)
 # Powers of two scale floating-point numbers without rounding; these do not, so that the type shows as well.
 ROUNDED_FACTORS = (0.6, 1.7)
 
@@ -34,31 +35,36 @@ class Confirmer:
     def __init__(self, objective: Objective, point: Params, batches: Sequence[Any], *, exact: bool) -> None:
         self._objective, self._point, self._batches, self._exact = objective, point, batches, exact
         self._factors = FACTORS if exact else ROUNDED_FACTORS
-        self._before = self._responses({})
+        self._before = self._responses(point)
         spread = float(self._before.std()) if self._before.numel() > 1 else 0.0
         self._spread = spread or float(self._before.abs().max())
 
-    def change(self, exponents: Mapping[str, float]) -> float:
+    def change(self, exponents: Mapping[str, float], *, at: Params | None = None) -> float:
         """The largest change of an output when each tensor is scaled by c to its exponent, over their spread.
 
         nan where the outputs are all zero or not finite, so that nothing can be said.
+
+        Args:
+            exponents: of the tensors that are scaled.
+            at: tensors to be replaced by others first.
         """
-        return max((self._change_by(factor, exponents) for factor in self._factors), key=_nan_last)
+        point = {**self._point, **(at or {})}
+        before = self._responses(point) if at else self._before
+        changes = []
+        for factor in self._factors:
+            scaled = {name: point[name] * factor**exponent for name, exponent in exponents.items()}
+            changes.append(self._relative(self._responses({**point, **scaled}), before))
+        return max(changes, key=_nan_last)
 
     def change_with(self, replaced: Params) -> float:
         """The same for tensors that are replaced by others."""
-        return self._relative(self._responses(replaced))
+        return self._relative(self._responses({**self._point, **replaced}), self._before)
 
-    def _change_by(self, factor: float, exponents: Mapping[str, float]) -> float:
-        scaled = {name: self._point[name] * factor**exponent for name, exponent in exponents.items()}
-        return self._relative(self._responses(scaled))
+    def _relative(self, after: Tensor, before: Tensor) -> float:
+        return float((after - before).abs().max()) / self._spread if self._spread > 0 else math.nan
 
-    def _relative(self, after: Tensor) -> float:
-        return float((after - self._before).abs().max()) / self._spread if self._spread > 0 else math.nan
-
-    def _responses(self, replaced: Params) -> Tensor:
+    def _responses(self, point: Params) -> Tensor:
         context: AbstractContextManager[None] = precise() if self._exact else nullcontext()
-        point = {**self._point, **replaced}
         with context, torch.no_grad():
             found = [self._response(point, batch) for batch in self._batches]
         return torch.cat([each.double().flatten() for each in found])

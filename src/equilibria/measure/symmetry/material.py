@@ -41,14 +41,19 @@ class Material:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def draw(self, index: int) -> Any:
-        """Batch number ``index``: as it was given in the first round, apart from its size, then made anew."""
+    def draw(self, index: int, *, few: int | None = None) -> Any:
+        """Batch number ``index``: as it was given in the first round, apart from its size, then made anew.
+
+        Args:
+            index: counts up from 0.
+            few: take no more than this number of samples.
+        """
         batch = self._batches[index % len(self._batches)]
-        count = _sample_count(batch)
+        count, most = _sample_count(batch), few or self._samples
         if count is None:
             return batch
-        if count > self._samples or index >= len(self._batches):
-            chosen = torch.randperm(count, generator=self._generator)[: min(count, self._samples)]
+        if count > most or index >= len(self._batches):
+            chosen = torch.randperm(count, generator=self._generator)[: min(count, most)]
             batch = _at(batch, chosen, count)
         if self._pairs and index >= len(self._batches):
             batch = (batch[0], self._shuffled(batch[1]))

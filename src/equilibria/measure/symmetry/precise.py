@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-# Below the square of any variance that matters, and far above the variance that rounding gives a constant channel.
-NEGLIGIBLE = 1e-20
+# An eps of this size relative to the mean square of what is normalised: it scales with the input, so it breaks no
+# symmetry, and a constant channel, whose variance is rounding (1e-32 of its square), stays constant.
+_RELATIVE = 1e-17
+_SMALLEST = 1e-30  # for an input of zeros
 # A constant of this size that is added to a tensor is somebody's own eps.
 _LARGEST_OWN_EPS = 1e-4
 
@@ -48,9 +50,10 @@ class _Precise(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if func in _EPS_POSITION:
-            args, kwargs = _with_eps(_EPS_POSITION[func], args, kwargs)
+            eps = _relative_eps(args[0] if args else kwargs["input"], power=2)
+            args, kwargs = _with_eps(eps, _EPS_POSITION[func], args, kwargs)
         elif name in _ADDITIONS and _adds_eps(args):
-            args = (args[0], NEGLIGIBLE, *args[2:])
+            args = (args[0], _relative_eps(args[0], power=1), *args[2:])
         elif name in _CONVERSIONS and args and isinstance(args[0], Tensor):
             return args[0].double()
         args = tuple(_high(each) for each in args)
@@ -69,10 +72,17 @@ def precise() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _with_eps(position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_eps(
+    eps: float, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if len(args) > position:
-        return (*args[:position], NEGLIGIBLE, *args[position + 1 :]), kwargs
-    return args, {**kwargs, "eps": NEGLIGIBLE}
+        return (*args[:position], eps, *args[position + 1 :]), kwargs
+    return args, {**kwargs, "eps": eps}
+
+
+def _relative_eps(of: Tensor, *, power: int) -> float:
+    held = of.detach()
+    return max(_RELATIVE * float((held.square() if power == 2 else held.abs()).mean()), _SMALLEST)
 
 
 def _adds_eps(args: tuple[Any, ...]) -> bool:

@@ -17,14 +17,15 @@ class Symmetries:
 
     Attributes:
         elements: how many numbers each tensor holds, by name, in the order of the model.
-        alone: names of the tensors that are scale-invariant by themselves.
+        alone: names of the tensors that are scale-invariant by themselves: their direction matters, their norm does
+            not.
         basis: a basis of all symmetries, each a dict of name -> exponent (small integers): ``{"conv.weight": 1}`` is a
             tensor that is invariant alone, ``{"gamma": 1, "beta": 1}`` two that are so together, ``{"up": 1,
             "down": -1}`` a rescaling of one against the other.
         jointly: for tensors that take part in a symmetry but are not invariant alone: the smallest one found, with
             exponents that are not negative if possible.
-        no_effect: names of the tensors on which nothing depends, such as a bias before BatchNorm. They are in no
-            other answer.
+        no_effect: names of the tensors on which nothing depends, such as a bias before BatchNorm: not even their
+            direction matters, so they are not in ``alone``. Scaling them is a symmetry, so they are in ``basis``.
         undecided: names of the tensors without gradient here that would matter elsewhere (dead units).
         rows: the finest blocks of rows that are invariant by themselves, of tensors with two axes or more.
         residual: how far each tensor is from being invariant alone: rms of <w, g> over the product of the norms.
@@ -32,7 +33,7 @@ class Symmetries:
         singular_values: of the matrix of relative radial derivatives, largest first.
         gap: the smallest of them that is not zero over the largest that is. Above 1000 the answer is clear.
         confirmed: for each vector of ``basis`` how much outputs changed, relative to their spread, in float64 with
-            negligible eps, when the tensors were really scaled by c = 0.5 and c = 2.
+            negligible eps, when the tensors were really scaled, by c = 0.5, 2, 1/32 and 32.
         broken: how much outputs change, relative to their spread, with the real eps and in the real type at the present
             weights, when a tensor (with those it is ``jointly`` invariant with) is scaled by 0.6 and 1.7.
         probes: how many backward passes were taken.
@@ -59,13 +60,14 @@ class Symmetries:
     def largest_uniform(self) -> frozenset[str]:
         """The names, with the most elements in total, that may all be scaled by one common factor.
 
-        Everything in ``alone``, and of the rest the best combination (a mixed-integer program). This is the part of a
-        network on which spherical sharpness is defined.
+        Everything in ``alone`` and ``no_effect``, and of the rest the best combination (a mixed-integer program). This
+        is the part of a network on which spherical sharpness is defined.
         """
+        free = frozenset(self.alone) | frozenset(self.no_effect)
         if not self._involved:
-            return frozenset(self.alone)
+            return free
         chosen = largest_uniform_set(self._constraints, np.array([self.elements[name] for name in self._involved]))
-        return frozenset(self.alone) | {name for name, taken in zip(self._involved, chosen, strict=True) if taken}
+        return free | {name for name, taken in zip(self._involved, chosen, strict=True) if taken}
 
     @property
     def how(self) -> dict[str, str]:

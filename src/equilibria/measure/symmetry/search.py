@@ -26,6 +26,7 @@ _UNCHANGED = 1e-7  # of the spread of outputs, in float64; whatever is not invar
 _CLEAR_GAP = 1e3
 _MOST_ROUNDS = 4
 _LOSS_BATCHES = 4  # to compare losses on, where there are no outputs
+_FEW = 8  # samples on which outputs are compared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +42,7 @@ class _Found:
 
 
 def symmetries(
-    objective: Objective, batches: Iterable[Any], *, samples: int = 32, seed: int = 0, progress: bool | None = None
+    objective: Objective, batches: Iterable[Any], *, samples: int = 16, seed: int = 0, progress: bool | None = None
 ) -> Symmetries:
     """Find every scaling symmetry w_i -> c^(a_i) w_i that leaves a loss as it is, numerically.
 
@@ -79,7 +80,7 @@ def symmetries(
         1.bias    jointly with 1.weight and against 3.weight
         3.weight  against 1.weight, 1.bias
         <BLANKLINE>
-        2 independent symmetries of 5 tensors; gap ... after ... backward passes
+        3 independent symmetries of 5 tensors; gap ... after ... backward passes
     """
     if not isinstance(objective, Objective):
         raise EquilibriaError(
@@ -100,7 +101,7 @@ class _Search:
         self._present = objective.of_pairs() if isinstance(objective, ModelObjective) else objective
         twin = self._present.double()
         count = 1 if isinstance(objective, ModelObjective) else min(_LOSS_BATCHES, len(material))
-        self._batches = [material.draw(index) for index in range(count)]
+        self._batches = [material.draw(index, few=_FEW) for index in range(count)]
         check_determined(self._present, self._batches[0])
         self._prober = Prober(twin, material, generator=generator)
         self._probes: list[Probe] = []
@@ -135,7 +136,7 @@ class _Search:
     def _probe_along(self, refuted: list[dict[str, int]]) -> None:
         """Further probes on the path on which a supposed symmetry failed: there the derivative is not zero."""
         for vector in refuted:
-            for log in (-1.4, -0.7, 0.7, 1.4):
+            for log in (-3.4, -0.7, 0.7, 3.4):
                 shift = {name: log * exponent for name, exponent in vector.items()}
                 self._probes.append(self._prober.take(along=shift))
 
@@ -160,20 +161,22 @@ class _Search:
 
     def _result(self, found: _Found, changes: list[float], confirmer: Confirmer) -> Symmetries:
         silent = [name for name, still in zip(self._names, found.algebra.silent, strict=True) if still]
-        idle = tuple(name for name in silent if self._is_idle(name, confirmer))
+        kinds = {name: self._kind_of_silent(name, confirmer) for name in silent}
+        free = [name for name, kind in kinds.items() if kind != "undecided"]
         by_row = find_rows(self._probes[:_BY_ROW], zero=found.algebra.zero)
+        signs = [name for name, kind in kinds.items() if kind == "alone"]
         return Symmetries(
             elements=self._elements,
-            alone=found.alone,
-            basis=found.basis,
+            alone=tuple(name for name in self._names if name in found.alone or name in signs),
+            basis=(*found.basis, *({name: 1} for name in free)),
             jointly=found.jointly,
-            no_effect=idle,
-            undecided=tuple(name for name in silent if name not in idle),
+            no_effect=tuple(name for name, kind in kinds.items() if kind == "no effect"),
+            undecided=tuple(name for name, kind in kinds.items() if kind == "undecided"),
             rows={name: rows for name, rows in by_row.items() if name not in silent},
             residual={name: float(value) for name, value in zip(self._names, found.algebra.residual, strict=True)},
             singular_values=found.algebra.singular_values,
             gap=found.algebra.gap,
-            confirmed=tuple(changes),
+            confirmed=(*changes, *(confirmer.change({name: 1}) for name in free)),
             broken=self._broken(found),
             probes=self._prober.taken,
             notes=_notes(found, changes),
@@ -181,22 +184,29 @@ class _Search:
             _involved=found.involved,
         )
 
-    def _is_idle(self, name: str, confirmer: Confirmer) -> bool:
-        """Whether a tensor can be replaced by anything: its gradient may be zero because units are dead only here."""
+    def _kind_of_silent(self, name: str, confirmer: Confirmer) -> str:
+        """Why a tensor has no gradient: nothing depends on it, or its signs alone matter, or units are dead here."""
         base = self._prober.base[name]
-        typical = base.abs().max()
-        for size in (1.0, 10.0):
+        matters = False
+        for size in (1.0, 3.0, 10.0):
             noise = torch.randn(base.shape, generator=self._generator, dtype=torch.float64).to(base.device)
-            if not confirmer.change_with({name: size * typical * noise.to(base.dtype)}) <= _UNCHANGED:
-                return False
-        return True
+            other = {name: size * base.abs().max() * noise.to(base.dtype)}
+            if not confirmer.change_with(other) <= _UNCHANGED:
+                matters = True
+                if not confirmer.change({name: 1}, at=other) <= _UNCHANGED:
+                    return "undecided"
+        return "alone" if matters else "no effect"
 
     def _broken(self, found: _Found) -> dict[str, float]:
         present: Params = self._present.params
         confirmer = Confirmer(self._present, present, self._batches, exact=False)
         together: dict[str, Mapping[str, int]] = {name: {name: 1} for name in found.alone}
         together |= {name: vector for name, vector in found.jointly.items() if min(vector.values()) > 0}
-        return {name: confirmer.change(vector) for name, vector in together.items()}
+        changes: dict[frozenset[str], float] = {}
+        for vector in together.values():
+            key = frozenset(vector)
+            changes[key] = changes[key] if key in changes else confirmer.change(vector)
+        return {name: changes[frozenset(vector)] for name, vector in together.items()}
 
 
 def _rest_of_space(null: np.ndarray, rest: list[int], *, taken: int) -> tuple[IntegerSpace, list[int]]:
