@@ -89,12 +89,12 @@ def find_watched(
     Raises:
         EquilibriaError: if nothing is left to watch, or ``select`` names what is not there.
     """
-    names, axes = _names(model), _row_axes(model)
+    names, axes = names_of(model), row_axes(model)
     every_name = {name for all_names in names.values() for name in all_names}
     placed = list(_placed(optimizers))
     _refuse_strangers(placed, names)
     called = [names.get(id(param)) or (f"optimizer{at}.group{group}.{index}",) for at, group, index, param in placed]
-    wanted = _selection(select, [name for all_names in called for name in all_names])
+    wanted = selection(select, [name for all_names in called for name in all_names])
     found: list[Watched] = []
     for (at, group, _, param), all_names in zip(placed, called, strict=True):
         if param.requires_grad and any(wanted(name, param) for name in all_names):
@@ -137,8 +137,8 @@ def _placed(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, 
                 yield at, number, index, param
 
 
-def _names(model: nn.Module) -> dict[int, tuple[str, ...]]:
-    """All names of every tensor, the first one first; tied tensors have several."""
+def names_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
+    """All names of every tensor by its id, the first one first; tied tensors have several."""
     raw: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         raw.setdefault(id(param), []).append(name)
@@ -165,7 +165,8 @@ def _parametrised(match: re.Match[str]) -> str:
     return match[1] if match[2] is None else f"{match[1]}.original{match[2]}"
 
 
-def _row_axes(model: nn.Module) -> dict[int, int]:
+def row_axes(model: nn.Module) -> dict[int, int]:
+    """The axis that numbers the rows of every tensor, by its id."""
     axes: dict[int, int] = {}
     for module in model.modules():
         held = list(module.parameters(recurse=False))
@@ -176,7 +177,12 @@ def _row_axes(model: nn.Module) -> dict[int, int]:
     return axes
 
 
-def _selection(select: Select | None, names: Sequence[str]) -> Callable[[str, Tensor], bool]:
+def selection(select: Select | None, names: Sequence[str]) -> Callable[[str, Tensor], bool]:
+    """What ``select`` stands for, as a function of name and tensor; None selects all tensors with two axes or more.
+
+    Raises:
+        EquilibriaError: if a name or pattern matches none of ``names``.
+    """
     if select is None:
         return lambda _name, param: param.ndim >= 2
     if callable(select):
