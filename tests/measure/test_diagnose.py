@@ -269,7 +269,7 @@ def test_too_few_samples_to_judge_are_one_note():
 def test_the_end_of_a_schedule_that_falls_to_zero_is_too_short_to_judge():
     run = world(HEAVY_BALL, 1500, lr=lambda step: 0.05 * (1 + math.cos(math.pi * step / 1500)))
     (finding,) = find(run)
-    assert finding.subject == "only 1 sample of 1 step at these settings: too few to judge"
+    assert finding.subject == "only 5 samples of 5 steps at these settings: too few to judge"
     assert "every=" not in finding.remedy
 
 

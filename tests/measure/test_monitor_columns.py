@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from tensors import tangent
 from torch import nn
 from watched_worlds import Account, assert_account, backward, batches, column, make_net, measure, train
 
 from equilibria.control.lion import Lion
 from equilibria.measure.monitor import Monitor
+from equilibria.measure.samples import APPROACHING, DISTURBED, SETTLED
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -304,3 +308,23 @@ def test_a_vanished_gradient_is_not_settled():
     ratio = [table["angle"][step] / table["angle_equilibrium"][step] for step in late]
     assert max(ratio) < 0.3
     assert {table["state"][step] for step in late} == {"approaching"}
+
+
+@pytest.mark.parametrize("every", [3, 20])
+def test_a_smooth_schedule_disturbs_nothing_and_a_drop_does(every):
+    """What falls behind a cosine is approaching its moving target, however it is sampled."""
+
+    def states(factor):
+        draw, net = torch.Generator().manual_seed(0), nn.Linear(30, 30, bias=False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.02)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        with Monitor(net, optimizer, every=every) as monitor:
+            for _ in range(1000):
+                weight = net.weight.detach().double()
+                net.weight.grad = (tangent(weight, draw) / weight.norm() ** 2).float()
+                optimizer.step()
+                scheduler.step()
+            return set(column(monitor, "state"))
+
+    assert states(lambda step: 0.505 + 0.495 * math.cos(math.pi * step / 1000)) == {APPROACHING, SETTLED}
+    assert states(lambda step: 1.0 if step < 600 else 0.1) == {APPROACHING, SETTLED, DISTURBED}

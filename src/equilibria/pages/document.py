@@ -88,7 +88,7 @@ def _replace(path: Path, text: str) -> None:
         raise EquilibriaError(f"got path={str(path)!r}, which is {kind}; expected the name of an HTML file")
     beside = target.parent / f".equilibria-{secrets.token_hex(8)}.tmp"
     try:
-        beside.write_text(text, encoding="utf-8", newline="\n")
+        beside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")  # a path need not be UTF-8
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)
