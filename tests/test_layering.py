@@ -31,6 +31,7 @@ ORDER = [
     "planning",
     "report",
     "watching",
+    "doctor",
     "integrations",
     "demo",
     "experiments",
