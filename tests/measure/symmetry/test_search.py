@@ -73,6 +73,14 @@ def test_any_algebra_of_small_integers_is_found(rows):
     assert not exponents[:, [names.index(name) for name in uniform]].sum(axis=1).any()
 
 
+def test_exponents_that_are_no_fractions_are_not_forced_into_integers():
+    loss, batches = monomials(np.array([[2**0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    found = symmetries(loss, batches)
+    assert found.basis == ()
+    assert found.largest_uniform() == frozenset()
+    assert found.notes == ("2 tensors take part in symmetries whose exponents are no small fractions",)
+
+
 def bn_net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 3))

@@ -181,7 +181,7 @@ class _Search:
             probes=self._prober.taken,
             notes=_notes(found, changes),
             _constraints=found.space.constraints,
-            _involved=found.involved,
+            _involved=found.involved if found.space.exact else (),
         )
 
     def _kind_of_silent(self, name: str, confirmer: Confirmer) -> str:
