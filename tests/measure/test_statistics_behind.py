@@ -146,18 +146,26 @@ def test_one_norm_in_two_places_that_scale_differently_is_refused():
         found_in(Shared())
 
 
-def test_a_network_that_does_not_run_in_float64_is_refused_with_the_reason():
-    class Constant(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.norm = nn.Linear(6, 4, bias=False), nn.BatchNorm1d(4)
-            self.constant = torch.ones(6, 6)
+def test_a_network_that_does_not_run_is_refused_with_the_reason():
+    with pytest.raises(EquilibriaError, match=r"RuntimeError from a forward pass .*shapes.*example="):
+        found_in(Stacked(), torch.zeros(3, 5))
 
-        def forward(self, inputs):
-            return self.norm(self.inner(inputs @ self.constant))
 
-    with pytest.raises(EquilibriaError, match=r"RuntimeError from a forward pass .* in float64: .*buffers"):
-        found_in(Constant())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_every_type_gives_the_same_answer(dtype):
+    net = BasicBlockResNet(4, (1, 1)).to(dtype)
+    names = [f"{name}.conv.weight" for name, _ in net.normalised()]
+    assert len(found_in(net, torch.randn(4, 1, 8, 8, dtype=dtype), names)) == len(names)
+
+
+def test_a_bias_is_found_in_float32_behind_a_deep_network():
+    layers = []
+    for _ in range(10):
+        layers += [nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()]
+    net = nn.Sequential(*layers)
+    weights = {f"{at}.weight": net[at].weight for at in range(0, 30, 3)}
+    found = statistics_behind(net, weights, args=[100 * INPUTS])
+    assert [each.bias is net[3 * at].bias for at, each in enumerate(found)] == [True] * 10
 
 
 def test_constant_channels_go_with_the_others():
