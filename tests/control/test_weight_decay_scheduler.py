@@ -129,13 +129,11 @@ def test_reduce_on_plateau_gets_its_metric():
 @pytest.mark.parametrize("through_json", [False, True])
 @pytest.mark.parametrize("options", [{"schedule": Cosine(0.4, steps=20)}, {"hold": "angle"}], ids=["schedule", "hold"])
 def test_a_resumed_scheduler_goes_on(options, through_json):
-    def make(optimizer):
+    def make():
+        optimizer = optimizer_of(momentum=0.9, weight_decay=5e-4)
         return WeightDecayScheduler(MultiStepLR(optimizer, [3, 9], gamma=0.1), **options)
 
-    whole, first = (
-        make(optimizer_of(momentum=0.9, weight_decay=5e-4)),
-        make(optimizer_of(momentum=0.9, weight_decay=5e-4)),
-    )
+    whole, first = make(), make()
     expected = decays(whole, 12)
     assert decays(first, 6) == expected[:6]
     state = copy.deepcopy(first.state_dict())
