@@ -249,6 +249,28 @@ def test_a_norm_behind_a_layer_with_bias_and_groups_that_mix():
     assert deviation(eval_logits(twin), eval_logits(net)) < 1e-12
 
 
+def test_two_controllers_may_wait_for_one_model():
+    net = bn_net()
+    optimizer = sgd(net)
+    inner = RescaleOnDecay(StepLR(optimizer, 2, gamma=0.1), net, invariant=["0.weight"])
+    outer = RescaleOnDecay(inner, net, invariant=["3.weight", "6.weight"])
+    for step in range(2):
+        take_step(net, optimizer, step)
+        twin = copy.deepcopy(net)
+        outer.step()
+    assert set(inner.last_factors) | set(outer.last_factors) == {"0.weight", "3.weight", "6.weight"}
+    assert deviation(eval_logits(twin), eval_logits(net)) < 1e-12
+
+
+def test_a_frozen_weight_stays():
+    net, _, control = trained("SGDM", steps=1)
+    frozen = invariant_of(net)[1].requires_grad_(False)
+    before = frozen.detach().clone()
+    control.step()
+    assert set(control.last_factors) == {"0.weight", "6.weight"}
+    assert torch.equal(frozen, before)
+
+
 def test_a_network_without_running_statistics_needs_no_example():
     net = nn.Sequential(nn.Linear(10, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 5))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)

@@ -50,11 +50,12 @@ class RunningStatistics:
             model in training mode.
     """
 
+    _is_looking = False  # for all of them: several may wait for the first call of one model
+
     def __init__(self, model: nn.Module, weights: Mapping[str, Tensor], *, example: Any = None) -> None:
         self._model, self._weights = unwrap_model(model), dict(weights)
         self._found: list[Behind] | None = None
         self._plans: dict[frozenset[str], _Plan] = {}
-        self._is_looking = False
         self._handle: Any = None
         if not normalisations(self._model):
             self._found = []
@@ -96,16 +97,16 @@ class RunningStatistics:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module.training and not self._is_looking:  # the search calls the model, too
+        if module.training and not RunningStatistics._is_looking:  # a search calls the model, too, its own or another's
             self._look(args, kwargs)
             self.close()
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._is_looking = True
+        RunningStatistics._is_looking = True
         try:
             self._found = statistics_behind(self._model, self._weights, args=args, kwargs=kwargs)
         finally:
-            self._is_looking = False
+            RunningStatistics._is_looking = False
 
 
 def _mean(module: nn.Module) -> Tensor:

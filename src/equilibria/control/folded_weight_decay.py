@@ -291,7 +291,7 @@ class FoldedWeightDecay(SchedulerWrapper):
         return [self._names[id(weight)] for weight in members]
 
     def _buffers(self, members: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        held = ((weight, self.optimizer.state[weight].get("momentum_buffer")) for weight in members)
+        held = ((weight, self.optimizer.state.get(weight, {}).get("momentum_buffer")) for weight in members)
         return [(weight, buffer) for weight, buffer in held if buffer is not None]
 
 

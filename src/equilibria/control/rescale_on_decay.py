@@ -123,7 +123,7 @@ class RescaleOnDecay(SchedulerWrapper):
             old = self._last_equilibrium(index, before[index])
             if old is None or new.decay_per_step == 0 or old == new:
                 continue
-            inside = [name for name, group in self._group_of.items() if group == index]
+            inside = [name for name, group in self._group_of.items() if group == index and self._moves(name)]
             if isinstance(old, AdamL2):
                 factors |= {name: rescale_factors(old, new, **self._scale(name, old)) for name in inside}
             else:
@@ -133,6 +133,10 @@ class RescaleOnDecay(SchedulerWrapper):
         if factors:
             self._statistics.require()
         return factors
+
+    def _moves(self, name: str) -> bool:
+        """Frozen weights are in no equilibrium; they stay as they are."""
+        return self._weights[name].requires_grad
 
     def _last_equilibrium(self, index: int, rule: Rule) -> Rule | None:
         if rule.decay_per_step > 0:

@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from equilibria.errors import EquilibriaError
+from equilibria.measure.layout import is_sharded
 
 _NEGLIGIBLE_EPS = 1e-20  # far below the last bit of any variance that a network has
 _DEGREE_TOLERANCE = 1e-3  # kernels that sum in another order each time leave 1e-5; degrees are whole numbers
@@ -90,7 +91,7 @@ def statistics_behind(
         One entry for each normalisation that has any of the weights in front of it.
 
     Raises:
-        EquilibriaError: the forward pass fails, or statistics follow no power of a weight.
+        EquilibriaError: the forward pass fails, weights are sharded, or statistics follow no power of a weight.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
@@ -101,6 +102,11 @@ def statistics_behind(
     norms = normalisations(model)
     if not norms:
         return []
+    if any(is_sharded(weight) for weight in weights.values()):
+        raise EquilibriaError(
+            "got sharded weights (FSDP) in a network with BatchNorm; expected whole ones: which statistics are behind "
+            "them cannot be found by scaling shards. Use DistributedDataParallel, or norms without running statistics"
+        )
     inputs = tree_map_only(Tensor, _at_least_float32, (tuple(args), dict(kwargs or {})))
     raw_names = {id(param): name for name, param in model.named_parameters()}
     with _prepared(model):
