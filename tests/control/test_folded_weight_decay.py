@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, MultiStepLR, OneCycleLR, StepLR
 
+import equilibria as eq
 from equilibria.control import FoldedWeightDecay, WeightDecayScheduler
 from equilibria.errors import EquilibriaError
 from equilibria.theory.folding import fold
@@ -452,7 +453,60 @@ def test_any_settings_give_the_same_function(lr, decay, momentum, jumps):
     assert largest_deviation(plain, folded, steps=range(12), between=between) < EXACT
 
 
+@pytest.mark.parametrize("watch_first", [True, False])
+def test_a_watched_run_turns_by_the_angles_of_the_run_with_weight_decay(watch_first):
+    plain, folded = folded_net(), folded_net()
+    if not watch_first:
+        fold_all(SCHEDULES["constant"], *folded)
+    with eq.watch(*plain, every=1) as expected, eq.watch(*folded, every=1) as found:
+        if watch_first:
+            fold_all(SCHEDULES["constant"], *folded)
+        for step in range(40):
+            take_step(*plain, step)
+            take_step(*folded, step)
+        angles = [monitor.samples().column("angle").to_pylist() for monitor in (expected, found)]
+    assert angles[1] == pytest.approx(angles[0], rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
+def test_a_compiled_step_with_a_tensor_lr():
+    plain, folded = folded_net(), folded_net(lr=torch.tensor(0.1, dtype=torch.float64))
+    fold_all(SCHEDULES["constant"], *folded)
+    compiled = torch.compile(folded[1].step, backend="eager")
+    worst = 0.0
+    for step in range(6):
+        logits = take_step(*plain, step)
+        folded[1].zero_grad()
+        other = folded[0](INPUTS[step])
+        nn.functional.cross_entropy(other, LABELS[step]).backward()
+        compiled()
+        worst = max(worst, deviation(logits, other))
+    assert worst < EXACT
+    assert folded[1].param_groups[0]["fold_log_scale"] > 0
+
+
 # ---- refusals
+
+
+def test_an_optimizer_is_folded_once():
+    net, optimizer = folded_net()
+    control = fold_all(SCHEDULES["constant"], net, optimizer)
+    with pytest.raises(EquilibriaError, match="folded already"):
+        fold_all(SCHEDULES["constant"], net, optimizer)
+    control.unfold()
+    fold_all(SCHEDULES["constant"], net, optimizer)
+
+
+def test_unfolding_a_resumed_run_needs_to_know_the_statistics_first():
+    first, resumed = folded_net(), folded_net()
+    fold_all(SCHEDULES["constant"], *first)
+    take_step(*first, 0)
+    control = fold_all(SCHEDULES["constant"], *resumed)
+    resumed[1].load_state_dict(first[1].state_dict())
+    before = copy.deepcopy((resumed[0].state_dict(), resumed[1].state_dict()))
+    with pytest.raises(EquilibriaError, match="call the model itself"):
+        control.unfold()
+    assert_same(before, (resumed[0].state_dict(), resumed[1].state_dict()))
 
 
 def refused(match, **settings):

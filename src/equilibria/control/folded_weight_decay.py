@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,11 @@ class FoldedWeightDecay(SchedulerWrapper):
         weights = invariant_tensors(invariant, optimizer=self.optimizer, model=model)
         self._names = {id(tensor): name for name, tensor in weights.items()}
         self._folded = _folded_groups(self.optimizer, self._names)
+        if any(isinstance(getattr(hook, "__self__", None), FoldedWeightDecay) for hook in self._pre_hooks.values()):
+            raise EquilibriaError(
+                "got an optimizer that is folded already; expected one that is not: give all scale-invariant weights "
+                "to one FoldedWeightDecay, or unfold() the first"
+            )
         for index in self._folded:
             refuse_unequal(self.optimizer.param_groups[index], index)
         self._statistics = RunningStatistics(model, weights, example=example)
@@ -110,7 +116,12 @@ class FoldedWeightDecay(SchedulerWrapper):
             self.optimizer.register_step_post_hook(self._after),
         ]
         # First, so that whoever else looks at the step sees the settings it is taken with.
-        self.optimizer._optimizer_step_pre_hooks.move_to_end(self._handles[0].id, last=False)  # type: ignore[attr-defined]
+        self._pre_hooks.move_to_end(self._handles[0].id, last=False)
+
+    @property
+    def _pre_hooks(self) -> OrderedDict[int, Any]:
+        hooks: OrderedDict[int, Any] = self.optimizer._optimizer_step_pre_hooks  # type: ignore[assignment]
+        return hooks
 
     @property
     def scales(self) -> dict[int, float]:
@@ -134,6 +145,8 @@ class FoldedWeightDecay(SchedulerWrapper):
         The optimizer then trains as if it had never been folded. This object still steps the scheduler.
         """
         self._close_open()
+        if any(self._members(self.optimizer.param_groups[index]) for index in self._folded):
+            self._statistics.require()
         for index in self._folded:
             group = self.optimizer.param_groups[index]
             switch = to_weight_decay(_state(group))
