@@ -295,7 +295,10 @@ def assert_unchanged(change, *, net, optimizer, match):
 
 
 def test_state_of_unknown_meaning_is_refused_before_anything_is_changed():
-    net, optimizer, control = trained("SGDM")
+    def schedule(optimizer):
+        return WeightDecayScheduler(StepLR(optimizer, 1, gamma=0.1), hold="angle")
+
+    net, optimizer, control = trained("SGDM", scheduler=schedule)
     optimizer.state[invariant_of(net)[2]]["mystery"] = torch.zeros_like(invariant_of(net)[2])
     assert_unchanged(control.step, net=net, optimizer=optimizer, match="got optimizer state 'mystery' for '6.weight'")
 
