@@ -18,7 +18,7 @@ from bn_worlds import (
     sgd,
     take_step,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, MultiStepLR, OneCycleLR, StepLR
@@ -152,13 +152,13 @@ def test_float32_renormalised_is_bit_identical_to_without_until_that_overflows()
 def test_ten_times_past_the_overflow_everything_is_finite(dtype):
     net = nn.Sequential(nn.Linear(10, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 5)).to(dtype)
     groups = [{"params": [net[0].weight]}, {"params": [*net[1].parameters(), *net[2].parameters()]}]
-    optimizer = torch.optim.SGD(groups, lr=0.1, weight_decay=2.0)  # P doubles every third step
+    optimizer = torch.optim.SGD(groups, lr=0.1, weight_decay=5.0)  # P doubles at every step
     control = FoldedWeightDecay(optimizer, net, invariant=[net[0].weight])
-    horizon = fold(0.1, 2.0, steps=1000).overflow["float32"]
-    assert horizon < 250
+    horizon = fold(0.1, 5.0, steps=1000).overflow["float32"]
+    assert horizon < 70
     for step in range(10 * horizon):
         take_step(net, optimizer, step)
-    assert optimizer.param_groups[0]["fold_exponent"] > 600
+    assert optimizer.param_groups[0]["fold_exponent"] == 10 * horizon
     state = [
         *net.parameters(),
         *net.buffers(),
@@ -301,6 +301,8 @@ def test_settings_return_after_a_step_that_fails_inside_of_torch():
     optimizer.state[invariant_of(net)[0]]["momentum_buffer"] = torch.zeros(3)
     with pytest.raises(RuntimeError):
         take_step(net, optimizer, 1)
+    saved = optimizer.state_dict()["param_groups"]
+    assert [(group["lr"], group["weight_decay"]) for group in saved] == [(0.1, 5e-3)] * 2
     control.step()
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.1, 5e-3)] * 2
     assert control.scales[0] == scale
@@ -435,6 +437,7 @@ def test_the_search_at_the_first_batch_draws_no_random_numbers_and_leaves_the_st
     assert net[1].num_batches_tracked == 1
 
 
+@settings(max_examples=15)
 @given(
     lr=st.floats(1e-3, 0.2),
     decay=st.floats(0, 5e-3),
@@ -442,8 +445,7 @@ def test_the_search_at_the_first_batch_draws_no_random_numbers_and_leaves_the_st
     jumps=st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4),
 )
 def test_any_settings_give_the_same_function(lr, decay, momentum, jumps):
-    settings = {"lr": lr, "weight_decay": decay, "momentum": momentum}
-    plain, folded = folded_net(**settings), folded_net(**settings)
+    plain, folded = (folded_net(lr=lr, weight_decay=decay, momentum=momentum) for _ in range(2))
     fold_all(SCHEDULES["constant"], *folded)
 
     def between(step, optimizer):
@@ -607,6 +609,12 @@ def clipped_steps(net, optimizer, steps):
 def test_something_that_is_no_scheduler_is_refused(scheduler):
     with pytest.raises(EquilibriaError, match=r"expected a torch\.optim.lr_scheduler"):
         FoldedWeightDecay(scheduler, bn_net(), invariant=["0.weight"])
+
+
+def test_a_model_that_is_no_network_is_refused():
+    net, optimizer = folded_net()
+    with pytest.raises(EquilibriaError, match="got model of type list; expected the network"):
+        FoldedWeightDecay(optimizer, invariant_of(net), invariant=["0.weight"])
 
 
 def test_a_state_of_something_else_is_refused():

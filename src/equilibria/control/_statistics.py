@@ -109,6 +109,12 @@ class RunningStatistics:
             RunningStatistics._is_looking = False
 
 
+def refuse_no_network(model: object) -> None:
+    """Say so if the model is none."""
+    if not isinstance(model, nn.Module):
+        raise EquilibriaError(f"got model of type {type(model).__name__}; expected the network, a torch.nn.Module")
+
+
 def _mean(module: nn.Module) -> Tensor:
     return module.running_mean  # type: ignore[return-value]
 

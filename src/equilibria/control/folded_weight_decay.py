@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from equilibria.control._clipping import ClippingWatch
-from equilibria.control._statistics import RunningStatistics
+from equilibria.control._statistics import RunningStatistics, refuse_no_network
 from equilibria.control._wrapper import SchedulerWrapper, copies, set_value
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.errors import EquilibriaError
@@ -96,6 +96,7 @@ class FoldedWeightDecay(SchedulerWrapper):
         renormalise: bool = True,
     ) -> None:
         super().__init__(scheduler)
+        refuse_no_network(model)
         weights = invariant_tensors(invariant, optimizer=self.optimizer, model=model)
         self._names = {id(tensor): name for name, tensor in weights.items()}
         self._folded = _folded_groups(self.optimizer, self._names)
@@ -114,6 +115,7 @@ class FoldedWeightDecay(SchedulerWrapper):
         self._handles = [
             self.optimizer.register_step_pre_hook(self._before),
             self.optimizer.register_step_post_hook(self._after),
+            self.optimizer.register_state_dict_post_hook(self._on_state_dict),
         ]
         # First, so that whoever else looks at the step sees the settings it is taken with.
         self._pre_hooks.move_to_end(self._handles[0].id, last=False)
@@ -226,6 +228,13 @@ class FoldedWeightDecay(SchedulerWrapper):
             set_value(group, "lr", each.lr)
             group["weight_decay"] = each.weight_decay
         return opened
+
+    def _on_state_dict(self, _optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """A checkpoint holds the schedule's settings, also one that is saved because a step failed."""
+        for index, each in self._open.items():
+            packed = state_dict["param_groups"][index]
+            packed["lr"] = torch.full_like(packed["lr"], each.lr) if isinstance(packed["lr"], Tensor) else each.lr
+            packed["weight_decay"] = each.weight_decay
 
     def _fold(self, index: int) -> _Open:
         group = self.optimizer.param_groups[index]

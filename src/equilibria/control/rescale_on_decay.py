@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from equilibria.control._statistics import RunningStatistics
+from equilibria.control._statistics import RunningStatistics, refuse_no_network
 from equilibria.control._wrapper import SchedulerWrapper, set_value
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.errors import EquilibriaError
@@ -60,6 +60,7 @@ class RescaleOnDecay(SchedulerWrapper):
         self, scheduler: LRScheduler | Optimizer, model: nn.Module, *, invariant: Invariant, example: Any = None
     ) -> None:
         super().__init__(scheduler)
+        refuse_no_network(model)
         self._weights = invariant_tensors(invariant, optimizer=self.optimizer, model=model)
         groups = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         self._group_of = {name: groups[id(weight)] for name, weight in self._weights.items()}
