@@ -3,5 +3,8 @@
 from __future__ import annotations
 
 from equilibria.control.lion import Lion
+from equilibria.control.projected_gd import ProjectedGD
+from equilibria.control.scalar_rmsprop import ScalarRMSprop
+from equilibria.control.sgdw import SGDW
 
-__all__ = ["Lion"]
+__all__ = ["SGDW", "Lion", "ProjectedGD", "ScalarRMSprop"]

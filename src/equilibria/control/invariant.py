@@ -1,0 +1,110 @@
+"""Which tensors of an optimizer are scale-invariant: what the caller says, checked, never guessed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from equilibria.errors import EquilibriaError
+from equilibria.measure.parameters import plain_name
+
+
+class HasAlone(Protocol):
+    """What `equilibria.symmetries` returns."""
+
+    @property
+    def alone(self) -> Iterable[str]:
+        """Names of the tensors that are scale-invariant by themselves."""
+
+
+Invariant: TypeAlias = Iterable[str] | Iterable[Tensor] | HasAlone
+
+HOW_TO = "eq.symmetries(eq.objective(model, loss), batches) finds them"
+
+
+def invariant_tensors(
+    invariant: Invariant, *, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+) -> dict[str, Tensor]:
+    """The scale-invariant tensors that an optimizer trains, by name.
+
+    Args:
+        invariant: tensors; or names, or a result of `equilibria.symmetries`.
+        optimizer: what trains them.
+        model: where names are looked up; not needed for tensors, nor for an optimizer made from
+            ``model.named_parameters()``.
+
+    Returns:
+        Name -> tensor, in the order given; without a model or names, they are called by their place in the optimizer.
+
+    Raises:
+        EquilibriaError: nothing given, a name that is not there, a tensor that the optimizer does not train.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4))
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> list(invariant_tensors(["0.weight"], optimizer=optimizer, model=net))
+        ['0.weight']
+    """
+    wanted = list(_listed(invariant))
+    called = _names(optimizer, model)
+    if not wanted:
+        raise EquilibriaError(f"got invariant={invariant!r}, which names nothing; expected scale-invariant: {HOW_TO}")
+    if all(isinstance(each, Tensor) for each in wanted):
+        return dict(_by_tensor(wanted, called))
+    if all(isinstance(each, str) for each in wanted):
+        return dict(_by_name(each, called, named=model is not None or _has_names(optimizer)) for each in wanted)
+    raise EquilibriaError(f"got invariant={invariant!r}; expected names, tensors or a result of symmetries: {HOW_TO}")
+
+
+def _listed(invariant: Any) -> Iterable[Any]:
+    found = getattr(invariant, "alone", invariant)
+    if isinstance(found, str | Tensor) or not isinstance(found, Iterable):
+        raise EquilibriaError(
+            f"got invariant={type(found).__name__}; expected a list of the scale-invariant tensors or of their names, "
+            f"or a result of symmetries: {HOW_TO}"
+        )
+    return found
+
+
+def _has_names(optimizer: torch.optim.Optimizer) -> bool:
+    return all("param_names" in group for group in optimizer.param_groups)
+
+
+def _names(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> dict[str, Tensor]:
+    """Every tensor of the optimizer by its name, or by its place."""
+    own: Mapping[int, str] = {} if model is None else {id(p): plain_name(name) for name, p in model.named_parameters()}
+    called: dict[str, Tensor] = {}
+    for at, group in enumerate(optimizer.param_groups):
+        places = group.get("param_names", [f"group{at}.{index}" for index in range(len(group["params"]))])
+        called |= {
+            own.get(id(param), plain_name(place)): param for place, param in zip(places, group["params"], strict=True)
+        }
+    return called
+
+
+def _by_tensor(wanted: list[Tensor], called: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+    names = {id(param): name for name, param in called.items()}
+    for tensor in wanted:
+        if id(tensor) not in names:
+            raise EquilibriaError(
+                f"got an invariant tensor of shape {tuple(tensor.shape)} that is none of the optimizer's "
+                f"{len(called)}; expected parameters that it trains"
+            )
+        yield names[id(tensor)], tensor
+
+
+def _by_name(name: str, called: Mapping[str, Tensor], *, named: bool) -> tuple[str, Tensor]:
+    plain = plain_name(name)
+    if plain in called:
+        return plain, called[plain]
+    if not named:
+        raise EquilibriaError(
+            f"got invariant name {name!r}, but the optimizer knows no names; expected model= beside it, tensors "
+            "instead of names, or an optimizer made from model.named_parameters()"
+        )
+    near = difflib.get_close_matches(plain, called, n=3) or list(called)[:3]
+    raise EquilibriaError(f"got invariant name {name!r}; the optimizer trains no such tensor, but {', '.join(near)}")
