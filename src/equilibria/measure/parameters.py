@@ -83,7 +83,7 @@ def find_watched(
     Raises:
         EquilibriaError: if nothing is left to watch, or ``select`` names what is not there.
     """
-    names, axes = _names(model), _row_axes(model)
+    names, axes = _names(model), row_axes(model)
     placed = list(_placed(optimizers))
     _refuse_strangers(placed, names)
     called = [names.get(id(param)) or (f"optimizer{at}.group{group}.{index}",) for at, group, index, param in placed]
@@ -154,7 +154,8 @@ def _parametrised(match: re.Match[str]) -> str:
     return match[1] if match[2] is None else f"{match[1]}.original{match[2]}"
 
 
-def _row_axes(model: nn.Module) -> dict[int, int]:
+def row_axes(model: nn.Module) -> dict[int, int]:
+    """The axis that numbers the outputs of every parameter of a model, by the id of the tensor."""
     axes: dict[int, int] = {}
     for module in model.modules():
         held = list(module.parameters(recurse=False))
