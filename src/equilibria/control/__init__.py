@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from equilibria.control.angular_schedule import AngularSchedule, Delivered
 from equilibria.control.lion import Lion
 from equilibria.control.projected_gd import ProjectedGD
 from equilibria.control.rotational import Rotational
 from equilibria.control.scalar_rmsprop import ScalarRMSprop
 from equilibria.control.sgdw import SGDW
 
-__all__ = ["SGDW", "Lion", "ProjectedGD", "Rotational", "ScalarRMSprop"]
+__all__ = ["SGDW", "AngularSchedule", "Delivered", "Lion", "ProjectedGD", "Rotational", "ScalarRMSprop"]
