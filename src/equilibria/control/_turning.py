@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor
 
+from equilibria.errors import EquilibriaError
 from equilibria.measure.dots import dots
 from equilibria.measure.layout import flat, is_dense, rows
 
@@ -49,6 +50,25 @@ def norms(units: Tensor, *, centred: bool = False) -> Tensor:
     held = units - units.mean(1, keepdim=True) if centred else units
     found: Tensor = torch.linalg.vector_norm(held, dim=1, dtype=torch.float64).to(units.dtype)
     return found
+
+
+def require_units(name: str, weight: Tensor, *, axis: int | None, centred: bool = False) -> None:
+    """Refuse a tensor without rows, or with a unit that has no direction.
+
+    Raises:
+        EquilibriaError: naming the tensor, and the row.
+    """
+    held = weight.detach()
+    if axis is not None and held.ndim < 2:
+        raise EquilibriaError(f"got granularity='row' for {name} of shape {tuple(held.shape)}; expected 2 axes or more")
+    sizes = norms(as_units(held, axis=axis, like=held), centred=centred)
+    good = (sizes > 0) & torch.isfinite(sizes)
+    if not bool(good.all()):
+        row = int((~good).nonzero()[0, 0])
+        raise EquilibriaError(
+            f"got {name}{'' if axis is None else f', row {row}'} of norm {float(sizes[row]):g}"
+            f"{' without its mean' if centred else ''}; expected a finite one, not zero: it has no direction"
+        )
 
 
 def turn(weights: Tensor, updates: Tensor, *, angle: float, radius: Tensor, centred: bool) -> None:

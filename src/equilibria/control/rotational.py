@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 from equilibria.control._directions import DIRECTIONS, Direction, Scratch
 from equilibria.control._gradients import loss_of, require_usable, with_gradient
 from equilibria.control._precision import require_fine
-from equilibria.control._turning import as_units, norms, turn, write_units
+from equilibria.control._turning import as_units, norms, require_units, turn, write_units
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.control.lion import Lion
 from equilibria.control.sgdw import SGDW
@@ -169,6 +169,8 @@ class Rotational(Optimizer):
     @torch.no_grad()
     def _centre(self) -> None:
         for weight, axis in self.axes.items():
+            if not weight.requires_grad:
+                continue
             units = as_units(weight, axis=axis, like=weight)
             units.sub_(units.mean(1, keepdim=True))
             write_units(weight, units, axis=axis)
@@ -240,14 +242,4 @@ def _check_weight(name: str, weight: Tensor, axis: int | None, *, centred: bool)
     require_fine([weight], by="Rotational")
     if is_sharded(weight):
         raise EquilibriaError(f"got {name} as a DTensor; expected whole tensors: its norm is spread over processes")
-    if axis is not None and weight.ndim < 2:
-        raise EquilibriaError(
-            f"got granularity='row' for {name} of shape {tuple(weight.shape)}; expected at least 2 axes"
-        )
-    sizes = norms(as_units(weight.detach(), axis=axis, like=weight.detach()), centred=centred)
-    if not bool((sizes > 0).all() & torch.isfinite(sizes).all()):
-        where = "" if axis is None else f", row {int((~(sizes > 0) | ~torch.isfinite(sizes)).nonzero()[0, 0])}"
-        raise EquilibriaError(
-            f"got {name}{where} of norm {float(sizes.min()):g}{' without its mean' if centred else ''}; expected "
-            "a finite one, not zero: it has no direction to turn from"
-        )
+    require_units(name, weight, axis=axis, centred=centred)
