@@ -18,7 +18,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.measure.dots import dots
 from equilibria.measure.layout import flat, is_dense, rows
 
-STRETCH = 1 << 16  # elements that stay in a processor's cache while several operations pass over them
+STRETCH = 1 << 18  # elements that stay in a processor's caches while several operations pass over them
 _ILL = 0.1  # share of the update's square that is tangent, below which float32 leaves too few digits of it
 _NOTHING = 1e-12  # the same below which there is no direction to turn to, even in float64
 

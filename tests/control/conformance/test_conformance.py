@@ -221,3 +221,23 @@ def test_foreach_makes_no_difference_but_rounding(row):
     one, many = (Training(row, foreach=foreach).run(0, STEPS) for foreach in (False, True))
     for a, b in zip(one.trained, many.trained, strict=True):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*lr_scheduler.step.*before.*optimizer.step.*"
+)  # torch: the skipped step may be the first
+@every_controller
+def test_under_a_gradient_scaler_it_steps_and_is_skipped(row):
+    """The scale is a power of two, so unscaling is exact; an overflow is skipped by the scaler and never arrives."""
+    plain, scaled = Training(row).run(0, STEPS), Training(row)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(-1, STEPS):
+        scaled.model.zero_grad()
+        scaler.scale(scaled.loss(step) if step >= 0 else scaled.loss(0)).backward()
+        if step < 0:
+            scaled.model[3].weight.grad[0, 0] = math.inf
+        scaler.step(scaled.controls.optimizer)
+        scaler.update()
+        if scaled.controls.scheduler is not None and step >= 0:
+            scaled.controls.scheduler.step()
+    assert all(torch.equal(a, b) for a, b in zip(plain.trained, scaled.trained, strict=True))
