@@ -35,6 +35,16 @@ def test_names_are_looked_up_in_the_model(net, optimizer, given):
     assert found["0.weight"] is net[0].weight
 
 
+def test_of_a_result_of_symmetries_those_count_that_the_optimizer_trains(net):
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    result = SimpleNamespace(alone=frozenset({"0.weight", "2.weight"}))
+    assert list(invariant_tensors(result, optimizer=optimizer, model=net)) == ["0.weight"]
+    with pytest.raises(EquilibriaError, match="names nothing here"):
+        invariant_tensors(SimpleNamespace(alone={"2.weight"}), optimizer=optimizer, model=net)
+    with pytest.raises(EquilibriaError, match=r"got invariant name '2\.weight'"):
+        invariant_tensors(["2.weight"], optimizer=optimizer, model=net)
+
+
 def test_names_under_wrappers_are_plain_names(net):
     wrapped = nn.Sequential()
     wrapped.module = net  # what DataParallel and torch.compile do to names

@@ -52,7 +52,7 @@ def test_gwsi_is_gradient_descent_with_weight_decay_lock_step(lr, intrinsic, nor
     torchs = torch.optim.SGD([plain], lr=lr, weight_decay=wd)
     first = lr / ((1 - lr * wd) * norm**2)
     ours = ProjectedGD([sphere], lr, weight_decay=wd, effective_lr=first)
-    for _ in range(50):
+    for _ in range(20):
         gradient_step(torchs, plain)
         gradient_step(ours, sphere)
         assert apart(plain, sphere) < 1e-12

@@ -80,6 +80,13 @@ def test_it_settles_where_the_theory_says():
         assert 4 * error + finite < 0.03  # so that the test can fail
 
 
+def test_a_huge_gradient_whose_norm_overflows_is_still_a_gradient():
+    weight = torch.nn.Parameter(torch.zeros(3))
+    weight.grad = torch.full((3,), 1e30)
+    SGDW([weight], 1e-30).step()
+    assert weight.tolist() == pytest.approx([-1.0] * 3)
+
+
 def test_a_monitor_finds_its_law():
     optimizer = SGDW([parameter(3)], torch.tensor(0.5), momentum=0.9, weight_decay=0.01)
     law = law_of(optimizer, optimizer.param_groups[0])

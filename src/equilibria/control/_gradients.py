@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equilibria.errors import EquilibriaError, number
+from equilibria.measure.layout import local
 
 
 def loss_of(closure: Callable[[], float] | None) -> float | None:
@@ -47,7 +48,7 @@ def require_usable(params: Iterable[Tensor], *, by: str) -> None:
 
 
 def _sum_of_norms(gradients: list[Tensor]) -> float:
-    norms = torch._foreach_norm(gradients)
+    norms = torch._foreach_norm([local(gradient) for gradient in gradients])  # each process looks at what it holds
     return float(sum(norm.to(norms[0].device, torch.float32) for norm in norms))
 
 
@@ -70,7 +71,7 @@ def _require_dense_and_real(param: Tensor, by: str) -> None:
 
 
 def _require_finite(param: Tensor, by: str) -> None:
-    bad = int((~torch.isfinite(_gradient(param))).sum())
+    bad = int((~torch.isfinite(local(_gradient(param)))).sum())
     if bad:
         raise EquilibriaError(
             f"got a gradient with {bad} of {param.numel()} entries not finite for a parameter of shape "

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from equilibria.control._angle_laws import decay_for_angle, step_angle
 from equilibria.control._gradients import as_number
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.errors import EquilibriaError, one_of, whole
 from equilibria.measure.dots import moved_dots
 from equilibria.measure.laws import law_of
 from equilibria.measure.layout import copy_of, flat, is_sharded
+from equilibria.theory.requested import decay_for_angle, step_angle
 from equilibria.theory.rules import SGD, SGDW, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule, in_epochs
 
