@@ -177,6 +177,19 @@ def test_a_broken_step_leaves_the_learning_rate_finite():
     assert math.isfinite(scheduler.get_last_lr()[0])
 
 
+def test_gradients_that_vanish_for_a_while_leave_nothing_behind():
+    """The angle asked for is delivered with a lr as large as it takes, and again when gradients are back."""
+    world = World(heavy_ball)
+    scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights)
+    found = []
+    for step in range(120):
+        world.gradients.unit_grad_sq = 1e-8 if 40 <= step < 80 else 1.0
+        found.append(math.sqrt(np.mean(world.step() ** 2)))
+        scheduler.step()
+    assert np.mean(found[70:80]) == pytest.approx(0.02, rel=0.05)
+    assert np.mean(found[110:]) == pytest.approx(0.02, rel=0.05)
+
+
 def test_a_tensor_learning_rate_stays_a_tensor():
     world = World(lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1, dtype=torch.float64)))
     scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights)

@@ -26,6 +26,7 @@ RECENT = 1000  # steps that a report looks back at most
 _WINDOW = 4  # steps over which c^2 is averaged: shorter is noisier, longer lags behind gradients that change
 _TRIM = 0.1  # share of the error of a step's squared angle that corrects the next lr: makes the mean right
 _LARGEST_SURPRISE = 3.0  # what a single step may count at most in that
+_LARGEST_TRIM = 1.0  # so that gradients that vanish for a while leave nothing behind
 _STRONGEST = 30.0  # times the equilibrium's weight decay that is used at most to bring a norm down
 
 
@@ -176,8 +177,8 @@ class AngularSchedule(LRScheduler):
             return
         delivered = math.sqrt(sum(angle**2 for angle in turned.values()) / len(turned))
         requested = self._request(loop, self.last_epoch)
-        if loop.is_measured and requested > 0:  # the very first step is taken at the lr that was found
-            loop.trim += _TRIM * (1 - min((delivered / requested) ** 2, _LARGEST_SURPRISE))
+        if self._by == "lr" and loop.is_measured and requested > 0:  # the very first step has the lr that was found
+            loop.correct(delivered / requested)
         loop.recent.append((requested, delivered))
         loop.average({at: angle / lr for at, angle in turned.items()}, power=self._power(loop))
 
@@ -263,6 +264,11 @@ class _Loop:
         for at, angle in per_lr.items():
             self.mean_sq[at] += ((angle * self.norms[at][0] ** power) ** 2 - self.mean_sq[at]) / _WINDOW
             self.measured[at] += (1 - self.measured[at]) / _WINDOW
+
+    def correct(self, ratio: float) -> None:
+        """Take delivered over requested angle of a step into the trim."""
+        trim = self.trim + _TRIM * (1 - min(ratio**2, _LARGEST_SURPRISE))
+        self.trim = max(-_LARGEST_TRIM, min(_LARGEST_TRIM, trim))
 
     def remember(self) -> None:
         """Copy the tensors that somebody changed since the last measurement, and those that were never copied."""
