@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # resolves its names lazily: to import from it would hide what is needed.
 ORDER = [
     "_version",
+    "_compiled",
     "_rich",
     "errors",
     "findings",
@@ -39,7 +40,7 @@ ORDER = [
     "",
 ]
 IMPORTS_ANYTHING = {"cli", "__main__", ""}
-WITHOUT_TORCH = {"_version", "errors", "findings", "theory"}
+WITHOUT_TORCH = {"_version", "_compiled", "errors", "findings", "theory"}
 
 
 def read_sources() -> dict[str, str]:

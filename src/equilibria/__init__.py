@@ -7,6 +7,7 @@ The verbs, imported on first use:
 - `plan`: what a schedule will do, before it runs.
 - `fold`: weight decay folded into an exponentially growing learning rate.
 - `translate`: the same dynamics for another initial scale, batch size, weight decay or optimizer.
+- `objective`: the loss of a network as a function of its named parameters and a batch; `Objective` for any function.
 - `cite`: where a law comes from, and whether it was corrected.
 - `theory`: the laws themselves.
 """
@@ -21,20 +22,35 @@ from equilibria.errors import EquilibriaError
 
 if TYPE_CHECKING:
     from equilibria import theory
+    from equilibria.measure.objective import Objective, objective
     from equilibria.planning import plan
-    from equilibria.record import read_run
+    from equilibria.report import read_run
     from equilibria.theory.citations import cite
     from equilibria.theory.folding import fold
     from equilibria.theory.translation import translate
     from equilibria.watching import watch
 
-__all__ = ["EquilibriaError", "__version__", "cite", "fold", "plan", "read_run", "theory", "translate", "watch"]
+__all__ = [
+    "EquilibriaError",
+    "Objective",
+    "__version__",
+    "cite",
+    "fold",
+    "objective",
+    "plan",
+    "read_run",
+    "theory",
+    "translate",
+    "watch",
+]
 
 _HOMES = {
+    "Objective": "equilibria.measure.objective",
     "cite": "equilibria.theory.citations",
     "fold": "equilibria.theory.folding",
+    "objective": "equilibria.measure.objective",
     "plan": "equilibria.planning",
-    "read_run": "equilibria.record",
+    "read_run": "equilibria.report",
     "translate": "equilibria.theory.translation",
     "watch": "equilibria.watching",
 }

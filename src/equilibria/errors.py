@@ -1,4 +1,4 @@
-"""The one exception people need to catch, and the checks that raise it.
+"""The one exception people need to catch, the checks that raise it, and warnings that point at the caller's own line.
 
 Every message shows what was received, what is allowed and, where it helps, what to do.
 """
@@ -6,7 +6,12 @@ Every message shows what was received, what is allowed and, where it helps, what
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Iterable
+from types import FrameType
+
+_NOT_THE_CALLER = ("equilibria", "torch", "contextlib")  # hooks run below torch, and with-statements below contextlib
 
 
 class EquilibriaError(ValueError):
@@ -90,3 +95,12 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
     if value not in words:
         raise EquilibriaError(f"got {name}={value!r}; expected one of: {', '.join(words)}")
     return str(value)
+
+
+def warn_caller(message: str, kind: type[Warning]) -> None:
+    """Warn at the line that led here: the nearest one outside of this library and of torch, which calls its hooks."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, kind, stacklevel=level)

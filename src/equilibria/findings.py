@@ -1,4 +1,4 @@
-"""A finding: something worth knowing, with its evidence, a remedy and the law behind it."""
+"""A finding: something worth knowing, with its evidence, a remedy and the law behind it; and how it counts."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ class Finding:
     evidence: str
     remedy: str
     law: str
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things in words.
+
+    Example:
+        >>> counted(1, "step"), counted(2000, "step")
+        ('1 step', '2,000 steps')
+    """
+    return f"{count:,} {what}{'s' if count != 1 else ''}"

@@ -387,6 +387,46 @@ def test_weights_that_are_not_scale_invariant_are_no_finding():
     assert diagnose(edited(run.samples, cosine=np.full(len(run.samples), 0.1)), metadata=run.metadata) == ()
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_partly_broken_invariance_is_one_note_with_its_likely_cause(bias):
+    run = world(HEAVY_BALL, 600, dim=256)
+    rng = np.random.default_rng(0)
+
+    def at(share: float) -> tuple[Finding, ...]:
+        cosine = share / math.sqrt(256) * rng.standard_normal(len(run.samples))
+        entries = [{**entry, "bias": bias} for entry in run.metadata["params"]]
+        return diagnose(edited(run.samples, cosine=cosine), metadata={**run.metadata, "params": entries})
+
+    (finding,) = at(0.5)
+    assert finding.severity == "note" and "all 3 layers" in finding.subject
+    assert re.search(r"only partly scale-invariant.*(4\d|5\d) % of a random", f"{finding.subject} {finding.evidence}")
+    assert ("weight and bias are scale-invariant only together" in finding.remedy) == bias and "eps" in finding.remedy
+    assert at(1.5) == ()  # nothing normalises it: no finding
+    assert not any("partly" in found.subject for found in at(0.15))
+
+
+@pytest.mark.parametrize(("before", "after", "words"), [(0.05, 0.6, "ceased to be"), (0.6, 0.05, "become")])
+def test_invariance_that_flips_in_mid_run_is_told_with_its_time(before, after, words):
+    run = world(HEAVY_BALL, 600)
+    rng, late = np.random.default_rng(0), run.samples["step"].to_numpy() >= 300
+    share = np.where(late, after, before) * rng.standard_normal(len(late))
+    found = diagnose(edited(run.samples, cosine=share / math.sqrt(256)), metadata=run.metadata)
+    (finding,) = [each for each in found if "scale-invariant" in each.subject]
+    assert "all 3 layers (worst conv" in finding.subject and f"have {words} scale-invariant" in finding.subject
+    first, last = map(int, re.search(r"between steps (\d+) and (\d+)", finding.evidence).groups())
+    assert first < 300 <= last < 360
+
+
+def test_no_assumption_holds_beside_a_finding_that_it_fails():
+    for options in ({"correlation": 0.3}, {"unit_grad_sq": lambda step: math.exp(0.5 * step / TIME_CONSTANT)}):
+        run = world(HEAVY_BALL, 1500, **options)
+        slow = edited(run.samples, angle=run.samples["angle"].to_numpy() * 0.8)
+        found = diagnose(slow, metadata=run.metadata)
+        (off,) = [finding for finding in found if finding.law == "transient.evolve"]
+        assert "none of the assumptions" not in off.evidence
+        assert ("are correlated" if "correlation" in options else "drifts") in off.evidence
+
+
 ODD_NUMBERS = [math.nan, 0.0, -1.0, math.inf, 1e300, 1e-300, 1.0]
 ODD_RULES = [
     None,

@@ -120,3 +120,34 @@ def test_a_change_at_every_step_is_noticed_at_every_step():
     with Monitor(net, optimizer, every=1) as monitor:
         train(net, optimizer, 6, after_step=lambda _: in_place(net))
         assert column(monitor, "note", "4.weight") == [None] + [CHANGED_OUTSIDE] * 5
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("every", [1, 3])
+def test_other_data_of_the_same_norm_is_noticed(make, every):
+    net = make_net()
+    optimizer = make(net)
+
+    def swap(number):
+        if number == 7:
+            net[4].weight.data = net[4].weight.data.flip(0).clone()
+
+    with Monitor(net, optimizer, every=every) as monitor:
+        train(net, optimizer, 21, after_step=swap)
+        notes = dict(zip(column(monitor, "step", "4.weight"), column(monitor, "note", "4.weight"), strict=True))
+        assert [step for step, note in notes.items() if note] == [8 if every == 1 else 9]
+        assert set(column(monitor, "note", "0.weight")) == {None}
+
+
+def test_an_optimizer_that_replaces_the_data_itself_raises_no_alarm():
+    class Replacing(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.data = param.data - group["lr"] * param.grad
+
+    net = make_net()
+    optimizer = Replacing(net.parameters(), lr=0.1)
+    with Monitor(net, optimizer, every=3) as monitor:
+        train(net, optimizer, 21)
+        assert set(column(monitor, "note")) == {None}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import torch
 from torch import nn
 from watched_worlds import Account, assert_account, backward, batches, column, make_net, same_bits, train
 
-from equilibria.measure.monitor import Monitor
+from equilibria.measure.monitor import Monitor, WatchWarning
 from equilibria.measure.samples import NO_GRADIENT, NOT_FINITE, SKIPPED
 
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-3}
@@ -462,16 +464,89 @@ def test_tensors_without_data_end_the_watch_and_not_the_training():
     optimizer.step()
 
 
-def test_parameter_groups_added_later():
+def test_parameter_groups_added_later_are_named():
     net, late = make_net(), nn.Linear(3, 3)
     optimizer = adamw(net)
     with Monitor(net, optimizer, every=1) as monitor:
         train(net, optimizer, 2)
+        assert not any("not watched" in finding.subject for finding in monitor.findings())
         optimizer.add_param_group({"params": late.parameters(), "lr": 1e-4})
         late.weight.grad = torch.ones(3, 3)
-        train(net, optimizer, 2)
+        with pytest.warns(WatchWarning, match="optimizer0.group1.0 is trained but not watched") as caught:
+            train(net, optimizer, 2)
+        assert [Path(each.filename).name for each in caught] == ["watched_worlds.py"]  # once, at optimizer.step()
         assert monitor.failure is None
         assert monitor.step == 4
         assert len(monitor.metadata["params"]) == 3
+        assert "optimizer0.group1.0 is trained" in monitor.findings()[0].subject
         resumed = monitor.state_dict()
         monitor.load_state_dict(resumed)
+
+
+def test_what_would_not_have_been_watched_is_not_missed_later():
+    net = make_net()
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    with Monitor(net, optimizer, every=1, select="0.*") as monitor:
+        optimizer.add_param_group({"params": list(net[4].parameters()) + list(net[1].parameters())})
+        train(net, optimizer, 2)
+        assert not any("not watched" in finding.subject for finding in monitor.findings())
+
+
+def test_tensors_that_are_unfrozen_later_are_named():
+    net = make_net()
+    net[4].requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 2)
+        net[4].requires_grad_(True)
+        train(net, optimizer, 2)
+        assert "4.weight is trained but not watched" in monitor.findings()[0].subject
+
+
+# ---- hooks of others, and numbers at the ends of float32
+
+
+@BOTH
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_hook_that_clips_and_was_registered_later_is_seen(make, every):
+    net = make_net()
+    optimizer, account = make(net), Account(net)
+
+    def clip(*_):
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        account.before(0)  # what the step sees
+
+    with Monitor(net, optimizer, every=every) as monitor:
+        train(net, optimizer, 4)
+        optimizer.register_step_pre_hook(clip)
+        train(net, optimizer, 6, after_step=lambda number: account.after(number + 4))
+        table = monitor.samples().filter(pc.greater_equal(monitor.samples()["step"], 4)).to_pylist()
+    slow = {(row["step"], row["param"]): row for row in account.rows}
+    assert len(table) == 3 * 6 // every
+    for row in table:
+        for name in ("grad_norm", "angle", "update_norm"):
+            assert row[name] == pytest.approx(slow[row["step"], row["param"]][name], rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-22, 1e22])
+@pytest.mark.parametrize("entries", [64, 300_000])
+@pytest.mark.parametrize("momentum", [0.0, 0.9, None])
+def test_norms_whose_squares_leave_float32(size, entries, momentum):
+    draw = torch.Generator().manual_seed(0)
+    net = nn.Linear(entries // 4, 4, bias=False)
+    with torch.no_grad():
+        net.weight.mul_(size)
+    if momentum is None:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=size * 1e-3, weight_decay=0.0)
+    else:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=momentum, weight_decay=1e-3)
+    account = Account(net)
+    with Monitor(net, optimizer, every=1) as monitor:
+        for number in range(4):
+            scale = 0.1 if momentum is None else size * 0.1  # Adam squares it itself
+            net.weight.grad = scale * torch.randn(4, entries // 4, generator=draw) / entries**0.5
+            account.before(number)
+            optimizer.step()
+            account.after(number)
+        angles = column(monitor, "angle")
+    assert angles == pytest.approx([row["angle"] for row in account.rows], rel=1e-4)

@@ -60,12 +60,16 @@ def _settings(tap: Tap, laws: Sequence[Law]) -> str:
 
 
 def _units(each: Watched, law: Law) -> Iterator[dict[str, Any]]:
-    for name in each.unit_names:
+    told = each.invariant or (None,) * each.units
+    for name, invariant in zip(each.unit_names, told, strict=True):
         yield {
             "name": name,
             "aliases": list(each.aliases),
             "shape": list(each.param.shape),
             "entries": each.entries,
+            "bias": each.has_bias,
+            "how": each.how,
+            "invariant": invariant,
             "dtype": str(each.param.dtype).removeprefix("torch."),
             "optimizer": each.optimizer,
             "group": each.group,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.measure.averages import RunningMean
+from equilibria.measure.countdown import Countdown
 from equilibria.measure.geometry import Step
 from equilibria.measure.recursion import run
 from equilibria.theory import fixed_points
+from equilibria.theory.adam_settling import adam_settling_steps
 from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
-from equilibria.theory.rules import SGD, SGDW, AdamL2, Lion, Muon, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import State, memory_size
-from equilibria.theory.targets import targets
+from equilibria.theory.targets import Targets, targets
 from equilibria.theory.unit_gradient import momentum_unit_grad_sq, nesterov_angle_factor
 
 _MOMENTS = ("norm_sq", "radial", "buffer_sq", "second", "memory")
@@ -98,17 +100,21 @@ class Forecaster:
 
     Args:
         entries: numbers per weight.
+        invariant: 1 for weights that are known to be scale-invariant, 0 for those that are not, NaN for those whose
+            cosine with the gradient is to decide; None if it is to decide about all.
     """
 
-    def __init__(self, entries: Array) -> None:
+    def __init__(self, entries: Array, *, invariant: Array | None = None) -> None:
         count = len(entries)
         self._entries = entries
+        self._told = np.full(count, np.nan) if invariant is None else invariant
         self._state: State | None = None
         self._next = 0  # the step before which the state stands
         self._drive = np.full(count, np.nan)  # L at the last sample
         self._grad_sq, self._pull, self._pulled = (RunningMean(count) for _ in range(3))
         self._update_sq, self._cosine_sq, self._angle_sq = (RunningMean(count) for _ in range(3))
         self._settled = np.zeros(count, dtype=bool)
+        self._countdown = Countdown(count)
 
     @property
     def next_step(self) -> int:
@@ -130,6 +136,7 @@ class Forecaster:
             "moments": moments,
             "steps_done": None if self._state is None else float(self._state.steps_done),
             "means": means,
+            "countdown": self._countdown.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -138,6 +145,7 @@ class Forecaster:
         self._drive, self._settled = (state[name].cpu().numpy().copy() for name in ("drive", "settled"))
         for name in _MEANS:
             getattr(self, name).load_state_dict(state["means"][name])
+        self._countdown.load_state_dict(state["countdown"])
         self._state = None
         if state["moments"] is not None:
             moments = {name: state["moments"][name].cpu().numpy().copy() for name in _MOMENTS}
@@ -155,7 +163,7 @@ class Forecaster:
             start: given where the recursion of some weights is to begin anew from what was measured.
             skipped: whether the step was not carried out, as under automatic mixed precision.
         """
-        rule, relax = rules[-1], self._relaxation(rules[-1])
+        rule, relax, anew = rules[-1], self._relaxation(rules[-1]), start is not None
         with np.errstate(all="ignore"):  # what is zero or not finite becomes NaN, weight by weight
             unit_grad_sq = measured.gg * measured.ww
             if not skipped:
@@ -170,9 +178,15 @@ class Forecaster:
             mean = np.maximum(_total(rule, self._grad_sq.value, correlation), 0.0)
             angle_goal, norm_goal = self._equilibrium(rule, mean, correlation)
             steps, settled = self._settling(relax, measured.norm / norm_goal)
+            if isinstance(rule, AdamW | AdamL2) and np.any(steps > 0):
+                settings = rule.lr, rule.weight_decay
+                work_out = partial(self._adam_steps, rule, measured, norm_goal, mean)
+                left = np.maximum(self._countdown.left(step, settings, work_out, anew=anew), 1.0)
+                steps = np.where((steps > 0) & np.isfinite(left), left, steps)
             settled &= self._turns_like(angle_goal)
             own = _total(rule, unit_grad_sq, measured.vg / measured.gg)
-            invariant = np.asarray(np.sqrt(self._cosine_sq.value * self._entries) < _NOT_RANDOM)
+            seems = np.sqrt(self._cosine_sq.value * self._entries) < _NOT_RANDOM
+            invariant = np.where(np.isnan(self._told), seems, self._told == 1)
         blank = np.where(invariant, 1.0, np.nan)
         return Forecast(
             angle=angle * blank,
@@ -319,9 +333,8 @@ class Forecaster:
             return nothing, nothing
         if isinstance(rule, AdamL2):
             return _equilibrium_l2(rule, drive, self._entries)
-        try:
-            unit = targets(rule, rule.lr)
-        except (EquilibriaError, ArithmeticError):
+        unit = _targets(rule)
+        if unit is None:
             return nothing, nothing
         angle = np.full(len(drive), float(unit.angle))
         if isinstance(rule, SGD) and rule.nesterov:
@@ -342,6 +355,18 @@ class Forecaster:
         within = relax.steps(ratio, tolerance=_LEFT) == 0
         self._settled = (steps == 0) | (self._settled & within)
         return steps, self._settled.copy()
+
+    def _adam_steps(self, rule: AdamW | AdamL2, measured: Step, norm_goal: Array, drive: Array) -> Array:
+        """Steps to settle, with the second moment that the recursion knows; with one that has followed, without."""
+        ratio, goal_sq, b2 = measured.norm / norm_goal, norm_goal**2, rule.betas[1]
+        second = ratio**-2
+        if self._state is not None:
+            coupled = rule.weight_decay if isinstance(rule, AdamL2) else 0.0
+            settled = (drive / goal_sq + coupled**2 * goal_sq) / self._entries
+            held = self._state.second / (1 - b2**self._state.steps_done) / settled
+            second = np.where(held > 0, held, second)
+        scale = {"norm_sq": goal_sq, "unit_grad_sq": drive, "dim": self._entries}
+        return adam_settling_steps(rule, ratio, second_ratio=second, **scale, tolerance=TOLERANCE)
 
 
 def _merged(fresh: State, held: State, here: Flags) -> State:
@@ -395,6 +420,14 @@ def _equilibrium_l2(rule: AdamL2, drive: Array, entries: Array) -> tuple[Array, 
 
 def _digits(value: float, count: int) -> float:
     return float(f"{value:.{count}g}")
+
+
+@lru_cache(maxsize=1024)
+def _targets(rule: Rule) -> Targets | None:
+    try:
+        return targets(rule, rule.lr)
+    except (EquilibriaError, ArithmeticError):
+        return None
 
 
 @lru_cache(maxsize=1024)

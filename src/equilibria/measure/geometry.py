@@ -66,11 +66,11 @@ class Step:
 
     @property
     def angle(self) -> Array:
-        """Radians between w and w'; NaN for a weight that is zero."""
+        """Radians between w and w'; NaN for a weight that is zero or out of the range of its products."""
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             tangent_sq = np.maximum(self.ee - self.we * self.we / self.ww, 0.0)
             angle: Array = np.arctan2(np.sqrt(tangent_sq * self.ww), (1 - self.shrink) * self.ww + self.we)
-        return np.where(self.ww > 0, angle, np.nan)
+        return np.where((self.ww > 0) & np.isfinite(self.ww) & np.isfinite(self.ee), angle, np.nan)
 
     @property
     def cosine(self) -> Array:

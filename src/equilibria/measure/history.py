@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ class History:
 
     def __init__(self) -> None:
         self._blocks: list[pa.Table] = []
-        self._tail: list[pa.RecordBatch] = []
+        self._tail: list[Mapping[str, Any]] = []
         self._kept: list[tuple[int, int]] = []  # place among the sampled steps of its optimizer, and rows
         self._rows = 0
         self._keep_every = 1
@@ -35,10 +35,9 @@ class History:
         place = self._seen[source] = self._seen.get(source, 0) + 1
         if place % self._keep_every:
             return
-        batch = pa.record_batch([_array(field, columns[field.name]) for field in _PLAIN], schema=_PLAIN)
-        self._tail.append(batch)
-        self._kept.append((place, batch.num_rows))
-        self._rows += batch.num_rows
+        self._tail.append(columns)
+        self._kept.append((place, len(columns["param"])))
+        self._rows += len(columns["param"])
         if len(self._tail) >= _BLOCK:
             self._gather()
         if self._rows > _MOST_ROWS:
@@ -52,7 +51,8 @@ class History:
 
     def _gather(self) -> None:
         if self._tail:
-            self._blocks.append(pa.Table.from_batches(self._tail).combine_chunks())
+            columns = [_column(field, [each[field.name] for each in self._tail]) for field in _PLAIN]
+            self._blocks.append(pa.table(columns, schema=_PLAIN))
             self._tail = []
 
     def _thin(self) -> None:
@@ -67,8 +67,8 @@ class History:
         self._rows, self._keep_every = int(rows[stays].sum()), 2 * self._keep_every
 
 
-def _array(field: pa.Field, values: Any) -> pa.Array:
-    return pa.array(values, field.type, from_pandas=False)
+def _column(field: pa.Field, parts: Sequence[Any]) -> pa.Array:
+    return pa.array(np.concatenate(parts), field.type, from_pandas=False)
 
 
 _PLAIN = pa.schema(  # words not yet encoded: one dictionary for all steps is made when the table is asked for

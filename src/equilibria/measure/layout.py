@@ -9,6 +9,8 @@ from torch import Tensor
 
 from equilibria.errors import EquilibriaError
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds, without its history, real numbers throughout."""
@@ -24,7 +26,7 @@ def as_real(tensor: Tensor) -> Tensor:
 
 def is_sharded(tensor: object) -> bool:
     """Whether this is a DTensor; asked by its methods, for importing the class costs as much as a training step."""
-    return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+    return type(tensor) not in _PLAIN and hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
 def flat(tensor: Tensor, *, like: Tensor | None = None) -> Tensor:
@@ -33,6 +35,8 @@ def flat(tensor: Tensor, *, like: Tensor | None = None) -> Tensor:
     Nothing is copied where the strides agree and fill the memory: contiguous, channels-last or transposed alike.
     """
     model = tensor if like is None else like
+    if tensor.is_contiguous() and model.is_contiguous():  # the usual case, and the fast one
+        return tensor.view(-1)
     if not is_dense(model):  # its memory has no order to follow: row by row
         return tensor.reshape(-1)
     if tensor.stride() != model.stride():
@@ -48,6 +52,22 @@ def copy_of(tensor: Tensor) -> Tensor:
 def rows(tensor: Tensor, *, axis: int) -> Tensor:
     """A tensor as a matrix, one row per index of ``axis``."""
     return tensor.movedim(axis, 0).flatten(1)  # also where this process holds no row
+
+
+def matrix(tensor: Tensor, *, axis: int | None, like: Tensor) -> Tensor:
+    """A contiguous matrix: one row per index of ``axis``, or one for the whole tensor if it is None.
+
+    The numbers of a row are in the order in which ``like`` keeps its own. Nothing is copied where the strides agree and
+    the rows lie in memory one after another.
+    """
+    count = 1 if axis is None else like.shape[axis]
+    if not axis and count and tensor.is_contiguous() and like.is_contiguous():
+        return tensor.view(count, -1) if tensor.numel() else tensor.view(count, 0)
+    if axis is None:
+        return flat(tensor, like=like).contiguous().unsqueeze(0)
+    if like.numel() and is_dense(like) and like.stride(axis) * count == like.numel():
+        return flat(tensor, like=like).view(count, -1)
+    return rows(tensor, axis=axis).contiguous()
 
 
 def densify(gradient: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equilibria._version import __version__
-from equilibria.errors import EquilibriaError, one_of, whole
+from equilibria.errors import EquilibriaError, one_of, warn_caller, whole
 from equilibria.findings import Finding
 from equilibria.measure.cadence import Cadence
 from equilibria.measure.description import describe
@@ -24,9 +24,10 @@ from equilibria.measure.diagnose import diagnose
 from equilibria.measure.history import History
 from equilibria.measure.layout import local
 from equilibria.measure.parameters import Select, find_watched, unwrap_optimizer
-from equilibria.measure.reckoning import Reckoning, to_matrix
+from equilibria.measure.reckoning import Reckoning
 from equilibria.measure.sharding import any_sharded, sum_over_pieces
-from equilibria.measure.tap import Reading, Tap
+from equilibria.measure.tap import PRODUCTS, Reading, Tap
+from equilibria.measure.told import Told, with_symmetries
 
 _MOST_PENDING = 16  # readings that wait for their turn, so that a device is asked less often
 _LONGEST_WAIT = 1.0  # seconds after which the next reading is not kept waiting
@@ -60,6 +61,8 @@ class Monitor:
             None for all tensors with at least two axes.
         granularity: "tensor", or "row" for one sample per row (output channel).
         steps_per_epoch: to say times in epochs too.
+        symmetries: what `equilibria.symmetries` found: which weights are scale-invariant, so that predictions are made
+            for these alone. Without it the cosine of weight and gradient decides.
         sinks: where samples go as they come.
     """
 
@@ -74,6 +77,7 @@ class Monitor:
         select: Select | None = None,
         granularity: str = "tensor",
         steps_per_epoch: int | None = None,
+        symmetries: Told | None = None,
         sinks: Iterable[Sink] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -84,7 +88,10 @@ class Monitor:
         self._asked_every = every
         self._cadence = Cadence(every)
         found = _unwrapped(optimizers)
-        watched = find_watched(model, found, select=select, by_row=granularity == "row")
+        self._model = weakref.ref(model)
+        self._select = select if select is None or callable(select) or isinstance(select, str) else list(select)
+        watched = find_watched(model, found, select=self._select, by_row=granularity == "row")
+        watched = watched if symmetries is None else with_symmetries(watched, symmetries)
         self._sinks = list(sinks)
         self._history = History()
         self._pending: list[tuple[Tap, Reading, torch.Tensor]] = []
@@ -141,14 +148,15 @@ class Monitor:
         """What the samples mean, most serious first."""
         bypassed = [tap for tap in self._taps if tap.changes_since_last_step > _MOST_CHANGES]
         found = diagnose(self.samples(), metadata=self.metadata)
-        return (*(_bypassed(tap) for tap in bypassed), *found)
+        unwatched = self._unwatched()
+        return (*(_bypassed(tap) for tap in bypassed), *([_added_later(unwatched)] if unwatched else []), *found)
 
     def flush(self) -> None:
         """Work off the readings that wait."""
         try:
             self._work_off()
         except Exception as error:
-            self._fail(error, callers=4)
+            self._fail(error)
 
     def add_sink(self, sink: Sink) -> None:
         """Send samples there from now on."""
@@ -265,7 +273,9 @@ class Monitor:
 
     def take(self, tap: Tap, reading: Reading) -> None:
         """Keep a reading until there are a few, or the last one was long ago."""
-        products = to_matrix(reading, tap.watched)
+        if tap.has_grown() and (unwatched := self._unwatched()):
+            warn_caller(f"{_added_later(unwatched).subject}: call equilibria.watch again", WatchWarning)
+        products = reading.products
         self._owed.discard(tap)
         wish = self._cadence.wish(reading.label) if tap is self._planner else float(self._cadence.every)
         if self._together:
@@ -285,7 +295,7 @@ class Monitor:
         try:
             work()
         except Exception as error:
-            self._fail(error, callers=7)  # whose line says optimizer.step()
+            self._fail(error)
         self._cadence.spent(time.perf_counter() - begun)
 
     def missed(self, tap: Tap) -> None:
@@ -293,7 +303,7 @@ class Monitor:
         if self._failure is None or self._told or not self._awaited:
             return
         device = local(tap.watched[0].param).device
-        nothing = torch.zeros(sum(each.units for each in tap.watched), 9, dtype=torch.float64, device=device)
+        nothing = torch.zeros(sum(each.units for each in tap.watched), PRODUCTS, dtype=torch.float64, device=device)
         with contextlib.suppress(Exception):
             self._sum(tap, nothing, 1.0)
 
@@ -308,11 +318,22 @@ class Monitor:
             raise RuntimeError("watching has stopped in another process")
         return torch.cat(summed), float(extra[0])
 
-    def _fail(self, error: Exception, *, callers: int) -> None:
-        """Stop, and warn at the line so many callers up. The hooks stay on: torch is walking through them."""
+    def _unwatched(self) -> list[str]:
+        """Tensors that would have been watched, had they been trained when watching began."""
+        model, known = self._model(), {id(each.param) for tap in self._taps for each in tap.watched}
+        if model is None:
+            return []
+        try:
+            now = find_watched(model, [tap.optimizer for tap in self._taps], select=self._select, by_row=False)
+        except Exception:  # a selection of the user's own may fail on what it was not made for
+            return []
+        return [each.name for each in now if id(each.param) not in known]
+
+    def _fail(self, error: Exception) -> None:
+        """Stop, and say so once. The hooks stay on: torch is walking through them."""
         if self._failure is None:
             self._failure = f"{type(error).__name__}: {error}"
-            warnings.warn(f"watching has stopped: {self._failure}; training goes on", WatchWarning, stacklevel=callers)
+            warn_caller(f"watching has stopped: {self._failure}; training goes on", WatchWarning)
 
     def _work_off(self) -> None:
         self._flushed = time.monotonic()
@@ -334,10 +355,9 @@ class Monitor:
             work()
         except Exception as error:
             self.remove_sink(sink)
-            warnings.warn(
+            warn_caller(
                 f"{type(sink).__name__} takes no more samples: {type(error).__name__}: {error}; watching goes on",
                 WatchWarning,
-                stacklevel=6,
             )
 
 
@@ -377,6 +397,17 @@ def _bypassed(tap: Tap) -> Finding:
         "the weights change, but the watched optimizer does not step",
         f"the last step seen was number {tap.count}, and the weights have been changed since",
         "the optimizer may have been copied, which drops hooks: call monitor.reattach(optimizer)",
+        "",
+    )
+
+
+def _added_later(names: Sequence[str]) -> Finding:
+    several = len(names) > 1
+    return Finding(
+        "warning",
+        f"{_listed([names]) if several else names[0]} {'are' if several else 'is'} trained but not watched",
+        f"{'they were' if several else 'it was'} added to the optimizer, or unfrozen, after equilibria.watch",
+        "close this monitor and call equilibria.watch again, after the last add_param_group and unfreezing",
         "",
     )
 

@@ -32,6 +32,9 @@ class Watched:
         units: how many rows there are in it, 1 if it is watched as a whole.
         entries: how many real numbers a row has, or the whole tensor.
         first_row: the first row that this process holds.
+        has_bias: whether its module has a bias beside it.
+        how: how symmetries say that it is invariant, in words; None if nobody has looked.
+        invariant: for every unit whether they say that it is invariant by itself; None if they do not know.
     """
 
     name: str
@@ -43,6 +46,9 @@ class Watched:
     units: int
     entries: int
     first_row: int
+    has_bias: bool = False
+    how: str | None = None
+    invariant: tuple[bool, ...] | None = None
 
     @property
     def unit_names(self) -> list[str]:
@@ -83,18 +89,20 @@ def find_watched(
     Raises:
         EquilibriaError: if nothing is left to watch, or ``select`` names what is not there.
     """
-    names, axes = _names(model), row_axes(model)
+    names, axes = names_of(model), row_axes(model)
+    every_name = {name for all_names in names.values() for name in all_names}
     placed = list(_placed(optimizers))
     _refuse_strangers(placed, names)
     called = [names.get(id(param)) or (f"optimizer{at}.group{group}.{index}",) for at, group, index, param in placed]
-    wanted = _selection(select, [name for all_names in called for name in all_names])
+    wanted = selection(select, [name for all_names in called for name in all_names])
     found: list[Watched] = []
     for (at, group, _, param), all_names in zip(placed, called, strict=True):
         if param.requires_grad and any(wanted(name, param) for name in all_names):
             axis = axes.get(id(param), 0) if by_row and param.ndim >= 2 else None
             twice = any(each.param is param for each in found)  # two optimizers may share a tensor, samples no name
             own = [f"{name} (optimizer {at})" for name in all_names] if twice else all_names
-            found.append(_watched(param, own, optimizer=at, group=group, axis=axis))
+            has_bias = any(f"{name.removesuffix('weight')}bias" in every_name for name in all_names)
+            found.append(_watched(param, own, optimizer=at, group=group, axis=axis, has_bias=has_bias))
     if not found:
         raise EquilibriaError(
             f"got select={select!r}, which leaves nothing of {len(placed)} parameters to watch; expected names, "
@@ -103,7 +111,9 @@ def find_watched(
     return found
 
 
-def _watched(param: Tensor, names: Sequence[str], *, optimizer: int, group: int, axis: int | None) -> Watched:
+def _watched(
+    param: Tensor, names: Sequence[str], *, optimizer: int, group: int, axis: int | None, has_bias: bool
+) -> Watched:
     units = 1 if axis is None else param.shape[axis]
     return Watched(
         name=names[0],
@@ -115,6 +125,7 @@ def _watched(param: Tensor, names: Sequence[str], *, optimizer: int, group: int,
         units=units,
         entries=param.numel() * (2 if param.is_complex() else 1) // max(1, units),
         first_row=0 if axis is None else first_local_row(param, axis=axis),
+        has_bias=has_bias,
     )
 
 
@@ -126,8 +137,8 @@ def _placed(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, 
                 yield at, number, index, param
 
 
-def _names(model: nn.Module) -> dict[int, tuple[str, ...]]:
-    """All names of every tensor, the first one first; tied tensors have several."""
+def names_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
+    """All names of every tensor by its id, the first one first; tied tensors have several."""
     raw: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         raw.setdefault(id(param), []).append(name)
@@ -155,7 +166,7 @@ def _parametrised(match: re.Match[str]) -> str:
 
 
 def row_axes(model: nn.Module) -> dict[int, int]:
-    """The axis that numbers the outputs of every parameter of a model, by the id of the tensor."""
+    """The axis that numbers the rows of every tensor, by its id."""
     axes: dict[int, int] = {}
     for module in model.modules():
         held = list(module.parameters(recurse=False))
@@ -166,7 +177,12 @@ def row_axes(model: nn.Module) -> dict[int, int]:
     return axes
 
 
-def _selection(select: Select | None, names: Sequence[str]) -> Callable[[str, Tensor], bool]:
+def selection(select: Select | None, names: Sequence[str]) -> Callable[[str, Tensor], bool]:
+    """What ``select`` stands for, as a function of name and tensor; None selects all tensors with two axes or more.
+
+    Raises:
+        EquilibriaError: if a name or pattern matches none of ``names``.
+    """
     if select is None:
         return lambda _name, param: param.ndim >= 2
     if callable(select):

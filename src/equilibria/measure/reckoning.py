@@ -44,7 +44,15 @@ class Reckoning:
         self._groups = np.repeat([each.group for each in watched], [each.units for each in watched])
         entries = np.repeat([float(each.entries) for each in watched], [each.units for each in watched])
         self._entries = entries
-        self._forecasters = {int(group): Forecaster(entries[self._groups == group]) for group in set(self._groups)}
+        told = np.concatenate([[], *(each.invariant or [np.nan] * each.units for each in watched)]).astype(np.float64)
+        self._forecasters = {
+            int(group): Forecaster(entries[self._groups == group], invariant=told[self._groups == group])
+            for group in set(self._groups)
+        }
+        alone = len(self._forecasters) == 1  # then nothing is to be picked out
+        self._places: dict[int, Any] = {
+            group: slice(None) if alone else self._groups == group for group in self._forecasters
+        }
         self._verdicts = Verdicts(len(self.names))
         self._norm_after = np.full(len(self.names), np.nan)
         self._pace = np.full(len(self.names), np.nan)  # length of the last sampled step, per unit of learning rate
@@ -68,7 +76,7 @@ class Reckoning:
         skipped = reading.found_inf is not None and bool(reading.found_inf)
         now = {group: tap.logs[group].at(reading.count) for group in self._forecasters}
         lr = np.array([now[group].lr for group in self._groups])
-        missing = self._spread([numbers is None for numbers in reading.products], tap)
+        missing = self._spread(reading.missing, tap)
         unread = self._spread(reading.unread, tap)
         changed = self._changed(reading, tap, measured, lr)
         forecast = self._forecast(tap, reading, measured, products, changed=changed, skipped=skipped)
@@ -155,7 +163,7 @@ class Reckoning:
         }
         combined, begins = self._spread(reading.combined, tap), self._spread(reading.begin, tap)
         for group, forecaster in self._forecasters.items():
-            rule, here = reading.laws[group].rule, self._groups == group
+            rule, here = reading.laws[group].rule, self._places[group]
             if rule is None:
                 continue
             begin = begins[here] | (changed[here] & isinstance(rule, SGD | SGDW))
@@ -254,7 +262,7 @@ def _pace(measured: Step, lr: Array) -> Array:
 
 def _notes(measured: Step, *, changed: Flags, missing: Flags, unread: Flags, skipped: bool) -> list[str | None]:
     words = np.where(changed, CHANGED_OUTSIDE, "").astype(object)
-    words[~np.isfinite(measured.gg) & ~unread] = NOT_FINITE
+    words[~np.isfinite(measured.gg) & ~unread | np.isinf(measured.ww)] = NOT_FINITE
     words[missing] = NO_GRADIENT
     if skipped:
         words[:] = SKIPPED
@@ -278,34 +286,3 @@ def _adjusted(rule: Rule, settings: Settings) -> Rule:
     elif hasattr(rule, "momentum"):
         changes["momentum"] = settings.momentum
     return dataclasses.replace(rule, **changes)
-
-
-def to_matrix(reading: Reading, watched: Sequence[Watched]) -> torch.Tensor:
-    """The inner products of a reading, (units, 9) in float64: NaN without a gradient, 0 for what is absent."""
-    starts = reading.starts or [None] * len(watched)
-    tables = [
-        _table(numbers, start, each) for numbers, start, each in zip(reading.products, starts, watched, strict=True)
-    ]
-    if all(isinstance(table, list) for table in tables):  # the usual case, and the fast one
-        return torch.tensor(tables, dtype=torch.float64)
-    parts = [torch.tensor([table], dtype=torch.float64) if isinstance(table, list) else table for table in tables]
-    device = next(part.device for part in parts if part.device.type != "cpu" or part is parts[-1])
-    return torch.cat([part.to(device) for part in parts])
-
-
-def _table(numbers: list[Any] | None, start: list[Any] | None, each: Watched) -> list[float] | torch.Tensor:
-    """Nine numbers of a whole tensor, or (units, 9) where they are tensors already."""
-    if numbers is None:
-        nothing = [float("nan")] * 9
-        return nothing if each.axis is None else torch.tensor([nothing] * each.units, dtype=torch.float64)
-    nine = [*numbers, *[0.0] * (6 - len(numbers)), *(start or [0.0] * 3)]
-    if not any(isinstance(number, torch.Tensor) for number in nine):
-        return nine
-    device = next(number.device for number in nine if isinstance(number, torch.Tensor))
-    held = [torch.as_tensor(number, dtype=torch.float64, device=device).reshape(-1) for number in nine]
-    local = torch.stack([column.expand(len(held[0])) for column in held], dim=1)
-    if len(local) == each.units:
-        return local
-    table = local.new_zeros(each.units, 9)  # the other rows are with other processes
-    table[each.first_row : each.first_row + len(local)] = local
-    return table

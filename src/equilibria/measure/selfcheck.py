@@ -105,7 +105,7 @@ def _checks(
         stretch = {column: values[begin:end] for column, values in rows.items()}
         rule = rule_of(entry, {key: float(stretch[key][0]) for key in ("lr", "weight_decay", "momentum")})
         cosine = math.sqrt(float(np.mean(stretch["cosine"] ** 2)))
-        both = identity(rule, stretch) if rule and is_invariant(cosine, entry.get("entries", 0)) else None
+        both = identity(rule, stretch) if rule and is_invariant(cosine, entry) else None
         if both is not None:
             law, left, right = both
             larger = max(abs(left), abs(right))

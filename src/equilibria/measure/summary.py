@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from equilibria.errors import EquilibriaError, whole
+from equilibria.findings import counted
 from equilibria.measure.samples import DISTURBED, NO_EQUILIBRIUM, SETTLED, STATES
 from equilibria.measure.series import (
     SETTINGS,
@@ -27,7 +28,7 @@ from equilibria.measure.series import (
 from equilibria.theory.rules import RULES, Rule
 
 LEAST_WINDOW = 20  # samples: the RMS of 20 angles that scatter by 20 % is good to 4 %
-_INVARIANT = 0.2  # of a random direction's cosine with the gradient
+INVARIANT = 0.2  # of a random direction's cosine with the gradient
 _LEAST_RATIO = 1e-9  # a weight that does not turn at all is this wrong: a logarithm of 0 cannot be sorted or written
 _KINDS = {kind.__name__: kind for kind in RULES.values()}
 
@@ -84,11 +85,17 @@ def rule_of(entry: Mapping[str, Any], settings: Mapping[str, float]) -> Rule | N
         return None  # settings that changed to something without a law
 
 
-def is_invariant(rms_cosine: float, entries: float) -> bool | None:
-    """Whether weight and gradient are orthogonal: a cosine far below that of a random direction; None if unknown."""
-    if not (math.isfinite(rms_cosine) and entries):
-        return None
-    return rms_cosine * math.sqrt(entries) < _INVARIANT
+def is_invariant(rms_cosine: float, entry: Mapping[str, Any]) -> bool | None:
+    """Whether a weight is scale-invariant, None if unknown.
+
+    Symmetries that were given to the monitor know; else weight and gradient must be orthogonal, with a cosine far below
+    that of a random direction.
+    """
+    told: bool | None = entry.get("invariant")
+    entries = entry.get("entries", 0)
+    if told is not None or not (math.isfinite(rms_cosine) and entries):
+        return told
+    return bool(rms_cosine * math.sqrt(entries) < INVARIANT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,7 @@ class LayerSummary:
         norm_vs_equilibrium: measured / equilibrium.
         cosine: root mean square cosine of weight and gradient; no setting changes what it tells, so that it is taken
             over at least 20 samples where there are as many.
-        invariant: whether that is far below a random direction's.
+        invariant: whether symmetries say so or, without them, whether that is far below a random direction's.
         state: one of STATES.
         steps_to_settle: steps until the angle stays within 5 % of equilibrium.
         epochs_to_settle: the same in epochs, if an epoch's length is known.
@@ -122,6 +129,7 @@ class LayerSummary:
         no_law: why there is no law, None where there is one.
         how_wrong: |ln(measured / predicted angle)|, to sort by: 0.05 is 5 % off, 0.7 a factor of 2 either way.
         first_step: step of the first sample in the window, None if there is no sample.
+        how: how symmetries say that it is invariant, in words; None if the monitor was given none.
     """
 
     name: str
@@ -149,6 +157,7 @@ class LayerSummary:
     no_law: str | None
     how_wrong: float | None
     first_step: int | None = None
+    how: str | None = None
 
     @property
     def sentence(self) -> str:
@@ -224,7 +233,7 @@ def _present(recent: Series) -> dict[str, Array]:
 def _summary(name: str, row: dict[str, float], entry: Mapping[str, Any], metadata: Mapping[str, Any]) -> LayerSummary:
     state, last_step, first_step = row.pop("state"), int(row.pop("last_step")), row.pop("first_step")
     numbers: dict[str, Any] = {key: value if math.isfinite(value) else None for key, value in row.items()}
-    invariant = is_invariant(row["cosine"], entry.get("entries", 0))
+    invariant = is_invariant(row["cosine"], entry)
     no_law = None if entry.get("rule") else entry.get("no_law") or "no law is known for its optimizer"
     if invariant is False or no_law is not None:  # what the window still holds is of a time when there was one
         numbers |= dict.fromkeys(_THEORY)
@@ -238,6 +247,7 @@ def _summary(name: str, row: dict[str, float], entry: Mapping[str, Any], metadat
         first_step=int(first_step) if math.isfinite(first_step) else None,
         last_step=last_step,
         invariant=invariant,
+        how=entry.get("how"),
         state=STATES[int(state)] if state >= 0 else None,
         settings=_settings_text(entry, row, metadata),
         no_law=no_law,
@@ -295,7 +305,7 @@ def how_long(steps: float, epochs: float | None) -> str:
         ('2,100 more steps (5.4 epochs)', '1 more step')
     """
     count = math.ceil(steps)
-    return f"{count:,} more step{'s' if count != 1 else ''}" + (f" ({epochs:.1f} epochs)" if epochs else "")
+    return counted(count, "more step") + (f" ({epochs:.1f} epochs)" if epochs else "")
 
 
 def _clauses(layer: LayerSummary) -> list[str]:
@@ -303,7 +313,7 @@ def _clauses(layer: LayerSummary) -> list[str]:
     if layer.no_law is not None:
         return [layer.no_law]
     if layer.invariant is False:
-        return [f"it is not scale-invariant (cosine with its gradient {layer.cosine:.2g}), so no law applies"]
+        return [f"{_not_invariant(layer)}, so no law applies"]
     if layer.angle_predicted is None:
         return ["there is no prediction for it"]
     predicts = f"{layer.settings} predicts {layer.angle_predicted:.3g}"
@@ -314,6 +324,13 @@ def _clauses(layer: LayerSummary) -> list[str]:
     if layer.state == SETTLED:
         return [predicts, "it is settled"]
     return [f"{predicts} now and {layer.angle_equilibrium:.3g} in equilibrium", _still_to_go(layer)]
+
+
+def _not_invariant(layer: LayerSummary) -> str:
+    if layer.how is None or layer.how == "no":
+        seen = "" if layer.cosine is None else f" (cosine with its gradient {layer.cosine:.2g})"
+        return f"it is not scale-invariant{seen}"
+    return f"it is not scale-invariant by itself ({layer.how})"
 
 
 def _still_to_go(layer: LayerSummary) -> str:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from equilibria.measure.dots import MovesPass, ProductsPass
 from equilibria.measure.laws import Law, follows, law_of
-from equilibria.measure.layout import is_sharded, local, rows
+from equilibria.measure.layout import densify, is_sharded, local, rows
 from equilibria.measure.parameters import Watched
-from equilibria.measure.probes import Combination, CopyProbe, LinearProbe, products_of, sgd_combination
+from equilibria.measure.probes import Combination, CopyProbe, add_products, sgd_combination
 from equilibria.measure.settings_log import SettingsLog
 from equilibria.theory.rules import SGDW, AdamW, Lion, Muon
 
-_SUMMED_AS_THEY_ARE = (torch.float32, torch.float64)
+_EXACT = (torch.float32, torch.float64)
+PRODUCTS = 9  # numbers per unit in a reading
 
 
 @dataclass(slots=True)
@@ -31,15 +33,16 @@ class Reading:
         label: what the samples call the step.
         laws: the law of each parameter group.
         combinations: the update as a combination of weight, gradient and buffer, as far as it is known.
-        combined: whether ``products`` are ww, wg, gg, wv, gv, vv of weight, gradient and buffer, from which the update
-            follows; otherwise ww, wg, gg, we, ee with the measured move e.
+        combined: whether its products are ww, wg, gg, wv, gv, vv of weight, gradient and buffer, from which the update
+            follows; otherwise ww, wg, gg, we, ee, 0 with the measured move e.
         copied: whether the tensor was copied, to be compared after the step.
-        products: the inner products; None without a gradient.
+        products: the inner products, (units, 9): the six above, and for optimizers that have them and a new beginning
+            <w, m>, <m, m> and the sum of the second moments. NaN without a gradient.
+        missing: whether there is no gradient.
         late: whether the gradient is read after the step, together with the move.
         unread: whether there was no moment to read the gradient: a closure makes it, the step may overwrite it.
         changed: whether the tensor was changed since the last step.
         begin: whether its forecast is to begin anew.
-        starts: <w, m>, <m, m> and the sum of the second moments, for optimizers that have them and a new beginning.
         steps_taken: steps that the optimizer's own state counts.
         found_inf: not 0 where a fused optimizer skips the step; None if it cannot.
         grad_scale: by which the gradients are still multiplied; None if they are not.
@@ -51,12 +54,12 @@ class Reading:
     combinations: list[Combination]
     combined: list[bool]
     copied: list[bool]
-    products: list[list[Any] | None]
+    products: Tensor
+    missing: list[bool]
     late: list[bool]
     unread: list[bool]
     changed: list[bool]
     begin: list[bool]
-    starts: list[list[Any] | None] = field(default_factory=list)
     steps_taken: float = 0.0
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
@@ -107,10 +110,12 @@ class Tap:
         self.count, self.label, self.last = 0, 0, -1
         self.logs = [SettingsLog() for _ in optimizer.param_groups]
         self._listener = listener
-        self._linear = [LinearProbe(each) for each in watched]
+        self._rows = _row_slices(self.watched)
+        self._units = sum(each.units for each in watched)
         # Asked at every step. Sharded tensors are left out: gathering and scattering them counts as changes.
         self._versioned = [each.param for each in watched if not is_sharded(each.param)]
         self._versions: list[int] = []
+        self._places: list[int] = []  # in memory, after the last sampled step
         self._changed = [False] * len(watched)
         self._reading: Reading | None = None
         self._begun = [False] * len(watched)  # whose forecast has begun: not yet where there was no gradient so far
@@ -123,7 +128,7 @@ class Tap:
     def attach(self, optimizer: Optimizer) -> None:
         """Put the hooks on an optimizer, this one from now on; one that trains nothing that is watched needs none."""
         self.detach()
-        self.optimizer, self._is_silent = optimizer, False
+        self.optimizer, self._is_silent, self._trained = optimizer, False, _tensors_in(optimizer)
         if self.watched:
             pre, post = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
             self._handles = [pre(self._before), post(self._after)]
@@ -136,6 +141,11 @@ class Tap:
             for handle in self._handles:
                 handle.remove()
             self._handles = []
+
+    def has_grown(self) -> bool:
+        """Whether tensors were added to the optimizer since this was last asked."""
+        before, self._trained = self._trained, _tensors_in(self.optimizer)
+        return self._trained > before
 
     def begin_anew(self) -> None:
         """Let the forecast start from the measured weights at the next sample."""
@@ -158,7 +168,7 @@ class Tap:
         for log, held in zip(self.logs, state["logs"], strict=True):
             log.load_state_dict(held)
         self._begun, self._changed = list(state["begun"]), list(state["changed"])
-        self._versions, self._reading, self._sampled = [], None, -2
+        self._versions, self._places, self._reading, self._sampled = [], [], None, -2
         self._copying = [CopyProbe(each) for each in self.watched]  # what they copied is of another time
 
     @property
@@ -219,40 +229,42 @@ class Tap:
 
     def _open(self, *, has_closure: bool) -> Reading:
         laws = [law_of(self.optimizer, group) for group in self.optimizer.param_groups]
-        sgd = follows(self.optimizer, SGD)
+        sgd, is_last, replaced = follows(self.optimizer, SGD), self._comes_last(), self._replaced()
+        count = len(self.watched)
         reading = Reading(
             count=self.count,
             label=self.label,
             laws=laws,
-            combinations=[self._combination(each, laws[each.group], sgd=sgd) for each in self.watched],
-            combined=[sgd and not has_closure and _is_plain(each.param) for each in self.watched],
-            copied=[False] * len(self.watched),
-            products=[None] * len(self.watched),
-            late=[False] * len(self.watched),
-            unread=[False] * len(self.watched),
-            changed=list(self._changed),
-            begin=[False] * len(self.watched),
+            combinations=self._combinations(laws, sgd=sgd),
+            combined=[sgd and not has_closure and is_last and _is_plain(each.param) for each in self.watched],
+            copied=[False] * count,
+            products=self._no_products(),
+            missing=[each.param.grad is None for each in self.watched],
+            late=[False] * count,
+            unread=[False] * count,
+            changed=[old or new for old, new in zip(self._changed, replaced, strict=True)],
+            begin=[False] * count,
             found_inf=getattr(self.optimizer, "found_inf", None),
             grad_scale=getattr(self.optimizer, "grad_scale", None),
         )
+        one_pass = ProductsPass(reading.products)
         for at, each in enumerate(self.watched):
             gradient = each.param.grad
             if gradient is None and not has_closure:
                 continue
             reading.begin[at] = not self._begun[at]
             if reading.combined[at] and gradient is not None:
-                reading.products[at] = self._linear[at].read(
-                    gradient,
-                    self._state(each).get("momentum_buffer"),
-                    group=self.optimizer.param_groups[each.group],
-                    carry=self._sampled == self.count - 1 and not reading.changed[at] and reading.found_inf is None,
-                )
+                buffer = self._state(each).get("momentum_buffer")
+                add_products(one_pass, self._rows[at].start, each, gradient, buffer)
                 continue
             reading.copied[at] = True
             overwritten = reading.grad_scale is not None or self._may_overwrite(laws[each.group], each, sgd=sgd)
             reading.late[at], reading.unread[at] = not overwritten, overwritten and has_closure
-            same = self._copying[at].remember(gradient if overwritten and not has_closure else None)
+            if overwritten and gradient is not None and not has_closure:
+                self._read_with(each, densify(gradient), self._place(reading, at)[:, 1:3])
+            same = self._copying[at].remember()
             reading.changed[at] |= not same and self._sampled == self.count - 1  # else steps of its own came between
+        one_pass.run()
         reading.begin = [begin or changed for begin, changed in zip(reading.begin, reading.changed, strict=True)]
         if any(reading.begin):
             self._read_starts(reading)
@@ -265,19 +277,61 @@ class Tap:
                 self._compare(reading)
             self._sampled = reading.count
             self._changed = [False] * len(self.watched)
-            self._begun = [products is not None for products in reading.products]
+            self._begun = [not missing for missing in reading.missing]
+            self._places = [] if self._places_before != self._places_now() else self._places_before
+            if not self._comes_last():
+                self._handles[0].remove()
+                self._handles[0] = self.optimizer.register_step_pre_hook(self._before)
             self._listener.take(self, reading)
         self._versions = [param._version for param in self._versioned]
 
+    def _comes_last(self) -> bool:
+        """Whether no other hook comes between ours and the step: one that was registered later may clip gradients."""
+        hooks: Mapping[int, Any] = getattr(self.optimizer, "_optimizer_step_pre_hooks", {})
+        return not hooks or next(reversed(hooks)) == self._handles[0].id
+
+    def _places_now(self) -> list[int]:
+        return [0 if is_sharded(each.param) else each.param.data_ptr() for each in self.watched]
+
+    def _replaced(self) -> list[bool]:
+        """Which tensors lie elsewhere than after the last sample: ``p.data = other``, which torch does not count.
+
+        An optimizer that does this by itself, seen at the last sample, says nothing.
+        """
+        self._places_before = self._places_now()
+        return [old != new for old, new in zip(self._places or self._places_before, self._places_before, strict=True)]
+
     def _compare(self, reading: Reading) -> None:
-        refresh = self._listener.next_is_due()
+        refresh, one_pass = self._listener.next_is_due(), MovesPass(reading.products)
         for at, each in enumerate(self.watched):
             gradient = each.param.grad if reading.late[at] else None
-            if reading.late[at] and gradient is None:  # a closure need not reach every tensor
-                continue
-            if reading.copied[at]:
-                shrink = reading.combinations[at].shrink
-                reading.products[at] = self._copying[at].compare(gradient, shrink=shrink, refresh=refresh)
+            if reading.copied[at]:  # a closure need not reach every tensor
+                reading.missing[at] = reading.late[at] and gradient is None
+            if reading.missing[at]:
+                self._place(reading, at).fill_(torch.nan)
+            elif reading.copied[at]:
+                place, shrink = self._rows[at].start, reading.combinations[at].shrink
+                self._copying[at].compare(one_pass, place, gradient, shrink=shrink, refresh=refresh)
+                if reading.unread[at]:
+                    self._place(reading, at)[:, 1:3] = torch.nan
+        one_pass.run()
+
+    def _no_products(self) -> Tensor:
+        devices = [each.param.device for each in self.watched]
+        shared = next((device for device in devices if device.type == "cpu"), devices[0])  # the rest is sent there
+        return torch.zeros(self._units, PRODUCTS, dtype=torch.float64, device=shared)
+
+    def _place(self, reading: Reading, at: int) -> Tensor:
+        """The rows of a reading that belong to what this process holds of a tensor."""
+        return reading.products[self._rows[at]]
+
+    def _read_with(self, each: Watched, other: Tensor, out: Tensor) -> None:
+        """<w, x> and <x, x> of the weight and another tensor."""
+        found = out.new_zeros(len(out), 6)
+        one_pass = ProductsPass(found)
+        add_products(one_pass, 0, each, other, None)
+        one_pass.run()
+        out.copy_(found[:, 1:3])
 
     def _may_overwrite(self, law: Law, each: Watched, *, sgd: bool) -> bool:
         """Whether the step may leave something else in ``.grad``: SGD does with Nesterov and no decay, others might."""
@@ -287,36 +341,59 @@ class Tap:
         return law.rule is None
 
     def _read_starts(self, reading: Reading) -> None:
-        for each, begins in zip(self.watched, reading.begin, strict=True):
+        for at, each in enumerate(self.watched):
             state = self._state(each)
             first, second = state.get("exp_avg", state.get("momentum_buffer")), state.get("exp_avg_sq")
-            if first is None or not begins:
-                reading.starts.append(None)
+            if first is None or not reading.begin[at]:
                 continue
-            found = products_of(each, [local(each.param), local(first)], [(0, 1), (1, 1)])
-            reading.starts.append([*found, 0.0 * found[0] if second is None else _sum(each, local(second))])
+            out = self._place(reading, at)[:, 6:]
+            self._read_with(each, first, out[:, :2])
+            if second is not None:
+                out[:, 2] = _sum(each, local(second))
             reading.steps_taken = max(reading.steps_taken, float(state.get("step", self.count)))
 
     def _state(self, each: Watched) -> dict[str, Any]:
         state: dict[str, Any] = self.optimizer.state.get(each.param, {})
         return state
 
-    def _combination(self, each: Watched, law: Law, *, sgd: bool) -> Combination:
-        if sgd:
-            group = self.optimizer.param_groups[each.group]
-            return sgd_combination(group, first=self._state(each).get("momentum_buffer") is None)
-        decoupled = isinstance(law.rule, SGDW | AdamW | Lion | Muon)
-        return Combination(0.0, 0.0, law.rule.decay_per_step if decoupled and law.rule else 0.0)
+    def _combinations(self, laws: Sequence[Law], *, sgd: bool) -> list[Combination]:
+        if not sgd:
+            of_group = [_decay_alone(law) for law in laws]
+            return [of_group[each.group] for each in self.watched]
+        first, later = (
+            [sgd_combination(group, first=first) for group in self.optimizer.param_groups] for first in (True, False)
+        )
+        return [
+            (first if self._state(each).get("momentum_buffer") is None else later)[each.group] for each in self.watched
+        ]
+
+
+def _decay_alone(law: Law) -> Combination:
+    """What is known of a step beforehand: the share of the weight that decoupled decay takes away."""
+    decoupled = isinstance(law.rule, SGDW | AdamW | Lion | Muon)
+    return Combination(0.0, 0.0, law.rule.decay_per_step if decoupled and law.rule else 0.0)
+
+
+def _row_slices(watched: Sequence[Watched]) -> list[slice]:
+    """The rows of a reading that belong to what this process holds of each tensor; other rows are elsewhere."""
+    places, begin = [], 0
+    for each in watched:
+        held = 1 if each.axis is None else local(each.param).shape[each.axis]
+        places.append(slice(begin + each.first_row, begin + each.first_row + held))
+        begin += each.units
+    return places
+
+
+def _tensors_in(optimizer: Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 def _is_plain(param: Tensor) -> bool:
     """Whether SGD's arithmetic on it is exact enough to be recomputed, and its gradient can be multiplied."""
     held = param.grad
-    return param.dtype in _SUMMED_AS_THEY_ARE and (held is None or held.layout == torch.strided)
+    return param.dtype in _EXACT and (held is None or held.layout == torch.strided)
 
 
-def _sum(each: Watched, tensor: Tensor) -> Any:
-    if each.axis is not None:
-        return rows(tensor, axis=each.axis).sum(1, dtype=torch.float64)
-    total = tensor.sum(dtype=torch.float64)
-    return total.item() if total.device.type == "cpu" else total
+def _sum(each: Watched, tensor: Tensor) -> Tensor:
+    """Of the numbers in every row."""
+    return (tensor.reshape(1, -1) if each.axis is None else rows(tensor, axis=each.axis)).sum(1, dtype=torch.float64)

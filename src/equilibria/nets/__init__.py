@@ -3,5 +3,15 @@
 from __future__ import annotations
 
 from equilibria.nets.basic_block_resnet import BasicBlockResNet, ConvNorm
+from equilibria.nets.preactivation_resnet import PreActivationBlock, PreActivationResNet
+from equilibria.nets.vgg import FINAL_SCALE, ScaledNorm, ScaleInvariantVGG11
 
-__all__ = ["BasicBlockResNet", "ConvNorm"]
+__all__ = [
+    "FINAL_SCALE",
+    "BasicBlockResNet",
+    "ConvNorm",
+    "PreActivationBlock",
+    "PreActivationResNet",
+    "ScaleInvariantVGG11",
+    "ScaledNorm",
+]

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
+from equilibria.findings import counted
 from equilibria.record.manifest import RUN_FILE, Session, read_manifest
 from equilibria.record.schema import SAMPLE_SCHEMA
 from equilibria.record.segment import Segment, read_segment, segment_paths
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Run:
     """A run as it was on disk at the moment of reading; the samples stay there until they are asked for.
 
@@ -42,8 +43,16 @@ class Run:
     metadata: Mapping[str, Any]
     sessions: tuple[Session, ...]
     notes: tuple[str, ...]
-    _table: pa.Table = field(repr=False)
-    _kept: NDArray[np.bool_] | None = field(repr=False)
+    _table: pa.Table
+    _kept: NDArray[np.bool_] | None
+
+    def __repr__(self) -> str:
+        steps, known = self.samples(["step"])["step"], len(self.params)
+        parts = [counted(known, "parameter")]
+        if len(steps):
+            parts.append(f"steps {steps[0].as_py():,} to {steps[-1].as_py():,}")  # they never decrease
+        parts += [counted(len(steps), "sample"), *([counted(len(self.notes), "note")] if self.notes else [])]
+        return f"<{type(self).__name__} {self.path}: {', '.join(parts)}>"
 
     @property
     def columns(self) -> tuple[str, ...]:

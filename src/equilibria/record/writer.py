@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from equilibria.errors import EquilibriaError, positive
+from equilibria.errors import EquilibriaError, positive, warn_caller
 from equilibria.record.batches import Column, to_batch
 from equilibria.record.lock import LOCK_FILE, RunLock
 from equilibria.record.manifest import (
@@ -231,7 +230,7 @@ class RunWriter:
             )
 
     def _warn(self, message: str) -> None:
-        warnings.warn(message, RecordWarning, stacklevel=4)
+        warn_caller(message, RecordWarning)
 
 
 def _refuse_foreign(directory: Path) -> None:

@@ -29,6 +29,7 @@ def write_report(
     metadata: Mapping[str, Any],
     title: str | None = None,
     notes: Sequence[str] = (),
+    findings: Sequence[Finding] | None = None,
 ) -> Path:
     """Write a run as one offline HTML page.
 
@@ -40,6 +41,7 @@ def write_report(
         metadata: the metadata of the run.
         title: shown above the headline; "Training report" without it.
         notes: what a reader should know about the record itself, as sentences.
+        findings: what there is to say about the run; by default what the samples show.
 
     Returns:
         The path.
@@ -48,11 +50,16 @@ def write_report(
         EquilibriaError: the samples lack a column, the folder does not exist, the path is not a file, or it cannot be
             written.
     """
-    return write_document(path, report_html(samples, metadata=metadata, title=title, notes=notes))
+    return write_document(path, report_html(samples, metadata=metadata, title=title, notes=notes, findings=findings))
 
 
 def report_html(
-    samples: pa.Table, *, metadata: Mapping[str, Any], title: str | None = None, notes: Sequence[str] = ()
+    samples: pa.Table,
+    *,
+    metadata: Mapping[str, Any],
+    title: str | None = None,
+    notes: Sequence[str] = (),
+    findings: Sequence[Finding] | None = None,
 ) -> str:
     """A run as the text of one HTML page; its scripts, styles and data are inside.
 
@@ -61,6 +68,7 @@ def report_html(
         metadata: the metadata of the run.
         title: shown above the headline; "Training report" without it.
         notes: what a reader should know about the record itself, as sentences.
+        findings: what there is to say about the run; by default what the samples show.
 
     Returns:
         HTML.
@@ -71,7 +79,7 @@ def report_html(
         True
     """
     layers = worst_first(summarise(samples, metadata=metadata))
-    said = headline(layers)
+    said, found = headline(layers), diagnose(samples, metadata=metadata) if findings is None else findings
     names = [layer.name for layer in layers]
     return document(
         "equilibria.report",
@@ -82,7 +90,7 @@ def report_html(
         worst=text(worst(layers)),
         settings=settings_list(_settings(samples, layers, metadata)),
         notes="".join(f'<p class="notice">{text(full_stop(note))}</p>' for note in notes),
-        findings=_findings(diagnose(samples, metadata=metadata), layers),
+        findings=_findings(found, layers),
         angle_label=text(f"Chart of measured and predicted angle per step of every layer. {said}"),
         layers=layer_table(layers, most=MOST_LAYERS),
     )

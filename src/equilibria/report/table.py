@@ -32,8 +32,10 @@ def layer_table(layers: Sequence[LayerSummary], *, most: int) -> str:
     """
     if not layers:
         return _SECTION.format('<p class="none">No layer was measured.</p>')
-    head = "".join(_heading(name, kind) for name, kind in _HEADINGS.items())
-    body = "\n".join(_row(place, layer) for place, layer in enumerate(layers[:most]))
+    labelled = any(layer.how for layer in layers)
+    headings = _HEADINGS | ({"invariant": "wide"} if labelled else {})
+    head = "".join(_heading(name, kind) for name, kind in headings.items())
+    body = "\n".join(_row(place, layer, labelled=labelled) for place, layer in enumerate(layers[:most]))
     return _SECTION.format(
         '<div class="scroll" role="region" aria-labelledby="layers-heading" tabindex="0">\n<table class="layers">\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>\n{_caption(layers, most)}"
@@ -66,7 +68,7 @@ def _caption(layers: Sequence[LayerSummary], most: int) -> str:
     )
 
 
-def _row(place: int, layer: LayerSummary) -> str:
+def _row(place: int, layer: LayerSummary, *, labelled: bool) -> str:
     name = f'<span class="swatch"></span><span>{_breakable(layer.name)}</span>'
     cells = [
         f'<th scope="row"><button type="button" aria-pressed="false">{name}</button></th>',
@@ -75,6 +77,7 @@ def _row(place: int, layer: LayerSummary) -> str:
         ratio_cell(layer.norm_vs_equilibrium, TOLERANCE, words=("shorter", "longer")),
         f'<td class="wide">{settles_in(layer)}</td>',
         _state_cell(layer),
+        *([f'<td class="wide">{escape(layer.how or "")}</td>'] if labelled else []),
     ]
     return f'<tr data-layer="{place}" title="{escape(layer.sentence)}">{"".join(cells)}</tr>'
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from equilibria._rich import Console, Table, Text
-from equilibria.findings import Finding
+from equilibria.findings import Finding, counted
 from equilibria.measure.samples import NO_EQUILIBRIUM, SETTLED
 from equilibria.measure.summary import LayerSummary
 from equilibria.report.verdict import headline, worst, worst_first
@@ -67,9 +67,7 @@ def _when(layers: Sequence[LayerSummary]) -> str:
     """What the numbers are of: the samples taken with the present settings."""
     most = max(layers, key=lambda layer: layer.samples)
     first = most.last_step if most.first_step is None else most.first_step
-    return (
-        f"root mean square of {most.samples:,} sample{'s' * (most.samples != 1)}, steps {first:,} to {most.last_step:,}"
-    )
+    return f"root mean square of {counted(most.samples, 'sample')}, steps {first:,} to {most.last_step:,}"
 
 
 def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:
@@ -83,9 +81,13 @@ def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:
         title = column.title.format(unit="ep." if in_epochs else "steps")
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
+    labelled = any(layer.how for layer in layers)
+    if labelled:
+        table.add_column("invariant", overflow="fold")
     for layer in layers:
         name = layer.name.removesuffix(".weight") if short else layer.name
-        table.add_row(Text(name), *(column.cell(layer) for column in columns), _state(layer))
+        label = [Text(layer.how or "")] if labelled else []
+        table.add_row(Text(name), *(column.cell(layer) for column in columns), _state(layer), *label)
     return table
 
 

@@ -4,7 +4,8 @@ The names below are what most people need. Everything else is in submodules, imp
 
 Optimizers and their equilibria
     - `rules`: SGD, SGDW, AdamW, AdamL2, Lion, Muon as settings; `equilibrium`: where each of them settles.
-    - `approach`: how fast and how smoothly; `settling`: how many steps; `targets`: equilibria along a schedule.
+    - `approach`: how fast and how smoothly; `settling`, `adam_settling`: how many steps;
+      `targets`: equilibria along a schedule.
     - `states`: places to start from; `transient`: norm and angle step by step; `fluctuation`: how they scatter.
     - `moments`, `adam`, `lion`, `memory`: the recursions and autocorrelations behind these.
     - `angles`: angles over many steps; `noise`: share of noise in a gradient, the diffusion view of the norm.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from equilibria.errors import EquilibriaError
+from equilibria.errors import EquilibriaError, warn_caller
 from equilibria.record import RecordWarning, RunWriter
 from equilibria.record.lock import RunLock
 from equilibria.record.manifest import read_manifest
@@ -72,11 +71,10 @@ class Recording:
         if self.resumes:
             return self._begin(self._asked, resume=True)
         writer = self._begin_beside()
-        warnings.warn(
+        warn_caller(
             f"{self._asked} holds a run already; this one is recorded into {writer.directory}. To append to the first, "
             "load the monitor's state (monitor.load_state_dict) before training goes on",
             RecordWarning,
-            stacklevel=2,
         )
         return writer
 

@@ -4,27 +4,45 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch.distributed as dist
 from torch import nn
 
+from equilibria.findings import counted
 from equilibria.measure.monitor import Monitor, Sink
 from equilibria.measure.parameters import Select
+from equilibria.measure.samples import STATES
 from equilibria.measure.summary import summarise
+from equilibria.measure.told import Told
 from equilibria.report import write_report
 from equilibria.report.terminal import print_table
 from equilibria.watching.recording import Recording
 from equilibria.watching.status import StatusLine
+
+_FOR_HOOKS = {"guarded", "is_due", "latest", "missed", "next_is_due", "record_into", "take"}  # not for people
 
 
 class WatchedRun(Monitor):
     """A training run that is being watched: look at it at any time, from any cell or callback."""
 
     _recording: Recording | None = None
+
+    def __repr__(self) -> str:
+        layers = len(self.metadata["params"])
+        parts = [f"{counted(layers, 'layer')}, {counted(self.step, 'step')}", _states(self.samples(), layers)]
+        parts += [f"stopped: {self.failure}"] if self.failure else ["closed"] if self._closed else []
+        parts += [f"recorded in {self.log_dir}"] if self.log_dir else []
+        return f"<{type(self).__name__}: {'; '.join(filter(None, parts))}>"
+
+    def __dir__(self) -> list[str]:
+        """What people use: what the hooks call is left out of completions."""
+        return [name for name in super().__dir__() if name not in _FOR_HOOKS]
 
     def record_into(self, recording: Recording) -> None:
         """Send the samples there from now on."""
@@ -47,7 +65,8 @@ class WatchedRun(Monitor):
             path: the file to write; an existing one is replaced.
             title: shown above the headline.
         """
-        return write_report(self.samples(), path, metadata=self.metadata, title=title)
+        samples, metadata, found = self.samples(), self.metadata, self.findings()
+        return write_report(samples, path, metadata=metadata, title=title, findings=found)
 
     def live(self) -> AbstractContextManager[None]:
         """Show one line on the terminal while training runs inside ``with monitor.live():``; nothing elsewhere."""
@@ -72,6 +91,7 @@ def watch(
     select: Select | None = None,
     granularity: str = "tensor",
     steps_per_epoch: int | None = None,
+    symmetries: Told | None = None,
     sinks: Iterable[Sink] = (),
 ) -> WatchedRun:
     """Watch how fast every layer turns, beside how fast it should.
@@ -87,6 +107,8 @@ def watch(
             at least two axes.
         granularity: "tensor", or "row" for every row (output channel) by itself.
         steps_per_epoch: to say times in epochs too.
+        symmetries: what `equilibria.symmetries` found for this model: each layer is labelled with how it is invariant,
+            and predictions are made for those alone that are. Without it the cosine of weight and gradient decides.
         sinks: objects with ``append(columns)`` and ``close()`` that take the samples as they come.
 
     Returns:
@@ -111,6 +133,7 @@ def watch(
         select=select,
         granularity=granularity,
         steps_per_epoch=steps_per_epoch,
+        symmetries=symmetries,
         sinks=sinks,
     )
     if log_dir is not None and _writes_here():
@@ -121,6 +144,13 @@ def watch(
             raise
     atexit.register(_close, weakref.ref(run))
     return run
+
+
+def _states(samples: pa.Table, layers: int) -> str:
+    """How many layers are in which state at their latest sample: it is among the last rows, two optimizers or one."""
+    last = samples.select(["param", "state"]).slice(max(0, samples.num_rows - 2 * layers))
+    now = Counter(dict(zip(*(last[name].to_pylist() for name in ("param", "state")), strict=True)).values())
+    return ", ".join(f"{now[state]:,} {state}" for state in STATES if now[state])
 
 
 def _writes_here() -> bool:

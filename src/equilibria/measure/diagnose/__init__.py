@@ -4,6 +4,7 @@
 - `balance`: layers that are not where lr and weight decay will take them.
 - `changes`: what a change of the settings or of the weights did.
 - `assumptions`: predictions that fail, and why.
+- `invariance`: weights that are scale-invariant only nearly, partly, or for a part of the run.
 - `faults`: what went wrong in training or measuring.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from equilibria.findings import Finding
-from equilibria.measure.diagnose import assumptions, balance, changes, faults
+from equilibria.measure.diagnose import assumptions, balance, changes, faults, invariance
 from equilibria.measure.diagnose.layers import Layer
 from equilibria.measure.selfcheck import self_checks
 from equilibria.measure.series import by_parameter, jumps, last_true, steps_taken
@@ -52,7 +53,9 @@ def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple[Finding
         *assumptions.near_interpolation(layers),
         *changes.disturbed(layers),
         *balance.out_of_equilibrium(layers),
-        *assumptions.invariance_broken(layers),
+        *invariance.radial_gradient(layers),
+        *invariance.flipped(layers),
+        *invariance.partly_invariant(layers),
         *faults.too_few_samples(layers),
         *assumptions.angle_off(layers),
         *assumptions.norm_off(layers),

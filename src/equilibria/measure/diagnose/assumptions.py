@@ -108,6 +108,12 @@ def _suspect(layer: Layer) -> str:
         if (layer.summary.norm_vs_predicted or 1.0) > 1:
             return "successive gradients are correlated, or entries have gradients of very unequal size"
         return "gradients are sparse, or the second moment averages over few steps (beta2)"
+    broken = [
+        *(["successive gradients are correlated"] if layer.correlation is not None else []),
+        *(["its gradient drifts"] if layer.drift is not None else []),
+    ]
+    if broken:
+        return f"{' and '.join(broken)}, which the prediction allows for only in part"
     return "none of the assumptions that samples can check (noise, drift, invariance, rounding) is seen to fail"
 
 
@@ -176,26 +182,6 @@ def drifting(layers: Sequence[Layer]) -> Iterator[Finding]:
 def _at_equilibrium(layer: Layer) -> str:
     ratio = layer.summary.angle_vs_equilibrium
     return "its angle was not compared" if ratio is None else f"it turns at {ratio:.2g} of equilibrium"
-
-
-def invariance_broken(layers: Sequence[Layer]) -> Iterator[Finding]:
-    """Gradients with a part along the weight that acts like weight decay, or against it."""
-    able = _able(layers)
-    hit = [layer for layer in able if layer.radial is not None]
-    if not hit:
-        return
-    worst = max(hit, key=lambda layer: abs(layer.radial or 0.0))
-    share = worst.radial or 0.0
-    effect = "adds to weight decay" if share > 0 else "works against weight decay"
-    yield Finding(
-        "warning",
-        f"{many(hit, able, worst)} {are(hit)} not quite scale-invariant",
-        f"the gradient of {worst.name} has a part along the weight (cosine {worst.summary.cosine:.2g}) that {effect}: "
-        f"{percent(abs(share))} of it; it turns at {percent(worst.summary.angle_vs_predicted or 1)} of the prediction",
-        "the eps of its normalisation layer is not small beside the variance it divides by (norms that shrink make it "
-        "worse), or a bias or skip connection bypasses the normalisation: lower eps, or raise the norm (lr / wd)",
-        "norms.norm_residual",
-    )
 
 
 def rounded_away(layers: Sequence[Layer]) -> Iterator[Finding]:

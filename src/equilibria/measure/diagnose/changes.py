@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equilibria.errors import EquilibriaError
-from equilibria.findings import Finding
+from equilibria.findings import Finding, counted
 from equilibria.measure.diagnose.layers import Layer, are, many, rescaling
 from equilibria.measure.samples import CHANGED_OUTSIDE, DISTURBED, NOTES, SETTLED, STATES
 from equilibria.measure.summary import how_long, short
@@ -185,7 +185,7 @@ def changed_outside(layers: Sequence[Layer]) -> Iterator[Finding]:
     often = share[worst.name] > _OFTEN
     last = f"the last time before step {int(steps[-1]):,}"
     summary = worst.summary
-    evidence = f"{worst.name} was changed {len(steps):,} time{'s' if len(steps) != 1 else ''}, {last}"
+    evidence = f"{worst.name} was changed {counted(len(steps), 'time')}, {last}"
     if was_changed_outside(worst) and summary.steps_to_settle is not None:
         evidence += f"; it needs {how_long(summary.steps_to_settle, summary.epochs_to_settle)} to settle again"
     yield Finding(

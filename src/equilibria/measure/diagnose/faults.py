@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from equilibria.findings import Finding
+from equilibria.findings import Finding, counted
 from equilibria.measure.diagnose.layers import Layer, are, many, percent
 from equilibria.measure.samples import NO_GRADIENT, NOT_FINITE, NOTES, SKIPPED
 from equilibria.measure.selfcheck import SelfCheck
@@ -97,13 +97,13 @@ def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
     missing = LEAST_WINDOW - samples
     yield Finding(
         "note",
-        f"only {_counted(samples, 'sample')} of {_counted(steps, 'step')} at these settings: too few to judge",
+        f"only {counted(samples, 'sample')} of {counted(steps, 'step')} at these settings: too few to judge",
         f"{many(few, able, worst)} {are(few, 'was', 'were')} sampled too rarely since lr, weight decay and momentum "
         f"are within 20 % of what they are now; {LEAST_WINDOW} samples tell an angle to about 5 %",
         f"watch with a smaller every= (a step in {max(steps // LEAST_WINDOW, 1):,} would do), or wait for "
-        f"{_counted(missing, 'more sample')}"
+        f"{counted(missing, 'more sample')}"
         if steps >= LEAST_WINDOW
-        else f"wait for {_counted(missing, 'more sample')}; where a schedule ends at once after these settings, judge "
+        else f"wait for {counted(missing, 'more sample')}; where a schedule ends at once after these settings, judge "
         "its earlier part",
         "",
     )
@@ -114,10 +114,6 @@ def _steps_at_present(layer: Layer) -> int:
     steps, samples = layer.rows["step"], layer.summary.samples
     before = int(steps[-samples - 1]) if samples < len(steps) else int(steps[0]) - 1
     return int(steps[-1]) - before
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def without_law(layers: Sequence[Layer]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Large tensors sampled at every step: products that follow from the step before are not formed again."""
+"""Large tensors sampled at every step, for many steps: nothing adds up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import equilibria.measure.probes as probes
 from equilibria.measure.geometry import angle_between
 from equilibria.measure.monitor import Monitor
 
@@ -32,7 +31,6 @@ class Weight(nn.Module):
 def run(kind, steps, *, meddle=lambda step, model, optimizer: None):
     """Samples, and what a slow float64 measurement around each step says."""
     model = Weight()
-    assert model.weight.numel() >= probes._LARGE
     optimizer = KINDS[kind](model.parameters())
     monitor = Monitor(model, optimizer, every=1)
     noise, seen = torch.Generator().manual_seed(1), []
@@ -56,17 +54,6 @@ def test_the_numbers_are_those_of_a_slow_measurement(kind):
     np.testing.assert_allclose(table["update_norm"], moved, rtol=2e-5)
     np.testing.assert_allclose(table["angle"], angle, rtol=2e-5)
     assert set(table["note"]) == {None}
-
-
-@pytest.mark.parametrize("kind", ["momentum", "AdamW"])
-def test_fewer_products_are_formed(kind, monkeypatch):
-    formed = []
-    real = torch.dot
-    monkeypatch.setattr(torch, "dot", lambda a, b: formed.append(1) or real(a, b))
-    run(kind, 1 + probes._LONGEST_CARRY)
-    stretches = -(-ENTRIES[0] * ENTRIES[1] // (1 << 16))
-    all_products = (6 if kind == "momentum" else 5) * stretches * (1 + probes._LONGEST_CARRY)
-    assert len(formed) < 0.85 * all_products
 
 
 @pytest.mark.parametrize("kind", ["plain", "momentum", "AdamW"])

@@ -1,0 +1,95 @@
+"""A forward pass in exact arithmetic, as far as float64 goes: no eps in normalisations, no step back to float32.
+
+Symmetries are blurred by two habits of networks: a normalisation adds eps to a variance, and code converts to float32
+for a while "for stability". Both are undone at the level of torch's functions, so that it does not matter who wrote
+the module or how it calls its eps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+# An eps of this size relative to the mean square of what is normalised: it scales with the input, so it breaks no
+# symmetry, and a constant channel, whose variance is rounding (1e-32 of its square), stays constant.
+_RELATIVE = 1e-17
+_SMALLEST = 1e-30  # for an input of zeros
+# A constant of this size that is added to a tensor is somebody's own eps.
+_LARGEST_OWN_EPS = 1e-4
+
+_EPS_POSITION: dict[Any, int] = {
+    functional.batch_norm: 7,
+    functional.instance_norm: 7,
+    functional.layer_norm: 4,
+    functional.group_norm: 4,
+    functional.rms_norm: 3,
+    functional.normalize: 3,
+    torch.batch_norm: 7,
+    torch.instance_norm: 7,
+    torch.layer_norm: 4,
+    torch.group_norm: 4,
+    torch.rms_norm: 3,
+}
+_ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
+_CONVERSIONS = {"float", "half", "bfloat16"}
+_LOW = {torch.float32, torch.float16, torch.bfloat16}
+
+
+class _Precise(TorchFunctionMode):
+    """Changes what is passed to torch's functions: eps, and the types asked for."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if func in _EPS_POSITION:
+            eps = _relative_eps(args[0] if args else kwargs["input"], power=2)
+            args, kwargs = _with_eps(eps, _EPS_POSITION[func], args, kwargs)
+        elif name in _ADDITIONS and _adds_eps(args):
+            args = (args[0], _relative_eps(args[0], power=1), *args[2:])
+        elif name in _CONVERSIONS and args and isinstance(args[0], Tensor):
+            return args[0].double()
+        args = tuple(_high(each) for each in args)
+        return func(*args, **{key: _high(each) for key, each in kwargs.items()})
+
+
+@contextmanager
+def precise() -> Iterator[None]:
+    """Inside, torch computes in float64 throughout, with normalisations whose eps is negligible."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Precise():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _with_eps(
+    eps: float, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if len(args) > position:
+        return (*args[:position], eps, *args[position + 1 :]), kwargs
+    return args, {**kwargs, "eps": eps}
+
+
+def _relative_eps(of: Tensor, *, power: int) -> float:
+    held = of.detach()
+    return max(_RELATIVE * float((held.square() if power == 2 else held.abs()).mean()), _SMALLEST)
+
+
+def _adds_eps(args: tuple[Any, ...]) -> bool:
+    if len(args) < 2 or not isinstance(args[0], Tensor) or not args[0].is_floating_point():
+        return False
+    return isinstance(args[1], float) and 0 < args[1] <= _LARGEST_OWN_EPS
+
+
+def _high(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in _LOW else value

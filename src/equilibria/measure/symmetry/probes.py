@@ -1,0 +1,128 @@
+"""How the loss reacts to scaling each tensor: one backward pass per probe, at points where nothing is special."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equilibria.errors import EquilibriaError
+from equilibria.measure.layout import as_real, rows
+from equilibria.measure.objective import Objective, Params
+from equilibria.measure.symmetry.material import Material
+from equilibria.measure.symmetry.precise import precise
+
+# Every tensor is scaled by a factor of up to this, either way, anew for each probe: a clipped activation that looks
+# linear at the present point is then seen to be none.
+_SCALE = 2.0
+_JITTER = 0.1  # relative
+_ZERO_SIZE = 0.1  # typical size that entries of an all-zero tensor get
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """One backward pass.
+
+    Attributes:
+        radial: <w_i, dL/dw_i> of every tensor, the derivative of the loss in ln of its scale.
+        size: norm of w_i times norm of its gradient, the largest that ``radial`` could be.
+        row_radial: the same by rows, for tensors with two axes or more.
+        row_size: the same by rows.
+    """
+
+    radial: np.ndarray
+    size: np.ndarray
+    row_radial: dict[str, np.ndarray]
+    row_size: dict[str, np.ndarray]
+
+
+class Prober:
+    """Takes probes of an objective in float64.
+
+    Args:
+        twin: the objective in float64, on batches as `Material` draws them.
+        material: the batches.
+        generator: random numbers.
+    """
+
+    def __init__(self, twin: Objective, material: Material, *, generator: torch.Generator) -> None:
+        self._twin, self._material, self._generator = twin, material, generator
+        self.base = {name: generic(param, generator) for name, param in twin.params.items()}
+        self._axes = twin.row_axis
+        self.taken = 0
+
+    def take(self, *, along: Mapping[str, float] | None = None, by_row: bool = False) -> Probe:
+        """One more probe at a random point, shifted along a direction of log-scales if one is given.
+
+        Raises:
+            EquilibriaError: if the loss or a gradient is not finite there, and not closer to the present point either.
+        """
+        batch = self._material.draw(self.taken)
+        for spread in (1.0, 0.25, 0.0):  # a loss without normalisation may overflow far away
+            point = self._point(spread, along or {})
+            with precise():
+                value, grads = self._twin.value_and_grad(batch, params=point)
+            if bool(torch.isfinite(value)) and all(bool(torch.isfinite(grad).all()) for grad in grads.values()):
+                self.taken += 1
+                return self._probe(point, grads, by_row=by_row)
+        bad = [name for name, grad in grads.items() if not bool(torch.isfinite(grad).all())]
+        raise EquilibriaError(
+            f"got a loss of {float(value):g}"
+            + (f" and a gradient of {bad[0]} that is not finite" if bad else "")
+            + f" on batch {self.taken % len(self._material)}; expected finite numbers: check the weights and the batch"
+        )
+
+    def _point(self, spread: float, along: Mapping[str, float]) -> Params:
+        logs = (2 * torch.rand(len(self.base), generator=self._generator) - 1) * spread * math.log(_SCALE)
+        return {
+            name: param * math.exp(float(log) + along.get(name, 0.0))
+            for (name, param), log in zip(self.base.items(), logs, strict=True)
+        }
+
+    def _probe(self, point: Params, grads: Params, *, by_row: bool) -> Probe:
+        radial, size = np.empty(len(point)), np.empty(len(point))
+        row_radial: dict[str, np.ndarray] = {}
+        row_size: dict[str, np.ndarray] = {}
+        for index, (name, param) in enumerate(point.items()):
+            w, g = as_real(param), as_real(grads[name])
+            radial[index] = float((w * g).sum())
+            size[index] = float(w.norm() * g.norm())
+            if by_row and param.ndim >= 2:
+                w, g = rows(w, axis=self._axes[name]), rows(g, axis=self._axes[name])
+                row_radial[name] = (w * g).sum(1).cpu().numpy()
+                row_size[name] = (w.norm(dim=1) * g.norm(dim=1)).cpu().numpy()
+        return Probe(radial, size, row_radial, row_size)
+
+
+def generic(param: Tensor, generator: torch.Generator) -> Tensor:
+    """A point nearby where nothing is special: no zeros, which scaling does not change, and no equal entries."""
+
+    def noise() -> Tensor:
+        return torch.randn(param.shape, generator=generator, dtype=torch.float64).to(param.device)
+
+    filled = param.abs() > 0
+    typical = float(param.abs().square().sum() / filled.sum()) ** 0.5 if bool(filled.any()) else _ZERO_SIZE
+    return torch.where(filled, param * (1 + _JITTER * noise()), typical * noise())
+
+
+def check_determined(objective: Objective, batch: Any) -> None:
+    """Refuse a loss that is random.
+
+    Raises:
+        EquilibriaError: if two evaluations that differ only in random numbers give different results.
+    """
+    values = []
+    for seed in (1, 2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            values.append(float(objective({}, batch).detach()))
+    if values[0] != values[1] and not any(math.isnan(value) for value in values):
+        raise EquilibriaError(
+            f"got a loss that is random: {values[0]:.12g} and {values[1]:.12g} for the same weights and batch. Dropout "
+            "is switched off already; expected a model and loss that draw no random numbers (augmentation, noise)"
+        )

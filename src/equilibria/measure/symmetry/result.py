@@ -1,0 +1,126 @@
+"""What a search for symmetries found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from equilibria.measure.symmetry.granularity import Rows
+from equilibria.measure.symmetry.uniform import largest_uniform_set
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Symmetries:
+    """Every scaling symmetry w_i -> c^(a_i) w_i of a loss.
+
+    Attributes:
+        elements: how many numbers each tensor holds, by name, in the order of the model.
+        alone: names of the tensors that are scale-invariant by themselves: their direction matters, their norm does
+            not.
+        basis: a basis of all symmetries, each a dict of name -> exponent (small integers): ``{"conv.weight": 1}`` is a
+            tensor that is invariant alone, ``{"gamma": 1, "beta": 1}`` two that are so together, ``{"up": 1,
+            "down": -1}`` a rescaling of one against the other.
+        jointly: for tensors that take part in a symmetry but are not invariant alone: the smallest one found, with
+            exponents that are not negative if possible.
+        no_effect: names of the tensors on which nothing depends, such as a bias before BatchNorm: not even their
+            direction matters, so they are not in ``alone``. Scaling them is a symmetry, so they are in ``basis``.
+        undecided: names of the tensors without gradient here that would matter elsewhere (dead units).
+        rows: the finest blocks of rows that are invariant by themselves, of tensors with two axes or more.
+        residual: how far each tensor is from being invariant alone: rms of <w, g> over the product of the norms.
+            Rounding (1e-14 or so) if it is, typically 1e-3 to 1 if not.
+        singular_values: of the matrix of relative radial derivatives, largest first.
+        gap: the smallest of them that is not zero over the largest that is. Above 1000 the answer is clear.
+        confirmed: for each vector of ``basis`` how much outputs changed, relative to their spread, in float64 with
+            negligible eps, when the tensors were really scaled, by c = 0.5, 2, 1/32 and 32.
+        broken: how much outputs change, relative to their spread, with the real eps and in the real type at the present
+            weights, when a tensor (with those it is ``jointly`` invariant with) is scaled by 0.6 and 1.7.
+        probes: how many backward passes were taken.
+        notes: what to know before relying on this.
+    """
+
+    elements: dict[str, int]
+    alone: tuple[str, ...]
+    basis: tuple[dict[str, int], ...]
+    jointly: dict[str, dict[str, int]]
+    no_effect: tuple[str, ...]
+    undecided: tuple[str, ...]
+    rows: dict[str, Rows]
+    residual: dict[str, float]
+    singular_values: np.ndarray
+    gap: float
+    confirmed: tuple[float, ...]
+    broken: dict[str, float]
+    probes: int
+    notes: tuple[str, ...]
+    _constraints: np.ndarray = field(repr=False)
+    _involved: tuple[str, ...] = field(repr=False)
+
+    def largest_uniform(self) -> frozenset[str]:
+        """The names, with the most elements in total, that may all be scaled by one common factor.
+
+        Everything in ``alone`` and ``no_effect``, and of the rest the best combination (a mixed-integer program). This
+        is the part of a network on which spherical sharpness is defined.
+        """
+        free = frozenset(self.alone) | frozenset(self.no_effect)
+        if not self._involved:
+            return free
+        chosen = largest_uniform_set(self._constraints, np.array([self.elements[name] for name in self._involved]))
+        return free | {name for name, taken in zip(self._involved, chosen, strict=True) if taken}
+
+    @property
+    def how(self) -> dict[str, str]:
+        """In words, for every tensor: how it is invariant."""
+        return {name: self._how(name) for name in self.elements}
+
+    def _how(self, name: str) -> str:
+        if name in self.no_effect:
+            return "no effect"
+        if name in self.undecided:
+            return "undecided"
+        if name in self.alone:
+            return _granularity(self.rows.get(name))
+        if name in self.jointly:
+            return describe_joint(name, self.jointly[name])
+        part = self.rows.get(name)
+        return f"{part.covered} of {part.rows} rows" if part else "no"
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in self.elements)
+        lines = [f"{name:{width}}  {how}" for name, how in self.how.items()]
+        summary = (
+            f"{len(self.basis)} independent symmetries of {len(self.elements)} tensors; gap {self.gap:.1e} after "
+            f"{self.probes} backward passes"
+        )
+        return "\n".join([*lines, "", summary if self.basis else f"no scaling symmetry; {summary}", *self.notes])
+
+
+def _granularity(rows: Rows | None) -> str:
+    if rows is None or rows.block == rows.rows:
+        return "alone"
+    return "rows" if rows.block == 1 else f"groups of {rows.block} rows"
+
+
+def describe_joint(name: str, vector: Mapping[str, int]) -> str:
+    """In words: what else is scaled with a tensor, and how.
+
+    Example:
+        >>> describe_joint("bn.weight", {"bn.weight": 1, "bn.bias": 1})
+        'jointly with bn.bias'
+        >>> describe_joint("up", {"up": 1, "down": -1})
+        'against down'
+    """
+    others = {other: exponent / vector[name] for other, exponent in vector.items() if other != name}
+    along = [_powered(other, exponent) for other, exponent in others.items() if exponent > 0]
+    against = [_powered(other, -exponent) for other, exponent in others.items() if exponent < 0]
+    words = [f"jointly with {_some(along)}"] if along else []
+    return " and ".join([*words, *([f"against {_some(against)}"] if against else [])])
+
+
+def _powered(name: str, exponent: float) -> str:
+    return name if exponent == 1 else f"{name}^{exponent:g}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"

@@ -1,0 +1,240 @@
+"""The search for every scaling symmetry of a loss."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from equilibria.errors import EquilibriaError, whole
+from equilibria.measure.objective import ModelObjective, Objective, Params
+from equilibria.measure.symmetry.algebra import Algebra, solve
+from equilibria.measure.symmetry.confirmation import Confirmer
+from equilibria.measure.symmetry.granularity import find_rows
+from equilibria.measure.symmetry.integers import IntegerSpace, Vector
+from equilibria.measure.symmetry.material import Material
+from equilibria.measure.symmetry.probes import Probe, Prober, check_determined
+from equilibria.measure.symmetry.result import Symmetries
+
+_MARGIN = 8  # probes in a row that find nothing new before the search ends
+_BY_ROW = 12  # probes that are kept by rows
+_UNCHANGED = 1e-7  # of the spread of outputs, in float64; whatever is not invariant changes them by 1e-3 and more
+_CLEAR_GAP = 1e3
+_MOST_ROUNDS = 4
+_LOSS_BATCHES = 4  # to compare losses on, where there are no outputs
+_FEW = 8  # samples on which outputs are compared
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """One answer of the algebra, in names."""
+
+    algebra: Algebra
+    alone: tuple[str, ...]
+    involved: tuple[str, ...]
+    space: IntegerSpace
+    basis: tuple[dict[str, int], ...]
+    jointly: dict[str, dict[str, int]]
+
+
+def symmetries(
+    objective: Objective, batches: Iterable[Any], *, samples: int = 16, seed: int = 0, progress: bool | None = None
+) -> Symmetries:
+    """Find every scaling symmetry w_i -> c^(a_i) w_i that leaves a loss as it is, numerically.
+
+    The radial derivative d_i = <w_i, dL/dw_i> says how the loss reacts to scaling tensor i. Collected over many batches
+    and points, the null space of d holds the exponents of all symmetries. Points are the present weights with every
+    tensor scaled at random and zeros filled in, on a copy in float64 whose normalisations have a negligible eps: what
+    is found holds for the network, not for its present weights. Every answer is then confirmed by really scaling.
+    The model, its statistics and the random numbers stay as they were.
+
+    Args:
+        objective: of `equilibria.objective` or `equilibria.Objective`.
+        batches: a list of batches or a DataLoader. A few are enough: more are made of them by drawing other samples
+            and shuffling targets.
+        samples: the largest number of samples to compute with at once.
+        seed: of the random points.
+        progress: whether to show it on stderr; default: if that is a terminal.
+
+    Returns:
+        The symmetries; ``print`` shows them.
+
+    Raises:
+        EquilibriaError: if there is too little data, or the loss is random, not differentiable or not finite.
+
+    Example:
+        >>> from torch import nn
+        >>> from torch.nn import functional
+        >>> from equilibria.measure.objective import objective
+        >>> _ = torch.manual_seed(0)
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3, bias=False))
+        >>> batch = torch.randn(32, 4), torch.randint(3, (32,))
+        >>> print(symmetries(objective(net, functional.cross_entropy), [batch]))
+        0.weight  rows
+        0.bias    no effect
+        1.weight  jointly with 1.bias and against 3.weight
+        1.bias    jointly with 1.weight and against 3.weight
+        3.weight  against 1.weight, 1.bias
+        <BLANKLINE>
+        3 independent symmetries of 5 tensors; gap ... after ... backward passes
+    """
+    if not isinstance(objective, Objective):
+        raise EquilibriaError(
+            f"got objective of type {type(objective).__name__}; expected equilibria.objective(model, loss)"
+        )
+    search = _Search(objective, batches, samples=whole("samples", samples, low=2), seed=whole("seed", seed))
+    return search.run(_show_progress if progress or (progress is None and sys.stderr.isatty()) else None)
+
+
+class _Search:
+    def __init__(self, objective: Objective, batches: Iterable[Any], *, samples: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        params = objective.params
+        self._names = list(params)
+        self._elements = {name: param.numel() for name, param in params.items()}
+        most = len(params) + _MARGIN
+        material = Material(objective, batches, most=most, samples=samples, generator=generator)
+        self._present = objective.of_pairs() if isinstance(objective, ModelObjective) else objective
+        twin = self._present.double()
+        count = 1 if isinstance(objective, ModelObjective) else min(_LOSS_BATCHES, len(material))
+        self._batches = [material.draw(index, few=_FEW) for index in range(count)]
+        check_determined(self._present, self._batches[0])
+        self._prober = Prober(twin, material, generator=generator)
+        self._probes: list[Probe] = []
+        self._generator = generator
+        self._confirmer: Callable[[], Confirmer] = lambda: Confirmer(twin, self._prober.base, self._batches, exact=True)
+
+    def run(self, show: Callable[[int, int], None] | None) -> Symmetries:
+        """Probe until nothing new is found, read off the answer, confirm it; probe further where it is refuted."""
+        self._probe_until_settled(show)
+        confirmer = self._confirmer()
+        for last in (*[False] * (_MOST_ROUNDS - 1), True):
+            found = self._read()
+            changes = [confirmer.change(vector) for vector in found.basis]
+            refuted = [vector for vector, change in zip(found.basis, changes, strict=True) if change > _UNCHANGED]
+            if not refuted or last:
+                break
+            self._probe_along(refuted)
+        if show is not None:
+            show(0, 0)
+        return self._result(found, changes, confirmer)
+
+    def _probe_until_settled(self, show: Callable[[int, int], None] | None) -> None:
+        most = len(self._names) + _MARGIN
+        rank, since = -1, 0
+        while since < _MARGIN or len(self._probes) < _BY_ROW:
+            self._probes.append(self._prober.take(by_row=len(self._probes) < _BY_ROW))
+            if show is not None:
+                show(len(self._probes), most)
+            now = solve(self._probes).rank if len(self._probes) > 1 else 0
+            rank, since = (now, since + 1) if now <= rank else (now, 0)
+
+    def _probe_along(self, refuted: list[dict[str, int]]) -> None:
+        """Further probes on the path on which a supposed symmetry failed: there the derivative is not zero."""
+        for vector in refuted:
+            for log in (-3.4, -0.7, 0.7, 3.4):
+                shift = {name: log * exponent for name, exponent in vector.items()}
+                self._probes.append(self._prober.take(along=shift))
+
+    def _read(self) -> _Found:
+        algebra = solve(self._probes)
+        loud = [name for name, silent in zip(self._names, algebra.silent, strict=True) if not silent]
+        residual = dict(zip(self._names, algebra.residual, strict=True))
+        alone = tuple(name for name in loud if residual[name] <= algebra.zero)
+        rest = [index for index, name in enumerate(loud) if name not in alone]
+        space, involved = _rest_of_space(algebra.null, rest, taken=len(alone))
+        names = tuple(loud[rest[index]] for index in involved)
+        joint = [space.smallest_with(index, negative=False) for index in range(len(names))]
+        mixed = [space.smallest_with(index, negative=True) for index in range(len(names))]
+        basis = space.sparse_basis([vector for vector in (*joint, *mixed) if vector is not None])
+        jointly = {
+            name: _named(vector, names)
+            for name, vector in zip(names, (a or b for a, b in zip(joint, mixed, strict=True)), strict=True)
+            if vector is not None
+        }
+        vectors = (*({name: 1} for name in alone), *(_named(vector, names) for vector in basis))
+        return _Found(algebra, alone, names, space, vectors, jointly)
+
+    def _result(self, found: _Found, changes: list[float], confirmer: Confirmer) -> Symmetries:
+        silent = [name for name, still in zip(self._names, found.algebra.silent, strict=True) if still]
+        kinds = {name: self._kind_of_silent(name, confirmer) for name in silent}
+        free = [name for name, kind in kinds.items() if kind != "undecided"]
+        by_row = find_rows(self._probes[:_BY_ROW], zero=found.algebra.zero)
+        signs = [name for name, kind in kinds.items() if kind == "alone"]
+        return Symmetries(
+            elements=self._elements,
+            alone=tuple(name for name in self._names if name in found.alone or name in signs),
+            basis=(*found.basis, *({name: 1} for name in free)),
+            jointly=found.jointly,
+            no_effect=tuple(name for name, kind in kinds.items() if kind == "no effect"),
+            undecided=tuple(name for name, kind in kinds.items() if kind == "undecided"),
+            rows={name: rows for name, rows in by_row.items() if name not in silent},
+            residual={name: float(value) for name, value in zip(self._names, found.algebra.residual, strict=True)},
+            singular_values=found.algebra.singular_values,
+            gap=found.algebra.gap,
+            confirmed=(*changes, *(confirmer.change({name: 1}) for name in free)),
+            broken=self._broken(found),
+            probes=self._prober.taken,
+            notes=_notes(found, changes),
+            _constraints=found.space.constraints,
+            _involved=found.involved,
+        )
+
+    def _kind_of_silent(self, name: str, confirmer: Confirmer) -> str:
+        """Why a tensor has no gradient: nothing depends on it, or its signs alone matter, or units are dead here."""
+        base = self._prober.base[name]
+        matters = False
+        for size in (1.0, 3.0, 10.0):
+            noise = torch.randn(base.shape, generator=self._generator, dtype=torch.float64).to(base.device)
+            other = {name: size * base.abs().max() * noise.to(base.dtype)}
+            if not confirmer.change_with(other) <= _UNCHANGED:
+                matters = True
+                if not confirmer.change({name: 1}, at=other) <= _UNCHANGED:
+                    return "undecided"
+        return "alone" if matters else "no effect"
+
+    def _broken(self, found: _Found) -> dict[str, float]:
+        present: Params = self._present.params
+        confirmer = Confirmer(self._present, present, self._batches, exact=False)
+        together: dict[str, Mapping[str, int]] = {name: {name: 1} for name in found.alone}
+        together |= {name: vector for name, vector in found.jointly.items() if min(vector.values()) > 0}
+        changes: dict[frozenset[str], float] = {}
+        for vector in together.values():
+            key = frozenset(vector)
+            changes[key] = changes[key] if key in changes else confirmer.change(vector)
+        return {name: changes[frozenset(vector)] for name, vector in together.items()}
+
+
+def _rest_of_space(null: np.ndarray, rest: list[int], *, taken: int) -> tuple[IntegerSpace, list[int]]:
+    """The symmetries of the tensors that are not invariant alone, and which of these tensors take part."""
+    kept = null[rest]
+    left, _, _ = np.linalg.svd(kept, full_matrices=False) if kept.size else (kept, None, None)
+    spanning = left[:, : null.shape[1] - taken]
+    involved = [index for index in range(len(rest)) if np.abs(spanning[index]).max(initial=0.0) > 1e-6]
+    return IntegerSpace(spanning[involved]), involved
+
+
+def _named(vector: Vector, names: tuple[str, ...]) -> dict[str, int]:
+    return {name: exponent for name, exponent in zip(names, vector, strict=True) if exponent}
+
+
+def _notes(found: _Found, changes: list[float]) -> tuple[str, ...]:
+    notes = []
+    if found.algebra.gap < _CLEAR_GAP:
+        notes.append(f"no clear gap between singular values ({found.algebra.gap:.0f}x): do not rely on this answer")
+    if not found.space.exact:
+        notes.append(f"{len(found.involved)} tensors take part in symmetries whose exponents are no small fractions")
+    for vector, change in zip(found.basis, changes, strict=True):
+        if not change <= _UNCHANGED:
+            notes.append(f"not confirmed by scaling: {vector} changes outputs by {change:.1e} of their spread")
+    return tuple(notes)
+
+
+def _show_progress(done: int, most: int) -> None:
+    text = f"symmetries: {done} backward passes (at most about {most})" if most else ""
+    sys.stderr.write(f"\r{text:60}" if most else f"\r{'':60}\r")
+    sys.stderr.flush()
