@@ -32,7 +32,7 @@ def invariant_tensors(
     """The scale-invariant tensors that an optimizer trains, by name.
 
     Args:
-        invariant: tensors; or names, or a result of `equilibria.symmetries`.
+        invariant: tensors; or names; or a result of `equilibria.symmetries`, of which those trained here count.
         optimizer: what trains them.
         model: where names are looked up; not needed for tensors, nor for an optimizer made from
             ``model.named_parameters()``.
@@ -49,25 +49,28 @@ def invariant_tensors(
         >>> list(invariant_tensors(["0.weight"], optimizer=optimizer, model=net))
         ['0.weight']
     """
-    wanted = list(_listed(invariant))
-    called = _names(optimizer, model)
+    wanted, called = _listed(invariant), _names(optimizer, model)
+    named = model is not None or _has_names(optimizer)
+    if hasattr(invariant, "alone") and named:
+        wanted = [name for name in wanted if plain_name(name) in called]
     if not wanted:
-        raise EquilibriaError(f"got invariant={invariant!r}, which names nothing; expected scale-invariant: {HOW_TO}")
+        raise EquilibriaError(f"got invariant={invariant!r}, which names nothing here; expected some: {HOW_TO}")
     if all(isinstance(each, Tensor) for each in wanted):
         return dict(_by_tensor(wanted, called))
     if all(isinstance(each, str) for each in wanted):
-        return dict(_by_name(each, called, named=model is not None or _has_names(optimizer)) for each in wanted)
+        return dict(_by_name(each, called, named=named) for each in wanted)
     raise EquilibriaError(f"got invariant={invariant!r}; expected names, tensors or a result of symmetries: {HOW_TO}")
 
 
-def _listed(invariant: Any) -> Iterable[Any]:
+def _listed(invariant: Any) -> list[Any]:
     found = getattr(invariant, "alone", invariant)
     if isinstance(found, str | Tensor) or not isinstance(found, Iterable):
         raise EquilibriaError(
             f"got invariant={type(found).__name__}; expected a list of the scale-invariant tensors or of their names, "
             f"or a result of symmetries: {HOW_TO}"
         )
-    return found
+    # the order of a set of names differs from process to process
+    return sorted(found) if isinstance(found, set | frozenset) else list(found)
 
 
 def _has_names(optimizer: torch.optim.Optimizer) -> bool:

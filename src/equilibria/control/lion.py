@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from equilibria import theory
-from equilibria.errors import EquilibriaError, number
+from equilibria.control._gradients import as_factor, as_number, loss_of, require_usable, with_gradient
 
 
 class Lion(Optimizer):
@@ -58,7 +58,7 @@ class Lion(Optimizer):
     def equilibria_rule(self, group: dict[str, Any]) -> theory.Lion:
         """The rule of the theory that a parameter group follows; this is what a monitor asks an optimizer for."""
         return theory.Lion(
-            _number("lr", group["lr"]), _number("weight_decay", group["weight_decay"]), betas=_pair(group["betas"])
+            as_number("lr", group["lr"]), as_number("weight_decay", group["weight_decay"]), betas=_pair(group["betas"])
         )
 
     @overload
@@ -69,56 +69,32 @@ class Lion(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; ``closure`` computes the loss and its gradients, and its value is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._move(weight, group)
+        """One step; ``closure`` computes the loss and its gradients, and its value is returned.
+
+        Raises:
+            EquilibriaError: a gradient is sparse, complex or not finite; nothing was changed then.
+        """
+        loss = loss_of(closure)
+        moving = [(weight, group) for group in self.param_groups for weight in with_gradient(group["params"])]
+        require_usable((weight for weight, _ in moving), by="Lion")
+        for weight, group in moving:
+            self._move(weight, group)
         return loss
 
     def _move(self, weight: Tensor, group: dict[str, Any]) -> None:
-        gradient = _checked_gradient(weight)
-        if group["maximize"]:
-            gradient = -gradient
+        assert weight.grad is not None
+        gradient = -weight.grad if group["maximize"] else weight.grad
         state = self.state[weight]
         if "exp_avg" not in state:
             state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
         beta1, beta2 = group["betas"]
-        lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
+        lr = as_factor(group["lr"])
         update = state["exp_avg"].mul(beta1).add_(gradient, alpha=1 - beta1).sign_()
         state["exp_avg"].mul_(beta2).add_(gradient, alpha=1 - beta2)
         # lr multiplies instead of being passed as `alpha`, which would fetch a tensor lr from its device.
         weight.mul_(1 - lr * group["weight_decay"]).sub_(update.mul_(lr))
 
 
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise EquilibriaError(f"got {name} of shape {tuple(value.shape)}; expected a number or one element")
-        value = value.item()
-    return number(name, value)
-
-
 def _pair(betas: Any) -> tuple[float, float]:
     """A pair of numbers; a checkpoint that went through JSON or YAML has a list instead of a tuple."""
     return tuple(betas) if isinstance(betas, list) else betas
-
-
-def _checked_gradient(weight: Tensor) -> Tensor:
-    gradient = weight.grad
-    assert gradient is not None
-    shape = tuple(weight.shape)
-    if gradient.layout != torch.strided:
-        raise EquilibriaError(
-            f"got a sparse gradient for a parameter of shape {shape}; Lion needs dense ones, because its sign moves "
-            "every entry by lr: use sparse=False in the embedding, or torch.optim.SparseAdam"
-        )
-    if gradient.is_complex():
-        raise EquilibriaError(
-            f"got a complex parameter of shape {shape}; Lion needs real ones: pass torch.view_as_real of it"
-        )
-    return gradient

@@ -10,6 +10,7 @@ Optimizers and their equilibria
     - `moments`, `adam`, `lion`, `memory`: the recursions and autocorrelations behind these.
     - `angles`: angles over many steps; `noise`: share of noise in a gradient, the diffusion view of the norm.
     - `rescale`, `translation`: carrying the dynamics through a change of lr, wd, scale, batch size or optimizer.
+    - `requested`: the settings for an angle that is asked for.
     - `schedules`: learning rates over time; `validity`: what a prediction assumes.
 
 Weight decay folded into the learning rate

@@ -1,0 +1,242 @@
+"""Initial weights at the norm at which the first phase of training is settled from the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from equilibria.control._gradients import as_number
+from equilibria.control._turning import as_units, write_units
+from equilibria.control.invariant import HOW_TO, Invariant, invariant_tensors
+from equilibria.errors import EquilibriaError, one_of, positive
+from equilibria.measure.laws import law_of
+from equilibria.measure.layout import is_sharded
+from equilibria.measure.parameters import row_axes
+from equilibria.theory.equilibrium import Equilibrium
+from equilibria.theory.rules import SGD, SGDW, AdamL2, Muon, Rule
+
+Array = NDArray[np.float64]
+
+_LARGEST_COSINE = 0.05  # of weight and gradient: 0 for a scale-invariant weight, a little more under a norm's eps
+
+
+@dataclass(frozen=True, slots=True)
+class StartingNorm:
+    """A weight that was brought to its equilibrium norm.
+
+    Attributes:
+        name: of the tensor.
+        before: ||w|| as it was.
+        after: ||w|| as it is now.
+        unit_grad_sq: L = E[||g||^2 ||w||^2] over the batches; with rows, the sum of theirs.
+        angle: radians per step that the optimizer's settings turn it by from now on.
+    """
+
+    name: str
+    before: float
+    after: float
+    unit_grad_sq: float
+    angle: float
+
+
+def start_in_equilibrium(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    invariant: Invariant,
+    loss: Callable[[Any], Tensor],
+    batches: Iterable[Any],
+    lr: float | None = None,
+    granularity: str = "tensor",
+) -> list[StartingNorm]:
+    """Rescale scale-invariant weights to the norm at which lr and weight decay are in balance, before training.
+
+    The network's function in training mode is unchanged; how fast it turns is not: without this, a layer whose initial
+    norm is f times the equilibrium's turns by f^-2 (SGD) or f^-1 (AdamW, Lion) of the equilibrium angle until weight
+    decay has brought it there. The result does not depend on the scale of the initialisation.
+
+    For SGD the equilibrium norm ``(L lr / (2 wd (1-momentum)))^(1/4)`` (see `theory.equilibrium`) needs L, which is
+    measured on the batches at the initial weights; it enters by its fourth root. Where gradients grow or shrink by much
+    in the first steps, equilibrium moves with them. For AdamW and Lion it depends on settings and size alone.
+
+    Weights are the only thing that changes: gradients, buffers such as running statistics, and random numbers are put
+    back. Running statistics of a fresh network hold nothing yet that would have to be rescaled.
+
+    Args:
+        model: the network, in training mode.
+        optimizer: what will train it, before its first step.
+        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`.
+        loss: batch -> loss, as in training.
+        batches: a few batches, of the size used in training.
+        lr: learning rate of the first phase, if the groups' present one is not it, as during warm-up.
+        granularity: "tensor", or "row": each output row gets the norm of its own equilibrium.
+
+    Returns:
+        What was done to each tensor.
+
+    Raises:
+        EquilibriaError: bad input, an optimizer that has begun, or weights that are not invariant; nothing was changed.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        >>> optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1)
+        >>> batches = [(torch.randn(16, 4), torch.randint(2, (16,))) for _ in range(2)]
+        >>> loss = lambda batch: nn.functional.cross_entropy(net(batch[0]), batch[1])
+        >>> done = start_in_equilibrium(net, optimizer, invariant=["0.weight"], loss=loss, batches=batches)
+        >>> round(done[0].after, 3), round(optimizer.param_groups[0]["lr"], 3)  # about (32 entries * lr / (2 wd))^0.5
+        (0.4, 0.001)
+    """
+    found = invariant_tensors(invariant, optimizer=optimizer, model=model)
+    one_of("granularity", granularity, ("tensor", "row"))
+    numbering = row_axes(model)
+    axes = {name: numbering.get(id(w), 0) if granularity == "row" else None for name, w in found.items()}
+    rules = {name: _rule(name, weight, optimizer, lr) for name, weight in found.items()}
+    for name, weight in found.items():
+        _check(name, weight, axes[name], optimizer)
+    squares = _mean_squares(model, found, axes, loss, batches)
+    wanted = {name: _settled(rules[name], squares[name], weight, axes[name]) for name, weight in found.items()}
+    return [_rescale(name, w, axes[name], wanted[name], squares[name]) for name, w in found.items()]
+
+
+def _check(name: str, weight: Tensor, axis: int | None, optimizer: Optimizer) -> None:
+    if optimizer.state.get(weight):
+        raise EquilibriaError(
+            f"got an optimizer that has stepped {name} already; expected one before its first step: its state belongs "
+            "to the present norm"
+        )
+    if is_sharded(weight):
+        raise EquilibriaError(f"got {name} as a DTensor; expected whole tensors: rescale before the model is sharded")
+    if axis is not None and weight.ndim < 2:
+        raise EquilibriaError(
+            f"got granularity='row' for {name} of shape {tuple(weight.shape)}; expected 2 axes or more"
+        )
+    if not bool((_norms(weight, axis) > 0).all()):
+        raise EquilibriaError(
+            f"got {name} with a norm of 0; expected a direction in every {'row' if axis else 'tensor'}"
+        )
+
+
+def _rule(name: str, weight: Tensor, optimizer: Optimizer, lr: float | None) -> Rule:
+    group = next(g for g in optimizer.param_groups if any(each is weight for each in g["params"]))
+    chosen = as_number("lr", group["lr"]) if lr is None else positive("lr", lr)
+    law = law_of(optimizer, {**group, "lr": chosen})
+    if law.rule is None:
+        raise EquilibriaError(f"got an optimizer without an equilibrium for {name}: {law.reason}")
+    return law.rule
+
+
+def _mean_squares(
+    model: nn.Module,
+    found: dict[str, Tensor],
+    axes: dict[str, int | None],
+    loss: Callable[[Any], Tensor],
+    batches: Iterable[Any],
+) -> dict[str, Array]:
+    """E[||g||^2 ||w||^2] of every unit of every tensor."""
+    sums: dict[str, Array] = {}
+    radial: dict[str, float] = dict.fromkeys(found, 0.0)
+    count = 0
+    with _undisturbed(model):
+        for batch in batches:
+            count += 1  # they may be a generator, and none
+            gradients = torch.autograd.grad(loss(batch), list(found.values()))
+            for (name, weight), gradient in zip(found.items(), gradients, strict=True):
+                sizes = (_norms(weight, axes[name]) * _norms(gradient, axes[name], like=weight)).square()
+                sums[name] = sums.get(name, 0.0) + sizes.cpu().numpy()
+                radial[name] += float(_cosine(weight.detach(), gradient)) ** 2
+    if count == 0:
+        raise EquilibriaError("got no batches; expected a few, to measure the gradient on")
+    for name in found:
+        _check_measured(name, sums[name], (radial[name] / count) ** 0.5)
+    return {name: total / count for name, total in sums.items()}
+
+
+def _check_measured(name: str, total: Array, cosine: float) -> None:
+    if not np.isfinite(total).all():
+        raise EquilibriaError(f"got a gradient of {name} that is not finite; expected finite ones, on all batches")
+    if not total.any():
+        raise EquilibriaError(
+            f"got gradients of zero for {name} on all batches; expected some, to find its equilibrium"
+        )
+    if cosine > _LARGEST_COSINE:
+        raise EquilibriaError(
+            f"got {name}, whose gradient has a cosine of {cosine:.2g} with it; expected 0, as for a scale-invariant "
+            f"weight: is the model in training mode? {HOW_TO}"
+        )
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Puts buffers and random numbers back."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, held in buffers:
+                    buffer.copy_(held)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Equilibrium norm of every unit, NaN for units without a gradient, which have none; and the angle."""
+
+    norms: Array
+    angle: float
+
+
+def _settled(rule: Rule, mean_squares: Array, weight: Tensor, axis: int | None) -> _Target:
+    entries = float(weight.numel() // len(mean_squares))
+    alive = mean_squares > 0
+    if isinstance(rule, AdamL2):  # the only one whose angle depends on the gradient: one by one
+        each = [rule.equilibrium(unit_grad_sq=float(x), dim=entries) for x in mean_squares[alive]]
+        found: Any = [one.norm for one in each]
+        angle = float(np.sqrt(np.mean([one.angle**2 for one in each])))
+    else:
+        settled = _equilibrium(rule, mean_squares[alive], entries, weight, axis)
+        found, angle = settled.norm, float(settled.angle)
+    norms = np.full(len(mean_squares), np.nan)
+    norms[alive] = found
+    return _Target(norms, angle)
+
+
+def _equilibrium(rule: Rule, mean_squares: Array, entries: float, weight: Tensor, axis: int | None) -> Equilibrium:
+    if isinstance(rule, SGD | SGDW):
+        return rule.equilibrium(mean_squares)
+    if not isinstance(rule, Muon):
+        return rule.equilibrium(dim=entries)
+    if axis is not None:
+        raise EquilibriaError("got granularity='row' with Muon; expected 'tensor': it steps whole matrices")
+    return rule.equilibrium(shape=tuple(weight.shape))  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def _rescale(name: str, weight: Tensor, axis: int | None, target: _Target, mean_squares: Array) -> StartingNorm:
+    now = _norms(weight, axis)
+    factor = (torch.as_tensor(target.norms, device=now.device) / now).nan_to_num(nan=1.0)
+    units = as_units(weight, axis=axis, like=weight)
+    units.mul_(factor.to(units.dtype).unsqueeze(1))
+    write_units(weight, units, axis=axis)
+    before, after = (float(each.square().sum().sqrt()) for each in (now, _norms(weight, axis)))
+    return StartingNorm(name, before, after, float(mean_squares.sum()), target.angle)
+
+
+def _norms(tensor: Tensor, axis: int | None, *, like: Tensor | None = None) -> Tensor:
+    held = as_units(tensor.detach(), axis=axis, like=tensor.detach() if like is None else like.detach())
+    found: Tensor = torch.linalg.vector_norm(held, dim=1, dtype=torch.float64)
+    return found
+
+
+def _cosine(weight: Tensor, gradient: Tensor) -> Tensor:
+    w, g = weight.double().flatten(), gradient.double().flatten()
+    found: Tensor = torch.dot(w, g) / (w.norm() * g.norm()).clamp_min(1e-300)
+    return found

@@ -1,0 +1,229 @@
+"""Angular schedules: the angle asked for is the angle delivered, measured independently of the controller."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from random_walk import Gradients, angles, start_weights
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from equilibria import theory
+from equilibria.control import AngularSchedule
+from equilibria.data import Batches, load_digits
+from equilibria.errors import EquilibriaError
+from equilibria.nets import BasicBlockResNet
+from equilibria.theory.requested import decay_for_angle
+from equilibria.theory.schedules import Constant, Cosine, MultiStep
+
+STEPS = 120
+TARGETS = {
+    "constant": Constant(0.03),
+    "cosine": Cosine(0.05, steps=STEPS, end=0.005),
+    "step": MultiStep(0.05, milestones=[60, 90], factor=0.3),
+}
+
+
+def heavy_ball(groups):
+    return torch.optim.SGD(groups, lr=0.1, weight_decay=5e-3, momentum=0.9)
+
+
+OPTIMIZERS = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, weight_decay=5e-3),
+    "heavy ball": heavy_ball,
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1),
+}
+
+
+def chord_angle(a: torch.Tensor, b: torch.Tensor) -> float:
+    a, b = (x.detach().double().flatten() / x.detach().double().norm() for x in (a, b))
+    return 2 * math.asin(float((a - b).norm()) / 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("constant", "heavy ball"),
+        ("cosine", "heavy ball"),
+        ("step", "heavy ball"),
+        ("step", "sgd"),
+        ("cosine", "adamw"),
+    ],
+)
+def test_on_a_batch_norm_network_the_angle_is_within_3_percent_after_50_steps(target, kind):
+    torch.manual_seed(0)
+    net, digits, schedule = BasicBlockResNet(8, (1, 1)), load_digits(), TARGETS[target]
+    inside = [module.conv.weight for _, module in net.normalised()]
+    others = [p for p in net.parameters() if all(p is not each for each in inside)]
+    optimizer = OPTIMIZERS[kind]([{"params": inside}, {"params": others, "lr": 0.01, "weight_decay": 0.0}])
+    scheduler = AngularSchedule(optimizer, schedule, invariant=inside)
+    batches = iter(Batches(digits.train_images, digits.train_labels, batch_size=64, label_noise=0.3))
+    squares = []
+    for _ in range(STEPS):
+        images, labels = next(batches)
+        before = [weight.detach().clone() for weight in inside]
+        optimizer.zero_grad()
+        cross_entropy(net(images), labels).backward()
+        optimizer.step()
+        scheduler.step()
+        squares.append(np.mean([chord_angle(a, b) ** 2 for a, b in zip(before, inside, strict=True)]))
+    requested_sq = schedule.values(STEPS) ** 2
+    assert np.sqrt(np.sum(squares[50:]) / np.sum(requested_sq[50:])) == pytest.approx(1.0, abs=0.03)
+    report = scheduler.report(STEPS - 50)[0]
+    assert report.delivered == pytest.approx(math.sqrt(np.mean(squares[50:])), rel=1e-5)
+    assert report.requested == pytest.approx(math.sqrt(np.mean(requested_sq[50:])), rel=1e-12)
+    assert optimizer.param_groups[1]["lr"] == 0.01
+
+
+class World:
+    """The random-walk model with a scheduler: rows are replicas, each a tensor of its own."""
+
+    def __init__(self, make, *, norm=1.0, replicas=8, dim=200, seed=0):
+        rows = start_weights(replicas, dim, norm=norm, seed=seed).detach()
+        self.weights = [nn.Parameter(row.clone()) for row in rows]
+        self.optimizer, self.gradients = make(self.weights), Gradients(replicas, dim, seed=seed)
+
+    def step(self) -> np.ndarray:
+        """Angle of every replica."""
+        before = torch.stack([weight.detach() for weight in self.weights])
+        for weight, gradient in zip(self.weights, self.gradients(before), strict=True):
+            weight.grad = gradient
+        self.optimizer.step()
+        return angles(before, torch.stack([weight.detach() for weight in self.weights])).numpy()
+
+
+@pytest.mark.parametrize("kind", ["heavy ball", "adamw"])
+def test_an_angle_per_epoch_is_delivered_over_the_epoch(kind):
+    """Momentum makes steps correlate: the one-step angle is much smaller than 1/sqrt(n) of the epoch's."""
+    world, length, wanted = World(OPTIMIZERS[kind]), 50, 0.4
+    scheduler = AngularSchedule(world.optimizer, wanted, invariant=world.weights, steps_per_epoch=length)
+    turned = []
+    for epoch in range(9):
+        start = torch.stack([weight.detach() for weight in world.weights])
+        for _ in range(length):
+            world.step()
+            scheduler.step()
+        end = torch.stack([weight.detach() for weight in world.weights])
+        if epoch > 2:
+            turned.append(angles(start, end).numpy())
+    log_cos = np.log(np.cos(turned)).mean()
+    scatter = np.log(np.cos(turned)).std() / math.sqrt(np.size(turned))
+    assert log_cos == pytest.approx(math.log(math.cos(wanted)), abs=4 * scatter + 0.03 * abs(log_cos))
+    assert scheduler.report()[0].delivered < 0.6 * wanted / math.sqrt(length)
+
+
+def test_weight_decay_brings_the_norm_to_the_angle_sooner_than_the_law_does():
+    wanted, steps = 0.05, 600
+    decay = decay_for_angle(theory.SGD(0.1, 0.01), wanted)
+    reached = {}
+    for controlled in (False, True):
+        world = World(lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=decay), norm=3.0)
+        scheduler = AngularSchedule(world.optimizer, wanted, invariant=world.weights, by="weight_decay")
+        found = []
+        for _ in range(steps):
+            found.append(np.mean(world.step() ** 2))
+            if controlled:
+                scheduler.step()
+        reached[controlled] = np.sqrt(found) / wanted
+    early = slice(steps // 4, steps // 3)
+    assert np.mean(reached[False][early]) < 0.6
+    assert np.mean(reached[True][early]) > 0.9
+    assert np.mean(reached[True][-200:]) == pytest.approx(1.0, abs=0.03)
+    assert world.optimizer.param_groups[0]["lr"] == 0.1
+    assert scheduler.report(100)[0].weight_decay == pytest.approx(decay, rel=0.3)
+
+
+def test_a_target_of_zero_stops_and_a_later_one_starts_again():
+    world = World(heavy_ball)
+    scheduler = AngularSchedule(world.optimizer, [0.02] * 20 + [0.0] * 5 + [0.04] * 30, invariant=world.weights)
+    found = []
+    for _ in range(55):
+        found.append(math.sqrt(np.mean(world.step() ** 2)))
+        scheduler.step()
+    assert max(found[20:25]) < 1e-7
+    assert np.mean(found[26:]) == pytest.approx(0.04, rel=0.05)
+
+
+def test_a_skipped_step_and_weights_changed_from_outside_teach_nothing_wrong():
+    world = World(heavy_ball)
+    scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights)
+    for _ in range(30):
+        world.step()
+        scheduler.step()
+    lr = scheduler.get_last_lr()[0]
+    scheduler.step()  # the gradient scaler skipped the optimizer's step
+    assert scheduler.get_last_lr()[0] == pytest.approx(lr, rel=1e-12)
+    with torch.no_grad():
+        for weight in world.weights:
+            weight.copy_(-weight)  # turned by pi, but not by the optimizer
+    found = math.sqrt(np.mean(world.step() ** 2))
+    scheduler.step()
+    assert found == pytest.approx(0.02, rel=0.1)
+    assert scheduler.report(1)[0].delivered == pytest.approx(found, rel=1e-9)
+
+
+def test_a_broken_step_leaves_the_learning_rate_finite():
+    world = World(heavy_ball)
+    scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights)
+    for _ in range(10):
+        world.step()
+        scheduler.step()
+    with torch.no_grad():
+        world.weights[0].fill_(math.nan)
+    scheduler.step()
+    assert math.isfinite(scheduler.get_last_lr()[0])
+
+
+def test_gradients_that_vanish_for_a_while_leave_nothing_behind():
+    """The angle asked for is delivered with a lr as large as it takes, and again when gradients are back."""
+    world = World(heavy_ball)
+    scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights)
+    found = []
+    for step in range(120):
+        world.gradients.unit_grad_sq = 1e-8 if 40 <= step < 80 else 1.0
+        found.append(math.sqrt(np.mean(world.step() ** 2)))
+        scheduler.step()
+    assert np.mean(found[70:80]) == pytest.approx(0.02, rel=0.05)
+    assert np.mean(found[110:]) == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_tensor_learning_rate_stays_a_tensor():
+    world = World(lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1, dtype=torch.float64)))
+    scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights)
+    held = world.optimizer.param_groups[0]["lr"]
+    for _ in range(3):
+        world.step()
+        scheduler.step()
+    assert world.optimizer.param_groups[0]["lr"] is held
+    assert held.item() != 0.1
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "message"),
+    [
+        (heavy_ball, {"angle": -0.1}, "got schedule=-0.1|got .*-0.1"),
+        (heavy_ball, {"by": "momentum"}, "got by='momentum'; expected one of: lr, weight_decay"),
+        (heavy_ball, {"steps_per_epoch": 0}, "got steps_per_epoch=0"),
+        (heavy_ball, {"angle": 2.0, "steps_per_epoch": 10}, "got angle=2; expected 0 <= angle < 1.5708"),
+        (heavy_ball, {"invariant": ["conv.weight"]}, "the optimizer knows no names"),
+        (
+            lambda p: torch.optim.Adagrad(p),
+            {"by": "weight_decay"},
+            "without the law that is needed here: no law",
+        ),
+        (lambda p: torch.optim.Adam(p), {"by": "weight_decay"}, "got unit_grad_sq=None, dim=None"),
+        (lambda p: p, {}, "got optimizer of type list"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_changes(make, settings, message):
+    weight = nn.Parameter(torch.ones(3, 3))
+    optimizer = make([weight])
+    arguments = {"angle": 0.1, "invariant": [weight], **settings}
+    with pytest.raises(EquilibriaError, match=message):
+        AngularSchedule(optimizer, arguments.pop("angle"), **arguments)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        assert "initial_lr" not in optimizer.param_groups[0]
+        assert not optimizer._optimizer_step_pre_hooks

@@ -1,0 +1,28 @@
+"""The examples of the docs pages run, and print what the pages show."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {"rotational": 0.0, "angular-schedule": 2e-4, "start-in-equilibrium": 0.15, "sphere-optimizers": 0.0}
+"""How far a number may be off, beside 1 %: rounding in a training run grows from step to step."""
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
+
+
+@pytest.mark.parametrize(("page", "tolerance"), PAGES.items(), ids=PAGES)
+def test_the_example_prints_what_the_page_shows(page, tolerance):
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    code, shown = re.search(r"```python\n(.*?)```\s+```text\n(.*?)```", text, flags=re.DOTALL).groups()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, f"{page}.md", "exec"), {})
+    found, expected = ([NUMBER.sub("#", x), [float(n) for n in NUMBER.findall(x)]] for x in (printed.getvalue(), shown))
+    assert found[0] == expected[0]
+    assert found[1] == pytest.approx(expected[1], rel=0.01, abs=tolerance)

@@ -1,0 +1,195 @@
+"""Starting in equilibrium: settled from the first steps, whatever the scale of the initialisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from random_walk import angles
+from torch import nn
+
+from equilibria import theory
+from equilibria.control import SGDW, Lion, start_in_equilibrium
+from equilibria.errors import EquilibriaError
+
+DIM, ROWS = 300, 12
+
+
+class NoiseWorld(nn.Module):
+    """``loss(noise) = sum over rows of <w/||w||, noise>``: a random walk on spheres, L = 299 scale^2 for every row."""
+
+    def __init__(self, norm: float, seed: int = 0, rows: int = ROWS) -> None:
+        super().__init__()
+        w = torch.randn(rows, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self.weight = nn.Parameter(w * (norm / w.norm(dim=1, keepdim=True)))
+
+    def loss(self, noise: torch.Tensor) -> torch.Tensor:
+        return (self.weight / self.weight.norm(dim=1, keepdim=True) * noise).sum()
+
+
+def noises(count: int, seed: int = 1, rows: int = ROWS) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(rows, DIM, generator=generator, dtype=torch.float64) for _ in range(count)]
+
+
+RULES = {
+    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.02), theory.SGD(0.1, 0.02)),
+    "heavy ball": (
+        lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.005, momentum=0.9),
+        theory.SGD(0.1, 0.005, momentum=0.9),
+    ),
+    "sgdw": (
+        lambda p: SGDW(p, lr=0.1, weight_decay=0.02, momentum=0.5),
+        theory.SGDW(0.1, 0.02, momentum=0.5),
+    ),
+    "adamw": (lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), theory.AdamW(0.01, 0.1)),
+    "adam": (lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1), theory.AdamL2(0.01, 0.1)),
+    "lion": (
+        lambda p: Lion(p, lr=0.01, weight_decay=0.02, betas=(0.9, 0.9)),
+        theory.Lion(0.01, 0.02, betas=(0.9, 0.9)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+def test_it_turns_by_the_equilibrium_angle_once_the_momentum_has_filled(kind, granularity):
+    """From 10 times the norm; a tensor of equal rows is settled as a whole when its rows are."""
+    make, rule = RULES[kind]
+    world, pool = NoiseWorld(10.0), noises(5)
+    optimizer = make([world.weight])
+    done = start_in_equilibrium(
+        world, optimizer, invariant=["weight"], loss=world.loss, batches=pool, granularity=granularity
+    )
+    found = []
+    for noise in noises(160, seed=2):
+        before = world.weight.detach().clone()
+        optimizer.zero_grad()
+        world.loss(noise).backward()
+        optimizer.step()
+        found.append(angles(before, world.weight.detach()).numpy())
+    settled = (np.array(found[60:]) ** 2).mean(0)
+    # rows of one tensor are started alike, so the mean over rows is what the law is about
+    scatter = settled.std(ddof=1) / ROWS**0.5 / done[0].angle ** 2
+    assert settled.mean() / done[0].angle ** 2 == pytest.approx(1.0, abs=4 * scatter + 0.03)
+    assert 4 * scatter + 0.03 < 0.1
+    assert done[0].before == pytest.approx(10.0 * ROWS**0.5)
+    # every row has one part in ROWS of the entries and about so much of L: exact but for the scatter of L over rows,
+    # 2/(DIM batches) squared, of which the norm feels 1/8
+    parts = ROWS if granularity == "row" else 1
+    whole = rule.equilibrium(unit_grad_sq=done[0].unit_grad_sq / parts, dim=ROWS * DIM / parts)
+    assert done[0].after == pytest.approx(whole.norm * parts**0.5, rel=1e-9 if parts == 1 else 1e-3)
+
+
+@given(scale=st.floats(1e-3, 1e3), kind=st.sampled_from(["sgd", "adamw"]))
+def test_the_scale_of_the_initialisation_does_not_matter(scale, kind):
+    ends = []
+    for norm in (1.0, scale):
+        world = NoiseWorld(norm)
+        optimizer = RULES[kind][0]([world.weight])
+        start_in_equilibrium(world, optimizer, invariant=["weight"], loss=world.loss, batches=noises(2))
+        ends.append(world.weight.detach())
+    assert torch.allclose(*ends, rtol=1e-10)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 20, bias=False), nn.BatchNorm1d(20), nn.ReLU(), nn.Dropout(0.5), nn.Linear(20, 3))
+
+
+def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(32, 6, generator=generator), torch.randint(3, (32,), generator=generator)) for _ in range(3)]
+
+
+def loss_of(net: nn.Module):
+    return lambda batch: nn.functional.cross_entropy(net(batch[0]), batch[1])
+
+
+def test_nothing_but_the_weight_changes_and_the_network_computes_what_it_did():
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+    net[4].bias.grad = torch.full((3,), 7.0)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    torch.manual_seed(5)
+    first = nn.functional.relu(net[1](net[0](data()[0][0])))
+    net.load_state_dict(before)
+    torch.manual_seed(5)
+    start_in_equilibrium(net, optimizer, invariant=["0.weight"], loss=loss_of(net), batches=data())
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3))  # dropout drew its numbers elsewhere
+    after = net.state_dict()
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"0.weight"}
+    assert net[4].bias.grad.tolist() == [7.0] * 3
+    assert net[0].weight.grad is None
+    assert net.training
+    # BatchNorm's eps of 1e-5 against variances of a few tenths
+    assert torch.allclose(nn.functional.relu(net[1](net[0](data()[0][0]))), first, atol=1e-3)
+
+
+def test_the_learning_rate_of_the_first_phase_may_be_given_during_warm_up():
+    norms, dropout_seed = [], 5
+    for lr, given_lr in ((0.1, None), (0.0, 0.1)):
+        net = network()
+        optimizer = torch.optim.SGD(net.parameters(), lr=lr, weight_decay=1e-3)
+        torch.manual_seed(dropout_seed)
+        done = start_in_equilibrium(
+            net, optimizer, invariant=[net[0].weight], loss=loss_of(net), batches=data(), lr=given_lr
+        )
+        norms.append(done[0].after)
+    assert norms[0] == norms[1]
+
+
+def test_a_row_without_gradient_keeps_its_norm():
+    world = NoiseWorld(2.0)
+    pool = noises(2)
+    for noise in pool:
+        noise[3] = 0
+    optimizer = RULES["sgd"][0]([world.weight])
+    start_in_equilibrium(world, optimizer, invariant=["weight"], loss=world.loss, batches=pool, granularity="row")
+    norms = world.weight.detach().norm(dim=1)
+    assert norms[3].item() == pytest.approx(2.0)
+    assert (norms[:3] - 2.0).abs().min() > 0.1
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
+def test_muon_starts_at_the_norm_of_its_law():
+    world = NoiseWorld(2.0)
+    optimizer = torch.optim.Muon([world.weight], lr=0.01, weight_decay=0.1)
+    done = start_in_equilibrium(world, optimizer, invariant=["weight"], loss=world.loss, batches=noises(1))
+    assert done[0].after == pytest.approx(theory.Muon(0.01, 0.1).equilibrium(shape=(ROWS, DIM)).norm)
+    with pytest.raises(EquilibriaError, match="got granularity='row' with Muon"):
+        start_in_equilibrium(
+            world, optimizer, invariant=["weight"], loss=world.loss, batches=noises(1), granularity="row"
+        )
+
+
+def test_bad_input_is_refused_before_anything_changes():
+    net, sgd = network(), {"lr": 0.1, "weight_decay": 1e-3}
+    optimizer = torch.optim.SGD(net.parameters(), **sgd)
+    common = {"invariant": ["0.weight"], "loss": loss_of(net), "batches": data()}
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+
+    def refused(message: str, *, by: torch.optim.Optimizer = optimizer, **settings) -> None:
+        with pytest.raises(EquilibriaError, match=message):
+            start_in_equilibrium(net, by, **{**common, **settings})
+        assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+    refused("got no batches", batches=iter(()))
+    refused("got granularity='filter'", granularity="filter")
+    refused("got lr=0; expected 0 < lr", lr=0)
+    refused("got weight_decay=0", by=torch.optim.SGD(net.parameters(), lr=0.1))
+    refused("without an equilibrium for 0.weight: no law for Adagrad", by=torch.optim.Adagrad(net.parameters()))
+    refused("got 4.weight, whose gradient has a cosine of .* training mode", invariant=["4.weight"])
+    refused("granularity='row' for 1.weight of shape", invariant=["1.weight"], granularity="row")
+    refused("got gradients of zero for 0.weight", loss=lambda batch: net(batch[0]).sum() * 0)
+    refused("gradient of 0.weight that is not finite", loss=lambda batch: net(batch[0]).sum() * float("nan"))
+    net.eval()
+    refused("training mode")
+    net.train()
+    begun = torch.optim.SGD(net.parameters(), momentum=0.9, **sgd)
+    begun.state[net[0].weight] = {"momentum_buffer": torch.zeros_like(net[0].weight)}
+    refused("has stepped 0.weight already", by=begun)
