@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from equilibria._rich import Console, Table, Text
 from equilibria.doctor.examination import Examination, ParameterRow
 
 _STYLE = {"warning": "yellow", "note": "cyan", "": ""}
 _MARK = {"warning": "!", "note": "i", "": ""}
-_ROOMY = 110  # columns
+_ENDLESS = 10_000  # columns
 _LEGEND = (
-    "jointly: the norms of so many parameters can only change together; against: some grow as others shrink; decay: "
-    "share of the norm per step; angle: radians per step in equilibrium"
+    "jointly (n): the norms of n parameters can only change together; against (n): some grow as others shrink; decay: "
+    "share of the norm per step; angle: radians per step in equilibrium; settles in: its time constant"
 )
 
 
 def print_examination(examination: Examination, *, console: Console | None = None) -> None:
     """Print the table, then every finding with its remedy, then the code."""
     out = Console() if console is None else console
-    out.print(_table(examination, width=out.width))
+    out.print(_table(examination, console=out))
     sym = examination.symmetries
     proof = f"{len(sym.basis)} scaling symmetries, gap {sym.gap:.0e}, {sym.probes} backward passes"
     out.print(Text(proof, style="dim"))
@@ -35,31 +38,27 @@ def print_examination(examination: Examination, *, console: Console | None = Non
         out.print(Text(examination.fix), soft_wrap=True)
 
 
-def _table(examination: Examination, *, width: int) -> Table:
+def _table(examination: Examination, *, console: Console) -> Table:
+    """With as many columns as fit: those that say least are left out first."""
+    left_out: set[str] = set()
+    for title in ("", "shape", "decay", "role", "settles in", "lr"):
+        left_out.add(title)
+        table = _table_without(left_out, examination)
+        if console.measure(table, options=console.options.update(width=_ENDLESS)).maximum <= console.width:
+            break
+    return table
+
+
+def _table_without(left_out: set[str], examination: Examination) -> Table:
+    columns = [column for column in _COLUMNS if column.title not in left_out]
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    table.add_column("parameter", no_wrap=True)
-    roomy = width >= _ROOMY
-    for title in ("role", "shape", "invariant") if roomy else ("invariant",):
-        table.add_column(title, no_wrap=True)
-    for title in ("lr", "wd", "decay", "angle", "settles in") if roomy else ("lr", "wd", "angle"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("parameter", overflow="fold")
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True)
     for row in examination.rows:
-        what = [row.role, "x".join(map(str, row.shape)) or "1"] if roomy else []
-        steps = "" if row.time_constant is None else f"{row.time_constant:,.0f} steps"
-        numbers = (
-            [row.lr, row.weight_decay, row.decay_per_step, row.angle]
-            if roomy
-            else [row.lr, row.weight_decay, row.angle]
-        )
-        table.add_row(
-            Text(_MARK[row.severity], style=_STYLE[row.severity]),
-            Text(row.name),
-            *what,
-            _short(row, examination),
-            *(_number(value) for value in numbers),
-            *([steps] if roomy else []),
-        )
+        mark = Text(_MARK[row.severity], style=_STYLE[row.severity])
+        table.add_row(mark, Text(row.name), *(column.cell(row, examination) for column in columns))
     return table
 
 
@@ -68,8 +67,31 @@ def _short(row: ParameterRow, examination: Examination) -> str:
     vector = examination.symmetries.jointly.get(row.name)
     if vector is None:
         return row.invariant
-    return f"jointly, {len(vector)}" if min(vector.values()) > 0 else f"against, {len(vector)}"
+    return f"jointly ({len(vector)})" if min(vector.values()) > 0 else f"against ({len(vector)})"
+
+
+def _steps(row: ParameterRow) -> str:
+    return "" if row.time_constant is None else f"{row.time_constant:,.0f} steps"
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    title: str
+    cell: Callable[[ParameterRow, Examination], str]
+    is_number: bool = True
+
+
+_COLUMNS = (
+    _Column("role", lambda row, _: row.role, is_number=False),
+    _Column("shape", lambda row, _: "x".join(map(str, row.shape)) or "1", is_number=False),
+    _Column("invariant", _short, is_number=False),
+    _Column("lr", lambda row, _: _number(row.lr)),
+    _Column("wd", lambda row, _: _number(row.weight_decay)),
+    _Column("decay", lambda row, _: _number(row.decay_per_step)),
+    _Column("angle", lambda row, _: _number(row.angle)),
+    _Column("settles in", lambda row, _: _steps(row)),
+)
