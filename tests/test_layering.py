@@ -32,6 +32,7 @@ ORDER = [
     "planning",
     "report",
     "watching",
+    "doctor",
     "integrations",
     "demo",
     "experiments",

@@ -8,6 +8,8 @@ The verbs, imported on first use:
 - `fold`: weight decay folded into an exponentially growing learning rate.
 - `translate`: the same dynamics for another initial scale, batch size, weight decay or optimizer.
 - `objective`: the loss of a network as a function of its named parameters and a batch; `Objective` for any function.
+- `symmetries`: every scaling symmetry of a loss: which weights are scale-invariant, alone, by rows or jointly.
+- `split_decay`: parameter groups that decay what should decay, with a reason for every parameter.
 - `cite`: where a law comes from, and whether it was corrected.
 - `theory`: the laws themselves.
 """
@@ -22,7 +24,9 @@ from equilibria.errors import EquilibriaError
 
 if TYPE_CHECKING:
     from equilibria import theory
+    from equilibria.control.split_decay import split_decay
     from equilibria.measure.objective import Objective, objective
+    from equilibria.measure.symmetry import symmetries
     from equilibria.planning import plan
     from equilibria.report import read_run
     from equilibria.theory.citations import cite
@@ -39,6 +43,8 @@ __all__ = [
     "objective",
     "plan",
     "read_run",
+    "split_decay",
+    "symmetries",
     "theory",
     "translate",
     "watch",
@@ -51,6 +57,8 @@ _HOMES = {
     "objective": "equilibria.measure.objective",
     "plan": "equilibria.planning",
     "read_run": "equilibria.report",
+    "split_decay": "equilibria.control.split_decay",
+    "symmetries": "equilibria.measure.symmetry",
     "translate": "equilibria.theory.translation",
     "watch": "equilibria.watching",
 }

@@ -10,10 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from equilibria.demo.recipe import Recipe
 from equilibria.findings import Finding
 from equilibria.measure.diagnose import diagnose
 from equilibria.measure.samples import NO_GRADIENT, NOT_FINITE, NOTES, NUMBERS, STATES
@@ -269,7 +271,7 @@ def test_too_few_samples_to_judge_are_one_note():
 def test_the_end_of_a_schedule_that_falls_to_zero_is_too_short_to_judge():
     run = world(HEAVY_BALL, 1500, lr=lambda step: 0.05 * (1 + math.cos(math.pi * step / 1500)))
     (finding,) = find(run)
-    assert finding.subject == "only 1 sample of 1 step at these settings: too few to judge"
+    assert finding.subject == "only 5 samples of 5 steps at these settings: too few to judge"
     assert "every=" not in finding.remedy
 
 
@@ -462,3 +464,22 @@ def test_nothing_to_diagnose():
     run = world(HEAVY_BALL, 20)
     assert diagnose(run.samples.slice(0, 0), metadata=run.metadata) == ()
     assert find(world(HEAVY_BALL, 1)) == ()
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_the_demo_finds_its_own_drop(every):
+    """Weights on a random walk with the demo's settings: disturbed at its step, with the dip of the closed form."""
+    recipe = Recipe()
+    run = world(
+        recipe.rule_before,
+        recipe.steps,
+        lr=lambda step: recipe.lr if step < recipe.steps_before else recipe.lr / recipe.drop,
+        every=every,
+    )
+    (finding,) = find(run)
+    when = "at step 1,500" if every == 1 else r"between steps 1,498 and 1,505"
+    assert re.search(rf"were disturbed by a change {when}: lr was divided by 10$", finding.subject), finding
+    assert re.search(r"fell to 0\.3\d? of .*theory: 0\.3\d?\).*settled again 2,\d\d\d steps later", finding.evidence)
+    middle = run.samples.filter(pc.less(run.samples["step"], 2500))
+    (finding,) = diagnose(middle, metadata=run.metadata)
+    assert re.search(rf"are still disturbed by a change {when}: lr was divided by 10$", finding.subject), finding

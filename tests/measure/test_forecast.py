@@ -474,3 +474,29 @@ def test_adams_time_to_settle_is_the_recursions(name):
     truth = settling_steps(after, start, unit_grad_sq=UNIT_GRAD_SQ, dim=100.0)
     for step in (700, 707, 910):  # L and the norm scatter by some per cent: the steps do too
         assert np.median(sampled[step].steps_to_settle) == pytest.approx(truth - (step - drop), rel=0.25, abs=30)
+
+
+@pytest.mark.parametrize(
+    ("time_constant", "spacing", "samples"),
+    [
+        (4000, 1, 200),  # a twentieth of the time constant: L drifts within it
+        (100, 1, 20),  # enough to be steady, where they fit into half of it
+        (24, 1, 12),  # half of it
+        (24, 12, 5),  # but never fewer: the target of the norm would be as restless as single gradients
+    ],
+)
+def test_the_mean_of_the_gradient_forgets_within_the_time_constant(time_constant, spacing, samples):
+    """L doubles; after as many samples as the mean reaches back over, 1/e of the difference is left."""
+    rule = SGD(0.01, 0.1 / 0.4 / time_constant * 10, momentum=0.9)
+    assert 1 / relaxation(rule).rate == pytest.approx(time_constant)
+    held, still = Forecaster(np.full(1, 100.0)), np.zeros(1)
+    goals = []
+    for number in range(4 * samples + 300):
+        grad_sq = np.full(1, 1.0 if number < 3 * samples + 200 else 2.0)
+        step = Step(ww=np.ones(1), wg=still, gg=grad_sq, we=still, ee=1e-4 * grad_sq, vg=still, shrink=still)
+        start = Start(still, still, still, 0.0, np.ones(1, dtype=bool)) if number == 0 else None
+        steps = [rule] * (spacing if number else 1)
+        found = held.forecast(number * spacing, step, steps, start=start, skipped=False)
+        goals.append(float(found.norm_equilibrium[0] ** 4))
+    before, after = goals[3 * samples + 199], goals[4 * samples + 199]
+    assert after / before == pytest.approx(2 - (1 - 1 / samples) ** samples, rel=1e-3)

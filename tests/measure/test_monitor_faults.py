@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -188,3 +190,44 @@ def test_warnings_point_at_the_training_and_are_not_repeated(monkeypatch):
         monitor.close()
     assert [each.category for each in caught] == [WatchWarning]
     assert caught[0].filename.endswith("watched_worlds.py")
+
+
+@pytest.mark.parametrize(("changes", "said"), [(4, False), (5, True)])
+def test_a_few_changes_without_a_step_are_a_checkpoint_and_more_a_lost_optimizer(changes, said):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 2)
+        for _ in range(changes):
+            net.load_state_dict(net.state_dict())
+        assert any("does not step" in finding.subject for finding in monitor.findings()) == said
+
+
+@pytest.mark.parametrize(("pause", "rows"), [(0.8, 0), (1.2, 6)])
+def test_readings_on_a_device_wait_for_a_second_at_most(monkeypatch, pause, rows):
+    """So that a log, or the live line, is never much older."""
+    clock = [0.0]
+    monkeypatch.setattr(monitor_module, "_is_at_hand", lambda _: False)
+    monkeypatch.setattr(
+        monitor_module, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=time.perf_counter)
+    )
+    sink = Rows()
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Monitor(net, optimizer, every=1, sinks=[sink]):
+        train(net, optimizer, 1)
+        clock[0] += pause
+        train(net, optimizer, 1)
+        assert sink.count == rows
+
+
+class Rows:
+    """Counts them."""
+
+    count = 0
+
+    def append(self, columns):
+        self.count += len(columns["param"])
+
+    def close(self):
+        pass

@@ -132,3 +132,40 @@ def test_state_goes_through_a_safe_checkpoint():
         each.note(3, {"lr": 0.2, "betas": (0.9, 0.99)}, sampled=True)
         each.note(4, {"lr": 0.3, "betas": (0.9, 0.99)}, sampled=True)
     assert other.state_dict() == log.state_dict()
+
+
+def jumps(lrs):
+    log = SettingsLog()
+    for step, lr in enumerate(lrs):
+        log.note(step, group(lr), sampled=False)
+    return [step for step in range(len(lrs)) if log.jumped(step, step + 1)]
+
+
+def test_a_drop_is_a_jump_and_so_is_the_next():
+    assert jumps([0.1] * 5 + [0.01] * 5 + [0.001] * 5) == [5, 10]
+
+
+@pytest.mark.parametrize(
+    "lr",
+    [
+        lambda step: 0.05 * (1 + math.cos(math.pi * step / 100)),  # steep at its end
+        lambda step: 0.1 * 0.93**step,
+        lambda step: 0.1 if step < 50 else 0.095,
+    ],
+    ids=["cosine", "exponential", "by less than a tenth"],
+)
+def test_a_smooth_schedule_has_no_jumps(lr):
+    assert jumps([lr(step) for step in range(100)]) == []
+
+
+def test_a_restart_is_a_jump_and_a_checkpoint_keeps_it():
+    lrs = [0.05 * (1 + math.cos(math.pi * (step % 50) / 50)) for step in range(100)]
+    assert jumps(lrs) == [50]
+    log, other = SettingsLog(), SettingsLog()
+    for step, lr in enumerate(lrs):
+        log.note(step, group(lr), sampled=False)
+    buffer = io.BytesIO()
+    torch.save(log.state_dict(), buffer)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert other.jumped(50, 51) and not other.jumped(51, 100) and not other.jumped(0, 50)

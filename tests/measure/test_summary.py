@@ -102,13 +102,30 @@ def test_a_window_holds_only_samples_at_the_present_settings(lr):
     table = clean().samples.slice(0, 900)
     steps = table["step"].to_numpy()
     table = edited(table, lr=[lr(step) for step in steps])
+    last = 299 if lr(299) > 0 else 298  # with an lr of 0 nothing moves
     alike = 0  # counted back from the last
-    while alike < 20 and abs(lr(299 - alike) - lr(299)) <= 0.2 * lr(299):
+    while alike < 20 and abs(lr(last - alike) - lr(last)) <= 0.2 * lr(last):
         alike += 1
+    alike = max(alike, 5)  # a single angle says too little
     for layer in summarise(table, metadata=clean().metadata):
-        assert (layer.samples, layer.first_step, layer.last_step) == (alike, 300 - alike, 299)
-        assert layer.angle == pytest.approx(slow_summary(World(table, {}), layer.name, alike)["angle"], rel=1e-12)
-        assert layer.cosine == pytest.approx(slow_summary(World(table, {}), layer.name, 20)["cosine"], rel=1e-12)
+        assert (layer.samples, layer.first_step, layer.last_step) == (alike, last + 1 - alike, 299)
+        moving = World(table.slice(0, 3 * (last + 1)), {})
+        assert layer.angle == pytest.approx(slow_summary(moving, layer.name, alike)["angle"], rel=1e-12)
+        assert layer.cosine == pytest.approx(slow_summary(moving, layer.name, 20)["cosine"], rel=1e-12)
+
+
+def test_no_window_goes_across_a_jump_however_few_samples_are_behind_it():
+    table = clean().samples.slice(0, 900)
+    table = edited(table, lr=np.where(table["step"].to_numpy() < 297, 0.1, 0.01))
+    assert {layer.samples for layer in summarise(table, metadata=clean().metadata)} == {3}
+
+
+def test_the_course_of_lr_is_told_from_first_to_last():
+    table = clean().samples.slice(0, 900)
+    falling = edited(table, lr=np.where(table["step"].to_numpy() < 200, 0.1, 0.01))
+    assert summarise(falling, metadata=clean().metadata)[0].course == "SGD(lr=0.1 -> 0.01, wd=2e-3, momentum=0.9)"
+    (same, *_) = summarise(table, metadata=clean().metadata)
+    assert same.course == same.settings
 
 
 def test_momentum_counts_through_what_it_leaves():

@@ -18,15 +18,16 @@ from equilibria.theory.schedules import MultiStep
 
 
 @pytest.mark.skipif(find() is None, reason="no browser: apt-get install chromium, or name one in EQUILIBRIA_BROWSER")
-def test_the_page_of_a_plan(tmp_path):
+@pytest.mark.parametrize(("wd", "start", "lines"), [(5e-3, {}, 7), (0.0, {"init_norm": 3.0, "unit_grad_sq": 40.0}, 4)])
+def test_the_page_of_a_plan(tmp_path, wd, start, lines):
     schedule = MultiStep(0.1, milestones=[600, 1200], factor=0.2)
-    result = plan(SGD(0.1, 5e-3, momentum=0.9), schedule, steps=2000, steps_per_epoch=10)
+    result = plan(SGD(0.1, wd, momentum=0.9), schedule, steps=2000, steps_per_epoch=10, **start)
     page = write_page(result, tmp_path / "plan.html")
     browser = Browser(find(), tmp_path / "profile")
     try:
         for width, dark in ((1200, False), (390, True)):
             browser.open(page, width=width, dark=dark, phone=width == 390)
-            assert browser.run("document.querySelectorAll('.scatterlayer .trace path').length") >= 7
+            assert browser.run("document.querySelectorAll('.scatterlayer .trace path').length") >= lines
             assert browser.run("document.documentElement.scrollWidth") == width
             assert browser.problems == []
             assert browser.requests == [page.resolve().as_uri()]

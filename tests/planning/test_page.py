@@ -282,10 +282,19 @@ def test_a_pipe_is_not_replaced(tmp_path):
         write_page(PLANS["constant"], tmp_path / "pipe")
 
 
-def test_a_plan_without_weight_decay_has_no_page():
-    free = plan(SGD(0.1, 0.0), 0.1, steps=100, init_norm=3.0, unit_grad_sq=1.0)
-    with pytest.raises(EquilibriaError, match=r"got a plan without weight decay; expected"):
-        page_html(free)
+def test_without_weight_decay_the_page_shows_what_there_is():
+    free = plan(SGD(0.1, 0.0), FromValues([0.1] * 100 + [0.02] * 100), steps=200, init_norm=3.0, unit_grad_sq=40.0)
+    page = page_html(free)
+    told, drawn = words(page), data(page)
+    assert drawn["band"] is None and set(drawn["equilibrium"]) == {None}
+    assert drawn["norm"] == [float(f"{norm:.6g}") for norm in free.curve.norm]
+    low, high = drawn["norm_range"]
+    assert low < free.curve.norm.min() and high > free.curve.norm.max()
+    assert "Without weight decay there is no equilibrium, and the angle fades" in told
+    assert "Why: the norm only grows" in told
+    assert f"{free.phases[1].end.angle:.3g}" in told and f"{free.phases[1].end.norm:.3g}" in told
+    for absent in ("area-gap", "line-goal", "÷ equilibrium", "lr × wd asks"):
+        assert absent not in page.split("<main>")[1].split("<script")[0]
 
 
 def test_the_page_names_the_equilibrium_that_training_starts_in():

@@ -269,3 +269,9 @@ def test_what_a_writer_killed_at_its_start_leaves_is_not_foreign(tmp_path):
     with RunWriter(tmp_path, metadata={}) as writer:
         writer.append(rows([0]))
     assert_rows(read_run(tmp_path).samples(), [0])
+
+
+def test_metadata_that_utf8_cannot_hold_come_back_as_they_were(tmp_path):
+    with RunWriter(tmp_path / "run", metadata={"model": "half \ud800 a pair"}):
+        pass
+    assert read_run(tmp_path / "run").metadata == {"model": "half \ud800 a pair"}

@@ -61,3 +61,37 @@ def test_completions_offer_what_people_use(both):
 def test_reading_a_run_needs_no_torch(both):
     code = "import sys, equilibria as eq; eq.read_run(sys.argv[1]).table(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(both[1].path)], check=True, capture_output=True, timeout=60)
+
+
+def test_the_optimizer_is_told_over_the_whole_run(tmp_path):
+    """The metadata of a record are of its beginning, those of a monitor of now: the page says the same."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    with eq.watch(net, optimizer, every=1, log_dir=tmp_path / "a") as monitor:
+        for step in range(40):
+            optimizer.param_groups[0]["lr"] = 0.1 if step < 30 else 0.01
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(torch.randn(16, 6)), torch.randint(0, 3, (16,))).backward()
+            optimizer.step()
+        monitor.report(tmp_path / "live.html")
+    eq.read_run(tmp_path / "a").report(tmp_path / "later.html")
+    for page in ("live.html", "later.html"):
+        assert "<dd>SGD(lr=0.1 -&gt; 0.01, wd=1e-3, momentum=0.9)</dd>" in (tmp_path / page).read_text()
+
+
+def test_names_that_utf8_cannot_hold_break_nothing(tmp_path):
+    net = nn.Sequential()
+    net.add_module("half \ud800 a pair", nn.Linear(6, 8, bias=False))
+    net.add_module("norm", nn.BatchNorm1d(8))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with eq.watch(net, optimizer, every=1, log_dir=tmp_path / "a") as monitor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.randn(16, 6)).square().sum().backward()
+            optimizer.step()
+    assert monitor.failure is None
+    run = eq.read_run(tmp_path / "a")
+    assert run.params == ("half \\ud800 a pair.weight",)
+    assert "half \\ud800 a pair" in run.report(tmp_path / "a.html", title="\udcff").read_text()
+    assert [entry["name"] for entry in run.metadata["params"]] == list(run.params)

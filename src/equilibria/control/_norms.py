@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from equilibria.measure.dots import ProductsPass
-from equilibria.measure.layout import matrix
+from equilibria.measure.dots import products_of
+from equilibria.measure.layout import flat
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> float:
     """The squared Euclidean norm of all tensors together, added up in float64."""
-    sums = torch.zeros(len(tensors), 6, dtype=torch.float64, device=tensors[0].device)
-    reading = ProductsPass(sums)
-    for at, tensor in enumerate(tensors):
-        flat = matrix(tensor.detach(), axis=None, like=tensor.detach())
-        reading.add(at, flat, flat, None)
-    reading.run()
-    return float(sums[:, 0].sum())
+    vectors = (flat(tensor.detach()) for tensor in tensors)
+    return sum(products_of(vector, vector)[0] for vector in vectors)

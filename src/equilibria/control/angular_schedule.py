@@ -15,9 +15,9 @@ from torch.optim.optimizer import Optimizer
 from equilibria.control._gradients import as_number
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.errors import EquilibriaError, one_of, whole
-from equilibria.measure.dots import MovesPass
+from equilibria.measure.dots import moved_products
 from equilibria.measure.laws import law_of
-from equilibria.measure.layout import is_sharded, matrix
+from equilibria.measure.layout import copy_of, flat, is_sharded
 from equilibria.theory.requested import decay_for_angle, step_angle
 from equilibria.theory.rules import SGD, SGDW, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule, in_epochs
@@ -225,7 +225,7 @@ class _Loop:
     Attributes:
         group: its index.
         weights: its invariant tensors.
-        copies: these before the step, as matrices of one row; None where unknown.
+        copies: these before the step, flat; None where unknown.
         versions: torch's counts of their changes when they were copied.
         norms: ||w|| before the last step that was measured, and after it.
         mean_sq: running mean of c^2.
@@ -274,26 +274,20 @@ class _Loop:
         """Copy the tensors that somebody changed since the last measurement, and those that were never copied."""
         for at, weight in enumerate(self.weights):
             if self.copies[at] is None or self.versions[at] != weight._version:
-                self.copies[at] = matrix(weight.detach(), axis=None, like=weight.detach()).clone()
+                self.copies[at] = flat(copy_of(weight.detach()), like=weight.detach())
                 self.versions[at] = weight._version
 
-    @torch.no_grad()
     def turned(self) -> dict[int, float]:
         """The angles since the copies were made, of those tensors that moved; the copies become what these are now."""
-        sums = torch.zeros(len(self.weights), 5, dtype=torch.float64, device=self.weights[0].device)
-        reading, known = MovesPass(sums), [at for at, copy in enumerate(self.copies) if copy is not None]
-        for at in known:
-            before, after = self.copies[at], self.weights[at].detach()
-            assert before is not None
-            reading.add(at, before, matrix(after, axis=None, like=after), None, shrink=0.0, refresh=True)
-            self.versions[at] = after._version
-        reading.run()
-        moved = sums.tolist()
-        angles = {at: self._turned(at, *(moved[at][column] for column in (0, 3, 4))) for at in known}
+        angles = {at: self._turned(at) for at, copy in enumerate(self.copies) if copy is not None}
         return {at: angle for at, angle in angles.items() if angle != 0}
 
-    def _turned(self, at: int, ww: float, we: float, ee: float) -> float:
-        """The angle from <w, w>, <w, e> and <e, e> with the move e; takes note of the norms."""
+    @torch.no_grad()
+    def _turned(self, at: int) -> float:
+        before, after = self.copies[at], flat(self.weights[at].detach())
+        assert before is not None
+        ww, we, ee = moved_products(before, after)
+        self.versions[at] = self.weights[at]._version
         if not math.isfinite(ww + we + ee):
             return math.nan
         self.norms[at] = math.sqrt(ww), math.sqrt(max(ww + 2 * we + ee, 0.0))

@@ -104,6 +104,37 @@ class MovesPass:
         self._work.run(_sum_moves, self._sums)
 
 
+def products_of(first: Tensor, second: Tensor) -> tuple[float, float, float]:
+    """<a, a>, <a, b> and <b, b> of two vectors; waits for their device.
+
+    Example:
+        >>> products_of(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0]))
+        (25.0, 3.0, 1.0)
+    """
+    sums = torch.zeros(1, 6, dtype=torch.float64, device=first.device)
+    one_pass = ProductsPass(sums)
+    one_pass.add(0, first.contiguous().unsqueeze(0), second.contiguous().unsqueeze(0), None)
+    one_pass.run()
+    aa, ab, bb = sums[0, :3].tolist()
+    return aa, ab, bb
+
+
+def moved_products(before: Tensor, after: Tensor) -> tuple[float, float, float]:
+    """<w, w>, <w, e> and <e, e> of a vector and its move e, after which ``before`` becomes ``after``; waits for it.
+
+    Example:
+        >>> w = torch.tensor([1.0, 0.0])
+        >>> moved_products(w, torch.tensor([1.0, 0.5])), w
+        ((1.0, 0.0, 0.25), tensor([1.0000, 0.5000]))
+    """
+    sums = torch.zeros(1, 5, dtype=torch.float64, device=before.device)
+    one_pass = MovesPass(sums)
+    one_pass.add(0, before.unsqueeze(0), after.contiguous().unsqueeze(0), None, shrink=0.0, refresh=True)
+    one_pass.run()
+    ww, _, _, we, ee = sums[0].tolist()
+    return ww, we, ee
+
+
 class _Work:
     """What is to be read, by address: one compiled call for all tensors of a type."""
 

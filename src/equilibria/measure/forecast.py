@@ -21,7 +21,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.measure.averages import RunningMean
 from equilibria.measure.countdown import Countdown
 from equilibria.measure.geometry import Step
-from equilibria.measure.recursion import run
+from equilibria.measure.recursion import remembered, run
 from equilibria.theory import fixed_points
 from equilibria.theory.adam_settling import adam_settling_steps
 from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
@@ -32,13 +32,15 @@ from equilibria.theory.targets import Targets, targets
 from equilibria.theory.unit_gradient import momentum_unit_grad_sq, nesterov_angle_factor
 
 _MOMENTS = ("norm_sq", "radial", "buffer_sq", "second", "memory")
-_MEANS = ("_grad_sq", "_pull", "_pulled", "_update_sq", "_cosine_sq", "_angle_sq")
+_MEANS = ("_grad_sq", "_pull", "_pulled", "_update_sq", "_cosine_sq", "_angle_sq", "_recall")
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 _FEWEST_SAMPLES = 5  # that a mean of L reaches back over: the norm's target is off by a quarter of its error
 _FEWEST_PAIRS = 20  # that the correlation with the momentum is taken from: it scatters more, and drifts less
+_FEWEST_PULLS = 100  # that Muon's memory is taken from: single updates point anywhere
+_MEMORIES = 3  # lengths of the momentum's memory until updates have come to remember as they will
 _ENOUGH_SAMPLES = 20  # if they fit into half a time constant
 _SHARE_OF_APPROACH = 0.05  # of the time constant, where that is more: L drifts too
 _COSINE_WINDOW = 50  # samples
@@ -112,7 +114,7 @@ class Forecaster:
         self._next = 0  # the step before which the state stands
         self._drive = np.full(count, np.nan)  # L at the last sample
         self._grad_sq, self._pull, self._pulled = (RunningMean(count) for _ in range(3))
-        self._update_sq, self._cosine_sq, self._angle_sq = (RunningMean(count) for _ in range(3))
+        self._update_sq, self._cosine_sq, self._angle_sq, self._recall = (RunningMean(count) for _ in range(4))
         self._settled = np.zeros(count, dtype=bool)
         self._countdown = Countdown(count)
 
@@ -208,6 +210,10 @@ class Forecaster:
         self._angle_sq.add(measured.angle**2, window=_ANGLES)
         moves = np.where(measured.ee > 0, measured.ee, np.nan)  # a weight without a gradient is no small update
         self._update_sq.add(moves / np.square(rule.lr or np.nan), window=window)
+        state = self._state
+        if isinstance(rule, Muon) and state is not None and state.steps_done > _MEMORIES / (1 - rule.momentum):
+            pull = rule.lr * measured.we / moves  # -<w, u> / ||u||^2
+            self._recall.add(pull / remembered(rule, state.memory), window=max(window, _FEWEST_PULLS))
 
     def _relaxation(self, rule: Rule) -> Relaxation | None:
         """The law of approach; that of Adam with L2 depends on the gradient, so the group's mean stands for all.
@@ -303,7 +309,12 @@ class Forecaster:
         held = dataclasses.replace(state, norm_sq=np.where(good, state.norm_sq, 1.0))
         try:
             after, (before_sq, after_sq), moved_sq = run(
-                rules, held, np.where(good, drives, 1.0), sizes=self._sizes(rules[-1]), correlation=correlation
+                rules,
+                held,
+                np.where(good, drives, 1.0),
+                sizes=self._sizes(rules[-1]),
+                correlation=correlation,
+                recall=self._recalled() if isinstance(rules[-1], Muon) else 1.0,
             )
         except EquilibriaError:  # settings out of reach of the recursion; the next outside change begins a new one
             self._state = None
@@ -319,6 +330,11 @@ class Forecaster:
         )
         angle = angle_from_chord_sq(chord_sq(before_sq, after_sq, moved_sq))
         return np.where(good, np.sqrt(before_sq), np.nan), np.where(good, angle, np.nan)
+
+    def _recalled(self) -> Array:
+        """Share of its momentum's memory that Muon's updates have lately been seen to keep; all of it until then."""
+        known = np.isfinite(self._recall.value) & (self._recall.count >= _FEWEST_PAIRS)
+        return np.where(known, np.clip(self._recall.value, 0.0, 2.0), 1.0)
 
     def _sizes(self, rule: Rule) -> Array:
         """What stands for the number of entries: itself, but for Muon the measured size of its update."""
@@ -339,9 +355,19 @@ class Forecaster:
         angle = np.full(len(drive), float(unit.angle))
         if isinstance(rule, SGD) and rule.nesterov:
             angle = angle * nesterov_angle_factor(rule.momentum, correlation=correlation)
+        if isinstance(rule, Muon):
+            return self._muon_equilibrium(rule)
         size = np.sqrt(drive) if isinstance(rule, SGD | SGDW) else self._sizes(rule)
         norm = np.sqrt(unit.norm_sq * size)
         return angle, np.where(norm > 0, norm, np.nan)
+
+    def _muon_equilibrium(self, rule: Muon) -> tuple[Array, Array]:
+        """With each matrix's own share of the memory; see `fixed_points.constant_update_point`."""
+        eps, sizes = rule.decay_per_step, self._sizes(rule)
+        total = 1 + self._recalled() * (rule.memory.total(eps) - 1)
+        one_minus_cos = eps * ((2 - eps) / total - eps) / (2 * (1 - eps))
+        norm_sq = rule.lr**2 * total * sizes / (eps * (2 - eps))
+        return angle_from_chord_sq(2 * one_minus_cos), np.sqrt(norm_sq)
 
     def _turns_like(self, goal: Array) -> Flags:
         """Whether the weight turns about as in equilibrium; when its gradient vanishes, the norm alone may fit."""

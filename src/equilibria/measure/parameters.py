@@ -141,7 +141,8 @@ def names_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
     """All names of every tensor by its id, the first one first; tied tensors have several."""
     raw: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
-        raw.setdefault(id(param), []).append(name)
+        # Tables, files and pages hold UTF-8, which has no half surrogate pairs.
+        raw.setdefault(id(param), []).append(name.encode("utf-8", "backslashreplace").decode())
     plain = [plain_name(name) for names in raw.values() for name in names]
     unique = len(set(plain)) == len(plain)
     return {key: tuple(plain_name(name) if unique else name for name in names) for key, names in raw.items()}

@@ -86,7 +86,7 @@ class Reckoning:
         columns["step"] = np.full(len(self.names), reading.label, dtype=np.int64)
         columns["param"] = self.names
         balanced = np.isfinite(forecast.norm_equilibrium)
-        disturbed = changed | self._new_settings(now)
+        disturbed = changed | self._jumped(tap, reading)
         columns["state"] = self._verdicts.judge(forecast.settled, changed=disturbed, balanced=balanced)
         columns["note"] = _notes(measured, changed=changed, missing=missing, unread=unread, skipped=skipped)
         self._last = reading.count, now
@@ -148,9 +148,11 @@ class Reckoning:
         changed |= np.abs(measured.norm - self._norm_after) > reach + _MOVED_BETWEEN * measured.norm
         return changed
 
-    def _new_settings(self, now: Mapping[int, Settings]) -> Flags:
-        before = now if self._last is None else self._last[1]
-        return np.array([now[group] != before.get(group, now[group]) for group in self._groups])
+    def _jumped(self, tap: Tap, reading: Reading) -> Flags:
+        """Whose settings jumped since the last sample."""
+        first = reading.count if self._last is None else self._last[0] + 1
+        jumped = {group: tap.logs[group].jumped(first, reading.count + 1) for group in self._forecasters}
+        return np.array([jumped[group] for group in self._groups])
 
     def _forecast(
         self, tap: Tap, reading: Reading, measured: Step, products: Array, *, changed: Flags, skipped: bool

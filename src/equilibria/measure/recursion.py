@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.states import State, memory_size, step_of
 from equilibria.theory.transient import evolve
 
@@ -19,7 +19,7 @@ _NOTHING = 1e-200  # a second moment that is as good as none
 
 
 def run(
-    rules: Sequence[Rule], state: State, drives: Array, *, sizes: Array, correlation: Array
+    rules: Sequence[Rule], state: State, drives: Array, *, sizes: Array, correlation: Array, recall: Array | float
 ) -> tuple[State, tuple[Array, Array], Array]:
     """Run the recursion over all steps.
 
@@ -29,12 +29,15 @@ def run(
         drives: L, steps x weights.
         sizes: entries of every weight; for Muon the mean square of its update.
         correlation: E<v, g> / E||g||^2 of every weight, which Nesterov's recursion depends on.
+        recall: share of the momentum's memory that is left in Muon's updates.
 
     Returns:
         The state after all steps, ||w||^2 before and after the last of them, and its ||w' - w||^2.
     """
     if isinstance(rules[0], SGD | SGDW):
         return _run_buffer(rules, state, drives, correlation)
+    if isinstance(rules[0], Muon):
+        return _run_muon(rules, state, sizes, recall)
     at = 0
     for _, alike in groupby(rules, key=_constants):
         stretch = list(alike)
@@ -71,6 +74,28 @@ def _run_buffer(
             q, r = stale  # torch keeps the buffer for later
     done = state.steps_done + len(rules)
     return dataclasses.replace(state, norm_sq=p, radial=q, buffer_sq=r, steps_done=done), (before, p), moved_sq
+
+
+def _run_muon(
+    rules: Sequence[Rule], state: State, sizes: Array, recall: Array | float
+) -> tuple[State, tuple[Array, Array], Array]:
+    """The same for Muon, whose orthogonalisation leaves each matrix another share of its memory."""
+    p, traces = state.norm_sq, state.memory
+    for rule in rules:
+        assert isinstance(rule, Muon)
+        before, lr, lost, memory = p, rule.lr, rule.decay_per_step, rule.memory
+        pull = recall * remembered(rule, traces)
+        moved_sq = lost * lost * p + (lr - 2 * lost * pull) * lr * sizes
+        p = (1 - lost) ** 2 * p + (lr + 2 * (1 - lost) * pull) * lr * sizes
+        traces = lr + (1 - lost) * np.reshape(memory.decay, (-1, 1)) * traces
+    done = state.steps_done + len(rules)
+    return dataclasses.replace(state, norm_sq=p, memory=traces, steps_done=done), (before, p), moved_sq
+
+
+def remembered(rule: Muon, traces: Array) -> Array:
+    """-<w, u> / ||u||^2 of the coming update u, were it the momentum itself, from the traces of past ones."""
+    total: Array = np.asarray(rule.memory.first) @ traces
+    return total
 
 
 def _fitted(state: State, rule: Rule) -> State:

@@ -52,7 +52,8 @@ NUMBERS = tuple(_UNITS)
 
 APPROACHING, SETTLED, DISTURBED, NO_EQUILIBRIUM = "approaching", "settled", "disturbed", "no equilibrium"
 STATES = (APPROACHING, SETTLED, DISTURBED, NO_EQUILIBRIUM)
-"""What ``state`` may say; disturbed means that lr, wd or the weights themselves were changed since it was settled."""
+"""What ``state`` may say; disturbed means that lr, wd or momentum jumped, or the weights themselves were changed, since
+it was settled. A smooth schedule disturbs nothing: what falls behind it is approaching."""
 
 SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT = (
     "step skipped",

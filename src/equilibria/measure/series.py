@@ -120,8 +120,8 @@ def _positions(column: pa.ChunkedArray, words: Sequence[str]) -> Array:
 
 
 def steps_taken(series: Series) -> Series:
-    """The rows of steps that were taken and could be measured."""
-    taken = ~np.isin(series.columns["note"], _NO_STEP)
+    """The rows of steps that were taken and could be measured; with an lr of 0, nothing was."""
+    taken = ~np.isin(series.columns["note"], _NO_STEP) & (series.columns["lr"] != 0)
     return series.where(taken & np.isfinite(series.columns["angle"]) & np.isfinite(series.columns["norm"]))
 
 

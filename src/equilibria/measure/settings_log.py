@@ -12,6 +12,8 @@ _UNKNOWN = float("nan")  # one object, which equals itself as part of a tuple
 
 
 _JUMP = 0.1  # relative change of a setting that is worth a sample of its own
+_STEEPER = 3  # times the change of the step before that is no longer part of a ramp
+_TINY = 1e-300
 
 
 class Settings(NamedTuple):
@@ -45,11 +47,20 @@ def _number(value: Any) -> float:
         return _UNKNOWN
 
 
+class _Change(NamedTuple):
+    """New settings, the step that is the first to have them, and how much they differ from those before."""
+
+    step: int
+    settings: Settings
+    relative: float
+    is_jump: bool
+
+
 class SettingsLog:
     """Remembers the settings of a group step by step; `note` is called at every step and is cheap."""
 
     def __init__(self) -> None:
-        self._changes: list[tuple[int, Settings]] = []
+        self._changes: list[_Change] = []
         self._seen: tuple[object, ...] | None = None  # settings as they were found, if they cannot change in place
 
     def note(self, step: int, group: Mapping[str, Any], *, sampled: bool) -> None:
@@ -64,14 +75,16 @@ class SettingsLog:
             return
         self._seen = found if all(isinstance(value, float | int | None) for value in _numbers(found)) else None
         settings = read_settings(group)
-        if not self._changes or settings != self._changes[-1][1]:
-            self._changes.append((step, settings))
+        if not self._changes:
+            self._changes.append(_Change(step, settings, 0.0, False))
+        elif settings != self._changes[-1].settings:
+            self._changes.append(_change(self._changes[-1], step, settings))
 
     def jumps(self, group: Mapping[str, Any]) -> bool:
         """Whether lr or weight decay are about to differ by more than a tenth from those of the last step."""
         if not self._changes:
             return False
-        held = self._changes[-1][1]
+        held = self._changes[-1].settings
         pairs = ((group["lr"], held.lr), (group.get("weight_decay"), held.weight_decay))
         return any(
             isinstance(now, float) and abs(now - before) > _JUMP * max(abs(now), abs(before)) for now, before in pairs
@@ -79,30 +92,53 @@ class SettingsLog:
 
     def at(self, step: int) -> Settings:
         """The settings of a step."""
-        place = bisect_right(self._changes, step, key=lambda change: change[0])
-        return self._changes[max(place - 1, 0)][1]
+        place = bisect_right(self._changes, step, key=lambda change: change.step)
+        return self._changes[max(place - 1, 0)].settings
+
+    def jumped(self, first: int, after: int) -> bool:
+        """Whether a setting jumped at one of the steps ``first`` to ``after - 1``.
+
+        That is by more than a tenth at once, and not as part of a steep ramp. A schedule that moves on smoothly has no
+        jump, however often it is sampled.
+        """
+        return any(change.is_jump and first <= change.step < after for change in self._changes)
 
     def between(self, first: int, after: int) -> list[Settings]:
         """The settings of the steps ``first`` to ``after - 1``."""
         found: list[Settings] = []
-        bounds = [start for start, _ in self._changes[1:]] + [after]
-        for (_, settings), end in zip(self._changes, bounds, strict=True):
-            found += [settings] * (min(end, after) - first - len(found))
+        bounds = [change.step for change in self._changes[1:]] + [after]
+        for change, end in zip(self._changes, bounds, strict=True):
+            found += [change.settings] * (min(end, after) - first - len(found))
         return found
 
     def forget_before(self, step: int) -> None:
         """Drop what is older than a step."""
-        place = bisect_right(self._changes, step, key=lambda change: change[0])
+        place = bisect_right(self._changes, step, key=lambda change: change.step)
         del self._changes[: max(place - 1, 0)]
 
     def state_dict(self) -> list[tuple[Any, ...]]:
         """What is remembered, for a checkpoint: plain numbers, which torch.load takes with ``weights_only``."""
-        return [(step, *settings) for step, settings in self._changes]
+        return [(step, *settings, relative, is_jump) for step, settings, relative, is_jump in self._changes]
 
     def load_state_dict(self, state: Sequence[Sequence[Any]]) -> None:
         """Go on from a checkpoint."""
-        self._changes = [(step, Settings(*settings)) for step, *settings in state]
+        self._changes = [
+            _Change(step, Settings(*settings), relative, is_jump) for step, *settings, relative, is_jump in state
+        ]
         self._seen = None
+
+
+def _change(before: _Change, step: int, settings: Settings) -> _Change:
+    """The largest relative change of lr, weight decay and momentum, which acts through 1 - momentum."""
+    pairs = zip(_acting(before.settings), _acting(settings), strict=True)
+    relative = max(((new - old) / max(abs(new), abs(old), _TINY) for old, new in pairs), key=abs)
+    goes_on = before.step == step - 1 and before.relative * relative > 0
+    ramp = abs(before.relative) if goes_on else 0.0
+    return _Change(step, settings, relative, abs(relative) > max(_JUMP, _STEEPER * ramp))
+
+
+def _acting(settings: Settings) -> tuple[float, float, float]:
+    return settings.lr, settings.weight_decay, 1 - settings.momentum
 
 
 def _numbers(found: tuple[Any, ...]) -> tuple[Any, ...]:

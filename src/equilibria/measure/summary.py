@@ -28,6 +28,7 @@ from equilibria.measure.series import (
 from equilibria.theory.rules import RULES, Rule
 
 LEAST_WINDOW = 20  # samples: the RMS of 20 angles that scatter by 20 % is good to 4 %
+_FEWEST = 5  # samples: the RMS is good to 9 %, and where settings move on smoothly that is better than a single angle
 INVARIANT = 0.2  # of a random direction's cosine with the gradient
 _LEAST_RATIO = 1e-9  # a weight that does not turn at all is this wrong: a logarithm of 0 cannot be sorted or written
 _KINDS = {kind.__name__: kind for kind in RULES.values()}
@@ -47,9 +48,10 @@ def _sizes(series: Series) -> Array:
 
 
 def _at_present_settings(series: Series, size: Array) -> Array:
-    """As many of them as tell about now."""
-    end = series.first[1:]
-    return np.asarray(np.minimum(size, end - np.maximum(last_true(series, jumps(series)), alike_since(series))))
+    """As many of them as tell about now, and a few where there was no jump."""
+    since_jump = series.first[1:] - last_true(series, jumps(series))
+    alike = np.maximum(series.first[1:] - alike_since(series), _FEWEST)
+    return np.asarray(np.minimum(size, np.minimum(since_jump, alike)))
 
 
 def _last_rows(series: Series, size: Array) -> Series:
@@ -129,6 +131,7 @@ class LayerSummary:
         no_law: why there is no law, None where there is one.
         how_wrong: |ln(measured / predicted angle)|, to sort by: 0.05 is 5 % off, 0.7 a factor of 2 either way.
         first_step: step of the first sample in the window, None if there is no sample.
+        first_lr: of the first sample of the run.
         how: how symmetries say that it is invariant, in words; None if the monitor was given none.
     """
 
@@ -157,7 +160,16 @@ class LayerSummary:
     no_law: str | None
     how_wrong: float | None
     first_step: int | None = None
+    first_lr: float | None = None
     how: str | None = None
+
+    @property
+    def course(self) -> str:
+        """The optimizer with its settings over the run: lr from the first to the last sample."""
+        if self.first_lr is None or self.lr is None or self.first_lr == self.lr:
+            return self.settings
+        now = short(self.lr)
+        return self.settings.replace(f"lr={now}", f"lr={short(self.first_lr)} -> {now}", 1)
 
     @property
     def sentence(self) -> str:
@@ -173,7 +185,8 @@ def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | N
     Angles are compared by their root mean square over a window. By default that is the last quarter of the samples
     since lr, weight decay or momentum last changed, and at least 20 samples where there are as many; to get them a
     window goes across the small changes of a smooth schedule, but neither across a sudden change by more than a tenth
-    nor to settings more than a fifth off the last ones: the numbers are of now, if need be of a single sample.
+    nor, beyond 5 samples, to settings more than a fifth off the last ones: the numbers are of now. Steps with an lr
+    of 0 do not count: nothing moves.
 
     Args:
         samples: the sample table, of a monitor or of a recorded run.
@@ -191,7 +204,8 @@ def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | N
     recent = _last_rows(taken, size if window is not None else _at_present_settings(taken, size))
     longer = _last_rows(taken, size)
     table = _window_numbers(recent) | _present(recent) | {"last_step": everything.last("step")}
-    table |= {"first_step": _first(recent, "step"), "cosine": _rms(longer, longer.columns["cosine"] ** 2)}
+    table |= {"first_lr": _first(taken, "lr"), "first_step": _first(recent, "step")}
+    table |= {"cosine": _rms(longer, longer.columns["cosine"] ** 2)}
     rows = zip(*(values.tolist() for values in table.values()), strict=True)
     entries = {entry["name"]: entry for entry in metadata.get("params", ())}
     return tuple(

@@ -18,8 +18,8 @@ from equilibria.errors import EquilibriaError
 def document(package: str, *, title: str, data: dict[str, object], **parts: str) -> str:
     """The text of one HTML page; its scripts, styles and data are inside.
 
-    The package holds ``page.html`` (a `string.Template`), ``page.css`` and ``page.js``; what all pages share goes
-    before the last two.
+    The package holds ``page.html`` (a `string.Template`, from below the headline to the data), ``page.css`` and
+    ``page.js``; what all pages share goes around the first and before the last two.
 
     Args:
         package: the dotted name of the package with these files.
@@ -34,7 +34,8 @@ def document(package: str, *, title: str, data: dict[str, object], **parts: str)
 
     # The policy below names each script by its hash, and browsers hash what is left after line ends are unified.
     plotly, script = (_one_line_end(text) for text in (get_plotlyjs(), _shared_and_own(package, "js")))
-    return Template(_asset(package, "page.html")).substitute(
+    page = _asset("equilibria.pages", "shared.html").replace("$body", _asset(package, "page.html"))
+    return Template(page).substitute(
         parts,
         policy=_policy(plotly, script),
         version=escape(__version__),
@@ -88,7 +89,7 @@ def _replace(path: Path, text: str) -> None:
         raise EquilibriaError(f"got path={str(path)!r}, which is {kind}; expected the name of an HTML file")
     beside = target.parent / f".equilibria-{secrets.token_hex(8)}.tmp"
     try:
-        beside.write_text(text, encoding="utf-8", newline="\n")
+        beside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")  # a path need not be UTF-8
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)

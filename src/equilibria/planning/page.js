@@ -27,17 +27,22 @@
 
   const angleChart = (size) => {
     const predicted = line(plan.angle, "predicted", { color: color("predicted"), width: 4 }, " rad",
-      " = %{customdata[0]} of equilibrium");
+      plan.band ? " = %{customdata[0]} of equilibrium" : "");
     predicted.customdata = plan.ratio.map((ratio) => [ratio === null ? "?" : Math.round(100 * ratio) + " %"]);
-    return [[
+    const alone = line(plan.by_lr, "lr alone", { color: color("naive"), width: 2, dash: "dot" }, " rad");
+    return [plan.band ? [
       charting.area(plan.x, plan.equilibrium, plan.angle, color("gap")),
-      line(plan.by_lr, "lr alone", { color: color("naive"), width: 2, dash: "dot" }, " rad"),
+      alone,
       predicted,
       line(plan.equilibrium, "equilibrium", { color: color("goal"), width: 2, dash: "dash" }, " rad"),
-    ], layout(size, plan.angle_range, "angle per step, rad")];
+    ] : [alone, predicted], layout(size, plan.angle_range, "angle per step, rad")];
   };
 
   const normChart = (size) => {
+    if (!plan.band) {
+      return [[line(plan.norm, "norm", { color: color("predicted"), width: 3 }, "")],
+        layout(size, plan.norm_range, "norm")];
+    }
     const band = { type: "rect", xref: "paper", yref: "y", x0: 0, x1: 1, y0: plan.band[0], y1: plan.band[1],
       fillcolor: color("band"), line: { width: 0 }, layer: "below" };
     const one = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, layer: "above",

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.errors import EquilibriaError
 from equilibria.pages.cards import card
 from equilibria.pages.document import document, write_document
 from equilibria.pages.words import number, percent, ratio_cell, sentence_case, settings_list, text
 from equilibria.planning.page_data import chart_data
+from equilibria.planning.page_words import is_free, words
 from equilibria.planning.planner import Phase, Plan
 
 Array = NDArray[np.float64]
@@ -34,8 +34,7 @@ def write_page(plan: Plan, path: str | Path, *, title: str | None = None) -> Pat
         The path.
 
     Raises:
-        EquilibriaError: the folder does not exist, the path is not a file, or it cannot be written; or the plan has no
-            weight decay.
+        EquilibriaError: the folder does not exist, the path is not a file, or it cannot be written.
     """
     return write_document(path, page_html(plan, title=title))
 
@@ -50,9 +49,6 @@ def page_html(plan: Plan, *, title: str | None = None) -> str:
     Returns:
         HTML.
 
-    Raises:
-        EquilibriaError: the plan has no weight decay.
-
     Example:
         >>> from equilibria.planning import plan
         >>> from equilibria.theory import SGD
@@ -60,11 +56,6 @@ def page_html(plan: Plan, *, title: str | None = None) -> str:
         True
     """
     situation = plan.situation
-    if situation.start_norm is None:
-        raise EquilibriaError(
-            "got a plan without weight decay; expected one with an equilibrium, which is what the page compares with: "
-            "without it leave the page out and read the plan itself"
-        )
     unit = "step" if situation.steps_per_epoch is None else "epoch"
     return document(
         "equilibria.planning",
@@ -72,12 +63,11 @@ def page_html(plan: Plan, *, title: str | None = None) -> str:
         data=chart_data(plan),
         headline=text(headline(plan)),
         settings=_settings(plan),
-        tolerance=text(percent(situation.tolerance)),
+        **words(plan, unit=f"{unit}s"),
         angle_label=text(f"Chart of the angle per step over the run. {headline(plan)}"),
         norm_label=text(_norm_label(plan)),
         schedule_label=f"Chart of lr ({_from_to(plan.curve.lr)}) and wd ({_from_to(plan.curve.weight_decay)})",
-        unit_plural=f"{unit}s",
-        phases="\n".join(_row(phase, plan) for phase in plan.phases),
+        phases="\n".join((_free_row if is_free(plan) else _row)(phase, plan) for phase in plan.phases),
         findings="\n".join(card(finding) for finding in plan.findings) or _NOTHING_FOUND,
         start=_start_sentence(plan),
     )
@@ -93,6 +83,8 @@ def headline(plan: Plan) -> str:
         'Phase 2 never reaches equilibrium: 50 % of the run turns slower than lr × wd says'
     """
     warning = next((finding.subject for finding in plan.findings if finding.severity == "warning"), None)
+    if is_free(plan) and warning is not None:
+        return sentence_case(warning)
     shares = _shares(plan)
     if warning is None:
         return shares[0].upper() + shares[1:]
@@ -152,7 +144,8 @@ def _settings(plan: Plan) -> str:
         pairs.append(("length", epochs, f"{steps}, {situation.steps_per_epoch:,} per epoch"))
     start = "in equilibrium" if situation.init_norm is None else f"‖w‖ = {number(situation.init_norm)}"
     pairs.append(("start", start, ""))
-    pairs.append(("settled means", f"within {percent(situation.tolerance)}", ""))
+    if not is_free(plan):
+        pairs.append(("settled means", f"within {percent(situation.tolerance)}", ""))
     if situation.dtype != "float32":
         pairs.append(("weights in", situation.dtype, ""))
     return settings_list(pairs)
@@ -187,6 +180,19 @@ def _row(phase: Phase, plan: Plan) -> str:
     ]
     opening = "<tr>" if good else '<tr class="off">'
     return f"{opening}{''.join(cells)}</tr>"
+
+
+def _free_row(phase: Phase, plan: Plan) -> str:
+    """Without weight decay: angles and norms themselves, for there is nothing to compare them with."""
+    moments = (phase.start, phase.middle, phase.end)
+    cells = [
+        f'<th scope="row">{phase.number}</th>',
+        f"<td>{_span(phase, plan)}</td>",
+        f"<td>{_arrow(phase, 'lr')}</td>",
+        *(f"<td>{number(moment.angle)}</td>" for moment in moments),
+        *(f"<td>{number(moment.norm)}</td>" for moment in moments),
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _span(phase: Phase, plan: Plan) -> str:
@@ -237,6 +243,8 @@ _NOTHING_FOUND = (
 
 
 def _norm_label(plan: Plan) -> str:
+    if is_free(plan):
+        return f"Chart of the norm, from {plan.curve.norm[0]:.3g} to {plan.curve.norm[-1]:.3g}"
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = plan.curve.norm / plan.curve.norm_equilibrium
     known = ratio[np.isfinite(ratio) & (ratio > 0)]

@@ -14,12 +14,15 @@ _RUN_OFF = 5  # a ramp to zero has no lower end on a log axis: its last per cent
 
 
 def chart_data(plan: Plan) -> dict[str, object]:
-    """The curves of a plan, the ends of every axis, and the phases: all that the charts of the page draw."""
+    """The curves of a plan, the ends of every axis, and the phases: all that the charts of the page draw.
+
+    Without weight decay ``band`` is None: there is no equilibrium to draw, and the norm itself is shown.
+    """
     curve, situation = plan.curve, plan.situation
     unit = situation.steps_per_epoch or 1
     with np.errstate(divide="ignore", invalid="ignore"):
         angle_ratio, norm_ratio = curve.angle / curve.angle_equilibrium, curve.norm / curve.norm_equilibrium
-    band = _norm_band(plan)
+    band = None if situation.start_norm is None else _norm_band(plan)
     return {
         "unit": "step" if situation.steps_per_epoch is None else "epoch",
         "end": situation.steps / unit,
@@ -29,11 +32,12 @@ def chart_data(plan: Plan) -> dict[str, object]:
         "by_lr": _log_column(curve.angle_by_lr),
         "ratio": _column(angle_ratio),
         "norm_ratio": _log_column(norm_ratio),
+        "norm": _log_column(curve.norm),
         "lr": _log_column(curve.lr),
         "wd": _log_column(curve.weight_decay),
         "band": band,
         "angle_range": _widen(_range(plan, curve.angle, curve.angle_equilibrium, curve.angle_by_lr), 4.0),
-        "norm_range": _norm_range(plan, norm_ratio, band),
+        "norm_range": _norm_range(plan, norm_ratio, band) if band else _widen(_range(plan, curve.norm), 4.0),
         "schedule_range": _widen(_range(plan, curve.lr, curve.weight_decay), 4.0),
         "phases": [
             {

@@ -82,7 +82,8 @@ def read_manifest(directory: Path) -> Manifest | None:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Replace ``run.json`` in one stroke: a reader, or a crash, finds the old one or the new one whole."""
     temporary = directory / TEMPORARY
-    with temporary.open("w", encoding="utf-8") as file:
+    # What UTF-8 cannot hold (half a surrogate pair) becomes an escape, which JSON reads back as what it was.
+    with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(asdict(manifest), file, indent=2, allow_nan=False, ensure_ascii=False)
         file.write("\n")
         file.flush()

@@ -99,7 +99,7 @@ def report_html(
 def _settings(
     samples: pa.Table, layers: Sequence[LayerSummary], metadata: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
-    optimizers = [entry["settings"] for entry in metadata.get("optimizers", ())]
+    optimizers = _optimizers(layers, metadata)
     pairs = [("optimizer" if len(optimizers) == 1 else "optimizers", "; ".join(optimizers), "")] if optimizers else []
     if not layers:
         return pairs
@@ -110,6 +110,14 @@ def _settings(
     pairs.append(("layers", f"{len(layers):,}", ""))
     pairs.append(("sampled", f"{sampled:,} steps", f"{samples.num_rows:,} samples"))
     return pairs
+
+
+def _optimizers(layers: Sequence[LayerSummary], metadata: Mapping[str, Any]) -> list[str]:
+    """With their settings over the run as the samples have them; the metadata are of one moment."""
+    places = {entry["name"]: place for place, entry in enumerate(metadata.get("params", ()))}
+    ordered = sorted(layers, key=lambda layer: places.get(layer.name, len(places)))
+    told = [layer.course for layer in ordered if layer.angle is not None]
+    return list(dict.fromkeys(told)) or [entry["settings"] for entry in metadata.get("optimizers", ())]
 
 
 def _length(first: int, last: int, steps_per_epoch: int | None) -> tuple[str, str]:

@@ -12,8 +12,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import StepLR
 
-from equilibria.control import SGDW, AngularSchedule, Lion, ProjectedGD, Rotational, ScalarRMSprop
+from equilibria.control import (
+    SGDW,
+    AngularSchedule,
+    FoldedWeightDecay,
+    Lion,
+    ProjectedGD,
+    RescaleOnDecay,
+    Rotational,
+    ScalarRMSprop,
+    TaperedExponential,
+    WeightDecayScheduler,
+)
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,38 @@ def angular(plain: Make, **settings: Any) -> Make:
     return make
 
 
+def folded(kind: type[FoldedWeightDecay], **settings: Any) -> Make:
+    """Folding needs groups of scale-invariant weights alone."""
+
+    def make(model: nn.Module, groups: Any, invariant: Any, options: Any) -> Controls:
+        inside = {id(weight) for weight in invariant}
+        split = []
+        for group in groups:
+            for wanted in (True, False):
+                params = [param for param in group["params"] if (id(param) in inside) is wanted]
+                split += [{**group, "params": params}] if params else []
+        drop = StepLR(SGD(model, split, invariant, options).optimizer, 3, gamma=0.5)
+        return Controls(drop.optimizer, kind(drop, model, invariant=invariant, **settings))
+
+    return make
+
+
+def rescaled(plain: Make) -> Make:
+    def make(model: nn.Module, groups: Any, invariant: Any, options: Any) -> Controls:
+        drop = StepLR(plain(model, groups, invariant, options).optimizer, 3, gamma=0.5)
+        return Controls(drop.optimizer, RescaleOnDecay(drop, model, invariant=invariant))
+
+    return make
+
+
+def decayed(plain: Make, **settings: Any) -> Make:
+    def make(model: nn.Module, groups: Any, invariant: Any, options: Any) -> Controls:
+        drop = StepLR(plain(model, groups, invariant, options).optimizer, 3, gamma=0.5)
+        return Controls(drop.optimizer, WeightDecayScheduler(drop, **settings))
+
+    return make
+
+
 SGD, ADAMW = optimizer(torch.optim.SGD, momentum=0.9), optimizer(torch.optim.AdamW)
 
 ROWS = [
@@ -108,4 +152,11 @@ ROWS = [
     Row("AngularSchedule", angular(SGD, angle=0.02), refuses_nan=False, foreach=True),
     Row("AngularSchedule, AdamW", angular(ADAMW, angle=0.02), lr=1e-3, refuses_nan=False, foreach=True),
     Row("AngularSchedule by wd", angular(SGD, angle=0.02, by="weight_decay"), refuses_nan=False, foreach=True),
+    Row("FoldedWeightDecay", folded(FoldedWeightDecay), refuses_nan=False, foreach=True),
+    Row("TEXP", folded(TaperedExponential), refuses_nan=False, foreach=True),
+    Row("TEXP v2", folded(TaperedExponential, instant_drop=False), refuses_nan=False, foreach=True),
+    Row("RescaleOnDecay", rescaled(SGD), refuses_nan=False, foreach=True),
+    Row("RescaleOnDecay, AdamW", rescaled(ADAMW), lr=0.01, refuses_nan=False, foreach=True),
+    Row("RescaleOnDecay, SGDW", rescaled(optimizer(SGDW, momentum=0.9))),
+    Row("WeightDecayScheduler", decayed(SGD, hold="angle"), refuses_nan=False, foreach=True),
 ]

@@ -23,6 +23,8 @@ def exact_rank(vectors: Iterable[Vector], names: Sequence[str]) -> int:
         at = rows.index(pivot, rank)
         rows[rank], rows[at] = rows[at], rows[rank]
         for row in rows[rank + 1 :]:
+            if not row[column]:
+                continue
             factor = row[column] / rows[rank][column]
             row[:] = [a - factor * b for a, b in zip(row, rows[rank], strict=True)]
         rank += 1

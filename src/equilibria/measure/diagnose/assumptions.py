@@ -13,7 +13,6 @@ from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, 
 from equilibria.theory.validity import ROUNDED_AWAY
 
 _OFF, _FAR_OFF = 0.05, 0.1  # |ln(measured / predicted angle)|: the accuracy to expect, and a warning
-_MUON_OFF = 0.25  # the same for Muon, whose memory orthogonalisation shortens: 17-20 % for square matrices
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
 _SURE, _LIKELY = 4, 3  # standard errors: to call an angle off, and to say that it holds
 
@@ -70,8 +69,7 @@ def _norm_error(layer: Layer) -> float:
 
 def _is_off(layer: Layer) -> bool:
     judged = not layer.few and not layer.explained
-    expected = _MUON_OFF if isinstance(layer.rule, Muon) else _OFF
-    return judged and _error(layer) > max(expected, _SURE * _standard_error(layer))
+    return judged and _error(layer) > max(_OFF, _SURE * _standard_error(layer))
 
 
 def _angle_holds(layer: Layer) -> bool:

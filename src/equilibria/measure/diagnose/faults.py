@@ -99,7 +99,7 @@ def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
         "note",
         f"only {counted(samples, 'sample')} of {counted(steps, 'step')} at these settings: too few to judge",
         f"{many(few, able, worst)} {are(few, 'was', 'were')} sampled too rarely since lr, weight decay and momentum "
-        f"are within 20 % of what they are now; {LEAST_WINDOW} samples tell an angle to about 5 %",
+        f"are about what they are now; {LEAST_WINDOW} samples tell an angle to about 5 %",
         f"watch with a smaller every= (a step in {max(steps // LEAST_WINDOW, 1):,} would do), or wait for "
         f"{counted(missing, 'more sample')}"
         if steps >= LEAST_WINDOW

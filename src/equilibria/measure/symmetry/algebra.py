@@ -11,7 +11,7 @@ from equilibria.measure.symmetry.probes import Probe
 
 _NOISE = 1e-16  # a singular value below this says no more than this: rounding of float64
 _LARGEST_ZERO = 1e-6  # of the products of norms: what is larger is a reaction of the loss, whatever the gap
-_SILENT = 1e-11  # a gradient this much smaller than the largest, times the weight, is none
+_SILENT = 1e-9  # a gradient this much smaller than the largest, times the weight, is none
 
 
 @dataclass(frozen=True, slots=True, eq=False)

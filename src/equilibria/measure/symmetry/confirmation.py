@@ -16,7 +16,7 @@ from equilibria.measure.symmetry.precise import precise
 # A symmetry holds for any factor; far away, where activations clip or saturate, what only looks like one fails.
 FACTORS = (0.5, 2.0, 1 / 32, 32.0)
 # Powers of two scale floating-point numbers without rounding; these do not, so that the type shows as well.
-ROUNDED_FACTORS = (0.6, 1.7)
+ROUNDED_FACTORS = (0.6,)  # smaller, for eps weighs more when norms are small
 
 
 class Confirmer:
@@ -55,6 +55,32 @@ class Confirmer:
             scaled = {name: point[name] * factor**exponent for name, exponent in exponents.items()}
             changes.append(self._relative(self._responses({**point, **scaled}), before))
         return max(changes, key=_nan_last)
+
+    def changes(self, vectors: Sequence[Mapping[str, float]], *, enough: float) -> list[float]:
+        """The same for many vectors: all at once, each with a factor of its own, and in halves where that shows more.
+
+        Scalings commute, so outputs that stay although every vector is scaled by another factor confirm them all.
+
+        Args:
+            vectors: exponents.
+            enough: a change up to this needs no closer look.
+        """
+        if len(vectors) <= 1:
+            return [self.change(vector) for vector in vectors]
+        together = max((self._change_of_all(vectors, shift) for shift in range(len(self._factors))), key=_nan_last)
+        if together <= enough:
+            return [together] * len(vectors)
+        middle = len(vectors) // 2
+        return self.changes(vectors[:middle], enough=enough) + self.changes(vectors[middle:], enough=enough)
+
+    def _change_of_all(self, vectors: Sequence[Mapping[str, float]], shift: int) -> float:
+        logs: dict[str, float] = {}
+        for index, vector in enumerate(vectors):
+            log = math.log2(self._factors[(index + shift) % len(self._factors)])
+            for name, exponent in vector.items():
+                logs[name] = logs.get(name, 0.0) + log * exponent
+        scaled = {name: self._point[name] * 2.0**log for name, log in logs.items()}
+        return self._relative(self._responses({**self._point, **scaled}), self._before)
 
     def change_with(self, replaced: Params) -> float:
         """The same for tensors that are replaced by others."""

@@ -50,6 +50,8 @@ class IntegerSpace:
         It minimises the sum of absolute values, which gives few entries; ``negative`` says whether entries may be
         negative.
         """
+        if not self.exact:
+            return None
         columns = [self.constraints, -self.constraints] if negative else [self.constraints]
         matrix = np.hstack(columns)
         fixed = np.zeros((1, matrix.shape[1]))

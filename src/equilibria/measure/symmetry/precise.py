@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-# An eps of this size relative to the mean square of what is normalised: it scales with the input, so it breaks no
+# An eps of this size relative to the variance it is added to: it scales with the input, so it breaks no
 # symmetry, and a constant channel, whose variance is rounding (1e-32 of its square), stays constant.
 _RELATIVE = 1e-17
 _SMALLEST = 1e-30  # for an input of zeros
@@ -50,10 +50,10 @@ class _Precise(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if func in _EPS_POSITION:
-            eps = _relative_eps(args[0] if args else kwargs["input"], power=2)
+            eps = _negligible(_variance(name, args[0] if args else kwargs["input"]))
             args, kwargs = _with_eps(eps, _EPS_POSITION[func], args, kwargs)
         elif name in _ADDITIONS and _adds_eps(args):
-            args = (args[0], _relative_eps(args[0], power=1), *args[2:])
+            args = (args[0], _negligible(args[0].detach().abs()), *args[2:])
         elif name in _CONVERSIONS and args and isinstance(args[0], Tensor):
             return args[0].double()
         args = tuple(_high(each) for each in args)
@@ -80,9 +80,16 @@ def _with_eps(
     return args, {**kwargs, "eps": eps}
 
 
-def _relative_eps(of: Tensor, *, power: int) -> float:
+def _variance(normalisation: str, of: Tensor) -> Tensor:
+    """What eps is added to, roughly: what a normalisation subtracts first must not count."""
     held = of.detach()
-    return max(_RELATIVE * float((held.square() if power == 2 else held.abs()).mean()), _SMALLEST)
+    if normalisation == "batch_norm":
+        return held.transpose(0, 1).flatten(1).var(1)
+    return held.flatten(2).var(2) if normalisation == "instance_norm" else held.square()
+
+
+def _negligible(beside: Tensor) -> float:
+    return max(_RELATIVE * float(beside.mean()), _SMALLEST)
 
 
 def _adds_eps(args: tuple[Any, ...]) -> bool:

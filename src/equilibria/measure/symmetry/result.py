@@ -33,9 +33,9 @@ class Symmetries:
         singular_values: of the matrix of relative radial derivatives, largest first.
         gap: the smallest of them that is not zero over the largest that is. Above 1000 the answer is clear.
         confirmed: for each vector of ``basis`` how much outputs changed, relative to their spread, in float64 with
-            negligible eps, when the tensors were really scaled, by c = 0.5, 2, 1/32 and 32.
+            negligible eps, when its tensors, along with others, were really scaled, by c = 0.5, 2, 1/32 and 32.
         broken: how much outputs change, relative to their spread, with the real eps and in the real type at the present
-            weights, when a tensor (with those it is ``jointly`` invariant with) is scaled by 0.6 and 1.7.
+            weights, when a tensor (with those it is ``jointly`` invariant with) is scaled by 0.6.
         probes: how many backward passes were taken.
         notes: what to know before relying on this.
     """

@@ -114,7 +114,7 @@ class _Search:
         confirmer = self._confirmer()
         for last in (*[False] * (_MOST_ROUNDS - 1), True):
             found = self._read()
-            changes = [confirmer.change(vector) for vector in found.basis]
+            changes = confirmer.changes(found.basis, enough=_UNCHANGED)
             refuted = [vector for vector, change in zip(found.basis, changes, strict=True) if change > _UNCHANGED]
             if not refuted or last:
                 break
@@ -176,19 +176,19 @@ class _Search:
             residual={name: float(value) for name, value in zip(self._names, found.algebra.residual, strict=True)},
             singular_values=found.algebra.singular_values,
             gap=found.algebra.gap,
-            confirmed=(*changes, *(confirmer.change({name: 1}) for name in free)),
+            confirmed=(*changes, *confirmer.changes([{name: 1} for name in free], enough=_UNCHANGED)),
             broken=self._broken(found),
             probes=self._prober.taken,
             notes=_notes(found, changes),
             _constraints=found.space.constraints,
-            _involved=found.involved,
+            _involved=found.involved if found.space.exact else (),
         )
 
     def _kind_of_silent(self, name: str, confirmer: Confirmer) -> str:
         """Why a tensor has no gradient: nothing depends on it, or its signs alone matter, or units are dead here."""
         base = self._prober.base[name]
         matters = False
-        for size in (1.0, 3.0, 10.0):
+        for size in (1.0, 30.0, 1000.0):
             noise = torch.randn(base.shape, generator=self._generator, dtype=torch.float64).to(base.device)
             other = {name: size * base.abs().max() * noise.to(base.dtype)}
             if not confirmer.change_with(other) <= _UNCHANGED:

@@ -1,0 +1,80 @@
+"""A learning-rate scheduler around another one: what the controllers of this folder share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim.lr_scheduler import ConstantLR, LRScheduler
+from torch.optim.optimizer import Optimizer
+
+from equilibria.errors import EquilibriaError
+from equilibria.measure.parameters import unwrap_optimizer
+
+
+class SchedulerWrapper(LRScheduler):
+    """Takes a scheduler's place: it steps it, and has the methods that training loops and loggers call.
+
+    Args:
+        scheduler: any torch scheduler, another wrapper, or an optimizer whose learning rate stays as it is.
+    """
+
+    def __init__(self, scheduler: LRScheduler | Optimizer) -> None:
+        # Not the constructor of the base class: it would set the learning rates once more.
+        if not isinstance(scheduler, LRScheduler):
+            if isinstance(scheduler, type) or not hasattr(scheduler, "param_groups"):
+                raise EquilibriaError(
+                    f"got scheduler={scheduler!r}; expected a torch.optim.lr_scheduler, or an optimizer whose learning "
+                    "rate stays as it is"
+                )
+            scheduler = ConstantLR(unwrap_optimizer(scheduler), factor=1.0, total_iters=0)
+        self.scheduler = scheduler
+        self.optimizer: Optimizer = unwrap_optimizer(scheduler.optimizer)
+
+    @property
+    def last_epoch(self) -> int:  # type: ignore[override]
+        """How often the scheduler was stepped."""
+        return self.scheduler.last_epoch
+
+    @property
+    def base_lrs(self) -> list[float | Tensor]:  # type: ignore[override]
+        """The learning rates that the schedule started from."""
+        return self.scheduler.base_lrs
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The learning rates now, one per parameter group."""
+        return copies(group["lr"] for group in self.optimizer.param_groups)
+
+    def get_last_lr(self) -> list[float | Tensor]:
+        """The learning rates last set, one per parameter group."""
+        return self.scheduler.get_last_lr()
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step the scheduler; arguments, such as ReduceLROnPlateau's metric, are handed on."""
+        self.scheduler.step(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; numbers, and the scheduler's own state."""
+        return {"scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint; load the optimizer's as well."""
+        if "scheduler" not in state_dict:
+            raise EquilibriaError(
+                f"got a state with {', '.join(map(str, state_dict)) or 'nothing'}; expected the state_dict() of a "
+                f"{type(self).__name__}, which holds that of the scheduler inside as 'scheduler'"
+            )
+        self.scheduler.load_state_dict(state_dict["scheduler"])
+
+
+def copies(values: Any) -> list[float | Tensor]:
+    """Settings as they are; tensors as copies, so that nobody changes the optimizer's by accident."""
+    return [value.clone() if isinstance(value, Tensor) else value for value in values]
+
+
+def set_value(group: dict[str, Any], key: str, value: float) -> None:
+    """Set a group's setting; a tensor is filled, because a compiled step holds on to it."""
+    if isinstance(group[key], Tensor):
+        group[key].fill_(value)
+    else:
+        group[key] = value

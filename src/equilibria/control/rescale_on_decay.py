@@ -1,0 +1,201 @@
+"""Weights, optimizer state and statistics rescaled whenever the learning rate changes: settled from the first step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer
+
+from equilibria.control._statistics import RunningStatistics, refuse_no_network
+from equilibria.control._wrapper import SchedulerWrapper, set_value
+from equilibria.control.invariant import Invariant, invariant_tensors
+from equilibria.errors import EquilibriaError
+from equilibria.measure.laws import law_of, setting
+from equilibria.measure.layout import is_sharded
+from equilibria.theory.rescale import RescaleFactors, rescale_factors
+from equilibria.theory.rules import AdamL2, Rule
+
+_FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
+_SECOND_MOMENTS = ("exp_avg_sq",)
+
+
+class RescaleOnDecay(SchedulerWrapper):
+    """Puts scale-invariant weights into their new equilibrium at every learning-rate change of a scheduler.
+
+    After lr / k the equilibrium norm is smaller by r = k^(-1/4) (SGD, Nesterov, SGDW), k^(-1/2) (AdamW, Lion, Muon) or
+    k^(-1/3) (Adam with L2); left alone, the weights need a time constant to get there, and turn too slowly until then.
+    Here weights are multiplied by r (from the exact fixed points), first moments by 1/r, second moments by 1/r^2, and
+    BatchNorm's running statistics behind the weights follow: the network computes the same as before, in training and
+    in eval mode, and turns at its new speed from the next step on. Changes of weight decay or momentum by the scheduler
+    count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there is one again.
+
+    Args:
+        scheduler: any torch scheduler. Call ``step()`` of this object in its place, after the optimizer's.
+        model: the network.
+        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`.
+        example: the arguments of one call of the model (a tensor, or a tuple), to find the BatchNorm statistics behind
+            the weights; without it, the first training batch is used.
+
+    Raises:
+        EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+        >>> drop = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.2)
+        >>> scheduler = RescaleOnDecay(drop, net, invariant=["0.weight"])
+        >>> net(torch.randn(8, 3)).square().sum().backward()
+        >>> optimizer.step()
+        >>> scheduler.step()
+        >>> {name: round(factor, 3) for name, factor in scheduler.last_factors.items()}
+        {'0.weight': 0.669}
+    """
+
+    def __init__(
+        self, scheduler: LRScheduler | Optimizer, model: nn.Module, *, invariant: Invariant, example: Any = None
+    ) -> None:
+        super().__init__(scheduler)
+        refuse_no_network(model)
+        self._weights = invariant_tensors(invariant, optimizer=self.optimizer, model=model)
+        groups = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        self._group_of = {name: groups[id(weight)] for name, weight in self._weights.items()}
+        for index in set(self._group_of.values()):
+            self._check(index)
+        self._settled: dict[int, list[float]] = {}  # lr and weight decay of the last equilibrium, while there is none
+        self._statistics = RunningStatistics(model, self._weights, example=example)
+        self.last_factors: dict[str, float] = {}
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step the scheduler inside; if it changed the settings of a group, rescale."""
+        before = self._rules()
+        held = [_settings(group) for group in self.optimizer.param_groups]
+        super().step(*args, **kwargs)
+        after = self._rules()
+        if before == after:
+            return
+        try:
+            factors = self._factors(before, after)
+        except EquilibriaError:
+            for group, settings in zip(self.optimizer.param_groups, held, strict=True):
+                set_value(group, "lr", settings.pop("lr"))
+                group.update(settings)
+            raise
+        self._note_equilibria(before, after)
+        self._rescale(factors)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; numbers, and the scheduler's own state."""
+        return {**super().state_dict(), "settled": {index: list(pair) for index, pair in self._settled.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint; load the optimizer's as well."""
+        super().load_state_dict(state_dict)
+        self._settled = {int(index): list(pair) for index, pair in state_dict.get("settled", {}).items()}
+
+    # ---- what to do
+
+    def _rules(self) -> dict[int, Rule]:
+        rules = {}
+        for index in set(self._group_of.values()):
+            law = law_of(self.optimizer, self.optimizer.param_groups[index])
+            if law.rule is None:
+                raise EquilibriaError(f"got parameter group {index}: {law.reason}; expected a rule with an equilibrium")
+            rules[index] = law.rule
+        return rules
+
+    def _check(self, index: int) -> None:
+        group = self.optimizer.param_groups[index]
+        self._rules()
+        if setting(group["weight_decay"]) == 0:
+            raise EquilibriaError(
+                f"got weight_decay=0 in parameter group {index}, which holds scale-invariant weights; expected more: "
+                "without weight decay there is no equilibrium to rescale to. Leave these weights out of `invariant`"
+            )
+
+    def _factors(self, before: Mapping[int, Rule], after: Mapping[int, Rule]) -> dict[str, RescaleFactors]:
+        """What to multiply each weight and its state by; everything that can fail, fails here."""
+        factors: dict[str, RescaleFactors] = {}
+        for index, new in after.items():
+            old = self._last_equilibrium(index, before[index])
+            if old is None or new.decay_per_step == 0 or old == new:
+                continue
+            inside = [name for name, group in self._group_of.items() if group == index and self._moves(name)]
+            if isinstance(old, AdamL2):
+                factors |= {name: rescale_factors(old, new, **self._scale(name, old)) for name in inside}
+            else:
+                factors |= dict.fromkeys(inside, rescale_factors(old, new))
+            for name in inside:
+                self._refuse_unknown_state(name)
+        if factors:
+            self._statistics.require()
+        return factors
+
+    def _moves(self, name: str) -> bool:
+        """Frozen weights are in no equilibrium; they stay as they are."""
+        return self._weights[name].requires_grad
+
+    def _last_equilibrium(self, index: int, rule: Rule) -> Rule | None:
+        if rule.decay_per_step > 0:
+            return rule
+        if index not in self._settled:
+            return None
+        lr, decay = self._settled[index]
+        return dataclasses.replace(rule, lr=lr, weight_decay=decay)
+
+    def _note_equilibria(self, before: Mapping[int, Rule], after: Mapping[int, Rule]) -> None:
+        for index, rule in after.items():
+            if rule.decay_per_step > 0:
+                self._settled.pop(index, None)
+            elif before[index].decay_per_step > 0:
+                self._settled[index] = [before[index].lr, before[index].weight_decay]
+
+    def _scale(self, name: str, rule: AdamL2) -> dict[str, float]:
+        """L and the number of entries, from the optimizer's state: only Adam with L2 depends on them."""
+        weight = self._weights[name]
+        state = self.optimizer.state.get(weight, {})
+        if "exp_avg_sq" not in state:
+            return {}
+        seen = 1 - rule.betas[1] ** float(state["step"])
+        unit_grad_sq = _total(state["exp_avg_sq"]) / seen * _total(weight.detach().double().square())
+        return {"unit_grad_sq": unit_grad_sq, "dim": float(weight.numel())} if unit_grad_sq > 0 else {}
+
+    def _refuse_unknown_state(self, name: str) -> None:
+        weight = self._weights[name]
+        for key, value in self.optimizer.state.get(weight, {}).items():
+            known = key in _FIRST_MOMENTS or key in _SECOND_MOMENTS
+            if isinstance(value, Tensor) and value.shape == weight.shape and weight.ndim and not known:
+                raise EquilibriaError(
+                    f"got optimizer state {key!r} for {name!r}; expected one of "
+                    f"{', '.join(_FIRST_MOMENTS + _SECOND_MOMENTS)}: how it scales with the gradient is not known"
+                )
+
+    @torch.no_grad()
+    def _rescale(self, factors: Mapping[str, RescaleFactors]) -> None:
+        for name, factor in factors.items():
+            weight = self._weights[name]
+            weight.mul_(factor.weight)
+            if weight.grad is not None:
+                weight.grad.mul_(factor.first_moment)
+            for key, value in self.optimizer.state.get(weight, {}).items():
+                if key in _FIRST_MOMENTS and value is not None:
+                    value.mul_(factor.first_moment)
+                elif key in _SECOND_MOMENTS:
+                    value.mul_(factor.second_moment)
+            self._statistics.rescale([name], factor.running_mean)
+        self.last_factors = {name: factor.weight for name, factor in factors.items()}
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a scheduler may change in a group; the learning rate as a number."""
+    others = {key: group[key] for key in ("weight_decay", "momentum", "betas") if key in group}
+    return {"lr": setting(group["lr"]), **others}
+
+
+def _total(tensor: Any) -> float:
+    whole = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return float(whole.sum(dtype=torch.float64))

@@ -1,0 +1,117 @@
+"""Parameter groups that decay what should decay, with a reason for every parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from equilibria.errors import EquilibriaError, within
+from equilibria.measure.objective import unwrap_model
+from equilibria.measure.parameters import names_of
+from equilibria.measure.roles import roles_of
+from equilibria.measure.symmetry import Symmetries
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecaySplit:
+    """Which parameters decay, and why.
+
+    Attributes:
+        groups: for the optimizer: the parameters that decay, then those that do not.
+        decayed: name -> reason.
+        kept: name -> reason, of the parameters that do not decay.
+    """
+
+    groups: list[dict[str, Any]]
+    decayed: dict[str, str]
+    kept: dict[str, str]
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in (*self.decayed, *self.kept))
+        lines = [f"decay     {name:{width}}  {reason}" for name, reason in self.decayed.items()]
+        return "\n".join([*lines, *(f"no decay  {name:{width}}  {reason}" for name, reason in self.kept.items())])
+
+
+def split_decay(model: nn.Module, *, weight_decay: float, symmetries: Symmetries | None = None) -> DecaySplit:
+    """Split the trained parameters of a model into a group that decays and one that does not.
+
+    A scale-invariant weight has to decay: decay does not regularise it but sets how fast it turns, and without decay
+    its effective learning rate falls as its norm grows. A scale or bias that is not invariant should not: decay would
+    shrink what the network computes. A matrix that is not invariant decays, as is usual, which regularises it.
+
+    Args:
+        model: the network.
+        weight_decay: of the group that decays.
+        symmetries: what `equilibria.symmetries` found; without it, parameters are told apart by their role alone, and
+            the reasons say so.
+
+    Returns:
+        The split; ``groups`` goes into an optimizer, ``print`` shows the reasons.
+
+    Raises:
+        EquilibriaError: if there is nothing to train, or ``symmetries`` are those of another model.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.BatchNorm2d(2), nn.Flatten(), nn.LazyLinear(3))
+        >>> import torch
+        >>> _ = net(torch.zeros(2, 1, 4, 4))
+        >>> split = split_decay(net, weight_decay=5e-4)
+        >>> list(split.decayed), list(split.kept)
+        (['0.weight', '3.weight'], ['1.weight', '1.bias', '3.bias'])
+        >>> optimizer = torch.optim.SGD(split.groups, lr=0.1)
+    """
+    within("weight_decay", weight_decay, low=0)
+    if not isinstance(model, nn.Module):
+        raise EquilibriaError(f"got model of type {type(model).__name__}; expected a torch.nn.Module")
+    inner = unwrap_model(model)
+    named = {names_of(inner)[id(param)][0]: param for param in inner.parameters() if param.requires_grad}
+    if not named:
+        raise EquilibriaError("got a model without parameters that require a gradient; expected some to train")
+    roles = roles_of(inner)
+    _check_same(symmetries, named)
+    reasons = {name: decay_reason(name, param, roles[name], symmetries) for name, param in named.items()}
+    decayed = {name: reason for name, (decays, reason) in reasons.items() if decays}
+    kept = {name: reason for name, (decays, reason) in reasons.items() if not decays}
+    groups = [
+        {"params": [named[name] for name in names], "weight_decay": value}
+        for names, value in ((decayed, weight_decay), (kept, 0.0))
+        if names
+    ]
+    return DecaySplit(groups, decayed, kept)
+
+
+def decay_reason(name: str, param: Tensor, role: str, symmetries: Symmetries | None) -> tuple[bool, str]:
+    """Whether a parameter should decay, and why."""
+    if symmetries is None or name not in symmetries.elements or name in symmetries.undecided:
+        return _by_role(param, role)
+    how = symmetries.how[name]
+    if name in symmetries.no_effect:
+        return False, f"{role}: nothing depends on it"
+    if is_scale_invariant(name, symmetries):
+        return True, f"{role}: scale-invariant ({how}); decay sets how fast it turns"
+    if param.ndim >= 2:
+        return True, f"{role}: not scale-invariant; decay regularises it"
+    return False, f"{role}: not scale-invariant; decay would shrink what the network computes"
+
+
+def is_scale_invariant(name: str, symmetries: Symmetries) -> bool:
+    """Whether a tensor, alone or with others that are scaled the same way, can change its norm without effect."""
+    return name in symmetries.alone or min(symmetries.jointly.get(name, {"": -1}).values()) > 0
+
+
+def _by_role(param: Tensor, role: str) -> tuple[bool, str]:
+    if role.endswith("direction"):
+        return True, f"{role} of weight_norm: scale-invariant by construction"
+    vector = param.ndim < 2 or role.endswith(("magnitude", "scale", "shift"))
+    return not vector, f"{role}: by its role, not measured"
+
+
+def _check_same(symmetries: Symmetries | None, named: Mapping[str, Tensor]) -> None:
+    if symmetries is not None and not set(symmetries.elements) & set(named):
+        raise EquilibriaError(
+            f"got symmetries of {', '.join(list(symmetries.elements)[:3])}, which are no parameters of this model; "
+            f"expected those of: {', '.join(list(named)[:3])}"
+        )

@@ -1,0 +1,242 @@
+"""A table of every parameter: what it is, how it is invariant, how it decays, where it settles, what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equilibria.control.split_decay import decay_reason, is_scale_invariant
+from equilibria.doctor.factory import Patient
+from equilibria.errors import EquilibriaError
+from equilibria.findings import Finding
+from equilibria.measure.laws import law_of, setting
+from equilibria.measure.objective import objective, unwrap_model
+from equilibria.measure.parameters import names_of
+from equilibria.measure.roles import roles_of
+from equilibria.measure.symmetry import Symmetries, symmetries
+from equilibria.theory.rules import SGD, AdamL2, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
+    """One parameter.
+
+    Attributes:
+        name: its name in the model.
+        role: such as "Conv weight" or "BatchNorm scale".
+        shape: its shape.
+        invariant: how it is scale-invariant, in words of `Symmetries.how`.
+        group: index of its parameter group; None if the optimizer does not hold it.
+        lr: learning rate of the group.
+        weight_decay: of the group.
+        decay_per_step: the share of its norm that decay takes per step in the long run; None where that depends on the
+            gradient (Adam with coupled decay) or the optimizer is unknown.
+        angle: radians per step in equilibrium, of the parameters that are invariant together as one vector; None if
+            it has none.
+        time_constant: steps in which a deviation from equilibrium falls to 1/e.
+        severity: "warning", "note", or "" if nothing is wrong.
+        problem: what is wrong.
+        remedy: what to do.
+    """
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    invariant: str
+    group: int | None
+    lr: float | None
+    weight_decay: float | None
+    decay_per_step: float | None
+    angle: float | None
+    time_constant: float | None
+    severity: str
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examination:
+    """What the doctor found.
+
+    Attributes:
+        rows: one per parameter, in the order of the model.
+        findings: the problems, those of one kind together.
+        fix: code that makes the parameter groups as they should be; "" if they are.
+        symmetries: what the invariances rest on.
+    """
+
+    rows: tuple[ParameterRow, ...]
+    findings: tuple[Finding, ...]
+    fix: str
+    symmetries: Symmetries
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Settings:
+    """The group that trains a parameter."""
+
+    index: int
+    lr: float
+    weight_decay: float
+    rule: Rule | None
+
+
+def examine(patient: Patient, *, progress: bool | None = None) -> Examination:
+    """Find the symmetries of the model, and hold what the optimizer does to every parameter against them.
+
+    Args:
+        patient: model, optimizer, batches and loss.
+        progress: whether to show it on stderr; default: if that is a terminal.
+    """
+    model = unwrap_model(patient.model)
+    found = symmetries(objective(model, patient.loss), patient.batches, progress=progress)
+    names, roles = names_of(model), roles_of(model)
+    groups = dict(_groups(patient.optimizer))
+    trained = [param for param in model.parameters() if param.requires_grad]
+    if not any(id(param) in groups for param in trained):
+        raise EquilibriaError("got an optimizer that holds none of the model's parameters; expected the one it trains")
+    by_name = {names[id(param)][0]: param for param in trained}
+    settings = {name: groups.get(id(param)) for name, param in by_name.items()}
+    rows = tuple(_row(name, param, roles[name], settings, found) for name, param in by_name.items())
+    typed = {id(param): name for name, param in patient.model.named_parameters()}  # names as the code needs them
+    needed = {names[key][0]: name for key, name in typed.items()}
+    return Examination(rows, _findings(rows), _fix(rows, by_name, needed, found), found)
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, _Settings]]:
+    for index, group in enumerate(optimizer.param_groups):
+        decay = setting(group.get("weight_decay", 0.0))
+        settings = _Settings(index, setting(group["lr"]), decay, law_of(optimizer, group).rule)
+        yield from ((id(param), settings) for param in group["params"])
+
+
+def _row(
+    name: str, param: Tensor, role: str, settings: Mapping[str, _Settings | None], found: Symmetries
+) -> ParameterRow:
+    group = settings[name]
+    partners = () if name in found.alone else found.jointly.get(name, ())
+    alike = all(_same_law(group, settings[other]) for other in partners)
+    settles = _equilibrium(group, param) if group and alike and is_scale_invariant(name, found) else {}
+    severity, problem, remedy = _problem(name, param, role, group, found)
+    if not problem and not alike and is_scale_invariant(name, found):
+        severity, problem = "note", "jointly invariant with parameters of another lr or weight decay: no common law"
+        remedy = "one lr and weight decay for what is invariant together"
+    return ParameterRow(
+        name=name,
+        role=role,
+        shape=tuple(param.shape),
+        invariant=found.how[name],
+        group=group.index if group else None,
+        lr=group.lr if group else None,
+        weight_decay=group.weight_decay if group else None,
+        decay_per_step=_decay_per_step(group) if group else None,
+        angle=settles.get("angle"),
+        time_constant=settles.get("time_constant"),
+        severity=severity,
+        problem=problem,
+        remedy=remedy,
+    )
+
+
+def _same_law(one: _Settings | None, other: _Settings | None) -> bool:
+    return one is not None and other is not None and (one.lr, one.weight_decay) == (other.lr, other.weight_decay)
+
+
+def _decay_per_step(group: _Settings) -> float | None:
+    if group.rule is None or (isinstance(group.rule, AdamL2) and group.weight_decay):
+        return None
+    if isinstance(group.rule, SGD):  # coupled: decay passes through the momentum buffer, as the gradient does
+        return group.lr * group.weight_decay * (1 - group.rule.dampening) / (1 - group.rule.momentum)
+    return group.lr * group.weight_decay
+
+
+def _equilibrium(group: _Settings, param: Tensor) -> dict[str, float]:
+    if group.rule is None or group.weight_decay == 0:
+        return {}
+    rule: Any = group.rule
+    shaped = {"shape": (param.shape[0], param[0].numel())} if "Muon" in type(rule).__name__ and param.ndim >= 2 else {}
+    try:
+        result = rule.equilibrium(**shaped)
+    except EquilibriaError:  # a rule that needs more than can be known before training
+        return {}
+    return {"angle": float(result.angle), "time_constant": float(result.time_constant)}
+
+
+def _problem(name: str, param: Tensor, role: str, group: _Settings | None, found: Symmetries) -> tuple[str, str, str]:
+    """Severity, what is wrong and what to do; empty where nothing is."""
+    if name in found.no_effect:
+        return "note", f"{role} before a normalisation, or unused: no effect", "leave it out (bias=False)"
+    if group is None:
+        return "warning", "in no parameter group: never trained", "give it to the optimizer, or freeze it"
+    should, _ = decay_reason(name, param, role, found)
+    if group.weight_decay > 0 and not should:
+        return "warning", f"decays {role}, which is not invariant: shrinks what the network computes", "weight_decay=0"
+    if group.weight_decay > 0 and _rounded_away(group, param):
+        return (
+            "warning",
+            f"lr x wd = {group.lr * group.weight_decay:.1e} is rounded away in {param.dtype}: decay has no effect",
+            "keep a float32 copy of the weights, or a larger lr x wd",
+        )
+    if group.weight_decay == 0 and should and is_scale_invariant(name, found):
+        severity = "warning" if param.ndim >= 2 else "note"
+        return (
+            severity,
+            "invariant but not decayed: its norm grows and its effective lr falls like t^-1/2",
+            "let it decay",
+        )
+    if name in found.undecided:
+        return "note", "no gradient here (dead units): whether it is invariant cannot be said", "check its inputs"
+    return "", "", ""
+
+
+def _rounded_away(group: _Settings, param: Tensor) -> bool:
+    """Whether w (1 - lr wd) is w again in the parameter's type: below a quarter of eps, wherever w is in its binade."""
+    decoupled = group.rule is not None and not isinstance(group.rule, SGD | AdamL2)
+    return decoupled and 0 < group.lr * group.weight_decay < torch.finfo(param.dtype).eps / 4
+
+
+def _findings(rows: tuple[ParameterRow, ...]) -> tuple[Finding, ...]:
+    """Rows with the same problem as one finding, the worst first."""
+    together: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row.problem:
+            together.setdefault((row.severity, row.problem, row.remedy), []).append(row.name)
+    ordered = sorted(together.items(), key=lambda item: item[0][0] != "warning")
+    return tuple(
+        Finding(severity, _listed(names), problem, remedy, "heavy_ball")
+        for (severity, problem, remedy), names in ordered
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+def _fix(
+    rows: tuple[ParameterRow, ...], params: Mapping[str, Tensor], needed: Mapping[str, str], found: Symmetries
+) -> str:
+    """Code for the groups, if decay is to change."""
+    should = {row.name: decay_reason(row.name, params[row.name], row.role, found)[0] for row in rows}
+    wrong = [row for row in rows if row.group is not None and (row.weight_decay or 0.0) > 0 and not should[row.name]]
+    missing = [row for row in rows if row.weight_decay == 0 and row.severity == "warning"]
+    if not wrong and not missing:
+        return ""
+    decays = [row.weight_decay for row in rows if row.weight_decay]
+    value = max(set(decays), key=decays.count) if decays else 5e-4
+    kept = [needed[name] for name, decay in should.items() if not decay]
+    return "\n".join(
+        [
+            "no_decay = {",
+            *(f'    "{name}",' for name in kept),
+            "}",
+            "groups = [",
+            '    {"params": [p for n, p in model.named_parameters() if n not in no_decay], '
+            f'"weight_decay": {value:g}}},',
+            '    {"params": [p for n, p in model.named_parameters() if n in no_decay], "weight_decay": 0.0},',
+            "]",
+        ]
+    )

@@ -1,0 +1,121 @@
+"""Model, optimizer and batches from a function that a person names: ``package.module:factory``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from equilibria.errors import EquilibriaError
+from equilibria.measure.parameters import unwrap_optimizer
+
+_EXPECTED = "expected (model, optimizer, batches), or also a loss(output, target) as the fourth"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Patient:
+    """What is examined.
+
+    Attributes:
+        model: the network.
+        optimizer: what trains it.
+        batches: of (input, target).
+        loss: ``loss(output, target)``.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Iterable[Any]
+    loss: Callable[[Any, Any], Tensor]
+
+
+def load_patient(target: str) -> Patient:
+    """Import a module, call the function in it, and check what it returns.
+
+    Args:
+        target: such as ``train:make`` or ``package.module:factory``; the current folder is searched too.
+
+    Raises:
+        EquilibriaError: for a wrong path, an error in the module or the function, or a wrong result.
+    """
+    module_name, colon, function_name = target.partition(":")
+    if not (colon and module_name and function_name):
+        raise EquilibriaError(f"got {target!r}; expected package.module:factory, such as train:make")
+    factory = _find(_import(module_name), function_name)
+    try:
+        result = factory()
+    except Exception as error:
+        raise EquilibriaError(f"{target}() failed with {_where(error)}") from error
+    return as_patient(result, target)
+
+
+def as_patient(result: object, source: str) -> Patient:
+    """What a factory returned, checked."""
+    if isinstance(result, Mapping):
+        wanted = ("model", "optimizer", "batches")
+        if not set(wanted) <= set(result):
+            raise EquilibriaError(f"got a dict with {', '.join(map(str, result))} from {source}; {_EXPECTED}")
+        result = tuple(result[key] for key in (*wanted, "loss") if key in result)
+    if not isinstance(result, tuple | list) or len(result) not in (3, 4):
+        size = f" of {len(result)}" if isinstance(result, tuple | list) else ""
+        raise EquilibriaError(f"got a {type(result).__name__}{size} from {source}; {_EXPECTED}")
+    model, optimizer, batches = result[:3]
+    loss = result[3] if len(result) == 4 else usual_loss
+    if not isinstance(model, nn.Module):
+        raise EquilibriaError(f"got {type(model).__name__} as the model from {source}; {_EXPECTED}")
+    if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
+        raise EquilibriaError(f"got {type(batches).__name__} as the batches from {source}; {_EXPECTED}")
+    if not callable(loss):
+        raise EquilibriaError(f"got {type(loss).__name__} as the loss from {source}; {_EXPECTED}")
+    return Patient(model, unwrap_optimizer(optimizer), batches, loss)
+
+
+def usual_loss(output: Any, target: Any) -> Tensor:
+    """Cross-entropy for whole-number targets, the mean squared error for others."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or not isinstance(target, Tensor):
+        raise EquilibriaError(
+            f"got a model output of type {type(output).__name__} and a target of type {type(target).__name__}, for "
+            "which there is no usual loss; expected the factory to return a loss(output, target) as its fourth"
+        )
+    if target.is_floating_point():
+        return functional.mse_loss(logits, target)
+    return functional.cross_entropy(logits.flatten(0, -2), target.flatten())
+
+
+def _import(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if missing == name or name.startswith(f"{missing}."):
+            raise EquilibriaError(f"got module {name!r}, which is not found from {here} or among packages") from error
+        raise EquilibriaError(f"module {name} cannot be imported: {_where(error)}") from error
+    except Exception as error:
+        raise EquilibriaError(f"module {name} cannot be imported: {_where(error)}") from error
+
+
+def _find(module: Any, name: str) -> Callable[[], object]:
+    found = getattr(module, name, None)
+    if not callable(found):
+        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        what = "is not a function" if found is not None else "is not there"
+        raise EquilibriaError(f"got {module.__name__}:{name}, which {what}; there are: {', '.join(functions[:8])}")
+    result: Callable[[], object] = found
+    return result
+
+
+def _where(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"

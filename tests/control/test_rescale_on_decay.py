@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from bn_worlds import bn_net, deviation, eval_logits, invariant_of, sgd, take_step
+from random_walk import SGDW, settled_adam, walk
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, MultiStepLR, StepLR
+
+from equilibria import theory
+from equilibria.control import Lion, RescaleOnDecay, WeightDecayScheduler
+from equilibria.errors import EquilibriaError
+from equilibria.measure.laws import law_of
+
+OPTIMIZERS = {
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 5e-4}, -1 / 4),
+    "SGDM": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9}, -1 / 4),
+    "Nesterov": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "nesterov": True}, -1 / 4),
+    "AdamW": (torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 1e-2}, -1 / 2),
+    "Adam+L2": (torch.optim.Adam, {"lr": 1e-3, "weight_decay": 1e-5}, -1 / 3),
+    "Lion": (Lion, {"lr": 1e-4, "weight_decay": 0.1}, -1 / 2),
+    "Muon": (torch.optim.Muon, {"lr": 1e-3, "weight_decay": 1e-2}, -1 / 2),
+}
+
+
+class RuledSGDW(SGDW):
+    """Says which rule it follows, as an optimizer that is not torch's has to."""
+
+    def equilibria_rule(self, group):
+        return theory.SGDW(group["lr"], group["weight_decay"], momentum=group["momentum"])
+
+
+OPTIMIZERS["SGDW"] = (RuledSGDW, {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9}, -1 / 4)
+
+
+def trained(kind, *, scheduler=lambda optimizer: StepLR(optimizer, 1, gamma=0.1), steps=30, **options):
+    """A network after some steps, with a scheduler that is rescaled."""
+    make, settings, _ = OPTIMIZERS[kind]
+    net = bn_net()
+    params = invariant_of(net) if kind == "Muon" else net.parameters()
+    optimizer = make(params, **settings)
+    control = RescaleOnDecay(scheduler(optimizer), net, invariant=invariant_of(net), **options)
+    for step in range(steps):
+        take_step(net, optimizer, step)
+    return net, optimizer, control
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_network_is_unchanged_in_train_and_eval_mode_and_everything_is_scaled(kind):
+    net, optimizer, control = trained(kind)
+    twin = copy.deepcopy(net)
+    weights = [weight.detach().clone() for weight in invariant_of(net)]
+    state = copy.deepcopy([dict(optimizer.state[weight]) for weight in invariant_of(net)])
+    control.step()
+    exponent = OPTIMIZERS[kind][2]
+    assert deviation(eval_logits(twin), eval_logits(net)) < 1e-12
+    inputs = torch.randn(32, 10, dtype=torch.float64)
+    assert deviation(copy.deepcopy(twin)(inputs), copy.deepcopy(net)(inputs)) < 1e-12
+    for index, weight in enumerate(invariant_of(net)):
+        r = control.last_factors[f"{3 * index}.weight"]
+        assert r == pytest.approx(10**exponent, rel=0.03)
+        assert torch.allclose(weight, r * weights[index], rtol=1e-14)
+        for key, value in optimizer.state[weight].items():
+            gain = {"momentum_buffer": 1 / r, "exp_avg": 1 / r, "exp_avg_sq": 1 / r**2, "step": 1.0}[key]
+            if value is not None:
+                assert torch.allclose(value, gain * state[index][key], rtol=1e-13, atol=0.0)
+
+
+def test_the_factor_is_that_of_the_exact_fixed_points():
+    _, _, control = trained("SGDM", steps=1)
+    control.step()
+    old, new = (theory.SGD(lr, 5e-4, momentum=0.9).equilibrium(unit_grad_sq=1.0).norm for lr in (0.1, 0.01))
+    assert list(control.last_factors.values()) == pytest.approx([new / old] * 3, rel=1e-12)
+
+
+def test_the_next_gradient_is_the_one_of_rescaled_weights():
+    net, _, control = trained("SGDM", steps=5)
+    old = copy.deepcopy(net)
+    before = [weight.grad.clone() for weight in invariant_of(net)]
+    control.step()
+    for weight, gradient in zip(invariant_of(net), before, strict=True):
+        assert torch.allclose(weight.grad, gradient / control.last_factors["0.weight"], rtol=1e-13)
+    for twin in (old, net):
+        twin.zero_grad()
+        torch.manual_seed(0)
+        twin(torch.randn(32, 10, dtype=torch.float64)).square().sum().backward()
+    for a, b in zip(invariant_of(old), invariant_of(net), strict=True):
+        assert deviation(a.grad / control.last_factors["0.weight"], b.grad) < 1e-10
+
+
+class Holder(nn.Module):
+    """The weights of a random walk, as a network."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+
+WALKS = {
+    "SGDM": lambda params: torch.optim.SGD(params, lr=0.1, weight_decay=5e-4, momentum=0.9),
+    "AdamW": lambda params: torch.optim.AdamW(params, lr=1e-3, weight_decay=5e-2),
+}
+SETTLING, REPLICAS, ENTRIES = 60, 300, 300
+
+
+def deviation_after_a_drop(kind, k, *, weights_only=False):
+    """The largest |angle/prediction - 1| in the first 20 steps after lr / k.
+
+    The root mean square over the replicas scatters by 1/sqrt(2 replicas entries) = 0.24 % per step.
+    """
+    rule = law_of(optimizer := WALKS[kind]([torch.ones(1)]), optimizer.param_groups[0]).rule
+    norm = rule.equilibrium(unit_grad_sq=1.0, dim=ENTRIES).norm
+    schedulers = []
+
+    def make(params):
+        optimizer = WALKS[kind](params)
+        drop = StepLR(optimizer, 1, gamma=1 / k)
+        schedulers.append(RescaleOnDecay(drop, Holder(params[0]), invariant=["weight"]))
+        return settled_adam(optimizer, 1 / norm**2 / ENTRIES) if kind == "AdamW" else optimizer
+
+    @torch.no_grad()
+    def before_step(step, weight, optimizer):
+        if step < SETTLING:  # momentum builds up; without it the norm would sink meanwhile
+            weight.mul_(norm / weight.norm(dim=1, keepdim=True))
+        elif step == SETTLING:
+            state = copy.deepcopy(optimizer.state[weight])
+            schedulers[0].step()
+            optimizer.state[weight].update(state if weights_only else {})
+
+    found = walk(make, SETTLING + 20, norm=norm, replicas=REPLICAS, dim=ENTRIES, before_step=before_step)
+    wanted = replace(rule, lr=rule.lr / k).equilibrium().angle
+    return max(abs(found.rms_angle(t, t + 1) / wanted - 1) for t in range(SETTLING, SETTLING + 20))
+
+
+@pytest.mark.parametrize("k", [2.0, 10.0, 0.1])
+@pytest.mark.parametrize("kind", WALKS)
+def test_the_angle_is_on_its_new_value_at_once(kind, k):
+    assert deviation_after_a_drop(kind, k) < 0.02
+
+
+@pytest.mark.parametrize(("kind", "off"), [("SGDM", 0.33), ("AdamW", 1.9)])
+def test_weights_alone_as_the_papers_say_leave_the_angle_off(kind, off):
+    assert deviation_after_a_drop(kind, 10.0, weights_only=True) == pytest.approx(off, rel=0.05)
+
+
+# ---- schedules
+
+
+def test_between_changes_nothing_is_touched():
+    net, optimizer, control = trained("SGDM", scheduler=lambda o: MultiStepLR(o, [100], gamma=0.1))
+    versions = [tensor._version for tensor in (*net.parameters(), *net.buffers())]
+    for _ in range(20):
+        control.step()
+    assert versions == [tensor._version for tensor in (*net.parameters(), *net.buffers())]
+    assert control.last_factors == {}
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_cosine_is_followed_step_by_step():
+    net, _, control = trained("SGDM", scheduler=lambda o: CosineAnnealingLR(o, 10, eta_min=1e-3))
+    before = invariant_of(net)[0].detach().norm()
+    for _ in range(10):
+        control.step()
+    assert float(invariant_of(net)[0].detach().norm() / before) == pytest.approx(100**-0.25, rel=1e-3)
+
+
+def test_a_warm_up_from_0_is_followed_from_the_first_equilibrium_on():
+    net, optimizer, control = trained("SGDM", scheduler=lambda o: LambdaLR(o, lambda t: t / 4), steps=1)
+    before = invariant_of(net)[0].detach().norm()
+    factors = []
+    for _ in range(4):
+        control.step()
+        factors.append(float(invariant_of(net)[0].detach().norm() / before))
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert factors == pytest.approx([1, 2**0.25, 3**0.25, 4**0.25], rel=1e-4)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_pause_at_lr_0_is_bridged(resume):
+    rates = [1.0, 0.0, 0.5]
+    schedule = lambda optimizer: LambdaLR(optimizer, lambda t: rates[t])  # noqa: E731
+    net, _, control = trained("SGDM", scheduler=schedule, steps=1)
+    control.step()
+    if resume:
+        state = json.loads(json.dumps(control.state_dict()))
+        control._settled = {}
+        control.load_state_dict(state)
+    before = invariant_of(net)[0].detach().norm()
+    control.step()
+    assert float(invariant_of(net)[0].detach().norm() / before) == pytest.approx(2**-0.25, rel=1e-4)
+
+
+def test_a_change_of_weight_decay_counts_too():
+    def schedule(optimizer):
+        return WeightDecayScheduler(StepLR(optimizer, 1, gamma=0.5), hold="time_constant")
+
+    _, optimizer, control = trained("SGDM", scheduler=schedule)
+    control.step()
+    assert optimizer.param_groups[0]["weight_decay"] == 1e-3
+    assert control.last_factors["0.weight"] == pytest.approx(4**-0.25, rel=1e-9)
+
+
+def test_before_the_first_step_there_is_no_state_to_rescale():
+    net = bn_net()
+    optimizer = sgd(net)
+    control = RescaleOnDecay(
+        LambdaLR(optimizer, lambda t: (t + 1) / 2),
+        net,
+        invariant=invariant_of(net),
+        example=torch.randn(8, 10).double(),
+    )
+    optimizer.step()
+    control.step()
+    assert control.last_factors["0.weight"] == pytest.approx(2**0.25, rel=1e-3)
+
+
+def test_a_run_resumed_around_a_drop_continues_bit_for_bit():
+    def run(net, optimizer, control, steps):
+        for step in steps:
+            take_step(net, optimizer, step)
+            control.step()
+
+    def make():
+        return trained("AdamW", scheduler=lambda o: MultiStepLR(o, [5, 12], gamma=0.1), steps=0)
+
+    whole, first, resumed = make(), make(), make()
+    run(*whole, range(20))
+    run(*first, range(8))
+    for before, after in zip(first, resumed, strict=True):
+        after.load_state_dict(copy.deepcopy(before.state_dict()))
+    run(*resumed, range(8, 20))
+    assert torch.equal(eval_logits(whole[0]), eval_logits(resumed[0]))
+
+
+def test_a_norm_behind_a_layer_with_bias_and_groups_that_mix():
+    net = bn_net(bias=True)
+    optimizer = sgd(net)
+    control = RescaleOnDecay(StepLR(optimizer, 1, gamma=0.2), net, invariant=["0.weight", "6.weight"])
+    for step in range(10):
+        take_step(net, optimizer, step)
+    twin = copy.deepcopy(net)
+    control.step()
+    assert set(control.last_factors) == {"0.weight", "6.weight"}
+    assert deviation(eval_logits(twin), eval_logits(net)) < 1e-12
+
+
+def test_two_controllers_may_wait_for_one_model():
+    net = bn_net()
+    optimizer = sgd(net)
+    inner = RescaleOnDecay(StepLR(optimizer, 2, gamma=0.1), net, invariant=["0.weight"])
+    outer = RescaleOnDecay(inner, net, invariant=["3.weight", "6.weight"])
+    for step in range(2):
+        take_step(net, optimizer, step)
+        twin = copy.deepcopy(net)
+        outer.step()
+    assert set(inner.last_factors) | set(outer.last_factors) == {"0.weight", "3.weight", "6.weight"}
+    assert deviation(eval_logits(twin), eval_logits(net)) < 1e-12
+
+
+def test_a_frozen_weight_stays():
+    net, _, control = trained("SGDM", steps=1)
+    frozen = invariant_of(net)[1].requires_grad_(False)
+    before = frozen.detach().clone()
+    control.step()
+    assert set(control.last_factors) == {"0.weight", "6.weight"}
+    assert torch.equal(frozen, before)
+
+
+def test_a_network_without_running_statistics_needs_no_example():
+    net = nn.Sequential(nn.Linear(10, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 5))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+    control = RescaleOnDecay(StepLR(optimizer, 1), net, invariant=["0.weight"])
+    optimizer.step()
+    control.step()
+    assert control.last_factors["0.weight"] == pytest.approx(10**-0.25, rel=1e-3)
+
+
+# ---- refusals
+
+
+def assert_unchanged(change, *, net, optimizer, match):
+    before = (
+        copy.deepcopy([p.detach() for p in net.parameters()]),
+        [dict(g, params=None) for g in optimizer.param_groups],
+    )
+    with pytest.raises(EquilibriaError, match=match):
+        change()
+    assert all(torch.equal(a, b) for a, b in zip(before[0], net.parameters(), strict=True))
+    assert before[1] == [dict(g, params=None) for g in optimizer.param_groups]
+
+
+def test_state_of_unknown_meaning_is_refused_before_anything_is_changed():
+    def schedule(optimizer):
+        return WeightDecayScheduler(StepLR(optimizer, 1, gamma=0.1), hold="angle")
+
+    net, optimizer, control = trained("SGDM", scheduler=schedule)
+    optimizer.state[invariant_of(net)[2]]["mystery"] = torch.zeros_like(invariant_of(net)[2])
+    assert_unchanged(control.step, net=net, optimizer=optimizer, match="got optimizer state 'mystery' for '6.weight'")
+
+
+def test_a_learning_rate_without_an_equilibrium_is_refused_before_anything_is_changed():
+    net, optimizer, control = trained("SGDM", scheduler=lambda o: StepLR(o, 1, gamma=1e9))
+    assert_unchanged(control.step, net=net, optimizer=optimizer, match="got lr")
+
+
+def test_a_change_before_any_forward_pass_is_refused():
+    net, optimizer, control = trained("SGDM", steps=0)
+    optimizer.step()
+    assert_unchanged(control.step, net=net, optimizer=optimizer, match="call the model itself")
+
+
+def test_an_optimizer_without_a_law_is_refused():
+    net = bn_net()
+    for optimizer, message in (
+        (torch.optim.RMSprop(net.parameters(), weight_decay=0.1), "no law for RMSprop"),
+        (torch.optim.AdamW(net.parameters(), amsgrad=True), "amsgrad"),
+        (torch.optim.SGD(net.parameters(), lr=0.1), "weight_decay=0 in parameter group 0"),
+    ):
+        with pytest.raises(EquilibriaError, match=message):
+            RescaleOnDecay(optimizer, net, invariant=invariant_of(net))
+
+
+@pytest.mark.parametrize(
+    ("invariant", "message"),
+    [("0.weight", "symmetries"), ([], "names nothing"), (["nope"], "got invariant name 'nope'"), (None, "symmetries")],
+)
+def test_weights_that_are_not_there_are_refused_with_what_to_do(invariant, message):
+    net = bn_net()
+    with pytest.raises(EquilibriaError, match=message):
+        RescaleOnDecay(sgd(net), net, invariant=invariant)
+
+
+def test_the_learning_rate_stays_finite_through_the_whole_cosine():
+    net, optimizer, control = trained("AdamW", scheduler=lambda o: CosineAnnealingLR(o, 20))
+    for step in range(20):
+        take_step(net, optimizer, step)
+        control.step()
+    assert optimizer.param_groups[0]["lr"] == 0
+    assert all(math.isfinite(float(weight.detach().norm())) for weight in net.parameters())

@@ -1,0 +1,79 @@
+"""Which parameters decay, by measurement and by role."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equilibria.control.split_decay import split_decay
+from equilibria.errors import EquilibriaError
+from equilibria.measure.objective import objective
+from equilibria.measure.symmetry import symmetries
+from equilibria.nets import BasicBlockResNet
+
+
+def measured(net: nn.Module, *shape: int):
+    torch.manual_seed(0)
+    batch = torch.randn(16, *shape), torch.randint(3, (16,))
+    return symmetries(objective(net, functional.cross_entropy), [batch])
+
+
+def test_invariant_parameters_decay_and_others_do_not():
+    torch.manual_seed(0)
+    net = BasicBlockResNet(4, (1,), in_channels=3)
+    split = split_decay(net, weight_decay=5e-4, symmetries=measured(net, 3, 8, 8))
+    inner = {
+        "blocks.0.first.norm.weight",
+        "blocks.0.first.norm.bias",
+    }  # jointly invariant: a convolution and norm follow
+    convs = {f"{name}.conv.weight" for name in ("stem", "blocks.0.first", "blocks.0.second")}
+    assert set(split.decayed) == convs | inner | {"head.weight"}
+    assert "shrink" in split.kept["blocks.0.second.norm.weight"]
+    assert "scale-invariant (rows)" in split.decayed["stem.conv.weight"]
+    assert "not scale-invariant" in split.decayed["head.weight"]
+
+
+def test_every_parameter_is_in_one_group():
+    net = BasicBlockResNet(4, (1, 1), in_channels=3)
+    split = split_decay(net, weight_decay=0.1)
+    held = [id(param) for group in split.groups for param in group["params"]]
+    assert sorted(held) == sorted(id(param) for param in net.parameters())
+    assert [group["weight_decay"] for group in split.groups] == [0.1, 0.0]
+    torch.optim.AdamW(split.groups, lr=1e-3)
+    assert all("not measured" in reason for reason in (*split.decayed.values(), *split.kept.values()))
+    assert "no decay  head.bias" in str(split)
+
+
+def test_roles_of_weight_norm_and_frozen_parameters():
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), nn.Linear(3, 3))
+    net[1].weight.requires_grad_(False)
+    split = split_decay(net, weight_decay=0.1)
+    assert list(split.decayed) == ["0.weight.original1"]
+    assert set(split.kept) == {"0.bias", "0.weight.original0", "1.bias"}
+
+
+def test_a_bias_without_effect_does_not_decay():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+    assert "nothing depends on it" in split_decay(net, weight_decay=0.1, symmetries=measured(net, 4)).kept["0.bias"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: split_decay("net", weight_decay=0.1), "got model of type str"),
+        (lambda: split_decay(nn.Linear(2, 2), weight_decay=-1), "got weight_decay=-1"),
+        (lambda: split_decay(nn.ReLU(), weight_decay=0.1), "without parameters"),
+        (
+            lambda: split_decay(
+                nn.Linear(4, 3), weight_decay=0.1, symmetries=measured(nn.Sequential(nn.Linear(4, 3)), 4)
+            ),
+            "got symmetries of 0.weight",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(EquilibriaError, match=message):
+        call()

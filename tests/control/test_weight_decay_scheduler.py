@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, StepLR
+
+from equilibria.control import WeightDecayScheduler
+from equilibria.errors import EquilibriaError
+from equilibria.measure.laws import law_of
+from equilibria.theory.schedules import Cosine
+
+
+def optimizer_of(kind=torch.optim.SGD, **settings):
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2, 2))]}, {"params": [torch.nn.Parameter(torch.ones(2))]}]
+    groups[1]["weight_decay"] = 0.0
+    return kind(groups, **{"lr": 0.1, "weight_decay": 0.04, **settings})
+
+
+def decays(scheduler, steps):
+    """Weight decay of the first group before each optimizer step."""
+    found = []
+    for _ in range(steps):
+        found.append(scheduler.get_last_weight_decay()[0])
+        scheduler.optimizer.step()
+        scheduler.step()
+    return found
+
+
+def test_a_schedule_sets_the_groups_that_decay_and_leaves_the_others_and_lr():
+    optimizer = optimizer_of()
+    scheduler = WeightDecayScheduler(optimizer, Cosine(0.4, steps=10, end=0.04))
+    assert decays(scheduler, 12) == Cosine(0.4, steps=10, end=0.04).values(12).tolist()
+    assert optimizer.param_groups[1]["weight_decay"] == 0
+    assert scheduler.get_last_lr() == [0.1, 0.1]
+
+
+@pytest.mark.parametrize(
+    "schedule", [0.3, [0.1, 0.2], lambda step: 0.01 * (step + 1)], ids=["number", "list", "function"]
+)
+def test_anything_that_serves_as_a_schedule(schedule):
+    found = decays(WeightDecayScheduler(optimizer_of(), schedule), 3)
+    assert found in ([0.3] * 3, [0.1, 0.2, 0.2], [0.01, 0.02, 0.03])
+
+
+def test_the_scheduler_of_lr_inside_is_stepped_first():
+    optimizer, plain = optimizer_of(), optimizer_of()
+    scheduler = WeightDecayScheduler(StepLR(optimizer, 2, gamma=0.1), [1.0, 2.0, 3.0])
+    reference = StepLR(plain, 2, gamma=0.1)
+    for _ in range(5):
+        assert scheduler.get_last_lr() == reference.get_last_lr()
+        assert scheduler.last_epoch == reference.last_epoch
+        for each in (scheduler, reference):
+            each.optimizer.step()
+            each.step()
+
+
+def test_two_of_them_for_two_groups():
+    optimizer = optimizer_of()
+    optimizer.param_groups[1]["weight_decay"] = 0.01
+    inner = WeightDecayScheduler(optimizer, [0.1, 0.2], groups=[0])
+    outer = WeightDecayScheduler(inner, [0.3, 0.4], groups=[1])
+    optimizer.step()
+    outer.step()
+    assert outer.get_last_weight_decay() == [0.2, 0.4]
+
+
+KINDS = {
+    "SGD": (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 5e-4}),
+    "Nesterov": (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}),
+    "AdamW": (torch.optim.AdamW, {"lr": 1e-3}),
+}
+
+
+@pytest.mark.parametrize("hold", ["angle", "time_constant"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_equilibrium_is_held_while_lr_moves(kind, hold):
+    optimizer = optimizer_of(KINDS[kind][0], **KINDS[kind][1])
+    wanted = getattr(law_of(optimizer, optimizer.param_groups[0]).rule.equilibrium(), hold)
+    scheduler = WeightDecayScheduler(CosineAnnealingLR(optimizer, 20, eta_min=1e-5), hold=hold)
+    for _ in range(20):
+        optimizer.step()
+        scheduler.step()
+        rule = law_of(optimizer, optimizer.param_groups[0]).rule
+        assert getattr(rule.equilibrium(), hold) == pytest.approx(wanted, rel=1e-9)
+    assert optimizer.param_groups[1]["weight_decay"] == 0
+
+
+@pytest.mark.parametrize("hold", ["angle", "time_constant"])
+def test_the_equilibrium_is_held_while_momentum_moves(hold):
+    optimizer = optimizer_of(momentum=0.9, weight_decay=5e-4)
+    cycle = OneCycleLR(optimizer, 0.1, 20, base_momentum=0.85, max_momentum=0.95)
+    wanted = getattr(law_of(optimizer, optimizer.param_groups[0]).rule.equilibrium(), hold)
+    scheduler = WeightDecayScheduler(cycle, hold=hold)
+    for _ in range(19):
+        optimizer.step()
+        scheduler.step()
+        rule = law_of(optimizer, optimizer.param_groups[0]).rule
+        assert getattr(rule.equilibrium(), hold) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_adam_with_l2_holds_lr_squared_times_decay():
+    optimizer = optimizer_of(torch.optim.Adam, lr=1e-3, weight_decay=1e-3)
+    scheduler = WeightDecayScheduler(StepLR(optimizer, 1, gamma=0.5), hold="angle")
+    assert decays(scheduler, 3) == pytest.approx([1e-3, 4e-3, 16e-3])
+
+
+def test_a_warm_up_from_0_holds_what_was_typed_in():
+    optimizer = optimizer_of(weight_decay=0.01)
+    scheduler = WeightDecayScheduler(LambdaLR(optimizer, lambda t: min(t / 4, 1.0)), hold="angle")
+    assert decays(scheduler, 6) == pytest.approx([0.01, 0.04, 0.02, 0.04 / 3, 0.01, 0.01])
+
+
+def test_reduce_on_plateau_gets_its_metric():
+    optimizer = optimizer_of(weight_decay=0.01)
+    scheduler = WeightDecayScheduler(ReduceLROnPlateau(optimizer, patience=0, factor=0.5), hold="angle")
+    optimizer.step()
+    for loss in (1.0, 2.0):
+        scheduler.step(loss)
+    assert scheduler.get_last_lr()[0] == 0.05
+    assert scheduler.get_last_weight_decay()[0] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("through_json", [False, True])
+@pytest.mark.parametrize("options", [{"schedule": Cosine(0.4, steps=20)}, {"hold": "angle"}], ids=["schedule", "hold"])
+def test_a_resumed_scheduler_goes_on(options, through_json):
+    def make():
+        optimizer = optimizer_of(momentum=0.9, weight_decay=5e-4)
+        return WeightDecayScheduler(MultiStepLR(optimizer, [3, 9], gamma=0.1), **options)
+
+    whole, first = make(), make()
+    expected = decays(whole, 12)
+    assert decays(first, 6) == expected[:6]
+    state = copy.deepcopy(first.state_dict())
+    state["scheduler"].pop("milestones")  # a Counter, whose keys JSON would turn into text
+    state = json.loads(json.dumps(state)) if through_json else state
+    resumed = make()
+    resumed.optimizer.load_state_dict(first.optimizer.state_dict())
+    resumed.load_state_dict(state)
+    assert decays(resumed, 6) == expected[6:]
+
+
+def test_adamw_resumes_from_json_with_its_betas():
+    scheduler = WeightDecayScheduler(StepLR(optimizer_of(torch.optim.AdamW), 1), hold="angle")
+    scheduler.load_state_dict(json.loads(json.dumps(scheduler.state_dict())))
+    scheduler.optimizer.step()
+    scheduler.step()
+    assert scheduler.get_last_weight_decay()[0] == pytest.approx(0.4)
+
+
+@given(factor=st.floats(1e-3, 10))
+def test_lr_times_decay_stays_for_any_drop(factor):
+    optimizer = optimizer_of(weight_decay=1e-3)
+    scheduler = WeightDecayScheduler(StepLR(optimizer, 1, gamma=factor), hold="time_constant")
+    optimizer.step()
+    scheduler.step()
+    group = optimizer.param_groups[0]
+    assert group["lr"] * group["weight_decay"] == pytest.approx(1e-4, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "expected one of the two"),
+        ({"schedule": 0.1, "hold": "angle"}, "expected one of the two"),
+        ({"hold": "norm"}, "expected one of: angle, time_constant"),
+        ({"schedule": "cosine"}, "got schedule='cosine'"),
+        ({"schedule": -1.0}, "expected 0 <= schedule"),
+        ({"schedule": 0.1, "groups": [2]}, "group <= 1"),
+        ({"schedule": 0.1, "groups": []}, r"got groups=\[\]"),
+        ({"hold": "angle", "groups": [1]}, "no equilibrium to hold"),
+    ],
+)
+def test_bad_input_is_refused_and_changes_nothing(options, message):
+    optimizer = optimizer_of()
+    schedule = options.pop("schedule", None)
+    with pytest.raises(EquilibriaError, match=message):
+        WeightDecayScheduler(optimizer, schedule, **options)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.04, 0.0]
+
+
+def test_groups_at_different_levels_need_a_choice():
+    optimizer = optimizer_of()
+    optimizer.param_groups[1]["weight_decay"] = 0.01
+    with pytest.raises(EquilibriaError, match=r"weight decay \[0.01, 0.04\]; .*groups="):
+        WeightDecayScheduler(optimizer, 0.1)
+    WeightDecayScheduler(optimizer, hold="angle")
+
+
+def test_a_bad_value_later_is_refused_before_any_group_is_changed():
+    optimizer = optimizer_of()
+    scheduler = WeightDecayScheduler(optimizer, lambda step: math.nan if step else 0.1)
+    optimizer.step()
+    with pytest.raises(EquilibriaError, match="got nan from the schedule function at step 1"):
+        scheduler.step()
+    assert scheduler.get_last_weight_decay() == [0.1, 0.0]
+
+
+def test_an_optimizer_without_a_law_cannot_hold():
+    with pytest.raises(EquilibriaError, match=r"without a law to hold \(no law for RMSprop\); use a schedule"):
+        WeightDecayScheduler(optimizer_of(torch.optim.RMSprop), hold="angle")

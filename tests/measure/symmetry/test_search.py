@@ -1,0 +1,232 @@
+"""Losses whose symmetries are known by construction, bad input, and what must not change."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scaling import assert_same_space, exact_rank
+from torch import nn
+from torch.nn import functional
+
+from equilibria.errors import EquilibriaError
+from equilibria.measure.objective import Objective, objective
+from equilibria.measure.symmetry import symmetries
+
+
+def monomials(exponents: np.ndarray) -> tuple[Objective, list[torch.Tensor]]:
+    """A loss made of products of norms to given powers (a row of exponents each): its symmetries are its null space."""
+    made = torch.Generator().manual_seed(0)
+    count = exponents.shape[1]
+    params = {f"w{i}": torch.randn(i + 1, generator=made, dtype=torch.float64) for i in range(count)}
+
+    def fn(at, batch):
+        logs = torch.stack([at[f"w{i}"].norm().log() for i in range(count)])
+        return (batch * torch.tanh(torch.as_tensor(exponents, dtype=torch.float64) @ logs)).sum()
+
+    batches = [torch.randn(len(exponents), generator=made, dtype=torch.float64) for _ in range(30)]
+    return Objective(fn, params), batches
+
+
+def null_vectors(exponents: np.ndarray, names: list[str]) -> list[dict[str, int]]:
+    """A rational basis of the null space, by elimination in sympy."""
+    import sympy
+
+    basis = []
+    for vector in sympy.Matrix(exponents.tolist()).nullspace():
+        whole = vector * math.lcm(*(int(entry.q) for entry in vector))
+        basis.append({name: int(entry) for name, entry in zip(names, whole, strict=True) if entry})
+    return basis
+
+
+MATRICES = st.integers(1, 4).flatmap(
+    lambda rows: st.integers(2, 6).flatmap(
+        lambda columns: st.lists(
+            st.lists(st.integers(-1, 2), min_size=columns, max_size=columns), min_size=rows, max_size=rows
+        )
+    )
+)
+
+
+@settings(max_examples=12)
+@given(MATRICES)
+def test_any_algebra_of_small_integers_is_found(rows):
+    exponents = np.array(rows)
+    if not exponents.any():
+        return  # a constant
+    loss, batches = monomials(exponents)
+    names = list(loss.params)
+    found = symmetries(loss, batches)
+    assert_same_space(found.basis, null_vectors(exponents, names), names)
+    assert max((abs(power) for vector in found.basis for power in vector.values()), default=0) <= 12
+    uniform = found.largest_uniform()
+    subsets = itertools.chain.from_iterable(itertools.combinations(range(len(names)), k) for k in range(len(names) + 1))
+    allowed = [subset for subset in subsets if not exponents[:, list(subset)].sum(axis=1).any()]
+    most = max(sum(index + 1 for index in subset) for subset in allowed)  # tensor i has i + 1 elements
+    assert sum(found.elements[name] for name in uniform) == most
+    assert not exponents[:, [names.index(name) for name in uniform]].sum(axis=1).any()
+
+
+def test_exponents_that_are_no_fractions_are_not_forced_into_integers():
+    loss, batches = monomials(np.array([[2**0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    found = symmetries(loss, batches)
+    assert found.basis == ()
+    assert found.largest_uniform() == frozenset()
+    assert found.notes == ("2 tensors take part in symmetries whose exponents are no small fractions",)
+
+
+def bn_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 3))
+
+
+def batch(count: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(1)
+    return torch.randn(count, 4, generator=made), torch.randint(3, (count,), generator=made)
+
+
+def test_nothing_of_the_user_is_changed():
+    net = bn_net().eval()
+    before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    found = symmetries(objective(net, functional.cross_entropy), [batch()])
+    assert found.alone == ("0.weight",)
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_default_dtype() == torch.float32
+    assert not net.training
+    assert all(param.grad is None for param in net.parameters())
+
+
+def test_the_answer_does_not_depend_on_the_seed_or_the_weights():
+    net = bn_net()
+    first = symmetries(objective(net, functional.cross_entropy), [batch()])
+    with torch.no_grad():
+        net[0].weight.mul_(1e-3)
+        net[4].weight.mul_(30)
+    for seed in (1, 2):
+        again = symmetries(objective(net, functional.cross_entropy), [batch()], seed=seed)
+        assert again.how == first.how
+        assert again.basis == first.basis
+
+
+def test_eps_is_reported_apart():
+    """With w scaled by 1e-3 the variance behind it is about 1e-6, a tenth of eps: the real network is not invariant."""
+    net = bn_net()
+    large = symmetries(objective(net, functional.cross_entropy), [batch()])
+    with torch.no_grad():
+        net[0].weight.mul_(1e-3)
+        net[0].bias.mul_(1e-3)
+    small = symmetries(objective(net, functional.cross_entropy), [batch()])
+    assert small.alone == large.alone == ("0.weight",)
+    assert large.broken["0.weight"] < 1e-3
+    assert small.broken["0.weight"] > 1e-2
+    assert small.residual["0.weight"] < 1e-9
+    assert small.residual["4.weight"] > 1e-3
+
+
+def test_a_network_that_fits_its_data_has_the_same_symmetries():
+    net, (inputs, targets) = bn_net(), batch()
+    expected = symmetries(objective(net, functional.cross_entropy), [(inputs, targets)]).how
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    for _ in range(100):
+        optimizer.zero_grad()
+        functional.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+    assert symmetries(objective(net, functional.cross_entropy), [(inputs, targets)]).how == expected
+
+
+def test_a_dead_layer_is_undecided():
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.constant_(net[0].bias, -100.0)
+    found = symmetries(objective(net, functional.cross_entropy), [batch()])
+    assert set(found.undecided) >= {"0.weight"}
+    assert found.how["0.weight"] == "undecided"
+    assert "0.weight" not in found.largest_uniform()
+
+
+def test_an_unused_parameter_has_no_effect():
+    net = bn_net()
+    net.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    assert set(symmetries(objective(net, functional.cross_entropy), [batch()]).no_effect) == {"0.bias", "unused"}
+
+
+def test_in_eval_mode_batchnorm_is_no_normalisation():
+    found = symmetries(objective(bn_net(), functional.cross_entropy, mode="eval"), [batch()])
+    assert found.alone == ()
+
+
+def test_float64_and_bfloat16_models():
+    for kind in (torch.float64, torch.bfloat16):
+        net = bn_net().to(kind)
+        inputs, targets = batch()
+        found = symmetries(objective(net, functional.cross_entropy), [(inputs.to(kind), targets)])
+        assert found.alone == ("0.weight",)
+
+
+def test_complex_parameters():
+    made = torch.Generator().manual_seed(0)
+    params = {"w": torch.randn(4, generator=made, dtype=torch.complex64), "v": torch.randn(4, generator=made)}
+
+    def fn(at, row):
+        unit = at["w"] / at["w"].abs().square().sum().sqrt()
+        return ((unit * row).real * at["v"]).sum().tanh()
+
+    found = symmetries(Objective(fn, params), [torch.randn(4, generator=made) for _ in range(8)])
+    assert (found.alone, found.how["v"]) == (("w",), "no")
+
+
+class Noisy(nn.Module):
+    def forward(self, features):
+        return features + torch.randn_like(features)
+
+
+def cross_entropy_of(net: nn.Module) -> Objective:
+    return objective(net, functional.cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: symmetries(bn_net(), [batch()]), "got objective of type Sequential; expected equilibria.objective"),
+        (lambda: symmetries(cross_entropy_of(bn_net()), []), "got no batches"),
+        (lambda: symmetries(cross_entropy_of(bn_net()), batch()[0]), "got batches of type Tensor"),
+        (lambda: symmetries(cross_entropy_of(bn_net()), 3), "got batches of type int"),
+        (lambda: symmetries(cross_entropy_of(bn_net()), [batch(4)]), "too few data: 1 batches with 4 samples"),
+        (lambda: symmetries(cross_entropy_of(bn_net()), [batch()], samples=1), "got samples=1"),
+        (lambda: symmetries(cross_entropy_of(nn.Sequential(bn_net(), Noisy())), [batch()]), "a loss that is random"),
+        (
+            lambda: symmetries(cross_entropy_of(bn_net()), [(torch.full((16, 4), math.nan), batch()[1])]),
+            "got a loss of nan .* on batch 0; expected finite",
+        ),
+        (
+            lambda: symmetries(objective(bn_net(), lambda out, _: out.argmax().double()), [batch()]),
+            "not differentiable",
+        ),
+        (
+            lambda: symmetries(Objective(lambda at, _: at["w"].sum(), {"w": torch.ones(2)}), [None]),
+            "too few batches: 1, which cannot be divided",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(EquilibriaError, match=message):
+        call()
+
+
+def test_progress_goes_to_stderr_only_when_asked(capsys):
+    symmetries(cross_entropy_of(bn_net()), [batch()], progress=True)
+    shown = capsys.readouterr()
+    assert "backward passes" in shown.err
+    assert shown.out == ""
+    symmetries(cross_entropy_of(bn_net()), [batch()])
+    assert capsys.readouterr().err == ""  # not a terminal
+
+
+def test_exact_rank_of_the_helper():
+    assert exact_rank([{"a": 1, "b": 2}, {"a": 2, "b": 4}, {"b": 1}], ["a", "b"]) == 2
