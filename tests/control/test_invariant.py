@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+import equilibria as eq
+from equilibria.control import Rotational
 from equilibria.control.invariant import invariant_tensors
 from equilibria.errors import EquilibriaError
+from equilibria.measure.symmetry import symmetries
 
 
 def network() -> nn.Module:
@@ -78,3 +81,15 @@ def test_what_cannot_be_meant_is_refused_with_what_to_do(net, optimizer):
             invariant_tensors(given, optimizer=optimizer, model=net)
     with pytest.raises(EquilibriaError, match="the optimizer knows no names; expected model="):
         invariant_tensors(["0.weight"], optimizer=optimizer)
+
+
+def test_a_real_result_of_symmetries_says_which_weights_turn(net):
+    net.double()
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.randn(8, 3, generator=generator).double(), torch.randint(2, (8,), generator=generator)) for _ in range(8)
+    ]
+    found = symmetries(eq.objective(net, nn.functional.cross_entropy), batches)
+    plain = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.01)
+    optimizer = Rotational(plain, found, model=net)
+    assert list(optimizer.axes) == [net[0].weight]

@@ -16,33 +16,18 @@ from torch import Tensor
 
 from equilibria.errors import EquilibriaError
 from equilibria.measure.dots import ProductsPass
-from equilibria.measure.layout import flat, is_dense, rows
+from equilibria.measure.layout import matrix
 
 STRETCH = 1 << 18  # elements that stay in a processor's caches while several operations pass over them
 _ILL = 0.1  # share of the update's square that is tangent, below which float32 leaves too few digits of it
 _NOTHING = 1e-12  # the same below which there is no direction to turn to, even in float64
 
 
-def as_units(tensor: Tensor, *, axis: int | None, like: Tensor) -> Tensor:
-    """A tensor as (units, entries), in the order in which ``like`` keeps its numbers; a view wherever possible."""
-    if axis is None:
-        return flat(tensor, like=like).unsqueeze(0)
-    if rows_are_stretches(like, axis=axis):
-        return flat(tensor, like=like).view(tensor.shape[axis], -1)
-    return rows(tensor, axis=axis)
-
-
-def rows_are_stretches(tensor: Tensor, *, axis: int) -> bool:
-    """Whether every row is one stretch of memory."""
-    return is_dense(tensor) and tensor.stride(axis) * tensor.shape[axis] == tensor.numel()
-
-
 def write_units(tensor: Tensor, units: Tensor, *, axis: int | None) -> None:
-    """Put back units that were a copy; nothing to do where they are a view."""
-    if axis is None and not is_dense(tensor):
-        tensor.copy_(units.view(tensor.shape))
-    elif axis is not None and not rows_are_stretches(tensor, axis=axis):
-        tensor.copy_(units.view(tensor.movedim(axis, 0).shape).movedim(0, axis))
+    """Put the ``matrix`` of a tensor back where it had to be a copy; nothing to do where it is a view."""
+    if units.data_ptr() != tensor.data_ptr():
+        shape = tensor.shape if axis is None else tensor.movedim(axis, 0).shape
+        tensor.copy_(units.view(shape) if axis is None else units.view(shape).movedim(0, axis))
 
 
 def norms(units: Tensor, *, centred: bool = False) -> Tensor:
@@ -61,7 +46,7 @@ def require_units(name: str, weight: Tensor, *, axis: int | None, centred: bool 
     held = weight.detach()
     if axis is not None and held.ndim < 2:
         raise EquilibriaError(f"got granularity='row' for {name} of shape {tuple(held.shape)}; expected 2 axes or more")
-    sizes = norms(as_units(held, axis=axis, like=held), centred=centred)
+    sizes = norms(matrix(held, axis=axis, like=held), centred=centred)
     good = (sizes > 0) & torch.isfinite(sizes)
     if not bool(good.all()):
         row = int((~good).nonzero()[0, 0])
@@ -115,9 +100,9 @@ def _combine(weight: Tensor, update: Tensor, kept: Tensor, along: Tensor, offset
 def _products(update: Tensor, weight: Tensor, *, centred: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """<u, u>, <u, w>, <w, w> and the mean of u, in float64."""
     sums = torch.zeros(len(weight), 6, dtype=torch.float64, device=weight.device)
-    one_pass = ProductsPass(sums)
-    one_pass.add(0, update.contiguous(), weight.contiguous(), None)
-    one_pass.run()
-    uu, uw, ww = sums[:, :3].T
+    reading = ProductsPass(sums)
+    reading.add(0, weight, update, None)
+    reading.run()
+    ww, uw, uu = sums[:, :3].unbind(1)
     mean = update.mean(1, dtype=torch.float64) if centred else torch.zeros_like(uu)
     return uu, uw, ww, mean

@@ -14,13 +14,13 @@ from torch.optim.optimizer import Optimizer
 from equilibria.control._directions import DIRECTIONS, Direction, Scratch
 from equilibria.control._gradients import loss_of, require_usable, with_gradient
 from equilibria.control._precision import require_fine
-from equilibria.control._turning import as_units, norms, require_units, turn, write_units
+from equilibria.control._turning import norms, require_units, turn, write_units
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.control.lion import Lion
 from equilibria.control.sgdw import SGDW
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.measure.laws import follows, law_of
-from equilibria.measure.layout import is_sharded
+from equilibria.measure.layout import is_sharded, matrix
 from equilibria.measure.parameters import row_axes
 from equilibria.theory.rules import Rule
 
@@ -171,7 +171,7 @@ class Rotational(Optimizer):
         for weight, axis in self.axes.items():
             if not weight.requires_grad:
                 continue
-            units = as_units(weight, axis=axis, like=weight)
+            units = matrix(weight, axis=axis, like=weight)
             units.sub_(units.mean(1, keepdim=True))
             write_units(weight, units, axis=axis)
 
@@ -189,7 +189,7 @@ class Rotational(Optimizer):
         units = 1 if axis is None else weight.shape[axis]
         held = self.state.get(weight, {}).get("radius")
         if held is None:
-            return norms(as_units(weight, axis=axis, like=weight))
+            return norms(matrix(weight, axis=axis, like=weight))
         if held.numel() != units:
             raise EquilibriaError(
                 f"got a checkpoint with {held.numel()} norms for a tensor of shape {tuple(weight.shape)}; expected "
@@ -217,7 +217,7 @@ class Rotational(Optimizer):
         state = self.state[weight]
         state["radius"] = planned.radius
         update = planned.direction(weight, gradient, state, group, self._scratch)
-        units, towards = (as_units(each, axis=axis, like=weight) for each in (weight, update))
+        units, towards = (matrix(each, axis=axis, like=weight) for each in (weight, update))
         turn(units, towards, angle=planned.angle, radius=planned.radius, centred=self.centred)
         write_units(weight, units, axis=axis)
 

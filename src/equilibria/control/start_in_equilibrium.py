@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from equilibria.control._gradients import as_number
-from equilibria.control._turning import as_units, write_units
+from equilibria.control._turning import write_units
 from equilibria.control.invariant import HOW_TO, Invariant, invariant_tensors
 from equilibria.errors import EquilibriaError, one_of, positive
 from equilibria.measure.laws import law_of
-from equilibria.measure.layout import is_sharded
+from equilibria.measure.layout import is_sharded, matrix
 from equilibria.measure.parameters import row_axes
 from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.rules import SGD, SGDW, AdamL2, Muon, Rule
@@ -223,7 +223,7 @@ def _equilibrium(rule: Rule, mean_squares: Array, entries: float, weight: Tensor
 def _rescale(name: str, weight: Tensor, axis: int | None, target: _Target, mean_squares: Array) -> StartingNorm:
     now = _norms(weight, axis)
     factor = (torch.as_tensor(target.norms, device=now.device) / now).nan_to_num(nan=1.0)
-    units = as_units(weight, axis=axis, like=weight)
+    units = matrix(weight, axis=axis, like=weight)
     units.mul_(factor.to(units.dtype).unsqueeze(1))
     write_units(weight, units, axis=axis)
     before, after = (float(each.square().sum().sqrt()) for each in (now, _norms(weight, axis)))
@@ -231,7 +231,7 @@ def _rescale(name: str, weight: Tensor, axis: int | None, target: _Target, mean_
 
 
 def _norms(tensor: Tensor, axis: int | None, *, like: Tensor | None = None) -> Tensor:
-    held = as_units(tensor.detach(), axis=axis, like=tensor.detach() if like is None else like.detach())
+    held = matrix(tensor.detach(), axis=axis, like=tensor.detach() if like is None else like.detach())
     found: Tensor = torch.linalg.vector_norm(held, dim=1, dtype=torch.float64)
     return found
 
