@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from equilibria.errors import EquilibriaError
-from equilibria.measure.statistics_behind import statistics_behind, unwrap_model
+from equilibria.measure.objective import unwrap_model
+from equilibria.measure.statistics_behind import statistics_behind
 from equilibria.nets import BasicBlockResNet
 
 INPUTS = torch.randn(16, 6, generator=torch.Generator().manual_seed(0))

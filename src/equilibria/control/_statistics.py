@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.errors import EquilibriaError
-from equilibria.measure.statistics_behind import Behind, normalisations, statistics_behind, unwrap_model
+from equilibria.measure.objective import unwrap_model
+from equilibria.measure.statistics_behind import Behind, normalisations, statistics_behind
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -60,18 +60,6 @@ def _has_statistics(module: nn.Module) -> bool:
     return all(isinstance(getattr(module, name, None), Tensor) for name in ("running_mean", "running_var"))
 
 
-def unwrap_model(model: nn.Module) -> nn.Module:
-    """The network inside of DistributedDataParallel, DataParallel and torch.compile."""
-    inner: Any = model
-    while True:
-        if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = inner.module
-        elif isinstance(getattr(inner, "_orig_mod", None), nn.Module):
-            inner = inner._orig_mod
-        else:
-            return inner  # type: ignore[no-any-return]
-
-
 def statistics_behind(
     model: nn.Module,
     weights: Mapping[str, Tensor],
