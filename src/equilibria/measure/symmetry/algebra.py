@@ -48,10 +48,30 @@ class Algebra:
 
 
 def solve(probes: Sequence[Probe]) -> Algebra:
-    """The algebra from the probes taken so far.
+    """The algebra from the probes taken so far."""
+    matrix, typical, silent = _relative(probes)
+    _, values, right = np.linalg.svd(matrix, full_matrices=True)
+    values = np.concatenate([values, np.zeros(right.shape[0] - len(values))])
+    rank = _rank(values)
+    residual = np.zeros(len(silent))
+    residual[~silent] = np.sqrt((matrix**2).sum(axis=0))
+    exponents = right[rank:].T / typical[:, None]
+    null = np.linalg.qr(exponents / np.abs(exponents).max(axis=0, initial=np.finfo(float).tiny))[0]
+    return Algebra(silent, values, rank, residual, null)
 
-    Rows and columns are put to a common size before singular values are taken, so that neither a batch with a small
-    loss nor a layer with a small gradient is lost.
+
+def rank_of(probes: Sequence[Probe]) -> int:
+    """How many scalings the loss reacts to, as far as the probes tell: `Algebra.rank` alone, which is cheaper."""
+    matrix, _, _ = _relative(probes)
+    values = np.linalg.svd(matrix, compute_uv=False)
+    return _rank(np.concatenate([values, np.zeros(matrix.shape[1] - len(values))]))
+
+
+def _relative(probes: Sequence[Probe]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Relative radial derivatives (probes x tensors that are not silent), typical sizes of these, and who is silent.
+
+    Rows and columns are put to a common size, so that neither a batch with a small loss nor a layer with a small
+    gradient is lost.
     """
     size = np.stack([probe.size for probe in probes])
     radial = np.stack([probe.radial for probe in probes])
@@ -59,14 +79,7 @@ def solve(probes: Sequence[Probe]) -> Algebra:
     typical = _rms(size / per_probe, axis=0)
     silent = typical <= _SILENT * typical.max()
     matrix = (radial / per_probe)[:, ~silent] / typical[~silent] / len(probes) ** 0.5
-    _, values, right = np.linalg.svd(matrix, full_matrices=True)
-    values = np.concatenate([values, np.zeros(right.shape[0] - len(values))])
-    rank = _rank(values)
-    residual = np.zeros(len(silent))
-    residual[~silent] = np.sqrt((matrix**2).sum(axis=0))
-    exponents = right[rank:].T / typical[~silent][:, None]
-    null = np.linalg.qr(exponents / np.abs(exponents).max(axis=0, initial=np.finfo(float).tiny))[0]
-    return Algebra(silent, values, rank, residual, null)
+    return matrix, typical[~silent], silent
 
 
 def _rank(values: np.ndarray) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from equilibria.errors import EquilibriaError, whole
 from equilibria.measure.objective import ModelObjective, Objective, Params
-from equilibria.measure.symmetry.algebra import Algebra, solve
+from equilibria.measure.symmetry.algebra import Algebra, rank_of, solve
 from equilibria.measure.symmetry.confirmation import Confirmer
 from equilibria.measure.symmetry.granularity import find_rows
 from equilibria.measure.symmetry.integers import IntegerSpace, Vector
@@ -130,7 +130,7 @@ class _Search:
             self._probes.append(self._prober.take(by_row=len(self._probes) < _BY_ROW))
             if show is not None:
                 show(len(self._probes), most)
-            now = solve(self._probes).rank if len(self._probes) > 1 else 0
+            now = rank_of(self._probes) if len(self._probes) > 1 else 0
             rank, since = (now, since + 1) if now <= rank else (now, 0)
 
     def _probe_along(self, refuted: list[dict[str, int]]) -> None:
