@@ -13,7 +13,7 @@ from torch import nn
 from equilibria._rich import Console
 from equilibria.cli import app
 from equilibria.doctor import compare_outputs, examine
-from equilibria.doctor.factory import Patient, as_patient, usual_loss
+from equilibria.doctor.factory import Patient, as_patient, usual_loss, usual_pair
 from equilibria.doctor.terminal import print_examination
 from equilibria.errors import EquilibriaError
 from equilibria.theory import SGD
@@ -50,7 +50,7 @@ def test_the_table_of_plain_sgd():
     assert weight.angle == pytest.approx(float(law.angle))
     assert weight.time_constant == pytest.approx(law.time_constant)
     assert weight.decay_per_step == pytest.approx(0.1 * 5e-4 / (1 - 0.9))
-    assert "no effect" in rows["0.bias"].problem
+    assert "without effect: what follows takes it out" in rows["0.bias"].problem
     assert "decays BatchNorm scale, which is not invariant" in rows["1.weight"].problem
     assert rows["3.weight"].angle is None
     assert rows["3.weight"].problem == ""
@@ -161,7 +161,7 @@ def test_the_command(project):
         (("doctored",), "expected package.module:factory"),
         (("nowhere:make",), "got module 'nowhere', which is not found"),
         (("broken:make",), "module broken cannot be imported: ModuleNotFoundError"),
-        (("doctored:nothing",), "which is not there; there are: fails, make, wrong"),
+        (("doctored:nothing",), "which is not there; there are: make, fails, wrong"),
         (("doctored:number",), "which is not a function"),
         (("doctored:fails",), r"doctored:fails\(\) failed with RuntimeError: on purpose \(doctored.py, line 9\)"),
         (("doctored:wrong",), r"got a int from doctored:wrong; expected \(model, optimizer, batches\)"),
@@ -216,3 +216,16 @@ def test_usual_losses():
     assert usual_loss(torch.zeros(3), torch.ones(3)).item() == 1.0
     with pytest.raises(EquilibriaError, match="no usual loss"):
         usual_loss([1], 2)
+
+
+def test_batches_may_be_dicts_with_labels():
+    inputs, targets = torch.randn(4, 3), torch.arange(4)
+    given, target = usual_pair({"x": inputs, "labels": targets})
+    assert given["x"] is inputs and target is targets
+    assert usual_pair((inputs, targets))[1] is targets
+    with pytest.raises(EquilibriaError, match=r"got a batch with 'x'; expected \(input, target\)"):
+        usual_pair({"x": inputs})
+
+
+def test_a_file_may_be_named_in_place_of_its_module(project):
+    assert run("./doctored.py:make").exit_code == run("doctored:make").exit_code == 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equilibria.control.split_decay import decay_reason, is_scale_invariant
-from equilibria.doctor.factory import Patient
+from equilibria.doctor.factory import Patient, usual_pair
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
 from equilibria.measure.laws import law_of, setting
@@ -35,8 +35,8 @@ class ParameterRow:
         weight_decay: of the group.
         decay_per_step: the share of its norm that decay takes per step in the long run; None where that depends on the
             gradient (Adam with coupled decay) or the optimizer is unknown.
-        angle: radians per step in equilibrium, of the parameters that are invariant together as one vector; None if
-            it has none.
+        angle: radians per step in equilibrium, of a parameter that is invariant alone; None for others: of parameters
+            that are invariant together only the vector of all of them has such an angle.
         time_constant: steps in which a deviation from equilibrium falls to 1/e.
         severity: "warning", "note", or "" if nothing is wrong.
         problem: what is wrong.
@@ -93,7 +93,8 @@ def examine(patient: Patient, *, progress: bool | None = None) -> Examination:
         progress: whether to show it on stderr; default: if that is a terminal.
     """
     model = unwrap_model(patient.model)
-    found = symmetries(objective(model, patient.loss), patient.batches, progress=progress)
+    loss = objective(model, patient.loss, unpack=usual_pair)
+    found = symmetries(loss, patient.batches, progress=progress)
     names, roles = names_of(model), roles_of(model)
     groups = dict(_groups(patient.optimizer))
     trained = [param for param in model.parameters() if param.requires_grad]
@@ -120,7 +121,7 @@ def _row(
     group = settings[name]
     partners = () if name in found.alone else found.jointly.get(name, ())
     alike = all(_same_law(group, settings[other]) for other in partners)
-    settles = _equilibrium(group, param) if group and alike and is_scale_invariant(name, found) else {}
+    settles = _equilibrium(group, param) if group and name in found.alone else {}
     severity, problem, remedy = _problem(name, param, role, group, found)
     if not problem and not alike and is_scale_invariant(name, found):
         severity, problem = "note", "jointly invariant with parameters of another lr or weight decay: no common law"
@@ -169,7 +170,8 @@ def _equilibrium(group: _Settings, param: Tensor) -> dict[str, float]:
 def _problem(name: str, param: Tensor, role: str, group: _Settings | None, found: Symmetries) -> tuple[str, str, str]:
     """Severity, what is wrong and what to do; empty where nothing is."""
     if name in found.no_effect:
-        return "note", f"{role} before a normalisation, or unused: no effect", "leave it out (bias=False)"
+        why = "what follows takes it out (a normalisation, a softmax), or it is unused"
+        return "note", f"{role} without effect: {why}", "leave it out (bias=False)"
     if group is None:
         return "warning", "in no parameter group: never trained", "give it to the optimizer, or freeze it"
     should, _ = decay_reason(name, param, role, found)

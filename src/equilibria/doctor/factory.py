@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +19,7 @@ from torch.nn import functional
 from equilibria.errors import EquilibriaError
 from equilibria.measure.parameters import unwrap_optimizer
 
+_LABELS = ("labels", "label", "targets", "target")
 _EXPECTED = "expected (model, optimizer, batches), or also a loss(output, target) as the fourth"
 
 
@@ -27,7 +30,7 @@ class Patient:
     Attributes:
         model: the network.
         optimizer: what trains it.
-        batches: of (input, target).
+        batches: of (input, target), or of dicts with labels.
         loss: ``loss(output, target)``.
     """
 
@@ -49,7 +52,8 @@ def load_patient(target: str) -> Patient:
     module_name, colon, function_name = target.partition(":")
     if not (colon and module_name and function_name):
         raise EquilibriaError(f"got {target!r}; expected package.module:factory, such as train:make")
-    factory = _find(_import(module_name), function_name)
+    factory = _find(_import(_as_module(module_name)), function_name)
+    _refuse_arguments(factory, target)
     try:
         result = factory()
     except Exception as error:
@@ -78,6 +82,19 @@ def as_patient(result: object, source: str) -> Patient:
     return Patient(model, unwrap_optimizer(optimizer), batches, loss)
 
 
+def usual_pair(batch: Any) -> Any:
+    """A batch as (input, target); of a dict, as Hugging Face's data sets give, the labels are the target."""
+    if isinstance(batch, Mapping):
+        key = next((name for name in _LABELS if name in batch), None)
+        if key is None:
+            raise EquilibriaError(
+                f"got a batch with {', '.join(map(repr, batch))}; expected (input, target), where input may be a dict "
+                f"of keyword arguments, or a dict with one of: {', '.join(_LABELS)}"
+            )
+        return {name: value for name, value in batch.items() if name != key}, batch[key]
+    return batch
+
+
 def usual_loss(output: Any, target: Any) -> Tensor:
     """Cross-entropy for whole-number targets, the mean squared error for others."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
@@ -89,6 +106,27 @@ def usual_loss(output: Any, target: Any) -> Tensor:
     if target.is_floating_point():
         return functional.mse_loss(logits, target)
     return functional.cross_entropy(logits.flatten(0, -2), target.flatten())
+
+
+def _as_module(name: str) -> str:
+    """A module's name, also from the path of its file: ``./train.py`` is the module ``train``."""
+    if not name.endswith(".py"):
+        return name
+    path = Path(name)
+    inside = path.resolve().relative_to(Path.cwd()) if path.resolve().is_relative_to(Path.cwd()) else path
+    return ".".join(part for part in inside.with_suffix("").parts if part not in (".", "/"))
+
+
+def _refuse_arguments(factory: Callable[..., object], target: str) -> None:
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise EquilibriaError(
+            f"got {target}, which cannot be called without arguments ({error}); expected a function of none that "
+            "returns (model, optimizer, batches)"
+        ) from error
+    except ValueError:  # a function without a signature, in compiled code
+        return
 
 
 def _import(name: str) -> Any:
@@ -109,11 +147,16 @@ def _import(name: str) -> Any:
 def _find(module: Any, name: str) -> Callable[[], object]:
     found = getattr(module, name, None)
     if not callable(found):
-        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        own = [key for key, value in vars(module).items() if _is_own_function(value, module)]
+        near = difflib.get_close_matches(name, own, n=3) or own[:8]
         what = "is not a function" if found is not None else "is not there"
-        raise EquilibriaError(f"got {module.__name__}:{name}, which {what}; there are: {', '.join(functions[:8])}")
+        raise EquilibriaError(f"got {module.__name__}:{name}, which {what}; there are: {', '.join(near) or 'none'}")
     result: Callable[[], object] = found
     return result
+
+
+def _is_own_function(value: object, module: Any) -> bool:
+    return inspect.isfunction(value) and value.__module__ == module.__name__
 
 
 def _where(error: Exception) -> str:

@@ -11,20 +11,25 @@ from equilibria.doctor.examination import Examination, ParameterRow
 _STYLE = {"warning": "yellow", "note": "cyan", "": ""}
 _MARK = {"warning": "!", "note": "i", "": ""}
 _ENDLESS = 10_000  # columns
-_LEGEND = (
-    "jointly (n): the norms of n parameters can only change together; against (n): some grow as others shrink; decay: "
-    "share of the norm per step; angle: radians per step in equilibrium; settles in: its time constant"
-)
+_LEGEND = {
+    "invariant": "jointly (n): n parameters may be scaled together; against (n): some up as others go down (--json "
+    "names them)",
+    "decay": "decay: share of the norm per step",
+    "angle": "angle: radians per step in equilibrium, of what is invariant alone",
+    "settles in": "settles in: its time constant",
+}
 
 
 def print_examination(examination: Examination, *, console: Console | None = None) -> None:
     """Print the table, then every finding with its remedy, then the code."""
     out = Console() if console is None else console
-    out.print(_table(examination, console=out))
+    table = _table(examination, console=out)
+    out.print(table)
     sym = examination.symmetries
     proof = f"{len(sym.basis)} scaling symmetries, gap {sym.gap:.0e}, {sym.probes} backward passes"
     out.print(Text(proof, style="dim"))
-    out.print(Text(_LEGEND, style="dim"))
+    shown = [text for title, text in _LEGEND.items() if any(column.header == title for column in table.columns)]
+    out.print(Text("; ".join(shown), style="dim"))
     for note in sym.notes:
         out.print(Text(f"- {note}"))
     out.print()
