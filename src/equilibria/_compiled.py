@@ -29,7 +29,7 @@ def compiled(*signatures: Any) -> Callable[[Callable[..., None]], Callable[..., 
     def compile_it(function: Callable[..., None]) -> Callable[..., None]:
         try:
             kept: Callable[..., None] = njit(list(signatures), fastmath=_REORDERED_SUMS, cache=True)(function)
-        except (RuntimeError, OSError):  # no folder for it can be written, or the disk is full
+        except Exception:  # no folder for it can be written, the disk is full, or what is there is damaged
             kept = njit(list(signatures), fastmath=_REORDERED_SUMS)(function)
         return kept
 

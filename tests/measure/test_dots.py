@@ -202,3 +202,30 @@ def test_one_pass_reads_many_tensors_of_different_shapes_and_types():
         assert_close(products[here], expected, of_products(expected))
         assert_close(moves[here], expected_move, of_move(expected_move))
         assert not products[0].any() and not products[places[-1]].any()
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_read_or_written():
+    """Compiled code would read and write foreign memory."""
+    with pytest.raises(ValueError, match=r"shapes \(1, 10\), \(1, 20\)"):
+        add_products(random(1, 20), random(1, 10), None, out=sums(1))
+    with pytest.raises(ValueError, match="got 3 rows, for 2 of which there is room"):
+        add_products(random(3, 4), random(3, 4), None, out=sums(2))
+    with pytest.raises(ValueError, match="shapes"):
+        add_move(random(2, 3), random(2, 3), random(3, 2), shrink=0.0, refresh=False, out=sums(2))
+
+
+class Held(torch.Tensor):
+    """A tensor whose numbers are elsewhere, as those of quantised weights are."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+def test_a_tensor_without_memory_of_its_own_is_refused():
+    with pytest.raises(TypeError, match="got a tensor of type Held"):
+        add_products(Held(random(1, 4)), random(1, 4), None, out=sums(1))

@@ -550,3 +550,27 @@ def test_norms_whose_squares_leave_float32(size, entries, momentum):
             account.after(number)
         angles = column(monitor, "angle")
     assert angles == pytest.approx([row["angle"] for row in account.rows], rel=1e-4)
+
+
+def test_a_weight_that_grows_ends_the_watching_not_the_training():
+    layer = nn.Linear(8, 4, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with Monitor(layer, optimizer, every=1, granularity="row") as monitor:
+        layer.weight.grad = torch.randn(4, 8)
+        optimizer.step()
+        layer.weight.data, layer.weight.grad = torch.randn(200, 8), None
+        layer.weight.grad = torch.randn(200, 8)
+        with pytest.warns(UserWarning, match="got 200 rows, for 4 of which there is room"):
+            optimizer.step()
+
+
+def test_state_that_is_not_what_its_name_says_is_not_read():
+    layer = nn.Linear(64, 300, bias=False)
+    optimizer = torch.optim.RMSprop(layer.parameters())
+    layer.weight.grad = torch.randn(300, 64)
+    optimizer.step()
+    optimizer.state[layer.weight]["exp_avg"] = torch.randn(2, 64)  # low-rank, say
+    with Monitor(layer, optimizer, every=1) as monitor:
+        optimizer.step()
+        assert monitor.failure is None
+        assert monitor.samples().num_rows == 1

@@ -48,6 +48,7 @@ class ProductsPass:
 
         Without a buffer nothing is added to the last three columns.
         """
+        _check_fit(place, len(self._sums), weight, gradient, buffer)
         if weight.device.type == "cpu":
             self._work.add(place, weight, gradient, buffer)
         else:
@@ -92,6 +93,7 @@ class MovesPass:
             shrink: share of the weight that decay took away.
             refresh: whether ``before`` becomes ``after`` on the way.
         """
+        _check_fit(place, len(self._sums), before, after, gradient)
         if before.device.type == "cpu":
             self._work.add(place, before, after, gradient, shrink=shrink, refresh=refresh)
             return
@@ -133,6 +135,19 @@ def moved_products(before: Tensor, after: Tensor) -> tuple[float, float, float]:
     one_pass.run()
     ww, _, _, we, ee = sums[0].tolist()
     return ww, we, ee
+
+
+def _check_fit(place: int, room: int, *matrices: Tensor | None) -> None:
+    """Compiled code reads and writes by address: what does not fit has to be refused before it."""
+    held = [each for each in matrices if each is not None]
+    shapes = {tuple(each.shape) for each in held}
+    if len(shapes) > 1:
+        raise ValueError(f"got tensors of shapes {', '.join(map(str, sorted(shapes)))}; expected one shape for all")
+    if place + len(held[0]) > room:
+        raise ValueError(f"got {len(held[0])} rows, for {room - place} of which there is room: the tensor has grown")
+    strange = next((each for each in held if type(each) is not Tensor or (each.numel() and not each.data_ptr())), None)
+    if strange is not None and strange.device.type == "cpu":
+        raise TypeError(f"got a tensor of type {type(strange).__name__}, whose numbers have no place in memory to read")
 
 
 class _Work:

@@ -15,8 +15,19 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds, without its history, real numbers throughout."""
     held: Any = tensor.detach()
-    held = held.to_local() if is_sharded(held) else held
-    return as_real(held)
+    if is_sharded(held):
+        held = _summed(held).to_local()
+    return as_real(held.resolve_neg())
+
+
+def _summed(tensor: Any) -> Any:
+    """A DTensor whose pieces are still to be added up, as gradients of replicated weights can be, added up."""
+    if not any(placement.is_partial() for placement in tensor.placements):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    whole = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
+    return tensor.redistribute(placements=whole)
 
 
 def as_real(tensor: Tensor) -> Tensor:

@@ -344,11 +344,11 @@ class Tap:
         for at, each in enumerate(self.watched):
             state = self._state(each)
             first, second = state.get("exp_avg", state.get("momentum_buffer")), state.get("exp_avg_sq")
-            if first is None or not reading.begin[at]:
+            if first is None or not reading.begin[at] or not _is_readable(first, each.param):
                 continue
             out = self._place(reading, at)[:, 6:]
             self._read_with(each, first, out[:, :2])
-            if second is not None:
+            if second is not None and _is_readable(second, each.param):
                 out[:, 2] = _sum(each, local(second))
             reading.steps_taken = max(reading.steps_taken, float(state.get("step", self.count)))
 
@@ -392,6 +392,11 @@ def _is_plain(param: Tensor) -> bool:
     """Whether SGD's arithmetic on it is exact enough to be recomputed, and its gradient can be multiplied."""
     held = param.grad
     return param.dtype in _EXACT and (held is None or held.layout == torch.strided)
+
+
+def _is_readable(state: Tensor, param: Tensor) -> bool:
+    """Whether a buffer is what its name says: some optimizers keep a quantised or low-rank one under it."""
+    return state.shape == param.shape and (is_sharded(state) or type(state) is Tensor)
 
 
 def _sum(each: Watched, tensor: Tensor) -> Tensor:
