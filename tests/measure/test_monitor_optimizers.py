@@ -269,3 +269,22 @@ def test_settings_that_no_rule_accepts_cost_the_forecast_only():
     assert monitor.failure is None
     rows = [row for row in monitor.samples().to_pylist() if row["param"] == "0.weight"]
     assert [row["step"] for row in rows if row["norm_predicted"] is None] == [6]
+
+
+def test_adam_is_settled_once_its_angle_is_there_though_its_norm_is_not():
+    """Where the second moment remembers longer than the norm needs, angle and norm do not arrive together."""
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(2000, 1, generator=generator))
+    model = nn.Module()
+    model.weight = weight
+    optimizer = torch.optim.AdamW([weight], lr=3e-3, weight_decay=2.0, betas=(0.9, 0.999))
+    with Monitor(model, optimizer, every=4) as monitor:
+        for _ in range(1400):
+            noise, w = torch.randn(weight.shape, generator=generator), weight.detach()
+            weight.grad = (noise - (noise * w).sum() / w.square().sum() * w) / w.norm()
+            optimizer.step()
+    rows = monitor.samples().slice(300).to_pydict()
+    ratio = np.sqrt(np.mean(np.square(rows["angle"]) / np.square(rows["angle_equilibrium"])))
+    assert ratio == pytest.approx(1.0, abs=0.05)
+    assert set(rows["state"]) == {"settled"}
+    assert set(rows["steps_to_settle"]) == {0.0}

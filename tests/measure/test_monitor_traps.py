@@ -555,7 +555,7 @@ def test_norms_whose_squares_leave_float32(size, entries, momentum):
 def test_a_weight_that_grows_ends_the_watching_not_the_training():
     layer = nn.Linear(8, 4, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    with Monitor(layer, optimizer, every=1, granularity="row") as monitor:
+    with Monitor(layer, optimizer, every=1, granularity="row"):
         layer.weight.grad = torch.randn(4, 8)
         optimizer.step()
         layer.weight.data, layer.weight.grad = torch.randn(200, 8), None

@@ -180,12 +180,14 @@ class Forecaster:
             mean = np.maximum(_total(rule, self._grad_sq.value, correlation), 0.0)
             angle_goal, norm_goal = self._equilibrium(rule, mean, correlation)
             steps, settled = self._settling(relax, measured.norm / norm_goal)
-            if isinstance(rule, AdamW | AdamL2) and np.any(steps > 0):
+            turns = self._turns_like(angle_goal)
+            if isinstance(rule, AdamW | AdamL2) and relax is not None:  # where the norm alone does not say it
                 settings = rule.lr, rule.weight_decay
                 work_out = partial(self._adam_steps, rule, measured, norm_goal, mean)
-                left = np.maximum(self._countdown.left(step, settings, work_out, anew=anew), 1.0)
-                steps = np.where((steps > 0) & np.isfinite(left), left, steps)
-            settled &= self._turns_like(angle_goal)
+                left = self._countdown.left(step, settings, work_out, anew=anew, turns=turns)
+                steps = np.where(np.isfinite(left), left, steps)
+                settled = self._settled = np.where(np.isfinite(left), left == 0, settled)
+            settled = settled & turns
             own = _total(rule, unit_grad_sq, measured.vg / measured.gg)
             seems = np.sqrt(self._cosine_sq.value * self._entries) < _NOT_RANDOM
             invariant = np.where(np.isnan(self._told), seems, self._told == 1)
