@@ -23,7 +23,7 @@ class HasAlone(Protocol):
 
 Invariant: TypeAlias = Iterable[str] | Iterable[Tensor] | HasAlone
 
-HOW_TO = "eq.symmetries(eq.objective(model, loss), batches) finds them"
+HOW_TO = "sym = eq.symmetries(eq.objective(model, loss), batches) finds them: use sym.alone"
 
 
 def invariant_tensors(
@@ -60,6 +60,22 @@ def invariant_tensors(
     if all(isinstance(each, str) for each in wanted):
         return dict(_by_name(each, called, named=named) for each in wanted)
     raise EquilibriaError(f"got invariant={invariant!r}; expected names, tensors or a result of symmetries: {HOW_TO}")
+
+
+def require_rows(invariant: Invariant, found: Mapping[str, Tensor]) -> None:
+    """Refuse weights whose rows are not invariant one by one, as far as a result of `equilibria.symmetries` says.
+
+    Rows without a gradient, as of tokens that did not occur, may be: a tensor that is invariant alone, and whose finest
+    blocks are single rows, has no row that is known not to be.
+    """
+    blocks = {plain_name(name): rows for name, rows in getattr(invariant, "rows", {}).items()}
+    for name in found:
+        if name in blocks and blocks[name].block > 1:
+            raise EquilibriaError(
+                f"got granularity='row' for {name}, which is scale-invariant in groups of {blocks[name].block} of its "
+                f"{blocks[name].rows} rows only; expected rows that are so one by one (BatchNorm): "
+                "granularity='tensor' is the one to use for groups of rows (GroupNorm, LayerNorm, QK-norm)"
+            )
 
 
 def _listed(invariant: Any) -> list[Any]:
