@@ -10,7 +10,7 @@ import torch
 from bn_worlds import bn_net, deviation, eval_logits, invariant_of, sgd, take_step
 from random_walk import SGDW, settled_adam, walk
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, MultiStepLR, StepLR
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LambdaLR, MultiStepLR, SequentialLR, StepLR
 
 from equilibria import theory
 from equilibria.control import Lion, RescaleOnDecay, WeightDecayScheduler
@@ -342,3 +342,36 @@ def test_the_learning_rate_stays_finite_through_the_whole_cosine():
         control.step()
     assert optimizer.param_groups[0]["lr"] == 0
     assert all(math.isfinite(float(weight.detach().norm())) for weight in net.parameters())
+
+
+def test_a_weight_that_is_not_invariant_is_refused_before_anything_changes():
+    """The last layer: no norm follows it."""
+    net = bn_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    RescaleOnDecay(StepLR(optimizer, 1, gamma=0.1), net, invariant=["0.weight", "9.weight"])
+    net[9].weight.grad = 2 * net[9].weight.detach()
+    net[0].weight.grad = torch.zeros_like(net[0].weight)
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(EquilibriaError, match=r"got 9\.weight, whose gradient has a cosine of 1 .*use sym\.alone"):
+        optimizer.step()
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_large_steps_with_closures_are_no_false_alarm():
+    """The gradients held when such a step begins belong to the weights before the last one."""
+    net = bn_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=5.0, weight_decay=5e-4)
+    control = RescaleOnDecay(StepLR(optimizer, 1, gamma=0.9), net, invariant=invariant_of(net))
+    for step in range(5):
+        take_step(net, optimizer, step, closure=True)
+        control.step()
+    assert control.last_factors
+
+
+def test_inside_of_a_sequential_scheduler_it_says_to_wrap_that_one():
+    net = bn_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4)
+    warm, drop = ConstantLR(optimizer, total_iters=2), StepLR(optimizer, 5)
+    with pytest.raises(EquilibriaError, match="wrap the SequentialLR instead"):
+        SequentialLR(optimizer, [RescaleOnDecay(warm, net, invariant=invariant_of(net)), drop], [2])
+    RescaleOnDecay(SequentialLR(optimizer, [warm, drop], [2]), net, invariant=invariant_of(net))

@@ -81,14 +81,13 @@ class InvarianceWatch:
         self._left = _STEPS
 
     def look(self, weights: Mapping[str, Tensor], axes: Mapping[Tensor, int | None] | None = None) -> None:
-        """Refuse weights whose gradients say that they are not invariant, within the first few steps."""
+        """Refuse weights whose gradients say that they are not invariant; those without gradient say nothing."""
         if self._left > 0:
-            refuse_radial(weights, axes)
+            _refuse_radial(weights, axes)
             self._left -= 1
 
 
-def refuse_radial(weights: Mapping[str, Tensor], axes: Mapping[Tensor, int | None] | None = None) -> None:
-    """Refuse weights whose present gradients say that they are not invariant; those without gradient say nothing."""
+def _refuse_radial(weights: Mapping[str, Tensor], axes: Mapping[Tensor, int | None] | None) -> None:
     for name, weight in weights.items():
         gradient = weight.grad
         if gradient is None or gradient.layout != torch.strided or is_sharded(weight) or is_sharded(gradient):

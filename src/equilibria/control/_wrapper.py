@@ -32,9 +32,16 @@ class SchedulerWrapper(LRScheduler):
         self.optimizer: Optimizer = unwrap_optimizer(scheduler.optimizer)
 
     @property
-    def last_epoch(self) -> int:  # type: ignore[override]
+    def last_epoch(self) -> int:
         """How often the scheduler was stepped."""
         return self.scheduler.last_epoch
+
+    @last_epoch.setter
+    def last_epoch(self, _: int) -> None:  # SequentialLR and its like reset those that they chain
+        raise EquilibriaError(
+            f"got {type(self).__name__} inside of another scheduler; expected it outermost: wrap the SequentialLR "
+            f"instead, {type(self).__name__}(SequentialLR(...), ...)"
+        )
 
     @property
     def base_lrs(self) -> list[float | Tensor]:  # type: ignore[override]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
+from equilibria.control._radial import InvarianceWatch
 from equilibria.control._statistics import RunningStatistics, refuse_no_network
 from equilibria.control._wrapper import SchedulerWrapper, set_value
 from equilibria.control.invariant import Invariant, invariant_tensors
@@ -42,7 +43,9 @@ class RescaleOnDecay(SchedulerWrapper):
             the weights; without it, the first training batch is used.
 
     Raises:
-        EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning.
+        EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning;
+            in the first twenty steps, a weight whose gradient says that it is not scale-invariant (cosine with it above
+            0.05 and three times chance; not with closures).
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -69,6 +72,8 @@ class RescaleOnDecay(SchedulerWrapper):
         self._settled: dict[int, list[float]] = {}  # lr and weight decay of the last equilibrium, while there is none
         self._statistics = RunningStatistics(model, self._weights, example=example)
         self.last_factors: dict[str, float] = {}
+        self._watch = InvarianceWatch()
+        self.optimizer.register_step_pre_hook(self._before_step)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step the scheduler inside; if it changed the settings of a group, rescale."""
@@ -98,6 +103,13 @@ class RescaleOnDecay(SchedulerWrapper):
         self._settled = {int(index): list(pair) for index, pair in state_dict.get("settled", {}).items()}
 
     # ---- what to do
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_step(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look while gradients are those of the present weights: a closure has yet to make them."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._watch.look(self._weights)
 
     def _rules(self) -> dict[int, Rule]:
         rules = {}
