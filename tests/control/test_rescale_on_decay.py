@@ -375,3 +375,11 @@ def test_inside_of_a_sequential_scheduler_it_says_to_wrap_that_one():
     with pytest.raises(EquilibriaError, match="wrap the SequentialLR instead"):
         SequentialLR(optimizer, [RescaleOnDecay(warm, net, invariant=invariant_of(net)), drop], [2])
     RescaleOnDecay(SequentialLR(optimizer, [warm, drop], [2]), net, invariant=invariant_of(net))
+
+
+def test_swapped_arguments_are_refused_in_a_line():
+    net = bn_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4)
+    with pytest.raises(EquilibriaError, match="got scheduler=an object of type Sequential; expected") as refused:
+        RescaleOnDecay(net, optimizer, invariant=invariant_of(net))
+    assert len(str(refused.value)) < 200

@@ -246,3 +246,16 @@ def test_a_row_of_zeros_along_the_first_axis_is_called_a_row():
             batches=noises(1),
             granularity="row",
         )
+
+
+@pytest.mark.parametrize("loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss()])
+def test_a_loss_of_outputs_and_targets_is_refused_with_what_to_write(loss):
+    net = group_norm_net()
+    with pytest.raises(EquilibriaError, match=r"got loss=(cross_entropy|CrossEntropyLoss), .*loss=lambda batch: F\."):
+        start_in_equilibrium(
+            net,
+            torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4),
+            invariant=["0.weight"],
+            loss=loss,
+            batches=image_batches(),
+        )

@@ -24,8 +24,8 @@ class SchedulerWrapper(LRScheduler):
         if not isinstance(scheduler, LRScheduler):
             if isinstance(scheduler, type) or not hasattr(scheduler, "param_groups"):
                 raise EquilibriaError(
-                    f"got scheduler={scheduler!r}; expected a torch.optim.lr_scheduler, or an optimizer whose learning "
-                    "rate stays as it is"
+                    f"got scheduler={_shown(scheduler)}; expected a torch.optim.lr_scheduler, or an optimizer whose "
+                    "learning rate stays as it is"
                 )
             scheduler = ConstantLR(unwrap_optimizer(scheduler), factor=1.0, total_iters=0)
         self.scheduler = scheduler
@@ -72,6 +72,11 @@ class SchedulerWrapper(LRScheduler):
                 f"{type(self).__name__}, which holds that of the scheduler inside as 'scheduler'"
             )
         self.scheduler.load_state_dict(state_dict["scheduler"])
+
+
+def _shown(given: object) -> str:
+    """A short name: a whole model would fill pages."""
+    return f"the class {given.__name__}" if isinstance(given, type) else f"an object of type {type(given).__name__}"
 
 
 def copies(values: Any) -> list[float | Tensor]:

@@ -77,7 +77,8 @@ class AngularSchedule(LRScheduler):
         optimizer: any torch optimizer; its present lr is used for the first step.
         angle: radians per step, below pi/2: a number, a schedule of `equilibria.theory.schedules`, a function of the
             step, a list.
-        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`.
+        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`, of
+            which ``sym.alone`` is what counts.
         model: where names are looked up.
         by: "lr" or "weight_decay": what is set.
         steps_per_epoch: if given, ``angle`` is per epoch, below pi/2, and a schedule of it counts epochs; the angle of

@@ -61,8 +61,9 @@ class FoldedWeightDecay(SchedulerWrapper):
         scheduler: any torch scheduler of an SGD optimizer, or the optimizer itself for a constant learning rate. Call
             ``step()`` of this object in its place.
         model: the network.
-        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`. They need
-            parameter groups of their own.
+        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`, of which
+            ``sym.alone`` is what counts. They need parameter groups of their own, as `equilibria.split_decay` makes
+            them with symmetries.
         example: the arguments of one call of the model (a tensor, or a tuple), to find the BatchNorm statistics behind
             the weights; without it, the first training batch is used.
         renormalise: whether to divide powers of two out of the weights; without, the numbers overflow some day.
@@ -339,7 +340,8 @@ def _folded_groups(optimizer: Optimizer, names: Mapping[int, str]) -> list[int]:
             raise EquilibriaError(
                 f"got parameter group {index} with {inside} scale-invariant weights among "
                 f"{len(group['params'])} parameters; expected groups of these or of others, for they need different "
-                'learning rates: torch.optim.SGD([{"params": invariant}, {"params": others}], ...)'
+                'learning rates: torch.optim.SGD([{"params": invariant}, {"params": others}], ...), or the groups of '
+                "eq.split_decay(model, weight_decay=..., symmetries=sym)"
             )
         if inside:
             found.append(index)

@@ -32,13 +32,14 @@ class RescaleOnDecay(SchedulerWrapper):
     k^(-1/3) (Adam with L2); left alone, the weights need a time constant to get there, and turn too slowly until then.
     Here weights are multiplied by r (from the exact fixed points), first moments by 1/r, second moments by 1/r^2, and
     BatchNorm's running statistics behind the weights follow: the network computes the same as before, in training and
-    in eval mode, and turns at its new speed from the next step on. Changes of weight decay or momentum by the scheduler
-    count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there is one again.
+    in eval mode, up to the eps of its norms, and turns at its new speed from the next step on. Changes of weight decay
+    or momentum by the scheduler count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there is one again.
 
     Args:
         scheduler: any torch scheduler. Call ``step()`` of this object in its place, after the optimizer's.
         model: the network.
-        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`.
+        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`, of which
+            ``sym.alone`` is what counts.
         example: the arguments of one call of the model (a tensor, or a tuple), to find the BatchNorm statistics behind
             the weights; without it, the first training batch is used.
 

@@ -46,7 +46,8 @@ class Rotational(Optimizer):
 
     Args:
         optimizer: the plain one: torch.optim.SGD, torch.optim.AdamW, or SGDW, Lion of this package.
-        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`.
+        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`, of
+            which ``sym.alone`` is what counts.
         model: where names are looked up, and which axis of a tensor numbers its outputs (0 without it).
         granularity: "tensor": each turns as a whole; "row": each output row turns by the angle on its own, which needs
             rows that are invariant one by one, as before BatchNorm.

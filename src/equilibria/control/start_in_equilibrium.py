@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,8 +73,9 @@ def start_in_equilibrium(
     Args:
         model: the network, in training mode.
         optimizer: what will train it, before its first step.
-        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`.
-        loss: batch -> loss, as in training.
+        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`, of
+            which ``sym.alone`` is what counts.
+        loss: of one batch, as in training: ``lambda batch: F.cross_entropy(model(batch[0]), batch[1])``.
         batches: a few batches, of the size used in training.
         lr: learning rate of the first phase, if the groups' present one is not it, as during warm-up.
         granularity: "tensor", or "row": each output row gets the norm of its own equilibrium, which needs rows that are
@@ -96,6 +98,7 @@ def start_in_equilibrium(
     """
     found = invariant_tensors(invariant, optimizer=optimizer, model=model)
     one_of("granularity", granularity, ("tensor", "row"))
+    _require_of_batch(loss)
     if granularity == "row":
         require_rows(invariant, found)
     numbering = row_axes(model)
@@ -124,6 +127,19 @@ def _check(name: str, weight: Tensor, axis: int | None, optimizer: Optimizer) ->
         raise EquilibriaError(
             f"got {name} with a norm of 0; expected a direction in every {'tensor' if axis is None else 'row'}"
         )
+
+
+def _require_of_batch(loss: Callable[[Any], Tensor]) -> None:
+    """Refuse a loss of outputs and targets: which part of a batch is what, only the caller knows."""
+    try:
+        inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).bind(None)
+    except ValueError:  # some that are written in C do not tell
+        return
+    except TypeError as error:
+        raise EquilibriaError(
+            f"got loss={getattr(loss, '__name__', type(loss).__name__)}, which does not take one batch: {error}; "
+            "expected a function of it, e.g. loss=lambda batch: F.cross_entropy(model(batch[0]), batch[1])"
+        ) from None
 
 
 def _rule(name: str, weight: Tensor, optimizer: Optimizer, lr: float | None) -> Rule:
