@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from bn_worlds import bn_net, invariant_of, sgd, take_step
 from random_walk import Gradients, angles, start_weights
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -207,7 +208,7 @@ def test_a_tensor_learning_rate_stays_a_tensor():
         (heavy_ball, {"angle": -0.1}, "got schedule=-0.1|got .*-0.1"),
         (heavy_ball, {"by": "momentum"}, "got by='momentum'; expected one of: lr, weight_decay"),
         (heavy_ball, {"steps_per_epoch": 0}, "got steps_per_epoch=0"),
-        (heavy_ball, {"angle": 2.0, "steps_per_epoch": 10}, "got angle=2; expected 0 <= angle < 1.5708"),
+        (heavy_ball, {"angle": 2.0, "steps_per_epoch": 10}, r"got angle \(radians\)=2; expected 0 <= .* < 1.5708"),
         (heavy_ball, {"invariant": ["conv.weight"]}, "the optimizer knows no names"),
         (
             lambda p: torch.optim.Adagrad(p),
@@ -227,3 +228,33 @@ def test_bad_input_is_refused_before_anything_changes(make, settings, message):
     if isinstance(optimizer, torch.optim.Optimizer):
         assert "initial_lr" not in optimizer.param_groups[0]
         assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("decay", [0.0, 5e-3])
+def test_an_angle_that_ends_in_infinite_weights_is_refused_while_they_are_finite(decay):
+    net = bn_net(dtype=torch.float32, eps=1e-5)
+    optimizer = sgd(net, weight_decay=decay)
+    scheduler = AngularSchedule(optimizer, 0.8, invariant=invariant_of(net))
+    with pytest.raises(EquilibriaError, match=r"got an angle of 0\.8 radians per step, which takes lr=.*expected a sm"):
+        for step in range(100):
+            take_step(net, optimizer, step)
+            lr = optimizer.param_groups[0]["lr"]
+            before = [param.detach().clone() for param in net.parameters()]
+            scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == lr < 1e10
+    assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_angles_of_a_quarter_turn_and_more_are_refused_where_the_schedule_can_be_asked():
+    net = bn_net()
+    optimizer = sgd(net)
+    with pytest.raises(EquilibriaError, match=r"got angle \(radians\)=90; expected 0 <= .* < 1\.57"):
+        AngularSchedule(optimizer, 90.0, invariant=invariant_of(net))
+    scheduler = AngularSchedule(optimizer, lambda step: 0.01 if step < 2 else 2.0, invariant=invariant_of(net))
+    take_step(net, optimizer, 0)
+    scheduler.step()
+    lr = optimizer.param_groups[0]["lr"]
+    take_step(net, optimizer, 1)
+    with pytest.raises(EquilibriaError, match=r"got angle \(radians\)=2;"):
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == lr

@@ -621,3 +621,16 @@ def test_a_state_of_something_else_is_refused():
     control = fold_all(SCHEDULES["constant"], *folded_net())
     with pytest.raises(EquilibriaError, match=r"got a state with last_epoch; expected .*FoldedWeightDecay"):
         control.load_state_dict({"last_epoch": 3})
+
+
+def test_a_weight_that_is_not_invariant_is_refused_before_anything_changes():
+    net = bn_net()
+    last, others = net[9].weight, [param for param in net.parameters() if param is not net[9].weight]
+    optimizer = torch.optim.SGD([{"params": [last]}, {"params": others}], lr=0.1, weight_decay=5e-3)
+    FoldedWeightDecay(optimizer, net, invariant=["9.weight"])
+    last.grad = last.detach().clone()
+    before = last.detach().clone()
+    with pytest.raises(EquilibriaError, match=r"got 9\.weight, whose gradient has a cosine of 1 .*use sym\.alone"):
+        optimizer.step()
+    assert torch.equal(last, before)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.1, 5e-3)

@@ -72,13 +72,17 @@ def test_what_cannot_be_meant_is_refused_with_what_to_do(net, optimizer):
         (None, "got invariant=NoneType; .*eq.symmetries"),
         ("0.weight", "got invariant=str; expected a list"),
         (net[0].weight, "got invariant=Parameter; expected a list"),
-        ([3], r"got invariant=\[3\]; expected names, tensors"),
+        ([3], r"got invariant=list of int; expected names, tensors"),
+        ([net], r"got invariant=list of Sequential; expected names, tensors"),
+        (["0.weight", *[3] * 9], r"got invariant=list of 0.weight, int, int and 7 more; expected"),
         (["0.weigth"], r"got invariant name '0.weigth'; the optimizer trains no such tensor, but 0.weight"),
         ([nn.Parameter(torch.ones(2, 2))], r"shape \(2, 2\) that is none of the optimizer's 5"),
     ]
     for given, message in refused:
         with pytest.raises(EquilibriaError, match=message):
             invariant_tensors(given, optimizer=optimizer, model=net)
+    with pytest.raises(EquilibriaError, match=r"got a result of symmetries, .*expected model= beside it"):
+        invariant_tensors(SimpleNamespace(alone=["0.weight"]), optimizer=optimizer)
     with pytest.raises(EquilibriaError, match="the optimizer knows no names; expected model="):
         invariant_tensors(["0.weight"], optimizer=optimizer)
 
@@ -91,5 +95,6 @@ def test_a_real_result_of_symmetries_says_which_weights_turn(net):
     ]
     found = symmetries(eq.objective(net, nn.functional.cross_entropy), batches)
     plain = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.01)
+    assert repr(found) == "<Symmetries: 1 of 5 tensors alone: 0.weight>"
     optimizer = Rotational(plain, found, model=net)
     assert list(optimizer.axes) == [net[0].weight]

@@ -10,10 +10,11 @@ import torch
 from bn_worlds import bn_net, deviation, eval_logits, invariant_of, sgd, take_step
 from random_walk import SGDW, settled_adam, walk
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, MultiStepLR, StepLR
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LambdaLR, MultiStepLR, SequentialLR, StepLR
 
 from equilibria import theory
 from equilibria.control import Lion, RescaleOnDecay, WeightDecayScheduler
+from equilibria.control.rescale_on_decay import RescaleWarning
 from equilibria.errors import EquilibriaError
 from equilibria.measure.laws import law_of
 
@@ -342,3 +343,83 @@ def test_the_learning_rate_stays_finite_through_the_whole_cosine():
         control.step()
     assert optimizer.param_groups[0]["lr"] == 0
     assert all(math.isfinite(float(weight.detach().norm())) for weight in net.parameters())
+
+
+def test_a_weight_that_is_not_invariant_is_refused_before_anything_changes():
+    """The last layer: no norm follows it."""
+    net = bn_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    RescaleOnDecay(StepLR(optimizer, 1, gamma=0.1), net, invariant=["0.weight", "9.weight"])
+    net[9].weight.grad = 2 * net[9].weight.detach()
+    net[0].weight.grad = torch.zeros_like(net[0].weight)
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(EquilibriaError, match=r"got 9\.weight, whose gradient has a cosine of 1 .*use sym\.alone"):
+        optimizer.step()
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_large_steps_with_closures_are_no_false_alarm():
+    """The gradients held when such a step begins belong to the weights before the last one."""
+    net = bn_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=5.0, weight_decay=5e-4)
+    control = RescaleOnDecay(StepLR(optimizer, 1, gamma=0.9), net, invariant=invariant_of(net))
+    for step in range(5):
+        take_step(net, optimizer, step, closure=True)
+        control.step()
+    assert control.last_factors
+
+
+def test_inside_of_a_sequential_scheduler_it_says_to_wrap_that_one():
+    net = bn_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4)
+    warm, drop = ConstantLR(optimizer, total_iters=2), StepLR(optimizer, 5)
+    with pytest.raises(EquilibriaError, match="wrap the SequentialLR instead"):
+        SequentialLR(optimizer, [RescaleOnDecay(warm, net, invariant=invariant_of(net)), drop], [2])
+    RescaleOnDecay(SequentialLR(optimizer, [warm, drop], [2]), net, invariant=invariant_of(net))
+
+
+def test_swapped_arguments_are_refused_in_a_line():
+    net = bn_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4)
+    with pytest.raises(EquilibriaError, match="got scheduler=an object of type Sequential; expected") as refused:
+        RescaleOnDecay(net, optimizer, invariant=invariant_of(net))
+    assert len(str(refused.value)) < 200
+
+
+def test_a_cosine_to_zero_leaves_the_network_what_it_is():
+    """AdamW's equilibrium norm falls to zero with lr; the eps of a BatchNorm must not become what it divides by."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.1)
+    inner = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400)
+    inputs = torch.randn(64, 6)
+    scheduler = RescaleOnDecay(inner, net, invariant=[net[0].weight], example=inputs)
+    net(inputs).square().mean().backward()
+    optimizer.step()
+    for _ in range(50):
+        net(inputs)  # the running statistics are those of these weights
+    net.eval()
+    before = net(inputs).detach()
+    with pytest.warns(RescaleWarning, match="is not made smaller by"):
+        for _ in range(400):
+            scheduler.step()
+    after = net(inputs).detach()
+    assert (after - before).abs().max() < 5e-3 * before.std()
+    assert net[0].weight.norm() > 0
+
+
+def test_small_factors_are_not_rounded_away_in_bfloat16():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 32, bias=False), nn.BatchNorm1d(32), nn.Linear(32, 3)).bfloat16()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    inner = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.01 ** (1 / 1000))
+    inputs = torch.randn(64, 64).bfloat16()
+    scheduler = RescaleOnDecay(inner, net, invariant=[net[0].weight], example=inputs)
+    net(inputs).square().mean().backward()
+    optimizer.step()
+    before, var = net[0].weight.detach().float().norm(), net[1].running_var.float().mean()
+    for _ in range(1000):
+        scheduler.step()
+    # lr / 100: the norm by 100^(-1/4), up to what still waits (5 %) and 20 roundings of 0.2 % each
+    assert net[0].weight.detach().float().norm() / before == pytest.approx(100**-0.25, rel=0.06)
+    assert net[1].running_var.float().mean() / var == pytest.approx(100**-0.5, rel=0.12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from equilibria import theory
 from equilibria.control import SGDW, Lion, Rotational
+from equilibria.control._radial import InvarianceWatch
 from equilibria.data import Batches, load_digits
 from equilibria.errors import EquilibriaError
 from equilibria.measure.laws import law_of
@@ -136,8 +138,9 @@ def test_neither_the_scale_of_the_weight_nor_that_of_the_gradient_matters(scale,
 
 @pytest.mark.parametrize("parallel", [1e1, 1e3, 1e5])
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
-def test_an_update_that_is_almost_radial_still_turns_by_the_angle(parallel, granularity):
+def test_an_update_that_is_almost_radial_still_turns_by_the_angle(parallel, granularity, monkeypatch):
     """What is tangent is a small difference, of which float32 would lose 1e-7 parallel^2."""
+    monkeypatch.setattr(InvarianceWatch, "look", lambda *_: None)  # later in training momentum may do that
     weight = tensor(4, 50, dtype=torch.float32)
     optimizer = Rotational(PLAIN["sgd"][0]([weight]), [weight], granularity=granularity)
     before = weight.detach().clone()
@@ -348,3 +351,34 @@ def test_what_cannot_be_rotational_is_refused_with_what_to_do(make, settings, me
     with pytest.raises(EquilibriaError, match=message):
         Rotational(make(params), [params[which]], **settings)
     assert torch.equal(params[3], before)
+
+
+def group_norm_step(granularity, invariant):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.GroupNorm(1, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3)
+    )
+    plain = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4)
+    optimizer = Rotational(plain, invariant, model=net, granularity=granularity)
+    images, labels = torch.randn(16, 3, 6, 6), torch.randint(3, (16,))
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(images), labels).backward()
+        before = [param.detach().clone() for param in net.parameters()]
+        try:
+            optimizer.step()
+        except EquilibriaError:
+            assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+            raise
+
+
+def test_rows_that_are_invariant_only_together_are_refused():
+    group_norm_step("tensor", ["0.weight"])
+    measured = SimpleNamespace(alone=["0.weight"], rows={"0.weight": SimpleNamespace(block=4, rows=8)})
+    with pytest.raises(EquilibriaError, match=r"groups of 4 of its 8 rows.*granularity='tensor'"):
+        group_norm_step("row", measured)
+
+
+def test_a_weight_that_is_not_invariant_is_refused_before_anything_changes():
+    with pytest.raises(EquilibriaError, match=r"got 4\.weight, whose gradient.*sym\.alone"):
+        group_norm_step("tensor", ["0.weight", "4.weight"])

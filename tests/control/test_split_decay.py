@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from equilibria.control import FoldedWeightDecay
 from equilibria.control.split_decay import split_decay
 from equilibria.errors import EquilibriaError
 from equilibria.measure.objective import objective
@@ -33,6 +34,19 @@ def test_invariant_parameters_decay_and_others_do_not():
     assert "shrink" in split.kept["blocks.0.second.norm.weight"]
     assert "scale-invariant (rows)" in split.decayed["stem.conv.weight"]
     assert "not scale-invariant" in split.decayed["head.weight"]
+
+
+def test_with_symmetries_weights_that_are_invariant_alone_have_a_group_which_can_be_folded():
+    torch.manual_seed(0)
+    net = BasicBlockResNet(4, (1,), in_channels=3)
+    found = measured(net, 3, 8, 8)
+    split = split_decay(net, weight_decay=5e-4, symmetries=found)
+    called = {id(param): name for name, param in net.named_parameters()}
+    groups = [{called[id(param)] for param in group["params"]} for group in split.groups]
+    assert groups == [set(found.alone), set(split.decayed) - set(found.alone), set(split.kept)]
+    assert [group["weight_decay"] for group in split.groups] == [5e-4, 5e-4, 0.0]
+    folded = FoldedWeightDecay(torch.optim.SGD(split.groups, lr=0.1), net, invariant=found)
+    assert list(folded.scales) == [0]
 
 
 def test_every_parameter_is_in_one_group():

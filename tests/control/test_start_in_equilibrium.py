@@ -13,6 +13,8 @@ from torch import nn
 from equilibria import theory
 from equilibria.control import SGDW, Lion, start_in_equilibrium
 from equilibria.errors import EquilibriaError
+from equilibria.measure.objective import objective
+from equilibria.measure.symmetry import symmetries
 
 DIM, ROWS = 300, 12
 
@@ -193,3 +195,67 @@ def test_bad_input_is_refused_before_anything_changes():
     begun = torch.optim.SGD(net.parameters(), momentum=0.9, **sgd)
     begun.state[net[0].weight] = {"momentum_buffer": torch.zeros_like(net[0].weight)}
     refused("has stepped 0.weight already", by=begun)
+
+
+def group_norm_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.GroupNorm(1, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3)
+    )
+
+
+def image_batches(count: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(16, 3, 6, 6, generator=generator), torch.randint(3, (16,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("given", ["names", "symmetries"])
+def test_rows_that_are_invariant_only_together_are_refused_and_whole_tensors_are_not(given):
+    net, batches = group_norm_net(), image_batches()
+    found = symmetries(objective(net, nn.functional.cross_entropy), batches) if given == "symmetries" else ["0.weight"]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4)
+    before = net[0].weight.detach().clone()
+
+    def start(granularity):
+        def loss(batch):
+            return nn.functional.cross_entropy(net(batch[0]), batch[1])
+
+        return start_in_equilibrium(
+            net, optimizer, invariant=found, loss=loss, batches=batches, granularity=granularity
+        )
+
+    with pytest.raises(EquilibriaError, match=r"granularity='tensor' is the one to use"):
+        start("row")
+    assert torch.equal(net[0].weight, before)
+    assert [done.name for done in start("tensor")] == ["0.weight"]
+
+
+def test_a_row_of_zeros_along_the_first_axis_is_called_a_row():
+    world = NoiseWorld(1.0)
+    with torch.no_grad():
+        world.weight[3] = 0
+    with pytest.raises(EquilibriaError, match="expected a direction in every row"):
+        start_in_equilibrium(
+            world,
+            torch.optim.SGD([world.weight], lr=0.1, weight_decay=0.02),
+            invariant=["weight"],
+            loss=world.loss,
+            batches=noises(1),
+            granularity="row",
+        )
+
+
+@pytest.mark.parametrize("loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss()])
+def test_a_loss_of_outputs_and_targets_is_refused_with_what_to_write(loss):
+    net = group_norm_net()
+    with pytest.raises(EquilibriaError, match=r"got loss=(cross_entropy|CrossEntropyLoss), .*loss=lambda batch: F\."):
+        start_in_equilibrium(
+            net,
+            torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4),
+            invariant=["0.weight"],
+            loss=loss,
+            batches=image_batches(),
+        )

@@ -171,7 +171,7 @@ def test_lr_times_decay_stays_for_any_drop(factor):
         ({"hold": "norm"}, "expected one of: angle, time_constant"),
         ({"schedule": "cosine"}, "got schedule='cosine'"),
         ({"schedule": -1.0}, "expected 0 <= schedule"),
-        ({"schedule": 0.1, "groups": [2]}, "group <= 1"),
+        ({"schedule": 0.1, "groups": [2]}, "there are 2: 0, 1"),
         ({"schedule": 0.1, "groups": []}, r"got groups=\[\]"),
         ({"hold": "angle", "groups": [1]}, "no equilibrium to hold"),
     ],
@@ -204,3 +204,9 @@ def test_a_bad_value_later_is_refused_before_any_group_is_changed():
 def test_an_optimizer_without_a_law_cannot_hold():
     with pytest.raises(EquilibriaError, match=r"without a law to hold \(no law for RMSprop\); use a schedule"):
         WeightDecayScheduler(optimizer_of(torch.optim.RMSprop), hold="angle")
+
+
+def test_groups_that_do_not_exist_are_refused_with_those_that_do():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, weight_decay=0.1)
+    with pytest.raises(EquilibriaError, match=r"got groups=\[5\]; expected indices .* there are 1: 0"):
+        WeightDecayScheduler(optimizer, 0.1, groups=[5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,12 @@ class RunningStatistics:
             torch._foreach_mul_([_var(module) for module in plan.in_proportion], factor**2)
         for module, degree, bias in plan.by_channel:
             _rescale_channels(_mean(module), _var(module), factor**degree, bias=bias)
+
+    def variance_over_eps(self, name: str) -> float:
+        """The smallest median running variance of a normalisation behind a weight, over its eps; infinite if none."""
+        behind = [each.module for each in self._found or [] if name in each.degrees]
+        ratios = (float(_var(module).median()) / max(float(module.eps), 1e-300) for module in behind)  # type: ignore[arg-type]
+        return min(ratios, default=math.inf)
 
     def _plan(self, names: frozenset[str]) -> _Plan:
         if names not in self._plans:

@@ -24,17 +24,24 @@ class SchedulerWrapper(LRScheduler):
         if not isinstance(scheduler, LRScheduler):
             if isinstance(scheduler, type) or not hasattr(scheduler, "param_groups"):
                 raise EquilibriaError(
-                    f"got scheduler={scheduler!r}; expected a torch.optim.lr_scheduler, or an optimizer whose learning "
-                    "rate stays as it is"
+                    f"got scheduler={_shown(scheduler)}; expected a torch.optim.lr_scheduler, or an optimizer whose "
+                    "learning rate stays as it is"
                 )
             scheduler = ConstantLR(unwrap_optimizer(scheduler), factor=1.0, total_iters=0)
         self.scheduler = scheduler
         self.optimizer: Optimizer = unwrap_optimizer(scheduler.optimizer)
 
     @property
-    def last_epoch(self) -> int:  # type: ignore[override]
+    def last_epoch(self) -> int:
         """How often the scheduler was stepped."""
         return self.scheduler.last_epoch
+
+    @last_epoch.setter
+    def last_epoch(self, _: int) -> None:  # SequentialLR and its like reset those that they chain
+        raise EquilibriaError(
+            f"got {type(self).__name__} inside of another scheduler; expected it outermost: wrap the SequentialLR "
+            f"instead, {type(self).__name__}(SequentialLR(...), ...)"
+        )
 
     @property
     def base_lrs(self) -> list[float | Tensor]:  # type: ignore[override]
@@ -65,6 +72,11 @@ class SchedulerWrapper(LRScheduler):
                 f"{type(self).__name__}, which holds that of the scheduler inside as 'scheduler'"
             )
         self.scheduler.load_state_dict(state_dict["scheduler"])
+
+
+def _shown(given: object) -> str:
+    """A short name: a whole model would fill pages."""
+    return f"the class {given.__name__}" if isinstance(given, type) else f"an object of type {type(given).__name__}"
 
 
 def copies(values: Any) -> list[float | Tensor]:

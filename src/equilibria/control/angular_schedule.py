@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,12 +14,12 @@ from torch.optim.optimizer import Optimizer
 
 from equilibria.control._gradients import as_number
 from equilibria.control.invariant import Invariant, invariant_tensors
-from equilibria.errors import EquilibriaError, one_of, whole
+from equilibria.errors import EquilibriaError, one_of, whole, within
 from equilibria.measure.dots import moved_products
 from equilibria.measure.laws import law_of
 from equilibria.measure.layout import copy_of, flat, is_sharded
 from equilibria.theory.requested import decay_for_angle, step_angle
-from equilibria.theory.rules import SGD, SGDW, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule, in_epochs
 
 RECENT = 1000  # steps that a report looks back at most
@@ -27,6 +27,7 @@ _WINDOW = 4  # steps over which c^2 is averaged: shorter is noisier, longer lags
 _TRIM = 0.1  # share of the error of a step's squared angle that corrects the next lr: makes the mean right
 _LARGEST_SURPRISE = 3.0  # what a single step may count at most in that
 _LARGEST_TRIM = 1.0  # so that gradients that vanish for a while leave nothing behind
+_LARGEST_LOSS = 1e8  # of gain since the first steps: norms that run away, or gradients that are gone
 _STRONGEST = 30.0  # times the equilibrium's weight decay that is used at most to bring a norm down
 
 
@@ -74,15 +75,18 @@ class AngularSchedule(LRScheduler):
 
     Args:
         optimizer: any torch optimizer; its present lr is used for the first step.
-        angle: radians per step: a number, a schedule of `equilibria.theory.schedules`, a function of the step, a list.
-        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`.
+        angle: radians per step, below pi/2: a number, a schedule of `equilibria.theory.schedules`, a function of the
+            step, a list.
+        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`, of
+            which ``sym.alone`` is what counts.
         model: where names are looked up.
         by: "lr" or "weight_decay": what is set.
         steps_per_epoch: if given, ``angle`` is per epoch, below pi/2, and a schedule of it counts epochs; the angle of
             one step follows from how the optimizer's momentum correlates steps, with gradients that are mostly noise.
 
     Raises:
-        EquilibriaError: bad input, or an optimizer without the law that ``steps_per_epoch`` or ``by`` needs.
+        EquilibriaError: bad input, or an optimizer without the law that ``steps_per_epoch`` or ``by`` needs; later, in
+            `step`, an lr that runs away because weights cannot turn that fast: it is left as it was then.
 
     Example:
         >>> w = nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
@@ -141,8 +145,22 @@ class AngularSchedule(LRScheduler):
                 gain = loop.gain(self._power(loop))
                 if gain > 0:
                     wanted = self._request(loop, self.last_epoch) * math.exp(loop.trim)
+                    self._refuse_runaway(loop, gain, wanted / gain)
                     rates[loop.group] = _like(rates[loop.group], wanted / gain)
         return rates
+
+    def _refuse_runaway(self, loop: _Loop, gain: float, lr: float) -> None:
+        """Refuse what ends in weights that are not finite, while they still are."""
+        loop.first_gain = loop.first_gain or gain
+        takes_all = _takes_all(law_of(self.optimizer, self.optimizer.param_groups[loop.group]).rule, lr)
+        if takes_all or gain < loop.first_gain / _LARGEST_LOSS:
+            reason = "weight decay would take a whole weight per step" if takes_all else "that runs away"
+            raise EquilibriaError(
+                f"got an angle of {self._request(loop, self.last_epoch):.3g} radians per step, which takes lr={lr:.3g} "
+                f"in parameter group {loop.group} now; a unit of lr turns weights {gain / loop.first_gain:.2g} times "
+                f"as far as in the first steps: {reason}; expected a smaller angle, less momentum, or gradients that "
+                "have not vanished. lr was left as it is. Rotational keeps norms"
+            )
 
     def report(self, last: int = RECENT) -> list[Delivered]:
         """What was asked for and what was delivered, by group, over the last so many steps (at most 1000)."""
@@ -189,7 +207,7 @@ class AngularSchedule(LRScheduler):
 
     def _request(self, loop: _Loop, step: int) -> float:
         """Radians of one step."""
-        angle = float(self._angle(step))
+        angle = within("angle (radians)", self._angle(step), low=0, below=math.pi / 2)
         return angle if self._per_epoch is None else step_angle(self._rule(loop), angle, steps=self._per_epoch)
 
     def _rule(self, loop: _Loop) -> Rule:
@@ -231,6 +249,7 @@ class _Loop:
         mean_sq: running mean of c^2.
         measured: the total weight of what is in that mean, 0 at first and 1 after many steps.
         trim: logarithm of the factor by which lr is corrected for what was delivered so far.
+        first_gain: the gain that the first lr was set with; 0 before.
         recent: (requested, delivered) of the last steps.
     """
 
@@ -242,6 +261,7 @@ class _Loop:
     mean_sq: list[float]
     measured: list[float]
     trim: float = 0.0
+    first_gain: float = 0.0
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @classmethod
@@ -295,11 +315,12 @@ class _Loop:
 
     def state_dict(self) -> dict[str, Any]:
         held = {name: list(getattr(self, name)) for name in ("norms", "mean_sq", "measured", "recent")}
-        return {**held, "trim": self.trim}
+        return {**held, "trim": self.trim, "first_gain": self.first_gain}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.trim, self.mean_sq, self.measured = state["trim"], list(state["mean_sq"]), list(state["measured"])
         self.norms = [(float(a), float(b)) for a, b in state["norms"]]
+        self.first_gain = float(state.get("first_gain", 0.0))
         self.recent = deque(((float(a), float(b)) for a, b in state["recent"]), maxlen=RECENT)
         self.copies = [None] * len(self.weights)  # the weights may be loaded later
 
@@ -311,6 +332,11 @@ def _loops(optimizer: Optimizer, found: dict[str, Tensor]) -> list[_Loop]:
     wanted = {id(weight) for weight in found.values()}
     groups = [[p for p in group["params"] if id(p) in wanted] for group in optimizer.param_groups]
     return [_Loop.of(at, weights) for at, weights in enumerate(groups) if weights]
+
+
+def _takes_all(rule: Rule | None, lr: float) -> bool:
+    """Whether weight decay takes a whole weight per step; that of AdamL2 is divided by the gradient's size."""
+    return rule is not None and not isinstance(rule, AdamL2) and replace(rule, lr=lr).decay_per_step >= 1
 
 
 def _like(old: float | Tensor, value: float) -> float | Tensor:

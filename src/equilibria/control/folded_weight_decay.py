@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from equilibria.control._clipping import ClippingWatch
+from equilibria.control._radial import InvarianceWatch
 from equilibria.control._statistics import RunningStatistics, refuse_no_network
 from equilibria.control._wrapper import SchedulerWrapper, copies, set_value
 from equilibria.control.invariant import Invariant, invariant_tensors
@@ -60,15 +61,18 @@ class FoldedWeightDecay(SchedulerWrapper):
         scheduler: any torch scheduler of an SGD optimizer, or the optimizer itself for a constant learning rate. Call
             ``step()`` of this object in its place.
         model: the network.
-        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`. They need
-            parameter groups of their own.
+        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`, of which
+            ``sym.alone`` is what counts. They need parameter groups of their own, as `equilibria.split_decay` makes
+            them with symmetries.
         example: the arguments of one call of the model (a tensor, or a tuple), to find the BatchNorm statistics behind
             the weights; without it, the first training batch is used.
         renormalise: whether to divide powers of two out of the weights; without, the numbers overflow some day.
 
     Raises:
         EquilibriaError: what has no equivalent without weight decay (Nesterov, dampening, other optimizers), groups
-            that mix scale-invariant weights with others; later, gradients clipped by their norm, as far as it shows.
+            that mix scale-invariant weights with others; later, gradients clipped by their norm, as far as it shows,
+            and, in the first twenty steps, a weight whose gradient says that it is not scale-invariant (cosine with it
+            above 0.05 and three times chance).
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -109,7 +113,7 @@ class FoldedWeightDecay(SchedulerWrapper):
             refuse_unequal(self.optimizer.param_groups[index], index)
         self._statistics = RunningStatistics(model, weights, example=example)
         self._renormalise = renormalise
-        self._clipping = ClippingWatch()
+        self._clipping, self._watch, self._weights = ClippingWatch(), InvarianceWatch(), weights
         self._last_lr: list[float | Tensor] = copies(group["lr"] for group in self.optimizer.param_groups)
         self._open: dict[int, _Open] = {}
         self._handles = [
@@ -190,6 +194,7 @@ class FoldedWeightDecay(SchedulerWrapper):
 
     @torch.no_grad()
     def _begin(self) -> None:
+        self._watch.look(self._weights)
         self._statistics.require()
         self._clipping.look(self.optimizer)
         steps = {index: self._fold(index) for index in self._folded if self._moves(index)}
@@ -335,7 +340,8 @@ def _folded_groups(optimizer: Optimizer, names: Mapping[int, str]) -> list[int]:
             raise EquilibriaError(
                 f"got parameter group {index} with {inside} scale-invariant weights among "
                 f"{len(group['params'])} parameters; expected groups of these or of others, for they need different "
-                'learning rates: torch.optim.SGD([{"params": invariant}, {"params": others}], ...)'
+                'learning rates: torch.optim.SGD([{"params": invariant}, {"params": others}], ...), or the groups of '
+                "eq.split_decay(model, weight_decay=..., symmetries=sym)"
             )
         if inside:
             found.append(index)

@@ -23,7 +23,7 @@ class HasAlone(Protocol):
 
 Invariant: TypeAlias = Iterable[str] | Iterable[Tensor] | HasAlone
 
-HOW_TO = "eq.symmetries(eq.objective(model, loss), batches) finds them"
+HOW_TO = "sym = eq.symmetries(eq.objective(model, loss), batches) finds them: use sym.alone"
 
 
 def invariant_tensors(
@@ -32,7 +32,8 @@ def invariant_tensors(
     """The scale-invariant tensors that an optimizer trains, by name.
 
     Args:
-        invariant: tensors; or names; or a result of `equilibria.symmetries`, of which those trained here count.
+        invariant: tensors; or names; or a result of `equilibria.symmetries`, of whose ``alone`` those trained here
+            count.
         optimizer: what trains them.
         model: where names are looked up; not needed for tensors, nor for an optimizer made from
             ``model.named_parameters()``.
@@ -53,13 +54,43 @@ def invariant_tensors(
     named = model is not None or _has_names(optimizer)
     if hasattr(invariant, "alone") and named:
         wanted = [name for name in wanted if plain_name(name) in called]
+    if hasattr(invariant, "alone") and not named:
+        raise EquilibriaError(
+            "got a result of symmetries, which are names, but the optimizer knows none; expected model= beside it"
+        )
     if not wanted:
-        raise EquilibriaError(f"got invariant={invariant!r}, which names nothing here; expected some: {HOW_TO}")
+        raise EquilibriaError(f"got invariant={_shown(invariant)}, which names nothing here; expected some: {HOW_TO}")
     if all(isinstance(each, Tensor) for each in wanted):
         return dict(_by_tensor(wanted, called))
     if all(isinstance(each, str) for each in wanted):
         return dict(_by_name(each, called, named=named) for each in wanted)
-    raise EquilibriaError(f"got invariant={invariant!r}; expected names, tensors or a result of symmetries: {HOW_TO}")
+    raise EquilibriaError(
+        f"got invariant={_shown(invariant)}; expected names, tensors or a result of symmetries: {HOW_TO}"
+    )
+
+
+def require_rows(invariant: Invariant, found: Mapping[str, Tensor]) -> None:
+    """Refuse weights whose rows are not invariant one by one, as far as a result of `equilibria.symmetries` says.
+
+    Rows without a gradient, as of tokens that did not occur, may be: a tensor that is invariant alone, and whose finest
+    blocks are single rows, has no row that is known not to be.
+    """
+    blocks = {plain_name(name): rows for name, rows in getattr(invariant, "rows", {}).items()}
+    for name in found:
+        if name in blocks and blocks[name].block > 1:
+            raise EquilibriaError(
+                f"got granularity='row' for {name}, which is scale-invariant in groups of {blocks[name].block} of its "
+                f"{blocks[name].rows} rows only; expected rows that are so one by one (BatchNorm): "
+                "granularity='tensor' is the one to use for groups of rows (GroupNorm, LayerNorm, QK-norm)"
+            )
+
+
+def _shown(invariant: Any) -> str:
+    """Type and a few names: the whole may fill pages."""
+    listed = _listed(invariant)
+    few = [each if isinstance(each, str) else type(each).__name__ for each in listed[:3]]
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return f"{type(invariant).__name__} of {', '.join(few) or 'nothing'}{more}"
 
 
 def _listed(invariant: Any) -> list[Any]:

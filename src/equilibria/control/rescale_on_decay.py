@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
+from equilibria.control._radial import InvarianceWatch
 from equilibria.control._statistics import RunningStatistics, refuse_no_network
 from equilibria.control._wrapper import SchedulerWrapper, set_value
 from equilibria.control.invariant import Invariant, invariant_tensors
-from equilibria.errors import EquilibriaError
+from equilibria.errors import EquilibriaError, warn_caller
 from equilibria.measure.laws import law_of, setting
 from equilibria.measure.layout import is_sharded
 from equilibria.theory.rescale import RescaleFactors, rescale_factors
@@ -22,6 +24,12 @@ from equilibria.theory.rules import AdamL2, Rule
 
 _FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 _SECOND_MOMENTS = ("exp_avg_sq",)
+_COARSE, _LEAST_CHANGE = 1e-3, 0.05  # types whose eps is larger, and the change below which they would round it away
+_LEAST_OVER_EPS = 1e3  # of the variance in front of a BatchNorm: eps then changes outputs by less than 0.1 %
+
+
+class RescaleWarning(UserWarning):
+    """Something was not rescaled as the law says."""
 
 
 class RescaleOnDecay(SchedulerWrapper):
@@ -31,18 +39,22 @@ class RescaleOnDecay(SchedulerWrapper):
     k^(-1/3) (Adam with L2); left alone, the weights need a time constant to get there, and turn too slowly until then.
     Here weights are multiplied by r (from the exact fixed points), first moments by 1/r, second moments by 1/r^2, and
     BatchNorm's running statistics behind the weights follow: the network computes the same as before, in training and
-    in eval mode, and turns at its new speed from the next step on. Changes of weight decay or momentum by the scheduler
-    count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there is one again.
+    in eval mode, up to the eps of its norms, and turns at its new speed from the next step on. Changes of weight decay
+    or momentum by the scheduler count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there is
+    one again.
 
     Args:
         scheduler: any torch scheduler. Call ``step()`` of this object in its place, after the optimizer's.
         model: the network.
-        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`.
+        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`, of which
+            ``sym.alone`` is what counts.
         example: the arguments of one call of the model (a tensor, or a tuple), to find the BatchNorm statistics behind
             the weights; without it, the first training batch is used.
 
     Raises:
-        EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning.
+        EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning;
+            in the first twenty steps, a weight whose gradient says that it is not scale-invariant (cosine with it above
+            0.05 and three times chance; not with closures).
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -69,6 +81,10 @@ class RescaleOnDecay(SchedulerWrapper):
         self._settled: dict[int, list[float]] = {}  # lr and weight decay of the last equilibrium, while there is none
         self._statistics = RunningStatistics(model, self._weights, example=example)
         self.last_factors: dict[str, float] = {}
+        self._owed: dict[str, float] = {}
+        self._has_warned = False
+        self._watch = InvarianceWatch()
+        self.optimizer.register_step_pre_hook(self._before_step)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step the scheduler inside; if it changed the settings of a group, rescale."""
@@ -86,18 +102,27 @@ class RescaleOnDecay(SchedulerWrapper):
                 group.update(settings)
             raise
         self._note_equilibria(before, after)
-        self._rescale(factors)
+        self._rescale(self._due({name: factor.weight for name, factor in factors.items()}))
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; numbers, and the scheduler's own state."""
-        return {**super().state_dict(), "settled": {index: list(pair) for index, pair in self._settled.items()}}
+        settled = {index: list(pair) for index, pair in self._settled.items()}
+        return {**super().state_dict(), "settled": settled, "owed": dict(self._owed)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint; load the optimizer's as well."""
         super().load_state_dict(state_dict)
         self._settled = {int(index): list(pair) for index, pair in state_dict.get("settled", {}).items()}
+        self._owed = dict(state_dict.get("owed", {}))
 
     # ---- what to do
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_step(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look while gradients are those of the present weights: a closure has yet to make them."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._watch.look(self._weights)
 
     def _rules(self) -> dict[int, Rule]:
         rules = {}
@@ -175,19 +200,44 @@ class RescaleOnDecay(SchedulerWrapper):
                 )
 
     @torch.no_grad()
-    def _rescale(self, factors: Mapping[str, RescaleFactors]) -> None:
+    def _rescale(self, factors: Mapping[str, float]) -> None:
         for name, factor in factors.items():
             weight = self._weights[name]
-            weight.mul_(factor.weight)
+            weight.mul_(factor)
             if weight.grad is not None:
-                weight.grad.mul_(factor.first_moment)
+                weight.grad.mul_(1 / factor)
             for key, value in self.optimizer.state.get(weight, {}).items():
                 if key in _FIRST_MOMENTS and value is not None:
-                    value.mul_(factor.first_moment)
+                    value.mul_(1 / factor)
                 elif key in _SECOND_MOMENTS:
-                    value.mul_(factor.second_moment)
-            self._statistics.rescale([name], factor.running_mean)
-        self.last_factors = {name: factor.weight for name, factor in factors.items()}
+                    value.mul_(1 / factor**2)
+            self._statistics.rescale([name], factor)
+        self.last_factors = dict(factors)
+
+    def _due(self, wanted: Mapping[str, float]) -> dict[str, float]:
+        """What is applied now of the factors asked for; the rest is owed, and applied together with later ones.
+
+        A factor that 16-bit weights would round away waits until it is large enough, and one that would bring the
+        variance in front of a BatchNorm down to its eps waits until lr rises again.
+        """
+        due: dict[str, float] = {}
+        for name, factor in wanted.items():
+            total = self._owed.pop(name, 1.0) * factor
+            coarse = torch.finfo(self._weights[name].dtype).eps > _COARSE and abs(math.log(total)) < _LEAST_CHANGE
+            drowns = total < 1 and self._statistics.variance_over_eps(name) * total**2 < _LEAST_OVER_EPS
+            if coarse or drowns:
+                self._owed[name] = total
+            else:
+                due[name] = total
+            if drowns and not self._has_warned:
+                self._has_warned = True
+                warn_caller(
+                    f"{name} is not made smaller by {total:.3g}: the variance in front of its BatchNorm would come "
+                    f"down to less than {_LEAST_OVER_EPS:g} times its eps, and the network would change; it keeps its "
+                    "norm until lr rises again, and turns more slowly than lr and weight decay say",
+                    RescaleWarning,
+                )
+        return due
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from torch.optim.optimizer import Optimizer
 from equilibria.control._directions import DIRECTIONS, Direction, Scratch
 from equilibria.control._gradients import loss_of, require_usable, with_gradient
 from equilibria.control._precision import require_fine
+from equilibria.control._radial import InvarianceWatch
 from equilibria.control._turning import norms, require_units, turn, write_units
-from equilibria.control.invariant import Invariant, invariant_tensors
+from equilibria.control.invariant import Invariant, invariant_tensors, require_rows
 from equilibria.control.lion import Lion
 from equilibria.control.sgdw import SGDW
 from equilibria.errors import EquilibriaError, one_of
@@ -45,7 +46,8 @@ class Rotational(Optimizer):
 
     Args:
         optimizer: the plain one: torch.optim.SGD, torch.optim.AdamW, or SGDW, Lion of this package.
-        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`.
+        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`, of
+            which ``sym.alone`` is what counts.
         model: where names are looked up, and which axis of a tensor numbers its outputs (0 without it).
         granularity: "tensor": each turns as a whole; "row": each output row turns by the angle on its own, which needs
             rows that are invariant one by one, as before BatchNorm.
@@ -80,8 +82,11 @@ class Rotational(Optimizer):
             )
         one_of("granularity", granularity, ("tensor", "row"))
         found = invariant_tensors(invariant, optimizer=optimizer, model=model)
+        if granularity == "row":
+            require_rows(invariant, found)
         numbering = {} if model is None else row_axes(model)
         self.plain, self.granularity, self.centred, self._scratch = optimizer, granularity, bool(centred), Scratch()
+        self._watch, self._called = InvarianceWatch(), {weight: name for name, weight in found.items()}
         self.axes = {
             weight: numbering.get(id(weight), 0) if granularity == "row" else None for weight in found.values()
         }
@@ -126,12 +131,13 @@ class Rotational(Optimizer):
         """One step; ``closure`` computes the loss and its gradients, and its value is returned.
 
         Raises:
-            EquilibriaError: a gradient is sparse, complex or not finite, or settings have no equilibrium; nothing was
-                changed then.
+            EquilibriaError: a gradient is sparse, complex or not finite, settings have no equilibrium, or, in the first
+                twenty steps, gradients show that a weight is not scale-invariant; nothing was changed then.
         """
         loss = loss_of(closure)
         require_usable((p for group in self.param_groups for p in with_gradient(group["params"])), by="Rotational")
         turns = [planned for group in self.param_groups for planned in self._planned(group)]
+        self._watch.look({self._called[planned.weight]: planned.weight for planned in turns}, self.axes)
         self._step_others([planned.weight for planned in turns])
         for planned in turns:
             self._turn(planned)
@@ -150,7 +156,7 @@ class Rotational(Optimizer):
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("plain", "granularity", "centred", "axes")}
+        own = {name: getattr(self, name) for name in ("plain", "granularity", "centred", "axes", "_watch", "_called")}
         return {**super().__getstate__(), **own, "_scratch": Scratch()}
 
     def _is_rotational(self, group: dict[str, Any]) -> bool:

@@ -20,7 +20,8 @@ class DecaySplit:
     """Which parameters decay, and why.
 
     Attributes:
-        groups: for the optimizer: the parameters that decay, then those that do not.
+        groups: for the optimizer: the parameters that decay, then those that do not. With symmetries, those that are
+            scale-invariant alone come first, in a group of their own, which `FoldedWeightDecay` needs.
         decayed: name -> reason.
         kept: name -> reason, of the parameters that do not decay.
     """
@@ -36,7 +37,7 @@ class DecaySplit:
 
 
 def split_decay(model: nn.Module, *, weight_decay: float, symmetries: Symmetries | None = None) -> DecaySplit:
-    """Split the trained parameters of a model into a group that decays and one that does not.
+    """Split the trained parameters of a model into groups that decay and one that does not.
 
     A scale-invariant weight has to decay: decay does not regularise it but sets how fast it turns, and without decay
     its effective learning rate falls as its norm grows. A scale or bias that is not invariant should not: decay would
@@ -44,9 +45,9 @@ def split_decay(model: nn.Module, *, weight_decay: float, symmetries: Symmetries
 
     Args:
         model: the network.
-        weight_decay: of the group that decays.
+        weight_decay: of the groups that decay.
         symmetries: what `equilibria.symmetries` found; without it, parameters are told apart by their role alone, and
-            the reasons say so.
+            the reasons say so. With it, weights that are invariant alone (``sym.alone``) get a group of their own.
 
     Returns:
         The split; ``groups`` goes into an optimizer, ``print`` shows the reasons.
@@ -75,9 +76,11 @@ def split_decay(model: nn.Module, *, weight_decay: float, symmetries: Symmetries
     reasons = {name: decay_reason(name, param, roles[name], symmetries) for name, param in named.items()}
     decayed = {name: reason for name, (decays, reason) in reasons.items() if decays}
     kept = {name: reason for name, (decays, reason) in reasons.items() if not decays}
+    alone = [name for name in decayed if symmetries is not None and name in symmetries.alone]
+    others = [name for name in decayed if name not in set(alone)]
     groups = [
         {"params": [named[name] for name in names], "weight_decay": value}
-        for names, value in ((decayed, weight_decay), (kept, 0.0))
+        for names, value in ((alone, weight_decay), (others, weight_decay), (list(kept), 0.0))
         if names
     ]
     return DecaySplit(groups, decayed, kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from equilibria.control._gradients import as_number
+from equilibria.control._radial import largest_cosine, radial_cosine, require_orthogonal
 from equilibria.control._turning import write_units
-from equilibria.control.invariant import HOW_TO, Invariant, invariant_tensors
+from equilibria.control.invariant import Invariant, invariant_tensors, require_rows
 from equilibria.errors import EquilibriaError, one_of, positive
 from equilibria.measure.laws import law_of
 from equilibria.measure.layout import is_sharded, matrix
@@ -24,8 +26,6 @@ from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.rules import SGD, SGDW, AdamL2, Muon, Rule
 
 Array = NDArray[np.float64]
-
-_LARGEST_COSINE = 0.05  # of weight and gradient: 0 for a scale-invariant weight, a little more under a norm's eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,13 @@ def start_in_equilibrium(
     Args:
         model: the network, in training mode.
         optimizer: what will train it, before its first step.
-        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`.
-        loss: batch -> loss, as in training.
+        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`, of
+            which ``sym.alone`` is what counts.
+        loss: of one batch, as in training: ``lambda batch: F.cross_entropy(model(batch[0]), batch[1])``.
         batches: a few batches, of the size used in training.
         lr: learning rate of the first phase, if the groups' present one is not it, as during warm-up.
-        granularity: "tensor", or "row": each output row gets the norm of its own equilibrium.
+        granularity: "tensor", or "row": each output row gets the norm of its own equilibrium, which needs rows that are
+            invariant one by one, as before BatchNorm.
 
     Returns:
         What was done to each tensor.
@@ -96,6 +98,9 @@ def start_in_equilibrium(
     """
     found = invariant_tensors(invariant, optimizer=optimizer, model=model)
     one_of("granularity", granularity, ("tensor", "row"))
+    _require_of_batch(loss)
+    if granularity == "row":
+        require_rows(invariant, found)
     numbering = row_axes(model)
     axes = {name: numbering.get(id(w), 0) if granularity == "row" else None for name, w in found.items()}
     rules = {name: _rule(name, weight, optimizer, lr) for name, weight in found.items()}
@@ -120,8 +125,21 @@ def _check(name: str, weight: Tensor, axis: int | None, optimizer: Optimizer) ->
         )
     if not bool((_norms(weight, axis) > 0).all()):
         raise EquilibriaError(
-            f"got {name} with a norm of 0; expected a direction in every {'row' if axis else 'tensor'}"
+            f"got {name} with a norm of 0; expected a direction in every {'tensor' if axis is None else 'row'}"
         )
+
+
+def _require_of_batch(loss: Callable[[Any], Tensor]) -> None:
+    """Refuse a loss of outputs and targets: which part of a batch is what, only the caller knows."""
+    try:
+        inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).bind(None)
+    except ValueError:  # some that are written in C do not tell
+        return
+    except TypeError as error:
+        raise EquilibriaError(
+            f"got loss={getattr(loss, '__name__', type(loss).__name__)}, which does not take one batch: {error}; "
+            "expected a function of it, e.g. loss=lambda batch: F.cross_entropy(model(batch[0]), batch[1])"
+        ) from None
 
 
 def _rule(name: str, weight: Tensor, optimizer: Optimizer, lr: float | None) -> Rule:
@@ -151,25 +169,22 @@ def _mean_squares(
             for (name, weight), gradient in zip(found.items(), gradients, strict=True):
                 sizes = (_norms(weight, axes[name]) * _norms(gradient, axes[name], like=weight)).square()
                 sums[name] = sums.get(name, 0.0) + sizes.cpu().numpy()
-                radial[name] += float(_cosine(weight.detach(), gradient)) ** 2
+                radial[name] += radial_cosine(weight, gradient, axis=axes[name]) ** 2
     if count == 0:
         raise EquilibriaError("got no batches; expected a few, to measure the gradient on")
     for name in found:
-        _check_measured(name, sums[name], (radial[name] / count) ** 0.5)
+        _check_measured(name, sums[name])
+        limit = largest_cosine(found[name], axes[name])
+        require_orthogonal(name, (radial[name] / count) ** 0.5, limit=limit, axis=axes[name])
     return {name: total / count for name, total in sums.items()}
 
 
-def _check_measured(name: str, total: Array, cosine: float) -> None:
+def _check_measured(name: str, total: Array) -> None:
     if not np.isfinite(total).all():
         raise EquilibriaError(f"got a gradient of {name} that is not finite; expected finite ones, on all batches")
     if not total.any():
         raise EquilibriaError(
             f"got gradients of zero for {name} on all batches; expected some, to find its equilibrium"
-        )
-    if cosine > _LARGEST_COSINE:
-        raise EquilibriaError(
-            f"got {name}, whose gradient has a cosine of {cosine:.2g} with it; expected 0, as for a scale-invariant "
-            f"weight: is the model in training mode? {HOW_TO}"
         )
 
 
@@ -233,10 +248,4 @@ def _rescale(name: str, weight: Tensor, axis: int | None, target: _Target, mean_
 def _norms(tensor: Tensor, axis: int | None, *, like: Tensor | None = None) -> Tensor:
     held = matrix(tensor.detach(), axis=axis, like=tensor.detach() if like is None else like.detach())
     found: Tensor = torch.linalg.vector_norm(held, dim=1, dtype=torch.float64)
-    return found
-
-
-def _cosine(weight: Tensor, gradient: Tensor) -> Tensor:
-    w, g = weight.double().flatten(), gradient.double().flatten()
-    found: Tensor = torch.dot(w, g) / (w.norm() * g.norm()).clamp_min(1e-300)
     return found

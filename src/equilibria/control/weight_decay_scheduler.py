@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from equilibria.control._wrapper import SchedulerWrapper
-from equilibria.errors import EquilibriaError, one_of, whole, within
+from equilibria.errors import EquilibriaError, one_of, whole
 from equilibria.measure.laws import law_of, setting
 from equilibria.theory.holding import HOLDS, holding_weight_decay
 from equilibria.theory.rules import Rule
@@ -100,7 +100,12 @@ class WeightDecayScheduler(SchedulerWrapper):
                     "schedule, above 0: say which groups=[...] it is for, and wrap once more for others"
                 )
             return decaying
-        chosen = [int(within("group", whole("group", index), high=len(every) - 1)) for index in groups]
+        chosen = [whole("group", index) for index in groups]
+        if any(index >= len(every) for index in chosen):
+            raise EquilibriaError(
+                f"got groups={chosen}; expected indices of the optimizer's parameter groups, of which there are "
+                f"{len(every)}: {', '.join(map(str, range(len(every))))}"
+            )
         if not chosen or any("weight_decay" not in every[index] for index in chosen):
             raise EquilibriaError(f"got groups={chosen}; expected groups of an optimizer that has weight decay")
         return chosen

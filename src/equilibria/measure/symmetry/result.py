@@ -86,6 +86,10 @@ class Symmetries:
         part = self.rows.get(name)
         return f"{part.covered} of {part.rows} rows" if part else "no"
 
+    def __repr__(self) -> str:
+        """Short, for messages; ``print`` shows the table."""
+        return f"<Symmetries: {len(self.alone)} of {len(self.elements)} tensors alone: {_some(list(self.alone))}>"
+
     def __str__(self) -> str:
         width = max(len(name) for name in self.elements)
         lines = [f"{name:{width}}  {how}" for name, how in self.how.items()]
