@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, MultiStepLR, OneCycleLR, StepLR
 
 import equilibria as eq
-from equilibria.control import FoldedWeightDecay, WeightDecayScheduler
+from equilibria.control import FoldedWeightDecay, RescaleOnDecay, WeightDecayScheduler
 from equilibria.errors import EquilibriaError
 from equilibria.theory.folding import fold
 
@@ -634,3 +634,12 @@ def test_a_weight_that_is_not_invariant_is_refused_before_anything_changes():
         optimizer.step()
     assert torch.equal(last, before)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.1, 5e-3)
+
+
+def test_rescaling_inside_is_refused():
+    net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    groups = [{"params": [net[0].weight]}, {"params": [*net[1].parameters(), *net[2].parameters()]}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, weight_decay=1e-3)
+    inner = RescaleOnDecay(torch.optim.lr_scheduler.StepLR(optimizer, 1), net, invariant=[net[0].weight])
+    with pytest.raises(EquilibriaError, match="RescaleOnDecay inside of FoldedWeightDecay"):
+        FoldedWeightDecay(inner, net, invariant=[net[0].weight])

@@ -423,3 +423,17 @@ def test_small_factors_are_not_rounded_away_in_bfloat16():
     # lr / 100: the norm by 100^(-1/4), up to what still waits (5 %) and 20 roundings of 0.2 % each
     assert net[0].weight.detach().float().norm() / before == pytest.approx(100**-0.25, rel=0.06)
     assert net[1].running_var.float().mean() / var == pytest.approx(100**-0.5, rel=0.12)
+
+
+def test_a_step_that_fails_leaves_the_schedule_where_it_was():
+    net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+    scheduler = RescaleOnDecay(StepLR(optimizer, 1, 0.5), net, invariant=[net[0].weight])
+    optimizer.step()
+    with pytest.raises(EquilibriaError, match="got no forward pass"):
+        scheduler.step()
+    assert (optimizer.param_groups[0]["lr"], scheduler.last_epoch, scheduler.get_last_lr()) == (0.1, 0, [0.1])
+    net(torch.randn(16, 6)).square().sum().backward()
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)

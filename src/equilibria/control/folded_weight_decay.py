@@ -18,6 +18,7 @@ from equilibria.control._radial import InvarianceWatch
 from equilibria.control._statistics import RunningStatistics, refuse_no_network
 from equilibria.control._wrapper import SchedulerWrapper, copies, set_value
 from equilibria.control.invariant import Invariant, invariant_tensors
+from equilibria.control.rescale_on_decay import RescaleOnDecay
 from equilibria.errors import EquilibriaError
 from equilibria.measure.laws import follows, setting
 from equilibria.theory.exponential import LARGEST
@@ -101,6 +102,7 @@ class FoldedWeightDecay(SchedulerWrapper):
     ) -> None:
         super().__init__(scheduler)
         refuse_no_network(model)
+        _refuse_rescaling(self.scheduler)
         weights = invariant_tensors(invariant, optimizer=self.optimizer, model=model)
         self._names = {id(tensor): name for name, tensor in weights.items()}
         self._folded = _folded_groups(self.optimizer, self._names)
@@ -346,6 +348,17 @@ def _folded_groups(optimizer: Optimizer, names: Mapping[int, str]) -> list[int]:
         if inside:
             found.append(index)
     return found
+
+
+def _refuse_rescaling(scheduler: LRScheduler) -> None:
+    """A folded momentum buffer holds a share of the weight, which a rescaling of weight and buffer does not know of."""
+    while isinstance(scheduler, SchedulerWrapper):
+        if isinstance(scheduler, RescaleOnDecay):
+            raise EquilibriaError(
+                "got a RescaleOnDecay inside of FoldedWeightDecay; expected one or the other: rescaled folded weights "
+                "are no longer those of the run with weight decay"
+            )
+        scheduler = scheduler.scheduler
 
 
 def refuse_unequal(group: Mapping[str, Any], index: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -40,8 +41,8 @@ class RescaleOnDecay(SchedulerWrapper):
     Here weights are multiplied by r (from the exact fixed points), first moments by 1/r, second moments by 1/r^2, and
     BatchNorm's running statistics behind the weights follow: the network computes the same as before, in training and
     in eval mode, up to the eps of its norms, and turns at its new speed from the next step on. Changes of weight decay
-    or momentum by the scheduler count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there is
-    one again.
+    or momentum by the scheduler count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there
+    is one again.
 
     Args:
         scheduler: any torch scheduler. Call ``step()`` of this object in its place, after the optimizer's.
@@ -90,13 +91,15 @@ class RescaleOnDecay(SchedulerWrapper):
         """Step the scheduler inside; if it changed the settings of a group, rescale."""
         before = self._rules()
         held = [_settings(group) for group in self.optimizer.param_groups]
+        schedule = copy.deepcopy(self.scheduler.state_dict())
         super().step(*args, **kwargs)
-        after = self._rules()
-        if before == after:
-            return
         try:
+            after = self._rules()
+            if before == after:
+                return
             factors = self._factors(before, after)
         except EquilibriaError:
+            self.scheduler.load_state_dict(schedule)
             for group, settings in zip(self.optimizer.param_groups, held, strict=True):
                 set_value(group, "lr", settings.pop("lr"))
                 group.update(settings)
