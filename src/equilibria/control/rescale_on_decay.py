@@ -33,7 +33,8 @@ class RescaleOnDecay(SchedulerWrapper):
     Here weights are multiplied by r (from the exact fixed points), first moments by 1/r, second moments by 1/r^2, and
     BatchNorm's running statistics behind the weights follow: the network computes the same as before, in training and
     in eval mode, up to the eps of its norms, and turns at its new speed from the next step on. Changes of weight decay
-    or momentum by the scheduler count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there is one again.
+    or momentum by the scheduler count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there
+    is one again.
 
     Args:
         scheduler: any torch scheduler. Call ``step()`` of this object in its place, after the optimizer's.
