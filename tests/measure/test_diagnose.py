@@ -275,6 +275,29 @@ def test_the_end_of_a_schedule_that_falls_to_zero_is_too_short_to_judge():
     assert "every=" not in finding.remedy
 
 
+def falls_to_zero(step: int) -> float:
+    return 0.05 * (1 + math.cos(math.pi * step / 1500)) + 1e-12
+
+
+def test_no_drift_is_measured_against_a_rate_that_vanishes_with_lr():
+    """L grows a little while lr falls to nothing: in time constants of the last lr that is beyond all numbers."""
+    found = find(world(HEAVY_BALL, 1500, lr=falls_to_zero, unit_grad_sq=lambda step: math.exp(step / 1000)))
+    assert not any("drifts" in finding.subject or "failed" in finding.subject for finding in found), found
+    tiny = find(world(SGD(0.1, 1e-14, momentum=0.9), 600, start=1.0, unit_grad_sq=lambda step: math.exp(step / 100)))
+    assert not any("drifts" in finding.subject or "failed" in finding.subject for finding in tiny), tiny
+
+
+def test_a_check_that_fails_costs_no_other_finding(monkeypatch):
+    def broken(layers):
+        raise OverflowError("math range error")
+
+    monkeypatch.setattr("equilibria.measure.diagnose.assumptions.drifting", broken)
+    disturbed, failed = find(drop())
+    assert "disturbed by a change" in disturbed.subject
+    assert (failed.severity, failed.subject) == ("note", "the check 'broken' failed")
+    assert failed.evidence == "OverflowError: math range error"
+
+
 def early_fall(step: int) -> float:
     """Fitted within the first fifth of the run; the little that remains does not fall any more."""
     return 1.0 if step < 300 else 2e-4
@@ -456,6 +479,7 @@ def test_whatever_a_run_left_behind_nothing_is_raised(chance):
     odd = {"rule": chance.choice(ODD_RULES), "entries": chance.choice([0, 1, 256]), "dtype": "bfloat16"}
     params = [{**entry, **(odd if chance.random() < 0.5 else {})} for entry in run.metadata["params"]]
     for finding in diagnose(table, metadata={**run.metadata, "params": params}):
+        assert not finding.subject.startswith("the check"), finding
         assert not finding.law or cite(finding.law)
     assert all(layer.sentence for layer in summarise(table, metadata={**run.metadata, "params": params}))
 

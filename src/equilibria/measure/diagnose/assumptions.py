@@ -168,13 +168,19 @@ def drifting(layers: Sequence[Layer]) -> Iterator[Finding]:
     yield Finding(
         "note",
         f"the gradient of {many(hit, able, worst)} drifts: the equilibrium itself moves",
-        f"||g||^2 ||w||^2 of {worst.name} {'grows' if drift > 0 else 'falls'} by {percent(abs(math.expm1(drift)))} per "
+        f"||g||^2 ||w||^2 of {worst.name} {_by_how_much(drift)} per "
         f"time constant of its norm, which in the long run {effect}; "
         f"{_at_equilibrium(worst)}",
         "compare with the prediction, which follows the measured gradient, not with the equilibrium; a larger lr x wd "
         "follows faster",
         "settling.tracking_lag",
     )
+
+
+def _by_how_much(drift: float) -> str:
+    if abs(drift) > 2:  # beyond it a percentage says little, and soon it is no number any more
+        return f"{'grows' if drift > 0 else 'falls'} e-fold {abs(drift):.2g} times"
+    return f"{'grows' if drift > 0 else 'falls'} by {percent(abs(math.expm1(drift)))}"
 
 
 def _at_equilibrium(layer: Layer) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from equilibria.findings import Finding
 from equilibria.measure.diagnose.changes import disturbance, was_changed_outside
 from equilibria.measure.diagnose.layers import Layer, are, many, rescaling
@@ -28,7 +26,7 @@ def out_of_equilibrium(layers: Sequence[Layer]) -> Iterator[Finding]:
         return
     worst = max(away, key=_distance)
     layer = worst.summary
-    moving = _lr_is_moving(worst)
+    moving = worst.lr_is_moving
     evidence = f"{layer.name} turns {layer.angle:.3g} rad per step against {layer.angle_equilibrium:.3g} in equilibrium"
     if layer.norm_vs_equilibrium is not None:
         evidence += f"; its norm is {times(layer.norm_vs_equilibrium)}"
@@ -65,11 +63,6 @@ def _moved_equilibrium_explains(layer: Layer) -> bool:
     """Drift of L, or a radial gradient, holds the angle at sqrt(1 + share) of equilibrium; more is still to go."""
     shares = [share for share in (layer.drift, layer.radial) if share is not None]
     return any(share <= -1 or _distance(layer) <= abs(math.log1p(share)) for share in shares)
-
-
-def _lr_is_moving(layer: Layer) -> bool:
-    lr = layer.late("lr")
-    return bool(np.count_nonzero(np.diff(lr)) > len(lr) / 2)
 
 
 def _remedy(layer: Layer, *, moving: bool) -> str:

@@ -24,6 +24,7 @@ _BLOCKS = 10  # a trend is fitted to the means of so many blocks, whose scatter 
 _SURE = 4  # standard errors
 _CORRELATED = 0.1  # |h~ / N - 1|
 _DRIFTING = 0.2  # |d ln L / dt| in time constants: the angle is then 10 % off equilibrium
+_OUT_OF_REACH = 0.01  # time constants in the whole run: what happens within one says nothing about this run
 _FALLING, _VANISHED = 0.1, 0.01  # of the earlier L: while it falls faster than the norm can follow, and in any case
 _RUN_AWAY = 1.25  # norm over its equilibrium, which fell away with L: the angle is then 0.64 of equilibrium
 _RADIAL = 0.1  # radial part of the gradient, in units of the weight decay: 5 % of the angle
@@ -121,12 +122,24 @@ class Layer:
 
     @cached_property
     def drift(self) -> float | None:
-        """d ln L / dt in time constants, where it surely is not small; in an SGD-type rule L sets the norm."""
-        if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None:
+        """d ln L / dt in time constants, where it surely is not small; in an SGD-type rule L sets the norm.
+
+        None too while lr moves, since the time constant moves with it, and where that is far longer than the run.
+        """
+        if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None or self.lr_is_moving:
+            return None
+        rate = relaxation(self.rule).rate
+        if rate * self.length < _OUT_OF_REACH:
             return None
         slope, error = _trend(self.late("step"), self.late("unit_grad_sq"))
-        drift, error = (value / relaxation(self.rule).rate for value in (slope, error))
+        drift, error = slope / rate, error / rate
         return drift if abs(drift) > max(_DRIFTING, _SURE * error) else None
+
+    @cached_property
+    def lr_is_moving(self) -> bool:
+        """Whether lr changed at most of the samples in the second half since the last jump."""
+        lr = self.late("lr")
+        return bool(np.count_nonzero(np.diff(lr)) > len(lr) / 2)
 
     @cached_property
     def remaining(self) -> float:
