@@ -268,15 +268,17 @@ def test_too_few_samples_to_judge_are_one_note():
     assert find(world(HEAVY_BALL, 90, every=20)) == (), "a run that has just begun"
 
 
-def test_the_end_of_a_schedule_that_falls_to_zero_is_too_short_to_judge():
-    run = world(HEAVY_BALL, 1500, lr=lambda step: 0.05 * (1 + math.cos(math.pi * step / 1500)))
-    (finding,) = find(run)
-    assert finding.subject == "only 5 samples of 5 steps at these settings: too few to judge"
-    assert "every=" not in finding.remedy
-
-
 def falls_to_zero(step: int) -> float:
     return 0.05 * (1 + math.cos(math.pi * step / 1500)) + 1e-12
+
+
+def test_the_end_of_a_schedule_that_falls_to_zero_is_judged_by_its_prediction():
+    run = world(HEAVY_BALL, 1500, lr=falls_to_zero)
+    assert not [finding for finding in find(run) if finding.law != "settling.settling_steps"]
+    slow = edited(run.samples, angle=run.samples["angle"].to_numpy() * 0.8)
+    assert any("slower than predicted" in finding.subject for finding in diagnose(slow, metadata=run.metadata))
+    told = [f"{finding.subject} {finding.evidence} {finding.remedy}" for finding in find(run)]
+    assert not any("too few" in text or "more step" in text for text in told), told
 
 
 def test_no_drift_is_measured_against_a_rate_that_vanishes_with_lr():

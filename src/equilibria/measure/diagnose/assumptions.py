@@ -83,14 +83,17 @@ def _which_way(off: Sequence[Layer]) -> str:
 
 
 def _standard_error(layer: Layer) -> float:
-    """Relative standard error of the RMS angle over its window; momentum makes successive angles alike."""
-    recent = {name: layer.rows[name][-layer.summary.samples :] for name in ("angle", "step", "momentum")}
+    """Relative standard error of measured / predicted over its window; momentum makes successive angles alike."""
+    columns = ("angle", "angle_predicted", "step", "momentum")
+    recent = {name: layer.rows[name][-layer.summary.samples :] for name in columns}
     squares = recent["angle"] ** 2
     if len(squares) < 2 or not np.any(squares):
         return math.inf if len(squares) < 2 else 0.0
     momentum = min(float(np.nan_to_num(recent["momentum"][-1])), 0.9999)
     alike = momentum ** (2 * float(np.median(np.diff(recent["step"]))))
-    scatter = float(np.std(squares) / np.mean(squares)) / 2
+    # Around the prediction: under a schedule the angle itself moves, which is no scatter.
+    predicted = np.nan_to_num((layer.summary.angle_vs_predicted or 0.0) * recent["angle_predicted"]) ** 2
+    scatter = float(np.std(squares - predicted) / np.mean(squares)) / 2
     return scatter * math.sqrt((1 + alike) / (1 - alike) / len(squares))
 
 
