@@ -106,7 +106,7 @@ def test_names_that_are_no_weights_are_shown_in_full_and_long_ones_are_folded_no
 
 @pytest.mark.parametrize(
     ("steps", "text"),
-    [(0.0, "0"), (0.2, "1"), (999.5, "1,000"), (9999, "9,999"), (12345, "12.3k"), (3.21e6, "3.21M"), (1e10, "10G")],
+    [(0.0, "1.7"), (0.2, "1"), (999.5, "1,000"), (9999, "9,999"), (12345, "12.3k"), (3.21e6, "3.21M"), (1e10, "10G")],
 )
 def test_long_times_are_short(steps, text):
     (line,) = printed(80, [dataclasses.replace(LAYER, steps_to_settle=steps, epochs_to_settle=None)])[1:2]

@@ -367,7 +367,9 @@ def _still_to_go(layer: LayerSummary) -> str:
     since = "since the last change " if layer.state == DISTURBED else ""
     norm = None if layer.norm_vs_equilibrium is None else f"is {times(layer.norm_vs_equilibrium)}"
     steps = layer.steps_to_settle
-    wait = None if steps is None else f"needs {how_long(steps, layer.epochs_to_settle)} to settle"
+    if steps == 0 and norm is not None and layer.angle_vs_equilibrium is not None:
+        return f"{since}its norm {norm}, but it still turns at {layer.angle_vs_equilibrium:.2g}x its equilibrium"
+    wait = None if not steps else f"needs {how_long(steps, layer.epochs_to_settle)} to settle"
     if layer.lr_runs_out:
         away = "" if norm is None else f"its norm {norm}; "
         return f"{since}{away}lr is falling: settling is not in reach, and under a schedule not needed"

@@ -102,7 +102,7 @@ def _ratio(layer: LayerSummary) -> str:
 
 def _time_left(layer: LayerSummary) -> str:
     """Epochs where their length is known, else steps."""
-    if layer.state == SETTLED or layer.steps_to_settle is None or layer.invariant is False:
+    if layer.state == SETTLED or not layer.steps_to_settle or layer.invariant is False:
         return ""
     if layer.epochs_to_settle is not None:
         return _count(layer.epochs_to_settle)

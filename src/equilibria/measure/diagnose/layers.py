@@ -253,15 +253,13 @@ def percent(share: float) -> str:
 def rescaling(rule: Rule, factor: float) -> str:
     """What to multiply so that the weights change by ``factor`` and nothing else is disturbed."""
     first, second = _factor(1 / factor), _factor(factor**-2)
-    state = {
-        SGD: f"momentum buffer by {first}",
-        SGDW: f"momentum buffer by {first}",
-        Muon: f"momentum buffer by {first}",
-        Lion: f"exp_avg by {first}",
-    }.get(type(rule), f"exp_avg by {first}, exp_avg_sq by {second}")
+    if isinstance(rule, SGD | SGDW | Muon):
+        state = f", their momentum buffer by {first}" if rule.momentum else ""
+    else:
+        state = f", their exp_avg by {first}" + ("" if isinstance(rule, Lion) else f", exp_avg_sq by {second}")
     return (
-        f"multiply the weights by {_factor(factor)}, their {state}, and, where a BatchNorm follows, its running mean "
-        f"and variance by {_factor(factor)} and {_factor(factor**2)}"
+        f"multiply the weights by {_factor(factor)}{state}, and, where a BatchNorm follows, its running mean and "
+        f"variance by {_factor(factor)} and {_factor(factor**2)}"
     )
 
 
