@@ -28,6 +28,8 @@ from equilibria.measure.series import (
 from equilibria.theory.rules import RULES, Rule
 
 LEAST_WINDOW = 20  # samples: the RMS of 20 angles that scatter by 20 % is good to 4 %
+ACCURACY = 0.05  # |ln(measured / predicted angle)| to expect
+_SURE = 4  # standard errors
 INVARIANT = 0.2  # of a random direction's cosine with the gradient
 _LEAST_RATIO = 1e-9  # a weight that does not turn at all is this wrong: a logarithm of 0 cannot be sorted or written
 _KINDS = {kind.__name__: kind for kind in RULES.values()}
@@ -36,7 +38,7 @@ _KINDS = {kind.__name__: kind for kind in RULES.values()}
 _THEORY = (
     *("angle_predicted", "angle_vs_predicted", "angle_equilibrium", "angle_vs_equilibrium"),
     *("norm_predicted", "norm_vs_predicted", "norm_equilibrium", "norm_vs_equilibrium"),
-    *("steps_to_settle", "epochs_to_settle"),
+    *("steps_to_settle", "epochs_to_settle", "angle_error"),
 )  # what a layer without a law has not
 
 
@@ -136,6 +138,7 @@ class LayerSummary:
         first_step: step of the first sample in the window, None if there is no sample.
         first_lr: of the first sample of the run.
         how: how symmetries say that it is invariant, in words; None if the monitor was given none.
+        angle_error: relative standard error of ``angle_vs_predicted``; momentum makes successive angles alike.
         lr_runs_out: whether lr falls all the time and, at its pace, is 0 before the layer could settle.
     """
 
@@ -167,6 +170,19 @@ class LayerSummary:
     first_lr: float | None = None
     how: str | None = None
     lr_runs_out: bool = False
+    angle_error: float | None = None
+
+    @property
+    def few(self) -> bool:
+        """Fewer samples than say something about an angle."""
+        return self.samples < LEAST_WINDOW
+
+    @property
+    def surely_off(self) -> bool:
+        """Whether the measured angle is off the predicted one by more than 5 %, and by more than chance."""
+        if self.how_wrong is None or self.few:
+            return False
+        return self.how_wrong > max(ACCURACY, _SURE * (self.angle_error or 0.0))
 
     @property
     def course(self) -> str:
@@ -229,7 +245,24 @@ def _window_numbers(recent: Series) -> dict[str, Array]:
         numbers[name] = _rms(recent, theory_sq)
         both = _rms(recent, np.where(np.isnan(theory_sq), np.nan, angle_sq))
         numbers[f"angle_vs_{name[6:]}"] = both / np.where(numbers[name] > 0, numbers[name], np.nan)
-    return numbers
+    return numbers | {"angle_error": _angle_error(recent, numbers["angle_vs_predicted"])}
+
+
+def _angle_error(recent: Series, ratio: Array) -> Array:
+    """Relative standard error of measured / predicted.
+
+    The scatter is taken around the prediction: under a schedule the angle itself moves, which is no scatter.
+    """
+    angle_sq, predicted_sq = (recent.columns[name] ** 2 for name in ("angle", "angle_predicted"))
+    left = angle_sq - np.repeat(ratio, recent.counts) ** 2 * predicted_sq
+    known = np.isfinite(left)
+    count = recent.sums(known.astype(np.float64))
+    spacing = (recent.last("step") - _first(recent, "step")) / np.maximum(recent.counts - 1, 1)
+    alike = np.clip(np.nan_to_num(recent.last("momentum")), 0, 0.9999) ** (2 * np.maximum(spacing, 1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scatter = _rms(recent, left**2) / _rms(recent, np.where(known, angle_sq, np.nan)) ** 2 / 2
+        error = scatter * np.sqrt((1 + alike) / (1 - alike) / count)
+    return np.asarray(np.where(count > 1, error, np.nan))
 
 
 def _first(recent: Series, name: str) -> Array:

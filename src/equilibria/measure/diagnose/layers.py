@@ -13,7 +13,7 @@ import numpy as np
 from equilibria.errors import EquilibriaError
 from equilibria.measure.samples import STATES
 from equilibria.measure.series import SETTINGS, Array
-from equilibria.measure.summary import LEAST_WINDOW, LayerSummary, rule_of
+from equilibria.measure.summary import LayerSummary, rule_of
 from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.settling import relaxation
@@ -59,7 +59,7 @@ class Layer:
     @property
     def few(self) -> bool:
         """Fewer samples at the present settings than say something about an angle."""
-        return self.summary.samples < LEAST_WINDOW
+        return self.summary.few
 
     @property
     def length(self) -> int:
