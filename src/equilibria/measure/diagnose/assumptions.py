@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from equilibria.findings import Finding
 from equilibria.measure.diagnose.layers import Layer, are, many, percent
+from equilibria.measure.summary import ACCURACY
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, Muon
 from equilibria.theory.validity import ROUNDED_AWAY
 
-_OFF, _FAR_OFF = 0.05, 0.1  # |ln(measured / predicted angle)|: the accuracy to expect, and a warning
+_FAR_OFF = 0.1  # |ln(measured / predicted angle)|: a warning
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
-_SURE, _LIKELY = 4, 3  # standard errors: to call an angle off, and to say that it holds
+_LIKELY = 3  # standard errors within which an angle holds; to call it off takes more
 
 
 def _able(layers: Sequence[Layer]) -> list[Layer]:
@@ -68,30 +67,17 @@ def _norm_error(layer: Layer) -> float:
 
 
 def _is_off(layer: Layer) -> bool:
-    judged = not layer.few and not layer.explained
-    return judged and _error(layer) > max(_OFF, _SURE * _standard_error(layer))
+    return layer.summary.surely_off and not layer.explained
 
 
 def _angle_holds(layer: Layer) -> bool:
-    compared = layer.summary.how_wrong is not None
-    return compared and _error(layer) <= max(_OFF, _LIKELY * _standard_error(layer))
+    error = layer.summary.angle_error
+    return error is not None and _error(layer) <= max(ACCURACY, _LIKELY * error)
 
 
 def _which_way(off: Sequence[Layer]) -> str:
     faster = [(layer.summary.angle_vs_predicted or 0) > 1 for layer in off]
     return "faster" if all(faster) else "faster or slower" if any(faster) else "slower"
-
-
-def _standard_error(layer: Layer) -> float:
-    """Relative standard error of the RMS angle over its window; momentum makes successive angles alike."""
-    recent = {name: layer.rows[name][-layer.summary.samples :] for name in ("angle", "step", "momentum")}
-    squares = recent["angle"] ** 2
-    if len(squares) < 2 or not np.any(squares):
-        return math.inf if len(squares) < 2 else 0.0
-    momentum = min(float(np.nan_to_num(recent["momentum"][-1])), 0.9999)
-    alike = momentum ** (2 * float(np.median(np.diff(recent["step"]))))
-    scatter = float(np.std(squares) / np.mean(squares)) / 2
-    return scatter * math.sqrt((1 + alike) / (1 - alike) / len(squares))
 
 
 def _suspect(layer: Layer) -> str:
@@ -102,7 +88,7 @@ def _suspect(layer: Layer) -> str:
             f"its updates stay alike for {longer} than momentum makes them: successive gradients are not independent, "
             "or sparse"
         )
-    if isinstance(layer.rule, AdamW | AdamL2) and _norm_error(layer) > _OFF:
+    if isinstance(layer.rule, AdamW | AdamL2) and _norm_error(layer) > ACCURACY:
         if (layer.summary.norm_vs_predicted or 1.0) > 1:
             return "successive gradients are correlated, or entries have gradients of very unequal size"
         return "gradients are sparse, or the second moment averages over few steps (beta2)"
@@ -122,7 +108,7 @@ def correlated(layers: Sequence[Layer]) -> Iterator[Finding]:
     if not hit:
         return
     worst = max(hit, key=lambda layer: abs((layer.correlation or 1) - 1))
-    ratio, off = worst.correlation or 1.0, [layer for layer in hit if layer.explained and _error(layer) > _OFF]
+    ratio, off = worst.correlation or 1.0, [layer for layer in hit if layer.explained and _error(layer) > ACCURACY]
     evidence = f"for {worst.name} ||g||^2 with its correlation to the momentum is {ratio:.2f} of that without"
     if off:
         evidence += f"; {worst.name} turns at {percent(worst.summary.angle_vs_predicted or 1)} of the prediction"
@@ -168,13 +154,19 @@ def drifting(layers: Sequence[Layer]) -> Iterator[Finding]:
     yield Finding(
         "note",
         f"the gradient of {many(hit, able, worst)} drifts: the equilibrium itself moves",
-        f"||g||^2 ||w||^2 of {worst.name} {'grows' if drift > 0 else 'falls'} by {percent(abs(math.expm1(drift)))} per "
+        f"||g||^2 ||w||^2 of {worst.name} {_by_how_much(drift)} per "
         f"time constant of its norm, which in the long run {effect}; "
         f"{_at_equilibrium(worst)}",
         "compare with the prediction, which follows the measured gradient, not with the equilibrium; a larger lr x wd "
         "follows faster",
         "settling.tracking_lag",
     )
+
+
+def _by_how_much(drift: float) -> str:
+    if abs(drift) > 2:  # beyond it a percentage says little, and soon it is no number any more
+        return f"{'grows' if drift > 0 else 'falls'} e-fold {abs(drift):.2g} times"
+    return f"{'grows' if drift > 0 else 'falls'} by {percent(abs(math.expm1(drift)))}"
 
 
 def _at_equilibrium(layer: Layer) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from equilibria.findings import Finding
 from equilibria.measure.diagnose.changes import disturbance, was_changed_outside
-from equilibria.measure.diagnose.layers import Layer, are, many, rescaling
+from equilibria.measure.diagnose.layers import Layer, are, many, percent, rescaling
 from equilibria.measure.samples import APPROACHING, DISTURBED
 from equilibria.measure.summary import how_long, times
 from equilibria.theory.rules import SGD, SGDW
@@ -28,20 +26,38 @@ def out_of_equilibrium(layers: Sequence[Layer]) -> Iterator[Finding]:
         return
     worst = max(away, key=_distance)
     layer = worst.summary
-    moving = _lr_is_moving(worst)
+    moving = worst.lr_is_moving
     evidence = f"{layer.name} turns {layer.angle:.3g} rad per step against {layer.angle_equilibrium:.3g} in equilibrium"
     if layer.norm_vs_equilibrium is not None:
         evidence += f"; its norm is {times(layer.norm_vs_equilibrium)}"
-    if layer.steps_to_settle is not None and not moving:
-        slowest = max(away, key=lambda each: each.summary.steps_to_settle or 0.0).summary
-        wait = how_long(slowest.steps_to_settle or 0.0, slowest.epochs_to_settle)
-        evidence += f"; {f'all need {wait}' if len(away) > 1 else f'it needs {wait}'}"
+    evidence += ("" if moving else _wait(away)) + _others(able, away)
     yield Finding(
         "warning" if _distance(worst) > _FAR and not moving else "note",
         f"{many(away, able, worst)} {are(away)} out of equilibrium",
         evidence,
         _remedy(worst, moving=moving),
         "settling.settling_steps",
+    )
+
+
+def _wait(away: Sequence[Layer]) -> str:
+    """How long the slowest takes: the others are there before."""
+    slowest = max(away, key=lambda layer: layer.summary.steps_to_settle or 0.0)
+    if not slowest.summary.steps_to_settle:
+        return ""
+    wait = how_long(slowest.summary.steps_to_settle, slowest.summary.epochs_to_settle)
+    return f"; it needs {wait}" if len(away) == 1 else f"; they need up to {wait} (worst: {slowest.name})"
+
+
+def _others(able: Sequence[Layer], away: Sequence[Layer]) -> str:
+    """The layers whose state says that they are on their way too, but that are not counted here."""
+    more = sum(layer.summary.state in (APPROACHING, DISTURBED) for layer in able) - len(away)
+    if not more:
+        return ""
+    one = more == 1
+    return (
+        f"; {more:,} more {'is' if one else 'are'} not settled, but {'turns' if one else 'turn'} within "
+        f"{percent(_NEAR)} of equilibrium, or another finding says why, or {'has' if one else 'have'} too few samples"
     )
 
 
@@ -67,11 +83,6 @@ def _moved_equilibrium_explains(layer: Layer) -> bool:
     return any(share <= -1 or _distance(layer) <= abs(math.log1p(share)) for share in shares)
 
 
-def _lr_is_moving(layer: Layer) -> bool:
-    lr = layer.late("lr")
-    return bool(np.count_nonzero(np.diff(lr)) > len(lr) / 2)
-
-
 def _remedy(layer: Layer, *, moving: bool) -> str:
     if moving:
         return (
@@ -82,6 +93,11 @@ def _remedy(layer: Layer, *, moving: bool) -> str:
     wait = (layer.summary.steps_to_settle or 0.0) <= _TOO_LONG * layer.length
     if ratio is None or layer.rule is None:
         return f"{'wait; ' if wait else ''}a larger lr x wd settles sooner, at a larger angle"
+    if abs(ratio - 1) < _NEAR:
+        return (
+            "nothing to rescale, since the norm is where it settles: the angle follows the recent gradients and moves "
+            "on with them"
+        )
     at_once = f"for {layer.name} at once: {rescaling(layer.rule, 1 / ratio)}"
     if wait:
         return f"wait, or {at_once}"

@@ -14,6 +14,10 @@ from equilibria.measure.series import Series
 from equilibria.measure.summary import LEAST_WINDOW
 
 _MANY_STEPS = 100  # nobody expects a verdict on a run that has just begun
+_OF_TORCH = (
+    *("Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam"),
+    *("RMSprop", "Rprop", "SGD", "SparseAdam"),
+)  # by name: a recorded run is read without torch
 _OFTEN = 0.01  # share of the steps: gradient scaling probes for its largest scale more rarely than that
 
 
@@ -100,13 +104,17 @@ def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
         f"only {counted(samples, 'sample')} of {counted(steps, 'step')} at these settings: too few to judge",
         f"{many(few, able, worst)} {are(few, 'was', 'were')} sampled too rarely since lr, weight decay and momentum "
         f"are about what they are now; {LEAST_WINDOW} samples tell an angle to about 5 %",
-        f"watch with a smaller every= (a step in {max(steps // LEAST_WINDOW, 1):,} would do), or wait for "
+        f"watch with a smaller every= ({_a_step_in(steps // LEAST_WINDOW)} would do), or wait for "
         f"{counted(missing, 'more sample')}"
         if steps >= LEAST_WINDOW
         else f"wait for {counted(missing, 'more sample')}; where a schedule ends at once after these settings, judge "
         "its earlier part",
         "",
     )
+
+
+def _a_step_in(count: int) -> str:
+    return "every step" if count == 1 else f"a step in {count:,}"
 
 
 def _steps_at_present(layer: Layer) -> int:
@@ -128,9 +136,18 @@ def without_law(layers: Sequence[Layer]) -> Iterator[Finding]:
             reason,
             f"{_names(names, len(layers))} {'is' if len(names) == 1 else 'are'} measured, but there is nothing to "
             "compare with",
-            "give the optimizer a method equilibria_rule(group) that returns the rule of equilibria.theory it follows",
+            _without_law_remedy(reason),
             "",
         )
+
+
+def _without_law_remedy(reason: str) -> str:
+    """Only who wrote an optimizer can give it a method: not for one of torch's, nor for one that has it already."""
+    measured = "nothing to do: angles and norms are measured; no prediction is made"
+    name = reason.removeprefix("no law for ").split(" ")[0].rstrip(":")
+    if "with these settings" in reason or name in _OF_TORCH:
+        return measured
+    return "give the optimizer a method equilibria_rule(group) that returns the rule of equilibria.theory it follows"
 
 
 def failed_checks(checks: Sequence[SelfCheck], layers: Sequence[Layer]) -> Iterator[Finding]:

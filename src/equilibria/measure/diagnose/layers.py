@@ -13,7 +13,7 @@ import numpy as np
 from equilibria.errors import EquilibriaError
 from equilibria.measure.samples import STATES
 from equilibria.measure.series import SETTINGS, Array
-from equilibria.measure.summary import LEAST_WINDOW, LayerSummary, rule_of
+from equilibria.measure.summary import LayerSummary, rule_of
 from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.settling import relaxation
@@ -24,6 +24,7 @@ _BLOCKS = 10  # a trend is fitted to the means of so many blocks, whose scatter 
 _SURE = 4  # standard errors
 _CORRELATED = 0.1  # |h~ / N - 1|
 _DRIFTING = 0.2  # |d ln L / dt| in time constants: the angle is then 10 % off equilibrium
+_OUT_OF_REACH = 0.01  # time constants in the whole run: what happens within one says nothing about this run
 _FALLING, _VANISHED = 0.1, 0.01  # of the earlier L: while it falls faster than the norm can follow, and in any case
 _RUN_AWAY = 1.25  # norm over its equilibrium, which fell away with L: the angle is then 0.64 of equilibrium
 _RADIAL = 0.1  # radial part of the gradient, in units of the weight decay: 5 % of the angle
@@ -58,7 +59,7 @@ class Layer:
     @property
     def few(self) -> bool:
         """Fewer samples at the present settings than say something about an angle."""
-        return self.summary.samples < LEAST_WINDOW
+        return self.summary.few
 
     @property
     def length(self) -> int:
@@ -121,12 +122,24 @@ class Layer:
 
     @cached_property
     def drift(self) -> float | None:
-        """d ln L / dt in time constants, where it surely is not small; in an SGD-type rule L sets the norm."""
-        if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None:
+        """d ln L / dt in time constants, where it surely is not small; in an SGD-type rule L sets the norm.
+
+        None too while lr moves, since the time constant moves with it, and where that is far longer than the run.
+        """
+        if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None or self.lr_is_moving:
+            return None
+        rate = relaxation(self.rule).rate
+        if rate * self.length < _OUT_OF_REACH:
             return None
         slope, error = _trend(self.late("step"), self.late("unit_grad_sq"))
-        drift, error = (value / relaxation(self.rule).rate for value in (slope, error))
+        drift, error = slope / rate, error / rate
         return drift if abs(drift) > max(_DRIFTING, _SURE * error) else None
+
+    @cached_property
+    def lr_is_moving(self) -> bool:
+        """Whether lr changed at most of the samples in the second half since the last jump."""
+        lr = self.late("lr")
+        return bool(np.count_nonzero(np.diff(lr)) > len(lr) / 2)
 
     @cached_property
     def remaining(self) -> float:
@@ -240,15 +253,13 @@ def percent(share: float) -> str:
 def rescaling(rule: Rule, factor: float) -> str:
     """What to multiply so that the weights change by ``factor`` and nothing else is disturbed."""
     first, second = _factor(1 / factor), _factor(factor**-2)
-    state = {
-        SGD: f"momentum buffer by {first}",
-        SGDW: f"momentum buffer by {first}",
-        Muon: f"momentum buffer by {first}",
-        Lion: f"exp_avg by {first}",
-    }.get(type(rule), f"exp_avg by {first}, exp_avg_sq by {second}")
+    if isinstance(rule, SGD | SGDW | Muon):
+        state = f", their momentum buffer by {first}" if rule.momentum else ""
+    else:
+        state = f", their exp_avg by {first}" + ("" if isinstance(rule, Lion) else f", exp_avg_sq by {second}")
     return (
-        f"multiply the weights by {_factor(factor)}, their {state}, and, where a BatchNorm follows, its running mean "
-        f"and variance by {_factor(factor)} and {_factor(factor**2)}"
+        f"multiply the weights by {_factor(factor)}{state}, and, where a BatchNorm follows, its running mean and "
+        f"variance by {_factor(factor)} and {_factor(factor**2)}"
     )
 
 
