@@ -303,7 +303,8 @@ def test_bad_input_is_refused_with_what_was_received(line, fragments):
         ),
         ("plan --optimizer sgd --lr abc --wd 5e-4 --steps 10", "got 'abc'; expected a finite number"),
         ("plan --optimizer sgd --nonsense 1", "No such option"),
-        ("nonsense", "No such command"),
+        ("nonsense", "No such command 'nonsense'. (see"),
+        ("reprot", "No such command 'reprot'; did you mean 'report'? (see equilibria --help)"),
         ("plan", "--optimizer"),
     ],
 )

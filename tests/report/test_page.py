@@ -162,6 +162,15 @@ def test_both_layers_and_the_layer():
     assert headline(summarise(run(1)[0], metadata=run(1)[1])) == "The layer turns as predicted"
 
 
+def test_the_length_is_the_number_of_steps_that_were_taken_where_known():
+    samples, told = run(1)
+    told = {**told, "steps_per_epoch": None}
+    last = max(samples["step"].to_pylist())
+    assert f"{last + 1:,} steps" in words(report_html(samples, metadata=told))
+    longer = words(report_html(samples, metadata={**told, "steps": last + 8}))
+    assert f"{last + 8:,} steps" in longer and f"steps 0 to {last + 7:,}" in longer
+
+
 def test_the_headline_agrees_with_the_findings():
     """A layer is off where a finding says so; too few samples, or too much scatter, make no verdict."""
     (layer,) = summarise(run(1)[0], metadata=run(1)[1])

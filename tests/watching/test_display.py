@@ -157,6 +157,15 @@ def test_the_table_of_a_run(capsys):
     assert {line.split()[0] for line in table.splitlines()[1:4]} == {"0", "4", "7"}
 
 
+def test_the_report_of_a_run_knows_the_steps_after_the_last_sample(tmp_path):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+    with eq.watch(net, optimizer, every=10) as monitor:
+        train(net, optimizer, 37)
+        page = monitor.report(tmp_path / "run.html").read_text()
+    assert "steps 0 to 36" in page and "steps 0 to 30" not in page
+
+
 # ---- the live line
 
 

@@ -37,7 +37,7 @@ def test_the_record_is_what_the_monitor_saw(tmp_path):
         train(net, optimizer, 50)
         seen = monitor.samples()
     run = read_run(tmp_path / "deep" / "run")
-    assert run.metadata == monitor.metadata
+    assert run.metadata == {**monitor.metadata, "steps": 50}
     recorded = run.samples().select(SAMPLE_FIELDS.names)
     assert [str(row) for row in recorded.to_pylist()] == [str(row) for row in seen.to_pylist()]
     assert monitor.log_dir == tmp_path / "deep" / "run"

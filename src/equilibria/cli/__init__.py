@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from difflib import get_close_matches
 
 import click
 
@@ -32,6 +33,18 @@ class _Commands(FlagNames):
             return None
         found: click.Command = importlib.import_module(f"equilibria.cli.{cmd_name}").command
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that was typed, or the one that was probably meant in the error."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], _COMMANDS, n=1)
+            if not near:
+                raise
+            raise click.UsageError(f"{error.message.rstrip('.')}; did you mean {near[0]!r}?", ctx) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -43,11 +43,12 @@ class Manifest:
         """With a session more."""
         return replace(self, format=FORMAT, updated=session.started, sessions=(*self.sessions, session))
 
-    def end(self) -> Manifest:
-        """With its last session ended now."""
+    def end(self, metadata: Mapping[str, Any]) -> Manifest:
+        """With its last session ended now, and what is known only then."""
         time = now()
         *before, last = self.sessions
-        return replace(self, updated=time, sessions=(*before, replace(last, ended=time)))
+        ended = replace(last, ended=time, metadata={**last.metadata, **metadata})
+        return replace(self, updated=time, sessions=(*before, ended))
 
 
 def now() -> str:

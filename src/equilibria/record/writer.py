@@ -135,8 +135,13 @@ class RunWriter:
             self._write_pending()
             self._warn_if_stopped()
 
-    def close(self) -> None:
-        """Write what is in memory, end the session and let the next writer in; a second call does nothing."""
+    def close(self, *, metadata: Mapping[str, Any] | None = None) -> None:
+        """Write what is in memory, end the session and let the next writer in; a second call does nothing.
+
+        Args:
+            metadata: added to that of this session: what is known only at its end.
+        """
+        last_words = check_metadata(metadata or {})
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -145,7 +150,7 @@ class RunWriter:
         with self._write_lock:
             self._write_pending()
             if self._failure is None:
-                self._end_session()
+                self._end_session(last_words)
             self._segment.abandon()
             self._lock.release()
         self._warn_if_stopped()
@@ -198,10 +203,10 @@ class RunWriter:
                 except (OSError, pa.ArrowException) as error:
                     self._stop(error)
 
-    def _end_session(self) -> None:
+    def _end_session(self, metadata: dict[str, Any]) -> None:
         try:
             self._segment.close()
-            write_manifest(self._directory, self._manifest.end())
+            write_manifest(self._directory, self._manifest.end(metadata))
         except (OSError, pa.ArrowException) as error:
             self._stop(error)
 

@@ -38,7 +38,7 @@ def write_report(
     Args:
         samples: the sample table, of a monitor or of a recorded run.
         path: the file to write, in a folder that exists; an existing file is replaced.
-        metadata: the metadata of the run.
+        metadata: the metadata of the run; with "steps", its length where that is more than the samples show.
         title: shown above the headline; "Training report" without it.
         notes: what a reader should know about the record itself, as sentences.
         findings: what there is to say about the run; by default what the samples show.
@@ -65,7 +65,7 @@ def report_html(
 
     Args:
         samples: the sample table, of a monitor or of a recorded run.
-        metadata: the metadata of the run.
+        metadata: the metadata of the run; with "steps", its length where that is more than the samples show.
         title: shown above the headline; "Training report" without it.
         notes: what a reader should know about the record itself, as sentences.
         findings: what there is to say about the run; by default what the samples show.
@@ -104,7 +104,7 @@ def _settings(
     if not layers:
         return pairs
     ends = pc.min_max(samples["step"])
-    first, last = ends["min"].as_py(), ends["max"].as_py()
+    first, last = ends["min"].as_py(), max(ends["max"].as_py(), metadata.get("steps", 0) - 1)
     sampled = pc.count_distinct(samples["step"]).as_py()
     pairs.append(("length", *_length(first, last, metadata.get("steps_per_epoch"))))
     pairs.append(("layers", f"{len(layers):,}", ""))

@@ -25,13 +25,16 @@ class Recording:
     Args:
         directory: where to record; created if absent.
         describe: gives the metadata of the run.
+        count_steps: gives the steps taken so far: samples do not tell how many came after the last of them.
 
     Raises:
         EquilibriaError: if another process records there, or the directory holds other files or cannot be written.
     """
 
-    def __init__(self, directory: str | Path, *, describe: Callable[[], Mapping[str, Any]]) -> None:
-        self._asked, self._describe = Path(directory), describe
+    def __init__(
+        self, directory: str | Path, *, describe: Callable[[], Mapping[str, Any]], count_steps: Callable[[], int]
+    ) -> None:
+        self._asked, self._describe, self._count_steps = Path(directory), describe, count_steps
         self._writer: RunWriter | None = None
         self.resumes = False
         if _holds_a_run(self._asked):
@@ -65,7 +68,7 @@ class Recording:
     def close(self) -> None:
         """Write what waits, and let others in."""
         if self._writer is not None:
-            self._writer.close()
+            self._writer.close(metadata={"steps": self._count_steps()})
 
     def _open(self) -> RunWriter:
         if self.resumes:

@@ -65,7 +65,7 @@ class WatchedRun(Monitor):
             path: the file to write; an existing one is replaced.
             title: shown above the headline.
         """
-        samples, metadata, found = self.samples(), self.metadata, self.findings()
+        samples, metadata, found = self.samples(), {**self.metadata, "steps": self.step}, self.findings()
         return write_report(samples, path, metadata=metadata, title=title, findings=found)
 
     def live(self) -> AbstractContextManager[None]:
@@ -138,7 +138,7 @@ def watch(
     )
     if log_dir is not None and _writes_here():
         try:
-            run.record_into(Recording(log_dir, describe=lambda: run.metadata))
+            run.record_into(Recording(log_dir, describe=lambda: run.metadata, count_steps=lambda: run.step))
         except BaseException:
             run.close()
             raise
