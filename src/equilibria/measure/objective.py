@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from equilibria.errors import EquilibriaError, one_of
+from equilibria.measure.dropout import WithoutDropout, switch_off_dropout
 from equilibria.measure.parameters import Select, names_of, row_axes, selection
 
 Params: TypeAlias = dict[str, Tensor]
@@ -161,7 +162,8 @@ class ModelObjective(Objective):
         tensors = {self._names[name]: param for name, param in params.items()}
         tensors |= {name: buffer.clone() for name, buffer in self._shell.named_buffers()}
         args, kwargs = _call_arguments(inputs)
-        return functional_call(self._shell, tensors, args, kwargs)
+        with WithoutDropout():
+            return functional_call(self._shell, tensors, args, kwargs)
 
 
 def objective(
@@ -175,7 +177,8 @@ def objective(
     """The loss of a network as a function of its named parameters and a batch.
 
     The model is never disturbed: weights, gradients, buffers, mode and random numbers stay as they were. The objective
-    follows the model's weights as they change. Dropout is switched off, for a function must not be random.
+    follows the model's weights as they change. Dropout is switched off, for a function must not be random: in the
+    copy's modules and where torch's functions are called, never in a config, which the model may share with others.
 
     Args:
         model: the network.
@@ -227,17 +230,6 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
-
-
-def switch_off_dropout(model: nn.Module) -> None:
-    """Set every dropout probability in a model to zero, be it of a dropout module, another module or its config."""
-    for module in model.modules():
-        is_dropout = "drop" in type(module).__name__.lower()
-        for holder in (module, getattr(module, "config", None)):
-            for name, value in list(getattr(holder, "__dict__", {}).items()):
-                probability = isinstance(value, int | float) and not isinstance(value, bool)
-                if probability and ("drop" in name.lower() or (is_dropout and name == "p")):
-                    setattr(holder, name, 0.0)
 
 
 @contextmanager

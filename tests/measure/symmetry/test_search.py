@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import random
 
 import numpy as np
 import pytest
@@ -230,3 +231,27 @@ def test_progress_goes_to_stderr_only_when_asked(capsys):
 
 def test_exact_rank_of_the_helper():
     assert exact_rank([{"a": 1, "b": 2}, {"a": 2, "b": 4}, {"b": 1}], ["a", "b"]) == 2
+
+
+class SkipsAtRandom(nn.Module):
+    """Stochastic depth: one decision for the whole batch, by whichever random numbers."""
+
+    def __init__(self, draw) -> None:
+        super().__init__()
+        self.layer, self.draw = nn.Linear(4, 4), draw
+
+    def forward(self, inputs):
+        return inputs if self.draw() < 0.3 else inputs + self.layer(inputs)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_randomness_of_torch_numpy_and_python_is_refused(draw, seed):
+    loss = cross_entropy_of(nn.Sequential(SkipsAtRandom(draw), bn_net()))
+    torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)  # noqa: NPY002
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    with pytest.raises(EquilibriaError, match="a loss that is random"):
+        symmetries(loss, [batch()])
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1] == states[1]).all()  # noqa: NPY002
+    assert random.getstate() == states[2]
