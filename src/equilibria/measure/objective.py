@@ -136,7 +136,7 @@ class ModelObjective(Objective):
         return {name: axes[id(held[raw])] for name, raw in self._names.items()}
 
     def outputs(self, params: Mapping[str, Tensor], batch: Any) -> Tensor | None:
-        """The network's output as one tensor: itself, its ``logits``, or the first tensor in it."""
+        """The network's output as one tensor: itself, its ``logits``, or all tensors in it side by side."""
         with preserved_rng(self._params.values()):
             return _main_tensor(self._output(self._merged(params), self.split(batch)[0]))
 
@@ -347,7 +347,18 @@ def _main_tensor(output: Any) -> Tensor | None:
         return logits
     values = list(output.values()) if isinstance(output, Mapping) else output
     candidates = values if isinstance(values, tuple | list) else ()
-    return next((each for each in candidates if isinstance(each, Tensor) and each.is_floating_point()), None)
+    return _side_by_side([each for each in candidates if isinstance(each, Tensor) and each.is_floating_point()])
+
+
+def _side_by_side(tensors: list[Tensor]) -> Tensor | None:
+    """Several tensors as one, with their samples in the first axis if all have as many."""
+    if len(tensors) <= 1:
+        return tensors[0] if tensors else None
+    by_sample = all(tensor.ndim for tensor in tensors) and len({len(tensor) for tensor in tensors}) == 1
+    common = torch.promote_types(tensors[0].dtype, tensors[-1].dtype)
+    parts = [tensor.to(common).reshape(len(tensor) if by_sample else 1, -1) for tensor in tensors]
+    joined = torch.cat(parts, dim=1)
+    return joined if by_sample else joined[0]
 
 
 def _some(names: Mapping[str, object]) -> str:
