@@ -362,3 +362,45 @@ def test_a_faint_branch_is_not_no_effect(scale):
     torch.manual_seed(0)
     found = symmetries(cross_entropy_of(nn.Sequential(FaintBranch(scale), bn_net())), [batch()])
     assert found.no_effect == ("1.0.bias",)
+
+
+class OwnNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("eps", torch.tensor(1e-5))
+
+    def forward(self, features):
+        return features * torch.rsqrt(features.square().mean(-1, keepdim=True) + self.eps)
+
+
+def test_an_eps_in_a_buffer_and_single_samples_in_eval_mode():
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Linear(4, 8, bias=False), OwnNorm(), nn.Linear(8, 3))
+    assert symmetries(cross_entropy_of(own), [batch()]).alone == ("0.weight",)
+    inputs, targets = batch()
+    single = [(inputs[index : index + 1], targets[index : index + 1]) for index in range(16)]
+    net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    found = symmetries(objective(net, functional.cross_entropy, mode="eval"), single)
+    assert found.alone == ()
+    # BatchNorm is a constant affine map here, with running mean 0.
+    truth = [{"0.weight": 1, "1.weight": -1}, {"1.weight": 1, "1.bias": 1, "3.weight": -1}]
+    assert_same_space(found.basis, truth, list(found.elements))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(4, 4, bias=False) for _ in range(4))
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        tokens = self.norm(inputs.unsqueeze(1) * torch.tensor([[1.0], [2.0], [-1.0]], dtype=inputs.dtype) + 1)
+        weights = torch.softmax(self.q(tokens) @ self.k(tokens).transpose(1, 2), dim=-1)
+        return self.head((tokens + self.o(weights @ self.v(tokens))).mean(1))
+
+
+def test_pairs_are_shown_as_pairs():
+    torch.manual_seed(0)
+    basis = symmetries(cross_entropy_of(Attention()), [batch()]).basis
+    assert {"q.weight": 1, "k.weight": -1} in basis
+    assert {"v.weight": 1, "o.weight": -1} in basis
