@@ -74,6 +74,41 @@ def test_a_bias_without_effect_does_not_decay():
     assert "nothing depends on it" in split_decay(net, weight_decay=0.1, symmetries=measured(net, 4)).kept["0.bias"]
 
 
+class PreNorm(nn.Module):
+    """x + linear2(relu(linear1(norm(x)))): linear1 or linear2 may grow with the stem, never both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.last = nn.Linear(4, 8), nn.LayerNorm(8), nn.LayerNorm(8)
+        self.linear1, self.linear2, self.head = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        features = self.stem(inputs)
+        features = features + self.linear2(torch.relu(self.linear1(self.norm(features))))
+        return self.head(self.last(features))
+
+
+def test_what_is_called_invariant_is_so_all_at_once():
+    torch.manual_seed(0)
+    net = PreNorm()
+    found = measured(net, 4)
+    split = split_decay(net, weight_decay=0.1, symmetries=found)
+    invariant = {name for name, reason in split.decayed.items() if ": scale-invariant" in reason}
+    assert invariant == found.largest_uniform() - set(found.no_effect)
+    precise = PreNorm().double()
+    precise.load_state_dict(net.state_dict())
+    precise.norm.eps = precise.last.eps = 1e-30
+    inputs = torch.randn(16, 4, dtype=torch.float64)
+    before = precise(inputs)
+    with torch.no_grad():
+        for name in invariant:
+            precise.get_parameter(name).mul_(3.0)
+    assert torch.allclose(precise(inputs), before, rtol=1e-10, atol=1e-10)
+    other = ({"linear1.weight", "linear2.weight"} - invariant).pop()
+    assert "not scale-invariant beside the others (jointly with" in split.decayed[other]
+    assert "; also against" in found.how[other] or "and against" in found.how[other]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

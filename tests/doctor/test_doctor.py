@@ -93,11 +93,44 @@ def test_decay_that_rounding_swallows():
 def test_the_fix_is_code_that_leaves_no_warning():
     found = examine(patient(sgd))
     net = net_of()
-    scope = {"model": net}
+    scope = {"model": net, "optimizer": sgd(net)}
     exec(found.fix, scope)
     again = examine(Patient(net, torch.optim.SGD(scope["groups"], lr=0.1, momentum=0.9), batches(), usual_loss))
     assert again.fix == ""
     assert [finding for finding in again.findings if finding.severity == "warning"] == []
+
+
+def test_the_fix_keeps_what_groups_have():
+    net = net_of()
+    first, last = {"params": [*net[0].parameters(), *net[1].parameters()]}, {"params": list(net[3].parameters())}
+    groups = [{**first, "lr": 0.1, "weight_decay": 0.0}, {**last, "lr": 0.03, "weight_decay": 0.2, "betas": (0.8, 0.9)}]
+    optimizer = torch.optim.AdamW(groups)
+    scope = {"model": net, "optimizer": optimizer}
+    exec(examine(Patient(net, optimizer, batches(), usual_loss)).fix, scope)
+    names = {id(param): name for name, param in net.named_parameters()}
+    now = {
+        names[id(param)]: (group["lr"], group["weight_decay"], group["betas"])
+        for group in torch.optim.AdamW(scope["groups"]).param_groups
+        for param in group["params"]
+    }
+    usual = (0.9, 0.999)
+    assert now == {
+        "0.weight": (0.1, 0.2, usual),  # invariant: it has to decay
+        "0.bias": (0.1, 0.0, usual),
+        "1.weight": (0.1, 0.0, usual),
+        "1.bias": (0.1, 0.0, usual),
+        "3.weight": (0.03, 0.2, (0.8, 0.9)),
+        "3.bias": (0.03, 0.0, (0.8, 0.9)),
+    }
+
+
+def test_the_usual_loss_of_maps_and_of_tokens():
+    torch.manual_seed(0)
+    maps, tokens = torch.randn(2, 5, 4, 4), torch.randn(2, 7, 5)
+    pixels, words = torch.randint(5, (2, 4, 4)), torch.randint(5, (2, 7))
+    assert usual_loss(maps, pixels) == nn.functional.cross_entropy(maps, pixels)
+    assert usual_loss(maps[:, :, :, 0], pixels[:, :, 0]) == nn.functional.cross_entropy(maps[..., 0], pixels[..., 0])
+    assert usual_loss(tokens, words) == nn.functional.cross_entropy(tokens.transpose(1, 2), words)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.RMSprop])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 
 import numpy as np
@@ -245,3 +246,70 @@ def test_a_model_that_cannot_be_copied():
     net.generator = (step for step in range(3))
     with pytest.raises(EquilibriaError, match="cannot be copied"):
         objective(net, functional.cross_entropy)
+
+
+class Shared:
+    dropout = 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    dropout: float = 0.3
+
+
+class Instance:
+    def __init__(self) -> None:
+        self.dropout = 0.3
+
+
+class WithConfig(nn.Module):
+    """Functional dropout, its probability in a config; numbers that only sound like dropout."""
+
+    def __init__(self, config: object) -> None:
+        super().__init__()
+        self.config, self.drop_first, self.pressure_drop = config, 1, 3.0
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        held = functional.dropout(inputs[:, self.drop_first :], self.config.dropout, self.training)
+        return self.pressure_drop * self.linear(torch.dropout(held, self.config.dropout, self.training))
+
+
+@pytest.mark.parametrize("config", [Shared, Shared(), Frozen(), Instance()])
+def test_functional_dropout_is_off_and_no_config_is_written_to(config):
+    net, (inputs, targets) = WithConfig(config), small_batch()
+    values = {objective(net, functional.cross_entropy)({}, (inputs, targets)).item() for _ in range(3)}
+    expected = functional.cross_entropy(3 * net.linear(inputs[:, 1:]), targets)
+    assert values == {expected.item()}
+    assert Shared.dropout == config.dropout == 0.3
+    assert (net.drop_first, net.pressure_drop) == (1, 3.0)
+
+
+class DropPath(nn.Module):
+    def forward(self, inputs):
+        return inputs * torch.rand(len(inputs), 1).round() if self.training else inputs
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True),
+        lambda: nn.Sequential(nn.Linear(4, 4), DropPath()),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5)),
+        lambda: nn.LSTM(4, 4, num_layers=2, dropout=0.5),
+    ],
+)
+def test_dropout_of_every_kind_of_module_is_off(make):
+    torch.manual_seed(0)
+    net, inputs = make(), torch.randn(5, 6, 4)
+
+    def loss(output, _target):
+        return (output[0] if isinstance(output, tuple) else output).square().mean()
+
+    looked_at = objective(net, loss)
+    values = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        values.append(looked_at({}, (inputs, None)).item())
+    assert values == [values[0]] * 4
+    assert values[0] == pytest.approx(loss(net.eval()(inputs), None).item(), rel=1e-5)  # eval takes other kernels

@@ -95,14 +95,23 @@ def decay_reason(name: str, param: Tensor, role: str, symmetries: Symmetries | N
         return False, f"{role}: nothing depends on it"
     if is_scale_invariant(name, symmetries):
         return True, f"{role}: scale-invariant ({how}); decay sets how fast it turns"
+    why = f"not scale-invariant{f' beside the others ({how})' if _stands_back(name, symmetries) else ''}"
     if param.ndim >= 2:
-        return True, f"{role}: not scale-invariant; decay regularises it"
-    return False, f"{role}: not scale-invariant; decay would shrink what the network computes"
+        return True, f"{role}: {why}; decay regularises it"
+    return False, f"{role}: {why}; decay would shrink what the network computes"
 
 
 def is_scale_invariant(name: str, symmetries: Symmetries) -> bool:
-    """Whether a tensor, alone or with others that are scaled the same way, can change its norm without effect."""
-    return name in symmetries.alone or min(symmetries.jointly.get(name, {"": -1}).values()) > 0
+    """Whether a tensor can change its norm without effect, alone or with all others that can.
+
+    Of tensors that are invariant only in place of each other (either matrix of a residual branch before which a
+    LayerNorm stands), those in `Symmetries.largest_uniform` count: the others' norms then matter.
+    """
+    return name in symmetries.alone or (name in symmetries.largest_uniform() and name not in symmetries.no_effect)
+
+
+def _stands_back(name: str, symmetries: Symmetries) -> bool:
+    return min(symmetries.jointly.get(name, {"": -1}).values()) > 0
 
 
 def _by_role(param: Tensor, role: str) -> tuple[bool, str]:

@@ -20,6 +20,21 @@ from equilibria.measure.roles import roles_of
 from equilibria.measure.symmetry import Symmetries, symmetries
 from equilibria.theory.rules import SGD, AdamL2, Rule
 
+_FIX = """\
+no_decay = {no_decay}
+decay = {decay}
+names = {{id(p): n for n, p in model.named_parameters()}}
+groups = []
+for group in optimizer.param_groups:
+    now, split = group.get("weight_decay", 0.0), {{}}
+    for p in group["params"]:
+        name = names.get(id(p))
+        value = 0.0 if name in no_decay else (now or {value}) if name in decay else now
+        split.setdefault(value, []).append(p)
+    options = {{key: value for key, value in group.items() if key != "param_names"}}
+    groups += [{{**options, "params": params, "weight_decay": value}} for value, params in split.items()]
+# optimizer = type(optimizer)(groups)  # in place of the old one, before a scheduler is made"""
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterRow:
@@ -191,7 +206,11 @@ def _problem(name: str, param: Tensor, role: str, group: _Settings | None, found
             "let it decay",
         )
     if name in found.undecided:
-        return "note", "no gradient here (dead units): whether it is invariant cannot be said", "check its inputs"
+        return (
+            "note",
+            "hardly any gradient here (dead units?): its invariance cannot be told",
+            "check its inputs",
+        )
     return "", "", ""
 
 
@@ -221,7 +240,7 @@ def _listed(names: list[str]) -> str:
 def _fix(
     rows: tuple[ParameterRow, ...], params: Mapping[str, Tensor], needed: Mapping[str, str], found: Symmetries
 ) -> str:
-    """Code for the groups, if decay is to change."""
+    """Code for the groups, if decay is to change: every group keeps its lr and whatever else it has."""
     should = {row.name: decay_reason(row.name, params[row.name], row.role, found)[0] for row in rows}
     wrong = [row for row in rows if row.group is not None and (row.weight_decay or 0.0) > 0 and not should[row.name]]
     missing = [row for row in rows if row.weight_decay == 0 and row.severity == "warning"]
@@ -230,15 +249,8 @@ def _fix(
     decays = [row.weight_decay for row in rows if row.weight_decay]
     value = max(set(decays), key=decays.count) if decays else 5e-4
     kept = [needed[name] for name, decay in should.items() if not decay]
-    return "\n".join(
-        [
-            "no_decay = {",
-            *(f'    "{name}",' for name in kept),
-            "}",
-            "groups = [",
-            '    {"params": [p for n, p in model.named_parameters() if n not in no_decay], '
-            f'"weight_decay": {value:g}}},',
-            '    {"params": [p for n, p in model.named_parameters() if n in no_decay], "weight_decay": 0.0},',
-            "]",
-        ]
-    )
+    return _FIX.format(no_decay=_as_set(kept), decay=_as_set([needed[row.name] for row in missing]), value=f"{value:g}")
+
+
+def _as_set(names: list[str]) -> str:
+    return "\n".join(["{", *(f'    "{name}",' for name in names), "}"]) if names else "set()"

@@ -96,7 +96,10 @@ def usual_pair(batch: Any) -> Any:
 
 
 def usual_loss(output: Any, target: Any) -> Tensor:
-    """Cross-entropy for whole-number targets, the mean squared error for others."""
+    """Cross-entropy for whole-number targets, the mean squared error for others.
+
+    Classes are in the last axis of the logits (tokens), or in axis 1 where targets are maps (segmentation).
+    """
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or not isinstance(target, Tensor):
         raise EquilibriaError(
@@ -105,6 +108,9 @@ def usual_loss(output: Any, target: Any) -> Tensor:
         )
     if target.is_floating_point():
         return functional.mse_loss(logits, target)
+    maps = target.ndim >= 3 or logits.shape[:-1] != target.shape
+    if logits.ndim == target.ndim + 1 and maps and logits.shape[2:] == target.shape[1:]:
+        return functional.cross_entropy(logits, target)
     return functional.cross_entropy(logits.flatten(0, -2), target.flatten())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from equilibria._rich import Console, Table, Text
+from equilibria.control.split_decay import is_scale_invariant
 from equilibria.doctor.examination import Examination, ParameterRow
 
 _STYLE = {"warning": "yellow", "note": "cyan", "": ""}
@@ -72,7 +73,9 @@ def _short(row: ParameterRow, examination: Examination) -> str:
     vector = examination.symmetries.jointly.get(row.name)
     if vector is None:
         return row.invariant
-    return f"jointly ({len(vector)})" if min(vector.values()) > 0 else f"against ({len(vector)})"
+    if is_scale_invariant(row.name, examination.symmetries):
+        return f"jointly ({len(vector)})"
+    return f"against ({len(examination.symmetries.against(row.name) or vector)})"
 
 
 def _steps(row: ParameterRow) -> str:

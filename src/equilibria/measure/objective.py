@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from equilibria.errors import EquilibriaError, one_of
+from equilibria.measure.dropout import WithoutDropout, switch_off_dropout
 from equilibria.measure.parameters import Select, names_of, row_axes, selection
 
 Params: TypeAlias = dict[str, Tensor]
@@ -135,7 +136,7 @@ class ModelObjective(Objective):
         return {name: axes[id(held[raw])] for name, raw in self._names.items()}
 
     def outputs(self, params: Mapping[str, Tensor], batch: Any) -> Tensor | None:
-        """The network's output as one tensor: itself, its ``logits``, or the first tensor in it."""
+        """The network's output as one tensor: itself, its ``logits``, or all tensors in it side by side."""
         with preserved_rng(self._params.values()):
             return _main_tensor(self._output(self._merged(params), self.split(batch)[0]))
 
@@ -161,7 +162,8 @@ class ModelObjective(Objective):
         tensors = {self._names[name]: param for name, param in params.items()}
         tensors |= {name: buffer.clone() for name, buffer in self._shell.named_buffers()}
         args, kwargs = _call_arguments(inputs)
-        return functional_call(self._shell, tensors, args, kwargs)
+        with WithoutDropout():
+            return functional_call(self._shell, tensors, args, kwargs)
 
 
 def objective(
@@ -175,7 +177,8 @@ def objective(
     """The loss of a network as a function of its named parameters and a batch.
 
     The model is never disturbed: weights, gradients, buffers, mode and random numbers stay as they were. The objective
-    follows the model's weights as they change. Dropout is switched off, for a function must not be random.
+    follows the model's weights as they change. Dropout is switched off, for a function must not be random: in the
+    copy's modules and where torch's functions are called, never in a config, which the model may share with others.
 
     Args:
         model: the network.
@@ -227,17 +230,6 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
-
-
-def switch_off_dropout(model: nn.Module) -> None:
-    """Set every dropout probability in a model to zero, be it of a dropout module, another module or its config."""
-    for module in model.modules():
-        is_dropout = "drop" in type(module).__name__.lower()
-        for holder in (module, getattr(module, "config", None)):
-            for name, value in list(getattr(holder, "__dict__", {}).items()):
-                probability = isinstance(value, int | float) and not isinstance(value, bool)
-                if probability and ("drop" in name.lower() or (is_dropout and name == "p")):
-                    setattr(holder, name, 0.0)
 
 
 @contextmanager
@@ -355,7 +347,18 @@ def _main_tensor(output: Any) -> Tensor | None:
         return logits
     values = list(output.values()) if isinstance(output, Mapping) else output
     candidates = values if isinstance(values, tuple | list) else ()
-    return next((each for each in candidates if isinstance(each, Tensor) and each.is_floating_point()), None)
+    return _side_by_side([each for each in candidates if isinstance(each, Tensor) and each.is_floating_point()])
+
+
+def _side_by_side(tensors: list[Tensor]) -> Tensor | None:
+    """Several tensors as one, with their samples in the first axis if all have as many."""
+    if len(tensors) <= 1:
+        return tensors[0] if tensors else None
+    by_sample = all(tensor.ndim for tensor in tensors) and len({len(tensor) for tensor in tensors}) == 1
+    common = torch.promote_types(tensors[0].dtype, tensors[-1].dtype)
+    parts = [tensor.to(common).reshape(len(tensor) if by_sample else 1, -1) for tensor in tensors]
+    joined = torch.cat(parts, dim=1)
+    return joined if by_sample else joined[0]
 
 
 def _some(names: Mapping[str, object]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import random
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch.nn import functional
 from equilibria.errors import EquilibriaError
 from equilibria.measure.objective import Objective, objective
 from equilibria.measure.symmetry import symmetries
+from equilibria.measure.symmetry.integers import IntegerSpace
 
 
 def monomials(exponents: np.ndarray) -> tuple[Objective, list[torch.Tensor]]:
@@ -78,7 +80,7 @@ def test_exponents_that_are_no_fractions_are_not_forced_into_integers():
     found = symmetries(loss, batches)
     assert found.basis == ()
     assert found.largest_uniform() == frozenset()
-    assert found.notes == ("2 tensors take part in symmetries whose exponents are no small fractions",)
+    assert found.notes == ("symmetries whose exponents are no small fractions are left out: 1",)
 
 
 def bn_net() -> nn.Module:
@@ -230,3 +232,168 @@ def test_progress_goes_to_stderr_only_when_asked(capsys):
 
 def test_exact_rank_of_the_helper():
     assert exact_rank([{"a": 1, "b": 2}, {"a": 2, "b": 4}, {"b": 1}], ["a", "b"]) == 2
+
+
+class SkipsAtRandom(nn.Module):
+    """Stochastic depth: one decision for the whole batch, by whichever random numbers."""
+
+    def __init__(self, draw) -> None:
+        super().__init__()
+        self.layer, self.draw = nn.Linear(4, 4), draw
+
+    def forward(self, inputs):
+        return inputs if self.draw() < 0.3 else inputs + self.layer(inputs)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_randomness_of_torch_numpy_and_python_is_refused(draw, seed):
+    loss = cross_entropy_of(nn.Sequential(SkipsAtRandom(draw), bn_net()))
+    torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)  # noqa: NPY002
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    with pytest.raises(EquilibriaError, match="a loss that is random"):
+        symmetries(loss, [batch()])
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1] == states[1]).all()  # noqa: NPY002
+    assert random.getstate() == states[2]
+
+
+class Power(nn.Module):
+    def forward(self, features):
+        return features.sign() * features.abs() ** 0.3517
+
+
+def test_an_odd_exponent_takes_no_other_symmetry_with_it():
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)]
+    net = nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 8, bias=False), Power(), nn.Linear(8, 3))
+    found = symmetries(cross_entropy_of(net), [batch()])
+    truth = [{"0.weight": 1}, {"3.weight": 1}, {"1.weight": 1, "1.bias": 1}]
+    assert_same_space(found.basis, [*truth, {"4.weight": 1, "4.bias": 1, "6.weight": -1}], list(found.elements))
+    assert found.notes == ("symmetries whose exponents are no small fractions are left out: 1",)  # 6.weight, 8.weight
+
+
+class DetachedNorm(nn.Module):
+    """The norm matters, but its derivative is hidden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, inputs):
+        return torch.tanh(inputs @ (self.weight / self.weight.norm() * self.weight.norm().detach()).T)
+
+
+def test_what_scaling_refutes_is_not_in_the_answer():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), DetachedNorm(), nn.Linear(8, 3))
+    found = symmetries(cross_entropy_of(net), [batch()])
+    assert found.alone == ("0.weight",)
+    assert found.basis == ({"0.weight": 1},)
+    assert found.largest_uniform() == {"0.weight"}
+    assert found.how["2.weight"] == "no"
+    assert max(found.confirmed) <= 1e-7
+    assert any("not confirmed by scaling: {'2.weight': 1}" in note for note in found.notes)
+
+
+def cosine(output, target):
+    return 1 - functional.cosine_similarity(output, functional.one_hot(target, 3).double()).mean()
+
+
+def test_a_symmetry_of_the_loss_alone_is_confirmed_by_the_loss():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3, bias=False))
+    found = symmetries(objective(net, cosine), [batch()])
+    assert found.largest_uniform() == {"0.weight", "0.bias", "2.weight"}
+    assert found.notes == ("symmetries of the loss, not of the outputs: 2, such as {'2.weight': 1}",)
+    assert max(found.broken.values()) < 1e-5  # float32
+    net[0].bias.data.add_(1.0)
+    dull = symmetries(objective(net, lambda output, _: (output.abs().sum() < 0) + 0 * output.sum()), [batch()])
+    assert dull.alone == ()  # a loss that never moves proves nothing
+
+
+class FeaturesToo(nn.Module):
+    """Returns (features, logits): features alone would confirm a symmetry of what comes before them only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8, bias=False), nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        features = functional.normalize(self.first(inputs), dim=1)
+        return features, self.last(features)
+
+
+def test_all_tensors_of_a_tuple_are_compared():
+    looked_at = objective(FeaturesToo(), lambda output, target: functional.cross_entropy(output[1], target))
+    outputs = looked_at.outputs({}, batch())
+    features, logits = looked_at.modules(batch()[0])
+    assert torch.equal(outputs, torch.cat([features, logits], dim=1))
+    assert symmetries(looked_at, [batch()]).basis == ({"first.weight": 1},)
+
+
+@pytest.mark.parametrize(("activation", "depth"), [(nn.ReLU, 30), (nn.Sigmoid, 12), (nn.Sigmoid, 30)])
+def test_a_small_gradient_is_not_no_effect(activation, depth):
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(4 if index == 0 else 16, 16), activation()) for index in range(depth)]
+    found = symmetries(cross_entropy_of(nn.Sequential(*layers, nn.Linear(16, 3))), [batch()])
+    assert found.no_effect == ()
+    assert found.undecided
+
+
+def test_a_tiny_bias_is_not_no_effect():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    for layer in (net[0], net[2]):
+        nn.init.constant_(layer.bias, 1e-12)
+    assert symmetries(cross_entropy_of(net), [batch()]).no_effect == ()
+
+
+class FaintBranch(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.inner, self.scale = nn.Linear(4, 4), nn.Parameter(torch.full((4,), scale))
+
+    def forward(self, inputs):
+        return inputs + self.scale * torch.tanh(self.inner(inputs))
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-10, 1e-12])
+def test_a_faint_branch_is_not_no_effect(scale):
+    torch.manual_seed(0)
+    found = symmetries(cross_entropy_of(nn.Sequential(FaintBranch(scale), bn_net())), [batch()])
+    assert found.no_effect == ("1.0.bias",)
+
+
+class OwnNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("eps", torch.tensor(1e-5))
+
+    def forward(self, features):
+        return features * torch.rsqrt(features.square().mean(-1, keepdim=True) + self.eps)
+
+
+def test_an_eps_in_a_buffer_and_single_samples_in_eval_mode():
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Linear(4, 8, bias=False), OwnNorm(), nn.Linear(8, 3))
+    assert symmetries(cross_entropy_of(own), [batch()]).alone == ("0.weight",)
+    inputs, targets = batch()
+    single = [(inputs[index : index + 1], targets[index : index + 1]) for index in range(16)]
+    net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    found = symmetries(objective(net, functional.cross_entropy, mode="eval"), single)
+    assert found.alone == ()
+    # BatchNorm is a constant affine map here, with running mean 0.
+    truth = [{"0.weight": 1, "1.weight": -1}, {"1.weight": 1, "1.bias": 1, "3.weight": -1}]
+    assert_same_space(found.basis, truth, list(found.elements))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::7])
+def test_pairs_are_shown_as_pairs(order):
+    """An attention layer behind a norm: (q, -k), (v, -o) and (n, -q, -k, -v); (2 q, -n, v) is as short as (q, -k)."""
+    vectors = np.array([[1, -1, 0, 0, 0], [0, 0, 1, -1, 0], [-1, -1, -1, 0, 1]])[:, list(order)]
+    space = IntegerSpace(np.linalg.qr(vectors.T.astype(float))[0])
+    q, k = order.index(0), order.index(1)
+    for one in (q, k):
+        found = space.smallest_with(one, negative=True)
+        assert {at: value for at, value in enumerate(found) if value} == {min(q, k): 1, max(q, k): -1}

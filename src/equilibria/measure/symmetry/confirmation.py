@@ -1,4 +1,4 @@
-"""The proof by doing: scale the tensors, and look whether the network's outputs stay."""
+"""The proof by doing: scale the tensors, and look whether the network's outputs, or its losses, stay."""
 
 from __future__ import annotations
 
@@ -17,27 +17,38 @@ from equilibria.measure.symmetry.precise import precise
 FACTORS = (0.5, 2.0, 1 / 32, 32.0)
 # Powers of two scale floating-point numbers without rounding; these do not, so that the type shows as well.
 ROUNDED_FACTORS = (0.6,)  # smaller, for eps weighs more when norms are small
+# Outputs that hardly depend on the sample (deep networks with small gradients) are looked at this closely, no closer:
+# rounding, relative to all of their size, must stay far below what counts as a change.
+_CLOSEST = 1e-6
+_LOSSES_DIFFER = 1e-6  # of their size, between batches: a loss that is the same everywhere proves nothing
 
 
 class Confirmer:
     """Compares outputs before and after scaling, relative to how much they differ among themselves.
 
-    The loss itself would prove little: it may barely move although the network changes. It is used, over several
-    batches, where an objective knows nothing but its loss.
+    The loss itself proves less: it may barely move although the network changes. It is compared, over several batches,
+    where an objective knows nothing but its loss, and where the loss may be blind to what outputs do (a cosine).
 
     Args:
         objective: what is evaluated.
         point: where.
         batches: on what.
         exact: whether in float64 with negligible eps, or as the network really computes.
+        losses: whether to compare losses, relative to their size, in place of outputs.
+
+    Attributes:
+        sharp: whether outputs differ enough between samples for every effect to be seen.
     """
 
-    def __init__(self, objective: Objective, point: Params, batches: Sequence[Any], *, exact: bool) -> None:
+    def __init__(
+        self, objective: Objective, point: Params, batches: Sequence[Any], *, exact: bool, losses: bool = False
+    ) -> None:
         self._objective, self._point, self._batches, self._exact = objective, point, batches, exact
+        self._losses = losses
         self._factors = FACTORS if exact else ROUNDED_FACTORS
-        self._before = self._responses(point)
-        spread = float(self._before.std()) if self._before.numel() > 1 else 0.0
-        self._spread = spread or float(self._before.abs().max())
+        parts = self._parts(point)
+        self._before = _joined(parts)
+        self._spread, self.sharp = (_size_of_losses(self._before), True) if losses else _spread(parts, self._before)
 
     def change(self, exponents: Mapping[str, float], *, at: Params | None = None) -> float:
         """The largest change of an output when each tensor is scaled by c to its exponent, over their spread.
@@ -82,6 +93,15 @@ class Confirmer:
         scaled = {name: self._point[name] * 2.0**log for name, log in logs.items()}
         return self._relative(self._responses({**self._point, **scaled}), self._before)
 
+    def likeness(self, one: Params, other: Params) -> float:
+        """The cosine between the changes of outputs that two replacements make; nan where there is no change."""
+        first, second = (self._responses({**self._point, **each}) - self._before for each in (one, other))
+        return float(first @ second / (first.norm() * second.norm()))
+
+    def relative_to_size(self, change: float) -> float:
+        """A change that is relative to the spread of outputs between samples, relative to the largest output."""
+        return change * self._spread / max(float(self._before.abs().max()), torch.finfo(torch.float64).tiny)
+
     def change_with(self, replaced: Params) -> float:
         """The same for tensors that are replaced by others."""
         return self._relative(self._responses({**self._point, **replaced}), self._before)
@@ -90,16 +110,38 @@ class Confirmer:
         return float((after - before).abs().max()) / self._spread if self._spread > 0 else math.nan
 
     def _responses(self, point: Params) -> Tensor:
+        return _joined(self._parts(point))
+
+    def _parts(self, point: Params) -> list[Tensor]:
         context: AbstractContextManager[None] = precise() if self._exact else nullcontext()
         with context, torch.no_grad():
-            found = [self._response(point, batch) for batch in self._batches]
-        return torch.cat([each.double().flatten() for each in found])
+            return [self._response(point, batch) for batch in self._batches]
 
     def _response(self, point: Params, batch: Any) -> Tensor:
-        outputs = self._objective.outputs(point, batch)
+        outputs = None if self._losses else self._objective.outputs(point, batch)
         if outputs is None:
             return self._objective(point, batch)
         return torch.view_as_real(outputs.resolve_conj()) if outputs.is_complex() else outputs
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat([each.double().flatten() for each in parts])
+
+
+def _spread(parts: list[Tensor], joined: Tensor) -> tuple[float, bool]:
+    """How much an output differs between samples, and whether that is far above rounding; else a share of its size."""
+    overall = float(joined.std()) if joined.numel() > 1 else 0.0
+    if not all(part.ndim > 1 and len(part) > 1 for part in parts):
+        return overall or float(joined.abs().max()), True
+    between = float(_joined([part - part.mean(0, keepdim=True) for part in parts]).square().mean().sqrt())
+    least = _CLOSEST * (overall or float(joined.abs().max()))
+    return max(between, least), between > least
+
+
+def _size_of_losses(losses: Tensor) -> float:
+    """The largest loss; 0, so that nothing is confirmed, where batches do not differ."""
+    size = float(losses.abs().max())
+    return size if float(losses.max() - losses.min()) > _LOSSES_DIFFER * size else 0.0
 
 
 def _nan_last(value: float) -> float:

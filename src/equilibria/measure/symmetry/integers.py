@@ -7,6 +7,7 @@ from fractions import Fraction
 from math import gcd, lcm
 
 import numpy as np
+from scipy.linalg import null_space
 from scipy.optimize import linprog
 
 _LARGEST_DENOMINATOR = 12
@@ -24,21 +25,24 @@ class IntegerSpace:
     Attributes:
         rows: its reduced echelon form.
         constraints: integer matrix C with C a = 0 exactly for the vectors of the space.
-        exact: whether every number was close to a small fraction; otherwise the space is not that of any small
-            integers, and ``rows`` and ``constraints`` are empty.
+        left_out: how many dimensions of what was given hold no vector of small integers. ``rows`` and ``constraints``
+            are those of the rest.
     """
 
     def __init__(self, null: np.ndarray) -> None:
-        self.size, self.dimension = null.shape
+        self.size, given = null.shape
         echelon, pivots = _echelon(null.T)
-        fractions = [[_fraction(value) for value in row] for row in echelon]
-        self.exact = all(entry is not None for row in fractions for entry in row)
-        self.rows: list[Vector] = []
-        self.constraints = np.zeros((0, self.size))
-        if self.exact:
-            known = [[entry or Fraction(0) for entry in row] for row in fractions]
-            self.rows = [primitive(row) for row in known]
-            self.constraints = _constraints(known, pivots, self.size)
+        rows = [_fractions(row) for row in echelon]
+        if any(row is None for row in rows):
+            echelon, pivots = _echelon(_rational_part(echelon, pivots))
+            rows = [_fractions(row) for row in echelon]
+        pivots = [pivot for pivot, row in zip(pivots, rows, strict=True) if row is not None]
+        known = [row for row in rows if row is not None]
+        self.rows = [primitive(row) for row in known]
+        self.dimension = len(known)
+        self.left_out = given - self.dimension
+        self.constraints = _constraints(known, pivots, self.size)
+        self._partners = _partners(self.constraints)
 
     def contains(self, vector: Sequence[int]) -> bool:
         """Whether an integer vector lies in the space, exactly."""
@@ -47,29 +51,15 @@ class IntegerSpace:
     def smallest_with(self, index: int, *, negative: bool) -> Vector | None:
         """A vector with few entries that are not zero, one of them at ``index``; None if there is none.
 
-        It minimises the sum of absolute values, which gives few entries; ``negative`` says whether entries may be
-        negative.
+        It is a pair if there is one, and else minimises the sum of absolute values, which gives few entries;
+        ``negative`` says whether entries may be negative.
         """
-        if not self.exact:
-            return None
-        columns = [self.constraints, -self.constraints] if negative else [self.constraints]
-        matrix = np.hstack(columns)
-        fixed = np.zeros((1, matrix.shape[1]))
-        fixed[0, index] = 1.0
-        if negative:
-            fixed[0, self.size + index] = -1.0
-        solved = linprog(
-            np.ones(matrix.shape[1]),
-            A_eq=np.vstack([matrix, fixed]),
-            b_eq=np.concatenate([np.zeros(len(matrix)), [1.0]]),
-            method="highs-ds",  # a vertex, not a point inside a face
-        )
-        if not solved.success or solved.x is None:
-            return None
-        values = solved.x[: self.size] - (solved.x[self.size :] if negative else 0.0)
-        entries = [_fraction(value) for value in values]
-        found = primitive([entry or Fraction(0) for entry in entries])
-        return found if all(entry is not None for entry in entries) and self.contains(found) else None
+        pairs = [(other, sign) for other, sign in self._partners.get(index, ()) if negative or sign > 0]
+        if pairs:
+            other, sign = min(pairs, key=lambda pair: abs(pair[0] - index))
+            return primitive([Fraction((at == index) + sign * (at == other)) for at in range(self.size)])
+        found = _smallest_with(self.constraints, index, negative=negative)
+        return found if found is not None and self.contains(found) else None
 
     def sparse_basis(self, candidates: Iterable[Vector]) -> list[Vector]:
         """Independent vectors that span the space, the simplest of the candidates first."""
@@ -81,6 +71,67 @@ class IntegerSpace:
             if _extends(reduced, vector):
                 chosen.append(vector)
         return chosen
+
+
+def _smallest_with(constraints: np.ndarray, index: int, *, negative: bool) -> Vector | None:
+    """The vector with C a = 0 and an entry at ``index`` whose absolute values have the smallest sum."""
+    size = constraints.shape[1]
+    matrix = np.hstack([constraints, -constraints] if negative else [constraints])
+    fixed = np.zeros((1, matrix.shape[1]))
+    fixed[0, index] = 1.0
+    if negative:
+        fixed[0, size + index] = -1.0
+    solved = linprog(
+        np.ones(matrix.shape[1]),
+        A_eq=np.vstack([matrix, fixed]),
+        b_eq=np.concatenate([np.zeros(len(matrix)), [1.0]]),
+        method="highs-ds",  # a vertex, not a point inside a face
+    )
+    if not solved.success or solved.x is None:
+        return None
+    entries = _fractions(solved.x[:size] - (solved.x[size:] if negative else 0.0))
+    return None if entries is None else primitive(entries)
+
+
+def _rational_part(echelon: np.ndarray, pivots: list[int]) -> np.ndarray:
+    """Rows that span the vectors of small integers in a space that has others as well."""
+    size = echelon.shape[1]
+    free = [column for column in range(size) if column not in pivots]
+    constraints = np.zeros((len(free), size))
+    constraints[range(len(free)), free] = 1.0
+    constraints[:, pivots] = -echelon[:, free].T
+    spanning: np.ndarray = null_space(np.array([part for line in constraints for part in _commensurable(line)])).T
+    return spanning
+
+
+def _commensurable(line: np.ndarray) -> list[np.ndarray]:
+    """A constraint in parts, each in multiples of one number by small fractions.
+
+    Whole numbers that are no solution of the parts cannot be one of the sum, unless the numbers are related.
+    """
+    left = np.where(np.abs(line) <= _ROUNDING, 0.0, line)
+    parts, unit = [], 1.0
+    while left.any():
+        near = [_fraction(value / unit) for value in left]
+        belongs = np.array([entry is not None for entry in near])
+        parts.append(np.array([float(entry or 0) for entry in near]))
+        left = np.where(belongs, 0.0, left)
+        unit = left[np.argmax(left != 0)]
+    return parts
+
+
+def _partners(constraints: np.ndarray) -> dict[int, list[tuple[int, int]]]:
+    """For every tensor the others that it forms a vector (1, 1) or (1, -1) with: opposite or equal columns."""
+    by_column: dict[tuple[float, ...], list[int]] = {}
+    for index, column in enumerate(constraints.T):
+        by_column.setdefault(tuple((column + 0.0).tolist()), []).append(index)
+    found: dict[int, list[tuple[int, int]]] = {}
+    for column, members in by_column.items():
+        opposite = by_column.get(tuple(-value + 0.0 for value in column), [])
+        for index in members:
+            pairs = [(other, 1) for other in opposite] + [(other, -1) for other in members]
+            found[index] = [(other, sign) for other, sign in pairs if other != index]
+    return found
 
 
 def primitive(entries: Sequence[Fraction]) -> Vector:
@@ -140,6 +191,12 @@ def _constraints(rows: list[list[Fraction]], pivots: list[int], size: int) -> np
             line[pivot] = -float(row[column] * scale)
         made.append(line)
     return np.array(made).reshape(len(made), size)
+
+
+def _fractions(values: np.ndarray) -> list[Fraction] | None:
+    """The numbers as small fractions; None if one of them is none."""
+    found = [_fraction(value) for value in values]
+    return None if any(entry is None for entry in found) else [entry or Fraction(0) for entry in found]
 
 
 def _fraction(value: float) -> Fraction | None:

@@ -84,8 +84,8 @@ def _variance(normalisation: str, of: Tensor) -> Tensor:
     """What eps is added to, roughly: what a normalisation subtracts first must not count."""
     held = of.detach()
     if normalisation == "batch_norm":
-        return held.transpose(0, 1).flatten(1).var(1)
-    return held.flatten(2).var(2) if normalisation == "instance_norm" else held.square()
+        return held.transpose(0, 1).flatten(1).var(1, correction=0)
+    return held.flatten(2).var(2, correction=0) if normalisation == "instance_norm" else held.square()
 
 
 def _negligible(beside: Tensor) -> float:
@@ -95,7 +95,10 @@ def _negligible(beside: Tensor) -> float:
 def _adds_eps(args: tuple[Any, ...]) -> bool:
     if len(args) < 2 or not isinstance(args[0], Tensor) or not args[0].is_floating_point():
         return False
-    return isinstance(args[1], float) and 0 < args[1] <= _LARGEST_OWN_EPS
+    other = args[1]
+    if isinstance(other, Tensor) and other.ndim == 0 and other.is_floating_point() and not other.requires_grad:
+        other = float(other)  # an eps in a buffer
+    return isinstance(other, float) and 0 < other <= _LARGEST_OWN_EPS
 
 
 def _high(value: Any) -> Any:

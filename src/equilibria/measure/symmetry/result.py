@@ -26,14 +26,17 @@ class Symmetries:
             exponents that are not negative if possible.
         no_effect: names of the tensors on which nothing depends, such as a bias before BatchNorm: not even their
             direction matters, so they are not in ``alone``. Scaling them is a symmetry, so they are in ``basis``.
-        undecided: names of the tensors without gradient here that would matter elsewhere (dead units).
+        undecided: names of the tensors with hardly any gradient here that would matter elsewhere (dead units), or
+            whose effect is too small to be measured (vanishing gradients).
         rows: the finest blocks of rows that are invariant by themselves, of tensors with two axes or more.
         residual: how far each tensor is from being invariant alone: rms of <w, g> over the product of the norms.
             Rounding (1e-14 or so) if it is, typically 1e-3 to 1 if not.
         singular_values: of the matrix of relative radial derivatives, largest first.
         gap: the smallest of them that is not zero over the largest that is. Above 1000 the answer is clear.
         confirmed: for each vector of ``basis`` how much outputs changed, relative to their spread, in float64 with
-            negligible eps, when its tensors, along with others, were really scaled, by c = 0.5, 2, 1/32 and 32.
+            negligible eps, when its tensors, along with others, were really scaled, by c = 0.5, 2, 1/32 and 32. Where
+            outputs change but the loss does not (a cosine), how much the loss changed, relative to itself. What
+            neither confirms is not in ``basis``; ``notes`` has it.
         broken: how much outputs change, relative to their spread, with the real eps and in the real type at the present
             weights, when a tensor (with those it is ``jointly`` invariant with) is scaled by 0.6.
         probes: how many backward passes were taken.
@@ -56,6 +59,7 @@ class Symmetries:
     notes: tuple[str, ...]
     _constraints: np.ndarray = field(repr=False)
     _involved: tuple[str, ...] = field(repr=False)
+    _uniform: list[frozenset[str]] = field(default_factory=list, init=False, repr=False)  # once it was asked for
 
     def largest_uniform(self) -> frozenset[str]:
         """The names, with the most elements in total, that may all be scaled by one common factor.
@@ -63,11 +67,21 @@ class Symmetries:
         Everything in ``alone`` and ``no_effect``, and of the rest the best combination (a mixed-integer program). This
         is the part of a network on which spherical sharpness is defined.
         """
+        if not self._uniform:
+            self._uniform.append(self._solve_uniform())
+        return self._uniform[0]
+
+    def _solve_uniform(self) -> frozenset[str]:
         free = frozenset(self.alone) | frozenset(self.no_effect)
         if not self._involved:
             return free
         chosen = largest_uniform_set(self._constraints, np.array([self.elements[name] for name in self._involved]))
         return free | {name for name, taken in zip(self._involved, chosen, strict=True) if taken}
+
+    def against(self, name: str) -> dict[str, int] | None:
+        """A vector of ``basis`` in which a tensor is scaled against others; None if there is none."""
+        taking_part = (vector for vector in self.basis if name in vector)
+        return next((vector for vector in taking_part if min(vector.values()) < 0 < max(vector.values())), None)
 
     @property
     def how(self) -> dict[str, str]:
@@ -82,13 +96,18 @@ class Symmetries:
         if name in self.alone:
             return _granularity(self.rows.get(name))
         if name in self.jointly:
-            return describe_joint(name, self.jointly[name])
+            return self._how_jointly(name, self.jointly[name])
         part = self.rows.get(name)
         return f"{part.covered} of {part.rows} rows" if part else "no"
 
     def __repr__(self) -> str:
         """Short, for messages; ``print`` shows the table."""
         return f"<Symmetries: {len(self.alone)} of {len(self.elements)} tensors alone: {_some(list(self.alone))}>"
+
+    def _how_jointly(self, name: str, vector: Mapping[str, int]) -> str:
+        said, mixed = describe_joint(name, vector), self.against(name)
+        twofold = min(vector.values()) > 0 and mixed is not None
+        return f"{said}; also {describe_joint(name, mixed)}" if twofold and mixed else said
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.elements)

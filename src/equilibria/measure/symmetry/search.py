@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from equilibria.errors import EquilibriaError, whole
 from equilibria.measure.objective import ModelObjective, Objective, Params
@@ -27,6 +29,10 @@ _CLEAR_GAP = 1e3
 _MOST_ROUNDS = 4
 _LOSS_BATCHES = 4  # to compare losses on, where there are no outputs
 _FEW = 8  # samples on which outputs are compared
+_SAME_LOSS = 1e-9  # relative, in float64
+_PLAIN_CHANGE = 1e-2  # of the size of outputs: a loss that stays nevertheless is blind to it, not just dull
+_MORE_LOSS_BATCHES = 12  # to compare losses on, where outputs change
+_ALIKE = 0.99  # cosine between two changes of outputs that have one cause
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +45,16 @@ class _Found:
     space: IntegerSpace
     basis: tuple[dict[str, int], ...]
     jointly: dict[str, dict[str, int]]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Verdict:
+    """How much each vector of a basis changes outputs, or losses, when it is really scaled."""
+
+    changes: list[float]
+    by_loss: list[dict[str, int]]
+    refuted: list[tuple[dict[str, int], float]]
 
 
 def symmetries(
@@ -106,22 +122,49 @@ class _Search:
         self._prober = Prober(twin, material, generator=generator)
         self._probes: list[Probe] = []
         self._generator = generator
-        self._confirmer: Callable[[], Confirmer] = lambda: Confirmer(twin, self._prober.base, self._batches, exact=True)
+        self._twin, self._material = twin, material
+        self._confirmer = Confirmer(twin, self._prober.base, self._batches, exact=True)
 
     def run(self, show: Callable[[int, int], None] | None) -> Symmetries:
         """Probe until nothing new is found, read off the answer, confirm it; probe further where it is refuted."""
         self._probe_until_settled(show)
-        confirmer = self._confirmer()
         for last in (*[False] * (_MOST_ROUNDS - 1), True):
             found = self._read()
-            changes = confirmer.changes(found.basis, enough=_UNCHANGED)
-            refuted = [vector for vector, change in zip(found.basis, changes, strict=True) if change > _UNCHANGED]
-            if not refuted or last:
+            verdict = self._confirm(found)
+            if not verdict.refuted or last:
                 break
-            self._probe_along(refuted)
+            self._probe_along([vector for vector, _ in verdict.refuted])
+        refuted = verdict.refuted
+        while verdict.refuted:  # what stays in the answer is confirmed
+            found = _without(found, [vector for vector, _ in verdict.refuted])
+            verdict = self._confirm(found)
+            refuted = [*refuted, *verdict.refuted]
         if show is not None:
             show(0, 0)
-        return self._result(found, changes, confirmer)
+        return self._result(found, verdict, refuted)
+
+    def _confirm(self, found: _Found) -> _Verdict:
+        """Scale: outputs must stay, or at least the loss on many batches."""
+        changes = self._confirmer.changes(found.basis, enough=_UNCHANGED)
+        doubtful = [index for index, change in enumerate(changes) if not change <= _UNCHANGED]
+        if not doubtful:
+            return _Verdict(changes, [], [])
+        plain = [index for index in doubtful if self._confirmer.relative_to_size(changes[index]) > _PLAIN_CHANGE]
+        losses = self._loss_confirmer.changes([found.basis[index] for index in plain], enough=_SAME_LOSS)
+        by_loss = {index: loss for index, loss in zip(plain, losses, strict=True) if loss <= _SAME_LOSS}
+        return _Verdict(
+            [by_loss.get(index, change) for index, change in enumerate(changes)],
+            [found.basis[index] for index in by_loss],
+            [(found.basis[index], changes[index]) for index in doubtful if index not in by_loss],
+        )
+
+    @cached_property
+    def _loss_confirmer(self) -> Confirmer:
+        return Confirmer(self._twin, self._prober.base, self._loss_batches, exact=True, losses=True)
+
+    @cached_property
+    def _loss_batches(self) -> list[Any]:
+        return [self._material.draw(index, few=_FEW) for index in range(_MORE_LOSS_BATCHES)]
 
     def _probe_until_settled(self, show: Callable[[int, int], None] | None) -> None:
         most = len(self._names) + _MARGIN
@@ -147,22 +190,13 @@ class _Search:
         alone = tuple(name for name in loud if residual[name] <= algebra.zero)
         rest = [index for index, name in enumerate(loud) if name not in alone]
         space, involved = _rest_of_space(algebra.null, rest, taken=len(alone))
-        names = tuple(loud[rest[index]] for index in involved)
-        joint = [space.smallest_with(index, negative=False) for index in range(len(names))]
-        mixed = [space.smallest_with(index, negative=True) for index in range(len(names))]
-        basis = space.sparse_basis([vector for vector in (*joint, *mixed) if vector is not None])
-        jointly = {
-            name: _named(vector, names)
-            for name, vector in zip(names, (a or b for a, b in zip(joint, mixed, strict=True)), strict=True)
-            if vector is not None
-        }
-        vectors = (*({name: 1} for name in alone), *(_named(vector, names) for vector in basis))
-        return _Found(algebra, alone, names, space, vectors, jointly)
+        return _answer(algebra, alone, tuple(loud[rest[index]] for index in involved), space)
 
-    def _result(self, found: _Found, changes: list[float], confirmer: Confirmer) -> Symmetries:
+    def _result(self, found: _Found, verdict: _Verdict, refuted: list[tuple[dict[str, int], float]]) -> Symmetries:
         silent = [name for name, still in zip(self._names, found.algebra.silent, strict=True) if still]
-        kinds = {name: self._kind_of_silent(name, confirmer) for name in silent}
+        kinds = {name: self._kind_of_silent(name) for name in silent}
         free = [name for name, kind in kinds.items() if kind != "undecided"]
+        no_rows = {*silent, *(name for vector, _ in refuted for name in vector if len(vector) == 1)}
         by_row = find_rows(self._probes[:_BY_ROW], zero=found.algebra.zero)
         signs = [name for name, kind in kinds.items() if kind == "alone"]
         return Symmetries(
@@ -172,34 +206,42 @@ class _Search:
             jointly=found.jointly,
             no_effect=tuple(name for name, kind in kinds.items() if kind == "no effect"),
             undecided=tuple(name for name, kind in kinds.items() if kind == "undecided"),
-            rows={name: rows for name, rows in by_row.items() if name not in silent},
+            rows={name: rows for name, rows in by_row.items() if name not in no_rows},
             residual={name: float(value) for name, value in zip(self._names, found.algebra.residual, strict=True)},
             singular_values=found.algebra.singular_values,
             gap=found.algebra.gap,
-            confirmed=(*changes, *confirmer.changes([{name: 1} for name in free], enough=_UNCHANGED)),
-            broken=self._broken(found),
+            confirmed=(*verdict.changes, *self._confirmer.changes([{name: 1} for name in free], enough=_UNCHANGED)),
+            broken=self._broken(found, verdict),
             probes=self._prober.taken,
-            notes=_notes(found, changes),
+            notes=_notes(found, verdict, refuted),
             _constraints=found.space.constraints,
-            _involved=found.involved if found.space.exact else (),
+            _involved=found.involved,
         )
 
-    def _kind_of_silent(self, name: str, confirmer: Confirmer) -> str:
+    def _kind_of_silent(self, name: str) -> str:
         """Why a tensor has no gradient: nothing depends on it, or its signs alone matter, or units are dead here."""
         base = self._prober.base[name]
+        noise = torch.randn(base.shape, generator=self._generator, dtype=torch.float64).to(base.device).to(base.dtype)
+        noise = max(float(base.abs().max()), _usual_size(base)) * noise
         matters = False
         for size in (1.0, 30.0, 1000.0):
-            noise = torch.randn(base.shape, generator=self._generator, dtype=torch.float64).to(base.device)
-            other = {name: size * base.abs().max() * noise.to(base.dtype)}
-            if not confirmer.change_with(other) <= _UNCHANGED:
+            other = {name: size * noise}
+            if not self._confirmer.change_with(other) <= _UNCHANGED:
                 matters = True
-                if not confirmer.change({name: 1}, at=other) <= _UNCHANGED:
+                if not self._confirmer.change({name: 1}, at=other) <= _UNCHANGED:
                     return "undecided"
+        if not self._confirmer.sharp or (not matters and self._faintly_matters(name, noise)):
+            return "undecided"
         return "alone" if matters else "no effect"
 
-    def _broken(self, found: _Found) -> dict[str, float]:
+    def _faintly_matters(self, name: str, noise: Tensor) -> bool:
+        """Whether a change too small to count is an effect all the same: rounding would not be alike for two sizes."""
+        return self._confirmer.likeness({name: 30.0 * noise}, {name: 33.0 * noise}) > _ALIKE
+
+    def _broken(self, found: _Found, verdict: _Verdict) -> dict[str, float]:
         present: Params = self._present.params
-        confirmer = Confirmer(self._present, present, self._batches, exact=False)
+        batches = self._loss_batches if verdict.by_loss else self._batches
+        confirmer = Confirmer(self._present, present, batches, exact=False, losses=bool(verdict.by_loss))
         together: dict[str, Mapping[str, int]] = {name: {name: 1} for name in found.alone}
         together |= {name: vector for name, vector in found.jointly.items() if min(vector.values()) > 0}
         changes: dict[frozenset[str], float] = {}
@@ -207,6 +249,28 @@ class _Search:
             key = frozenset(vector)
             changes[key] = changes[key] if key in changes else confirmer.change(vector)
         return {name: changes[frozenset(vector)] for name, vector in together.items()}
+
+
+def _answer(algebra: Algebra, alone: tuple[str, ...], names: tuple[str, ...], space: IntegerSpace) -> _Found:
+    joint = [space.smallest_with(index, negative=False) for index in range(len(names))]
+    mixed = [space.smallest_with(index, negative=True) for index in range(len(names))]
+    basis = space.sparse_basis([vector for vector in (*joint, *mixed) if vector is not None])
+    jointly = {
+        name: _named(vector, names)
+        for name, vector in zip(names, (a or b for a, b in zip(joint, mixed, strict=True)), strict=True)
+        if vector is not None
+    }
+    vectors = (*({name: 1} for name in alone), *(_named(vector, names) for vector in basis))
+    return _Found(algebra, alone, names, space, vectors, jointly, space.left_out)
+
+
+def _without(found: _Found, refuted: list[dict[str, int]]) -> _Found:
+    """The same answer with the vectors that were not refuted, and with what these span."""
+    alone = tuple(name for name in found.alone if {name: 1} not in refuted)
+    kept = [vector for vector in found.basis[len(found.alone) :] if vector not in refuted]
+    spanning = np.array([[vector.get(name, 0) for vector in kept] for name in found.involved], dtype=float)
+    space = IntegerSpace(spanning.reshape(len(found.involved), len(kept)))
+    return replace(_answer(found.algebra, alone, found.involved, space), left_out=found.left_out)
 
 
 def _rest_of_space(null: np.ndarray, rest: list[int], *, taken: int) -> tuple[IntegerSpace, list[int]]:
@@ -222,15 +286,23 @@ def _named(vector: Vector, names: tuple[str, ...]) -> dict[str, int]:
     return {name: exponent for name, exponent in zip(names, vector, strict=True) if exponent}
 
 
-def _notes(found: _Found, changes: list[float]) -> tuple[str, ...]:
+def _usual_size(param: Tensor) -> float:
+    """Of the entries of a tensor of this shape, as networks are initialised."""
+    return float(max(param[0].numel(), 1)) ** -0.5 if param.ndim >= 2 and len(param) else 0.1
+
+
+def _notes(found: _Found, verdict: _Verdict, refuted: list[tuple[dict[str, int], float]]) -> tuple[str, ...]:
     notes = []
     if found.algebra.gap < _CLEAR_GAP:
         notes.append(f"no clear gap between singular values ({found.algebra.gap:.0f}x): do not rely on this answer")
-    if not found.space.exact:
-        notes.append(f"{len(found.involved)} tensors take part in symmetries whose exponents are no small fractions")
-    for vector, change in zip(found.basis, changes, strict=True):
-        if not change <= _UNCHANGED:
-            notes.append(f"not confirmed by scaling: {vector} changes outputs by {change:.1e} of their spread")
+    if found.left_out:
+        notes.append(f"symmetries whose exponents are no small fractions are left out: {found.left_out}")
+    if verdict.by_loss:
+        notes.append(
+            f"symmetries of the loss, not of the outputs: {len(verdict.by_loss)}, such as {verdict.by_loss[0]}"
+        )
+    for vector, change in refuted:
+        notes.append(f"left out, not confirmed by scaling: {vector} changes outputs by {change:.1e} of their spread")
     return tuple(notes)
 
 
