@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -87,14 +88,19 @@ def _interrupts_held_back() -> Iterator[None]:
 
     It is for the parent to end its children, without a traceback from each.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+        yield  # on Windows, or where no Ctrl-C arrives
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    held: list[int] = []  # another thread of this process, a library's, may take the signal in place of this one
+    handler = signal.signal(signal.SIGINT, lambda number, _frame: held.append(number))
     try:
         yield
     finally:
+        signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _work(connection: Connection, job: Job[Any]) -> None:
