@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
+from equilibria.theory.adam import adam_step
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.states import State, memory_size, step_of
 from equilibria.theory.transient import evolve
@@ -36,6 +38,8 @@ def run(
     """
     if isinstance(rules[0], SGD | SGDW):
         return _run_buffer(rules, state, drives, correlation)
+    if isinstance(rules[0], AdamW | AdamL2):
+        return _run_adam(rules, _fitted(state, rules[0]), drives, sizes)
     if isinstance(rules[0], Muon):
         return _run_muon(rules, state, sizes, recall)
     at = 0
@@ -96,6 +100,21 @@ def remembered(rule: Muon, traces: Array) -> Array:
     """-<w, u> / ||u||^2 of the coming update u, were it the momentum itself, from the traces of past ones."""
     total: Array = np.asarray(rule.memory.first) @ traces
     return total
+
+
+def _run_adam(
+    rules: Sequence[Rule], state: State, drives: Array, sizes: Array
+) -> tuple[State, tuple[Array, Array], Array]:
+    """The same for Adam, without the overhead of `evolve`."""
+    p, q, r, v, done = state.norm_sq, state.radial, state.buffer_sq, state.second, state.steps_done
+    for rule, drive in zip(rules, drives, strict=True):
+        assert isinstance(rule, AdamW | AdamL2)
+        (b1, b2), before, done = rule.betas, p, done + 1
+        step_size = rule.lr * math.sqrt(1 - b2**done) / (1 - b1**done)
+        lost, coupled = (rule.decay_per_step, 0.0) if isinstance(rule, AdamW) else (0.0, rule.weight_decay)
+        p, q, r, v, moved_sq = adam_step(p, q, r, v, drive, (1 - b2) / sizes, step_size, lost, coupled, b1, b2)
+    after = dataclasses.replace(state, norm_sq=p, radial=q, buffer_sq=r, second=v, steps_done=done)
+    return after, (before, p), moved_sq
 
 
 def _fitted(state: State, rule: Rule) -> State:
