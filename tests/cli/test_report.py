@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from report_helpers import layer_names, run
 
 from equilibria.cli import app
+from equilibria.errors import EquilibriaError
 from equilibria.measure.diagnose import diagnose
 from equilibria.measure.summary import summarise
 from equilibria.record import RunWriter
@@ -137,7 +139,7 @@ def test_long_tables_are_cut(tmp_path):
     assert "20 more layers are in --json" in " ".join(output.split())
 
 
-def test_errors_are_one_line_and_exit_code_2(recorded, tmp_path):
+def test_errors_say_what_is_wrong(recorded, tmp_path):
     (tmp_path / "file").write_text("x")
     cases = {
         (tmp_path / "missing",): "there is no directory",
@@ -145,13 +147,16 @@ def test_errors_are_one_line_and_exit_code_2(recorded, tmp_path):
         (tmp_path / "file",): "file",
         (recorded, "--html", tmp_path / "missing" / "x.html"): "is not a folder; expected one that exists",
         (recorded, "--html", tmp_path): "--html",
-        (): "RUN",
     }
     for arguments, message in cases.items():
+        with pytest.raises((EquilibriaError, click.UsageError), match=message):
+            app.main(["report", *map(str, arguments)], standalone_mode=False)
+
+
+def test_an_error_is_one_line_and_exit_code_2(tmp_path):
+    for arguments, message in (((tmp_path / "missing",), "there is no directory"), ((), "RUN")):
         done = shell(*arguments)
-        assert done.returncode == 2, (arguments, done)
-        assert done.stdout == ""
-        assert len(done.stderr.splitlines()) == 1
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
         assert message in done.stderr
 
 

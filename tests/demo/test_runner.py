@@ -22,9 +22,15 @@ def measured_slowly(*, rescale: bool) -> SlowMonitor:
     return monitor
 
 
-def test_both_branches_are_watched_recorded_reported_and_as_a_slow_monitor_sees_them(tmp_path):
-    told: dict[str, int] = {}
-    result = run_demo(tmp_path / "demo", recipe=SHORT, progress=told.__setitem__)
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Where a short demo ran, what it returned, and the progress it told."""
+    folder, told = tmp_path_factory.mktemp("results") / "demo", dict[str, int]()
+    return folder, run_demo(folder, recipe=SHORT, progress=told.__setitem__), told
+
+
+def test_both_branches_are_watched_recorded_reported_and_as_a_slow_monitor_sees_them(demo):
+    folder, result, told = demo
     assert told == {"plain": 70, "rescaled": 70}
     for branch, rescale in ((result.plain, False), (result.rescaled, True)):
         slow = measured_slowly(rescale=rescale)
@@ -39,16 +45,15 @@ def test_both_branches_are_watched_recorded_reported_and_as_a_slow_monitor_sees_
             assert [getattr(layer, when).equilibrium for layer in branch.layers] == pytest.approx([expected] * 6)
         assert read_run(branch.run).notes == ()
         assert branch.report.read_text(encoding="utf-8").lower().startswith("<!doctype html>")
-    told_on_disk = json.loads((tmp_path / "demo" / "demo.json").read_text())
+    told_on_disk = json.loads((folder / "demo.json").read_text())
     assert told_on_disk["complete"] is True
     assert told_on_disk["plain"] == json.loads(json.dumps(result.as_dict()["plain"]))
 
 
-def test_on_one_core_the_result_is_the_same_and_an_earlier_demo_is_replaced(tmp_path, monkeypatch):
-    side_by_side = run_demo(tmp_path, recipe=SHORT)
+def test_on_one_core_the_result_is_the_same_and_an_earlier_demo_is_replaced(demo, monkeypatch):
+    folder, side_by_side, _ = demo
     monkeypatch.setattr(runner, "usable_cores", lambda: 1)
-    one_by_one = run_demo(tmp_path, recipe=SHORT)
-    assert one_by_one == side_by_side
+    assert run_demo(folder, recipe=SHORT) == side_by_side
 
 
 def test_a_failed_training_is_reported_with_its_reason(tmp_path):

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+import watched_worlds
 from watched_worlds import column, make_net, same_bits, train
 
 import equilibria as eq
@@ -196,7 +198,7 @@ def test_a_directory_removed_in_the_middle(tmp_path):
 
 TRAINING = """
 import sys, time
-sys.path[:0] = sys.argv[2].split(":")
+sys.path.insert(0, sys.argv[2])
 import torch, equilibria as eq
 from watched_worlds import make_net, train
 torch.set_num_threads(1)
@@ -213,9 +215,9 @@ train(net, optimizer, 100_000, after_step=tell)
 
 
 def test_a_kill_loses_no_more_than_the_last_seconds(tmp_path):
-    folders = ":".join(sys.path[:3])
+    helpers = str(Path(watched_worlds.__file__).parent)
     process = subprocess.Popen(
-        [sys.executable, "-c", TRAINING, str(tmp_path / "run"), folders], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", TRAINING, str(tmp_path / "run"), helpers], stdout=subprocess.PIPE, text=True
     )
     taken = {}
     try:
