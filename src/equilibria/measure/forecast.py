@@ -21,15 +21,14 @@ from equilibria.errors import EquilibriaError
 from equilibria.measure.averages import RunningMean
 from equilibria.measure.countdown import Countdown
 from equilibria.measure.geometry import Step
+from equilibria.measure.group_equilibrium import group_equilibrium
 from equilibria.measure.recursion import remembered, run
-from equilibria.theory import fixed_points
 from equilibria.theory.adam_settling import adam_settling_steps
 from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import State, memory_size
-from equilibria.theory.targets import Targets, targets
-from equilibria.theory.unit_gradient import momentum_unit_grad_sq, nesterov_angle_factor
+from equilibria.theory.unit_gradient import momentum_unit_grad_sq
 
 _MOMENTS = ("norm_sq", "radial", "buffer_sq", "second", "memory")
 _MEANS = ("_grad_sq", "_pull", "_pulled", "_update_sq", "_cosine_sq", "_angle_sq", "_recall")
@@ -178,7 +177,9 @@ class Forecaster:
             norm, angle = self._follow(rules, drive, correlation, measured=measured, start=start, skipped=skipped)
             self._next = step + 1
             mean = np.maximum(_total(rule, self._grad_sq.value, correlation), 0.0)
-            angle_goal, norm_goal = self._equilibrium(rule, mean, correlation)
+            angle_goal, norm_goal = group_equilibrium(
+                rule, mean, correlation, sizes=self._sizes(rule), recall=self._recalled()
+            )
             steps, settled = self._settling(relax, measured.norm / norm_goal)
             turns = self._turns_like(angle_goal)
             if isinstance(rule, AdamW | AdamL2) and relax is not None:  # where the norm alone does not say it
@@ -344,33 +345,6 @@ class Forecaster:
             return self._entries
         return np.where(self._update_sq.value > 0, self._update_sq.value, 1.0)
 
-    def _equilibrium(self, rule: Rule, drive: Array, correlation: Array) -> tuple[Array, Array]:
-        """Angle and norm of the equilibrium, NaN where there is none."""
-        nothing = np.full(len(drive), np.nan)
-        if rule.decay_per_step == 0:
-            return nothing, nothing
-        if isinstance(rule, AdamL2):
-            return _equilibrium_l2(rule, drive, self._entries)
-        unit = _targets(rule)
-        if unit is None:
-            return nothing, nothing
-        angle = np.full(len(drive), float(unit.angle))
-        if isinstance(rule, SGD) and rule.nesterov:
-            angle = angle * nesterov_angle_factor(rule.momentum, correlation=correlation)
-        if isinstance(rule, Muon):
-            return self._muon_equilibrium(rule)
-        size = np.sqrt(drive) if isinstance(rule, SGD | SGDW) else self._sizes(rule)
-        norm = np.sqrt(unit.norm_sq * size)
-        return angle, np.where(norm > 0, norm, np.nan)
-
-    def _muon_equilibrium(self, rule: Muon) -> tuple[Array, Array]:
-        """With each matrix's own share of the memory; see `fixed_points.constant_update_point`."""
-        eps, sizes = rule.decay_per_step, self._sizes(rule)
-        total = 1 + self._recalled() * (rule.memory.total(eps) - 1)
-        one_minus_cos = eps * ((2 - eps) / total - eps) / (2 * (1 - eps))
-        norm_sq = rule.lr**2 * total * sizes / (eps * (2 - eps))
-        return angle_from_chord_sq(2 * one_minus_cos), np.sqrt(norm_sq)
-
     def _turns_like(self, goal: Array) -> Flags:
         """Whether the weight turns about as in equilibrium; when its gradient vanishes, the norm alone may fit."""
         return np.asarray(np.abs(np.log(np.sqrt(self._angle_sq.value) / goal)) < _ABOUT)
@@ -435,27 +409,8 @@ def _total(rule: Rule, grad_sq: Array, correlation: Array) -> Array:
     return result
 
 
-def _equilibrium_l2(rule: AdamL2, drive: Array, entries: Array) -> tuple[Array, Array]:
-    """Angle and norm of Adam with L2, where both depend on the gradient of each weight."""
-    b1 = rule.betas[0]
-    norm_sq = fixed_points.adam_l2_norm_sq(rule.lr, rule.weight_decay, b1=b1, dim=entries, unit_grad_sq=drive)
-    size = fixed_points.adam_step_size(norm_sq, rule.weight_decay, dim=entries, unit_grad_sq=drive)
-    chord = 2 * rule.lr * rule.weight_decay * size * (1 - b1) / (1 + b1)
-    good = np.asarray((drive > 0) & (norm_sq > 0))
-    angle, norm = angle_from_chord_sq(chord), np.sqrt(norm_sq)
-    return np.where(good, angle, np.nan), np.where(good, norm, np.nan)
-
-
 def _digits(value: float, count: int) -> float:
     return float(f"{value:.{count}g}")
-
-
-@lru_cache(maxsize=1024)
-def _targets(rule: Rule) -> Targets | None:
-    try:
-        return targets(rule, rule.lr)
-    except (EquilibriaError, ArithmeticError):
-        return None
 
 
 @lru_cache(maxsize=1024)

@@ -49,10 +49,10 @@ def sgdw_point(lr: Any, weight_decay: Any, a: Any) -> FixedPoint:
     return FixedPoint(fourth**0.5, eps * (1 - a) / (1 + a * s))
 
 
-def constant_update_point(lr: Any, weight_decay: Any, memory: Memory) -> FixedPoint:
-    """Decoupled decay and an update of constant size with this memory."""
+def constant_update_point(lr: Any, weight_decay: Any, memory: Memory, *, recall: Any = 1.0) -> FixedPoint:
+    """Decoupled decay and an update of constant size that keeps the share ``recall`` of this memory."""
     eps = lr * weight_decay
-    total = memory.total(eps)
+    total = 1 + recall * (memory.total(eps) - 1)
     norm_sq = lr**2 * total / (eps * (2 - eps))
     return FixedPoint(norm_sq, eps * ((2 - eps) / total - eps) / (2 * (1 - eps)))
 
