@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from equilibria import theory
-from equilibria.control import SGDW, Lion, Rotational
+from equilibria.control import SGDW, Lion, Rotational, ScalarRMSprop
 from equilibria.control._radial import InvarianceWatch
 from equilibria.data import Batches, load_digits
 from equilibria.errors import EquilibriaError
@@ -323,6 +323,13 @@ def test_on_a_real_network_every_layer_turns_by_the_angle_and_it_learns():
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
+class LionOfItsOwn(Lion):
+    """Nobody knows what it does."""
+
+    def step(self, closure=None):
+        return None
+
+
 def no_law(p):
     return torch.optim.Adam(p, lr=1e-3, weight_decay=0.1)
 
@@ -332,6 +339,8 @@ def no_law(p):
     [
         (lambda p: torch.optim.RMSprop(p), {}, "got optimizer of type RMSprop; expected torch.optim.SGD"),
         (lambda p: p, {}, "got optimizer of type list; expected"),
+        (lambda p: ScalarRMSprop(p), {}, "got optimizer of type ScalarRMSprop; expected torch.optim.SGD"),
+        (lambda p: LionOfItsOwn(p, weight_decay=0.1), {}, "got optimizer of type LionOfItsOwn; expected"),
         (no_law, {}, "cannot be rotational: the angle of AdamL2 depends on the gradient's size"),
         (lambda p: torch.optim.AdamW(p, amsgrad=True), {}, "cannot be rotational: no law for AdamW with amsgrad"),
         (lambda p: torch.optim.SGD(p, lr=0.1), {}, "got weight_decay=0; expected weight_decay > 0"),
