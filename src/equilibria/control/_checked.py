@@ -31,6 +31,7 @@ class CheckedOptimizer(Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it asks for the gradients' values, by address
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One step; ``closure`` computes the loss and its gradients, and its value is returned.
