@@ -89,6 +89,31 @@ def test_every_step_turns_by_the_equilibrium_angle_and_keeps_the_norm(kind, gran
     assert norms[1] / norms[0] == pytest.approx(1.0, rel=2e-7 if dtype == torch.float32 else 1e-14)
 
 
+@pytest.mark.parametrize("lr", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("entries", [9, 100, 2000])
+def test_in_float32_the_angle_is_off_by_no_more_than_rounding_the_weights_leaves(lr, entries):
+    """Against the exact result in float64, rounded to float32 once; a step rounds twice, which is sqrt(2) of it.
+
+    Independent roundings e_i of w_i, about 0.4 ulp each, change the angle by <e, t>/||w||, t a unit tangent vector:
+    2.5e-8 / (angle sqrt(entries)) of it. The two factors of a row are rounded, too, which is 3.4e-8 of the angle. The
+    root mean square over so many rows is known to 1/sqrt(2 rows).
+    """
+    rows = 400
+    weight = tensor(rows, entries, dtype=torch.float32)
+    before, update = weight.detach().clone(), noise(weight, 0)
+    optimizer = Rotational(torch.optim.SGD([weight], lr=lr, weight_decay=5e-3), [weight], granularity="row")
+    angle = theory.SGD(lr, 5e-3).equilibrium().angle
+    weight.grad = update
+    optimizer.step()
+    w, u = before.double(), update.double()
+    tangent = u - w * ((u * w).sum(1, keepdim=True) / (w * w).sum(1, keepdim=True))
+    lengths = [x.norm(dim=1, keepdim=True) for x in (w, tangent)]
+    exact = w * math.cos(angle) - tangent * (math.sin(angle) * lengths[0] / lengths[1])
+    found, least = ((unit_angles(before, x, 0) / angle - 1).square().mean().sqrt() for x in (weight, exact.float()))
+    assert least == pytest.approx(2.5e-8 / (angle * entries**0.5), rel=0.2)
+    assert found < math.hypot(2**0.5 * least, 3.4e-8) * (1 + 4 / (2 * rows) ** 0.5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("maximize", [False, True])
 def test_the_direction_is_that_of_the_plain_optimizer_without_decay(kind, maximize):
