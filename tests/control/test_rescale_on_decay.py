@@ -441,6 +441,13 @@ def test_a_step_that_fails_leaves_the_schedule_where_it_was():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
 
 
+def test_the_last_factors_are_those_of_the_last_change():
+    scheduler = stepping(small_net(), [1.0, 0.5, 0.5, 0.5])
+    for _ in range(3):
+        scheduler.step()
+    assert scheduler.last_factors == pytest.approx({"0.weight": 0.5**0.25}, rel=1e-3)
+
+
 # ---- when a factor is applied, and when it waits
 
 
