@@ -133,7 +133,8 @@ def main() -> int:
         "# What the controllers cost",
         "",
         "ResNet-18 of width 16 with BatchNorm, batch 64 of 32x32, SGD with momentum; one thread, median of",
-        f"{ROUNDS} rounds of {STEPS} steps. Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}.",
+        f"{ROUNDS} rounds of {STEPS} steps.",
+        f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores.",
         f"Load of the machine at the beginning: {load:.1f}"
         + (" (**busy: take these numbers as rough**)." if load > BUSY else "."),
         "",
