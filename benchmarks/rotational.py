@@ -31,7 +31,7 @@ import torch
 
 from equilibria.control import Lion, Rotational
 
-ROUNDS, WARM_UP = 41, 5
+ROUNDS, WARM_UP = 41, 20  # in its first twenty steps Rotational looks whether the weights are scale-invariant
 SHAPES = [(1024, 1024)] * 6 + [(512, 256, 3, 3)] + [(512, 512)] * 4 + [(1024,)] * 16  # 8.5 M, as linear and conv layers
 BUSY = 0.3  # load of the machine before we begin, above which its numbers are marked
 
