@@ -530,3 +530,13 @@ def test_adam_with_l2_without_gradients_is_rescaled_by_the_cube_root():
     scheduler = stepping(net, [1.0, 0.1], optimizer=optimizer)
     optimizer.state[net[0].weight]["exp_avg_sq"].zero_()
     assert applied(scheduler) == pytest.approx(10 ** (-1 / 3), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["SGDM", "AdamW"])
+def test_a_step_that_fails_gives_back_the_momentum_that_the_schedule_moved(kind):
+    net, (make, settings, _) = small_net(), OPTIMIZERS[kind]
+    optimizer = make(net.parameters(), **settings)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    scheduler = RescaleOnDecay(cycle, net, invariant=[net[0].weight])
+    optimizer.step()
+    assert_unchanged(scheduler.step, net=net, optimizer=optimizer, match="got no forward pass")
