@@ -2,7 +2,8 @@
 
 Each ratio is the time of a training step over the same without what the controller took, measured inside that very
 step, so that a slow moment of the machine cancels out: step-level ratios of separate runs scatter by 10 % here. Plain
-and controlled segments alternate all the same, and their ratio is shown beside it. Run it on an idle machine.
+and controlled segments alternate all the same, and their ratio is shown beside it. Times are the process's own: what
+others take of the machine does not count, only what they leave of its caches. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import platform
 import statistics
 import sys
 import time
@@ -28,7 +30,9 @@ from equilibria.control import FoldedWeightDecay, RescaleOnDecay
 from equilibria.nets import BasicBlockResNet
 
 ROUNDS, STEPS = 5, 8
+WARM_UP = 3  # rounds: in their first twenty steps controllers look whether the weights are scale-invariant
 LIMIT = {"folded weight decay": 1.01, "rescale, no change": 1.001}
+BUSY = 0.3  # load of the machine before we begin, above which its numbers are marked
 
 
 @dataclass
@@ -55,7 +59,7 @@ class Run:
         self.optimizer.register_step_pre_hook(lambda *_: self.stamp())  # behind the controller's
 
     def stamp(self) -> None:
-        self.stamps.append(time.perf_counter())
+        self.stamps.append(time.process_time())
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -78,29 +82,29 @@ class Run:
     def segment(self) -> tuple[float, float]:
         """Seconds per step, and of these what hooks and scheduler took."""
         self.hooks = 0.0
-        begin = time.perf_counter()
+        begin = time.process_time()
         for _ in range(STEPS):
             self.step()
-        return (time.perf_counter() - begin) / STEPS, self.hooks / STEPS
+        return (time.process_time() - begin) / STEPS, self.hooks / STEPS
 
 
 def measure(control: Callable[[Run], Any]) -> tuple[float, float, float, float]:
     """Medians: seconds per step, seconds of the controller, its ratio, and the ratio of the alternating segments."""
     plain, other = Run(None), Run(control)
     rounds = []
-    for _ in range(ROUNDS + 1):
+    for _ in range(WARM_UP + ROUNDS):
         base, base_hooks = plain.segment()
         took, hooks = other.segment()
         own = hooks - base_hooks  # the plain scheduler and the stamps cost something, too
         rounds.append((took, own, took / (took - own), took / base))
-    columns = zip(*rounds[1:], strict=True)
+    columns = zip(*rounds[WARM_UP:], strict=True)
     return tuple(statistics.median(column) for column in columns)  # type: ignore[return-value]
 
 
 def seconds(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+    begin = time.process_time()
     work()
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def cost_of_a_change() -> tuple[float, float]:
@@ -120,6 +124,7 @@ def cost_of_a_change() -> tuple[float, float]:
 
 def main() -> int:
     torch.set_num_threads(1)
+    load = os.getloadavg()[0]
     controls = {
         "folded weight decay": lambda run: FoldedWeightDecay(run.scheduler, run.net, invariant=run.weights),
         "rescale, no change": lambda run: RescaleOnDecay(run.scheduler, run.net, invariant=run.weights),
@@ -128,7 +133,10 @@ def main() -> int:
         "# What the controllers cost",
         "",
         "ResNet-18 of width 16 with BatchNorm, batch 64 of 32x32, SGD with momentum; one thread, median of",
-        f"{ROUNDS} rounds of {STEPS} steps; load of the machine at the start {os.getloadavg()[0]:.1f}.",
+        f"{ROUNDS} rounds of {STEPS} steps.",
+        f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores.",
+        f"Load of the machine at the beginning: {load:.1f}"
+        + (" (**busy: take these numbers as rough**)." if load > BUSY else "."),
         "",
         "| what | ms per step | ms of it | ratio | limit | | ratio of alternating segments |",
         "|---|---|---|---|---|---|---|",

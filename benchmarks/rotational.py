@@ -1,6 +1,7 @@
 """What a rotational step costs: the optimizer step alone, 8 M parameters, against torch's foreach step of its kind.
 
-All optimizers take turns, step by step, so that a slow moment of the machine hits all alike; medians are compared.
+All optimizers take turns, step by step, so that a slow moment of the machine hits all alike; medians of the process's
+own time are compared.
 Every round has a fresh random gradient, made orthogonal to the rows of each optimizer's weights before its step (not
 timed), as gradients of scale-invariant weights are: AdamP and SGDP look for that, and project where they find it.
 Writes benchmarks/rotational.md. Run it with `python benchmarks/rotational.py`, on an idle machine. For the peers:
@@ -30,7 +31,7 @@ import torch
 
 from equilibria.control import Lion, Rotational
 
-ROUNDS, WARM_UP = 41, 5
+ROUNDS, WARM_UP = 41, 20  # in its first twenty steps Rotational looks whether the weights are scale-invariant
 SHAPES = [(1024, 1024)] * 6 + [(512, 256, 3, 3)] + [(512, 512)] * 4 + [(1024,)] * 16  # 8.5 M, as linear and conv layers
 BUSY = 0.3  # load of the machine before we begin, above which its numbers are marked
 
@@ -131,9 +132,9 @@ class Contestant:
     def step(self, gradients: list[torch.Tensor]) -> None:
         for param, gradient in zip(self.params, gradients, strict=True):
             set_tangent_gradient(param, gradient)
-        begin = time.perf_counter()
+        begin = time.process_time()
         self.optimizer.step()
-        self.taken.append(time.perf_counter() - begin)
+        self.taken.append(time.process_time() - begin)
 
 
 @torch.no_grad()

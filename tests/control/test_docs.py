@@ -30,3 +30,4 @@ def test_the_example_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     if page == "folded-weight-decay":
         assert float(re.search(r"at most (\S+) apart", printed)[1]) < 1e-10
+        assert float(re.search(r"up to (\S+) times the test loss", printed)[1]) > 1.05  # after 30 of 240 steps

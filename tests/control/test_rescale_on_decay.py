@@ -183,9 +183,10 @@ def test_a_warm_up_from_0_is_followed_from_the_first_equilibrium_on():
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_pause_at_lr_0_is_bridged(resume):
-    rates = [1.0, 0.0, 0.5]
+    rates = [1.0, 0.0, 0.0, 0.5]
     schedule = lambda optimizer: LambdaLR(optimizer, lambda t: rates[t])  # noqa: E731
     net, _, control = trained("SGDM", scheduler=schedule, steps=1)
+    control.step()
     control.step()
     if resume:
         state = json.loads(json.dumps(control.state_dict()))
@@ -400,9 +401,10 @@ def test_a_cosine_to_zero_leaves_the_network_what_it_is():
         net(inputs)  # the running statistics are those of these weights
     net.eval()
     before = net(inputs).detach()
-    with pytest.warns(RescaleWarning, match="is not made smaller by"):
+    with pytest.warns(RescaleWarning, match="is not made smaller by") as warned:
         for _ in range(400):
             scheduler.step()
+    assert len(warned) == 1
     after = net(inputs).detach()
     assert (after - before).abs().max() < 5e-3 * before.std()
     assert net[0].weight.norm() > 0
@@ -437,3 +439,104 @@ def test_a_step_that_fails_leaves_the_schedule_where_it_was():
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_the_last_factors_are_those_of_the_last_change():
+    scheduler = stepping(small_net(), [1.0, 0.5, 0.5, 0.5])
+    for _ in range(3):
+        scheduler.step()
+    assert scheduler.last_factors == pytest.approx({"0.weight": 0.5**0.25}, rel=1e-3)
+
+
+# ---- when a factor is applied, and when it waits
+
+
+def small_net(*, eps: float = 1e-5, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8, eps=eps), nn.Linear(8, 3)).to(dtype)
+
+
+def stepping(net: nn.Module, rates: list[float], *, optimizer: torch.optim.Optimizer | None = None) -> RescaleOnDecay:
+    """After one optimizer step; every scheduler step takes the next of the rates."""
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+    inputs = torch.randn(32, 6).to(net[0].weight.dtype)
+    drop = LambdaLR(optimizer, lambda t: rates[t])
+    scheduler = RescaleOnDecay(drop, net, invariant=[net[0].weight], example=inputs)
+    net(inputs).square().mean().backward()
+    optimizer.step()
+    return scheduler
+
+
+def applied(scheduler: RescaleOnDecay) -> float:
+    scheduler.last_factors = {}
+    scheduler.step()
+    return scheduler.last_factors.get("0.weight", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factors"), [(torch.float32, [0.97, 0.98]), (torch.float16, [1, 0.9506]), (torch.bfloat16, [1, 0.9506])]
+)
+def test_only_types_of_16_bits_wait_for_5_percent(dtype, factors):
+    rates = [1.0, 0.97**4, (0.97 * 0.98) ** 4]
+    scheduler = stepping(small_net(dtype=dtype), rates)
+    assert [applied(scheduler) for _ in range(2)] == pytest.approx(factors, rel=1e-4)
+    assert abs(math.log(0.9506)) > 0.05
+
+
+def test_what_is_owed_survives_a_checkpoint():
+    rates = [1.0, 0.97**4, (0.97 * 0.98) ** 4]
+    first, second = (stepping(small_net(dtype=torch.bfloat16), rates) for _ in range(2))
+    applied(first)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    assert applied(second) == pytest.approx(0.97 * 0.98, rel=1e-4)
+
+
+@pytest.mark.parametrize(("over_eps", "is_applied"), [(4.4e3, True), (3.6e3, False)])
+@pytest.mark.filterwarnings("ignore:.*is not made smaller:equilibria.control.rescale_on_decay.RescaleWarning")
+def test_a_variance_stays_a_thousand_times_its_eps(over_eps, is_applied):
+    """lr / 16 halves the norm, which leaves a quarter of the variance."""
+    net = small_net()
+    scheduler = stepping(net, [1.0, 1 / 16, 1.0, 2.0])
+    net[1].running_var.fill_(over_eps * net[1].eps)
+    assert applied(scheduler) == pytest.approx(0.5 if is_applied else 1.0, rel=1e-3)
+    assert applied(scheduler) == pytest.approx(2.0 if is_applied else 1.0, rel=1e-3)
+
+
+def test_a_variance_near_its_eps_may_grow():
+    net = small_net()
+    scheduler = stepping(net, [1.0, 16.0])
+    net[1].running_var.fill_(10 * net[1].eps)
+    assert applied(scheduler) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_adam_with_l2_is_rescaled_by_its_own_gradients():
+    """Where decay outweighs the gradient the cube root is off: L is that of the second moment, without its bias."""
+    net = small_net(dtype=torch.float64, eps=1e-30)
+    weight, settings = net[0].weight, {"lr": 0.1, "weight_decay": 0.5}
+    scheduler = stepping(net, [1.0, 0.1], optimizer=torch.optim.Adam(net.parameters(), **settings))
+    held = scheduler.optimizer.state[weight]["exp_avg_sq"]
+    held.fill_(1e-9)
+    unit_grad_sq = 48e-9 / (1 - 0.999) * float(weight.detach().square().sum())
+    rules = [theory.AdamL2(lr, 0.5) for lr in (0.1, 0.01)]
+    norms = [rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=48).norm for rule in rules]
+    assert abs(norms[1] / norms[0] * 10 ** (1 / 3) - 1) > 1e-3
+    assert applied(scheduler) == pytest.approx(norms[1] / norms[0], rel=1e-9)
+
+
+def test_adam_with_l2_without_gradients_is_rescaled_by_the_cube_root():
+    net = small_net(dtype=torch.float64, eps=1e-30)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=1e-4)
+    scheduler = stepping(net, [1.0, 0.1], optimizer=optimizer)
+    optimizer.state[net[0].weight]["exp_avg_sq"].zero_()
+    assert applied(scheduler) == pytest.approx(10 ** (-1 / 3), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["SGDM", "AdamW"])
+def test_a_step_that_fails_gives_back_the_momentum_that_the_schedule_moved(kind):
+    net, (make, settings, _) = small_net(), OPTIMIZERS[kind]
+    optimizer = make(net.parameters(), **settings)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    scheduler = RescaleOnDecay(cycle, net, invariant=[net[0].weight])
+    optimizer.step()
+    assert_unchanged(scheduler.step, net=net, optimizer=optimizer, match="got no forward pass")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from equilibria import theory
-from equilibria.control import SGDW, Lion, Rotational
+from equilibria.control import SGDW, Lion, Rotational, ScalarRMSprop
 from equilibria.control._radial import InvarianceWatch
 from equilibria.data import Batches, load_digits
 from equilibria.errors import EquilibriaError
@@ -87,6 +87,31 @@ def test_every_step_turns_by_the_equilibrium_angle_and_keeps_the_norm(kind, gran
         assert unit_angles(before, weight, axis) / angle == pytest.approx(1.0, rel=tolerance)
     norms = [x.detach().double().flatten(0 if axis is None else 1).norm(dim=-1) for x in (start, weight)]
     assert norms[1] / norms[0] == pytest.approx(1.0, rel=2e-7 if dtype == torch.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("lr", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("entries", [9, 100, 2000])
+def test_in_float32_the_angle_is_off_by_no_more_than_rounding_the_weights_leaves(lr, entries):
+    """Against the exact result in float64, rounded to float32 once; a step rounds twice, which is sqrt(2) of it.
+
+    Independent roundings e_i of w_i, about 0.4 ulp each, change the angle by <e, t>/||w||, t a unit tangent vector:
+    2.5e-8 / (angle sqrt(entries)) of it. The two factors of a row are rounded, too, which is 3.4e-8 of the angle. The
+    root mean square over so many rows is known to 1/sqrt(2 rows).
+    """
+    rows = 400
+    weight = tensor(rows, entries, dtype=torch.float32)
+    before, update = weight.detach().clone(), noise(weight, 0)
+    optimizer = Rotational(torch.optim.SGD([weight], lr=lr, weight_decay=5e-3), [weight], granularity="row")
+    angle = theory.SGD(lr, 5e-3).equilibrium().angle
+    weight.grad = update
+    optimizer.step()
+    w, u = before.double(), update.double()
+    tangent = u - w * ((u * w).sum(1, keepdim=True) / (w * w).sum(1, keepdim=True))
+    lengths = [x.norm(dim=1, keepdim=True) for x in (w, tangent)]
+    exact = w * math.cos(angle) - tangent * (math.sin(angle) * lengths[0] / lengths[1])
+    found, least = ((unit_angles(before, x, 0) / angle - 1).square().mean().sqrt() for x in (weight, exact.float()))
+    assert least == pytest.approx(2.5e-8 / (angle * entries**0.5), rel=0.2)
+    assert found < math.hypot(2**0.5 * least, 3.4e-8) * (1 + 4 / (2 * rows) ** 0.5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -323,6 +348,13 @@ def test_on_a_real_network_every_layer_turns_by_the_angle_and_it_learns():
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
+class LionOfItsOwn(Lion):
+    """Nobody knows what it does."""
+
+    def step(self, closure=None):
+        return None
+
+
 def no_law(p):
     return torch.optim.Adam(p, lr=1e-3, weight_decay=0.1)
 
@@ -332,6 +364,8 @@ def no_law(p):
     [
         (lambda p: torch.optim.RMSprop(p), {}, "got optimizer of type RMSprop; expected torch.optim.SGD"),
         (lambda p: p, {}, "got optimizer of type list; expected"),
+        (lambda p: ScalarRMSprop(p), {}, "got optimizer of type ScalarRMSprop; expected torch.optim.SGD"),
+        (lambda p: LionOfItsOwn(p, weight_decay=0.1), {}, "got optimizer of type LionOfItsOwn; expected"),
         (no_law, {}, "cannot be rotational: the angle of AdamL2 depends on the gradient's size"),
         (lambda p: torch.optim.AdamW(p, amsgrad=True), {}, "cannot be rotational: no law for AdamW with amsgrad"),
         (lambda p: torch.optim.SGD(p, lr=0.1), {}, "got weight_decay=0; expected weight_decay > 0"),

@@ -132,6 +132,65 @@ def test_nothing_but_the_weight_changes_and_the_network_computes_what_it_did():
     assert torch.allclose(nn.functional.relu(net[1](net[0](data()[0][0]))), first, atol=1e-3)
 
 
+def trained_before() -> nn.Module:
+    """Running statistics that hold something, a bias in front of them, no dropout, and eps out of the way."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 20), nn.BatchNorm1d(20, eps=1e-20), nn.ReLU(), nn.Linear(20, 3)).double()
+    for images, _ in data() * 5:
+        net(images.double())
+    return net
+
+
+def double_loss(net: nn.Module):
+    return lambda batch: nn.functional.cross_entropy(net(batch[0].double()), batch[1])
+
+
+def test_statistics_that_are_in_use_follow_so_that_eval_mode_stays():
+    net, images = trained_before(), data()[0][0].double()
+    before, weight = net.eval()(images).detach(), net[0].weight.detach().clone()
+    optimizer = torch.optim.SGD(net.train().parameters(), lr=0.1, weight_decay=1e-2)
+    done = start_in_equilibrium(net, optimizer, invariant=["0.weight"], loss=double_loss(net), batches=data())
+    assert torch.allclose(net[0].weight, weight * (done[0].after / done[0].before), rtol=1e-12)
+    assert abs(done[0].after / done[0].before - 1) > 0.1
+    assert torch.allclose(net.eval()(images), before, rtol=1e-10, atol=1e-12)
+    assert not net[0]._forward_pre_hooks
+    assert not net._forward_pre_hooks
+
+
+def test_rows_in_front_of_statistics_in_use_are_refused_before_anything_changes():
+    net = trained_before()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with pytest.raises(EquilibriaError, match=r"statistics in 1 that are in use.*reset_running_stats\(\)"):
+        start_in_equilibrium(
+            net, optimizer, invariant=["0.weight"], loss=double_loss(net), batches=data(), granularity="row"
+        )
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_frozen_weights_stay_and_are_not_reported():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.LayerNorm(8), nn.Linear(8, 8, bias=False), nn.LayerNorm(8))
+    net.append(nn.Linear(8, 3))
+    frozen = net[0].weight.requires_grad_(False)
+    before = frozen.clone()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+    common = {"loss": loss_of(net), "batches": data()}
+    done = start_in_equilibrium(net, optimizer, invariant=["0.weight", "2.weight"], **common)
+    assert [each.name for each in done] == ["2.weight"]
+    assert torch.equal(frozen, before)
+    with pytest.raises(EquilibriaError, match=r"got 0\.weight, all frozen; expected weights that are trained"):
+        start_in_equilibrium(net, optimizer, invariant=["0.weight"], **common)
+
+
+def test_a_weight_that_the_loss_does_not_depend_on_is_refused():
+    net = network()
+    unused = nn.Parameter(torch.randn(3, 3))
+    optimizer = torch.optim.SGD([*net.parameters(), unused], lr=0.1, weight_decay=1e-3)
+    with pytest.raises(EquilibriaError, match=r"got gradients of zero for group0\.5 on all batches"):
+        start_in_equilibrium(net, optimizer, invariant=[unused], loss=loss_of(net), batches=data())
+
+
 def test_the_learning_rate_of_the_first_phase_may_be_given_during_warm_up():
     norms, dropout_seed = [], 5
     for lr, given_lr in ((0.1, None), (0.0, 0.1)):

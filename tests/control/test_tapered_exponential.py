@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from bn_worlds import bn_net, deviation, eval_logits, invariant_of, sgd, take_step
@@ -50,15 +51,19 @@ def test_it_is_sgd_without_weight_decay_at_these_learning_rates(instant_drop):
     assert optimizer.param_groups[0]["fold_exponent"] > 0
 
 
-def test_eval_mode_is_that_of_the_run_with_weight_decay_that_it_equals():
-    rates = texp(PHASES, 5e-3, steps=150, momentum=0.9)
-    with_decay = unfold(rates.log_lr, 5e-3, momentum=0.9, log=True).lr
+@pytest.mark.parametrize("instant_drop", [True, False])
+def test_eval_mode_is_that_of_the_run_with_weight_decay_that_it_equals_and_unfolding_goes_on_with_it(instant_drop):
+    """TEXP v2 keeps the first learning rate and lowers weight decay in its place."""
+    law = texp if instant_drop else texp_without_drop
+    decays = np.repeat([5e-3, 5e-3, 5e-3] if instant_drop else [5e-3, 5e-4, 5e-5], [60, 40, 50])
+    rates = law(PHASES, 5e-3, steps=150, momentum=0.9)
+    with_decay = unfold(rates.log_lr, decays, momentum=0.9, log=True).lr
     plain, net = bn_net(), bn_net()
     reference, optimizer = sgd(plain), sgd(net)
     others = MultiStepLR(reference, [60, 100], gamma=0.1)
-    control = tapered(net, optimizer)
+    control = tapered(net, optimizer, instant_drop=instant_drop)
     for step in range(150):
-        reference.param_groups[0]["lr"] = float(with_decay[step])
+        reference.param_groups[0].update(lr=float(with_decay[step]), weight_decay=float(decays[step]))
         take_step(plain, reference, step)
         take_step(net, optimizer, step)
         assert deviation(eval_logits(plain, step), eval_logits(net, step)) < 1e-11
@@ -66,6 +71,11 @@ def test_eval_mode_is_that_of_the_run_with_weight_decay_that_it_equals():
         control.step()
     control.unfold()
     assert deviation(invariant_of(plain)[0], invariant_of(net)[0]) < 1e-11
+    reference.param_groups[0].update(lr=1e-3, weight_decay=5e-3)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)
+    for step in range(150, 160):  # the momentum is that run's, too
+        assert deviation(take_step(plain, reference, step), take_step(net, optimizer, step)) < 1e-11
+    assert deviation(eval_logits(plain), eval_logits(net)) < 1e-11
 
 
 def test_a_resumed_run_continues_bit_for_bit():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
 from equilibria import theory
-from equilibria.control._gradients import as_factor, as_number, loss_of, require_usable, with_gradient
+from equilibria.control._checked import CheckedOptimizer
+from equilibria.control._gradients import as_factor, as_number
 
 
-class Lion(Optimizer):
+class Lion(CheckedOptimizer):
     """Lion: the sign of an interpolated momentum, with decoupled weight decay.
 
     ``u = sign(beta1 m + (1-beta1) g);  m = beta2 m + (1-beta2) g;  w = (1 - lr wd) w - lr u``, m from zero.
@@ -49,37 +49,14 @@ class Lion(Optimizer):
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, its settings checked."""
-        if isinstance(param_group, dict):  # torch says what is wrong with anything else
-            self.equilibria_rule({**self.defaults, **param_group})
-        super().add_param_group(param_group)
-
     def equilibria_rule(self, group: dict[str, Any]) -> theory.Lion:
         """The rule of the theory that a parameter group follows; this is what a monitor asks an optimizer for."""
         return theory.Lion(
             as_number("lr", group["lr"]), as_number("weight_decay", group["weight_decay"]), betas=_pair(group["betas"])
         )
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; ``closure`` computes the loss and its gradients, and its value is returned.
-
-        Raises:
-            EquilibriaError: a gradient is sparse, complex or not finite; nothing was changed then.
-        """
-        loss = loss_of(closure)
-        moving = [(weight, group) for group in self.param_groups for weight in with_gradient(group["params"])]
-        require_usable((weight for weight, _ in moving), by="Lion")
-        for weight, group in moving:
-            self._move(weight, group)
-        return loss
+    def _check_group(self, settings: dict[str, Any]) -> None:
+        self.equilibria_rule(settings)
 
     def _move(self, weight: Tensor, group: dict[str, Any]) -> None:
         assert weight.grad is not None

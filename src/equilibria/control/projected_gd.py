@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
-from equilibria.control._gradients import as_number, loss_of, require_usable, with_gradient
+from equilibria.control._checked import CheckedOptimizer
+from equilibria.control._gradients import as_number, with_gradient
 from equilibria.control._norms import sum_of_squares
 from equilibria.control._precision import require_fine
 from equilibria.errors import EquilibriaError, one_of, positive, within
@@ -23,7 +24,7 @@ from equilibria.theory.effective_schedulers import (
 SCHEDULERS = ("gwsi", "quasi_rmsprop", "rmsprop")
 
 
-class ProjectedGD(Optimizer):
+class ProjectedGD(CheckedOptimizer):
     """Gradient descent on the sphere: ``theta' = P(theta - eta grad L(theta))``, P(x) = x/||x|| (Lyu, Li & Arora).
 
     A weight keeps the norm r it has at its first step; theta = w / r. The effective learning rate eta comes from the
@@ -80,8 +81,6 @@ class ProjectedGD(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, its settings checked."""
-        if isinstance(param_group, dict):  # torch says what is wrong with anything else
-            _check({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
             require_fine(self.param_groups[-1]["params"], by="ProjectedGD")
@@ -89,27 +88,13 @@ class ProjectedGD(Optimizer):
             self.param_groups.pop()
             raise
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
+    def _check_group(self, settings: dict[str, Any]) -> None:
+        _check(settings)
 
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; ``closure`` computes the loss and its gradients, and its value is returned.
-
-        Raises:
-            EquilibriaError: a gradient is sparse, complex, missing on a shared sphere or not finite, or settings are
-                out of range; nothing was changed then.
-        """
-        loss = loss_of(closure)
+    def _move_all(self) -> None:
         planned = [(sphere, group) for group in self.param_groups for sphere in _spheres(group)]
-        require_usable((weight for sphere, _ in planned for weight in sphere), by="ProjectedGD")
-        moves = [self._plan(sphere, group) for sphere, group in planned]
-        for move in moves:
+        for move in [self._plan(sphere, group) for sphere, group in planned]:  # all can be made before one is
             move.make(self.state)
-        return loss
 
     def _plan(self, weights: list[Tensor], group: dict[str, Any]) -> _Move:
         _check(group)

@@ -25,7 +25,7 @@ from equilibria.theory.rules import AdamL2, Rule
 
 _FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 _SECOND_MOMENTS = ("exp_avg_sq",)
-_COARSE, _LEAST_CHANGE = 1e-3, 0.05  # types whose eps is larger, and the change below which they would round it away
+_COARSE, _LEAST_CHANGE = 1e-4, 0.05  # types whose eps is larger, and the change below which they would round it away
 _LEAST_OVER_EPS = 1e3  # of the variance in front of a BatchNorm: eps then changes outputs by less than 0.1 %
 
 
@@ -79,7 +79,9 @@ class RescaleOnDecay(SchedulerWrapper):
         self._group_of = {name: groups[id(weight)] for name, weight in self._weights.items()}
         for index in set(self._group_of.values()):
             self._check(index)
-        self._settled: dict[int, list[float]] = {}  # lr and weight decay of the last equilibrium, while there is none
+        self._settled: dict[
+            int, list[float]
+        ] = {}  # lr and weight decay of the last equilibrium, for when there is none
         self._statistics = RunningStatistics(model, self._weights, example=example)
         self.last_factors: dict[str, float] = {}
         self._owed: dict[str, float] = {}
@@ -177,9 +179,7 @@ class RescaleOnDecay(SchedulerWrapper):
 
     def _note_equilibria(self, before: Mapping[int, Rule], after: Mapping[int, Rule]) -> None:
         for index, rule in after.items():
-            if rule.decay_per_step > 0:
-                self._settled.pop(index, None)
-            elif before[index].decay_per_step > 0:
+            if rule.decay_per_step == 0 and before[index].decay_per_step > 0:
                 self._settled[index] = [before[index].lr, before[index].weight_decay]
 
     def _scale(self, name: str, rule: AdamL2) -> dict[str, float]:

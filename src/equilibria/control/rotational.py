@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from equilibria.control._checked import CheckedOptimizer
 from equilibria.control._directions import DIRECTIONS, Direction, Scratch
-from equilibria.control._gradients import loss_of, require_usable, with_gradient
+from equilibria.control._gradients import with_gradient
 from equilibria.control._precision import require_fine
 from equilibria.control._radial import InvarianceWatch
 from equilibria.control._turning import norms, require_units, turn, write_units
@@ -25,10 +25,10 @@ from equilibria.measure.layout import is_sharded, matrix
 from equilibria.measure.parameters import row_axes
 from equilibria.theory.rules import Rule
 
-PLAIN = (torch.optim.SGD, torch.optim.AdamW, SGDW, Lion)
+PLAIN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, SGDW, Lion)  # Adam: its decay may be decoupled
 
 
-class Rotational(Optimizer):
+class Rotational(CheckedOptimizer):
     """An optimizer whose scale-invariant weights turn by the equilibrium angle from the first step on (Kosson et al.).
 
     Around SGD (momentum, dampening, Nesterov), SGDW, AdamW or Lion: the direction of a step is that of the plain
@@ -54,7 +54,9 @@ class Rotational(Optimizer):
         centred: weights (now) and updates lose their mean, per unit, as the authors do. This changes the network.
 
     Raises:
-        EquilibriaError: an optimizer or settings without a law, a weight that is zero or coarser than float32.
+        EquilibriaError: an optimizer or settings without a law, a weight that is zero or coarser than float32; from
+            ``step()``, before anything is changed: settings that have lost their equilibrium, and, in the first twenty
+            steps, gradients that show that a weight is not scale-invariant.
 
     Example:
         >>> w = nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
@@ -75,7 +77,7 @@ class Rotational(Optimizer):
         granularity: str = "tensor",
         centred: bool = False,
     ) -> None:
-        if not isinstance(optimizer, Optimizer) or not any(follows(optimizer, kind) for kind in PLAIN):
+        if not isinstance(optimizer, PLAIN) or not any(follows(optimizer, kind) for kind in PLAIN):
             raise EquilibriaError(
                 f"got optimizer of type {type(optimizer).__name__}; expected torch.optim.SGD, torch.optim.AdamW, "
                 "equilibria.control.SGDW or equilibria.control.Lion"
@@ -120,29 +122,6 @@ class Rotational(Optimizer):
             raise EquilibriaError(law.reason)
         return law.rule
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; ``closure`` computes the loss and its gradients, and its value is returned.
-
-        Raises:
-            EquilibriaError: a gradient is sparse, complex or not finite, settings have no equilibrium, or, in the first
-                twenty steps, gradients show that a weight is not scale-invariant; nothing was changed then.
-        """
-        loss = loss_of(closure)
-        require_usable((p for group in self.param_groups for p in with_gradient(group["params"])), by="Rotational")
-        turns = [planned for group in self.param_groups for planned in self._planned(group)]
-        self._watch.look({self._called[planned.weight]: planned.weight for planned in turns}, self.axes)
-        self._step_others([planned.weight for planned in turns])
-        for planned in turns:
-            self._turn(planned)
-        return loss
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of further parameters, which are not rotational."""
         if "plain" in self.__dict__ and self.param_groups is self.plain.param_groups:
@@ -158,6 +137,13 @@ class Rotational(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("plain", "granularity", "centred", "axes", "_watch", "_called")}
         return {**super().__getstate__(), **own, "_scratch": Scratch()}
+
+    def _move_all(self) -> None:
+        turns = [planned for group in self.param_groups for planned in self._planned(group)]
+        self._watch.look({self._called[planned.weight]: planned.weight for planned in turns}, self.axes)
+        self._step_others([planned.weight for planned in turns])
+        for planned in turns:
+            self._turn(planned)
 
     def _is_rotational(self, group: dict[str, Any]) -> bool:
         return any(param in self.axes for param in group["params"])

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
-from equilibria.control._gradients import as_factor, as_number, descend, loss_of, require_usable, with_gradient
+from equilibria.control._checked import CheckedOptimizer
+from equilibria.control._gradients import as_factor, as_number, descend
 from equilibria.control._norms import sum_of_squares
 from equilibria.errors import positive, within
 
 
-class ScalarRMSprop(Optimizer):
+class ScalarRMSprop(CheckedOptimizer):
     """RMSprop with one second moment per parameter group (Lyu, Li & Arora, Definition B.1).
 
     ``x' = x - lr g / sqrt(m)``, then ``m' = decay m + (1 - decay) ||g||^2``: the step uses the *old* moment; ||g|| is
@@ -30,6 +29,7 @@ class ScalarRMSprop(Optimizer):
         second_moment: ||g||^2 to start from; without it, that of the first gradient, so that the first step is lr long.
 
     Example:
+        >>> import torch
         >>> x = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
         >>> optimizer = ScalarRMSprop([x], lr=0.5, decay=0.75, second_moment=4.0)
         >>> (2 * x).sum().backward()
@@ -48,39 +48,19 @@ class ScalarRMSprop(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "decay": decay, "second_moment": second_moment})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, its settings checked."""
-        if isinstance(param_group, dict):  # torch says what is wrong with anything else
-            settings = {**self.defaults, **param_group}
-            within("lr", as_number("lr", settings["lr"]), low=0)
-            within("decay", settings["decay"], low=0, below=1)
-            if settings["second_moment"] is not None:
-                positive("second_moment", settings["second_moment"])
-        super().add_param_group(param_group)
+    def _check_group(self, settings: dict[str, Any]) -> None:
+        within("lr", as_number("lr", settings["lr"]), low=0)
+        within("decay", settings["decay"], low=0, below=1)
+        if settings["second_moment"] is not None:
+            positive("second_moment", settings["second_moment"])
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; ``closure`` computes the loss and its gradients, and its value is returned.
-
-        Raises:
-            EquilibriaError: a gradient is sparse, complex or not finite; nothing was changed then.
-        """
-        loss = loss_of(closure)
-        moving = [with_gradient(group["params"]) for group in self.param_groups]
-        require_usable((weight for weights in moving for weight in weights), by="ScalarRMSprop")
-        for group, weights in zip(self.param_groups, moving, strict=True):
+    def _move_all(self) -> None:
+        for group, weights in self._moving():
             if weights:
-                _move(weights, group)
-        return loss
+                _move_together(weights, group)
 
 
-def _move(weights: list[Tensor], group: dict[str, Any]) -> None:
+def _move_together(weights: list[Tensor], group: dict[str, Any]) -> None:
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     grad_sq = sum_of_squares(gradients)
     moment = group["second_moment"] or grad_sq

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
 from equilibria import theory
-from equilibria.control._gradients import as_factor, as_number, descend, loss_of, require_usable, with_gradient
+from equilibria.control._checked import CheckedOptimizer
+from equilibria.control._gradients import as_factor, as_number, descend
 
 
-class SGDW(Optimizer):
+class SGDW(CheckedOptimizer):
     """SGD with momentum and decoupled weight decay (Loshchilov & Hutter).
 
     ``v = momentum v + g;  w = (1 - lr wd) w - lr v``, v from zero. Its equilibrium is that of `equilibria.theory.SGDW`:
@@ -47,12 +47,6 @@ class SGDW(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "maximize": maximize})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, its settings checked."""
-        if isinstance(param_group, dict):  # torch says what is wrong with anything else
-            self.equilibria_rule({**self.defaults, **param_group})
-        super().add_param_group(param_group)
-
     def equilibria_rule(self, group: dict[str, Any]) -> theory.SGDW:
         """The rule of the theory that a parameter group follows; this is what a monitor asks an optimizer for."""
         return theory.SGDW(
@@ -61,25 +55,8 @@ class SGDW(Optimizer):
             momentum=as_number("momentum", group["momentum"]),
         )
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; ``closure`` computes the loss and its gradients, and its value is returned.
-
-        Raises:
-            EquilibriaError: a gradient is sparse, complex or not finite; nothing was changed then.
-        """
-        loss = loss_of(closure)
-        moving = [(weight, group) for group in self.param_groups for weight in with_gradient(group["params"])]
-        require_usable((weight for weight, _ in moving), by="SGDW")
-        for weight, group in moving:
-            self._move(weight, group)
-        return loss
+    def _check_group(self, settings: dict[str, Any]) -> None:
+        self.equilibria_rule(settings)
 
     def _move(self, weight: Tensor, group: dict[str, Any]) -> None:
         assert weight.grad is not None

@@ -16,12 +16,15 @@ from torch.optim.optimizer import Optimizer
 
 from equilibria.control._gradients import as_number
 from equilibria.control._radial import largest_cosine, radial_cosine, require_orthogonal
+from equilibria.control._statistics import RunningStatistics
 from equilibria.control._turning import write_units
 from equilibria.control.invariant import Invariant, invariant_tensors, require_rows
 from equilibria.errors import EquilibriaError, one_of, positive
 from equilibria.measure.laws import law_of
 from equilibria.measure.layout import is_sharded, matrix
+from equilibria.measure.objective import unwrap_model
 from equilibria.measure.parameters import row_axes
+from equilibria.measure.statistics_behind import normalisations
 from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.rules import SGD, SGDW, AdamL2, Muon, Rule
 
@@ -67,8 +70,9 @@ def start_in_equilibrium(
     measured on the batches at the initial weights; it enters by its fourth root. Where gradients grow or shrink by much
     in the first steps, equilibrium moves with them. For AdamW and Lion it depends on settings and size alone.
 
-    Weights are the only thing that changes: gradients, buffers such as running statistics, and random numbers are put
-    back. Running statistics of a fresh network hold nothing yet that would have to be rescaled.
+    Gradients, buffers and random numbers are put back. Running statistics of a fresh network hold nothing yet; if a
+    batch has been averaged into those behind the weights, as in a network trained before, they are rescaled with them,
+    so that eval mode is unchanged, too. Frozen weights stay as they are.
 
     Args:
         model: the network, in training mode.
@@ -85,7 +89,8 @@ def start_in_equilibrium(
         What was done to each tensor.
 
     Raises:
-        EquilibriaError: bad input, an optimizer that has begun, or weights that are not invariant; nothing was changed.
+        EquilibriaError: bad input, an optimizer that has begun, weights that are not invariant, or rows of weights with
+            used running statistics behind them; nothing was changed.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2))
@@ -96,7 +101,7 @@ def start_in_equilibrium(
         >>> round(done[0].after, 3), round(optimizer.param_groups[0]["lr"], 3)  # about (32 entries * lr / (2 wd))^0.5
         (0.4, 0.001)
     """
-    found = invariant_tensors(invariant, optimizer=optimizer, model=model)
+    found = _trained(invariant_tensors(invariant, optimizer=optimizer, model=model))
     one_of("granularity", granularity, ("tensor", "row"))
     _require_of_batch(loss)
     if granularity == "row":
@@ -106,9 +111,51 @@ def start_in_equilibrium(
     rules = {name: _rule(name, weight, optimizer, lr) for name, weight in found.items()}
     for name, weight in found.items():
         _check(name, weight, axes[name], optimizer)
-    squares = _mean_squares(model, found, axes, loss, batches)
-    wanted = {name: _settled(rules[name], squares[name], weight, axes[name]) for name, weight in found.items()}
-    return [_rescale(name, w, axes[name], wanted[name], squares[name]) for name, w in found.items()]
+    with _used_statistics(model, found, granularity) as statistics:
+        squares = _mean_squares(model, found, axes, loss, batches)
+        wanted = {name: _settled(rules[name], squares[name], weight, axes[name]) for name, weight in found.items()}
+        if statistics is not None:
+            statistics.require()
+    done = [_rescale(name, w, axes[name], wanted[name], squares[name]) for name, w in found.items()]
+    if statistics is not None:
+        for each in done:
+            statistics.rescale([each.name], each.after / each.before)
+    return done
+
+
+def _trained(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those that move: a frozen weight is in no equilibrium."""
+    moving = {name: weight for name, weight in found.items() if weight.requires_grad}
+    if not moving:
+        raise EquilibriaError(f"got {', '.join(list(found)[:3])}, all frozen; expected weights that are trained")
+    return moving
+
+
+@contextmanager
+def _used_statistics(
+    model: nn.Module, found: dict[str, Tensor], granularity: str
+) -> Iterator[RunningStatistics | None]:
+    """The running statistics behind the weights, found when the loss calls the model; None if they are still fresh."""
+    used = [name for name, module in normalisations(unwrap_model(model)).items() if _is_used(module)]
+    if not used:
+        yield None
+        return
+    if granularity == "row":
+        raise EquilibriaError(
+            f"got granularity='row' and running statistics in {used[0]} that are in use; expected fresh ones: rows get "
+            "factors of their own, which eval mode would show. Use granularity='tensor', or reset_running_stats()"
+        )
+    statistics = RunningStatistics(model, found)
+    try:
+        yield statistics
+    finally:
+        statistics.close()
+
+
+def _is_used(module: nn.Module) -> bool:
+    """Whether a batch has been averaged in: the mean is no longer 0 or the variance no longer 1."""
+    mean, var = module.running_mean, module.running_var
+    return bool(torch.any(mean != 0)) or bool(torch.any(var != 1))  # type: ignore[arg-type]
 
 
 def _check(name: str, weight: Tensor, axis: int | None, optimizer: Optimizer) -> None:
@@ -165,7 +212,9 @@ def _mean_squares(
     with _undisturbed(model):
         for batch in batches:
             count += 1  # they may be a generator, and none
-            gradients = torch.autograd.grad(loss(batch), list(found.values()))
+            gradients = torch.autograd.grad(
+                loss(batch), list(found.values()), allow_unused=True, materialize_grads=True
+            )
             for (name, weight), gradient in zip(found.items(), gradients, strict=True):
                 sizes = (_norms(weight, axes[name]) * _norms(gradient, axes[name], like=weight)).square()
                 sums[name] = sums.get(name, 0.0) + sizes.cpu().numpy()

@@ -37,9 +37,12 @@ class Controls:
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Any:
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        self.step_scheduler()
+        return loss
+
+    def step_scheduler(self) -> None:
         if self.scheduler is not None:
             self.scheduler.step()
-        return loss
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -68,8 +71,10 @@ class Row:
         weight_decay: of the first group; the second has twice as much.
         bf16: whether weights of bfloat16 are allowed; otherwise they must be refused.
         refuses_nan: whether a gradient that is not finite is refused; otherwise the controller must stay finite itself.
-        foreach: whether torch's foreach option reaches an optimizer inside.
+        foreach: whether torch's foreach and fused options reach an optimizer inside.
         only_invariant: whether all its parameters must be scale-invariant.
+        sharded: whether weights may be DTensors; otherwise they must be refused.
+        rounding: of a step that torch.compile changes, relative to the step.
     """
 
     name: str
@@ -80,6 +85,8 @@ class Row:
     refuses_nan: bool = True
     foreach: bool = False
     only_invariant: bool = False
+    sharded: bool = True
+    rounding: float = 1e-12
 
 
 def optimizer(kind: type[torch.optim.Optimizer], **settings: Any) -> Make:
@@ -135,28 +142,60 @@ def decayed(plain: Make, **settings: Any) -> Make:
     return make
 
 
+def falling_decay(plain: Make) -> Make:
+    """A schedule of weight decay is for one level of it: every group has its own."""
+
+    def make(model: nn.Module, groups: Any, invariant: Any, options: Any) -> Controls:
+        scheduler: Any = StepLR(plain(model, groups, invariant, options).optimizer, 3, gamma=0.5)
+        optimizer = scheduler.optimizer
+        for at, group in enumerate(groups):
+            levels = [group["weight_decay"] / (1 + step) for step in range(8)]
+            scheduler = WeightDecayScheduler(scheduler, levels, groups=[at])
+        return Controls(optimizer, scheduler)
+
+    return make
+
+
 SGD, ADAMW = optimizer(torch.optim.SGD, momentum=0.9), optimizer(torch.optim.AdamW)
+COMPILED_ADAM = 1e-4  # with a tensor lr it corrects the bias in float32: 1 - 0.999 keeps 6e-8 / 1e-3 of its digits
+COMPILED_MUON = 1e-2  # orthogonalises in bfloat16
+NESTEROV, ADAM = optimizer(torch.optim.SGD, momentum=0.9, nesterov=True), optimizer(torch.optim.Adam)
+RMSPROP = optimizer(ProjectedGD, scheduler="rmsprop", decay=0.9, effective_lr=0.02)
+ON_SPHERES: dict[str, Any] = {"bf16": False, "only_invariant": True}
+TURNING: dict[str, Any] = {"bf16": False, "sharded": False}
+ANGULAR: dict[str, Any] = {"refuses_nan": False, "foreach": True, "sharded": False}
+TORCH_INSIDE: dict[str, Any] = {"refuses_nan": False, "foreach": True}
 
 ROWS = [
     Row("SGDW", optimizer(SGDW, momentum=0.9)),
     Row("Lion", optimizer(Lion), lr=0.01),
     Row("ScalarRMSprop", optimizer(ScalarRMSprop)),
-    Row("ProjectedGD, GWSI", optimizer(ProjectedGD), bf16=False, only_invariant=True),
-    Row("ProjectedGD, one sphere", optimizer(ProjectedGD, sphere="group"), bf16=False, only_invariant=True),
-    Row("ProjectedGD, quasi", optimizer(ProjectedGD, scheduler="quasi_rmsprop"), bf16=False, only_invariant=True),
-    Row("Rotational SGD", rotational(SGD), bf16=False, foreach=True),
-    Row("Rotational SGD, rows", rotational(SGD, granularity="row"), bf16=False, foreach=True),
-    Row("Rotational AdamW", rotational(ADAMW, centred=True), lr=1e-3, bf16=False, foreach=True),
-    Row("Rotational Lion", rotational(optimizer(Lion)), lr=1e-3, bf16=False),
-    Row("Rotational SGDW", rotational(optimizer(SGDW, momentum=0.9)), bf16=False),
-    Row("AngularSchedule", angular(SGD, angle=0.02), refuses_nan=False, foreach=True),
-    Row("AngularSchedule, AdamW", angular(ADAMW, angle=0.02), lr=1e-3, refuses_nan=False, foreach=True),
-    Row("AngularSchedule by wd", angular(SGD, angle=0.02, by="weight_decay"), refuses_nan=False, foreach=True),
-    Row("FoldedWeightDecay", folded(FoldedWeightDecay), refuses_nan=False, foreach=True),
-    Row("TEXP", folded(TaperedExponential), refuses_nan=False, foreach=True),
-    Row("TEXP v2", folded(TaperedExponential, instant_drop=False), refuses_nan=False, foreach=True),
-    Row("RescaleOnDecay", rescaled(SGD), refuses_nan=False, foreach=True),
-    Row("RescaleOnDecay, AdamW", rescaled(ADAMW), lr=0.01, refuses_nan=False, foreach=True),
+    Row("ProjectedGD, GWSI", optimizer(ProjectedGD), **ON_SPHERES),
+    Row("ProjectedGD, one sphere", optimizer(ProjectedGD, sphere="group"), **ON_SPHERES),
+    Row("ProjectedGD, quasi", optimizer(ProjectedGD, scheduler="quasi_rmsprop"), **ON_SPHERES),
+    Row("ProjectedGD, RMSprop", RMSPROP, weight_decay=0.0, **ON_SPHERES),
+    Row("Rotational SGD", rotational(SGD), foreach=True, **TURNING),
+    Row("Rotational SGD, rows", rotational(SGD, granularity="row"), foreach=True, **TURNING),
+    Row("Rotational Nesterov", rotational(NESTEROV), foreach=True, **TURNING),
+    Row("Rotational AdamW", rotational(ADAMW, centred=True), lr=1e-3, foreach=True, **TURNING),
+    Row("Rotational Lion", rotational(optimizer(Lion)), lr=1e-3, **TURNING),
+    Row("Rotational SGDW", rotational(optimizer(SGDW, momentum=0.9)), **TURNING),
+    Row("AngularSchedule", angular(SGD, angle=0.02), **ANGULAR),
+    Row("AngularSchedule, AdamW", angular(ADAMW, angle=0.02), lr=1e-3, rounding=COMPILED_ADAM, **ANGULAR),
+    Row("AngularSchedule by wd", angular(SGD, angle=0.02, by="weight_decay"), **ANGULAR),
+    Row("FoldedWeightDecay", folded(FoldedWeightDecay), **TORCH_INSIDE),
+    Row("TEXP", folded(TaperedExponential), **TORCH_INSIDE),
+    Row("TEXP v2", folded(TaperedExponential, instant_drop=False), **TORCH_INSIDE),
+    Row("RescaleOnDecay", rescaled(SGD), **TORCH_INSIDE),
+    Row("RescaleOnDecay, Nesterov", rescaled(NESTEROV), **TORCH_INSIDE),
     Row("RescaleOnDecay, SGDW", rescaled(optimizer(SGDW, momentum=0.9))),
-    Row("WeightDecayScheduler", decayed(SGD, hold="angle"), refuses_nan=False, foreach=True),
+    Row("RescaleOnDecay, AdamW", rescaled(ADAMW), lr=0.01, rounding=COMPILED_ADAM, **TORCH_INSIDE),
+    Row("RescaleOnDecay, Adam+L2", rescaled(ADAM), lr=0.01, rounding=COMPILED_ADAM, **TORCH_INSIDE),
+    Row("RescaleOnDecay, Lion", rescaled(optimizer(Lion)), lr=0.01),
+    Row("WeightDecayScheduler", falling_decay(SGD), **TORCH_INSIDE),
+    Row("WeightDecayScheduler, angle", decayed(SGD, hold="angle"), **TORCH_INSIDE),
 ]
+if hasattr(torch.optim, "Muon"):  # since torch 2.9
+    MUON = rescaled(optimizer(torch.optim.Muon))
+    MATRICES: dict[str, Any] = {"refuses_nan": False, "only_invariant": True, "rounding": COMPILED_MUON}
+    ROWS.append(Row("RescaleOnDecay, Muon", MUON, lr=0.01, **MATRICES))

@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from controllers import ROWS, Controls, Row
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import StepLR
 
 from equilibria.errors import EquilibriaError
 
@@ -19,10 +24,10 @@ STEPS = 8
 every_controller = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
 
-def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+def network(dtype: torch.dtype = torch.float64, *, norm: type[nn.Module] = nn.BatchNorm1d) -> nn.Sequential:
     torch.manual_seed(0)
-    layers = [nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()]
-    layers += [nn.Linear(8, 7, bias=False), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)]
+    layers = [nn.Linear(6, 8, bias=False), norm(8), nn.ReLU()]
+    layers += [nn.Linear(8, 7, bias=False), norm(7), nn.ReLU(), nn.Linear(7, 3)]
     return nn.Sequential(*layers).to(dtype)
 
 
@@ -34,7 +39,15 @@ def batch(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 class Training:
     """A network under a controller. Each of its two groups has a normalised layer; the second also has the head."""
 
-    def __init__(self, row: Row, *, model: nn.Sequential | None = None, only: int | None = None, **options: Any):
+    def __init__(
+        self,
+        row: Row,
+        *,
+        model: nn.Sequential | None = None,
+        only: int | None = None,
+        lr_as: Callable[[float], Any] = float,
+        **options: Any,
+    ) -> None:
         self.model = network() if model is None else model
         layers = ((self.model[:3], 1), (self.model[3:], 2))
         groups, invariant = [], []
@@ -43,8 +56,10 @@ class Training:
             params = [weight] if row.only_invariant else list(part.parameters())
             if only in (None, at):
                 invariant.append(weight)
-                groups.append({"params": params, "lr": row.lr / factor, "weight_decay": row.weight_decay * factor})
+                settings = {"lr": lr_as(row.lr / factor), "weight_decay": row.weight_decay * factor}
+                groups.append({"params": params, **settings})
         self.trained = [param for group in groups for param in group["params"]]
+        self.start = [param.detach().clone() for param in self.trained]
         self.controls: Controls = row.make(self.model, groups, invariant, options)
 
     def loss(self, step: int) -> Tensor:
@@ -216,28 +231,140 @@ def settings(training: Training) -> list[dict[str, Any]]:
     return training.controls.optimizer.param_groups
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.foreach], ids=lambda row: row.name)
-def test_foreach_makes_no_difference_but_rounding(row):
-    one, many = (Training(row, foreach=foreach).run(0, STEPS) for foreach in (False, True))
-    for a, b in zip(one.trained, many.trained, strict=True):
-        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+with_torch_inside = pytest.mark.parametrize("row", [row for row in ROWS if row.foreach], ids=lambda row: row.name)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*lr_scheduler.step.*before.*optimizer.step.*"
-)  # torch: the skipped step may be the first
+def assert_together(first: Training, second: Training, *, within: float = 1e-11) -> None:
+    """Whether two trainings of one start ended at the same weights, up to a part of the way that they went."""
+    for a, b, start in zip(first.trained, second.trained, first.start, strict=True):
+        assert torch.linalg.vector_norm(a - whole(b)) <= within * torch.linalg.vector_norm(a - start)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@with_torch_inside
+@pytest.mark.parametrize("option", ["foreach", "fused"])
+def test_foreach_and_fused_make_no_difference_but_rounding(row, option):
+    one, many = (Training(row, foreach=False), Training(row, **{option: True}))
+    assert_together(one.run(0, STEPS), many.run(0, STEPS))
+
+
+def as_tensor(lr: float) -> Tensor:
+    return torch.tensor(lr, dtype=torch.float64)
+
+
 @every_controller
-def test_under_a_gradient_scaler_it_steps_and_is_skipped(row):
-    """The scale is a power of two, so unscaling is exact; an overflow is skipped by the scaler and never arrives."""
-    plain, scaled = Training(row).run(0, STEPS), Training(row)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    for step in range(-1, STEPS):
-        scaled.model.zero_grad()
-        scaler.scale(scaled.loss(step) if step >= 0 else scaled.loss(0)).backward()
-        if step < 0:
-            scaled.model[3].weight.grad[0, 0] = math.inf
-        scaler.step(scaled.controls.optimizer)
+def test_a_learning_rate_may_be_a_tensor_which_stays_the_one_that_was_given(row):
+    """A compiled step holds on to the tensor; replaced, it would be left with the old value."""
+    plain, other = Training(row), Training(row, lr_as=as_tensor).run(0, 1)  # groups may have shared one before
+    held = [group["lr"] for group in settings(other)]
+    assert_together(plain.run(0, STEPS), other.run(1, STEPS))
+    assert all(isinstance(lr, Tensor) for lr in held)
+    assert all(group["lr"] is lr for group, lr in zip(settings(other), held, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
+@every_controller
+def test_a_compiled_step_does_the_same(row):
+    steps = 4  # one after the learning rate has changed
+    plain, compiled = Training(row, only=0).run(0, steps), Training(row, only=0, lr_as=as_tensor)
+    torch._dynamo.reset()
+    step = torch.compile(compiled.controls.optimizer.step, backend="eager")
+    for at in range(steps):
+        compiled.backward(at)
+        step()
+        compiled.controls.step_scheduler()
+    assert_together(plain, compiled, within=row.rounding)
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    """A process group of this process alone, in its own memory."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@every_controller
+def test_sharded_weights(row, one_process):
+    """As FSDP shards them; without running statistics, behind which no shard can be looked."""
+    plain, model = Training(row, model=network(norm=nn.LayerNorm)), network(norm=nn.LayerNorm)
+    fully_shard(model, mesh=one_process)
+    if not row.sharded:
+        with pytest.raises(EquilibriaError, match="as a DTensor; expected whole tensors"):
+            Training(row, model=model)
+        return
+    sharded = Training(row, model=model)
+    assert all(isinstance(param, DTensor) for param in sharded.trained)
+    assert_together(plain.run(0, STEPS), sharded.run(0, STEPS))
+
+
+@every_controller
+def test_a_step_that_fails_leaves_everything_as_it_was_and_training_goes_on(row):
+    """Somebody else's hook raises, after those of the controller."""
+    training, undisturbed = Training(row).run(0, STEPS), Training(row).run(0, STEPS + 1)
+    before = training.snapshot()
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the disk is full")
+
+    handle = training.controls.optimizer.register_step_pre_hook(broken)
+    training.backward(STEPS)
+    before["model"] = copy.deepcopy(training.model.state_dict())  # the forward pass updates running statistics
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        training.controls.step()
+    assert same(before, training.snapshot())
+    handle.remove()
+    training.controls.step()
+    assert same(undisturbed.snapshot(), training.snapshot())
+
+
+WRAPPERS = [row for row in ROWS if hasattr(Training(row).controls.scheduler, "scheduler")]
+
+
+@pytest.mark.parametrize("row", WRAPPERS, ids=lambda row: row.name)
+def test_a_schedule_that_fails_inside_leaves_the_network_and_its_optimizer_as_they_were(row, monkeypatch):
+    training = Training(row).run(0, STEPS)
+    before = training.snapshot()
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no more steps")
+
+    monkeypatch.setattr(StepLR, "get_lr", broken)
+    with pytest.raises(RuntimeError, match="no more steps"):
+        training.controls.step_scheduler()
+    after = training.snapshot()
+    assert same(before["model"], after["model"])
+    assert same(before["controls"]["optimizer"], after["controls"]["optimizer"])
+
+
+def under_a_scaler(row: Row, *, overflow: int, **options: Any) -> Training:
+    """The scale is a power of two, so unscaling is exact; before one step, one with an infinite gradient is skipped."""
+    training, scaler = Training(row, **options), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in [*range(overflow), overflow, *range(overflow, STEPS)]:
+        training.model.zero_grad()
+        scaler.scale(training.loss(step)).backward()
+        skips = step == overflow and scaler.get_scale() == 2.0**10
+        if skips:
+            training.model[3].weight.grad[0, 0] = math.inf
+        scaler.step(training.controls.optimizer)
         scaler.update()
-        if scaled.controls.scheduler is not None and step >= 0:
-            scaled.controls.scheduler.step()
+        if not skips:
+            training.controls.step_scheduler()
+    return training
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*before.*optimizer.step.*")  # torch: the first may be skipped
+@every_controller
+@pytest.mark.parametrize("overflow", [0, STEPS // 2])
+def test_under_a_gradient_scaler_it_steps_and_is_skipped(row, overflow):
+    plain, scaled = Training(row).run(0, STEPS), under_a_scaler(row, overflow=overflow)
     assert all(torch.equal(a, b) for a, b in zip(plain.trained, scaled.trained, strict=True))
+
+
+@with_torch_inside
+def test_a_fused_step_that_skips_itself_under_a_gradient_scaler(row):
+    """Not the first one: torch's fused SGD then leaves its new momentum buffer unfilled, and goes on with it."""
+    assert_together(Training(row).run(0, STEPS), under_a_scaler(row, overflow=STEPS // 2, fused=True))
