@@ -187,9 +187,7 @@ def _places(data: Array) -> Array:
 
 @inner
 def _gradient(kind: int, w: Array, draws: Array, data: Array, places: Array, scratch: Array, g: Array) -> None:
-    if kind == QUOTIENT:
-        _quotient(w, draws, data, g)
-    elif kind == SPHERE3D:
+    if kind == SPHERE3D:
         _sphere3d(w, data, scratch, g)
     elif kind == SPHERE_VALLEY:
         _sphere_valley(w, data, scratch, g)
@@ -204,14 +202,22 @@ def _gradient(kind: int, w: Array, draws: Array, data: Array, places: Array, scr
 
 
 @inner
-def _descend(w: Array, buffer: Array, g: Array, lr: float, decay: float, fresh: bool, settings: Array) -> None:
+def _descend(
+    w: Array,
+    buffer: Array,
+    g: Array,
+    lr: float,
+    decay: float,
+    fresh: bool,
+    momentum: float,
+    kept: float,
+    nesterov: bool,
+) -> None:
     """One step of torch.optim.SGD with coupled weight decay; a fresh buffer takes the first gradient undamped."""
-    momentum, kept = settings[MOMENTUM], settings[KEPT]
     if momentum == 0:
         for i in range(w.size):
             w[i] -= lr * (g[i] + decay * w[i])
         return
-    nesterov = settings[NESTEROV] != 0
     for i in range(w.size):
         push = g[i] + decay * w[i]
         held = push if fresh else momentum * buffer[i] + kept * push
@@ -220,26 +226,19 @@ def _descend(w: Array, buffer: Array, g: Array, lr: float, decay: float, fresh: 
 
 
 @inner
+def _adapt(w: Array, moment: Array, g: Array, lr: float, kept: float) -> None:
+    """One step of scalar RMSprop; the old moment is used."""
+    rate = lr * _inverse(np.sqrt(moment[0]))
+    moment[0] = kept * moment[0] + (1 - kept) * _dot(g, g)
+    for i in range(w.size):
+        w[i] -= rate * g[i]
+
+
+@inner
 def _scale_to(w: Array, norm: float) -> None:
     factor = norm * _inverse(np.sqrt(_dot(w, w)))
     for i in range(w.size):
         w[i] *= factor
-
-
-@inner
-def _move(
-    w: Array, buffer: Array, moment: Array, g: Array, lr: float, decay: float, fresh: bool, settings: Array
-) -> None:
-    norm = np.sqrt(_dot(w, w)) if settings[PROJECTED] != 0 else 0.0
-    if settings[ADAPTIVE] != 0:
-        rate, kept = lr * _inverse(np.sqrt(moment[0])), settings[MOMENT_DECAY]
-        moment[0] = kept * moment[0] + (1 - kept) * _dot(g, g)
-        for i in range(w.size):
-            w[i] -= rate * g[i]
-    else:
-        _descend(w, buffer, g, lr, decay, fresh, settings)
-    if settings[PROJECTED] != 0:
-        _scale_to(w, norm)
 
 
 @compiled(
@@ -291,11 +290,24 @@ def advance(
         settings: of the optimizer, by the positions above.
         room: numbers of scratch that the problem needs.
     """
+    momentum, kept, nesterov = settings[MOMENTUM], settings[KEPT], settings[NESTEROV] != 0
+    projected, adaptive = settings[PROJECTED] != 0, settings[ADAPTIVE] != 0
     g, scratch, places = np.empty(weights.shape[1]), np.empty(room), np.empty((2, 0), np.int64)
     for trial in range(weights.shape[0]):
-        w, own = weights[trial], data[trial if data.shape[0] > 1 else 0]
+        w, buffer, moment = weights[trial], buffers[trial], moments[trial]
+        own = data[trial if data.shape[0] > 1 else 0]
         if kind == COMPLETION:
             places = _places(own)
         for step in range(begin, end):
-            _gradient(kind, w, draws[trial, step], own, places, scratch, g)
-            _move(w, buffers[trial], moments[trial], g, lrs[step], decays[step], fresh and step == begin, settings)
+            norm = np.sqrt(_dot(w, w)) if projected else 0.0
+            if kind == QUOTIENT:  # so short that it feels the call of the others
+                _quotient(w, draws[trial, step], own, g)
+            else:
+                _gradient(kind, w, draws[trial, step], own, places, scratch, g)
+            if adaptive:
+                _adapt(w, moment, g, lrs[step], settings[MOMENT_DECAY])
+            else:
+                first = fresh and step == begin
+                _descend(w, buffer, g, lrs[step], decays[step], first, momentum, kept, nesterov)
+            if projected:
+                _scale_to(w, norm)

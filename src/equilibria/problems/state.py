@@ -53,7 +53,7 @@ class State:
         """
         names = [field.name for field in fields(cls)]
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 parts: dict[str, Any] = {name: stored[name] for name in names}
         except (OSError, KeyError, ValueError, EOFError, TypeError, zipfile.BadZipFile):
             raise EquilibriaError(f"got {str(path)!r}; expected a file that State.save wrote") from None
