@@ -157,8 +157,8 @@ class Completion(Problem):
         if self.trials != 1:
             raise EquilibriaError(f"got {self.trials} matrices; expected one: take(k, k + 1) the one you want")
         u, v = params["U"], params["V"]
-        targets = u.new_tensor(self._targets[0].tolist())
-        a = (u @ v.T).flatten().take(u.new_tensor(self.observed[0].tolist()).long())
+        targets = u.new_tensor(self._targets[0])
+        a = (u @ v.T).flatten().take(u.new_tensor(self.observed[0]).long())
         return (a * (targets.square().mean() / a.square().mean()).sqrt() - targets).square().mean()
 
     @cached_property

@@ -147,7 +147,7 @@ class Regression(Problem):
         if self.trials != 1:
             raise EquilibriaError(f"got {self.trials} data sets; expected one: take(k, k + 1) the one you want")
         w = params["w"]
-        inputs, targets = w.new_tensor(self.inputs[0].tolist()), w.new_tensor(self.targets[0].tolist())
+        inputs, targets = w.new_tensor(self.inputs[0]), w.new_tensor(self.targets[0])
         outputs = inputs @ w
         outputs = (outputs - outputs.mean()) / outputs.var(correction=0).sqrt()
         return (outputs * targets.std(correction=0) + targets.mean() - targets).square().mean()

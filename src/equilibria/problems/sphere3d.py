@@ -83,7 +83,7 @@ class _OnSphere(Problem):
 
     def _turned(self, params: Mapping[str, Tensor]) -> Tensor:
         w = params["w"]
-        turned: Tensor = w.new_tensor(self.rotation.tolist()) @ w
+        turned: Tensor = w.new_tensor(self.rotation) @ w
         return turned
 
 
