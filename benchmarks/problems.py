@@ -161,8 +161,8 @@ def main() -> int:
         "|---|---|---|---|---|",
         *(line for rows, _ in parts for line in rows),
         "",
-        "The compiled regression gains nothing from running seeds together, because it loses nothing on one: a step of "
-        "one seed costs less than one call of numpy. Its numpy form, which any problem of one's own goes through, does.",
+        "The compiled regression gains little from running seeds together, because it loses little on one: a step of "
+        "one seed costs less than one call of numpy. Its numpy form, the way of any problem of one's own, gains much.",
         "",
         "The cost per trial and step of the noisy Rayleigh quotient, in nanoseconds of CPU, random numbers included:",
         "",

@@ -11,7 +11,7 @@ from small_worlds import INVARIANT, PROBLEMS, TRIALS, point
 
 import equilibria as eq
 from equilibria.errors import EquilibriaError
-from equilibria.problems import Completion, LogisticToy, RayleighQuotient, Regression, Sphere3D
+from equilibria.problems import Completion, LogisticToy, RayleighQuotient, Regression, Sphere3D, SphereValley
 
 
 def tensors(problem, weights, trial):
@@ -121,6 +121,16 @@ BAD = {
     "one eigenvalue": (lambda: RayleighQuotient([1.0]), "spectrum"),
     "descending": (lambda: RayleighQuotient([2.0, 1.0]), "ascending"),
     "negative noise": (lambda: RayleighQuotient([1.0, 2.0], noise=-1), "noise=-1"),
+    "rotation by half a seed": (lambda: Sphere3D(rotation_seed=0.5), "rotation_seed=0.5"),
+    "flat valley": (lambda: SphereValley(0.0, 1.0), "got a=0; expected 0 < a"),
+    "data of different lengths": (
+        lambda: Regression(np.ones((1, 3, 2)), np.arange(4.0)[None], np.ones((1, 2)), [0.0], [1, 1], np.ones((1, 2))),
+        r"targets \(1, 4\); expected inputs \(trials, n, d\) and targets \(1, 3\)",
+    ),
+    "equal targets": (
+        lambda: Regression(np.ones((1, 3, 2)), np.ones((1, 3)), np.ones((1, 2)), [0.0], [1, 1], np.ones((1, 2))),
+        "variance of targets=0",
+    ),
     "one dimension": (lambda: LogisticToy(1), "dim=1"),
     "no seeds": (lambda: Regression.generate([]), "no seeds"),
     "seed with a fraction": (lambda: Regression.generate([0.5]), "seed=0.5"),

@@ -179,6 +179,13 @@ def test_a_state_of_another_simulation_is_refused():
         small().run(state=state)
 
 
+def test_a_state_without_random_numbers_does_not_go_on_with_a_problem_that_needs_them():
+    state = small().run().state
+    noisy = RayleighQuotient([1.0, 2.0, 3.0], noise=1.0)
+    with pytest.raises(EquilibriaError, match="that of this simulation"):
+        Simulation(noisy, [1.0, 1.0, 1.0], rule=SGD(0.1, 0.01), steps=20).run(state=state)
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"words"])
 def test_a_file_that_is_no_state_is_refused(tmp_path, content):
     path = tmp_path / "state.npz"

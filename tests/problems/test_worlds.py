@@ -256,11 +256,18 @@ def test_with_normalisation_and_decay_the_logistic_toy_never_settles():
     assert (decay["risk"][2000:] * np.pi > 0.1).mean() == 0
 
 
-def test_scalar_rmsprop_follows_the_valleys_flow():
-    """The sheet's largest deviation at eta = .0125, C_b = 1 is .0166 from a perturbation of its choice; twice that."""
-    eta, y = 0.0125, 2.0
+def valley_deviation(eta):
+    """Largest distance from the flow over time 3 at C_b = 1, from the edge of stability on."""
+    y = 2.0
     rule = ScalarRMSprop(eta, decay=1 - eta**2, second_moment=(eta * (1 + y * y) / 2) ** 2)
     steps = round(3 / eta**2)
-    run = Simulation(Valley(), [0.3 * eta, y], rule=rule, steps=steps, record=["weights"], every=100).run()
+    run = Simulation(Valley(), [0.03 * eta, y], rule=rule, steps=steps, record=["weights"], every=100).run()
     flow = [rmsprop_valley_position(y, time=step * eta**2, c_b=1.0) for step in run.steps.tolist()]
-    assert np.abs(run["weights"][:, 0, 1] - flow).max() < 2 * 0.0166
+    return np.abs(run["weights"][:, 0, 1] - flow).max()
+
+
+def test_scalar_rmsprop_follows_the_valleys_flow_to_first_order():
+    coarse, fine = valley_deviation(0.025), valley_deviation(0.0125)
+    assert coarse < 0.037  # the sheet's table
+    assert fine < 0.0166
+    assert coarse / fine == pytest.approx(2, rel=0.1)

@@ -24,7 +24,7 @@ from equilibria.theory.schedules import ScheduleLike, as_schedule
 Array = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int, int], None]
 
-_NUMBERS = 1 << 17  # random numbers drawn at a time, all trials together: a megabyte, which stays in the cache
+_NUMBERS = 1 << 18  # random numbers drawn at a time, all trials together: two megabytes, which stay in the cache
 _STEPS = 1024  # steps between two looks at the clock and at the weights
 
 
@@ -221,6 +221,10 @@ class Simulation:
                 f"got a state of weights {theirs[0]}, seed {theirs[1]}, first trial {theirs[2]}; "
                 f"expected {mine[0]}, {mine[1]}, {mine[2]}: that of this simulation"
             )
+        there = (state.buffers.shape, state.moments.shape, state.streams.shape)
+        fits = (mine[0], (self.trials, 1), (self.trials if self.problem.draws else 0, 4))
+        if there != fits:
+            raise EquilibriaError(f"got a state with parts of shapes {there}; expected {fits}: that of this simulation")
         if state.step >= self.steps:
             raise EquilibriaError(f"got a state after {state.step} steps; expected less than steps={self.steps}")
         return state

@@ -37,6 +37,10 @@ class _OnSphere(Problem):
 
     rotation_seed: int | None
 
+    def __post_init__(self) -> None:
+        if self.rotation_seed is not None:
+            object.__setattr__(self, "rotation_seed", whole("rotation_seed", self.rotation_seed))
+
     @cached_property
     def rotation(self) -> Array:
         """U: w -> the loss's own coordinates x, y, z."""
@@ -172,8 +176,9 @@ class SphereValley(_OnSphere):
     kind: ClassVar[int | None] = _loops.SPHERE_VALLEY
 
     def __post_init__(self) -> None:
-        positive("a", self.a)
-        positive("b", self.b)
+        super().__post_init__()
+        object.__setattr__(self, "a", positive("a", self.a))
+        object.__setattr__(self, "b", positive("b", self.b))
 
     def minimiser(self, angle: ArrayLike) -> Array:
         """The minimisers of unit norm with ``y = sin(angle)``, (trials, 3)."""
