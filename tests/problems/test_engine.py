@@ -206,6 +206,12 @@ def test_stretches_are_the_run():
     same(Run.in_time([*stretches[:4], halfway]), simulation.run())
 
 
+def test_stretches_without_a_record_are_put_together_too():
+    problem = PROBLEMS["regression"]()
+    simulation = Simulation(problem, problem.initial, rule=SGD(0.1, 0.1), steps=30, every=20, record=["weights"])
+    same(Run.in_time(simulation.stream(chunk=7)), simulation.run())
+
+
 def test_the_block_length_changes_nothing(monkeypatch):
     problem = PROBLEMS["noisy-rayleigh"]()
     simulation = Simulation(problem, problem.start(4, norm_sq=1.0), rule=SGD(0.1, 0.1), steps=500, every=9)

@@ -64,8 +64,9 @@ class Run:
     def in_time(cls, runs: Iterable[Run]) -> Self:
         """Stretches of one simulation, one after the other."""
         parts = list(runs)
-        values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
-        return cls(np.concatenate([part.steps for part in parts]), values, parts[-1].state)
+        filled = [part for part in parts if part.steps.size] or parts[:1]  # an empty one knows no shapes
+        values = {name: np.concatenate([part.values[name] for part in filled]) for name in parts[0].values}
+        return cls(np.concatenate([part.steps for part in filled]), values, parts[-1].state)
 
     @classmethod
     def side_by_side(cls, runs: Iterable[Run]) -> Self:
@@ -263,8 +264,9 @@ class Simulation:
         here = block.first
         for step in self._stops(block, recording=bool(log.recorders)):
             motion.advance(block, here, step)
-            motion.rescale(self.rescale.get(step, 1.0))
             here = step
+            if step in self.rescale:
+                motion.rescale(self.rescale[step])
             if log.recorders and step % self.every == 0:
                 weights = motion.weights.copy()
                 motion.advance(block, step, step + 1)
