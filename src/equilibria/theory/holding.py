@@ -67,7 +67,7 @@ def _solve(reference: Rule, current: Rule, *, hold: str) -> float:
     def miss(log_decay: float) -> float:
         return math.log(_held(dataclasses.replace(current, weight_decay=math.exp(log_decay)), hold) / wanted)
 
-    bracket = _bracket(miss, _first_order(reference, current, hold), rises=hold == "angle")
+    bracket = _bracket(miss, _first_order(current, wanted, hold), rises=hold == "angle")
     if bracket is None:
         raise EquilibriaError(
             f"got {current!r} to hold the {hold} of {reference!r}; expected a smaller change of momentum, or a smaller "
@@ -76,13 +76,10 @@ def _solve(reference: Rule, current: Rule, *, hold: str) -> float:
     return math.exp(brentq(miss, *bracket, xtol=1e-14))
 
 
-def _first_order(reference: Rule, current: Rule, hold: str) -> float:
-    """Logarithm of the weight decay that does it where lr * weight_decay is small."""
-    before, now = (
-        _held(dataclasses.replace(each, lr=_SMALL, weight_decay=_SMALL), hold) for each in (reference, current)
-    )
-    factor = (before / now) ** 2 if hold == "angle" else now / before
-    return math.log(reference.lr * reference.weight_decay / current.lr * factor)
+def _first_order(rule: Rule, wanted: float, hold: str) -> float:
+    """Logarithm of the weight decay that would do it if lr * weight_decay were small."""
+    small = _held(dataclasses.replace(rule, lr=_SMALL, weight_decay=_SMALL), hold)
+    return math.log(_SMALL**2 * ((wanted / small) ** 2 if hold == "angle" else small / wanted) / rule.lr)
 
 
 def _bracket(miss: Callable[[float], float], guess: float, *, rises: bool) -> tuple[float, float] | None:
