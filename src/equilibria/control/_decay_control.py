@@ -12,6 +12,7 @@ from equilibria.theory.rules import SGD, Rule
 # The error of the angle may swing by a tenth from noise alone. A norm that was shrunk for it grows back no faster than
 # weights turn, which in equilibrium is what decay takes: a rate of ten times that keeps the two in balance.
 _RATE = 10.0
+NEAR = 0.15  # logarithmic error of the angle up to which it may be noise; a norm that is further off is on its way
 _STRONGEST = 0.5  # share of the norm that one step's decay takes in the end, at most
 
 
@@ -59,8 +60,8 @@ def steering_decay(aim: Aim, present: float, *, drift: float) -> float:
         eps = eps* + rate (u - u_wanted) + a u' + (u_wanted now - u_wanted ahead)/(steps ahead),
 
     inertia cancels, the error falls by ``rate`` per step, and a schedule is followed without lag, as far as eps >= 0
-    allows. The faster a norm falls, the longer it goes on falling: no decay brings it down sooner without overshoot
-    than a rate of 1 - a, which is the largest used.
+    allows. A norm that is far too small is left to grow as fast as it can, without decay. The faster a norm falls, the
+    longer it goes on falling: no decay brings it down sooner without overshoot than a rate of 1 - a, the largest used.
 
     Args:
         aim: what is wanted.
@@ -70,7 +71,7 @@ def steering_decay(aim: Aim, present: float, *, drift: float) -> float:
     Returns:
         The weight decay, in the optimizer's convention.
     """
-    if aim.ahead == 0:
+    if aim.ahead == 0 or math.log(present / aim.wanted) > NEAR:
         return 0.0
     power, free = norm_power(aim.rule), 1 - inertia(aim.rule)
     error = math.log(aim.wanted / present) / power

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from equilibria.control._decay_control import Aim, steering_decay, steps_ahead
+from equilibria.control._decay_control import NEAR, Aim, steering_decay, steps_ahead
 from equilibria.control._gradients import as_number
 from equilibria.control._group_loop import RECENT, GroupLoop
 from equilibria.control._undo import settings_kept
@@ -25,7 +25,7 @@ from equilibria.theory.schedules import ScheduleLike, as_schedule, in_epochs
 
 _TRIM = 0.1  # share of the error of a step's squared angle that corrects the next lr: makes the mean right
 _LARGEST_TRIM = 1.0  # so that gradients that vanish for a while leave nothing behind
-_DECAY_TRIM, _LARGEST_DECAY_TRIM = 0.3, 0.2  # the same for weight decay, in units of the rate at which norms follow
+_DECAY_TRIM, _LARGEST_DECAY_TRIM = 0.15, 0.2  # the same for weight decay, in units of the rate at which norms follow
 _LARGEST_LOSS = 1e8  # of gain since the first steps: norms that run away, or gradients that are gone
 _ON_REQUEST = 1.03  # times the request: not behind it
 _PATIENCE = 50  # steps to find the request in, before and after which a warning tells what it takes
@@ -213,12 +213,14 @@ class AngularSchedule(LRScheduler):
         return requested, delivered
 
     def _correct(self, loop: GroupLoop, ratio: float) -> None:
-        """Make the mean of what is delivered right."""
+        """Make the mean of what is delivered right; with weight decay only where the norm is, and can be, steered."""
         if self._by == "lr":
             loop.correct(ratio, share=_TRIM, largest=_LARGEST_TRIM)
-        elif ratio < 1 or self.optimizer.param_groups[loop.group]["weight_decay"] > 0:  # else it does what it can
-            share = _DECAY_TRIM * self._aim(loop, self.last_epoch).rate
-            loop.correct(ratio, share=share, largest=_LARGEST_DECAY_TRIM)
+            return
+        aim = self._aim(loop, self.last_epoch)
+        near = abs(math.log(aim.rule.lr * loop.gain(self._power(loop)) / aim.wanted)) < NEAR
+        if near and (ratio < 1 or aim.rule.weight_decay > 0):
+            loop.correct(ratio, share=_DECAY_TRIM * aim.rate, largest=_LARGEST_DECAY_TRIM)
 
     def _power(self, loop: GroupLoop) -> int:
         """How the angle at a given lr falls with the norm."""

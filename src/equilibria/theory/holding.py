@@ -13,7 +13,7 @@ from equilibria.theory.citations import law
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
 
 HOLDS = ("angle", "time_constant")
-_SMALL = 1e-3  # lr and weight decay at which first-order laws hold
+_SMALL = 1e-5  # lr and weight decay at which first-order laws hold
 _STRIDE, _SHORTEST, _WIDEST = 0.5, 1e-9, 20.0  # of the search, in the logarithm of the weight decay
 
 
