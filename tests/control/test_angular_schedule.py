@@ -300,6 +300,19 @@ def test_gradients_that_vanish_for_a_while_leave_nothing_behind():
     assert np.mean(found[110:]) == pytest.approx(0.02, rel=0.05)
 
 
+@pytest.mark.parametrize(("momentum", "off"), [(0.0, 2.0), (0.9, 1.06)])
+def test_bursts_of_gradients_turn_too_far_by_what_the_page_says(momentum, off):
+    """One step of ten has gradients ten times as large; 100 bursts of which each counts for sqrt(1/100) of the mean."""
+    world = World(lambda p: torch.optim.SGD(p, lr=0.1, momentum=momentum, weight_decay=5e-3), replicas=4, dim=100)
+    scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights)
+    bursts, found = np.random.default_rng(0).random(1200) < 0.1, []
+    for burst in bursts:
+        world.gradients.unit_grad_sq = 1.0 if burst else 0.01
+        found.append(np.mean(world.step() ** 2))
+        scheduler.step()
+    assert math.sqrt(np.mean(found[200:])) / 0.02 == pytest.approx(off, rel=0.1)
+
+
 def test_a_tensor_learning_rate_stays_a_tensor():
     world = World(lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1, dtype=torch.float64)))
     scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights)

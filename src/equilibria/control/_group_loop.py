@@ -15,7 +15,7 @@ from equilibria.measure.layout import copy_of, flat
 
 RECENT = 1000  # steps that a report looks back at most
 _WINDOW = 4  # steps over which c^2 is averaged: shorter is noisier, longer lags behind gradients that change
-_LARGEST_SURPRISE = 3.0  # what a single step's squared angle over the request's may count at most in the trim
+_LARGEST_SURPRISE = 10.0  # what a single step's squared angle over the request's may count at most in the trim
 
 
 @dataclass(slots=True)
