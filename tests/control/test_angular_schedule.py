@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from equilibria import theory
-from equilibria.control import AngularSchedule
+from equilibria.control import AngularSchedule, Lion
 from equilibria.data import Batches, load_digits
 from equilibria.errors import EquilibriaError
 from equilibria.nets import BasicBlockResNet
@@ -44,6 +45,30 @@ def chord_angle(a: torch.Tensor, b: torch.Tensor) -> float:
     return 2 * math.asin(float((a - b).norm()) / 2)
 
 
+class Digits:
+    """A BatchNorm network on digits under an angular schedule; angles are measured here once more."""
+
+    def __init__(self, kind, schedule, **options):
+        torch.manual_seed(0)
+        self.net, digits = BasicBlockResNet(8, (1, 1)), load_digits()
+        self.inside = [module.conv.weight for _, module in self.net.normalised()]
+        others = [p for p in self.net.parameters() if all(p is not each for each in self.inside)]
+        groups = [{"params": self.inside}, {"params": others, "lr": 0.01, "weight_decay": 0.0}]
+        self.optimizer = OPTIMIZERS[kind](groups)
+        self.scheduler = AngularSchedule(self.optimizer, schedule, invariant=self.inside, **options)
+        self.batches = iter(Batches(digits.train_images, digits.train_labels, batch_size=64, label_noise=0.3))
+
+    def step(self) -> float:
+        """Mean square of the angles."""
+        images, labels = next(self.batches)
+        before = [weight.detach().clone() for weight in self.inside]
+        self.optimizer.zero_grad()
+        cross_entropy(self.net(images), labels).backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        return float(np.mean([chord_angle(a, b) ** 2 for a, b in zip(before, self.inside, strict=True)]))
+
+
 @pytest.mark.parametrize(
     ("target", "kind"),
     [
@@ -55,28 +80,61 @@ def chord_angle(a: torch.Tensor, b: torch.Tensor) -> float:
     ],
 )
 def test_on_a_batch_norm_network_the_angle_is_within_3_percent_after_50_steps(target, kind):
-    torch.manual_seed(0)
-    net, digits, schedule = BasicBlockResNet(8, (1, 1)), load_digits(), TARGETS[target]
-    inside = [module.conv.weight for _, module in net.normalised()]
-    others = [p for p in net.parameters() if all(p is not each for each in inside)]
-    optimizer = OPTIMIZERS[kind]([{"params": inside}, {"params": others, "lr": 0.01, "weight_decay": 0.0}])
-    scheduler = AngularSchedule(optimizer, schedule, invariant=inside)
-    batches = iter(Batches(digits.train_images, digits.train_labels, batch_size=64, label_noise=0.3))
-    squares = []
-    for _ in range(STEPS):
-        images, labels = next(batches)
-        before = [weight.detach().clone() for weight in inside]
-        optimizer.zero_grad()
-        cross_entropy(net(images), labels).backward()
-        optimizer.step()
-        scheduler.step()
-        squares.append(np.mean([chord_angle(a, b) ** 2 for a, b in zip(before, inside, strict=True)]))
+    schedule = TARGETS[target]
+    run = Digits(kind, schedule)
+    squares = [run.step() for _ in range(STEPS)]
     requested_sq = schedule.values(STEPS) ** 2
     assert np.sqrt(np.sum(squares[50:]) / np.sum(requested_sq[50:])) == pytest.approx(1.0, abs=0.03)
-    report = scheduler.report(STEPS - 50)[0]
+    report = run.scheduler.report(STEPS - 50)[0]
     assert report.delivered == pytest.approx(math.sqrt(np.mean(squares[50:])), rel=1e-5)
     assert report.requested == pytest.approx(math.sqrt(np.mean(requested_sq[50:])), rel=1e-12)
-    assert optimizer.param_groups[1]["lr"] == 0.01
+    assert run.optimizer.param_groups[1]["lr"] == 0.01
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [Constant(0.05), Cosine(0.05, steps=180, end=0.03), MultiStep(0.05, milestones=[90], factor=0.7)],
+    ids=lambda schedule: type(schedule).__name__,
+)
+def test_weight_decay_delivers_falls_that_a_growing_norm_can_follow(schedule):
+    run, steps = Digits("heavy ball", schedule, by="weight_decay"), 180
+    squares = [run.step() for _ in range(steps)]
+    ratio = np.sqrt(np.sum(squares[50:]) / np.sum(schedule.values(steps)[50:] ** 2))
+    assert ratio == pytest.approx(1.0, abs=0.03)
+    assert run.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_fall_that_is_too_steep_for_weight_decay_is_reported_and_is_as_fast_as_it_can_be():
+    """From 0.05 to 0.005: (1/0.005^2 - 1/0.05^2) / 38 = 1042 steps, some of them before the request falls."""
+    world, fall = World(heavy_ball, dim=400), 60
+    scheduler = AngularSchedule(world.optimizer, [0.05] * fall + [0.005], invariant=world.weights, by="weight_decay")
+    for _ in range(fall):
+        world.step()
+        scheduler.step() if scheduler.last_epoch < fall - 1 else None
+    with pytest.warns(UserWarning, match=r"turns by 0\.0[34].* requested 0\.005 in 1\d\d\d steps at the fewest"):
+        scheduler.step()
+    start, behind = math.sqrt(np.mean(world.step() ** 2)), scheduler.report()[0].behind
+    assert behind == pytest.approx(
+        theory.requested.steps_to_fall(theory.SGD(0.1, momentum=0.9), start, 0.005), rel=0.01
+    )
+    for _ in range(300):
+        found = math.sqrt(np.mean(world.step() ** 2))
+        scheduler.step()
+    assert world.optimizer.param_groups[0]["weight_decay"] == 0
+    law = (start**-2 + 301 * 38) ** -0.5
+    assert found == pytest.approx(law, rel=0.05)  # 10 steps of 300 of memory, and 2 % of scatter: 1/sqrt(2 * 8 * 399)
+
+
+def test_weight_decay_follows_a_rise_within_the_memory_of_momentum():
+    """The error falls by 1 - a per step at best: to 3 % of a doubling in ln(0.69 / 0.03) / 0.1 = 31 steps."""
+    world = World(heavy_ball, dim=400)
+    scheduler = AngularSchedule(world.optimizer, [0.03] * 150 + [0.06], invariant=world.weights, by="weight_decay")
+    found = []
+    for _ in range(250):
+        found.append(np.mean(world.step() ** 2))
+        scheduler.step()
+    assert math.sqrt(np.mean(found[190:])) == pytest.approx(0.06, rel=0.03)
+    assert math.sqrt(np.mean(found[100:135])) == pytest.approx(0.03, rel=0.03)
 
 
 class World:
@@ -117,24 +175,75 @@ def test_an_angle_per_epoch_is_delivered_over_the_epoch(kind):
 
 
 def test_weight_decay_brings_the_norm_to_the_angle_sooner_than_the_law_does():
+    """Error y and trim obey y' = r (trim - y), trim' = -0.3 r y from y = -0.15 on: at most 2.3 % too much afterwards.
+
+    Squared angles of 8 tensors of 200 entries scatter by sqrt(2 / (8 * 199)) = 3.5 % a step, 0.25 % over 200 steps.
+    """
     wanted, steps = 0.05, 600
     decay = decay_for_angle(theory.SGD(0.1, 0.01), wanted)
     reached = {}
     for controlled in (False, True):
         world = World(lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=decay), norm=3.0)
         scheduler = AngularSchedule(world.optimizer, wanted, invariant=world.weights, by="weight_decay")
-        found = []
+        found, decays = [], []
         for _ in range(steps):
             found.append(np.mean(world.step() ** 2))
+            decays.append(world.optimizer.param_groups[0]["weight_decay"])
             if controlled:
                 scheduler.step()
         reached[controlled] = np.sqrt(found) / wanted
     early = slice(steps // 4, steps // 3)
     assert np.mean(reached[False][early]) < 0.6
     assert np.mean(reached[True][early]) > 0.9
-    assert np.mean(reached[True][-200:]) == pytest.approx(1.0, abs=0.03)
+    assert np.mean(reached[True][-200:]) == pytest.approx(1.0, abs=0.023 + 3 * 0.0013)
     assert world.optimizer.param_groups[0]["lr"] == 0.1
-    assert scheduler.report(100)[0].weight_decay == pytest.approx(decay, rel=0.3)
+    assert np.mean(decays[-200:]) == pytest.approx(decay, rel=0.05)  # noise moves it around that of the equilibrium
+
+
+@pytest.mark.parametrize(
+    ("make", "power"), [(lambda p: torch.optim.SGD(p, lr=0.1), 2), (lambda p: Lion(p, lr=1e-3, betas=(0.0, 0.0)), 1)]
+)
+def test_norms_changed_from_outside_are_made_up_for_in_one_step(make, power):
+    """The first step after that turns by 3^-power of the request. It tells the new norm, and c is what it was: the next
+    lr is right at once, if the power is. Scatter of the mean of 4 and of one step: 3.5 % * sqrt(5/4) / 2 = 2 %."""
+    world = World(make, norm=1.0)
+    scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights)
+    for _ in range(60):
+        world.step()
+        scheduler.step()
+    scheduler._loops[0].trim = 0.0
+    with torch.no_grad():
+        for weight in world.weights:
+            weight.mul_(3.0)
+    assert math.sqrt(np.mean(world.step() ** 2)) == pytest.approx(0.02 / 3**power, rel=0.08)
+    scheduler._loops[0].trim = 0.0
+    scheduler.step()
+    expected = 0.02 * math.exp(scheduler._loops[0].trim)
+    assert math.sqrt(np.mean(world.step() ** 2)) == pytest.approx(expected, rel=0.08)
+
+
+@pytest.mark.parametrize("by", ["lr", "weight_decay"])
+def test_a_failing_step_leaves_everything_as_it_was_and_fails_again(by):
+    world = World(heavy_ball)
+    ahead = 10 if by == "weight_decay" else 0
+    scheduler = AngularSchedule(
+        world.optimizer, lambda step: 2.0 if step >= 8 + ahead else 0.02, invariant=world.weights, by=by
+    )
+    for _ in range(7):
+        world.step()
+        scheduler.step()
+    world.step()
+    before = copy.deepcopy(scheduler.state_dict())
+    settings = [{k: v for k, v in g.items() if k != "params"} for g in copy.deepcopy(world.optimizer.param_groups)]
+    for _ in range(2):
+        with pytest.raises(EquilibriaError, match=r"got angle \(radians\)=2"):
+            scheduler.step()
+        assert scheduler.state_dict() == before
+        assert [{k: v for k, v in g.items() if k != "params"} for g in world.optimizer.param_groups] == settings
+    scheduler._angle = Constant(0.02)
+    scheduler.step()  # the step that was measured is not lost
+    assert scheduler.report(1)[0].delivered != before["loops"][0]["recent"][-1][1]
+    assert scheduler.last_epoch == before["last_epoch"] + 1
 
 
 def test_a_target_of_zero_stops_and_a_later_one_starts_again():
@@ -189,6 +298,19 @@ def test_gradients_that_vanish_for_a_while_leave_nothing_behind():
         scheduler.step()
     assert np.mean(found[70:80]) == pytest.approx(0.02, rel=0.05)
     assert np.mean(found[110:]) == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize(("momentum", "off"), [(0.0, 2.0), (0.9, 1.06)])
+def test_bursts_of_gradients_turn_too_far_by_what_the_page_says(momentum, off):
+    """One step of ten has gradients ten times as large; 100 bursts of which each counts for sqrt(1/100) of the mean."""
+    world = World(lambda p: torch.optim.SGD(p, lr=0.1, momentum=momentum, weight_decay=5e-3), replicas=4, dim=100)
+    scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights)
+    bursts, found = np.random.default_rng(0).random(1200) < 0.1, []
+    for burst in bursts:
+        world.gradients.unit_grad_sq = 1.0 if burst else 0.01
+        found.append(np.mean(world.step() ** 2))
+        scheduler.step()
+    assert math.sqrt(np.mean(found[200:])) / 0.02 == pytest.approx(off, rel=0.1)
 
 
 def test_a_tensor_learning_rate_stays_a_tensor():

@@ -11,7 +11,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 SHORTER = {
     "folded-weight-decay": {"steps: int = 240": "steps: int = 30", "[160]": "[20]", "rates[150]": "rates[15]"},
     "rescale-on-decay": {"DROP, STEPS = 400, 700": "DROP, STEPS = 20, 40"},
-    "weight-decay-scheduler": {"STEPS = 3000": "STEPS = 30", "[1000, 2000]": "[10, 20]"},
 }
 SHORTER["folded-weight-decay"]["range(9, 240, 10)"] = "range(9, 30, 10)"
 

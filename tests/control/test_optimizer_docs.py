@@ -11,7 +11,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {"rotational": 0.0, "angular-schedule": 2e-4, "start-in-equilibrium": 0.15, "sphere-optimizers": 0.0}
-PAGES |= {"lion": 0.15}
+PAGES |= {"lion": 0.15, "weight-decay-scheduler": 0.0}
 """How far a number may be off, beside 1 %: rounding in a training run grows from step to step."""
 
 SHORTER = {"rotational": ("STEPS = 300", "STEPS = 20"), "start-in-equilibrium": ("STEPS = 300", "STEPS = 50")}

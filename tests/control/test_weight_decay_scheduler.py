@@ -210,3 +210,33 @@ def test_groups_that_do_not_exist_are_refused_with_those_that_do():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, weight_decay=0.1)
     with pytest.raises(EquilibriaError, match=r"got groups=\[5\]; expected indices .* there are 1: 0"):
         WeightDecayScheduler(optimizer, 0.1, groups=[5])
+
+
+@pytest.mark.parametrize("tensor_lr", [False, True])
+def test_a_failing_step_leaves_the_scheduler_inside_and_the_settings_as_they_were(tensor_lr):
+    optimizer = optimizer_of(lr=torch.tensor(0.1) if tensor_lr else 0.1, momentum=0.1, weight_decay=0.5)
+    inner = OneCycleLR(optimizer, 0.1, 20, base_momentum=0.1, max_momentum=0.99)
+    scheduler = WeightDecayScheduler(inner, groups=[0], schedule=lambda step: 0.5 if step < 3 else math.nan)
+    for _ in range(2):
+        optimizer.step()
+        scheduler.step()
+    before = copy.deepcopy(scheduler.state_dict())
+    groups = [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    held = optimizer.param_groups[0]["lr"]
+    optimizer.step()
+    for _ in range(2):
+        with pytest.raises(EquilibriaError, match="got nan"):
+            scheduler.step()
+        assert scheduler.state_dict() == before
+        assert [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups] == groups
+        assert optimizer.param_groups[0]["lr"] is held or not tensor_lr
+
+
+def test_what_cannot_be_held_leaves_the_learning_rate_where_it_was():
+    optimizer = optimizer_of(momentum=0.0, weight_decay=0.5)
+    scheduler = WeightDecayScheduler(StepLR(optimizer, 1, gamma=0.1), hold="time_constant")
+    optimizer.param_groups[0]["momentum"] = 0.99
+    optimizer.step()
+    with pytest.raises(EquilibriaError, match="no weight decay does it"):
+        scheduler.step()
+    assert (scheduler.last_epoch, scheduler.get_last_lr()[0], optimizer.param_groups[0]["lr"]) == (0, 0.1, 0.1)

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equilibria.errors import EquilibriaError
@@ -52,6 +53,41 @@ def test_momentum_may_move_too(rule, hold, momentum, factor):
     now = replace(rule, momentum=momentum, lr=rule.lr * factor)
     decay = holding_weight_decay(rule, now, hold=hold)
     assert held(replace(now, weight_decay=decay), hold) == pytest.approx(held(rule, hold), rel=1e-9)
+
+
+MOMENTA = st.one_of(st.just(0.0), st.floats(-4, 0).map(lambda power: 1 - 10**power))
+
+
+@st.composite
+def far_apart(draw):
+    """A rule with an equilibrium, and the same rule far away in lr and momentum."""
+    lr, eps, factor = (10 ** draw(st.floats(*bounds)) for bounds in ((-5, 0), (-7, -1), (-3, 3)))
+    kind = draw(st.sampled_from([SGD, SGDW, AdamW]))
+    before, after = draw(MOMENTA), draw(MOMENTA)
+    names = [{"betas": (a, 0.999)} if kind is AdamW else {"momentum": a} for a in (before, after)]
+    return kind(lr, eps / lr, **names[0]), kind(lr * factor, 0.0, **names[1])
+
+
+@settings(max_examples=60)
+@given(pair=far_apart(), hold=st.sampled_from(HOLDS))
+def test_what_can_be_held_is_and_what_is_refused_cannot_be(pair, hold):
+    """Against a scan of every weight decay; 1e-5, because the rate of AdamW comes from eigenvalues close to 1."""
+    reference, current = pair
+    wanted = held(reference, hold)
+    try:
+        decay = holding_weight_decay(reference, current, hold=hold)
+    except EquilibriaError:
+        reached = [value for eps in np.geomspace(1e-12, 2, 150) if (value := reached_at(current, eps, hold))]
+        assert min(reached) > wanted * (1 - 1e-5) or max(reached) < wanted * (1 + 1e-5)
+    else:
+        assert held(replace(current, weight_decay=decay), hold) == pytest.approx(wanted, rel=1e-5)
+
+
+def reached_at(rule, eps, hold):
+    try:
+        return held(replace(rule, weight_decay=eps / rule.lr), hold)
+    except EquilibriaError:
+        return None
 
 
 def test_when_momentum_moves_angle_and_time_constant_part():

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,23 +11,24 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
+from equilibria.control._decay_control import NEAR, Aim, steering_decay, steps_ahead
 from equilibria.control._gradients import as_number
+from equilibria.control._group_loop import RECENT, GroupLoop
+from equilibria.control._undo import settings_kept
 from equilibria.control.invariant import Invariant, invariant_tensors
-from equilibria.errors import EquilibriaError, one_of, whole, within
-from equilibria.measure.dots import moved_products
+from equilibria.errors import EquilibriaError, one_of, warn_caller, whole, within
 from equilibria.measure.laws import law_of
-from equilibria.measure.layout import copy_of, flat, is_sharded
-from equilibria.theory.requested import decay_for_angle, step_angle
-from equilibria.theory.rules import SGD, SGDW, AdamL2, Rule
+from equilibria.measure.layout import is_sharded
+from equilibria.theory.requested import decay_for_angle, norm_power, step_angle, steps_to_fall
+from equilibria.theory.rules import AdamL2, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule, in_epochs
 
-RECENT = 1000  # steps that a report looks back at most
-_WINDOW = 4  # steps over which c^2 is averaged: shorter is noisier, longer lags behind gradients that change
 _TRIM = 0.1  # share of the error of a step's squared angle that corrects the next lr: makes the mean right
-_LARGEST_SURPRISE = 3.0  # what a single step may count at most in that
 _LARGEST_TRIM = 1.0  # so that gradients that vanish for a while leave nothing behind
+_DECAY_TRIM, _LARGEST_DECAY_TRIM = 0.15, 0.2  # the same for weight decay, in units of the rate at which norms follow
 _LARGEST_LOSS = 1e8  # of gain since the first steps: norms that run away, or gradients that are gone
-_STRONGEST = 30.0  # times the equilibrium's weight decay that is used at most to bring a norm down
+_ON_REQUEST = 1.03  # times the request: not behind it
+_PATIENCE = 50  # steps to find the request in, before and after which a warning tells what it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class Delivered:
         delivered: root mean square of the measured angles, over these steps and the group's invariant tensors.
         lr: learning rate now.
         weight_decay: weight decay now.
+        behind: steps, at the fewest, until the angle has fallen to the request; 0 if it is there within 3 %, and with
+            ``by="lr"``. Weight decay cannot make a norm grow: see `equilibria.theory.requested.steps_to_fall`.
     """
 
     group: int
@@ -50,6 +52,7 @@ class Delivered:
     delivered: float
     lr: float
     weight_decay: float
+    behind: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -66,9 +69,10 @@ class AngularSchedule(LRScheduler):
     root mean square of c / ||w||^p over the tensors, corrected by the mean of what it delivered so far. So a change of
     the schedule takes effect at once, whatever the norms are.
 
-    With ``by="weight_decay"`` lr stays as it is and weight decay is set: that of the equilibrium with this angle, times
-    (requested / present)^4, which brings the norm there in a third of the time; still, a norm moves no faster than the
-    weights turn.
+    With ``by="weight_decay"`` lr stays as it is and weight decay is set: that of the equilibrium with this angle, plus
+    what steers the norm to it (control/_decay_control.py). A rise of the angle is followed within the momentum's
+    memory. A fall takes a larger norm, and norms grow no faster than weights turn: at most by 2 (1+a)/(1-a) per step
+    in 1/angle^2 (SGD with momentum a). A request that falls faster is met later; reports and a warning say when.
 
     Called after every optimizer step, as torch's schedulers are. It owns the learning rates (or weight decays) of
     groups with invariant weights: other parameters of such a group get them too, and other groups are left alone.
@@ -115,6 +119,7 @@ class AngularSchedule(LRScheduler):
             raise EquilibriaError(f"got optimizer of type {type(optimizer).__name__}; expected a torch.optim.Optimizer")
         self._by = one_of("by", by, ("lr", "weight_decay"))
         self._per_epoch = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1)
+        self._warned = False
         self._angle = as_schedule(angle)
         if self._per_epoch is not None:
             self._angle = in_epochs(self._angle, steps_per_epoch=self._per_epoch)
@@ -128,14 +133,21 @@ class AngularSchedule(LRScheduler):
         super().__init__(optimizer)
 
     def step(self, epoch: int | None = None) -> None:
-        """Measure the step that the optimizer took, and set the next one."""
-        if self.last_epoch >= 0:  # not torch's own first call
-            for loop in self._loops:
-                self._measure(loop)
-        super().step(epoch)
-        if self._by == "weight_decay":
-            for loop in self._loops:
-                self.optimizer.param_groups[loop.group]["weight_decay"] = self._weight_decay(loop)
+        """Measure the step that the optimizer took, and set the next one; if that fails, all stays as it was."""
+        held = self.last_epoch, self._step_count, [loop.learnt() for loop in self._loops]
+        try:
+            with settings_kept(self.optimizer):
+                turned = [self._measure(loop) for loop in self._loops] if self.last_epoch >= 0 else []
+                super().step(epoch)
+                self._set_weight_decays()
+        except BaseException:
+            self.last_epoch, self._step_count, learnt = held
+            for loop, known in zip(self._loops, learnt, strict=True):
+                loop.put_back(known)
+            raise
+        for loop, pair in zip(self._loops, turned, strict=False):  # nothing at torch's own first call
+            loop.used()
+            loop.recent.extend([pair] if pair else [])
 
     def get_lr(self) -> list[float | Tensor]:
         """The learning rates of the next step, one per group."""
@@ -149,7 +161,7 @@ class AngularSchedule(LRScheduler):
                     rates[loop.group] = _like(rates[loop.group], wanted / gain)
         return rates
 
-    def _refuse_runaway(self, loop: _Loop, gain: float, lr: float) -> None:
+    def _refuse_runaway(self, loop: GroupLoop, gain: float, lr: float) -> None:
         """Refuse what ends in weights that are not finite, while they still are."""
         loop.first_gain = loop.first_gain or gain
         takes_all = _takes_all(law_of(self.optimizer, self.optimizer.param_groups[loop.group]).rule, lr)
@@ -187,30 +199,40 @@ class AngularSchedule(LRScheduler):
         for loop in self._loops:
             loop.remember()
 
-    def _measure(self, loop: _Loop) -> None:
-        """Learn from the last step; one that was skipped, or broke, teaches nothing."""
+    def _measure(self, loop: GroupLoop) -> tuple[float, float] | None:
+        """Learn from the last step: what was requested, and delivered; None if it was skipped, or broke."""
         lr = as_number("lr", self.optimizer.param_groups[loop.group]["lr"])
         turned = loop.turned()
         if not (turned and lr > 0 and all(math.isfinite(angle) for angle in turned.values())):
-            return
+            return None
         delivered = math.sqrt(sum(angle**2 for angle in turned.values()) / len(turned))
         requested = self._request(loop, self.last_epoch)
-        if self._by == "lr" and loop.is_measured and requested > 0:  # the very first step has the lr that was found
-            loop.correct(delivered / requested)
-        loop.recent.append((requested, delivered))
+        if loop.is_measured and requested > 0:  # the very first step has the lr that was found
+            self._correct(loop, delivered / requested)
         loop.average({at: angle / lr for at, angle in turned.items()}, power=self._power(loop))
+        return requested, delivered
 
-    def _power(self, loop: _Loop) -> int:
+    def _correct(self, loop: GroupLoop, ratio: float) -> None:
+        """Make the mean of what is delivered right; with weight decay only where the norm is, and can be, steered."""
+        if self._by == "lr":
+            loop.correct(ratio, share=_TRIM, largest=_LARGEST_TRIM)
+            return
+        aim = self._aim(loop, self.last_epoch)
+        near = abs(math.log(aim.rule.lr * loop.gain(self._power(loop)) / aim.wanted)) < NEAR
+        if near and (ratio < 1 or aim.rule.weight_decay > 0):
+            loop.correct(ratio, share=_DECAY_TRIM * aim.rate, largest=_LARGEST_DECAY_TRIM)
+
+    def _power(self, loop: GroupLoop) -> int:
         """How the angle at a given lr falls with the norm."""
         rule = law_of(self.optimizer, self.optimizer.param_groups[loop.group]).rule
-        return 2 if isinstance(rule, SGD | SGDW) else 1
+        return 1 if rule is None else norm_power(rule)
 
-    def _request(self, loop: _Loop, step: int) -> float:
+    def _request(self, loop: GroupLoop, step: int) -> float:
         """Radians of one step."""
         angle = within("angle (radians)", self._angle(step), low=0, below=math.pi / 2)
         return angle if self._per_epoch is None else step_angle(self._rule(loop), angle, steps=self._per_epoch)
 
-    def _rule(self, loop: _Loop) -> Rule:
+    def _rule(self, loop: GroupLoop) -> Rule:
         law = law_of(self.optimizer, self.optimizer.param_groups[loop.group])
         if law.rule is None:
             raise EquilibriaError(
@@ -219,119 +241,64 @@ class AngularSchedule(LRScheduler):
             )
         return law.rule
 
-    def _weight_decay(self, loop: _Loop) -> float:
-        wanted, rule = self._request(loop, self.last_epoch), self._rule(loop)
-        if wanted == 0:
-            return 0.0
-        present = rule.lr * loop.gain(self._power(loop))
-        off = min((present / wanted) ** -4, _STRONGEST) if present > 0 else 1.0
-        return decay_for_angle(rule, wanted) * off
+    def _aim(self, loop: GroupLoop, step: int) -> Aim:
+        rule = self._rule(loop)
+        return Aim(rule, self._request(loop, step), self._request(loop, step + steps_ahead(rule)))
 
-    def _delivered(self, loop: _Loop, recent: list[tuple[float, float]]) -> Delivered:
+    def _set_weight_decays(self) -> None:
+        if self._by == "weight_decay":
+            decays = [self._weight_decay(loop) for loop in self._loops]
+            for loop, decay in zip(self._loops, decays, strict=True):
+                self.optimizer.param_groups[loop.group]["weight_decay"] = decay
+
+    def _weight_decay(self, loop: GroupLoop) -> float:
+        aim, gain = self._aim(loop, self.last_epoch), loop.gain(self._power(loop))
+        if aim.wanted == 0:
+            return 0.0
+        if gain == 0:
+            return decay_for_angle(aim.rule, aim.wanted)
+        if self.last_epoch >= _PATIENCE:
+            self._warn_behind(loop, aim)
+        return steering_decay(aim, aim.rule.lr * gain * math.exp(-loop.trim), drift=loop.drift)
+
+    def _warn_behind(self, loop: GroupLoop, aim: Aim) -> None:
+        """Say once what weight decay cannot do."""
+        behind = self._behind(loop)
+        if behind > _PATIENCE and not self._warned:
+            self._warned = True
+            warn_caller(
+                f"parameter group {loop.group} turns by {aim.rule.lr * loop.gain(self._power(loop)):.3g} radians per "
+                f"step; weight decay, here 0, gets it down to the requested {aim.wanted:.3g} in {behind:.0f} steps at "
+                "the fewest, because norms grow no faster than weights turn. by='lr' does it at once",
+                UserWarning,
+            )
+
+    def _behind(self, loop: GroupLoop) -> float:
+        gain = loop.gain(self._power(loop))
+        if self._by == "lr" or gain == 0:
+            return 0.0
+        rule, wanted = self._rule(loop), self._request(loop, self.last_epoch)
+        present = min(rule.lr * gain, 1.0)
+        if present <= _ON_REQUEST * wanted:
+            return 0.0
+        return steps_to_fall(rule, present, wanted) if wanted > 0 else math.inf
+
+    def _delivered(self, loop: GroupLoop, recent: list[tuple[float, float]]) -> Delivered:
         group = self.optimizer.param_groups[loop.group]
         requested, delivered = (
             math.sqrt(sum(pair[at] ** 2 for pair in recent) / len(recent)) if recent else math.nan for at in (0, 1)
         )
         lr, decay = as_number("lr", group["lr"]), as_number("weight_decay", group.get("weight_decay", 0.0))
-        return Delivered(loop.group, len(recent), requested, delivered, lr, decay)
+        return Delivered(loop.group, len(recent), requested, delivered, lr, decay, self._behind(loop))
 
 
-@dataclass(slots=True)
-class _Loop:
-    """What is known about one parameter group; lists have one entry per invariant tensor.
-
-    Attributes:
-        group: its index.
-        weights: its invariant tensors.
-        copies: these before the step, flat; None where unknown.
-        versions: torch's counts of their changes when they were copied.
-        norms: ||w|| before the last step that was measured, and after it.
-        mean_sq: running mean of c^2.
-        measured: the total weight of what is in that mean, 0 at first and 1 after many steps.
-        trim: logarithm of the factor by which lr is corrected for what was delivered so far.
-        first_gain: the gain that the first lr was set with; 0 before.
-        recent: (requested, delivered) of the last steps.
-    """
-
-    group: int
-    weights: list[Tensor]
-    copies: list[Tensor | None]
-    versions: list[int]
-    norms: list[tuple[float, float]]
-    mean_sq: list[float]
-    measured: list[float]
-    trim: float = 0.0
-    first_gain: float = 0.0
-    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-
-    @classmethod
-    def of(cls, group: int, weights: list[Tensor]) -> _Loop:
-        count = len(weights)
-        return cls(group, weights, [None] * count, [0] * count, [(0.0, 0.0)] * count, [0.0] * count, [0.0] * count)
-
-    @property
-    def is_measured(self) -> bool:
-        return any(self.measured)
-
-    def gain(self, power: int) -> float:
-        """Root mean square angle per unit of lr, at the present norms; 0 if nothing is known yet."""
-        known = zip(self.mean_sq, self.measured, self.norms, strict=True)
-        squares = [mean / share / norm ** (2 * power) for mean, share, (_, norm) in known if share]
-        return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
-
-    def average(self, per_lr: dict[int, float], *, power: int) -> None:
-        """Take the angles of a step per unit of lr into the means."""
-        for at, angle in per_lr.items():
-            self.mean_sq[at] += ((angle * self.norms[at][0] ** power) ** 2 - self.mean_sq[at]) / _WINDOW
-            self.measured[at] += (1 - self.measured[at]) / _WINDOW
-
-    def correct(self, ratio: float) -> None:
-        """Take delivered over requested angle of a step into the trim."""
-        trim = self.trim + _TRIM * (1 - min(ratio**2, _LARGEST_SURPRISE))
-        self.trim = max(-_LARGEST_TRIM, min(_LARGEST_TRIM, trim))
-
-    def remember(self) -> None:
-        """Copy the tensors that somebody changed since the last measurement, and those that were never copied."""
-        for at, weight in enumerate(self.weights):
-            if self.copies[at] is None or self.versions[at] != weight._version:
-                self.copies[at] = flat(copy_of(weight.detach()), like=weight.detach())
-                self.versions[at] = weight._version
-
-    def turned(self) -> dict[int, float]:
-        """The angles since the copies were made, of those tensors that moved; the copies become what these are now."""
-        angles = {at: self._turned(at) for at, copy in enumerate(self.copies) if copy is not None}
-        return {at: angle for at, angle in angles.items() if angle != 0}
-
-    @torch.no_grad()
-    def _turned(self, at: int) -> float:
-        before, after = self.copies[at], flat(self.weights[at].detach())
-        assert before is not None
-        ww, we, ee = moved_products(before, after)
-        self.versions[at] = self.weights[at]._version
-        if not math.isfinite(ww + we + ee):
-            return math.nan
-        self.norms[at] = math.sqrt(ww), math.sqrt(max(ww + 2 * we + ee, 0.0))
-        return math.atan2(math.sqrt(max(ee * ww - we * we, 0.0)), ww + we)
-
-    def state_dict(self) -> dict[str, Any]:
-        held = {name: list(getattr(self, name)) for name in ("norms", "mean_sq", "measured", "recent")}
-        return {**held, "trim": self.trim, "first_gain": self.first_gain}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.trim, self.mean_sq, self.measured = state["trim"], list(state["mean_sq"]), list(state["measured"])
-        self.norms = [(float(a), float(b)) for a, b in state["norms"]]
-        self.first_gain = float(state.get("first_gain", 0.0))
-        self.recent = deque(((float(a), float(b)) for a, b in state["recent"]), maxlen=RECENT)
-        self.copies = [None] * len(self.weights)  # the weights may be loaded later
-
-
-def _loops(optimizer: Optimizer, found: dict[str, Tensor]) -> list[_Loop]:
+def _loops(optimizer: Optimizer, found: dict[str, Tensor]) -> list[GroupLoop]:
     sharded = [name for name, weight in found.items() if is_sharded(weight)]
     if sharded:
         raise EquilibriaError(f"got {sharded[0]} as a DTensor; expected whole tensors: no process sees its angle")
     wanted = {id(weight) for weight in found.values()}
     groups = [[p for p in group["params"] if id(p) in wanted] for group in optimizer.param_groups]
-    return [_Loop.of(at, weights) for at, weights in enumerate(groups) if weights]
+    return [GroupLoop.of(at, weights) for at, weights in enumerate(groups) if weights]
 
 
 def _takes_all(rule: Rule | None, lr: float) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
+from equilibria.control._undo import scheduler_kept
 from equilibria.control._wrapper import SchedulerWrapper
 from equilibria.errors import EquilibriaError, one_of, whole
 from equilibria.measure.laws import law_of, setting
@@ -73,9 +74,10 @@ class WeightDecayScheduler(SchedulerWrapper):
         return [setting(group["weight_decay"]) for group in self.optimizer.param_groups]
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the scheduler inside, then set weight decay."""
-        super().step(*args, **kwargs)
-        self._set(self._values())
+        """Step the scheduler inside, then set weight decay; if either fails, all stays as it was."""
+        with scheduler_kept(self.scheduler):
+            super().step(*args, **kwargs)
+            self._set(self._values())
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; what is held is noted by its settings. A schedule is not stored: give it again."""

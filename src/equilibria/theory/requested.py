@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from equilibria.errors import whole, within
 from equilibria.theory._known_rule import known_rule
-from equilibria.theory.angles import n_step_angles
+from equilibria.theory.angles import angular_diffusion, n_step_angles
 from equilibria.theory.citations import law
-from equilibria.theory.rules import AdamL2, AdamW, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
 
 _SMALL = 1e-10  # lr * wd at which angles are so small that only their ratio is left
 
@@ -73,6 +73,49 @@ def decay_for_angle(rule: Rule, angle: float) -> float:
     """
     known_rule(rule)
     return _decay_for_angle(dataclasses.replace(rule, weight_decay=0.0), within("angle", angle, above=0, below=1))
+
+
+@law("smd", "§4, ||w||^4 under constant lr", derived="the norm's growth without weight decay, as a fall of the angle")
+def steps_to_fall(rule: Rule, start: float, end: float) -> float:
+    """The fewest steps in which the angle falls from ``start`` to ``end`` while lr stays: those without weight decay.
+
+    Only a growing norm lowers the angle then, and weights grow no faster than they turn: ``1/angle^2`` rises by p S per
+    step, p = 2 for SGD (angle ~ 1/||w||^2) and 1 for rules that make up for the size of gradients (angle ~ 1/||w||), S
+    being the squared angle per step over long distances in units of one step's: 1 without momentum, (1+a)/(1-a) with.
+
+    Args:
+        rule: the optimizer; only its kind and momentum (betas) matter.
+        start: radians per step now, above 0.
+        end: radians per step later, above 0.
+
+    Returns:
+        Steps, 0 if the angle does not fall. Right for small angles, to the steps that the momentum remembers. Where
+        Adam's second moment remembers longer than this, its lag makes them fewer, down to half.
+
+    Raises:
+        EquilibriaError: an angle is not in (0, pi/2).
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> round(steps_to_fall(SGD(0.1, momentum=0.9), 0.05, 0.005))
+        1042
+    """
+    known_rule(rule)
+    first, last = (within(name, x, above=0, below=math.pi / 2) for name, x in (("start", start), ("end", end)))
+    power = norm_power(rule)
+    return max(0.0, (last**-2 - first**-2) / (power * _diffusion(_at_rest(rule))))
+
+
+@law("smd", "eq. (3)", derived="gradients are inversely proportional to the norm; Adam, Lion and Muon make up for that")
+def norm_power(rule: Rule) -> int:
+    """p in angle ~ lr/||w||^p: 2 where gradients, inversely proportional to the norm, are used as they are, else 1."""
+    return 2 if isinstance(rule, SGD | SGDW) else 1
+
+
+@lru_cache(maxsize=64)
+def _diffusion(rule: Rule) -> float:
+    """Squared angle per step over long distances, in units of one step's."""
+    return angular_diffusion(rule) / float(rule.equilibrium().angle) ** 2
 
 
 @lru_cache(maxsize=64)

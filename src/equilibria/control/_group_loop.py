@@ -1,0 +1,146 @@
+"""What an angular schedule knows about one parameter group: norms, and how far a unit of learning rate turns it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equilibria.measure.dots import moved_products
+from equilibria.measure.layout import copy_of, flat
+
+RECENT = 1000  # steps that a report looks back at most
+_WINDOW = 4  # steps over which c^2 is averaged: shorter is noisier, longer lags behind gradients that change
+_LARGEST_SURPRISE = 10.0  # what a single step's squared angle over the request's may count at most in the trim
+
+
+@dataclass(slots=True)
+class GroupLoop:
+    """What is known about one parameter group; lists have one entry per invariant tensor.
+
+    Attributes:
+        group: its index.
+        weights: its invariant tensors.
+        copies: these before the step, flat; None where unknown.
+        versions: torch's counts of their changes when they were copied.
+        norms: ||w|| before the last step that was measured, and after it.
+        mean_sq: running mean of c^2.
+        measured: the total weight of what is in that mean, 0 at first and 1 after many steps.
+        unused: angle and norms of a step that were measured, but not yet learnt from: a failing step asks again.
+        trim: logarithm of the factor by which lr is corrected for what was delivered so far.
+        first_gain: the gain that the first lr was set with; 0 before.
+        recent: (requested, delivered) of the last steps.
+    """
+
+    group: int
+    weights: list[Tensor]
+    copies: list[Tensor | None]
+    versions: list[int]
+    norms: list[tuple[float, float]]
+    mean_sq: list[float]
+    measured: list[float]
+    unused: list[tuple[float, tuple[float, float]] | None]
+    trim: float = 0.0
+    first_gain: float = 0.0
+    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    @classmethod
+    def of(cls, group: int, weights: list[Tensor]) -> GroupLoop:
+        count = len(weights)
+        return cls(
+            group,
+            weights,
+            copies=[None] * count,
+            versions=[0] * count,
+            norms=[(0.0, 0.0)] * count,
+            mean_sq=[0.0] * count,
+            measured=[0.0] * count,
+            unused=[None] * count,
+        )
+
+    @property
+    def is_measured(self) -> bool:
+        return any(self.measured)
+
+    def gain(self, power: int) -> float:
+        """Root mean square angle per unit of lr, at the present norms; 0 if nothing is known yet."""
+        known = zip(self.mean_sq, self.measured, self.norms, strict=True)
+        squares = [mean / share / norm ** (2 * power) for mean, share, (_, norm) in known if share]
+        return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+
+    def average(self, per_lr: dict[int, float], *, power: int) -> None:
+        """Take the angles of a step per unit of lr into the means."""
+        for at, angle in per_lr.items():
+            self.mean_sq[at] += ((angle * self.norms[at][0] ** power) ** 2 - self.mean_sq[at]) / _WINDOW
+            self.measured[at] += (1 - self.measured[at]) / _WINDOW
+
+    @property
+    def drift(self) -> float:
+        """By how much the logarithm of the norm grew in the last step, mean over the tensors."""
+        grown = [math.log(after / before) for before, after in self.norms if before > 0 and after > 0]
+        return sum(grown) / len(grown) if grown else 0.0
+
+    def correct(self, ratio: float, *, share: float, largest: float) -> None:
+        """Take delivered over requested angle of a step into the trim."""
+        trim = self.trim + share * (1 - min(ratio**2, _LARGEST_SURPRISE))
+        self.trim = max(-largest, min(largest, trim))
+
+    def remember(self) -> None:
+        """Copy the tensors that somebody changed since the last measurement, and those that were never copied."""
+        self.used()
+        for at, weight in enumerate(self.weights):
+            if self.copies[at] is None or self.versions[at] != weight._version:
+                self.copies[at] = flat(copy_of(weight.detach()), like=weight.detach())
+                self.versions[at] = weight._version
+
+    def turned(self) -> dict[int, float]:
+        """The angles since the copies were made, of those tensors that moved; the copies become what these are now."""
+        angles = {at: self._turned(at) for at, copy in enumerate(self.copies) if copy is not None}
+        return {at: angle for at, angle in angles.items() if angle != 0}
+
+    def _turned(self, at: int) -> float:
+        held = self.unused[at]
+        if held is None or self.versions[at] != self.weights[at]._version:
+            held = self.unused[at] = self._measured(at)
+            self.versions[at] = self.weights[at]._version
+        angle, norms = held
+        if math.isfinite(angle):
+            self.norms[at] = norms
+        return angle
+
+    @torch.no_grad()
+    def _measured(self, at: int) -> tuple[float, tuple[float, float]]:
+        before, after = self.copies[at], flat(self.weights[at].detach())
+        assert before is not None
+        ww, we, ee = moved_products(before, after)
+        if not math.isfinite(ww + we + ee):
+            return math.nan, (math.nan, math.nan)
+        norms = math.sqrt(ww), math.sqrt(max(ww + 2 * we + ee, 0.0))
+        return math.atan2(math.sqrt(max(ee * ww - we * we, 0.0)), ww + we), norms
+
+    def used(self) -> None:
+        """What was measured is learnt."""
+        self.unused = [None] * len(self.weights)
+
+    def learnt(self) -> tuple[Any, ...]:
+        """What a step changes, to be put back if it fails; the report's list grows only when it has not failed."""
+        return list(self.norms), list(self.mean_sq), list(self.measured), self.trim, self.first_gain
+
+    def put_back(self, learnt: tuple[Any, ...]) -> None:
+        """Undo what was learnt."""
+        self.norms, self.mean_sq, self.measured, self.trim, self.first_gain = learnt
+
+    def state_dict(self) -> dict[str, Any]:
+        held = {name: list(getattr(self, name)) for name in ("norms", "mean_sq", "measured", "recent")}
+        return {**held, "trim": self.trim, "first_gain": self.first_gain}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.trim, self.mean_sq, self.measured = state["trim"], list(state["mean_sq"]), list(state["measured"])
+        self.norms = [(float(a), float(b)) for a, b in state["norms"]]
+        self.first_gain = float(state.get("first_gain", 0.0))
+        self.recent = deque(((float(a), float(b)) for a, b in state["recent"]), maxlen=RECENT)
+        self.copies = [None] * len(self.weights)  # the weights may be loaded later
