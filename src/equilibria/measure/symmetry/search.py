@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +18,12 @@ from torch import Tensor
 from equilibria.errors import EquilibriaError, whole
 from equilibria.measure.objective import ModelObjective, Objective, Params
 from equilibria.measure.symmetry.algebra import Algebra, rank_of, solve
-from equilibria.measure.symmetry.confirmation import Confirmer
-from equilibria.measure.symmetry.granularity import find_rows
+from equilibria.measure.symmetry.balance import balanced
+from equilibria.measure.symmetry.confirmation import FACTORS, FAR, Confirmer
+from equilibria.measure.symmetry.granularity import confirmed_rows, find_rows
 from equilibria.measure.symmetry.integers import IntegerSpace, Vector
 from equilibria.measure.symmetry.material import Material
-from equilibria.measure.symmetry.probes import Probe, Prober, check_determined
+from equilibria.measure.symmetry.probes import Probe, Prober, check_determined, generic
 from equilibria.measure.symmetry.result import Symmetries
 
 _MARGIN = 8  # probes in a row that find nothing new before the search ends
@@ -119,7 +123,10 @@ class _Search:
         count = 1 if isinstance(objective, ModelObjective) else min(_LOSS_BATCHES, len(material))
         self._batches = [material.draw(index, few=_FEW) for index in range(count)]
         check_determined(self._present, self._batches[0])
-        self._prober = Prober(twin, material, generator=generator)
+        base = {name: generic(param, generator) for name, param in twin.params.items()}
+        start = balanced(twin, base, material.draw(0))
+        self._prober = Prober(twin, start.point, material=material, generator=generator)
+        self._passes_before = start.passes
         self._probes: list[Probe] = []
         self._generator = generator
         self._twin, self._material = twin, material
@@ -178,10 +185,13 @@ class _Search:
 
     def _probe_along(self, refuted: list[dict[str, int]]) -> None:
         """Further probes on the path on which a supposed symmetry failed: there the derivative is not zero."""
-        for vector in refuted:
-            for log in (-3.4, -0.7, 0.7, 3.4):
-                shift = {name: log * exponent for name, exponent in vector.items()}
-                self._probes.append(self._prober.take(along=shift))
+        for vector, factor in itertools.product(refuted, (*FACTORS, FAR, 1 / FAR)):
+            shift = {name: math.log(factor) * exponent for name, exponent in vector.items()}
+            rank = -1
+            with suppress(EquilibriaError):  # so far away the loss may overflow
+                while (now := rank_of(self._probes)) > rank:
+                    rank = now
+                    self._probes.append(self._prober.take(along=shift))
 
     def _read(self) -> _Found:
         algebra = solve(self._probes)
@@ -198,6 +208,8 @@ class _Search:
         free = [name for name, kind in kinds.items() if kind != "undecided"]
         no_rows = {*silent, *(name for vector, _ in refuted for name in vector if len(vector) == 1)}
         by_row = find_rows(self._probes[:_BY_ROW], zero=found.algebra.zero)
+        by_row = {name: rows for name, rows in by_row.items() if name not in no_rows}
+        rows = confirmed_rows(by_row, self._prober.base, axes=self._twin.row_axis, stays=partial(self._stays, verdict))
         signs = [name for name, kind in kinds.items() if kind == "alone"]
         return Symmetries(
             elements=self._elements,
@@ -206,17 +218,23 @@ class _Search:
             jointly=found.jointly,
             no_effect=tuple(name for name, kind in kinds.items() if kind == "no effect"),
             undecided=tuple(name for name, kind in kinds.items() if kind == "undecided"),
-            rows={name: rows for name, rows in by_row.items() if name not in no_rows},
+            rows=rows,
             residual={name: float(value) for name, value in zip(self._names, found.algebra.residual, strict=True)},
             singular_values=found.algebra.singular_values,
             gap=found.algebra.gap,
             confirmed=(*verdict.changes, *self._confirmer.changes([{name: 1} for name in free], enough=_UNCHANGED)),
             broken=self._broken(found, verdict),
-            probes=self._prober.taken,
-            notes=_notes(found, verdict, refuted),
+            probes=self._passes_before + self._prober.taken,
+            notes=_notes(found, verdict, refuted, [name for name in by_row if name not in rows]),
             _constraints=found.space.constraints,
             _involved=found.involved,
         )
+
+    def _stays(self, verdict: _Verdict, replaced: Params) -> bool:
+        """Whether outputs stay the same with other tensors, or losses do where symmetries are those of the loss."""
+        if self._confirmer.change_with(replaced) <= _UNCHANGED:
+            return True
+        return bool(verdict.by_loss) and self._loss_confirmer.change_with(replaced) <= _SAME_LOSS
 
     def _kind_of_silent(self, name: str) -> str:
         """Why a tensor has no gradient: nothing depends on it, or its signs alone matter, or units are dead here."""
@@ -291,7 +309,9 @@ def _usual_size(param: Tensor) -> float:
     return float(max(param[0].numel(), 1)) ** -0.5 if param.ndim >= 2 and len(param) else 0.1
 
 
-def _notes(found: _Found, verdict: _Verdict, refuted: list[tuple[dict[str, int], float]]) -> tuple[str, ...]:
+def _notes(
+    found: _Found, verdict: _Verdict, refuted: list[tuple[dict[str, int], float]], rows: list[str]
+) -> tuple[str, ...]:
     notes = []
     if found.algebra.gap < _CLEAR_GAP:
         notes.append(f"no clear gap between singular values ({found.algebra.gap:.0f}x): do not rely on this answer")
@@ -303,6 +323,7 @@ def _notes(found: _Found, verdict: _Verdict, refuted: list[tuple[dict[str, int],
         )
     for vector, change in refuted:
         notes.append(f"left out, not confirmed by scaling: {vector} changes outputs by {change:.1e} of their spread")
+    notes += [f"rows of {name} look invariant one by one, but scaling does not confirm it" for name in rows]
     return tuple(notes)
 
 
