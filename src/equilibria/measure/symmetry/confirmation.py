@@ -81,7 +81,7 @@ class Confirmer:
 
     def _largest_change(self, vectors: Sequence[Mapping[str, float]], point: Params, before: Tensor) -> float:
         scaled = (_scaled(point, vectors, factors) for factors in self._rounds(vectors))
-        return max((self._relative(self._responses(each), before) for each in scaled), key=_nan_last)
+        return max((self._relative(self._responses(each), before) for each in scaled), key=nan_last)
 
     def _rounds(self, vectors: Sequence[Mapping[str, float]]) -> list[list[float]]:
         """A factor for each vector, several times: neighbours differ, each gets every factor, then all go far.
@@ -158,5 +158,6 @@ def _size_of_losses(losses: Tensor) -> float:
     return size if float(losses.max() - losses.min()) > _LOSSES_DIFFER * size else 0.0
 
 
-def _nan_last(value: float) -> float:
+def nan_last(value: float) -> float:
+    """As a key: not a number counts as the largest."""
     return math.inf if math.isnan(value) else value

@@ -19,7 +19,7 @@ from equilibria.errors import EquilibriaError, whole
 from equilibria.measure.objective import ModelObjective, Objective, Params
 from equilibria.measure.symmetry.algebra import Algebra, rank_of, solve
 from equilibria.measure.symmetry.balance import balanced
-from equilibria.measure.symmetry.confirmation import FACTORS, FAR, Confirmer
+from equilibria.measure.symmetry.confirmation import FACTORS, FAR, Confirmer, nan_last
 from equilibria.measure.symmetry.granularity import confirmed_rows, find_rows
 from equilibria.measure.symmetry.integers import IntegerSpace, Vector
 from equilibria.measure.symmetry.material import Material
@@ -36,6 +36,7 @@ _FEW = 8  # samples on which outputs are compared
 _SAME_LOSS = 1e-9  # relative, in float64
 _PLAIN_CHANGE = 1e-2  # of the size of outputs: a loss that stays nevertheless is blind to it, not just dull
 _MORE_LOSS_BATCHES = 12  # to compare losses on, where outputs change
+_NOISE_SIZES = (1.0, 30.0, 1000.0)  # what replaces a tensor without gradient, to see whether it matters anywhere
 _ALIKE = 0.99  # cosine between two changes of outputs that have one cause
 
 
@@ -204,7 +205,7 @@ class _Search:
 
     def _result(self, found: _Found, verdict: _Verdict, refuted: list[tuple[dict[str, int], float]]) -> Symmetries:
         silent = [name for name, still in zip(self._names, found.algebra.silent, strict=True) if still]
-        kinds = {name: self._kind_of_silent(name) for name in silent}
+        kinds = self._kinds_of_silent(silent)
         free = [name for name, kind in kinds.items() if kind != "undecided"]
         no_rows = {*silent, *(name for vector, _ in refuted for name in vector if len(vector) == 1)}
         by_row = find_rows(self._probes[:_BY_ROW], zero=found.algebra.zero)
@@ -236,25 +237,35 @@ class _Search:
             return True
         return bool(verdict.by_loss) and self._loss_confirmer.change_with(replaced) <= _SAME_LOSS
 
-    def _kind_of_silent(self, name: str) -> str:
-        """Why a tensor has no gradient: nothing depends on it, or its signs alone matter, or units are dead here."""
+    def _kinds_of_silent(self, names: list[str]) -> dict[str, str]:
+        """Why tensors have no gradient; all at once where nothing depends on any of them, else in halves."""
+        if not names:
+            return {}
+        noise = {name: self._noise(name) for name in names}
+        changes = [self._confirmer.change_with(_times(size, noise)) for size in _NOISE_SIZES]
+        if max(changes, key=nan_last) <= _UNCHANGED:
+            kind = "no effect" if self._confirmer.sharp and not self._faintly_matters(noise) else "undecided"
+            if kind == "no effect" or len(names) == 1:
+                return dict.fromkeys(names, kind)
+        if len(names) == 1:
+            return {names[0]: self._kind_of_active(noise)}
+        middle = len(names) // 2
+        return self._kinds_of_silent(names[:middle]) | self._kinds_of_silent(names[middle:])
+
+    def _kind_of_active(self, noise: Params) -> str:
+        """Of a tensor without gradient that matters elsewhere: its signs alone may, or units are dead here."""
+        vector = dict.fromkeys(noise, 1)
+        changes = [self._confirmer.change(vector, at=_times(size, noise)) for size in _NOISE_SIZES]
+        return "alone" if max(changes, key=nan_last) <= _UNCHANGED and self._confirmer.sharp else "undecided"
+
+    def _noise(self, name: str) -> Tensor:
         base = self._prober.base[name]
         noise = torch.randn(base.shape, generator=self._generator, dtype=torch.float64).to(base.device).to(base.dtype)
-        noise = max(float(base.abs().max()), _usual_size(base)) * noise
-        matters = False
-        for size in (1.0, 30.0, 1000.0):
-            other = {name: size * noise}
-            if not self._confirmer.change_with(other) <= _UNCHANGED:
-                matters = True
-                if not self._confirmer.change({name: 1}, at=other) <= _UNCHANGED:
-                    return "undecided"
-        if not self._confirmer.sharp or (not matters and self._faintly_matters(name, noise)):
-            return "undecided"
-        return "alone" if matters else "no effect"
+        return max(float(base.abs().max()), _usual_size(base)) * noise
 
-    def _faintly_matters(self, name: str, noise: Tensor) -> bool:
+    def _faintly_matters(self, noise: Params) -> bool:
         """Whether a change too small to count is an effect all the same: rounding would not be alike for two sizes."""
-        return self._confirmer.likeness({name: 30.0 * noise}, {name: 33.0 * noise}) > _ALIKE
+        return self._confirmer.likeness(_times(30.0, noise), _times(33.0, noise)) > _ALIKE
 
     def _broken(self, found: _Found, verdict: _Verdict) -> dict[str, float]:
         present: Params = self._present.params
@@ -302,6 +313,10 @@ def _rest_of_space(null: np.ndarray, rest: list[int], *, taken: int) -> tuple[In
 
 def _named(vector: Vector, names: tuple[str, ...]) -> dict[str, int]:
     return {name: exponent for name, exponent in zip(names, vector, strict=True) if exponent}
+
+
+def _times(size: float, noise: Params) -> Params:
+    return {name: size * entries for name, entries in noise.items()}
 
 
 def _usual_size(param: Tensor) -> float:

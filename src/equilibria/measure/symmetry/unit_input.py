@@ -79,8 +79,9 @@ def _factor(name: str, held: Tensor, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _of_sets(held: Tensor, axes: list[int], *, centred: bool = True) -> Tensor:
     """One over the standard deviation of the numbers along some axes, or over their root mean square."""
-    square = held.abs().square().mean(axes, keepdim=True)
-    variance = held.var(axes, correction=0, keepdim=True) if centred else square
+    variance, mean = torch.var_mean(held, axes, correction=0, keepdim=True)
+    square = variance + mean.abs().square()
+    variance = variance if centred else square
     overall = square.mean()
     constant = (variance <= _CONSTANT * square) | (variance <= _LEFT_OVER * overall)
     size = torch.where(constant, torch.maximum(square, overall).sqrt() / _FAINT, variance.sqrt())
