@@ -24,7 +24,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(16, 4, generator=made), torch.randint(3, (16,), generator=made)
 
 
-@pytest.mark.parametrize("depth", [10, 30, 50])
+@pytest.mark.parametrize("depth", [10, 50])
 def test_every_rescaling_of_a_relu_network_is_found(depth):
     """Weight and bias of a layer against the next weight: as many as there are ReLUs."""
     found = symmetries(objective(deep(nn.ReLU, depth), functional.cross_entropy), [batch()])
@@ -35,7 +35,7 @@ def test_every_rescaling_of_a_relu_network_is_found(depth):
     assert found.gap > 1e9
 
 
-@pytest.mark.parametrize(("activation", "depth"), [(nn.Sigmoid, 12), (nn.Sigmoid, 30), (nn.GELU, 20)])
+@pytest.mark.parametrize(("activation", "depth"), [(nn.Sigmoid, 24), (nn.GELU, 20)])
 def test_a_small_gradient_is_not_no_effect(activation, depth):
     found = symmetries(objective(deep(activation, depth), functional.cross_entropy), [batch()])
     assert set(found.how.values()) == {"no"}
