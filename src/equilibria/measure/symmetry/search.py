@@ -107,6 +107,12 @@ def symmetries(
         raise EquilibriaError(
             f"got objective of type {type(objective).__name__}; expected equilibria.objective(model, loss)"
         )
+    empty = [name for name, param in objective.params.items() if param.is_meta]
+    if empty:
+        raise EquilibriaError(
+            f"got parameters on the meta device, such as {empty[0]}, which hold no numbers; expected a model with "
+            "weights: model.to_empty(device='cpu'), then initialise or load them"
+        )
     search = _Search(objective, batches, samples=whole("samples", samples, low=2), seed=whole("seed", seed))
     return search.run(_show_progress if progress or (progress is None and sys.stderr.isatty()) else None)
 
