@@ -18,6 +18,10 @@ NORMS = {
     "rms": lambda x: functional.rms_norm(x, x.shape[1:], eps=0.1),
     "module": nn.BatchNorm1d(4, eps=0.1, affine=False, dtype=torch.float64),
     "torch's own": lambda x: torch.layer_norm(x, x.shape[1:], None, None, 0.1),
+    "torch's own batch": lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 0.1, False),
+    "torch's own instance": lambda x: torch.instance_norm(x, None, None, None, None, True, 0.1, 0.1, False),
+    "torch's own group": lambda x: torch.group_norm(x, 2, None, None, 0.1, False),
+    "torch's own rms": lambda x: torch.rms_norm(x, x.shape[1:], None, 0.1),
     "by hand": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5),
     "by hand, in float32": lambda x: (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5)).to(
         x.dtype
@@ -125,6 +129,21 @@ def test_running_statistics_are_used_as_they_are():
     with precise():
         found = functional.batch_norm(inputs, mean, var, training=False, eps=0.0)
     assert torch.allclose(found, torch.ones(4, 2, dtype=torch.float64), rtol=1e-15)
+
+
+@pytest.mark.parametrize("by_position", [True, False])
+def test_running_statistics_are_brought_up_to_date(by_position):
+    torch.manual_seed(0)
+    inputs = 1e-3 * torch.randn(16, 3, 4, dtype=torch.float64) + 5
+    mean, var = torch.randn(3, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    expected = 0.7 * mean + 0.3 * inputs.mean((0, 2)), 0.7 * var + 0.3 * inputs.var((0, 2))
+    with precise():
+        if by_position:
+            functional.batch_norm(inputs, mean, var, None, None, True, 0.3)
+        else:
+            torch.batch_norm(inputs, None, None, mean, var, True, 0.3, 1e-5, False)
+    assert torch.allclose(mean, expected[0], rtol=1e-13)
+    assert torch.allclose(var, expected[1], rtol=1e-13)
 
 
 def test_what_is_computed_from_parameters_is_no_eps():

@@ -183,6 +183,15 @@ def test_complex_parameters():
     assert (found.alone, found.how["v"]) == (("w",), "no")
 
 
+def test_batches_that_are_vectors_are_not_cut():
+    """Of a loss that is not a network's, a tensor alone may hold numbers that belong together."""
+    made = torch.Generator().manual_seed(0)
+    loss = Objective(
+        lambda at, row: (functional.normalize(at["w"], dim=0) * row).sum(), {"w": torch.randn(20, generator=made)}
+    )
+    assert symmetries(loss, [torch.randn(20, generator=made) for _ in range(4)]).alone == ("w",)
+
+
 class Noisy(nn.Module):
     def forward(self, features):
         return features + torch.randn_like(features)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from equilibria.measure.symmetry.unit_input import NORMALISATIONS, with_unit_input
+from equilibria.measure.symmetry.unit_input import NORMALISATIONS, normalise
 
 # A constant of this size that is added to a tensor is somebody's own eps.
 _LARGEST_OWN_EPS = 1e-4
@@ -41,8 +41,8 @@ class _Precise(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if func in NORMALISATIONS:
-            args, kwargs = with_unit_input(func, args, kwargs)
-        elif name in _ADDITIONS and (blurred := _beside_own_eps(args, swap=name not in _IN_PLACE)) is not None:
+            return normalise(func, args, kwargs)
+        if name in _ADDITIONS and (blurred := _beside_own_eps(args, swap=name not in _IN_PLACE)) is not None:
             args = (blurred, _negligible(blurred.detach().abs()), *args[2:])
         elif name in _CONVERSIONS and args and isinstance(args[0], Tensor):
             return args[0].double()

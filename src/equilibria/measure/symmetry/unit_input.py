@@ -22,59 +22,59 @@ _FAINT = 1e-100
 _LEFT_OVER = 1e-60
 _SMALLEST = 1e-150  # for an input of zeros
 
-_EPS_POSITION: dict[Any, int] = {
-    functional.batch_norm: 7,
-    functional.instance_norm: 7,
-    functional.layer_norm: 4,
-    functional.group_norm: 4,
-    functional.rms_norm: 3,
-    functional.normalize: 3,
-    torch.batch_norm: 7,
-    torch.instance_norm: 7,
-    torch.layer_norm: 4,
-    torch.group_norm: 4,
-    torch.rms_norm: 3,
+_AFFINE, _RUNNING = ("weight", "bias"), ("running_mean", "running_var")
+_ARGUMENTS: dict[Any, tuple[str, ...]] = {
+    functional.batch_norm: ("input", *_RUNNING, *_AFFINE, "training", "momentum", "eps"),
+    functional.instance_norm: ("input", *_RUNNING, *_AFFINE, "use_input_stats", "momentum", "eps"),
+    functional.layer_norm: ("input", "normalized_shape", *_AFFINE, "eps"),
+    functional.group_norm: ("input", "num_groups", *_AFFINE, "eps"),
+    functional.rms_norm: ("input", "normalized_shape", "weight", "eps"),
+    functional.normalize: ("input", "p", "dim", "eps", "out"),
+    torch.batch_norm: ("input", *_AFFINE, *_RUNNING, "training", "momentum", "eps", "cudnn_enabled"),
+    torch.instance_norm: ("input", *_AFFINE, *_RUNNING, "use_input_stats", "momentum", "eps", "cudnn_enabled"),
+    torch.layer_norm: ("input", "normalized_shape", *_AFFINE, "eps", "cudnn_enable"),
+    torch.group_norm: ("input", "num_groups", *_AFFINE, "eps", "cudnn_enabled"),
+    torch.rms_norm: ("input", "normalized_shape", "weight", "eps"),
 }
-NORMALISATIONS = frozenset(_EPS_POSITION)
+NORMALISATIONS = frozenset(_ARGUMENTS)
 
 
-def with_unit_input(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of one of `NORMALISATIONS`, so changed that its eps does not matter.
+def normalise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call one of `NORMALISATIONS` so that its eps does not matter.
 
-    Statistics that it keeps become those of the changed input: nothing may be read from them afterwards.
+    BatchNorm's running statistics are brought up to date as ever; InstanceNorm's become those of the changed input.
     """
-    held = args[0] if args else kwargs["input"]
-    factor = _factor(func.__name__, held.detach(), args, kwargs)
+    given = {**dict(zip(_ARGUMENTS[func], args, strict=False)), **kwargs}
+    factor = _factor(func.__name__, given)
     if factor is None:
-        return args, kwargs
-    args = (held * factor, *args[1:])
-    kwargs = {name: value for name, value in kwargs.items() if name != "input"}
-    position = _EPS_POSITION[func]
-    if len(args) > position:
-        return (*args[:position], _EPS, *args[position + 1 :]), kwargs
-    return args, {**kwargs, "eps": _EPS}
+        return func(*args, **kwargs)
+    changed = {**given, "input": given["input"] * factor, "eps": _EPS}
+    kept = [name for name in ("running_mean", "running_var") if given.get(name) is not None]
+    if func.__name__ != "batch_norm" or not kept:
+        return func(**changed)
+    scales = {"running_mean": factor.flatten(), "running_var": factor.flatten().square()}
+    statistics = {name: given[name] * scales[name] for name in kept}
+    result = func(**{**changed, **statistics})
+    for name in kept:
+        given[name].copy_(statistics[name] / scales[name])
+    return result
 
 
-def _factor(name: str, held: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+def _factor(name: str, given: dict[str, Any]) -> Tensor | None:
     """What to multiply an input by; None where its statistics are not used, so that eps is a constant of many."""
+    held = given["input"].detach()
     if name == "batch_norm":
-        training = args[5] if len(args) > 5 else kwargs.get("training", False)
-        return _of_sets(held, [0, *range(2, held.ndim)]) if training else None
+        return _of_sets(held, [0, *range(2, held.ndim)]) if given.get("training", False) else None
     if name == "instance_norm":
-        by_input = args[5] if len(args) > 5 else kwargs.get("use_input_stats", True)
-        return _of_sets(held, [*range(2, held.ndim)]) if by_input else None
+        return _of_sets(held, [*range(2, held.ndim)]) if given.get("use_input_stats", True) else None
     if name == "group_norm":
-        groups = args[1] if len(args) > 1 else kwargs["num_groups"]
-        by_group = _of_sets(held.reshape(len(held), groups, -1), [2])
-        by_channel = by_group.repeat_interleave(held.shape[1] // groups, dim=1)
+        by_group = _of_sets(held.reshape(len(held), given["num_groups"], -1), [2])
+        by_channel = by_group.repeat_interleave(held.shape[1] // given["num_groups"], dim=1)
         return by_channel.reshape(*held.shape[:2], *[1] * (held.ndim - 2))
     if name == "normalize":
-        axis = args[2] if len(args) > 2 else kwargs.get("dim", 1)
+        axis = given.get("dim", 1)
         return _of_sets(held, [axis] if isinstance(axis, int) else list(axis), centred=False)
-    shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
-    return _of_sets(held, list(range(-len(shape), 0)), centred=name == "layer_norm")
+    return _of_sets(held, list(range(-len(given["normalized_shape"]), 0)), centred=name == "layer_norm")
 
 
 def _of_sets(held: Tensor, axes: list[int], *, centred: bool = True) -> Tensor:
