@@ -144,12 +144,32 @@ def test_a_network_that_fits_its_data_has_the_same_symmetries():
 
 
 def test_a_dead_layer_is_undecided():
+    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     nn.init.constant_(net[0].bias, -100.0)
     found = symmetries(objective(net, functional.cross_entropy), [batch()])
     assert set(found.undecided) >= {"0.weight"}
     assert found.how["0.weight"] == "undecided"
     assert "0.weight" not in found.largest_uniform()
+
+
+class DeadBranch(nn.Module):
+    """A branch beside the inputs that wakes up only where its weights are far larger."""
+
+    def __init__(self, bias: float) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 4)
+        nn.init.constant_(self.inner.bias, bias)
+
+    def forward(self, inputs):
+        return inputs + self.outer(self.inner(inputs).relu())
+
+
+@pytest.mark.parametrize("bias", [-20.0, -500.0])
+def test_a_dead_branch_is_undecided(bias):
+    torch.manual_seed(0)
+    found = symmetries(cross_entropy_of(nn.Sequential(DeadBranch(bias), nn.Linear(4, 3))), [batch()])
+    assert found.how["0.inner.weight"] == "undecided"
 
 
 def test_an_unused_parameter_has_no_effect():
