@@ -56,16 +56,18 @@ def test_the_table_of_plain_sgd():
     assert rows["3.weight"].problem == ""
 
 
-def test_decay_per_step_is_what_torch_does():
+@pytest.mark.parametrize("dampening", [0.0, 0.6])
+def test_decay_per_step_is_what_torch_does(dampening):
     """With no gradient but that of decay, the norm shrinks at the rate of the slower root of the momentum recursion."""
     param = nn.Parameter(torch.ones(1, dtype=torch.float64))
-    optimizer = torch.optim.SGD([param], lr=0.1, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD([param], lr=0.1, momentum=0.9, weight_decay=5e-4, dampening=dampening)
     for _ in range(2000):
         before = param.item()
         param.grad = torch.zeros_like(param)
         optimizer.step()
     # The share is first order in lr wd / (1 - momentum)^2 = 0.5 %.
-    assert 1 - param.item() / before == pytest.approx(rows_of(sgd)["0.weight"].decay_per_step, rel=1e-2)
+    said = rows_of(lambda net: sgd(net, dampening=dampening))["0.weight"].decay_per_step
+    assert 1 - param.item() / before == pytest.approx(said, rel=1e-2)
 
 
 def test_invariant_without_decay():
@@ -73,6 +75,19 @@ def test_invariant_without_decay():
     assert row.severity == "warning"
     assert "effective lr falls like t^-1/2" in row.problem
     assert row.angle is None
+
+
+@pytest.mark.parametrize(
+    ("lr", "weight_decay", "said"), [(0.1, 5e-4, ""), (0.2, 5e-4, "no common law"), (0.1, 1e-3, "no common law")]
+)
+def test_parameters_that_are_invariant_together_need_one_law(lr, weight_decay, said):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3))
+    groups = [{"params": [net[0].weight]}, {"params": [net[0].bias], "lr": lr, "weight_decay": weight_decay}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, weight_decay=5e-4)
+    for row in examine(Patient(net, optimizer, batches(), usual_loss)).rows[:2]:
+        assert said in row.problem
+        assert row.severity == ("note" if said else "")
 
 
 def test_a_parameter_in_no_group():

@@ -9,8 +9,10 @@ from torch.nn import functional
 
 import equilibria as eq
 from equilibria.errors import EquilibriaError
+from equilibria.measure.parameters import find_watched
 from equilibria.measure.summary import summarise
 from equilibria.measure.symmetry import symmetries as find_symmetries
+from equilibria.measure.told import with_symmetries
 
 
 class Net(nn.Module):
@@ -71,6 +73,21 @@ def test_by_rows_only_rows_that_are_invariant_by_themselves_are_predicted(found)
     layers = {layer.name: layer for layer in summarise(monitor.samples(), metadata=monitor.metadata)}
     assert all(layers[f"conv.weight[{row}]"].invariant for row in range(4))
     assert not any(layers[f"joint.weight[{row}]"].invariant for row in range(12))
+
+
+def test_rows_that_stand_in_groups_are_not_predicted_one_by_one():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, 3))
+    data = torch.randn(16, 4), torch.arange(16) % 3
+    symmetries = find_symmetries(eq.objective(net, functional.cross_entropy), [data])
+    assert symmetries.rows["0.weight"].invariant == (True, True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    by_row, whole = (
+        with_symmetries(find_watched(net, [optimizer], select=["0.weight"], by_row=by_row), symmetries)[0]
+        for by_row in (True, False)
+    )
+    assert by_row.invariant == (False,) * 8
+    assert whole.invariant == (True,)
 
 
 def test_the_table_and_the_page_show_how(found, capsys, tmp_path):

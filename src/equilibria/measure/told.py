@@ -63,6 +63,6 @@ def _told(each: Watched, name: str, symmetries: Told) -> Watched:
     if each.axis is None:
         return dataclasses.replace(each, how=how, invariant=(name in symmetries.alone,))
     invariant, rows = (False,) * each.units, symmetries.rows.get(name)
-    if rows is not None and rows.block == 1 and rows.rows == each.units:
+    if rows is not None and len(rows.invariant) == each.units:  # not where several rows stand together
         invariant = tuple(rows.invariant)
     return dataclasses.replace(each, how=how, invariant=invariant)

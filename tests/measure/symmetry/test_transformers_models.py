@@ -125,23 +125,27 @@ def test_resnet():
 
 
 def test_mobilenet_v2():
-    config = transformers.MobileNetV2Config(depth_multiplier=0.1, min_depth=4, depth_divisible_by=4, num_labels=5)
+    """Its stem, streams of two, two and one blocks, and its last convolution; all narrow ends have 4 channels."""
+    config = transformers.MobileNetV2Config(depth_multiplier=0.02, min_depth=4, depth_divisible_by=4, num_labels=5)
     torch.manual_seed(0)
     model = transformers.MobileNetV2ForImageClassification(config)
-    inputs, targets = images(64)  # 2x2 at the end: one pixel would leave a depthwise convolution only its sign
+    layers = model.mobilenet_v2.layer
+    model.mobilenet_v2.layer = torch.nn.ModuleList([layers[index] for index in (0, 1, 2, 3, 15)])
+    inputs, targets = images(24)  # several pixels at the end: one would leave a depthwise convolution only its sign
     found = search(model, inputs, targets, samples=6)
     # Every convolution stands before a BatchNorm. ReLU6 is not homogeneous: no scale and shift in front of it. The
     # narrow ends of the blocks have no activation: their shifts vanish in the next normalisation, their scales may
     # change together along a stream of residual blocks.
     convs = [name for name in found.elements if name.endswith("convolution.weight")]
-    narrow = [f"mobilenet_v2.layer.{index}.reduce_1x1.normalization" for index in range(16)]
-    shifts = ["mobilenet_v2.conv_stem.reduce_1x1.normalization.bias", *(f"{name}.bias" for name in narrow)]
-    streams = [(0, 1), (2, 3, 4), (5, 6, 7, 8), (9, 10, 11), (12, 13, 14), (15,)]
+    narrow = [f"mobilenet_v2.layer.{index}.reduce_1x1.normalization" for index in range(5)]
+    stem = "mobilenet_v2.conv_stem.reduce_1x1.normalization"
+    shifts = [f"{stem}.bias", *(f"{name}.bias" for name in narrow)]
+    streams = [(0, 1), (2, 3), (4,)]
     truth = [
-        *(one(name) for name in (*convs, *shifts, "mobilenet_v2.conv_stem.reduce_1x1.normalization.weight")),
+        *(one(name) for name in (*convs, *shifts, f"{stem}.weight")),
         *(one(*(f"{narrow[index]}.weight" for index in stream)) for stream in streams),
     ]
     assert_same_space(found.basis, truth, list(found.elements))
     assert set(found.no_effect) == set(shifts)
-    for vector in truth[-8:]:
+    for vector in truth[-4:]:
         assert change_when_scaled(model, lambda each: each(inputs.double()).logits, vector) < 1e-6

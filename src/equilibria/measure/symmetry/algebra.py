@@ -77,9 +77,15 @@ def _relative(probes: Sequence[Probe]) -> tuple[np.ndarray, np.ndarray, np.ndarr
     radial = np.stack([probe.radial for probe in probes])
     per_probe = np.maximum(_rms(size, axis=1), np.finfo(float).tiny)[:, None]
     typical = _rms(size / per_probe, axis=0)
-    silent = typical <= _SILENT * typical.max()
+    silent = silent_among(typical)
     matrix = (radial / per_probe)[:, ~silent] / typical[~silent] / len(probes) ** 0.5
     return matrix, typical[~silent], silent
+
+
+def silent_among(sizes: np.ndarray) -> np.ndarray:
+    """Which tensors have no gradient, from the product of each one's norm and its gradient's."""
+    result: np.ndarray = sizes <= _SILENT * sizes.max()
+    return result
 
 
 def _rank(values: np.ndarray) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from equilibria.measure.symmetry.precise import precise
 
 # A symmetry holds for any factor; far away, where activations clip or saturate, what only looks like one fails.
 FACTORS = (0.5, 2.0, 1 / 32, 32.0)
+FAR = 2.0**16  # of all tensors alike, lest one channel becomes rounding beside another
 # Powers of two scale floating-point numbers without rounding; these do not, so that the type shows as well.
 ROUNDED_FACTORS = (0.6,)  # smaller, for eps weighs more when norms are small
 # Outputs that hardly depend on the sample (deep networks with small gradients) are looked at this closely, no closer:
@@ -45,7 +45,6 @@ class Confirmer:
     ) -> None:
         self._objective, self._point, self._batches, self._exact = objective, point, batches, exact
         self._losses = losses
-        self._factors = FACTORS if exact else ROUNDED_FACTORS
         parts = self._parts(point)
         self._before = _joined(parts)
         self._spread, self.sharp = (_size_of_losses(self._before), True) if losses else _spread(parts, self._before)
@@ -61,11 +60,7 @@ class Confirmer:
         """
         point = {**self._point, **(at or {})}
         before = self._responses(point) if at else self._before
-        changes = []
-        for factor in self._factors:
-            scaled = {name: point[name] * factor**exponent for name, exponent in exponents.items()}
-            changes.append(self._relative(self._responses({**point, **scaled}), before))
-        return max(changes, key=_nan_last)
+        return self._largest_change([exponents], point, before)
 
     def changes(self, vectors: Sequence[Mapping[str, float]], *, enough: float) -> list[float]:
         """The same for many vectors: all at once, each with a factor of its own, and in halves where that shows more.
@@ -76,22 +71,29 @@ class Confirmer:
             vectors: exponents.
             enough: a change up to this needs no closer look.
         """
-        if len(vectors) <= 1:
-            return [self.change(vector) for vector in vectors]
-        together = max((self._change_of_all(vectors, shift) for shift in range(len(self._factors))), key=_nan_last)
-        if together <= enough:
+        if not vectors:
+            return []
+        together = self._largest_change(vectors, self._point, self._before)
+        if together <= enough or len(vectors) == 1:
             return [together] * len(vectors)
         middle = len(vectors) // 2
         return self.changes(vectors[:middle], enough=enough) + self.changes(vectors[middle:], enough=enough)
 
-    def _change_of_all(self, vectors: Sequence[Mapping[str, float]], shift: int) -> float:
-        logs: dict[str, float] = {}
-        for index, vector in enumerate(vectors):
-            log = math.log2(self._factors[(index + shift) % len(self._factors)])
-            for name, exponent in vector.items():
-                logs[name] = logs.get(name, 0.0) + log * exponent
-        scaled = {name: self._point[name] * 2.0**log for name, log in logs.items()}
-        return self._relative(self._responses({**self._point, **scaled}), self._before)
+    def _largest_change(self, vectors: Sequence[Mapping[str, float]], point: Params, before: Tensor) -> float:
+        scaled = (_scaled(point, vectors, factors) for factors in self._rounds(vectors))
+        return max((self._relative(self._responses(each), before) for each in scaled), key=nan_last)
+
+    def _rounds(self, vectors: Sequence[Mapping[str, float]]) -> list[list[float]]:
+        """A factor for each vector, several times: neighbours differ, each gets every factor, then all go far.
+
+        Far down only where something else goes up: a weight that is small beside its bias would vanish in rounding.
+        """
+        if not self._exact:
+            return [[factor] * len(vectors) for factor in ROUNDED_FACTORS]
+        turns = range(len(FACTORS))
+        near = [[FACTORS[(index + turn) % len(FACTORS)] for index in range(len(vectors))] for turn in turns]
+        down = [1 / FAR if min(vector.values()) < 0 else 1.0 for vector in vectors]
+        return [*near, [FAR] * len(vectors), *([down] if min(down) < 1 else [])]
 
     def likeness(self, one: Params, other: Params) -> float:
         """The cosine between the changes of outputs that two replacements make; nan where there is no change."""
@@ -113,15 +115,27 @@ class Confirmer:
         return _joined(self._parts(point))
 
     def _parts(self, point: Params) -> list[Tensor]:
-        context: AbstractContextManager[None] = precise() if self._exact else nullcontext()
-        with context, torch.no_grad():
-            return [self._response(point, batch) for batch in self._batches]
+        if not self._exact:
+            with torch.no_grad():
+                return [self._response(point, batch) for batch in self._batches]
+        leaves = {name: param.detach().requires_grad_() for name, param in point.items()}
+        with precise(), torch.enable_grad():  # without history, what is computed could be taken for an eps
+            return [self._response(leaves, batch).detach() for batch in self._batches]
 
     def _response(self, point: Params, batch: Any) -> Tensor:
         outputs = None if self._losses else self._objective.outputs(point, batch)
         if outputs is None:
             return self._objective(point, batch)
         return torch.view_as_real(outputs.resolve_conj()) if outputs.is_complex() else outputs
+
+
+def _scaled(point: Params, vectors: Sequence[Mapping[str, float]], factors: Sequence[float]) -> Params:
+    """The point with each vector's tensors scaled by its factor to their exponents."""
+    logs: dict[str, float] = {}
+    for vector, factor in zip(vectors, factors, strict=True):
+        for name, exponent in vector.items():
+            logs[name] = logs.get(name, 0.0) + math.log2(factor) * exponent
+    return {**point, **{name: point[name] * 2.0**log for name, log in logs.items()}}
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -144,5 +158,6 @@ def _size_of_losses(losses: Tensor) -> float:
     return size if float(losses.max() - losses.min()) > _LOSSES_DIFFER * size else 0.0
 
 
-def _nan_last(value: float) -> float:
+def nan_last(value: float) -> float:
+    """As a key: not a number counts as the largest."""
     return math.inf if math.isnan(value) else value

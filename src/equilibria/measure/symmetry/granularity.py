@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from equilibria.measure.objective import Params
 from equilibria.measure.symmetry.probes import Probe
 
 _SILENT = 1e-11  # a row whose gradient is this much smaller than that of others has none
 _SMALL = 1e-3  # rounding in a row is at least that of rows a thousand times larger, with which it is computed
+_GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples, without their whole parts, are all different
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,39 @@ def find_rows(probes: Sequence[Probe], *, zero: float) -> dict[str, Rows]:
         if best is not None:
             found[name] = best
     return found
+
+
+def confirmed_rows(
+    found: Mapping[str, Rows], base: Params, *, axes: Mapping[str, int], stays: Callable[[Params], bool]
+) -> dict[str, Rows]:
+    """Those of the answers that scaling confirms: every invariant block of rows by another factor, all at once.
+
+    Args:
+        found: what `find_rows` says.
+        base: where.
+        axes: that number the rows.
+        stays: whether a network stays the same with some tensors replaced.
+    """
+    if not found:
+        return {}
+    ways = ({name: _scaled(base[name], rows, axes[name], sign) for name, rows in found.items()} for sign in (1, -1))
+    if all(stays(scaled) for scaled in ways):
+        return dict(found)
+    names = list(found)
+    halves = (names[: len(names) // 2], names[len(names) // 2 :]) if len(names) > 1 else ()
+    kept: dict[str, Rows] = {}
+    for half in halves:
+        kept |= confirmed_rows({name: found[name] for name in half}, base, axes=axes, stays=stays)
+    return kept
+
+
+def _scaled(tensor: Tensor, rows: Rows, axis: int, sign: int) -> Tensor:
+    """Blocks that are invariant scaled by factors of 1.5 to 4 either way, no two alike, neighbours contrary."""
+    index = np.arange(len(rows.invariant))
+    logs = sign * (-1.0) ** index * (0.6 + 1.4 * (_GOLDEN * index % 1)) * np.array(rows.invariant)
+    shape = [1] * tensor.ndim
+    shape[axis] = rows.rows
+    return tensor * torch.from_numpy(np.exp2(logs).repeat(rows.block)).reshape(shape).to(tensor.device)
 
 
 def _finest(radial: np.ndarray, size: np.ndarray, *, zero: float) -> Rows | None:

@@ -35,7 +35,7 @@ class Material:
         self._pairs = isinstance(objective, ModelObjective)
         self._batches = [objective.split(batch) for batch in given] if isinstance(objective, ModelObjective) else given
         self._samples, self._generator = samples, generator
-        sizes = [_sample_count(batch) for batch in self._batches]
+        sizes = [self._count(batch) for batch in self._batches]
         _check_enough(sizes)
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class Material:
             few: take no more than this number of samples.
         """
         batch = self._batches[index % len(self._batches)]
-        count, most = _sample_count(batch), few or self._samples
+        count, most = self._count(batch), few or self._samples
         if count is None:
             return batch
         if count > most or index >= len(self._batches):
@@ -58,6 +58,16 @@ class Material:
         if self._pairs and index >= len(self._batches):
             batch = (batch[0], self._shuffled(batch[1]))
         return batch
+
+    def _count(self, batch: Any) -> int | None:
+        """How many samples are in a batch; None if it cannot be divided: its tensors do not agree, or it is but one.
+
+        A tensor alone, for a loss that is not known to be a network's, may be a vector of numbers that belong together.
+        """
+        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+        lengths = {len(tensor) for tensor in tensors}
+        divisible = len(lengths) == 1 and (self._pairs or len(tensors) > 1)
+        return lengths.pop() if divisible else None
 
     def _shuffled(self, target: Any) -> Any:
         """Targets that a trained network does not know: where it fits its data the gradient would vanish."""
@@ -91,13 +101,6 @@ def _check_enough(sizes: list[int | None]) -> None:
             f"got too few batches: {len(sizes)}, which cannot be divided into samples; expected at least "
             f"{_FEWEST_OPAQUE} different ones"
         )
-
-
-def _sample_count(batch: Any) -> int | None:
-    """How many samples are in a batch; None if its tensors do not agree, so that it cannot be divided."""
-    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
-    lengths = {len(tensor) for tensor in tensors}
-    return lengths.pop() if len(lengths) == 1 else None
 
 
 def _at(batch: Any, chosen: Tensor, count: int) -> Any:

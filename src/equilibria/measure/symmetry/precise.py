@@ -13,47 +13,37 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-# An eps of this size relative to the variance it is added to: it scales with the input, so it breaks no
-# symmetry, and a constant channel, whose variance is rounding (1e-32 of its square), stays constant.
-_RELATIVE = 1e-17
-_SMALLEST = 1e-30  # for an input of zeros
+from equilibria.measure.symmetry.unit_input import NORMALISATIONS, normalise
+
 # A constant of this size that is added to a tensor is somebody's own eps.
 _LARGEST_OWN_EPS = 1e-4
+# In its place, relative to each element: it scales with the element, so it breaks no symmetry.
+_NEGLIGIBLE = 1e-17
+# An element this much smaller than the mean is rounding, of a variance (1e-32) or a standard deviation (1e-16), in a
+# channel that is constant: it gets the mean for its eps, so that it is not blown up to one.
+_ROUNDING = 1e-15
+_SMALLEST = 1e-30  # for a tensor of zeros
 
-_EPS_POSITION: dict[Any, int] = {
-    functional.batch_norm: 7,
-    functional.instance_norm: 7,
-    functional.layer_norm: 4,
-    functional.group_norm: 4,
-    functional.rms_norm: 3,
-    functional.normalize: 3,
-    torch.batch_norm: 7,
-    torch.instance_norm: 7,
-    torch.layer_norm: 4,
-    torch.group_norm: 4,
-    torch.rms_norm: 3,
-}
-_ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
+_IN_PLACE = {"add_", "__iadd__"}
+_ADDITIONS = {"add", "__add__", "__radd__"} | _IN_PLACE
 _CONVERSIONS = {"float", "half", "bfloat16"}
 _LOW = {torch.float32, torch.float16, torch.bfloat16}
 
 
 class _Precise(TorchFunctionMode):
-    """Changes what is passed to torch's functions: eps, and the types asked for."""
+    """Changes what is passed to torch's functions: eps, the input beside it, and the types asked for."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if func in _EPS_POSITION:
-            eps = _negligible(_variance(name, args[0] if args else kwargs["input"]))
-            args, kwargs = _with_eps(eps, _EPS_POSITION[func], args, kwargs)
-        elif name in _ADDITIONS and _adds_eps(args):
-            args = (args[0], _negligible(args[0].detach().abs()), *args[2:])
+        if func in NORMALISATIONS:
+            return normalise(func, args, kwargs)
+        if name in _ADDITIONS and (blurred := _beside_own_eps(args, swap=name not in _IN_PLACE)) is not None:
+            args = (blurred, _negligible(blurred.detach().abs()), *args[2:])
         elif name in _CONVERSIONS and args and isinstance(args[0], Tensor):
             return args[0].double()
         args = tuple(_high(each) for each in args)
@@ -62,7 +52,10 @@ class _Precise(TorchFunctionMode):
 
 @contextmanager
 def precise() -> Iterator[None]:
-    """Inside, torch computes in float64 throughout, with normalisations whose eps is negligible."""
+    """Inside, torch computes in float64 throughout, with normalisations whose eps is negligible.
+
+    Parameters have to require a gradient: a small number without history is taken for an eps.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -72,33 +65,27 @@ def precise() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _with_eps(
-    eps: float, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if len(args) > position:
-        return (*args[:position], eps, *args[position + 1 :]), kwargs
-    return args, {**kwargs, "eps": eps}
+def _beside_own_eps(args: tuple[Any, ...], *, swap: bool) -> Tensor | None:
+    """The tensor that somebody's own eps is added to, from the right or, with ``swap``, from the left."""
+    if len(args) < 2:
+        return None
+    for tensor, other in (args[:2], args[1::-1]) if swap else (args[:2],):
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and _is_own_eps(other):
+            return tensor
+    return None
 
 
-def _variance(normalisation: str, of: Tensor) -> Tensor:
-    """What eps is added to, roughly: what a normalisation subtracts first must not count."""
-    held = of.detach()
-    if normalisation == "batch_norm":
-        return held.transpose(0, 1).flatten(1).var(1, correction=0)
-    return held.flatten(2).var(2, correction=0) if normalisation == "instance_norm" else held.square()
+def _is_own_eps(value: Any) -> bool:
+    if isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point() and not value.requires_grad:
+        value = float(value)  # an eps in a buffer
+    return isinstance(value, float) and 0 < value <= _LARGEST_OWN_EPS
 
 
-def _negligible(beside: Tensor) -> float:
-    return max(_RELATIVE * float(beside.mean()), _SMALLEST)
-
-
-def _adds_eps(args: tuple[Any, ...]) -> bool:
-    if len(args) < 2 or not isinstance(args[0], Tensor) or not args[0].is_floating_point():
-        return False
-    other = args[1]
-    if isinstance(other, Tensor) and other.ndim == 0 and other.is_floating_point() and not other.requires_grad:
-        other = float(other)  # an eps in a buffer
-    return isinstance(other, float) and 0 < other <= _LARGEST_OWN_EPS
+def _negligible(beside: Tensor) -> Tensor:
+    mean = beside.mean()
+    constant = (beside > 0) & (beside <= _ROUNDING * mean)
+    usual = _NEGLIGIBLE * torch.where(beside > 0, beside, mean)
+    return torch.where(constant, mean, usual).clamp_min(_SMALLEST)
 
 
 def _high(value: Any) -> Any:

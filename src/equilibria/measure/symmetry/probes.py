@@ -48,13 +48,13 @@ class Prober:
 
     Args:
         twin: the objective in float64, on batches as `Material` draws them.
+        base: the point whose tensors are scaled.
         material: the batches.
         generator: random numbers.
     """
 
-    def __init__(self, twin: Objective, material: Material, *, generator: torch.Generator) -> None:
-        self._twin, self._material, self._generator = twin, material, generator
-        self.base = {name: generic(param, generator) for name, param in twin.params.items()}
+    def __init__(self, twin: Objective, base: Params, *, material: Material, generator: torch.Generator) -> None:
+        self._twin, self.base, self._material, self._generator = twin, base, material, generator
         self._axes = twin.row_axis
         self.taken = 0
 

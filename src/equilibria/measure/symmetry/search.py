@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +18,12 @@ from torch import Tensor
 from equilibria.errors import EquilibriaError, whole
 from equilibria.measure.objective import ModelObjective, Objective, Params
 from equilibria.measure.symmetry.algebra import Algebra, rank_of, solve
-from equilibria.measure.symmetry.confirmation import Confirmer
-from equilibria.measure.symmetry.granularity import find_rows
+from equilibria.measure.symmetry.balance import balanced
+from equilibria.measure.symmetry.confirmation import FACTORS, FAR, Confirmer, nan_last
+from equilibria.measure.symmetry.granularity import confirmed_rows, find_rows
 from equilibria.measure.symmetry.integers import IntegerSpace, Vector
 from equilibria.measure.symmetry.material import Material
-from equilibria.measure.symmetry.probes import Probe, Prober, check_determined
+from equilibria.measure.symmetry.probes import Probe, Prober, check_determined, generic
 from equilibria.measure.symmetry.result import Symmetries
 
 _MARGIN = 8  # probes in a row that find nothing new before the search ends
@@ -32,6 +36,7 @@ _FEW = 8  # samples on which outputs are compared
 _SAME_LOSS = 1e-9  # relative, in float64
 _PLAIN_CHANGE = 1e-2  # of the size of outputs: a loss that stays nevertheless is blind to it, not just dull
 _MORE_LOSS_BATCHES = 12  # to compare losses on, where outputs change
+_NOISE_SIZES = (1.0, 30.0, 1000.0)  # what replaces a tensor without gradient, to see whether it matters anywhere
 _ALIKE = 0.99  # cosine between two changes of outputs that have one cause
 
 
@@ -102,6 +107,12 @@ def symmetries(
         raise EquilibriaError(
             f"got objective of type {type(objective).__name__}; expected equilibria.objective(model, loss)"
         )
+    empty = [name for name, param in objective.params.items() if param.is_meta]
+    if empty:
+        raise EquilibriaError(
+            f"got parameters on the meta device, such as {empty[0]}, which hold no numbers; expected a model with "
+            "weights: model.to_empty(device='cpu'), then initialise or load them"
+        )
     search = _Search(objective, batches, samples=whole("samples", samples, low=2), seed=whole("seed", seed))
     return search.run(_show_progress if progress or (progress is None and sys.stderr.isatty()) else None)
 
@@ -119,7 +130,10 @@ class _Search:
         count = 1 if isinstance(objective, ModelObjective) else min(_LOSS_BATCHES, len(material))
         self._batches = [material.draw(index, few=_FEW) for index in range(count)]
         check_determined(self._present, self._batches[0])
-        self._prober = Prober(twin, material, generator=generator)
+        base = {name: generic(param, generator) for name, param in twin.params.items()}
+        start = balanced(twin, base, material.draw(0))
+        self._prober = Prober(twin, start.point, material=material, generator=generator)
+        self._passes_before = start.passes
         self._probes: list[Probe] = []
         self._generator = generator
         self._twin, self._material = twin, material
@@ -178,10 +192,13 @@ class _Search:
 
     def _probe_along(self, refuted: list[dict[str, int]]) -> None:
         """Further probes on the path on which a supposed symmetry failed: there the derivative is not zero."""
-        for vector in refuted:
-            for log in (-3.4, -0.7, 0.7, 3.4):
-                shift = {name: log * exponent for name, exponent in vector.items()}
-                self._probes.append(self._prober.take(along=shift))
+        for vector, factor in itertools.product(refuted, (*FACTORS, FAR, 1 / FAR)):
+            shift = {name: math.log(factor) * exponent for name, exponent in vector.items()}
+            rank = -1
+            with suppress(EquilibriaError):  # so far away the loss may overflow
+                while (now := rank_of(self._probes)) > rank:
+                    rank = now
+                    self._probes.append(self._prober.take(along=shift))
 
     def _read(self) -> _Found:
         algebra = solve(self._probes)
@@ -194,10 +211,12 @@ class _Search:
 
     def _result(self, found: _Found, verdict: _Verdict, refuted: list[tuple[dict[str, int], float]]) -> Symmetries:
         silent = [name for name, still in zip(self._names, found.algebra.silent, strict=True) if still]
-        kinds = {name: self._kind_of_silent(name) for name in silent}
+        kinds = self._kinds_of_silent(silent)
         free = [name for name, kind in kinds.items() if kind != "undecided"]
         no_rows = {*silent, *(name for vector, _ in refuted for name in vector if len(vector) == 1)}
         by_row = find_rows(self._probes[:_BY_ROW], zero=found.algebra.zero)
+        by_row = {name: rows for name, rows in by_row.items() if name not in no_rows}
+        rows = confirmed_rows(by_row, self._prober.base, axes=self._twin.row_axis, stays=partial(self._stays, verdict))
         signs = [name for name, kind in kinds.items() if kind == "alone"]
         return Symmetries(
             elements=self._elements,
@@ -206,37 +225,53 @@ class _Search:
             jointly=found.jointly,
             no_effect=tuple(name for name, kind in kinds.items() if kind == "no effect"),
             undecided=tuple(name for name, kind in kinds.items() if kind == "undecided"),
-            rows={name: rows for name, rows in by_row.items() if name not in no_rows},
+            rows=rows,
             residual={name: float(value) for name, value in zip(self._names, found.algebra.residual, strict=True)},
             singular_values=found.algebra.singular_values,
             gap=found.algebra.gap,
             confirmed=(*verdict.changes, *self._confirmer.changes([{name: 1} for name in free], enough=_UNCHANGED)),
             broken=self._broken(found, verdict),
-            probes=self._prober.taken,
-            notes=_notes(found, verdict, refuted),
+            probes=self._passes_before + self._prober.taken,
+            notes=_notes(found, verdict, refuted, [name for name in by_row if name not in rows]),
             _constraints=found.space.constraints,
             _involved=found.involved,
         )
 
-    def _kind_of_silent(self, name: str) -> str:
-        """Why a tensor has no gradient: nothing depends on it, or its signs alone matter, or units are dead here."""
+    def _stays(self, verdict: _Verdict, replaced: Params) -> bool:
+        """Whether outputs stay the same with other tensors, or losses do where symmetries are those of the loss."""
+        if self._confirmer.change_with(replaced) <= _UNCHANGED:
+            return True
+        return bool(verdict.by_loss) and self._loss_confirmer.change_with(replaced) <= _SAME_LOSS
+
+    def _kinds_of_silent(self, names: list[str]) -> dict[str, str]:
+        """Why tensors have no gradient; all at once where nothing depends on any of them, else in halves."""
+        if not names:
+            return {}
+        noise = {name: self._noise(name) for name in names}
+        changes = [self._confirmer.change_with(_times(size, noise)) for size in _NOISE_SIZES]
+        if max(changes, key=nan_last) <= _UNCHANGED:
+            kind = "no effect" if self._confirmer.sharp and not self._faintly_matters(noise) else "undecided"
+            if kind == "no effect" or len(names) == 1:
+                return dict.fromkeys(names, kind)
+        if len(names) == 1:
+            return {names[0]: self._kind_of_active(noise)}
+        middle = len(names) // 2
+        return self._kinds_of_silent(names[:middle]) | self._kinds_of_silent(names[middle:])
+
+    def _kind_of_active(self, noise: Params) -> str:
+        """Of a tensor without gradient that matters elsewhere: its signs alone may, or units are dead here."""
+        vector = dict.fromkeys(noise, 1)
+        changes = [self._confirmer.change(vector, at=_times(size, noise)) for size in _NOISE_SIZES]
+        return "alone" if max(changes, key=nan_last) <= _UNCHANGED and self._confirmer.sharp else "undecided"
+
+    def _noise(self, name: str) -> Tensor:
         base = self._prober.base[name]
         noise = torch.randn(base.shape, generator=self._generator, dtype=torch.float64).to(base.device).to(base.dtype)
-        noise = max(float(base.abs().max()), _usual_size(base)) * noise
-        matters = False
-        for size in (1.0, 30.0, 1000.0):
-            other = {name: size * noise}
-            if not self._confirmer.change_with(other) <= _UNCHANGED:
-                matters = True
-                if not self._confirmer.change({name: 1}, at=other) <= _UNCHANGED:
-                    return "undecided"
-        if not self._confirmer.sharp or (not matters and self._faintly_matters(name, noise)):
-            return "undecided"
-        return "alone" if matters else "no effect"
+        return max(float(base.abs().max()), _usual_size(base)) * noise
 
-    def _faintly_matters(self, name: str, noise: Tensor) -> bool:
+    def _faintly_matters(self, noise: Params) -> bool:
         """Whether a change too small to count is an effect all the same: rounding would not be alike for two sizes."""
-        return self._confirmer.likeness({name: 30.0 * noise}, {name: 33.0 * noise}) > _ALIKE
+        return self._confirmer.likeness(_times(30.0, noise), _times(33.0, noise)) > _ALIKE
 
     def _broken(self, found: _Found, verdict: _Verdict) -> dict[str, float]:
         present: Params = self._present.params
@@ -286,12 +321,18 @@ def _named(vector: Vector, names: tuple[str, ...]) -> dict[str, int]:
     return {name: exponent for name, exponent in zip(names, vector, strict=True) if exponent}
 
 
+def _times(size: float, noise: Params) -> Params:
+    return {name: size * entries for name, entries in noise.items()}
+
+
 def _usual_size(param: Tensor) -> float:
     """Of the entries of a tensor of this shape, as networks are initialised."""
     return float(max(param[0].numel(), 1)) ** -0.5 if param.ndim >= 2 and len(param) else 0.1
 
 
-def _notes(found: _Found, verdict: _Verdict, refuted: list[tuple[dict[str, int], float]]) -> tuple[str, ...]:
+def _notes(
+    found: _Found, verdict: _Verdict, refuted: list[tuple[dict[str, int], float]], rows: list[str]
+) -> tuple[str, ...]:
     notes = []
     if found.algebra.gap < _CLEAR_GAP:
         notes.append(f"no clear gap between singular values ({found.algebra.gap:.0f}x): do not rely on this answer")
@@ -303,6 +344,7 @@ def _notes(found: _Found, verdict: _Verdict, refuted: list[tuple[dict[str, int],
         )
     for vector, change in refuted:
         notes.append(f"left out, not confirmed by scaling: {vector} changes outputs by {change:.1e} of their spread")
+    notes += [f"rows of {name} look invariant one by one, but scaling does not confirm it" for name in rows]
     return tuple(notes)
 
 
