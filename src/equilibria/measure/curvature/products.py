@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import Node
+from torch.autograd.function import BackwardCFunction, once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
@@ -27,6 +26,7 @@ from equilibria.measure.parameters import Select
 
 _ROWS_AT_ONCE = 64  # products that the dense Hessian takes in one vectorised pass
 _NOT_TWICE = re.compile(r"not implemented|not supported|once_differentiable|differentiate twice|double.?backward")
+_MARKED = once_differentiable(lambda _: None)  # every function that is marked so runs this one's code
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,7 +217,7 @@ class HessianProducts:
             found = torch.autograd.grad(loss, list(pieces.values()), create_graph=twice, allow_unused=True)
             _check_used(self.layout.names, found)
             if twice and not self._searched:
-                _check_history(loss, found)
+                _check_history(loss)
                 self._searched = True
             dense = [grad.to_dense() if grad.layout != torch.strided else grad for grad in found if grad is not None]
             return loss, torch.cat([grad.to(point).reshape(-1) for grad in dense])
@@ -272,28 +272,25 @@ def _products(graph: _Graph, *, vectors: Tensor) -> Tensor:
     return found
 
 
-def _check_history(loss: Tensor, found: tuple[Tensor | None, ...]) -> None:
-    """Refuse functions that can be differentiated only once: torch would return zeros for them, without an error.
+def _check_history(loss: Tensor) -> None:
+    """Refuse functions that can be differentiated only once: torch would take their gradient for a constant.
 
-    Such a function of the user's own leaves behind a node that complains, which torch does not visit; or, where the
-    gradient that comes in has no history, nothing at all.
+    It leaves behind a node that complains, but does not visit it for a product, or not even that.
     """
-    grads = [grad for grad in found if grad is not None]
-    complains = any(node.name().endswith("Error") for node in _history(*grads))
-    silent = not all(grad.requires_grad for grad in grads)
-    if complains or (silent and any(isinstance(node, BackwardCFunction) for node in _history(loss))):
-        raise RuntimeError("not supported: a function marked once_differentiable")
-
-
-def _history(*tensors: Tensor) -> Iterator[Node]:
-    seen: set[Node] = set()
-    ahead = [tensor.grad_fn for tensor in tensors]
+    seen, ahead = set(), [loss.grad_fn]
     while ahead:
         node = ahead.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            ahead.extend(function for function, _ in node.next_functions)
-            yield node
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        ahead.extend(function for function, _ in node.next_functions)
+        if isinstance(node, BackwardCFunction) and _once(node):
+            raise RuntimeError("not supported: a function marked once_differentiable")
+
+
+def _once(node: BackwardCFunction) -> bool:
+    backward = node._forward_cls.backward  # type: ignore[attr-defined]
+    return getattr(backward, "__code__", None) is _MARKED.__code__
 
 
 @contextmanager
