@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ def flow_to_limits(landscape: Landscape, starts: Tensor, *, tol: float, max_step
         max_steps: steps before giving up.
     """
     rows = max(1, _BAND_NUMBERS // (3 * landscape.dim**2))
-    parts = [_Flow(landscape, part, tol=tol).run(max_steps) for part in starts.split(rows)]
+    parts = [_Flow(landscape, part, tol=tol).run(max_steps) for part in torch.split(starts, rows)]
     return Limits(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Limits)))
 
 
@@ -97,10 +98,8 @@ class _Flow:
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the status says the same, and the result's reason repeats it
-            while solver.status == "running":
-                solver.step()
-                if solver.status != "failed":
-                    yield self._landscape.onto_sphere(self._rows(solver.y))
+            while _stepped(solver):
+                yield self._landscape.onto_sphere(self._rows(solver.y))
 
     def _velocity(self, _: float, state: np.ndarray) -> np.ndarray:
         slopes = self._landscape.gradients(self._rows(state))
@@ -115,3 +114,11 @@ class _Flow:
         slopes, top = self._landscape.gradients(points).norm(dim=-1), values.abs().amax(dim=-1)
         taken = torch.full(slopes.shape, steps, dtype=torch.int64, device=slopes.device)
         return Limits(points, slopes, top, values[:, 0], taken, slopes <= self._allowed * top)
+
+
+def _stepped(solver: Any) -> bool:
+    """Whether there was another step to take, and it succeeded."""
+    if solver.status == "running":
+        solver.step()
+        return bool(solver.status != "failed")
+    return False

@@ -29,7 +29,7 @@ class Decomposition:
     projection on the manifold, ``v`` the top eigenvector and ``lambda1`` the spherical sharpness at ``phi``.
 
     Attributes:
-        displacement: ``h = <theta - phi, v>``, radians to first order. The sign of ``v`` is continued from step to step.
+        displacement: ``h = <theta - phi, v>``, radians to first order; the sign of ``v`` is continued over the steps.
         offset: ``u = (1/R^2 - 1)/sqrt(2 lr wd)``: negative on the unstable side.
         points: ``phi``, named tensors with the steps along the first axis, of joint norm 1, float64.
         gradients: gradient of ``log lambda1`` along the manifold at ``phi``, in the same form; NaN where ``lambda1`` is
@@ -150,8 +150,9 @@ def _continued(vectors: Tensor) -> Tensor:
 
 
 def _array(series: Tensor) -> np.ndarray:
-    return series.cpu().numpy()
+    return np.asarray(series.cpu().numpy())
 
 
 def _pair_means(series: np.ndarray) -> np.ndarray:
-    return (series[1:] + series[:-1]) / 2  # theory's two_step_mean refuses the NaN of a step that did not converge
+    means: np.ndarray = (series[1:] + series[:-1]) / 2  # theory's two_step_mean refuses NaN
+    return means

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from equilibria.errors import EquilibriaError
+from equilibria.measure.curvature.flat import selected
 from equilibria.measure.manifold._derivatives import Derivatives
 from equilibria.measure.objective import Objective, Params
-from equilibria.measure.parameters import Select, selection
+from equilibria.measure.parameters import Select
 
 LARGEST = 4096  # a Hessian of this many rows is 134 MB, and its eigenvectors take a minute
 _INVARIANT = 1e-3  # eps of a normalisation may change the loss that much, relatively, when the weights are doubled
@@ -27,12 +28,13 @@ class Landscape:
     Args:
         objective: the loss; it is evaluated in float64, on copies.
         batch: what it is evaluated on.
-        params: the reference point; default: the parameters as they are now. It may hold the selected names only.
+        params: the reference point, or some tensors of it; default: the parameters as they are now.
         select: the tensors that vary; default: all.
         spherical: whether the loss does not depend on their common scale.
 
     Raises:
-        EquilibriaError: if nothing is selected, the loss is not finite or depends on the scale although ``spherical``.
+        EquilibriaError: if nothing is selected, the loss is not finite, does not use what is selected, or depends on
+            its scale although ``spherical``.
     """
 
     def __init__(
@@ -48,21 +50,22 @@ class Landscape:
             raise EquilibriaError(
                 f"got objective of type {type(objective).__name__}; expected eq.objective(model, loss) or eq.Objective"
             )
-        self.spherical = spherical
-        self._objective, self._batch = objective.double(), batch
-        held = self._objective.params
-        self._fixed = {**held, **_checked(params or {}, held)}
-        self._shapes = {name: held[name].shape for name in _names(select, held)}
+        self._shapes = {name: param.shape for name, param in selected(objective, select).items()}
+        self.dim = sum(shape.numel() for shape in self._shapes.values())
+        self._check_size()
+        inner = objective.double()
+        self._fixed = inner.params
+        self._fixed = {**self._fixed, **self._checked({} if params is None else params)}
         start = self.joined({})
-        self.dim = len(start)
-        self.radius = float(start.norm()) if spherical else 1.0
-        self._check_size(start)
-        self._check_value(start)
-        self.derivatives = Derivatives(self._value, start)
+        self.spherical, self.radius = spherical, float(start.norm()) if spherical else 1.0
+        loss = Objective(lambda part, _: inner({**self._fixed, **part}, batch), self.named(start))
+        self._derivatives = Derivatives(loss)
+        if spherical:
+            self._check_invariance(start)
 
     def joined(self, params: Mapping[str, Tensor]) -> Tensor:
         """The selected tensors as one vector; names that are missing stay as they are."""
-        given = {**self._fixed, **_checked(params, self._fixed)}
+        given = {**self._fixed, **self._checked(params)}
         vector = torch.cat([given[name].reshape(-1) for name in self._shapes])
         if not bool(torch.isfinite(vector).all()):
             raise EquilibriaError("got parameters that are not finite; expected finite numbers")
@@ -76,7 +79,7 @@ class Landscape:
     def named(self, points: Tensor, *, scale: float = 1.0) -> Params:
         """A vector, or the rows of a matrix, as named tensors (the rows along their first axis)."""
         sizes = [shape.numel() for shape in self._shapes.values()]
-        parts = (points * scale).split(sizes, dim=-1)
+        parts = torch.split(points * scale, sizes, dim=-1)
         named = zip(self._shapes.items(), parts, strict=True)
         return {name: part.reshape(*points.shape[:-1], *shape) for (name, shape), part in named}
 
@@ -86,65 +89,48 @@ class Landscape:
 
     def losses(self, points: Tensor) -> Tensor:
         """The loss at every row."""
-        return self.derivatives.values(self.radius * points)
+        return self._derivatives.values(self.radius * points)
 
     def gradients(self, points: Tensor) -> Tensor:
         """Its gradient at every row."""
-        return self.radius * self.derivatives.gradients(self.radius * points)
+        return self.radius * self._derivatives.gradients(self.radius * points)
 
     def hessians(self, points: Tensor) -> Tensor:
         """Its Hessian at every row."""
-        return self.radius**2 * self.derivatives.hessians(self.radius * points)
+        return self.radius**2 * self._derivatives.hessians(self.radius * points)
 
     def bends(self, points: Tensor, directions: Tensor) -> Tensor:
-        """Gradient of ``v' H v`` at fixed ``v``, for every row of points and directions."""
-        return self.radius**3 * self.derivatives.bends(self.radius * points, directions)
+        """Gradient of ``v' H v`` at fixed unit ``v``, for every row of points and directions."""
+        return self.radius**3 * self._derivatives.bends(self.radius * points, directions)
 
-    def _value(self, vector: Tensor) -> Tensor:
-        return self._objective({**self._fixed, **self.named(vector)}, self._batch)
+    def _checked(self, params: Mapping[str, Tensor]) -> Params:
+        """Given tensors in float64 where the loss is."""
+        if not isinstance(params, Mapping):
+            raise EquilibriaError(f"got params of type {type(params).__name__}; expected a dict of name -> tensor")
+        for name, param in params.items():
+            if name not in self._fixed:
+                raise EquilibriaError(f"got a parameter {name!r}; expected names among: {', '.join(self._fixed)}")
+            shape = tuple(self._fixed[name].shape)
+            if not isinstance(param, Tensor) or tuple(param.shape) != shape:
+                shown = f"shape {tuple(param.shape)}" if isinstance(param, Tensor) else f"a {type(param).__name__}"
+                raise EquilibriaError(f"got {shown} for parameter {name!r}; expected a tensor of shape {shape}")
+        return {name: param.detach().to(self._fixed[name]) for name, param in params.items()}
 
-    def _check_size(self, start: Tensor) -> None:
+    def _check_size(self) -> None:
         if self.dim > LARGEST:
             raise EquilibriaError(
                 f"got {self.dim} selected numbers; expected at most {LARGEST}: the manifold of minimisers is found "
-                "with dense Hessians. Select fewer tensors, or a smaller network"
+                "with dense Hessians. Select fewer tensors, or take a smaller network"
             )
-        if self.spherical and not 0 < self.radius < float("inf"):
-            raise EquilibriaError(f"got selected parameters of norm {float(start.norm()):g}; expected a direction")
 
-    def _check_value(self, start: Tensor) -> None:
-        here = float(self._value(start))
-        if not abs(here) < float("inf"):
-            raise EquilibriaError(f"got a loss of {here} at the given parameters; expected a finite one")
-        if not self.spherical:
-            return
+    def _check_invariance(self, start: Tensor) -> None:
+        if self.radius == 0:
+            raise EquilibriaError("got selected parameters of norm 0; expected a direction, or spherical=False")
         noise = torch.randn(self.dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(start)
         beside = start + 0.3 * self.radius * noise / noise.norm()  # at a minimum the loss itself may be zero
-        once, twice = float(self._value(beside)), float(self._value(2 * beside))
+        once, twice = self._derivatives.values(torch.stack([beside, 2 * beside])).tolist()
         if not abs(once - twice) <= _INVARIANT * abs(once):
             raise EquilibriaError(
                 f"got a loss that changes from {once:.6g} to {twice:.6g} when the selected parameters are doubled; "
                 "expected a scale-invariant one: select=eq.symmetries(...).largest_uniform(), or spherical=False"
             )
-
-
-def _names(select: Select | None, held: Mapping[str, Tensor]) -> list[str]:
-    if select is None:
-        return list(held)
-    wanted = selection(select, list(held))
-    chosen = [name for name, param in held.items() if wanted(name, param)]
-    if not chosen:
-        raise EquilibriaError(f"got select={select!r}, which leaves nothing; expected names among: {', '.join(held)}")
-    return chosen
-
-
-def _checked(params: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if not isinstance(params, Mapping):
-        raise EquilibriaError(f"got params of type {type(params).__name__}; expected a dict of name -> tensor")
-    for name, param in params.items():
-        if name not in held:
-            raise EquilibriaError(f"got a parameter {name!r}; expected names among: {', '.join(held)}")
-        if not isinstance(param, Tensor) or param.shape != held[name].shape:
-            shown = tuple(param.shape) if isinstance(param, Tensor) else type(param).__name__
-            raise EquilibriaError(f"got {shown} for parameter {name!r}; expected a tensor {tuple(held[name].shape)}")
-    return {name: param.detach().double() for name, param in params.items()}

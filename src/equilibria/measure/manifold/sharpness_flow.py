@@ -94,7 +94,7 @@ def sharpness_flow(
         >>> valley = Objective(lambda p, _: (1 + p["w"][1] ** 2) * p["w"][0] ** 2 / 2, {"w": torch.tensor([0.0, 2.0])})
         >>> flow = sharpness_flow(valley, None, times=[0, 3], spherical=False, c_b=1.0)
         >>> round(float(flow.points["w"][-1, 1]), 6), round(rmsprop_valley_position(2.0, time=3.0, c_b=1.0), 6)
-        (1.530166, 1.530166)
+        (1.530202, 1.530202)
     """
     grid = _checked_times(times)
     rtol, grad_tol = within("rtol", rtol, low=1e-12, below=0.1), positive("grad_tol", grad_tol)

@@ -63,10 +63,11 @@ def grad_log_sharpness(
 ) -> SharpnessSlope:
     """Gradient of ``log lambda1`` along the manifold of minimisers (Lyu, Li & Arora 2022, Section 4.2).
 
-    With ``v`` the top eigenvector of the Hessian ``H``, held fixed, it is the gradient of ``v' H(w) v``, one backward
-    through a Hessian-vector product, projected on the null space of ``H`` (without the radius, along which
-    ``log lambda1`` falls at rate 2) and divided by ``lambda1``. The null space is what has eigenvalues of at most 1e-6
-    ``lambda1`` in size; it is tangent to the manifold only on the manifold, so `project` the point first.
+    With ``v`` the top eigenvector of the Hessian ``H``, held fixed, it is the gradient of ``v' H(w) v`` (the change of
+    ``H v`` along ``v``, by differences of fourth order, accurate to some 1e-11), projected on the null space of ``H``
+    (without the radius, along which ``log lambda1`` falls at rate 2) and divided by ``lambda1``. The null space is what
+    has eigenvalues of at most 1e-6 ``lambda1`` in size; it is tangent to the manifold only on the manifold, so
+    `project` the point first.
 
     Args:
         objective: the loss.
@@ -148,8 +149,8 @@ def refuse_beside_manifold(landscape: Landscape, points: Tensor, slopes: Slopes)
     worst = float((off / torch.where(sizes > 0, sizes, 1.0)).max())
     if not worst <= ON_MANIFOLD:
         raise EquilibriaError(
-            f"got a point that is not on the manifold of minimisers: |gradient| / (lambda1 |w|) = {worst:.2g}; expected "
-            f"at most {ON_MANIFOLD:g}: use the point of project(objective, batch)"
+            f"got a point that is not on the manifold of minimisers: |gradient| / (lambda1 |w|) = {worst:.2g}; "
+            f"expected at most {ON_MANIFOLD:g}: use the point of project(objective, batch)"
         )
     lowest = float((slopes.eigenvalues[:, 0] / slopes.sharpness).min())
     if not lowest >= -NULL:
