@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equilibria.errors import EquilibriaError
 from equilibria.measure.manifold.landscape import Landscape
 from equilibria.measure.manifold.slope import Slopes, slopes_at
 
@@ -38,14 +39,25 @@ class Manifold:
         rows = self._landscape.onto_sphere(point[None])
         close = _CLOSE * max(float(rows.norm()), torch.finfo(rows.dtype).tiny)
         for _ in range(_ROUNDS):
-            values, vectors = torch.linalg.eigh(self._landscape.hessians(rows))
-            stiff, across = values[0, -self._rank :], vectors[0, :, -self._rank :]
+            stiff, across = self._normal_space(rows)
             for _ in range(_STEPS):
                 move = across @ ((self._landscape.gradients(rows)[0] @ across) / stiff)
                 rows = self._landscape.onto_sphere(rows - move)
                 if float(move.norm()) <= close:
                     return rows[0]
         raise LeftManifoldError
+
+    def _normal_space(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Positive eigenvalues and their eigenvectors."""
+        if not bool(torch.isfinite(rows).all()):
+            raise LeftManifoldError
+        try:
+            values, vectors = torch.linalg.eigh(self._landscape.hessians(rows))
+        except EquilibriaError as error:  # the loss is not finite there
+            raise LeftManifoldError from error
+        if not bool(values[0, -self._rank] > 0):
+            raise LeftManifoldError
+        return values[0, -self._rank :], vectors[0, :, -self._rank :]
 
     def slope(self, point: Tensor) -> Slopes:
         """The slope at the minimum next to a point; the last one is remembered.

@@ -64,7 +64,7 @@ def grad_log_sharpness(
     """Gradient of ``log lambda1`` along the manifold of minimisers (Lyu, Li & Arora 2022, Section 4.2).
 
     With ``v`` the top eigenvector of the Hessian ``H``, held fixed, it is the gradient of ``v' H(w) v`` (the change of
-    ``H v`` along ``v``, by differences of fourth order, accurate to some 1e-11), projected on the null space of ``H``
+    ``H v`` along ``v``, by differences of fourth order, accurate to some 1e-10), projected on the null space of ``H``
     (without the radius, along which ``log lambda1`` falls at rate 2) and divided by ``lambda1``. The null space is what
     has eigenvalues of at most 1e-6 ``lambda1`` in size; it is tangent to the manifold only on the manifold, so
     `project` the point first.
