@@ -82,8 +82,9 @@ def decompose(
 ) -> Decomposition:
     """Split a run of gradient descent with weight decay into ``h``, ``u`` and ``phi`` of Lyu, Li & Arora (2022).
 
-    All points are projected together, along the gradient flow as in `project`: thousands of consecutive steps of a loss
-    of a few numbers take a second.
+    All points are projected together, along the gradient flow as in `project`: thousands of steps of a loss of a few
+    numbers take seconds. A network whose BatchNorm keeps running statistics is evaluated step by step, which takes as
+    many times longer; ``track_running_stats=False`` avoids it.
 
     Args:
         objective: the loss, scale-invariant in the selected tensors.
