@@ -135,6 +135,11 @@ class ModelObjective(Objective):
         axes, held = row_axes(self._shell), dict(self._shell.named_parameters())
         return {name: axes[id(held[raw])] for name, raw in self._names.items()}
 
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The names of those that are not trained now: their ``requires_grad`` is False."""
+        return frozenset(name for name, param in self._params.items() if not param.requires_grad)
+
     def outputs(self, params: Mapping[str, Tensor], batch: Any) -> Tensor | None:
         """The network's output as one tensor: itself, its ``logits``, or all tensors in it side by side."""
         with preserved_rng(self._params.values()):

@@ -1,0 +1,8 @@
+"""The curvature of a loss: Hessian-vector products, and the ends of its spectrum."""
+
+from __future__ import annotations
+
+from equilibria.measure.curvature.flat import FlatLayout
+from equilibria.measure.curvature.products import HessianProducts
+
+__all__ = ["FlatLayout", "HessianProducts"]
