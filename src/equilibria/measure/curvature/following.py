@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ def follow(
     end: str = "top",
     tol: float = 1e-2,
     budget: int = 100,
-    noise: float | None = None,
+    noise: Callable[[], float] | None = None,
 ) -> Eigenpairs:
     """Eigenpairs near previous ones, of a matrix that has changed a little since.
 
@@ -39,17 +41,17 @@ def follow(
         end: as for `eigenpairs`.
         tol: as for `eigenpairs`.
         budget: the most products to take.
-        noise: relative error of a product; default: that of one rounding.
+        noise: as for `eigenpairs`.
 
     Returns:
         The eigenpairs; ``certified`` is False.
     """
     count, limit = check_request(previous.vectors.shape[1], k=len(previous.values), end=end, tol=tol, budget=budget)
     sign = 1.0 if end == "top" else -1.0
-    rounding = float(torch.finfo(previous.vectors.dtype).eps) if noise is None else noise
     space = _RitzSpace(lambda vector: sign * product(vector).double(), previous.vectors[0])
     for vector in _stirred(previous.block, seed=previous.followed)[:limit]:
         space.extend(vector)
+    rounding = float(torch.finfo(previous.vectors.dtype).eps) if noise is None else noise()
     below = sign * previous.next_value / (sign * previous.values[-1] or 1.0)
     while True:
         space.solve(count + 1)

@@ -33,7 +33,7 @@ def eigenpairs(
     tol: float = 1e-2,
     budget: int = 100,
     seed: int = 0,
-    noise: float | None = None,
+    noise: Callable[[], float] | None = None,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Eigenpairs:
@@ -50,7 +50,7 @@ def eigenpairs(
         tol: stop when the bounds of the relative errors are below it. The errors themselves are far smaller as a rule.
         budget: the most products to take.
         seed: of the random start.
-        noise: relative error of a product; default: that of one rounding in ``dtype``.
+        noise: tells the relative error of a product, asked after the first; default: that of rounding in ``dtype``.
         dtype: of the vectors that ``product`` takes; sums are taken in float64 in any case.
         device: of the vectors.
 
@@ -72,7 +72,7 @@ def eigenpairs(
         lambda vector: sign * product(vector).double(),
         size=size,
         tol=tol,
-        noise=float(torch.finfo(dtype).eps) if noise is None else noise,
+        noise=noise or (lambda: float(torch.finfo(dtype).eps)),
         generator=torch.Generator().manual_seed(whole("seed", seed)),
         dtype=dtype,
         device=torch.device(device),
@@ -147,7 +147,7 @@ class _Search:
         *,
         size: int,
         tol: float,
-        noise: float,
+        noise: Callable[[], float],
         generator: torch.Generator,
         dtype: torch.dtype,
         device: torch.device,
@@ -171,7 +171,7 @@ class _Search:
             left, inside = basis.remainder(image)
             beta = float(torch.linalg.vector_norm(left))
             run.extend(inside[known:].cpu().numpy(), beta)
-            self._rounding = max(self._rounding, self._noise * run.scale, run.oblique)
+            self._rounding = max(self._rounding, self._noise() * run.scale, run.oblique)
             reason = self._stop(run, free=self._size - known, limit=limit)
             if reason:
                 break
