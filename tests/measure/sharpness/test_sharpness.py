@@ -14,7 +14,7 @@ from torch.nn import functional
 import equilibria as eq
 from equilibria.errors import EquilibriaError
 from equilibria.measure.curvature import HessianProducts
-from equilibria.measure.sharpness import Sharpness, adam_preconditioner
+from equilibria.measure.sharpness import Sharpness, adam_preconditioner, sharpness_by_group
 
 CONVOLUTIONS = ["0.weight", "3.weight"]
 
@@ -84,6 +84,40 @@ def test_the_part_that_symmetries_find_is_accepted_and_the_whole_is_refused():
         eq.sharpness(objective, batch, spherical=True)
     with pytest.raises(EquilibriaError, match=r"7\.weight.* not scale-invariant"):
         eq.sharpness(objective, batch, select=["7.weight"], spherical=True)
+
+
+def test_group_by_group():
+    objective, batch = net_objective().double(), images()
+    groups = sharpness_by_group(objective, batch, groups=eq.symmetries(objective, [batch]).alone, tol=1e-6)
+    assert list(groups) == CONVOLUTIONS
+    for name, found in groups.items():
+        block = HessianProducts(objective, batch, select=[name])
+        exact = torch.linalg.eigvalsh(block.dense())[-1] * block.point.square().sum()
+        assert found.value == pytest.approx(float(exact), rel=1e-6)
+    again = sharpness_by_group(objective, batch, groups=CONVOLUTIONS, warm=groups)
+    assert again["3.weight"].hvps < groups["3.weight"].hvps
+    joint = sharpness_by_group(objective, batch, groups={"both": CONVOLUTIONS})["both"]
+    assert joint.names == tuple(CONVOLUTIONS)
+    for wrong, match in [
+        ([], "no groups"),
+        ({"a": ["7.weight"]}, "not scale-invariant"),
+        ("0.weight", "groups='0.weight'"),
+    ]:
+        with pytest.raises(EquilibriaError, match=match):
+            sharpness_by_group(objective, batch, groups=wrong)
+
+
+def test_the_stability_ratio_is_that_of_the_effective_learning_rate():
+    objective, batch = net_objective(), images()
+    found = eq.sharpness(objective, batch, select=CONVOLUTIONS, spherical=True)
+    theory = eq.theory.stability
+    eta = theory.effective_lr(0.1, 0.3, norm_sq=found.norm_sq)
+    assert found.stability_ratio(0.1, weight_decay=0.3) == pytest.approx(theory.stability_ratio(eta, found.value))
+    raw = eq.sharpness(objective, batch)
+    assert raw.stability_ratio(0.1, momentum=0.9) == pytest.approx(raw.value * 0.1 / 3.8)
+    assert raw.stability_ratio(0.1, momentum=0.9, nesterov=True) == pytest.approx(raw.value * 0.1 * 2.8 / 3.8)
+    with pytest.raises(EquilibriaError, match="end='bottom'"):
+        eq.sharpness(objective, batch, end="bottom").stability_ratio(0.1)
 
 
 @pytest.mark.parametrize("end", ["top", "bottom"])

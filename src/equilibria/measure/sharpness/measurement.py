@@ -16,6 +16,7 @@ from equilibria.measure.curvature.lanczos import Product, check_request
 from equilibria.measure.objective import Objective, Params
 from equilibria.measure.parameters import Select
 from equilibria.measure.sharpness.invariance import check_invariant
+from equilibria.theory.thresholds import momentum_threshold, nesterov_threshold
 
 _SMALL = 64  # parameters up to which the whole Hessian is computed
 
@@ -36,6 +37,7 @@ class Sharpness:
         reason: why the search stopped.
         certified: whether the search began at random, so that nothing beyond can have been missed but by bad luck.
         covers: what the Hessian is of: "one batch", "full batch" or "ghost batches"; see `HessianProducts`.
+        end: "top" or "bottom".
         spherical: whether the values are those on the unit sphere, ``|w|^2`` times those of the Hessian at ``w``.
         norm_sq: ``|w|^2`` of the selected parameters.
         loss: the loss on the data.
@@ -57,6 +59,7 @@ class Sharpness:
     reason: str
     certified: bool
     covers: str
+    end: str
     spherical: bool
     norm_sq: float
     loss: float
@@ -67,6 +70,23 @@ class Sharpness:
     def value(self) -> float:
         """The first of the values."""
         return self.values[0]
+
+    def stability_ratio(
+        self, lr: float, *, weight_decay: float = 0.0, momentum: float = 0.0, nesterov: bool = False
+    ) -> float:
+        """R: the first value over the one at which ``torch.optim.SGD`` with these settings becomes unstable.
+
+        Below 1 stable, above 1 the top direction grows. If spherical, the threshold is that of a scale-invariant loss:
+        R is then the effective learning rate times the sharpness, over 2.
+
+        Raises:
+            EquilibriaError: if the values are the smallest ones, or a setting is out of range.
+        """
+        if self.end != "top":
+            raise EquilibriaError(f"got a result with end={self.end!r}; expected the largest eigenvalues: end='top'")
+        raw = self.value / self.norm_sq if self.spherical else self.value
+        law = nesterov_threshold if nesterov else momentum_threshold
+        return raw / float(law(lr, weight_decay, momentum=momentum, scale_invariant=self.spherical))
 
     def __str__(self) -> str:
         what = "spherical sharpness" if self.spherical else "sharpness"
@@ -140,7 +160,7 @@ def sharpness(
     count, limit = check_request(products.size, k=k, end=end, tol=tol, budget=budget)
     scale = None if preconditioner is None else _inverse_root(products, preconditioner)
     if warm is not None:
-        _check_same(warm, products, count=count, spherical=spherical)
+        _check_same(warm, products, count=count, end=end, spherical=spherical)
     again = warm is not None and warm.pairs.followed < whole("recheck", recheck, low=1)
     if products.size <= _SMALL:
         pairs = dense_eigenpairs(
@@ -165,7 +185,7 @@ def sharpness(
         )
     if spherical and warm is None:
         check_invariant(products, max(map(abs, pairs.values)))
-    return _result(products, pairs, spherical=spherical)
+    return _result(products, pairs, end=end, spherical=spherical)
 
 
 def _inverse_root(products: HessianProducts, preconditioner: Mapping[str, Tensor]) -> Tensor:
@@ -191,20 +211,21 @@ def _scaled_matrix(matrix: Tensor, scale: Tensor | None) -> Tensor:
     return matrix if scale is None else scale[:, None] * matrix * scale
 
 
-def _check_same(warm: Sharpness, products: HessianProducts, *, count: int, spherical: bool) -> None:
+def _check_same(warm: Sharpness, products: HessianProducts, *, count: int, end: str, spherical: bool) -> None:
     if not isinstance(warm, Sharpness):
         raise EquilibriaError(
             f"got warm of type {type(warm).__name__}; expected the result of an earlier sharpness(...)"
         )
-    now, then = (products.layout.names, count, spherical), (warm.names, len(warm.values), warm.spherical)
+    now, then = (products.layout.names, count, end, spherical), (warm.names, len(warm.values), warm.end, warm.spherical)
     if now != then or warm.pairs.vectors.shape[1] != products.size:
         raise EquilibriaError(
-            f"got warm= a result for {len(warm.names)} parameters, k={then[1]}, spherical={then[2]}; expected one with "
-            f"the settings of this call: {len(now[0])} parameters, k={count}, spherical={spherical}"
+            f"got warm= a result for {len(warm.names)} parameters, k={then[1]}, end={then[2]!r}, "
+            f"spherical={then[3]}; expected one with the settings of this call: {len(now[0])} parameters, k={count}, "
+            f"end={end!r}, spherical={spherical}"
         )
 
 
-def _result(products: HessianProducts, pairs: Eigenpairs, *, spherical: bool) -> Sharpness:
+def _result(products: HessianProducts, pairs: Eigenpairs, *, end: str, spherical: bool) -> Sharpness:
     norm_sq = float(torch.sum(products.point.double().square()))
     unit = norm_sq if spherical else 1.0
     return Sharpness(
@@ -217,6 +238,7 @@ def _result(products: HessianProducts, pairs: Eigenpairs, *, spherical: bool) ->
         reason=pairs.reason,
         certified=pairs.certified,
         covers=products.covers,
+        end=end,
         spherical=spherical,
         norm_sq=norm_sq,
         loss=products.loss,
