@@ -160,8 +160,9 @@ def cold(batch: Batch) -> tuple[list[Row], float]:
     net = trained_net(batch)
     truth = eq.sharpness(eq.objective(net, functional.cross_entropy), batch, tol=1e-5, seed=99).value
     solvers: dict[str, tuple[str, Callable[[int], tuple[float, int]]]] = {
-        "sharpness (99 %: within 1 %, the default)": ("torch", lambda start: ours(net, batch, start, tol=1e-2)),
-        "sharpness (99 %: within 0.1 %)": ("torch", lambda start: ours(net, batch, start, tol=1e-3)),
+        "sharpness, tol=0.1": ("torch", lambda start: ours(net, batch, start, tol=0.1)),
+        "sharpness, tol=0.01 (the default)": ("torch", lambda start: ours(net, batch, start, tol=1e-2)),
+        "sharpness, tol=0.001": ("torch", lambda start: ours(net, batch, start, tol=1e-3)),
         "scipy eigsh, default settings, our products": ("scipy", lambda at: eigsh_with_our_products(net, batch, at)),
         "scipy eigsh, default settings, products by hand": ("scipy", lambda start: eigsh_by_hand(net, batch, start)),
         "PyHessian, patched to training mode": ("pyhessian", lambda start: pyhessian(net, batch, start)),
@@ -239,7 +240,8 @@ def report(rows: list[Row], along: list[Row], truth: float, data: str) -> str:
         "## The top eigenvalue from scratch",
         "",
         f"8 convolutions with BatchNorm in training mode, 75,002 parameters, 512 {data} of 16x16: {truth:.5g}. "
-        f"{STARTS} random starts.",
+        f"{STARTS} random starts. `tol` is what is promised with a probability of 99.9 %, whatever the spectrum; the "
+        "last column is what came out. The others promise nothing about the top eigenvalue.",
         "",
         "| solver | products | CPU s | largest relative error |",
         "|---|---|---|---|",
@@ -274,8 +276,9 @@ def main() -> int:
     Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
     per_point = statistics.mean(along[0].hvps)
     goals = {
-        "true error below 1e-3 from scratch": max(rows[0].errors) < 1e-3,
-        "at most half the products of eigsh": 2 * statistics.mean(rows[0].hvps) <= statistics.mean(rows[2].hvps),
+        "true error below 1e-3 from scratch, tol=0.1": max(rows[0].errors) < 1e-3,
+        "at most half the products of eigsh, tol=0.1": 2 * statistics.mean(rows[0].hvps)
+        <= statistics.mean(rows[3].hvps),
         "at most 2.5 products per point": per_point <= 2.5,
         "at least 8 times fewer than eigsh": statistics.mean(along[1].hvps) >= 8 * per_point,
         "true error below 1e-2 along training": max(along[0].errors) < 1e-2,

@@ -220,7 +220,7 @@ def test_a_crossing_is_noticed_at_the_latest_by_the_cold_check():
 def test_what_is_printed():
     found = eq.sharpness(quadratic(with_spectrum(torch.linspace(-1, 3, 100))), None)
     assert str(found).startswith("sharpness ")
-    assert "with 99 % probability" in str(found)
+    assert "with 99.9 % probability" in str(found)
     short = eq.sharpness(quadratic(with_spectrum(torch.linspace(-1, 3, 100))), None, budget=3)
     assert not short.converged
     assert str(short).endswith("after 3 products; not converged: the budget of 3 products is used up")

@@ -17,9 +17,9 @@ class Eigenpairs:
             overestimated, nor the smallest underestimated.
         vectors: unit eigenvectors, one per row.
         residuals: ``|A v - value v|`` of each: an eigenvalue lies within this distance.
-        bound: of the relative error of each value. If ``certified``, it holds with a probability of 99 % per value over
-            the random start, whatever the matrix; if not, it takes for granted that the pairs followed are still those
-            at the end.
+        bound: of the relative error of each value. If ``certified``, it holds with a probability of 99.9 % per value
+            over the random start, whatever the matrix; if not, it is an estimate that takes for granted that the pairs
+            followed are still those at the end.
         hvps: how many products were taken.
         converged: whether every bound is within the tolerance.
         reason: why the search stopped.

@@ -18,7 +18,7 @@ from equilibria.measure.curvature.eigenpairs import Eigenpairs, kato_temple, rel
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
 
-RISK = 0.01  # that a bound is wrong, by bad luck of the random start
+RISK = 1e-3  # that a bound is wrong, by bad luck of the random start; ten times less costs two products or so
 WITHIN_TOLERANCE = "every bound is within the tolerance"
 EXHAUSTED = "nothing is left to search: the products stay in the space that was searched"
 AT_ROUNDING = "the rounding of the products does not allow a better bound"

@@ -29,7 +29,7 @@ class Sharpness:
         values: the largest first (or the smallest first); multiplied by ``norm_sq`` if ``spherical``.
         vectors: unit eigenvectors, name -> tensor; of the preconditioned Hessian if there is a preconditioner.
         residuals: ``|H v - value v|``, in the units of the values: an eigenvalue lies within this distance.
-        bound: of the relative error of each value. If ``certified``, it holds with 99 % probability over the random
+        bound: of the relative error of each value. If ``certified``, it holds with 99.9 % probability over the random
             start, whatever the Hessian. If not, it is an estimate that takes for granted that the eigenvectors
             followed are still those at the end of the spectrum.
         hvps: Hessian-vector products taken.
@@ -47,7 +47,7 @@ class Sharpness:
     Example:
         >>> objective = Objective(lambda params, batch: (batch * params["w"] ** 2).sum() / 2, {"w": torch.ones(3)})
         >>> print(sharpness(objective, torch.tensor([1.0, 2.0, 4.0])))
-        sharpness 4 (error at most ... with 99 % probability) after 3 products
+        sharpness 4 (error at most ... with 99.9 % probability) after 3 products
     """
 
     values: tuple[float, ...]
@@ -91,7 +91,7 @@ class Sharpness:
     def __str__(self) -> str:
         what = "spherical sharpness" if self.spherical else "sharpness"
         shown = ", ".join(f"{value:.6g}" for value in self.values)
-        sure = "with 99 % probability" if self.certified else "if followed rightly"
+        sure = "with 99.9 % probability" if self.certified else "if followed rightly"
         stopped = "" if self.converged else f"; not converged: {self.reason}"
         return f"{what} {shown} (error at most {max(self.bound):.1%} {sure}) after {self.hvps} products{stopped}"
 
