@@ -36,7 +36,7 @@ demo: setup  ## train a small network for about a minute, watched, and write a r
 	$(BIN)/equilibria demo
 
 bench: setup  ## the speed figures, measured side by side (keep the machine idle)
-	@missed=0; for name in run watching symmetries control rotational problems; do \
+	@missed=0; for name in run watching symmetries control rotational problems sharpness; do \
 	  $(BIN)/python benchmarks/$$name.py || missed=1; done; exit $$missed
 
 lock: setup  ## write requirements.lock from what is installed

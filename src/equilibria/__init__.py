@@ -9,6 +9,7 @@ The verbs, imported on first use:
 - `translate`: the same dynamics for another initial scale, batch size, weight decay or optimizer.
 - `objective`: the loss of a network as a function of its named parameters and a batch; `Objective` for any function.
 - `symmetries`: every scaling symmetry of a loss: which weights are scale-invariant, alone, by rows or jointly.
+- `sharpness`: the largest curvature of a loss, raw, spherical or preconditioned, with a bound on its error.
 - `split_decay`: parameter groups that decay what should decay, with a reason for every parameter.
 - `cite`: where a law comes from, and whether it was corrected.
 - `theory`: the laws themselves.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from equilibria import theory
     from equilibria.control.split_decay import split_decay
     from equilibria.measure.objective import Objective, objective
+    from equilibria.measure.sharpness import sharpness
     from equilibria.measure.symmetry import symmetries
     from equilibria.planning import plan
     from equilibria.report import read_run
@@ -43,6 +45,7 @@ __all__ = [
     "objective",
     "plan",
     "read_run",
+    "sharpness",
     "split_decay",
     "symmetries",
     "theory",
@@ -57,6 +60,7 @@ _HOMES = {
     "objective": "equilibria.measure.objective",
     "plan": "equilibria.planning",
     "read_run": "equilibria.report",
+    "sharpness": "equilibria.measure.sharpness",
     "split_decay": "equilibria.control.split_decay",
     "symmetries": "equilibria.measure.symmetry",
     "translate": "equilibria.theory.translation",

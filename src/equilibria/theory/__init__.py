@@ -23,6 +23,7 @@ The noisy Rayleigh quotient
 
 Sharpness
     - `stability`: effective learning rate and entry to the edge of stability; `effective_schedulers`: GWSI and RMSprop.
+    - `thresholds`: the curvature at which momentum, Nesterov and Adam become unstable.
     - `eos_series`: reading a measured run; `hamiltonian`, `damping`: the slow oscillation at the edge.
     - `flow`, `flow_examples`: the sharpness-reduction flow, closed forms; `generalization`: what sharpness bounds.
 

@@ -92,6 +92,27 @@ PAPERS: dict[str, Paper] = {
             eprint="2305.17212",
             archiveprefix="arXiv",
         ),
+        _paper(
+            "eos",
+            "inproceedings",
+            "Gradient Descent on Neural Networks Typically Occurs at the Edge of Stability",
+            author="Cohen, Jeremy M. and Kaur, Simran and Li, Yuanzhi and Kolter, J. Zico and Talwalkar, Ameet",
+            booktitle="International Conference on Learning Representations",
+            year="2021",
+            eprint="2103.00065",
+            archiveprefix="arXiv",
+        ),
+        _paper(
+            "aeos",
+            "misc",
+            "Adaptive Gradient Methods at the Edge of Stability",
+            author="Cohen, Jeremy M. and Ghorbani, Behrooz and Krishnan, Shankar and Agarwal, Naman and "
+            "Medapati, Sourabh and Badura, Michal and Suo, Daniel and Cardoze, David and Nado, Zachary and "
+            "Dahl, George E. and Gilmer, Justin",
+            year="2022",
+            eprint="2207.14484",
+            archiveprefix="arXiv",
+        ),
     )
 }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from equilibria.measure.curvature.eigenpairs import Eigenpairs
 from equilibria.measure.curvature.flat import FlatLayout
+from equilibria.measure.curvature.following import follow
+from equilibria.measure.curvature.lanczos import eigenpairs
 from equilibria.measure.curvature.products import HessianProducts
 
-__all__ = ["FlatLayout", "HessianProducts"]
+__all__ = ["Eigenpairs", "FlatLayout", "HessianProducts", "eigenpairs", "follow"]

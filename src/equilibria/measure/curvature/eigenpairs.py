@@ -1,0 +1,61 @@
+"""What a search for eigenvalues found, and how sure it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Eigenpairs:
+    """Eigenvalues at one end of a spectrum.
+
+    Attributes:
+        values: from the end inwards: the largest first, or the smallest first. In exact arithmetic the largest is never
+            overestimated, nor the smallest underestimated.
+        vectors: unit eigenvectors, one per row.
+        residuals: ``|A v - value v|`` of each: an eigenvalue lies within this distance.
+        bound: of the relative error of each value. If ``certified``, it holds with a probability of 99.9 % per value
+            over the random start, whatever the matrix; if not, it is an estimate that takes for granted that the pairs
+            followed are still those at the end.
+        hvps: how many products were taken.
+        converged: whether every bound is within the tolerance.
+        reason: why the search stopped.
+        certified: whether the search began at random (cold), so that no eigenvalue beyond can have been missed but by
+            bad luck.
+        followed: how many searches ago that was the case.
+        next_value: estimate of the next eigenvalue inwards that the block leaves out.
+        block: where to begin next time: improved vectors, and one more in which another eigenvalue would show up.
+    """
+
+    values: tuple[float, ...]
+    vectors: Tensor
+    residuals: tuple[float, ...]
+    bound: tuple[float, ...]
+    hvps: int
+    converged: bool
+    reason: str
+    certified: bool
+    followed: int
+    next_value: float = field(repr=False)
+    block: Tensor = field(repr=False)
+
+
+def relative(distance: float, value: float) -> float:
+    """A distance from a value as a part of the value; infinite beside zero."""
+    if distance == 0.0:
+        return 0.0
+    return distance / abs(value) if value else float("inf")
+
+
+def kato_temple(residual: float, gap: float) -> float:
+    """How far a Ritz value is from its eigenvalue, at most, if no other one lies within ``gap``."""
+    return min(residual, residual**2 / gap) if gap > 0 else residual
+
+
+def unit(vector: Tensor) -> Tensor:
+    """A vector of length 1 in this direction."""
+    length: Tensor = torch.linalg.vector_norm(vector)
+    return vector / length

@@ -1,0 +1,239 @@
+"""The eigenvalues at one end of a spectrum, from a random start, with a bound on what was missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equilibria.errors import EquilibriaError, one_of, positive, whole
+from equilibria.measure.curvature.basis import Basis
+from equilibria.measure.curvature.certificate import distance_to_top
+from equilibria.measure.curvature.eigenpairs import Eigenpairs, kato_temple, relative, unit
+
+Product: TypeAlias = Callable[[Tensor], Tensor]
+
+RISK = 1e-3  # that a bound is wrong, by bad luck of the random start; ten times less costs two products or so
+WITHIN_TOLERANCE = "every bound is within the tolerance"
+EXHAUSTED = "nothing is left to search: the products stay in the space that was searched"
+AT_ROUNDING = "the rounding of the products does not allow a better bound"
+
+
+def eigenpairs(
+    product: Product,
+    size: int,
+    *,
+    k: int = 1,
+    end: str = "top",
+    tol: float = 1e-2,
+    budget: int = 100,
+    seed: int = 0,
+    noise: Callable[[], float] | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> Eigenpairs:
+    """The k largest or smallest eigenvalues of a symmetric matrix that is known by its products with vectors.
+
+    Lanczos with full reorthogonalisation from a random vector, one eigenvalue after the other: each next one from a new
+    random vector orthogonal to the eigenvectors found, so that eigenvalues that occur several times are found as often.
+
+    Args:
+        product: the product of the matrix with a vector.
+        size: the dimension n.
+        k: how many.
+        end: "top" for the largest (not the largest in modulus) or "bottom" for the smallest.
+        tol: stop when the bounds of the relative errors are below it. The errors themselves are far smaller as a rule.
+        budget: the most products to take.
+        seed: of the random start.
+        noise: tells the relative error of a product, asked after the first; default: that of rounding in ``dtype``.
+        dtype: of the vectors that ``product`` takes; sums are taken in float64 in any case.
+        device: of the vectors.
+
+    Returns:
+        The eigenpairs, with residuals and bounds; see `Eigenpairs`.
+
+    Raises:
+        EquilibriaError: if k is larger than the dimension, or a setting is out of range.
+
+    Example:
+        >>> diagonal = torch.cat([torch.linspace(-1, 1, 500).double(), torch.tensor([2.0]).double()])
+        >>> found = eigenpairs(lambda vector: diagonal * vector, 501)
+        >>> found.converged, abs(found.values[0] - 2.0) < 0.02, found.hvps < 25
+        (True, True, True)
+    """
+    count, limit = check_request(size, k=k, end=end, tol=tol, budget=budget)
+    sign = 1.0 if end == "top" else -1.0
+    search = _Search(
+        lambda vector: sign * product(vector).double(),
+        size=size,
+        tol=tol,
+        noise=noise or (lambda: float(torch.finfo(dtype).eps)),
+        generator=torch.Generator().manual_seed(whole("seed", seed)),
+        dtype=dtype,
+        device=torch.device(device),
+    )
+    while len(search.found) < count and search.hvps < limit and not search.stopped_early:
+        search.find_next(limit)
+    return search.result(sign, count)
+
+
+def check_request(size: int, *, k: int, end: str, tol: float, budget: int) -> tuple[int, int]:
+    """k and the budget, if they are possible."""
+    one_of("end", end, ["top", "bottom"])
+    positive("tol", tol)
+    if whole("k", k, low=1) > size:
+        raise EquilibriaError(f"got k={k}; expected at most {size}, the number of selected parameters")
+    return k, whole("budget", budget, low=k)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A pair, as it was found in the space orthogonal to the earlier ones."""
+
+    vector: Tensor  # float64
+    image: Tensor  # the product with it, float64
+    distance: float  # to the top of that space, at most
+    next_value: float
+    next_vector: Tensor
+    reason: str
+
+
+class _Krylov:
+    """The tridiagonal matrix of one run, and what can be read off it."""
+
+    def __init__(self) -> None:
+        self.alphas: list[float] = []
+        self.betas: list[float] = []
+        self.oblique = 0.0  # largest entry where exact products of a symmetric matrix would leave zeros
+        self.values: NDArray[np.float64] = np.zeros(0)
+        self.weights: NDArray[np.float64] = np.zeros((0, 0))
+
+    def extend(self, coefficients: NDArray[np.float64], beta: float) -> None:
+        self.alphas.append(float(coefficients[-1]))
+        self.oblique = max(self.oblique, float(np.abs(coefficients[:-2]).max(initial=0.0)))
+        self.betas.append(beta)
+        off = self.betas[:-1]
+        self.values, self.weights = np.linalg.eigh(np.diag(self.alphas) + np.diag(off, 1) + np.diag(off, -1))
+
+    @property
+    def residual(self) -> float:
+        return self.betas[-1] * abs(float(self.weights[-1, -1]))
+
+    @property
+    def scale(self) -> float:
+        return float(np.abs(self.values).max())
+
+    @property
+    def distance_by_residual(self) -> float:
+        """Of the nearest eigenvalue from the largest Ritz value."""
+        gap = float(self.values[-1] - self.values[-2]) if len(self.values) > 1 else 0.0
+        return kato_temple(self.residual, gap)
+
+    def distance(self, size: int) -> float:
+        """Of the largest eigenvalue from the largest Ritz value."""
+        by_start = distance_to_top(np.array(self.alphas), np.array(self.betas), size=size, risk=RISK)
+        return max(by_start, self.distance_by_residual)
+
+
+class _Search:
+    def __init__(
+        self,
+        product: Product,
+        *,
+        size: int,
+        tol: float,
+        noise: Callable[[], float],
+        generator: torch.Generator,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._product, self._size, self._tol, self._noise = product, size, tol, noise
+        self._generator, self._dtype, self._device = generator, dtype, device
+        self.found: list[_Found] = []
+        self.hvps = 0
+        self.stopped_early = False
+        self._rounding = 0.0
+
+    def find_next(self, limit: int) -> None:
+        """One more pair, from a random start orthogonal to those found; or as good as the budget allows."""
+        basis = Basis(self._size, dtype=self._dtype, device=self._device)
+        for pair in self.found:
+            basis.append(pair.vector)
+        known, run, direction = len(basis), _Krylov(), self._random(basis)
+        while True:
+            image = self._product(basis.append(direction))
+            self.hvps += 1
+            left, inside = basis.remainder(image)
+            beta = float(torch.linalg.vector_norm(left))
+            run.extend(inside[known:].cpu().numpy(), beta)
+            self._rounding = max(self._rounding, self._noise() * run.scale, run.oblique)
+            reason = self._stop(run, free=self._size - known, limit=limit)
+            if reason:
+                break
+            direction = left / beta
+        self.stopped_early = reason not in (WITHIN_TOLERANCE, EXHAUSTED, AT_ROUNDING)
+        self.found.append(self._read(basis, run, known, left, reason))
+
+    def _stop(self, run: _Krylov, *, free: int, limit: int) -> str:
+        if len(run.alphas) == free or run.betas[-1] <= 4 * self._rounding:
+            return EXHAUSTED
+        allowed = self._tol * abs(float(run.values[-1]))
+        if run.distance_by_residual <= max(allowed, self._rounding):  # if not, the other distance need not be known
+            distance = run.distance(free)
+            if distance + self._rounding <= allowed:
+                return WITHIN_TOLERANCE
+            if distance <= self._rounding:
+                return AT_ROUNDING
+        return f"the budget of {limit} products is used up" if self.hvps >= limit else ""
+
+    def _read(self, basis: Basis, run: _Krylov, known: int, left: Tensor, reason: str) -> _Found:
+        weights = torch.from_numpy(run.weights).to(self._device)
+        nothing = weights.new_zeros(known)
+        vector = basis.combined(torch.cat([nothing, weights[:, -1]]))
+        second = basis.combined(torch.cat([nothing, weights[:, -2]])) if len(run.values) > 1 else self._random(basis)
+        image = float(run.values[-1]) * vector + float(weights[-1, -1]) * left
+        exact = reason == EXHAUSTED
+        return _Found(
+            vector=vector,
+            image=image,
+            distance=0.0 if exact else run.distance(self._size - known),
+            next_value=float(run.values[max(-3, -len(run.values))]),
+            next_vector=second,
+            reason=reason,
+        )
+
+    def _random(self, basis: Basis) -> Tensor:
+        drawn = torch.randn(self._size, generator=self._generator, dtype=torch.float64).to(self._device)
+        return unit(basis.remainder(drawn)[0] if len(basis) < self._size else drawn)
+
+    def result(self, sign: float, wanted: int) -> Eigenpairs:
+        """All pairs together, by the Rayleigh-Ritz method in the space of their vectors."""
+        vectors = torch.stack([pair.vector for pair in self.found])
+        images = torch.stack([pair.image for pair in self.found])
+        small = vectors @ images.T
+        values, mixing = torch.linalg.eigh((small + small.T) / 2)
+        values, mixing = values.flip(0), mixing.flip(1).T
+        vectors, images = mixing @ vectors, mixing @ images
+        residuals = torch.linalg.vector_norm(images - values[:, None] * vectors, dim=1).tolist()
+        spilled = float(np.linalg.norm(residuals)) if len(self.found) > 1 else 0.0
+        distances = [pair.distance + spilled + self._rounding for pair in self.found]
+        bound = tuple(map(relative, distances, values.tolist()))
+        converged = len(self.found) == wanted and all(each <= self._tol for each in bound)
+        return Eigenpairs(
+            values=tuple(sign * value for value in values.tolist()),
+            vectors=vectors.to(self._dtype),
+            residuals=tuple(residuals),
+            bound=bound,
+            hvps=self.hvps,
+            converged=converged,
+            reason=self.found[-1].reason,
+            certified=True,
+            followed=0,
+            next_value=sign * self.found[-1].next_value,
+            block=torch.cat([vectors, unit(self.found[-1].next_vector)[None]]).to(self._dtype),
+        )

@@ -1,0 +1,247 @@
+"""The sharpness of a loss: the largest eigenvalue of its Hessian, with a bound on its error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equilibria.errors import EquilibriaError, whole
+from equilibria.measure.curvature import Eigenpairs, HessianProducts, eigenpairs, follow
+from equilibria.measure.curvature.dense import dense_eigenpairs
+from equilibria.measure.curvature.lanczos import Product, check_request
+from equilibria.measure.objective import Objective, Params
+from equilibria.measure.parameters import Select
+from equilibria.measure.sharpness.invariance import check_invariant
+from equilibria.theory.thresholds import momentum_threshold, nesterov_threshold
+
+_SMALL = 64  # parameters up to which the whole Hessian is computed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharpness:
+    """Eigenvalues at one end of a Hessian's spectrum.
+
+    Attributes:
+        values: the largest first (or the smallest first); multiplied by ``norm_sq`` if ``spherical``.
+        vectors: unit eigenvectors, name -> tensor; of the preconditioned Hessian if there is a preconditioner.
+        residuals: ``|H v - value v|``, in the units of the values: an eigenvalue lies within this distance.
+        bound: of the relative error of each value. If ``certified``, it holds with 99.9 % probability over the random
+            start, whatever the Hessian. If not, it is an estimate that takes for granted that the eigenvectors
+            followed are still those at the end of the spectrum.
+        hvps: Hessian-vector products taken.
+        converged: whether every bound is within the tolerance.
+        reason: why the search stopped.
+        certified: whether the search began at random, so that nothing beyond can have been missed but by bad luck.
+        covers: what the Hessian is of: "one batch", "full batch" or "ghost batches"; see `HessianProducts`.
+        end: "top" or "bottom".
+        spherical: whether the values are those on the unit sphere, ``|w|^2`` times those of the Hessian at ``w``.
+        norm_sq: ``|w|^2`` of the selected parameters.
+        loss: the loss on the data.
+        names: of the selected parameters.
+        pairs: what the next search begins with, if this is given to it as ``warm``.
+
+    Example:
+        >>> objective = Objective(lambda params, batch: (batch * params["w"] ** 2).sum() / 2, {"w": torch.ones(3)})
+        >>> print(sharpness(objective, torch.tensor([1.0, 2.0, 4.0])))
+        sharpness 4 (error at most ... with 99.9 % probability) after 3 products
+    """
+
+    values: tuple[float, ...]
+    vectors: tuple[Params, ...]
+    residuals: tuple[float, ...]
+    bound: tuple[float, ...]
+    hvps: int
+    converged: bool
+    reason: str
+    certified: bool
+    covers: str
+    end: str
+    spherical: bool
+    norm_sq: float
+    loss: float
+    names: tuple[str, ...]
+    pairs: Eigenpairs = field(repr=False)
+
+    @property
+    def value(self) -> float:
+        """The first of the values."""
+        return self.values[0]
+
+    def stability_ratio(
+        self, lr: float, *, weight_decay: float = 0.0, momentum: float = 0.0, nesterov: bool = False
+    ) -> float:
+        """R: the first value over the one at which ``torch.optim.SGD`` with these settings becomes unstable.
+
+        Below 1 stable, above 1 the top direction grows. If spherical, the threshold is that of a scale-invariant loss:
+        R is then the effective learning rate times the sharpness, over 2.
+
+        Raises:
+            EquilibriaError: if the values are the smallest ones, or a setting is out of range.
+        """
+        if self.end != "top":
+            raise EquilibriaError(f"got a result with end={self.end!r}; expected the largest eigenvalues: end='top'")
+        raw = self.value / self.norm_sq if self.spherical else self.value
+        law = nesterov_threshold if nesterov else momentum_threshold
+        return raw / float(law(lr, weight_decay, momentum=momentum, scale_invariant=self.spherical))
+
+    def __str__(self) -> str:
+        what = "spherical sharpness" if self.spherical else "sharpness"
+        shown = ", ".join(f"{value:.6g}" for value in self.values)
+        sure = "with 99.9 % probability" if self.certified else "if followed rightly"
+        stopped = "" if self.converged else f"; not converged: {self.reason}"
+        return f"{what} {shown} (error at most {max(self.bound):.1%} {sure}) after {self.hvps} products{stopped}"
+
+
+def sharpness(
+    objective: Objective,
+    batch: Any,
+    *,
+    select: Select | None = None,
+    k: int = 1,
+    end: str = "top",
+    spherical: bool = False,
+    preconditioner: Mapping[str, Tensor] | None = None,
+    tol: float = 1e-2,
+    budget: int = 100,
+    warm: Sharpness | None = None,
+    recheck: int = 100,
+    method: str = "auto",
+    seed: int = 0,
+) -> Sharpness:
+    """The largest eigenvalues of the Hessian of a loss, by Lanczos, and how far they can be wrong.
+
+    BatchNorm normalises by the batch, as in training, and its running statistics stay; so do weights, gradients, modes
+    and random numbers. Compare the result with `equilibria.theory.stability.raw_threshold` (or, if spherical, with two
+    over `effective_lr`), or with the thresholds of momentum and Adam in `equilibria.theory.thresholds`.
+
+    Args:
+        objective: of `equilibria.objective` or `equilibria.Objective`.
+        batch: what the loss is evaluated on; or several batches, a list or a DataLoader, see `HessianProducts`.
+        select: the parameters: names, patterns or a function of name and tensor; default: all of the objective.
+        k: how many eigenvalues.
+        end: "top" for the largest, "bottom" for the smallest (most negative).
+        spherical: multiply by ``|w|^2``: the sharpness at the direction w/|w|, which scaling does not change. The loss
+            must be scale-invariant in the selected parameters together; one product is spent to check this.
+        preconditioner: name -> positive tensor P: eigenvalues of ``P^(-1/2) H P^(-1/2)``; see `adam_preconditioner`.
+        tol: stop when the relative errors are at most this. The errors themselves are far smaller as a rule.
+        budget: the most products to take.
+        warm: the result of an earlier call with the same settings, nearby in training: two products are enough then.
+        recheck: after this many warm starts in a row, begin at random again.
+        method: "auto", "autograd" or "differences", see `HessianProducts`.
+        seed: of the random start.
+
+    Returns:
+        The eigenvalues with vectors, residuals and bounds.
+
+    Raises:
+        EquilibriaError: if the loss cannot be evaluated or differentiated, a parameter is not used or not trained, k is
+            larger than the number of parameters, or the loss is not scale-invariant where it must be.
+
+    Example:
+        >>> from torch import nn
+        >>> from torch.nn import functional
+        >>> from equilibria.measure.objective import objective
+        >>> _ = torch.manual_seed(0)
+        >>> net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        >>> batch = torch.randn(32, 4), torch.randint(3, (32,))
+        >>> found = sharpness(objective(net, functional.cross_entropy), batch, select=["0.weight"], spherical=True)
+        >>> found.converged, found.certified, found.covers
+        (True, True, 'one batch')
+    """
+    if spherical and preconditioner is not None:
+        raise EquilibriaError(
+            "got spherical=True and a preconditioner; expected one of them: Adam's sphere is no sphere"
+        )
+    products = HessianProducts(objective, batch, select=select, method=method)
+    count, limit = check_request(products.size, k=k, end=end, tol=tol, budget=budget)
+    scale = None if preconditioner is None else _inverse_root(products, preconditioner)
+    if warm is not None:
+        _check_same(warm, products, count=count, end=end, spherical=spherical)
+    again = warm is not None and warm.pairs.followed < whole("recheck", recheck, low=1)
+    if products.size <= _SMALL:
+        pairs = dense_eigenpairs(
+            _scaled_matrix(products.dense(), scale), k=count, end=end, tol=tol, noise=products.relative_error
+        )
+    elif warm is not None and again:
+        pairs = follow(
+            _scaled(products, scale), warm.pairs, end=end, tol=tol, budget=limit, noise=lambda: products.relative_error
+        )
+    else:
+        pairs = eigenpairs(
+            _scaled(products, scale),
+            products.size,
+            k=count,
+            end=end,
+            tol=tol,
+            budget=limit,
+            seed=seed,
+            noise=lambda: products.relative_error,
+            dtype=products.layout.dtype,
+            device=products.layout.device,
+        )
+    if spherical and warm is None:
+        check_invariant(products, max(map(abs, pairs.values)))
+    return _result(products, pairs, end=end, spherical=spherical)
+
+
+def _inverse_root(products: HessianProducts, preconditioner: Mapping[str, Tensor]) -> Tensor:
+    missing = [name for name in products.layout.names if name not in preconditioner]
+    if missing:
+        raise EquilibriaError(
+            f"got a preconditioner without parameter {missing[0]!r}; expected one for every selected parameter, or "
+            "select= those that the optimizer trains"
+        )
+    flat = products.layout.flat({name: preconditioner[name] for name in products.layout.names})
+    if not bool(((flat > 0) & torch.isfinite(flat)).all()):
+        raise EquilibriaError(
+            f"got a preconditioner with entries down to {float(flat.min()):g}; expected positive ones"
+        )
+    return flat.rsqrt()
+
+
+def _scaled(products: HessianProducts, scale: Tensor | None) -> Product:
+    return products if scale is None else lambda vector: scale * products(scale * vector)
+
+
+def _scaled_matrix(matrix: Tensor, scale: Tensor | None) -> Tensor:
+    return matrix if scale is None else scale[:, None] * matrix * scale
+
+
+def _check_same(warm: Sharpness, products: HessianProducts, *, count: int, end: str, spherical: bool) -> None:
+    if not isinstance(warm, Sharpness):
+        raise EquilibriaError(
+            f"got warm of type {type(warm).__name__}; expected the result of an earlier sharpness(...)"
+        )
+    now, then = (products.layout.names, count, end, spherical), (warm.names, len(warm.values), warm.end, warm.spherical)
+    if now != then or warm.pairs.vectors.shape[1] != products.size:
+        raise EquilibriaError(
+            f"got warm= a result for {len(warm.names)} parameters, k={then[1]}, end={then[2]!r}, "
+            f"spherical={then[3]}; expected one with the settings of this call: {len(now[0])} parameters, k={count}, "
+            f"end={end!r}, spherical={spherical}"
+        )
+
+
+def _result(products: HessianProducts, pairs: Eigenpairs, *, end: str, spherical: bool) -> Sharpness:
+    norm_sq = float(torch.sum(products.point.double().square()))
+    unit = norm_sq if spherical else 1.0
+    return Sharpness(
+        values=tuple(unit * value for value in pairs.values),
+        vectors=tuple(products.named(vector) for vector in pairs.vectors),
+        residuals=tuple(unit * residual for residual in pairs.residuals),
+        bound=pairs.bound,
+        hvps=products.count,
+        converged=pairs.converged,
+        reason=pairs.reason,
+        certified=pairs.certified,
+        covers=products.covers,
+        end=end,
+        spherical=spherical,
+        norm_sq=norm_sq,
+        loss=products.loss,
+        names=products.layout.names,
+        pairs=pairs,
+    )
