@@ -31,7 +31,7 @@ class Cluster:
         run = uuid.uuid4().hex  # a scheduler that has seen a key before would answer with its old result
         futures = {self._client.submit(work, call, key=f"{key}-{run}"): key for key, call in calls.items()}
         try:
-            for future in as_completed(futures):
+            for future in as_completed(futures, loop=self._client.loop):
                 failure = future.exception()
                 outcome = future.result() if failure is None else Failed(f"{type(failure).__name__}: {failure}")
                 finished(futures[future], outcome)
