@@ -39,7 +39,7 @@ def test_the_gallery_shows_everything_and_asks_for_nothing(folder):
     assert page.count('src="data:image/png;base64,') == 3  # desk and smoke of one, desk of the other
     assert not re.search(r"(src|href)=[\"'](?!data:|#)", page)
     assert "default-src 'none'" in page and "<script" not in page
-    for words in ("norm | of &lt;w&gt;", "2.49 rad", "2.5 rad ± 1", "prints 7.125 rad", "Judged &amp; drawn"):
+    for words in ("norm | of &lt;w&gt;", "2.49 rad", "2.5 rad ± 1", "as printed: 7.125 rad", "Judged &amp; drawn"):
         assert words in page, words
     assert "equilibria.theory.equilibrium.heavy_ball" in page
     assert "equilibria reproduce judged --scale desk" in page

@@ -148,7 +148,8 @@ def test_an_error_after_the_tasks_fails_the_experiment_alone(results, monkeypatc
         "bad", "", "", experiment().scales, small_experiments.tasks, small_experiments.run_task, impossible, impossible
     )
     (report,) = reproduce([bad], results=results)
-    assert report.failure == "after all tasks: ValueError: no line through one point"
+    assert report.failure.startswith("after all tasks: Traceback")
+    assert "ValueError: no line through one point" in report.failure
 
 
 def test_a_worker_with_other_code_is_refused(results, monkeypatch):

@@ -166,7 +166,7 @@ def _show_claim(claim: Claim) -> None:
 
     sign, colour = _MARKS[claim.verdict]
     print(wrap(claim.text, indent=f"    {paint(sign, colour)} ", hang="      "))
-    prints = f"; the paper prints {wording.printed(claim)}" if claim.printed is not None else ""
+    prints = f"; as printed: {wording.printed(claim)}" if claim.printed is not None else ""
     numbers = f"measured {wording.measured(claim)}, expected {wording.expected(claim)} ({claim.source}{prints})"
     told = "" if claim.verdict == "shown" and claim.demanded else f" -> {wording.verdict(claim)}"
     print(wrap(numbers + told, indent="      ", hang="      "))

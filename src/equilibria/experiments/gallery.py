@@ -93,7 +93,7 @@ def _row(claim: Claim) -> str:
     mark = "good" if claim.verdict == SHOWN else "bad" if claim.verdict == CONTRADICTED else ""
     remarks = [str(claim.source)]
     if claim.source.corrected:
-        prints = f" (prints {wording.printed(claim)})" if claim.printed is not None else ""
+        prints = f" (as printed: {wording.printed(claim)})" if claim.printed is not None else ""
         remarks.append(f"corrected{prints}: {claim.source.corrected}")
     if claim.source.law:
         remarks.append(f"derivation: equilibria.theory.{claim.source.law}")

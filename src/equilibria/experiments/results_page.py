@@ -44,7 +44,7 @@ def _section(folder: ResultsFolder, place: Place, result: Result) -> str:
         "",
         f"After {result.source}. `{result.command}`{seed}, {wording.duration(result.seconds)} of computing.",
         "",
-        "| claim | source | paper prints | expected | measured | verdict |",
+        "| claim | source | as printed | expected | measured | verdict |",
         "|---|---|---|---|---|---|",
         *(_row(claim) for claim in result.claims),
         "",

@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from equilibria._version import __version__
-from equilibria.errors import EquilibriaError, one_of
+from equilibria.errors import one_of
 from equilibria.experiments import figures
 from equilibria.experiments.code_version import code_version
 from equilibria.experiments.experiment import SCALES, Experiment, plain, settings
@@ -211,8 +212,8 @@ def _conclude(run: _Run) -> Report:
             drawn = run.experiment.draw(run.config, findings)
             for figure_name, figure in drawn.items():
                 figures.save(figure, run.place.path, figure_name)
-    except (EquilibriaError, ArithmeticError, LookupError, ValueError) as error:
-        return Report(name, None, failure=f"after all tasks: {type(error).__name__}: {error}")
+    except Exception:  # of this experiment alone: the others go on
+        return Report(name, None, failure=f"after all tasks: {traceback.format_exc()}")
     result = Result(
         id=name,
         title=run.experiment.title,

@@ -60,4 +60,5 @@ def duration(seconds: float) -> str:
 
 
 def _amount(value: float, claim: Claim) -> str:
-    return f"{number(value, digits=_DIGITS)} {claim.unit}".strip()
+    shown = f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else number(value, digits=_DIGITS)
+    return f"{shown} {claim.unit}".strip()
