@@ -211,26 +211,26 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
         if here:
             loss.plot(*zip(*here, strict=True), "o", color=colour)
         smoothing.plot(scales, label_smoothing(scales, classes), color=colour)
-    loss.set(yscale="log", xlabel="scale $\\gamma$", ylabel="least cross entropy (nats)", ylim=(1e-6, 6))
-    loss.legend(loc="lower left")
+    loss.set(yscale="log", xlabel="scale $\\gamma$", ylabel="least cross entropy (nats)", ylim=(1e-6, 60))
+    loss.legend(loc="upper right", ncols=2)
     title(loss, "b", "final BatchNorm (dots: minimised)")
     smoothing.plot([_PAPERS_SCALE], [0.1], "*", color=THEORY, markersize=8, label="$\\gamma = 0.3 \\ln 91$, C = 10")
-    smoothing.set(yscale="log", xlabel="scale $\\gamma$", ylabel="label smoothing $\\epsilon$", ylim=(1e-6, 1.5))
-    smoothing.legend(loc="lower left")
+    smoothing.set(yscale="log", xlabel="scale $\\gamma$", ylabel="label smoothing $\\epsilon$", ylim=(1e-6, 10))
+    smoothing.legend(loc="upper right")
     title(smoothing, "c", "the same as label smoothing")
     return {"appendix-c-r": figure}
 
 
 def _draw_terms(axes: Axes, config: Config) -> None:
-    sigmas = np.geomspace(0.02, max_noise(config.dim, config.samples), 100)
+    sigmas = np.geomspace(0.005, max_noise(config.dim, config.samples), 100)
     bounds = [_example(config, float(sigma)) for sigma in sigmas]
     for name, label in (("curvature", "sharpness"), ("remainder", "third derivative"), ("complexity", "complexity")):
         axes.plot(sigmas, [getattr(bound.final, name) for bound in bounds], label=label)
     axes.plot(sigmas, [bound.final.total for bound in bounds], color=THEORY, label="bound")
     axes.plot(sigmas, [bound.tight.total for bound in bounds], color=THEORY, ls="--", lw=0.9, label="tighter line")
-    axes.set(xscale="log", yscale="log", xlabel="noise $\\sigma$", ylabel="generalisation gap", ylim=(1e-3, 30))
-    axes.legend(loc="lower left")
-    title(axes, "a", f"terms of the bound, D = {config.dim}, n = {config.samples:,}")
+    axes.set(xscale="log", yscale="log", xlabel="noise $\\sigma$", ylabel="generalisation gap", ylim=(1e-4, 1e3))
+    axes.legend(loc="upper center", ncols=2)
+    title(axes, "a", f"the bound, D = {config.dim}, n = {config.samples:,}")
 
 
 EXPERIMENT = Experiment(

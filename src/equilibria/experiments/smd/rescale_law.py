@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equilibria.experiments.claim import Source, at_least, at_most, near
+from equilibria.experiments.claim import Source, at_least, at_most, near, to_rounding
 from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.experiments.smd.random_walk import tangent_noise, turned
@@ -167,7 +167,6 @@ def collect(config: Config, found: Findings) -> Outcome:
             expected=1 - first,
             measured=table["weights"]["10"],
             absolute=10 * eps,
-            printed=0.0,
         ),
         at_least(
             "Momentum, lr / 10, buffer rescaled with the weights: worse than leaving it alone",
@@ -181,11 +180,11 @@ def collect(config: Config, found: Findings) -> Outcome:
             bound=100 * eps,  # the radial part of the buffer, of order lr*wd and larger by the drop, goes the other way
             measured=max(table["whole"].values()),
         ),
-        at_most(
-            "Momentum, the same with the radial part apart: largest deviation",
+        to_rounding(
+            "Momentum, the same with the radial part apart: the new equilibrium at once, largest deviation",
             _RULE,
-            bound=2 * eps,
-            measured=max(table["split"].values()),
+            error=max(table["split"].values()),
+            operations=2000,  # a step's roundings are forgotten more slowly than the recursion here is long
         ),
         near(
             "Momentum, lr / 10, nothing rescaled: steps until the angle is within 1 %",
@@ -202,11 +201,12 @@ def collect(config: Config, found: Findings) -> Outcome:
             measured=_rms(adam["nothing"][:100]),
             relative=0.03,
         ),
-        at_least(
+        near(
             "AdamW, weights only: the second moment is too small by k for long, and the angle overshoots: at step 20",
             _ADAM,
-            bound=2.0,
-            measured=adam["weights"][20],
+            expected=_overshoot(config, 20),
+            measured=adam["weights"][19],
+            relative=0.03 + noise,  # the mean field leaves out a few per cent of Adam's norm
         ),
         near(
             "AdamW, weights and both moments: angle over new equilibrium, first 100 steps",
@@ -222,19 +222,28 @@ def collect(config: Config, found: Findings) -> Outcome:
     return Outcome(claims, {"largest_deviation_of_the_angle": table, "adamw_angle_ratio_at_step": at})
 
 
+def _overshoot(config: Config, step: int) -> float:
+    """Angle over new equilibrium by the mean field of AdamW, weights rescaled and moments left."""
+    old = AdamW(config.adam_lr, config.adam_weight_decay, betas=config.adam_betas)
+    new = dataclasses.replace(old, lr=old.lr / config.adam_drop)
+    start = _after(settled(old, dim=config.dim), "weights", rescale_factors(old, new).weight)
+    path = evolve(new, step, start=start, dim=config.dim)
+    return float(path.angle[-1] / new.equilibrium(dim=config.dim).angle)
+
+
 def _rms(values: Any) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
 def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     """Angle over new equilibrium after lr / 10: momentum by its moments, AdamW by torch.optim."""
-    figure, (momentum, adam) = panels(1, 2)
+    figure, (momentum, adam) = panels(1, 2, width=3.6, height=2.7)
     ten = found["sgdm-10"]
     _draw_lines(momentum, {label: ten[choice] for choice, label in _CHOICES.items()}, last=80)
-    title(momentum, "a", "SGD with momentum (exact moments), lr ÷ 10")
+    title(momentum, "a", "SGD with momentum, lr ÷ 10")
     lines = {label: found[f"adamw-{choice}"]["ratio"] for choice, label in _ADAM_CHOICES.items()}
     _draw_lines(adam, lines, last=_RECORDED)
-    title(adam, "b", f"torch.optim.AdamW on the random walk, lr ÷ {config.adam_drop:g}")
+    title(adam, "b", f"torch.optim.AdamW, lr ÷ {config.adam_drop:g}")
     return {"section-5-2": figure}
 
 
@@ -243,7 +252,7 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Any], *, last: int) -> None:
         axes.plot(np.arange(1, last + 1), ratio[:last], color=colour, lw=1.0, label=label)
     axes.axhline(1, color=THEORY, lw=0.8, ls="--", label="new equilibrium")
     axes.set(xlabel="steps after the change", ylabel="angle / new equilibrium", ylim=(0, None))
-    axes.legend(fontsize=6)
+    axes.legend(loc="center right", bbox_to_anchor=(1, 0.6))
 
 
 EXPERIMENT = Experiment(
