@@ -49,10 +49,10 @@ def test_the_gallery_shows_everything_and_asks_for_nothing(folder):
 def test_the_results_page_has_the_largest_scale_of_each(folder):
     page = results_page(folder)
     assert (folder.path / "RESULTS.md").read_text() == page
-    assert page.count("## judged: Judged & drawn") == 1 and "--scale desk" in page and "--scale smoke" not in page
-    row = "| norm \\| of <w> | smd Theorem 1 | 7.125 rad | 2.5 rad ± 1 % | 2.49 rad | shown |"
+    assert page.count("## judged: Judged &amp; drawn") == 1 and "--scale desk" in page and "--scale smoke" not in page
+    row = "| norm \\| of &lt;w> | smd Theorem 1 | 7.125 rad | 2.5 rad ± 1 % | 2.49 rad | shown |"
     assert row in page
-    assert "- smd Theorem 1: a <root> is missing (derivation: `equilibria.theory.equilibrium.heavy_ball`)" in page
+    assert "- smd Theorem 1: a &lt;root> is missing (derivation: `equilibria.theory.equilibrium.heavy_ball`)" in page
     assert "**3 of 5 claims shown, 2 contradicted.**" in page
     for link in re.findall(r"!\[[^]]*\]\(([^)]*)\)", page):
         assert (folder.path / link).stat().st_size > 100

@@ -40,7 +40,7 @@ def _section(folder: ResultsFolder, place: Place, result: Result) -> str:
     where = place.path.relative_to(folder.path).as_posix()
     seed = f", seed {result.config['seed']}" if "seed" in result.config else ""
     lines = [
-        f"## {result.id}: {result.title}",
+        f"## {result.id}: {_literal(result.title)}",
         "",
         f"After {result.source}. `{result.command}`{seed}, {wording.duration(result.seconds)} of computing.",
         "",
@@ -65,12 +65,17 @@ def _row(claim: Claim) -> str:
         wording.measured(claim),
         wording.verdict(claim),
     )
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(map(_literal, cells))} |"
+
+
+def _literal(words: str) -> str:
+    """Words that Markdown takes as they are, also in a table."""
+    return words.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
 def _correction(claim: Claim) -> str:
     derivation = f" (derivation: `equilibria.theory.{claim.source.law}`)" if claim.source.law else ""
-    return f"{claim.source.corrected}{derivation}"
+    return f"{_literal(claim.source.corrected)}{derivation}"
 
 
 def _papers(claims: list[Claim]) -> str:

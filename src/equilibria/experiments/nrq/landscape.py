@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 _LANDSCAPE = Source("nrq", "fig. 1 (b)")
-_MECHANISM = Source("nrq", "fig. 1 (a), corollary 1", law="rayleigh.equilibrium_angle")
+_MECHANISM = Source(
+    "nrq",
+    "fig. 1 (a), Lemma 1",
+    corrected="the definition of the angular update needs a square root",
+    law="rayleigh.equilibrium_angle",
+)
 _EIGENVALUES = np.array([1.0, 2.0])
 
 
@@ -163,7 +168,7 @@ def collect(config: Config, found: Findings) -> Outcome:
         ),
         at_most(
             "Outward push and inward pull balance exactly: log-cosines of the steps against lr*wd and the norm",
-            Source("smd", "Theorem 1", law="angles.log_cos_balance"),
+            Source("smd", "eq. (12), summed", law="angles.log_cos_balance"),
             bound=1e-10,
             measured=float(walk["balance_error"]),
         ),
