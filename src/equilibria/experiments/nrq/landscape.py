@@ -185,7 +185,7 @@ def collect(config: Config, found: Findings) -> Outcome:
 
 
 def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """The mechanism on the left, the landscape on the right, as in the paper; the norm on its way below them."""
+    """The mechanism on the left, the landscape on the right, as in the paper; between them the norm on its way."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.2, 3.0), layout="constrained")
@@ -195,7 +195,7 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     turn = np.linspace(0, 2 * np.pi, 200)
     path.plot(level * np.cos(turn), level * np.sin(turn), color=THEORY, lw=0.9, ls="--", label="equilibrium norm")
     path.set(xlabel="$X_1$", ylabel="$X_2$", aspect="equal")
-    path.legend(loc="upper right")
+    path.legend(loc="upper left")
     title(path, "a", "400 steps of one trial")
     norm.plot(walk["norm"][:600], label="norm")
     norm.axhline(level, color=THEORY, lw=0.9, ls="--", label="equilibrium")
@@ -206,7 +206,7 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     lit.plot_surface(
         *(found["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=80
     )
-    lit.set(xlabel="x", ylabel="y", zlabel="loss")
+    lit.set(xlabel="x", ylabel="y")
     lit.view_init(elev=35, azim=-60)
     title(surface, "b", "$(x^2 + 2y^2)/(x^2 + y^2) + (x^2 + y^2)$")
     return {"figure-1": figure}

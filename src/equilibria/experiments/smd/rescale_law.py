@@ -252,7 +252,7 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Any], *, last: int) -> None:
         axes.plot(np.arange(1, last + 1), ratio[:last], color=colour, lw=1.0, label=label)
     axes.axhline(1, color=THEORY, lw=0.8, ls="--", label="new equilibrium")
     axes.set(xlabel="steps after the change", ylabel="angle / new equilibrium", ylim=(0, None))
-    axes.legend(loc="center right", bbox_to_anchor=(1, 0.6))
+    axes.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
 
 
 EXPERIMENT = Experiment(
