@@ -194,12 +194,12 @@ def completion() -> tuple[eq.Objective, dict[str, Tensor]]:
     left, right = (torch.randn(50, 2, generator=random, dtype=torch.float64) for _ in range(2))
     seen = torch.randperm(2500, generator=random)[:800]
     wanted = (left @ right.T).reshape(-1)[seen]
-    wanted = wanted / wanted.square().mean().sqrt()
+    scale = wanted.square().mean().sqrt()
     params = {name: torch.randn(50, 50, generator=random, dtype=torch.float64) / 50**0.5 for name in ("u", "v")}
 
     def loss(at: dict[str, Tensor], _batch: object) -> Tensor:
         raw = (at["u"] @ at["v"].T).reshape(-1)[seen]
-        return (raw / raw.square().mean().sqrt() - wanted).square().mean()
+        return (scale * raw / raw.square().mean().sqrt() - wanted).square().mean()
 
     return eq.Objective(loss, params), params
 

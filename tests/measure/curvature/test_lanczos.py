@@ -184,6 +184,7 @@ def test_following_takes_two_products_and_stays_within_the_tolerance():
         top = float(torch.linalg.eigvalsh(now)[-1])
         assert abs(pairs.values[0] - top) <= 1e-2 * top
         assert pairs.converged
+        assert pairs.bound[0] == 1e-2
         assert not pairs.certified
         assert pairs.followed == index
         spent.append(pairs.hvps)

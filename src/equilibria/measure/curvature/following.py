@@ -13,7 +13,7 @@ from equilibria.measure.curvature.basis import Basis
 from equilibria.measure.curvature.eigenpairs import Eigenpairs, kato_temple, relative, unit
 from equilibria.measure.curvature.lanczos import EXHAUSTED, WITHIN_TOLERANCE, Product, check_request
 
-_FRESH = 0.1  # part of random directions in the extra vector: the block must not be blind to anything for long
+_FRESH = 0.03  # part of random directions in the extra vector: the block must not be blind to anything for long
 _REST = 0.3  # where the eigenvalues outside of the block are on average, in terms of those inside
 
 
@@ -32,8 +32,9 @@ def follow(
     and one more, stirred with a random direction, in which an eigenvalue shows up that overtakes the others. This takes
     one product for each; more, along the residuals, only if the bounds are not within the tolerance.
 
-    The bounds take for granted that no eigenvalue beyond those followed has come up elsewhere, and that the next one
-    below the block has grown as the last inside. Repeat the search from a random start (`eigenpairs`) now and then.
+    The bounds are estimates, never below the tolerance. They take for granted that no eigenvalue beyond those followed
+    has come up elsewhere, and that the next one below the block has grown as the last inside. Repeat the search from a
+    random start (`eigenpairs`) now and then.
 
     Args:
         product: the product of the matrix with a vector.
@@ -64,7 +65,7 @@ def follow(
         values=tuple(sign * value for value in space.values[:count].tolist()),
         vectors=space.vectors[:count].to(previous.vectors.dtype),
         residuals=tuple(space.residuals[:count]),
-        bound=tuple(bound),
+        bound=tuple(max(each, tol) for each in bound),
         hvps=space.hvps,
         converged=done,
         reason=WITHIN_TOLERANCE if done else used_up,
