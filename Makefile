@@ -6,10 +6,10 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo bench lock clean
+.PHONY: help setup test lint demo reproduce bench lock clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
 
 setup: $(STAMP)  ## create .venv and install the locked versions (a second call does nothing)
 
@@ -34,6 +34,9 @@ test: setup lint  ## lint, type check, then every test on two processes
 
 demo: setup  ## train a small network for about a minute, watched, and write a report
 	$(BIN)/equilibria demo
+
+reproduce: setup  ## run the papers' experiments again, into results/ (what is there already is kept)
+	$(BIN)/equilibria reproduce all --scale desk
 
 bench: setup  ## the speed figures, measured side by side (keep the machine idle)
 	@missed=0; for name in run watching symmetries control rotational problems; do \

@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 ORDER = [
     "_version",
     "_compiled",
+    "_processes",
     "_rich",
     "errors",
     "findings",
@@ -41,7 +42,7 @@ ORDER = [
     "",
 ]
 IMPORTS_ANYTHING = {"cli", "__main__", ""}
-WITHOUT_TORCH = {"_version", "_compiled", "errors", "findings", "theory"}
+WITHOUT_TORCH = {"_version", "_compiled", "_processes", "errors", "findings", "theory"}
 
 
 def read_sources() -> dict[str, str]:

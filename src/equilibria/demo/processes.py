@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import signal
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+from equilibria._processes import SECONDS_TO_END, SPAWN, end_process, interrupts_held_back
+
 Result = TypeVar("Result")
 Job = Callable[[Callable[[int], None]], Result]
 """Does the work, calls its argument with the number of steps done, returns what it found. Must be picklable."""
-
-_SPAWN = multiprocessing.get_context("spawn")  # a forked child of a process that has used torch's threads may hang
-_SECONDS_TO_END = 5.0
 
 
 class JobError(RuntimeError):
@@ -65,42 +62,21 @@ def run_jobs(
                     progress(running[ready].name, message.value)
                 else:
                     results[running[ready].name] = message.value
-                    _end(ready, running.pop(ready))
+                    end_process(ready, running.pop(ready))
     finally:
         for connection, process in running.items():
             process.terminate()
-            _end(connection, process)
+            end_process(connection, process)
     return {name: results[name] for name in jobs}
 
 
 def _start(name: str, job: Job[Any], running: dict[Connection, BaseProcess]) -> None:
-    here, there = _SPAWN.Pipe(duplex=False)
-    process = _SPAWN.Process(target=_work, args=(there, job), name=name, daemon=True)
-    with _interrupts_held_back():  # until it is among those that run, and so is ended with them
+    here, there = SPAWN.Pipe(duplex=False)
+    process = SPAWN.Process(target=_work, args=(there, job), name=name, daemon=True)
+    with interrupts_held_back():  # until it is among those that run, and so is ended with them
         process.start()
         running[here] = process
     there.close()  # so that the death of the child closes the last writing end, and reading here ends
-
-
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """A process started meanwhile never gets Ctrl-C, not even while it imports; this one gets it a moment later.
-
-    It is for the parent to end its children, without a traceback from each.
-    """
-    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
-        yield  # on Windows, or where no Ctrl-C arrives
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    held: list[int] = []  # another thread of this process, a library's, may take the signal in place of this one
-    handler = signal.signal(signal.SIGINT, lambda number, _frame: held.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if held:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _work(connection: Connection, job: Job[Any]) -> None:
@@ -120,17 +96,8 @@ def _receive(connection: Connection, sender: BaseProcess) -> _Message:
     try:
         message: _Message = connection.recv()
     except (EOFError, OSError):
-        sender.join(_SECONDS_TO_END)
+        sender.join(SECONDS_TO_END)
         raise JobError(f"{sender.name}: its process ended with exit code {sender.exitcode}") from None
     if message.kind == "failure":
         raise JobError(f"{sender.name}: {message.value}")
     return message
-
-
-def _end(connection: Connection, process: BaseProcess) -> None:
-    connection.close()
-    process.join(_SECONDS_TO_END)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    process.close()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from equilibria._processes import usable_cores
 from equilibria.demo.folder import Folder, prepare_folder
 from equilibria.demo.processes import JobError, run_jobs
 from equilibria.demo.recipe import Recipe
@@ -65,11 +65,6 @@ def run_demo(
     except (JobError, EquilibriaError, OSError) as error:
         raise DemoError(f"the demo did not reach its end: {error}") from error
     return result
-
-
-def usable_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def train_branch(

@@ -1,0 +1,172 @@
+"""`equilibria reproduce`: the papers' figures, re-run, with a verdict on every claim."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equilibria.cli._options import WHOLE, json_option
+from equilibria.cli._output import paint, print_json, table, wrap
+from equilibria.errors import EquilibriaError
+
+if TYPE_CHECKING:
+    from equilibria.experiments import Claim, Report
+    from equilibria.experiments.work import Workers
+
+_MARKS = {"shown": ("✓", "32;1"), "not shown": ("?", "33;1"), "contradicted": ("✗", "31;1")}
+
+
+@click.command("reproduce")
+@click.argument("ids", nargs=-1, metavar="[ID... | all]")
+@click.option("--list", "listing", is_flag=True, help="Only list the experiments.")
+@click.option("--scale", default="desk", show_default=True, help="smoke (seconds), desk (minutes) or paper.")
+@click.option("--results", default="results", show_default=True, help="Folder for results, figures and the gallery.")
+@click.option("--force", is_flag=True, help="Compute again what is there.")
+@click.option("--workers", type=WHOLE, help="Processes on this machine (default: one per core).")
+@click.option("--cluster", help="Run on this Dask cluster instead, such as tcp://host:8786.")
+@json_option
+def command(
+    *,
+    ids: tuple[str, ...],
+    listing: bool,
+    scale: str,
+    results: str,
+    force: bool,
+    workers: int | None,
+    cluster: str | None,
+    as_json: bool,
+) -> None:
+    """Run the papers' experiments again: figures, numbers, and a verdict on every claim."""
+    from equilibria.experiments import find, reproduce
+
+    if listing:
+        _list(ids or ("all",), as_json=as_json)
+        return
+    if not ids:
+        raise click.UsageError("Missing argument: an ID, or all; --list shows them", click.get_current_context())
+    chosen = find(ids)
+    with ExitStack() as stack:
+        hands = stack.enter_context(_workers(workers, cluster))
+        progress, finished = stack.enter_context(_progress(quiet=as_json))
+        try:
+            reports = reproduce(
+                chosen,
+                scale=scale,
+                results=results,
+                force=force,
+                workers=hands,
+                progress=progress,
+                finished=finished,
+            )
+        except KeyboardInterrupt:
+            stack.close()  # the bar goes first
+            print(f"equilibria: interrupted; finished tasks are kept in {results}: {_resume()}", file=sys.stderr)
+            raise click.exceptions.Exit(1) from None
+    if as_json:
+        print_json([_contract(report) for report in reports])
+    else:
+        _show(reports, results)
+    if not all(report.good for report in reports):
+        raise click.exceptions.Exit(1)
+
+
+def _resume() -> str:
+    return "the same command goes on from there" + (" (without --force)" if "--force" in sys.argv else "")
+
+
+def _list(ids: tuple[str, ...], *, as_json: bool) -> None:
+    from equilibria.experiments import find
+
+    rows = [experiment.describe() for experiment in find(ids)]
+    if as_json:
+        print_json(rows)
+        return
+    head = ["id", "source", "scales", "title"]
+    body = [[row["id"], row["source"], " ".join(row["scales"]), row["title"]] for row in rows]
+    print(table([head, *body], left=4))
+
+
+@contextmanager
+def _workers(count: int | None, cluster: str | None) -> Iterator[Workers]:
+    from equilibria._processes import usable_cores
+    from equilibria.experiments.work import Here
+
+    if cluster is not None:
+        from equilibria.experiments.cluster import Cluster
+
+        if count is not None:
+            raise EquilibriaError(f"got --workers {count} with --cluster {cluster}; expected one of the two")
+        connected = Cluster(cluster)
+        try:
+            yield connected
+        finally:
+            connected.close()
+        return
+    from equilibria.experiments.pool import Processes
+
+    count = usable_cores() if count is None else count
+    yield Here() if count == 1 else Processes(count)
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[tuple[Callable[[int, int], None], Callable[[Report], None]]]:
+    """A bar over all tasks on stderr if that is a terminal, and a line for every experiment that ends."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    columns = (TextColumn("  tasks"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("tasks", total=None)
+
+        def finished(report: Report) -> None:
+            if not quiet:
+                console.print(f"  {report.experiment}: {_state(report)}")
+
+        yield lambda done, total: bar.update(task, completed=done, total=total), finished
+
+
+def _state(report: Report) -> str:
+    from equilibria.experiments import wording
+    from equilibria.experiments.gallery import headline
+
+    if report.result is None:
+        return "failed"
+    spent = "there already" if report.reused else wording.duration(report.result.seconds)
+    return f"{headline(list(report.result.claims))} ({spent})"
+
+
+def _contract(report: Report) -> dict[str, Any]:
+    found = {} if report.result is None else report.result.as_dict()
+    return {"id": report.experiment, "good": report.good, "reused": report.reused, "failure": report.failure, **found}
+
+
+def _show(reports: list[Report], results: str) -> None:
+    from equilibria.experiments.gallery import PAGE, headline
+
+    for report in reports:
+        print(f"\n  {paint(report.experiment, '1')}")
+        if report.result is None:
+            print(wrap(f"failed: {report.failure.strip()}", indent=f"    {paint('✗', '31;1')} ", hang="      "))
+            continue
+        for claim in report.result.claims:
+            _show_claim(claim)
+    claims = [claim for report in reports if report.result for claim in report.result.claims]
+    failed = sum(report.result is None for report in reports)
+    also = f"; {failed} of {len(reports)} experiments failed" if failed else ""
+    print(f"\n  {headline(claims)}{also}.\n  Gallery: {results}/{PAGE}\n")
+
+
+def _show_claim(claim: Claim) -> None:
+    from equilibria.experiments import wording
+
+    sign, colour = _MARKS[claim.verdict]
+    print(wrap(claim.text, indent=f"    {paint(sign, colour)} ", hang="      "))
+    prints = f"; as printed: {wording.printed(claim)}" if claim.printed is not None else ""
+    numbers = f"measured {wording.measured(claim)}, expected {wording.expected(claim)} ({claim.source}{prints})"
+    told = "" if claim.verdict == "shown" and claim.demanded else f" -> {wording.verdict(claim)}"
+    print(wrap(numbers + told, indent="      ", hang="      "))

@@ -1,0 +1,78 @@
+"""What a result depends on: the source of a module and of every module of this package that it imports."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = "equilibria"
+_ROOT = Path(__file__).parents[1]
+_AFTER_THE_TASKS = {"equilibria.experiments.claim", "equilibria.experiments.figures"}
+
+
+@cache
+def code_version(*modules: str, tasks_only: bool = False) -> str:
+    """A hash of the code that the modules run; comments, docstrings and layout do not change it.
+
+    Args:
+        modules: dotted names of imported modules.
+        tasks_only: leave out what judges and draws when the tasks are done.
+
+    Returns:
+        Sixteen hexadecimal digits.
+    """
+    waiting, sources = set(modules), dict[str, str]()
+    left_out = _AFTER_THE_TASKS if tasks_only else set()
+    while waiting:
+        module = waiting.pop()
+        path = _file(module)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        sources[module] = ast.unparse(_without_docstrings(tree))
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        waiting |= set(_imported(tree, package)) - sources.keys() - left_out
+    joined = "\0".join(f"{module}\0{sources[module]}" for module in sorted(sources))
+    return hashlib.sha256(joined.encode()).hexdigest()[:16]
+
+
+def _imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """Modules of this package that are imported anywhere in the tree; `from a import b` is a.b where that is one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if _source(alias.name))
+        elif isinstance(node, ast.ImportFrom):
+            above = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+            base = ".".join(part for part in (above, node.module) if part)
+            for alias in node.names:
+                found = next((name for name in (f"{base}.{alias.name}", base) if _source(name)), None)
+                if found:
+                    yield found
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module of this package; None for what is not one, and for the package itself, which is lazy."""
+    first, *below = module.split(".")
+    if first != _PACKAGE or not below:
+        return None
+    path = _ROOT.joinpath(*below)
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def _file(module: str) -> Path:
+    return _source(module) or Path(str(sys.modules[module].__file__))
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            body[0] = ast.Pass()
+    return tree

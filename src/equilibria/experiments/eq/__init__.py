@@ -1,0 +1,1 @@
+"""What no paper shows: equilibria of other optimizers and networks."""

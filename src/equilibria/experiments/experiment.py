@@ -1,0 +1,105 @@
+"""What an experiment is: settings per scale, tasks that can run anywhere, and what they show together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria.errors import EquilibriaError, one_of
+from equilibria.experiments.claim import Claim
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCALES = ("smoke", "desk", "paper")
+Config = TypeVar("Config")
+Arrays = Mapping[str, NDArray[Any]]
+"""What a task found, by name."""
+Findings = Mapping[str, Arrays]
+"""What all tasks of an experiment found, by the key of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the tasks show together.
+
+    Attributes:
+        claims: each with its verdict.
+        numbers: further numbers worth keeping, such as a table of the paper; plain values for JSON.
+    """
+
+    claims: Sequence[Claim]
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment(Generic[Config]):
+    """One row of the list that `equilibria reproduce --list` prints.
+
+    The four functions are functions of a module, so that a process on another machine finds them by name. Equal
+    settings and tasks give equal numbers wherever and in whatever order the tasks run: a task seeds its own generator.
+
+    Attributes:
+        id: its name on the command line.
+        title: one line.
+        source: the figures, equations and theorems it reproduces, as "sharp fig. 5".
+        scales: settings by scale, a frozen dataclass of plain values each.
+        tasks: settings -> tasks by key; a key names a file: letters, digits, dots, dashes and underscores.
+        run_task: settings, task -> arrays by name; does the work.
+        collect: settings, arrays of all tasks by key -> claims and numbers; quick.
+        draw: settings, arrays of all tasks by key -> figures by the name of the file; quick.
+    """
+
+    id: str
+    title: str
+    source: str
+    scales: Mapping[str, Config]
+    tasks: Callable[[Config], Mapping[str, Any]]
+    run_task: Callable[[Config, Any], Arrays]
+    collect: Callable[[Config, Findings], Outcome]
+    draw: Callable[[Config, Findings], Mapping[str, Figure]]
+
+    def __post_init__(self) -> None:
+        for scale, config in self.scales.items():
+            one_of("scale", scale, SCALES)
+            if not is_dataclass(config):
+                raise EquilibriaError(f"got {self.id} with settings {config!r}; expected a frozen dataclass")
+
+    def config(self, scale: str) -> Config:
+        """The settings at a scale.
+
+        Raises:
+            EquilibriaError: if the experiment has no such scale.
+        """
+        if scale not in self.scales:
+            raise EquilibriaError(f"got {self.id} at scale={scale!r}; expected one of: {', '.join(self.scales)}")
+        return self.scales[scale]
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for the list."""
+        return {"id": self.id, "title": self.title, "source": self.source, "scales": list(self.scales)}
+
+
+def one_task(config: Any) -> dict[str, None]:
+    """For an experiment that is one piece of work: use as `Experiment.tasks`."""
+    return {"all": None}
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """The settings as JSON values."""
+    return {name: plain(value) for name, value in asdict(config).items()}
+
+
+def plain(value: Any) -> Any:
+    """Tuples, arrays and numpy numbers as JSON values; what is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(item) for item in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

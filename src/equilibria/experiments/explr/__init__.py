@@ -1,0 +1,1 @@
+"""Weight decay as an exponential learning rate: the paper explr."""

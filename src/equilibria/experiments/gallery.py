@@ -1,0 +1,108 @@
+"""One offline HTML page over all results: figures, claims with their verdicts, how to repeat them."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from equilibria._version import __version__
+from equilibria.experiments import wording
+from equilibria.experiments.claim import CONTRADICTED, SHOWN, Claim
+from equilibria.experiments.files import write_whole
+from equilibria.experiments.results import Place, Result, ResultsFolder
+from equilibria.pages.words import settings_list, text
+
+PAGE = "index.html"
+
+
+def write_gallery(folder: ResultsFolder) -> Path:
+    """Write the page beside the results; it needs no other file."""
+    found = list(folder.results())
+    claims = [claim for _, result in found for claim in result.claims]
+    page = Template(_asset("equilibria.experiments", "gallery.html")).substitute(
+        style=_asset("equilibria.pages", "shared.css") + _asset("equilibria.experiments", "gallery.css"),
+        version=escape(__version__),
+        headline=escape(headline(claims)),
+        contents="\n".join(_entry(result) for _, result in found),
+        results="\n".join(_section(place, result) for place, result in found),
+    )
+    write_whole(folder.path / PAGE, page.encode())
+    return folder.path / PAGE
+
+
+def headline(claims: list[Claim]) -> str:
+    """All verdicts in a sentence.
+
+    Example:
+        >>> from equilibria.experiments.claim import Source, at_most
+        >>> headline([at_most("", Source("", "ours"), bound=1, measured=0.5)])
+        '1 of 1 claim shown'
+    """
+    counts = Counter(claim.verdict for claim in claims)
+    shown = f"{counts.pop(SHOWN, 0)} of {len(claims)} claim{'s' if len(claims) != 1 else ''} shown"
+    return ", ".join([shown, *(f"{count} {verdict}" for verdict, count in sorted(counts.items()))])
+
+
+def _entry(result: Result) -> str:
+    state = headline(list(result.claims))
+    return (
+        f'<li><a href="#{_anchor(result)}"><code>{escape(result.id)}</code></a> {escape(result.title)} '
+        f'<span class="{"bad" if result.fails else "good"}">{escape(state)}</span></li>'
+    )
+
+
+def _section(place: Place, result: Result) -> str:
+    facts = [
+        ("scale", result.scale, ""),
+        ("seed", str(result.config["seed"]) if "seed" in result.config else "none needed", ""),
+        ("computing time", wording.duration(result.seconds), ""),
+        ("finished", result.finished.replace("T", " ").replace("+00:00", " UTC"), f"equilibria {result.version}"),
+    ]
+    return (
+        f'<section id="{_anchor(result)}"><h2>{escape(result.title)}</h2>'
+        f'<p class="caption"><code>{escape(result.id)}</code>, after {escape(result.source)}</p>'
+        f"{''.join(_figure(place, name, result) for name in result.figures)}"
+        f"{_table(result)}<dl class='settings'>{settings_list(facts)}</dl>"
+        f"<p><code>{escape(result.command)}</code></p></section>"
+    )
+
+
+def _anchor(result: Result) -> str:
+    return escape(f"{result.id}-{result.scale}")
+
+
+def _figure(place: Place, name: str, result: Result) -> str:
+    try:
+        image = base64.b64encode(place.figure(name, "png").read_bytes()).decode()
+    except OSError:
+        return f"<p class='notice'>The figure {escape(name)} is not there any more.</p>"
+    return f'<img src="data:image/png;base64,{image}" alt="{escape(result.title)}: {escape(name)}">'
+
+
+def _table(result: Result) -> str:
+    rows = "".join(_row(claim) for claim in result.claims)
+    head = "<tr><th>claim</th><th>expected</th><th>measured</th><th>verdict</th></tr>"
+    return f"<div class='scroll'><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>"
+
+
+def _row(claim: Claim) -> str:
+    mark = "good" if claim.verdict == SHOWN else "bad" if claim.verdict == CONTRADICTED else ""
+    remarks = [str(claim.source)]
+    if claim.source.corrected:
+        prints = f" (as printed: {wording.printed(claim)})" if claim.printed is not None else ""
+        remarks.append(f"corrected{prints}: {claim.source.corrected}")
+    if claim.source.law:
+        remarks.append(f"derivation: equilibria.theory.{claim.source.law}")
+    small = "<br>".join(text(remark) for remark in remarks)
+    return (
+        f"<tr><th>{text(claim.text)}<small>{small}</small></th><td>{text(wording.expected(claim))}</td>"
+        f'<td>{text(wording.measured(claim))}</td><td class="{mark}">{escape(wording.verdict(claim))}</td></tr>'
+    )
+
+
+def _asset(package: str, name: str) -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""The noisy Rayleigh quotient: the paper nrq."""

@@ -1,0 +1,50 @@
+"""Every experiment, by its id. A module below one of the folders here that has an ``EXPERIMENT`` is one."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from equilibria.errors import EquilibriaError
+from equilibria.experiments.experiment import Experiment
+
+FOLDERS = ("smd", "nrq", "explr", "sharp", "eq")  # one per paper, in the order of the list; eq: beyond the papers
+ALL = "all"
+
+
+@cache
+def experiments() -> dict[str, Experiment[Any]]:
+    """All experiments by id; the papers in order, and in each by id."""
+    return {experiment.id: experiment for folder in FOLDERS for experiment in _below(folder)}
+
+
+def find(ids: Sequence[str]) -> list[Experiment[Any]]:
+    """The experiments with these ids, each once and in the order of the list; "all" is every one.
+
+    Raises:
+        EquilibriaError: an id is unknown; the message suggests the nearest.
+    """
+    known = experiments()
+    for name in ids:
+        if name != ALL and name not in known:
+            near = get_close_matches(name, [*known, ALL], n=1)
+            advice = f"did you mean {near[0]}?" if near else "`equilibria reproduce --list` shows them"
+            raise EquilibriaError(f"got the experiment {name!r}, which is unknown; {advice}")
+    return [experiment for name, experiment in known.items() if ALL in ids or name in ids]
+
+
+def _below(folder: str) -> list[Experiment[Any]]:
+    package = f"equilibria.experiments.{folder}"
+    try:
+        path = importlib.import_module(package).__path__
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        return []
+    modules = [importlib.import_module(f"{package}.{module.name}") for module in pkgutil.iter_modules(path)]
+    found = [module.EXPERIMENT for module in modules if hasattr(module, "EXPERIMENT")]
+    return sorted(found, key=lambda experiment: str(experiment.id))

@@ -1,0 +1,191 @@
+"""The results folder: what a finished experiment left, what an unfinished one has so far, and nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equilibria.errors import EquilibriaError
+from equilibria.experiments.claim import Claim
+from equilibria.experiments.experiment import SCALES
+from equilibria.experiments.files import write_whole
+from equilibria.experiments.work import Done
+
+_MARK = "equilibria results"
+_FORMAT = 1
+_MARK_FILE = "equilibria-results.json"
+_SECONDS = "seconds taken"  # no array of a task is called that: it has a blank
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished experiment.
+
+    Attributes:
+        id: of the experiment.
+        title: of the experiment.
+        source: what it reproduces.
+        scale: of its settings.
+        config: its settings, as JSON values.
+        fingerprint: of the settings and the code, by which a later run knows that there is nothing to do.
+        command: what repeats it.
+        version: of equilibria.
+        packages: versions of what computed it, by name.
+        seconds: of computing, summed over all tasks.
+        finished: when, in ISO 8601 and universal time.
+        claims: each with its verdict.
+        numbers: further numbers.
+        figures: names of files beside the result, without their suffix; each is there as .png and .pdf.
+    """
+
+    id: str
+    title: str
+    source: str
+    scale: str
+    config: Mapping[str, Any]
+    fingerprint: str
+    command: str
+    version: str
+    packages: Mapping[str, str]
+    seconds: float
+    finished: str
+    claims: tuple[Claim, ...]
+    numbers: Mapping[str, Any]
+    figures: tuple[str, ...]
+
+    @property
+    def fails(self) -> bool:
+        """Whether a claim was to be shown here and was not."""
+        return any(claim.fails for claim in self.claims)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**values, "claims": [claim.as_dict() for claim in self.claims], "figures": list(self.figures)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        """The result that `as_dict` was called on."""
+        claims = tuple(Claim.from_dict(claim) for claim in values["claims"])
+        return cls(**{**values, "claims": claims, "figures": tuple(values["figures"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The folder of one experiment at one scale.
+
+    Attributes:
+        path: where.
+    """
+
+    path: Path
+
+    def figure(self, name: str, suffix: str) -> Path:
+        """The file of a figure."""
+        return self.path / f"{name}.{suffix}"
+
+    def read(self) -> Result | None:
+        """The result, or None if there is none that can be read."""
+        try:
+            return Result.from_dict(json.loads((self.path / "result.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):  # of another version, or damaged: as if it were not there
+            return None
+
+    def write(self, result: Result) -> None:
+        """Put the result in place; from then on the experiment is finished."""
+        text = json.dumps(result.as_dict(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        write_whole(self.path / "result.json", text.encode())
+
+    def begin(self, fingerprint: str, *, force: bool) -> None:
+        """Make room for the tasks of a run; those of other settings or other code are removed."""
+        for old in self.path.glob("records-*"):
+            if force or old.name != f"records-{fingerprint}":
+                shutil.rmtree(old)
+        self._records(fingerprint).mkdir(parents=True, exist_ok=True)
+
+    def keep(self, fingerprint: str, key: str, done: Done) -> None:
+        """Store a finished task, so that an interrupted run can go on after it."""
+        if not re.fullmatch(r"[\w.-]+", key):
+            raise EquilibriaError(f"got the task key {key!r}; expected letters, digits, dots, dashes and underscores")
+        content = io.BytesIO()
+        np.savez_compressed(content, **{**done.arrays, _SECONDS: np.asarray(done.seconds)})  # type: ignore[arg-type]
+        write_whole(self._records(fingerprint) / f"{key}.npz", content.getvalue())
+
+    def kept(self, fingerprint: str, key: str) -> Done | None:
+        """A task that was stored, or None if it was not, or cannot be read."""
+        try:
+            content = (self._records(fingerprint) / f"{key}.npz").read_bytes()
+            with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+            return None
+        return Done(arrays, float(arrays.pop(_SECONDS))) if _SECONDS in arrays else None
+
+    def _records(self, fingerprint: str) -> Path:
+        return self.path / f"records-{fingerprint}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsFolder:
+    """A folder by experiment and scale.
+
+    Attributes:
+        path: where.
+    """
+
+    path: Path
+
+    def place(self, experiment: str, scale: str) -> Place:
+        """Where an experiment at a scale belongs."""
+        return Place(self.path / experiment / scale)
+
+    def results(self) -> Iterator[tuple[Place, Result]]:
+        """All that are finished, by id, and the largest scale first."""
+        for folder in sorted(path for path in self.path.iterdir() if path.is_dir()):
+            for scale in reversed(SCALES):
+                place = Place(folder / scale)
+                result = place.read()
+                if result is not None:
+                    yield place, result
+
+
+def open_results(path: str | Path) -> ResultsFolder:
+    """A results folder: new, empty or of an earlier run.
+
+    Raises:
+        EquilibriaError: if there is something else at ``path``, or it cannot be written.
+    """
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise EquilibriaError(f"got results={str(path)!r}, which is a file; expected a folder, new or with results")
+    try:
+        if folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder):
+            raise EquilibriaError(
+                f"got results={str(path)!r}, which holds other things; expected a folder that is new, empty or has "
+                "results of `equilibria reproduce`: choose another"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if not _is_ours(folder):
+            write_whole(folder / _MARK_FILE, (json.dumps({_MARK: _FORMAT}) + "\n").encode())
+    except OSError as error:
+        raise EquilibriaError(
+            f"got results={str(path)!r}, which cannot be written: {error.strerror or error}"
+        ) from error
+    return ResultsFolder(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        content = json.loads((folder / _MARK_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get(_MARK) == _FORMAT

@@ -1,0 +1,79 @@
+"""RESULTS.md, written from the results alone: no number on it is typed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equilibria.experiments import wording
+from equilibria.experiments.claim import Claim
+from equilibria.experiments.files import write_whole
+from equilibria.experiments.gallery import headline
+from equilibria.experiments.results import Place, Result, ResultsFolder
+from equilibria.theory.citations import PAPERS
+
+PAGE = "RESULTS.md"
+_HEAD = """# Results
+
+Written by `equilibria reproduce` from the `result.json` files beside it: do not edit. Expected is the number of the
+paper, or of the theory where the paper prints none or a wrong one; the verdict follows from expected, measured and
+tolerance.
+"""
+
+
+def write_results_page(folder: ResultsFolder) -> Path:
+    """Write the page beside the results: of every experiment the largest scale that is there."""
+    write_whole(folder.path / PAGE, results_page(folder).encode())
+    return folder.path / PAGE
+
+
+def results_page(folder: ResultsFolder) -> str:
+    """The text of the page."""
+    largest: dict[str, tuple[Place, Result]] = {}
+    for place, result in folder.results():
+        largest.setdefault(result.id, (place, result))
+    claims = [claim for _, result in largest.values() for claim in result.claims]
+    sections = [_section(folder, place, result) for place, result in largest.values()]
+    return "\n".join([_HEAD, f"**{headline(claims)}.**", "", *sections, _papers(claims)])
+
+
+def _section(folder: ResultsFolder, place: Place, result: Result) -> str:
+    where = place.path.relative_to(folder.path).as_posix()
+    seed = f", seed {result.config['seed']}" if "seed" in result.config else ""
+    lines = [
+        f"## {result.id}: {result.title}",
+        "",
+        f"After {result.source}. `{result.command}`{seed}, {wording.duration(result.seconds)} of computing.",
+        "",
+        "| claim | source | as printed | expected | measured | verdict |",
+        "|---|---|---|---|---|---|",
+        *(_row(claim) for claim in result.claims),
+        "",
+    ]
+    corrections = [f"- {claim.source}: {_correction(claim)}" for claim in result.claims if claim.source.corrected]
+    if corrections:
+        lines += ["Corrections:", "", *dict.fromkeys(corrections), ""]
+    lines += [f"![{result.title}]({where}/{name}.png)\n" for name in result.figures]
+    return "\n".join(lines)
+
+
+def _row(claim: Claim) -> str:
+    cells = (
+        claim.text,
+        str(claim.source),
+        wording.printed(claim),
+        wording.expected(claim),
+        wording.measured(claim),
+        wording.verdict(claim),
+    )
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _correction(claim: Claim) -> str:
+    derivation = f" (derivation: `equilibria.theory.{claim.source.law}`)" if claim.source.law else ""
+    return f"{claim.source.corrected}{derivation}"
+
+
+def _papers(claims: list[Claim]) -> str:
+    used = {claim.source.paper for claim in claims}
+    lines = [f"- {key}: {paper.title}" for key, paper in PAPERS.items() if key in used]
+    return "\n".join(["## Papers", "", *lines, ""])

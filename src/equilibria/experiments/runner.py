@@ -1,0 +1,239 @@
+"""`reproduce`: every task of the experiments that were asked for, once; then what they show."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import platform
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equilibria._version import __version__
+from equilibria.errors import one_of
+from equilibria.experiments import figures
+from equilibria.experiments.code_version import code_version
+from equilibria.experiments.experiment import SCALES, Experiment, plain, settings
+from equilibria.experiments.gallery import write_gallery
+from equilibria.experiments.results import Place, Result, ResultsFolder, open_results
+from equilibria.experiments.results_page import write_results_page
+from equilibria.experiments.work import Call, Done, Failed, Here, Workers
+from equilibria.record.lock import RunLock
+
+Progress = Callable[[int, int], None]
+"""Called with the number of tasks that are done and of all tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of one experiment.
+
+    Attributes:
+        experiment: its id.
+        result: what it shows; None if it failed.
+        reused: whether the result was there before.
+        failure: why there is no result; "" if there is one.
+    """
+
+    experiment: str
+    result: Result | None
+    reused: bool = False
+    failure: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether it finished and no claim fails."""
+        return self.result is not None and not self.result.fails
+
+
+@dataclass(slots=True)
+class _Run:
+    """An experiment under way."""
+
+    experiment: Experiment[Any]
+    scale: str
+    config: Any
+    place: Place
+    fingerprint: str
+    task_fingerprint: str
+    tasks: dict[str, Any]
+    done: dict[str, Done] = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.failure) or len(self.done) == len(self.tasks)
+
+
+def reproduce(
+    experiments: Sequence[Experiment[Any]],
+    *,
+    scale: str = "desk",
+    results: str | Path = "results",
+    force: bool = False,
+    workers: Workers | None = None,
+    progress: Progress = lambda done, total: None,
+    finished: Callable[[Report], None] = lambda report: None,
+) -> list[Report]:
+    """Run experiments, keep what they show, and renew the pages over all results.
+
+    Every finished task is stored at once: a run that was interrupted goes on from there when it is started again. A
+    result of the same settings and the same code is not computed again.
+
+    Args:
+        experiments: from `registry.find`.
+        scale: smoke, desk or paper.
+        results: the folder; new, empty or with earlier results.
+        force: compute again what is there.
+        workers: who does the tasks; without it this process does, one after the other.
+        progress: told how many tasks are done.
+        finished: told of every experiment when it ends.
+
+    Returns:
+        One report per experiment, in their order.
+
+    Raises:
+        EquilibriaError: bad settings, a folder that is not ours, or one that another process writes to.
+    """
+    one_of("scale", scale, SCALES)
+    figures.need_matplotlib()
+    configs = [experiment.config(scale) for experiment in experiments]
+    folder = open_results(results)
+    runs = [
+        _prepare(experiment, scale, config, folder) for experiment, config in zip(experiments, configs, strict=True)
+    ]
+    with ExitStack() as locks:
+        for run in runs:
+            run.place.path.mkdir(parents=True, exist_ok=True)
+            locks.callback(RunLock(run.place.path).release)
+        reports = _reuse(runs, force=force)
+        for report in reports.values():
+            finished(report)
+        pending = [run for run in runs if run.experiment.id not in reports]
+
+        def ended(run: _Run) -> None:
+            report = reports[run.experiment.id] = _conclude(run)
+            finished(report)
+
+        _work_off(pending, workers or Here(), force=force, progress=progress, ended=ended)
+    write_gallery(folder)
+    write_results_page(folder)
+    return [reports[run.experiment.id] for run in runs]
+
+
+def _prepare(experiment: Experiment[Any], scale: str, config: Any, folder: ResultsFolder) -> _Run:
+    functions = (experiment.tasks, experiment.run_task, experiment.collect, experiment.draw)
+    modules = sorted({function.__module__ for function in functions})
+    return _Run(
+        experiment,
+        scale,
+        config,
+        folder.place(experiment.id, scale),
+        _fingerprint(config, code_version(*modules)),
+        _fingerprint(config, code_version(experiment.run_task.__module__, tasks_only=True)),
+        dict(experiment.tasks(config)),
+    )
+
+
+def _fingerprint(config: Any, code: str) -> str:
+    content = json.dumps([settings(config), __version__, code], sort_keys=True, allow_nan=False)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _reuse(runs: Sequence[_Run], *, force: bool) -> dict[str, Report]:
+    """Reports of what is there already."""
+    found = {run.experiment.id: None if force else run.place.read() for run in runs}
+    return {
+        run.experiment.id: Report(run.experiment.id, result, reused=True)
+        for run in runs
+        if (result := found[run.experiment.id]) is not None and result.fingerprint == run.fingerprint
+    }
+
+
+def _work_off(
+    runs: Sequence[_Run], workers: Workers, *, force: bool, progress: Progress, ended: Callable[[_Run], None]
+) -> None:
+    """Do the tasks of all runs together, so that no worker waits for the last task of one experiment."""
+    owners: dict[str, tuple[_Run, str]] = {}
+    for run in runs:
+        run.place.begin(run.task_fingerprint, force=force)
+        for key in run.tasks:
+            kept = run.place.kept(run.task_fingerprint, key)
+            if kept is None:
+                owners[f"{run.experiment.id}.{key}"] = (run, key)
+            else:
+                run.done[key] = kept
+    total = sum(len(run.tasks) for run in runs)
+    left = len(owners)
+    progress(total - left, total)
+    for run in runs:
+        if run.ended:
+            ended(run)
+
+    def take(name: str, outcome: Done | Failed) -> None:
+        nonlocal left
+        run, key = owners.pop(name)  # a second answer for a task would be an error, not a second count
+        left -= 1
+        _take(run, key, outcome)
+        progress(total - left, total)
+        if run.ended and not any(other is run for other, _ in owners.values()):
+            ended(run)
+
+    workers.run({name: _call(run, key) for name, (run, key) in owners.items()}, take)
+
+
+def _call(run: _Run, key: str) -> Call:
+    function = run.experiment.run_task
+    return Call(function, run.config, run.tasks[key], code_version(function.__module__, tasks_only=True))
+
+
+def _take(run: _Run, key: str, outcome: Done | Failed) -> None:
+    if isinstance(outcome, Failed):
+        run.failure = run.failure or f"task {key}: {outcome.reason}"
+        return
+    run.place.keep(run.task_fingerprint, key, outcome)
+    run.done[key] = outcome
+
+
+def _conclude(run: _Run) -> Report:
+    """Claims, numbers and figures of an experiment whose tasks have all ended."""
+    name = run.experiment.id
+    if run.failure:
+        return Report(name, None, failure=run.failure)
+    findings = {key: run.done[key].arrays for key in run.tasks}  # in the order of the tasks, not of their ends
+    try:
+        outcome = run.experiment.collect(run.config, findings)
+        with figures.style():
+            drawn = run.experiment.draw(run.config, findings)
+            for figure_name, figure in drawn.items():
+                figures.save(figure, run.place.path, figure_name)
+    except Exception:  # of this experiment alone: the others go on
+        return Report(name, None, failure=f"after all tasks: {traceback.format_exc()}")
+    result = Result(
+        id=name,
+        title=run.experiment.title,
+        source=run.experiment.source,
+        scale=run.scale,
+        config=settings(run.config),
+        fingerprint=run.fingerprint,
+        command=f"equilibria reproduce {name} --scale {run.scale}",
+        version=__version__,
+        packages=_packages(),
+        seconds=round(sum(done.seconds for done in run.done.values()), 2),
+        finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        claims=tuple(outcome.claims),
+        numbers=plain(outcome.numbers),
+        figures=tuple(drawn),
+    )
+    run.place.write(result)
+    return Report(name, result)
+
+
+def _packages() -> dict[str, str]:
+    names = ("numpy", "scipy", "numba", "torch")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}

@@ -1,0 +1,1 @@
+"""Sharpness reduction: the paper sharp."""

@@ -1,0 +1,1 @@
+"""Spherical motion dynamics: the papers smd and smd+."""

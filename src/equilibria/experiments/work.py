@@ -1,0 +1,87 @@
+"""One task, wherever it runs: in this process, in another one, or on a cluster."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from equilibria.experiments.code_version import code_version
+from equilibria.experiments.experiment import Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a process needs to do a task.
+
+    Attributes:
+        function: `Experiment.run_task`.
+        config: the settings.
+        task: the task.
+        code: the version of the code that asks, which must be that of the code that works.
+    """
+
+    function: Callable[[Any, Any], Arrays]
+    config: Any
+    task: Any
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A finished task.
+
+    Attributes:
+        arrays: what it found.
+        seconds: how long it took.
+    """
+
+    arrays: Arrays
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A task that raised, or whose process died.
+
+    Attributes:
+        reason: the traceback, or what happened to the process.
+    """
+
+    reason: str
+
+
+class Workers(Protocol):
+    """Something that does tasks."""
+
+    def run(self, calls: Mapping[str, Call], finished: Callable[[str, Done | Failed], None]) -> None:
+        """Do every task once and tell of each as soon as it is done; an exception leaves none running."""
+
+
+def work(call: Call) -> Done | Failed:
+    """Do a task with one thread for linear algebra: the sums are then the same on every machine."""
+    from threadpoolctl import threadpool_limits
+
+    found = code_version(call.function.__module__, tasks_only=True)
+    if found != call.code:
+        return Failed(f"this process has other code ({found}) than the one that asks ({call.code}): install the same")
+    started = time.perf_counter()
+    try:
+        with threadpool_limits(1):
+            arrays = {name: np.asarray(value) for name, value in call.function(call.config, call.task).items()}
+    except Exception:
+        return Failed(traceback.format_exc())
+    return Done(arrays, time.perf_counter() - started)
+
+
+class Here:
+    """Does the tasks in this process, one after the other."""
+
+    def run(self, calls: Mapping[str, Call], finished: Callable[[str, Done | Failed], None]) -> None:
+        """See `Workers.run`."""
+        for key, call in calls.items():
+            finished(key, work(call))

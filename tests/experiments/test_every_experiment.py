@@ -1,0 +1,61 @@
+"""Every experiment of the registry at its smallest scale: every claim that is demanded there is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from equilibria.errors import EquilibriaError
+from equilibria.experiments import experiments, find, reproduce
+from equilibria.experiments.results import Result, open_results
+from equilibria.experiments.results_page import results_page
+from equilibria.theory import cite
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.mark.parametrize("name", list(experiments()))
+def test_smoke(name, tmp_path):
+    (report,) = reproduce(find([name]), scale="smoke", results=tmp_path / "results")
+    assert report.failure == ""
+    result = report.result
+    assert result.claims
+    assert [claim for claim in result.claims if claim.fails] == []
+    assert Result.from_dict(json.loads(json.dumps(result.as_dict(), allow_nan=False))) == result
+    assert result.figures
+    for figure in result.figures:
+        for suffix in ("png", "pdf"):
+            assert (tmp_path / "results" / name / "smoke" / f"{figure}.{suffix}").stat().st_size > 5000
+    for claim in result.claims:
+        if claim.source.law:
+            cite(claim.source.law)  # raises if there is no such law
+
+
+def test_ids_and_scales_are_as_the_command_line_promises():
+    assert experiments()
+    for name, experiment in experiments().items():
+        assert re.fullmatch(r"[a-z]+-[a-z0-9-]+", name) and experiment.id == name
+        assert {"smoke", "desk"} <= set(experiment.scales)
+
+
+def test_unknown_ids_are_refused_with_the_nearest():
+    with pytest.raises(EquilibriaError, match="'sharp-hamiltonain', which is unknown; did you mean sharp-hamiltonian"):
+        find(["sharp-hamiltonain"])
+    with pytest.raises(EquilibriaError, match="--list"):
+        find(["xyzzy"])
+
+
+def test_all_is_every_one_once_and_in_order():
+    assert [experiment.id for experiment in find(["sharp-hamiltonian", "all"])] == list(experiments())
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="no committed results here (an installed package)")
+def test_the_committed_page_follows_from_the_committed_results():
+    folder = open_results(RESULTS)
+    assert (RESULTS / "RESULTS.md").read_text() == results_page(folder)
+    for place, result in folder.results():
+        assert not result.fails, result.id
+        assert all(place.figure(name, "png").is_file() for name in result.figures)

@@ -1,0 +1,70 @@
+"""The gallery and RESULTS.md: every number from the results, nothing from outside, and no markup from a claim."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from small_experiments import collect, draw, experiment, run_task, tasks
+
+from equilibria.experiments import reproduce
+from equilibria.experiments.claim import Source, at_most, near, not_demanded
+from equilibria.experiments.experiment import Experiment, Outcome
+from equilibria.experiments.results import open_results
+from equilibria.experiments.results_page import results_page
+
+CORRECTED = Source("smd", "Theorem 1", corrected="a <root> is missing", law="equilibrium.heavy_ball")
+
+
+def judged(config, found):
+    claims = [
+        near("norm | of <w>", CORRECTED, expected=2.5, measured=2.49, relative=0.01, unit="rad", printed=7.125),
+        at_most("error", Source("smd", "eq. (4)"), bound=0.5, measured=0.75),
+        not_demanded(at_most("too small here", Source("smd", "fig. 2"), bound=0.5, measured=0.75)),
+    ]
+    return Outcome([*collect(config, found).claims, *claims])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pages") / "results"
+    other = Experiment("judged", "Judged & drawn", "smd fig. 1", experiment().scales, tasks, run_task, judged, draw)
+    reproduce([experiment(), other], results=path)
+    reproduce([other], scale="smoke", results=path)
+    return open_results(path)
+
+
+def test_the_gallery_shows_everything_and_asks_for_nothing(folder):
+    page = (folder.path / "index.html").read_text()
+    assert page.count('src="data:image/png;base64,') == 3  # desk and smoke of one, desk of the other
+    assert not re.search(r"(src|href)=[\"'](?!data:|#)", page)
+    assert "default-src 'none'" in page and "<script" not in page
+    for words in ("norm | of &lt;w&gt;", "2.49 rad", "2.5 rad ± 1", "as printed: 7.125 rad", "Judged &amp; drawn"):
+        assert words in page, words
+    assert "equilibria.theory.equilibrium.heavy_ball" in page
+    assert "equilibria reproduce judged --scale desk" in page
+    assert "contradicted (not demanded at this scale)" in page
+
+
+def test_the_results_page_has_the_largest_scale_of_each(folder):
+    page = results_page(folder)
+    assert (folder.path / "RESULTS.md").read_text() == page
+    assert page.count("## judged: Judged & drawn") == 1 and "--scale desk" in page and "--scale smoke" not in page
+    row = "| norm \\| of <w> | smd Theorem 1 | 7.125 rad | 2.5 rad ± 1 % | 2.49 rad | shown |"
+    assert row in page
+    assert "- smd Theorem 1: a <root> is missing (derivation: `equilibria.theory.equilibrium.heavy_ball`)" in page
+    assert "**3 of 5 claims shown, 2 contradicted.**" in page
+    for link in re.findall(r"!\[[^]]*\]\(([^)]*)\)", page):
+        assert (folder.path / link).stat().st_size > 100
+
+
+def test_a_figure_that_was_removed_is_told(folder, tmp_path):
+    from equilibria.experiments.gallery import write_gallery
+
+    place = folder.place("judged", "smoke")
+    content = place.figure("figure", "png").read_bytes()
+    place.figure("figure", "png").unlink()
+    try:
+        assert "is not there any more" in write_gallery(folder).read_text()
+    finally:
+        place.figure("figure", "png").write_bytes(content)

@@ -1,0 +1,130 @@
+"""`equilibria reproduce` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from small_experiments import experiment
+
+from equilibria.cli import app
+from equilibria.experiments import registry
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch, tmp_path):
+    """Two small experiments in place of the registry's; returns them, to be replaced."""
+    names = {"small-one": experiment("small-one", count=2), "small-two": experiment("small-two", count=2)}
+    monkeypatch.setattr(registry, "experiments", lambda: names)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+    return names
+
+
+def run(line: str) -> Result:
+    return CliRunner().invoke(app, ["reproduce", *line.split()])
+
+
+def test_the_list_as_json_has_what_other_programs_rely_on():
+    rows = json.loads(run("--list --json").stdout)
+    assert [row["id"] for row in rows] == ["small-one", "small-two"]
+    assert all({"id", "source", "scales"} <= row.keys() for row in rows)
+    assert rows[0]["scales"] == ["smoke", "desk"]
+
+
+def test_the_list_for_people():
+    lines = run("--list").stdout.splitlines()
+    assert lines[0].split() == ["id", "source", "scales", "title"]
+    assert lines[1].split()[0] == "small-one"
+
+
+def test_claims_verdicts_and_where_the_gallery_is():
+    result = run("all --workers 1 --results out")
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    assert "✓ the mean measured" in text and "expected 0 ± 0.5 (ours)" in text
+    assert "2 of 2 claims shown. Gallery: out/index.html" in text
+    assert "small-two: 1 of 1 claim shown" in result.stderr
+    assert Path("out/index.html").is_file() and Path("out/RESULTS.md").is_file()
+    assert "there already" in run("small-one --workers 1 --results out").stderr
+
+
+def test_json_is_one_value_and_nothing_else_anywhere():
+    result = run("small-one --workers 1 --json --scale smoke")
+    (found,) = json.loads(result.stdout)
+    assert (found["id"], found["good"], found["claims"][0]["verdict"]) == ("small-one", True, "shown")
+    assert result.stderr == ""
+
+
+def test_a_failed_claim_is_exit_code_one(known):
+    known["small-one"] = experiment("small-one", count=2, expected=9.0)
+    result = run("all --workers 1")
+    assert result.exit_code == 1
+    assert "✗ the mean" in result.stdout and "-> contradicted" in result.stdout
+
+
+def test_a_failed_task_is_exit_code_one_with_its_reason(known):
+    known["small-one"] = experiment("small-one", count=2, fails="raise 1")
+    result = run("all --workers 1")
+    assert result.exit_code == 1
+    assert "KeyError: 'no such draw'" in result.stdout and "1 of 2 experiments failed" in result.stdout
+    assert "small-two" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "Missing argument"),
+        ("small-tow", "did you mean small-two?"),
+        ("small-one --scale paper", "got small-one at --scale='paper'; expected one of: smoke, desk"),
+        ("small-one --scale big", "got --scale='big'; expected one of: smoke, desk, paper"),
+        ("small-one --workers 0", "got --workers=0"),
+        ("small-one --workers 2 --cluster tcp://127.0.0.1:1", "expected one of the two"),
+        ("small-one --workers 1 --results thesis", "got --results='thesis', which holds other things"),
+    ],
+)
+def test_bad_usage(line, message):
+    Path("thesis").mkdir()
+    Path("thesis/thesis.tex").touch()
+    result = run(line)
+    assert message in result.stderr + str(result.exception)
+    assert result.exit_code != 0 and result.stdout == ""
+
+
+def test_without_matplotlib_the_message_has_the_pip_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "pip install 'equilibria[figures]'" in str(run("small-one --workers 1").exception)
+
+
+def test_without_dask_the_message_has_the_pip_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert "pip install 'equilibria[cluster]'" in str(run("small-one --cluster tcp://127.0.0.1:1").exception)
+
+
+def test_ctrl_c_leaves_a_state_that_goes_on_and_says_how(tmp_path):
+    script = Path(__file__).with_name("reproduce_small.py")
+    command = [sys.executable, "-P", str(script), "reproduce", "small", "--workers", "2", "--results", "out"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    end = time.monotonic() + 60
+    while len(kept := list(tmp_path.glob("out/small/desk/records-*/*.npz"))) < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to the children too
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "interrupted; finished tasks are kept in out: the same command goes on from there" in stderr
+    assert "Traceback" not in stderr and stdout == ""
+    kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/small/desk/records-*/*.npz")}
+    assert 2 <= len(kept) < 40
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/small/desk/records-*/*.npz")}
+    assert len(after) == 40 and {name: after[name] for name in kept} == kept
