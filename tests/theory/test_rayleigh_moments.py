@@ -1,4 +1,4 @@
-"""The exact risk curve against a finite-volume solution of the diffusion of the polar angle, and what must not change it."""
+"""The exact risk curve against a finite-volume solution for the polar angle, and what must not change it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = 8
 
 
 def by_cells(model, speeds, start):
-    """The diffusion of the angle in 400 cells, extrapolated from 200: what is left is of fourth order in their width."""
+    """The diffusion of the angle in 400 cells, extrapolated from 200: the error is of fourth order in their width."""
     coarse, fine = (_by_cells(model, speeds, start, cells=cells) for cells in (200, 400))
     return (4 * fine - coarse) / 3
 

@@ -2,8 +2,8 @@ r"""The risk curve of a two-level noisy Rayleigh quotient without a closure: eve
 
 At norm ``M`` and with ``x = lr/M`` the alignment ``f`` has the generator
 ``x^2 sigma^2 [2 f (1-f) d^2 + (1 - p f) d] + 2 x gap f (1-f) d``. The first bracket has the Jacobi polynomials of the
-weight ``f^(-1/2) (1-f)^((p-3)/2)`` as eigenfunctions, with eigenvalues ``-n (2n + p - 2)``; its commutator with ``f`` is
-``4 f (1-f) d + (1 - p f)``, so the second bracket couples neighbours only. The means of these polynomials thus obey a
+weight ``f^(-1/2) (1-f)^((p-3)/2)`` as eigenfunctions, with eigenvalues ``-n (2n + p - 2)``; its commutator with ``f``
+is ``4 f (1-f) d + (1 - p f)``, so the second part couples neighbours only. The means of these polynomials thus obey a
 tridiagonal linear equation, and the first of them is the risk.
 """
 
