@@ -11,7 +11,15 @@ import numpy as np
 from equilibria.experiments.claim import Claim, Source, at_least, at_most, near
 from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
-from equilibria.experiments.nrq.walks import ERRORS, interval, simulate, standard_error, starts
+from equilibria.experiments.nrq.walks import (
+    ERRORS,
+    interval,
+    legend_above,
+    plain_ticks,
+    simulate,
+    standard_error,
+    starts,
+)
 from equilibria.problems.rayleigh import RayleighQuotient
 from equilibria.theory.rayleigh import NoisyRayleigh, angular_update, norm_sq_at
 from equilibria.theory.rayleigh_risk import (
@@ -78,7 +86,7 @@ class Config:
     lr: float = 0.1
     weight_decay: float = 0.01
     steps: int = 3000
-    trials: int = 4000
+    trials: int = 2000
     every: int = 5
     drift_lrs: tuple[float, ...] = (0.02, 0.005)
     drift_pairs: int = 2_000_000
@@ -224,18 +232,27 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     for panel, case, letter in zip(axes, config.cases, "abc", strict=False):
         _draw_case(panel, found[case.name.replace(" ", "-")])
         title(panel, letter, f"p = {len(case.spectrum)}, {case.name}")
-    axes[0].legend(loc="best")
+    legend_above(figure, axes[0])
     return {"theorem-1": figure}
 
 
 def _draw_case(panel: Axes, line: Arrays) -> None:
     step = line["step"]
-    panel.fill_between(step, line["low"], line["up"], color=COLOURS[5], alpha=0.25, lw=0, label="theorem 1")
+    panel.fill_between(
+        step,
+        line["low"],
+        line["up"],
+        color=COLOURS[5],
+        alpha=0.25,
+        lw=0,
+        label="between the bounds of theorem 1, corrected",
+    )
     panel.plot(step, line["low"], color=THEORY, lw=0.8)
     panel.plot(step, line["up"], color=THEORY, lw=0.8)
-    panel.plot(step, line["printed"], color=COLOURS[1], ls="--", lw=1.0, label="lower bound as printed")
+    panel.plot(step, line["printed"], color=COLOURS[1], ls="--", lw=1.0, label="lower bound without the 2")
     panel.plot(step, line["risk"], color=COLOURS[0], label="risk")
     panel.set(xlabel="step", ylabel="risk", yscale="log")
+    plain_ticks(panel)
 
 
 EXPERIMENT = Experiment(

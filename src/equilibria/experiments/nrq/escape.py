@@ -59,7 +59,7 @@ class Config:
     thresholds: tuple[float, ...] = (1.6, 4.0)
     corollary_steps: int = 3000
     bump: float = 2.2
-    trials: int = 1000
+    trials: int = 500
     every: int = 20
     seed: int = 0
 
@@ -274,10 +274,13 @@ def _judge_start(config: Config, times: float, line: Arrays) -> list[Claim]:
 def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     """The second row of figure 2, and the starts of corollary 2."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
-    draw_panels(axes, {label: found[choice] for choice, label in _CHOICES.items()}, letters="efgh")
-    axes[0].set_ylim(None, 0.5 + 2 * stationary_risk(config.model()).excess_loss)
-    axes[1].set_ylim(None, 3 * stationary_risk(config.model()).risk)
-    axes[0].legend()
+    draw_panels(figure, axes, {label: found[choice] for choice, label in _CHOICES.items()}, letters="efgh")
+    model, lowest = config.model(), float(found["plain"]["risk"].min())
+    best = model.spectrum[0] / 2
+    axes[0].set_ylim(
+        best, best + 2 * stationary_risk(model).excess_loss
+    )  # the descent from the start is another figure
+    axes[1].set_ylim(0.7 * lowest, 2 * stationary_risk(model).risk)
     return {"figure-2-e-h": figure, "corollary-2": _draw_starts(config, found)}
 
 

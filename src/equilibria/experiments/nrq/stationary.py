@@ -13,7 +13,7 @@ from scipy.stats import kstest, kstwo
 from equilibria.experiments.claim import Claim, Source, at_most, near
 from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
-from equilibria.experiments.nrq.walks import ERRORS, simulate, standard_error, starts
+from equilibria.experiments.nrq.walks import ERRORS, plain_ticks, simulate, standard_error, starts
 from equilibria.theory.bingham import bingham_moments
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_risk import stationary_risk
@@ -81,7 +81,7 @@ class Config:
     shown: int = 4
     lr: float = 0.1
     spread_dim: int = 10
-    spread_product: float = 1e-4
+    spread_product: float = 2.5e-4
     relaxations: float = 10.0
     trials: int = 10_000
     seed: int = 0
@@ -245,7 +245,9 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     for panel, case, letter in zip(axes, config.cases[: config.shown], "abcd", strict=False):
         _draw_case(config, panel, case, found[case.key]["f"])
         title(panel, letter, case.label.replace(", lr wd", ",\nlr wd"))
-    axes[0].legend(loc="upper left")
+    for panel in axes[len(config.cases[: config.shown]) : config.shown]:
+        panel.set_visible(False)
+    axes[1].legend(loc="upper left")
     _draw_risk(config, axes[4], found)
     _draw_spread(config, axes[5], found[_SPREAD])
     return {"theorem-2": figure}
@@ -277,7 +279,8 @@ def _draw_risk(config: Config, panel: Axes, found: Findings) -> None:
     points = [(case.model(config.lr).angular_update, found[case.key]["risk"][0]) for case in same]
     panel.plot(*zip(*points, strict=True), "o", color=COLOURS[0], label="trials")
     panel.set(xscale="log", yscale="log", xlabel="angular update (rad)", ylabel="limiting risk")
-    panel.legend(loc="lower right")
+    plain_ticks(panel)
+    panel.legend(loc="center left")
     title(panel, "e", f"p = {first.dim}, gap {first.gap:g}")
 
 
@@ -288,6 +291,7 @@ def _draw_spread(config: Config, panel: Axes, line: Arrays) -> None:
     panel.errorbar(model.spectrum[1:], line["squares"][1:], errors, fmt="o", color=COLOURS[0], label="trials")
     panel.plot(model.spectrum[1:], law[1:], color=THEORY, label="law (Bingham)")
     panel.set(xlabel="eigenvalue $a_i$", ylabel="$E\\,x_i^2$", yscale="log")
+    plain_ticks(panel)
     panel.legend()
     title(panel, "f", f"many levels, lr wd = {config.spread_product:g}")
 
@@ -297,7 +301,7 @@ EXPERIMENT = Experiment(
     title="The stationary law of the alignment with the best direction",
     source="nrq thm. 2",
     scales={
-        "smoke": Config(cases=(Case(10, 1.0, 1.0, 4e-3), Case(3, 2.0, 1.0, 1e-3)), spread_product=1e-3, trials=2000),
+        "smoke": Config(cases=(Case(10, 1.0, 1.0, 4e-3), Case(3, 2.0, 1.0, 1e-3)), spread_product=4e-3, trials=2000),
         "desk": Config(),
         "paper": Config(),
     },

@@ -18,6 +18,7 @@ from equilibria.theory.rules import SGD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 ERRORS = 4.0
@@ -84,23 +85,53 @@ def predicted(curve: RiskCurve, model: NoisyRayleigh, every: int) -> dict[str, A
     }
 
 
-_PANELS = {"loss": "loss", "risk": "risk $1 - (e_1^T X)^2/||X||^2$", "angle": "angular update (rad)", "norm_sq": "norm"}
+def finite_step(line: Arrays, model: NoisyRayleigh) -> float:
+    """By how much the risk of the steps may differ from the diffusion's, to first order, while the norm only falls.
+
+    A step differs from the diffusion by the share lr gap/M of all rates; so time is off by no more than this share, and
+    the curve by no more than this share of t |dr/dt|.
+    """
+    share = model.gap * model.lr / line["theory_norm_sq"]
+    return float(np.max(share * np.abs(line["step"] * np.gradient(line["theory_risk"], line["step"]))))
 
 
-def draw_panels(axes: Sequence[Axes], lines: Mapping[str, Arrays], *, letters: str, log_time: bool = False) -> None:
+_PANELS = {
+    "loss": ("loss", "linear"),
+    "risk": ("risk $1 - (e_1^T X)^2/||X||^2$", "log"),
+    "angle": ("angular update (rad)", "log"),
+    "norm_sq": ("norm $||X||$", "linear"),
+}
+
+
+def draw_panels(
+    figure: Figure, axes: Sequence[Axes], lines: Mapping[str, Arrays], *, letters: str, log_time: bool = False
+) -> None:
     """A row of figure 2: loss, risk, angular update and norm of each line, with the diffusion's curve on top."""
-    for panel, letter, (name, label) in zip(axes, letters, _PANELS.items(), strict=True):
+    first = 1 if log_time else 0
+    for panel, letter, (name, (label, scale)) in zip(axes, letters, _PANELS.items(), strict=True):
+        power = 0.5 if name == "norm_sq" else 1
         for colour, (legend, found) in zip(COLOURS, lines.items(), strict=False):
-            _draw_line(panel, name, found, colour=colour, legend=legend, log_time=log_time)
+            step = found["step"][first:]
+            panel.plot(step, found[name][first:] ** power, color=colour, lw=1.4, alpha=0.8, label=legend)
+            panel.plot(step, found[f"theory_{name}"][first:] ** power, color=THEORY, lw=0.8, ls="--")
         panel.plot([], [], color=THEORY, lw=0.9, ls="--", label="diffusion, exact")
-        panel.set(xlabel="step", ylabel=label, yscale="linear" if name == "loss" else "log")
-        if log_time:
-            panel.set_xscale("log")
-        title(panel, letter, label.split(" ")[0] if name == "risk" else label.removesuffix(" (rad)"))
+        panel.set(xlabel="step", ylabel=label, yscale=scale, xscale="log" if log_time else "linear")
+        if scale == "log":
+            plain_ticks(panel)
+        title(panel, letter, label.partition(" $")[0].removesuffix(" (rad)"))
+    legend_above(figure, axes[0])
 
 
-def _draw_line(panel: Axes, name: str, found: Arrays, *, colour: str, legend: str, log_time: bool) -> None:
-    power = 0.5 if name == "norm_sq" else 1
-    step = found["step"] + (1 if log_time else 0)
-    panel.plot(step, found[name] ** power, color=colour, lw=1.4, alpha=0.8, label=legend)
-    panel.plot(step, found[f"theory_{name}"] ** power, color=THEORY, lw=0.8, ls="--")
+def legend_above(figure: Figure, panel: Axes) -> None:
+    """The legend of a panel above all of them, where it hides nothing."""
+    handles, labels = panel.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+
+
+def plain_ticks(panel: Axes) -> None:
+    """0.02 instead of 2 x 10^-2 on a logarithmic axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
