@@ -18,7 +18,7 @@ from equilibria.errors import EquilibriaError, positive, whole, within
 from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
 from equilibria.theory.rayleigh import NoisyRayleigh, equilibrium_norm_sq
-from equilibria.theory.rayleigh_curve import RiskCurve, _rescale_factors
+from equilibria.theory.rayleigh_curve import RiskCurve, _check_diffusive, _rescale_factors
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 
 _RATE_PER_STAGE = 0.05  # the method of order 2 then errs by less than 1e-4 of the risk
@@ -124,8 +124,8 @@ def exact_risk_curve(
         `RiskCurve`.
 
     Raises:
-        EquilibriaError: the spectrum has more than two levels, an argument is out of range, or the alignment is so
-            concentrated that it needs more than 20,000 polynomials.
+        EquilibriaError: the spectrum has more than two levels, an argument is out of range, a step turns by more than
+            a diffusion can describe, or the alignment is so concentrated that it needs more than 20,000 polynomials.
 
     Example:
         It ends at the Watson law's risk:
@@ -149,14 +149,16 @@ def exact_risk_curve(
         norm_sq = float(equilibrium_norm_sq(rates[0], decays[0], unit_grad_sq=model.unit_grad_sq))
     norms = _norms(positive("norm_sq", norm_sq), rates, decays, unit_grad_sq=model.unit_grad_sq, factors=factors)
     middle = np.sqrt((norms[:-1] ** 2 + _before_rescale(norms, factors) ** 2) / 2)
-    speed = rates / middle
+    speed, first_speed, size = rates / middle, rates / norms[:-1], math.sqrt(model.unit_grad_sq)
+    fastest = int(np.argmax(first_speed))
+    _check_diffusive(size * first_speed[fastest], model.gap * first_speed[fastest], step=fastest)
     modes = _Modes(model.dim, _mode_count(model, speed))
     means = modes.start(None if risk is None else 1 - within("risk", risk, low=0, high=1))
     risks = [modes.risk(means)]
     for x in speed.tolist():
         means = modes.advance(means, noise=(x * model.noise) ** 2, pull=2 * model.gap * x)
         risks.append(modes.risk(means))
-    turn = math.sqrt(model.unit_grad_sq) * np.append(rates, rates[-1]) / norms
+    turn = size * np.append(rates, rates[-1]) / norms
     return RiskCurve(np.array(risks), norms, turn)
 
 
