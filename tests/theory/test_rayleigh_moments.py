@@ -108,4 +108,4 @@ def test_bad_input():
     with pytest.raises(EquilibriaError, match="angular update of 6 and a relative gradient step of 2 at step 0"):
         exact_risk_curve(model, 10, norm_sq=0.05, lr=[0.1] * 10)
     with pytest.raises(EquilibriaError, match="polynomials"):
-        exact_risk_curve(NoisyRayleigh.two_level(1.0, 10, noise=1e-5, lr=0.1, weight_decay=0.01), 10)
+        exact_risk_curve(NoisyRayleigh.two_level(1.0, 10, noise=1e-5, lr=0.1, weight_decay=0.01), 10, norm_sq=100.0)
