@@ -45,7 +45,10 @@ _SMOOTHED = 500  # steps over which the risk is averaged before its lowest value
 
 @dataclass(frozen=True)
 class Config:
-    """The lr is divided by ``k`` in equilibrium; and starts of corollary 2, as multiples of its corrected threshold."""
+    """The lr is divided by ``k`` in equilibrium; and starts of corollary 2, as multiples of its corrected threshold.
+
+    ``bump`` is the ratio of the final to the lowest risk that must be there without rescale.
+    """
 
     dim: int = 10
     gap: float = 1.0
@@ -209,14 +212,14 @@ def _judge_drop(config: Config, found: Findings) -> list[Claim]:
         ),
         *(
             near(
-                f"{choice.capitalize()}: limiting risk after the drop",
+                f"{name}: limiting risk after the drop",
                 _FLOOR,
                 expected=after.risk * after.finite_step,
                 measured=found[choice]["final_risk"][0],
                 relative=0.04,
                 interval=interval(found[choice]["final_risk"]),
             )
-            for choice in _CHOICES
+            for choice, name in (("plain", "No rescale"), ("rescaled", "Rescaled"))
         ),
         near(
             "No rescale: angular update in the 100 steps after the drop: the old one / k, too small by sqrt(k), and "
