@@ -18,7 +18,8 @@ Weight decay folded into the learning rate
     - `switching`: carrying a running training over; `norms`: exact bookkeeping of squared norms.
 
 The noisy Rayleigh quotient
-    - `rayleigh`: the model and its norm; `rayleigh_risk`, `rayleigh_curve`: limits, bounds and the whole curve.
+    - `rayleigh`: the model and its norm; `rayleigh_risk`, `rayleigh_curve`: limits, bounds and the whole curve;
+      `rayleigh_moments`: the same curve without a closure.
     - `watson`, `bingham`: its stationary distributions.
 
 Sharpness
