@@ -321,15 +321,15 @@ EXPERIMENT = Experiment(
     scales={
         "smoke": Config(
             small=20,
-            small_observed=(200, 240),
+            small_observed=(140, 200),
             large=30,
             large_observed=(400,),
-            closer_look=240,
+            closer_look=200,
             matrices=2,
             weight_decay=0.05,
             steps=3000,
             sparse_every=50,
-            window=300,
+            window=200,
         ),
         "desk": Config(),
         "paper": Config(),

@@ -362,8 +362,8 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     k = min(range(config.data_sets), key=lambda trial: abs(courses[trial].seen - 0.1 / config.rate))
     figure, (test, train, ratio, height, distances, periods) = panels(2, 3, width=2.7, height=2.3)
     _draw_test(test, config, run, courses[k], k, problem)
-    steps = _thin(config)
-    train.plot(steps, run["loss"][steps, k], lw=0.7)
+    first = np.arange(min(courses[k].crossing + round(0.5 / config.rate), config.steps))
+    train.plot(first, run["loss"][first, k], lw=0.5)
     train.axhline(
         config.rate * courses[k].flattest / 4, color=THEORY, ls="--", lw=0.9, label="$\\eta_{in}\\lambda_1^*/4$"
     )
@@ -379,7 +379,7 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     periods.plot([], [], color=THEORY, lw=0.5, label="orbits of the same energy")
     small = float(period_steps(config.rate))
     periods.axhline(small, color=THEORY, ls="--", lw=0.9, label="small: $\\pi/\\sqrt{2\\eta_{in}}$")
-    periods.set(xlabel="step", ylabel="period (steps)")
+    periods.set(xlabel="step", ylabel="period (steps)", ylim=(None, 3.8 * small))
     periods.legend()
     title(periods, "f", "periods, all data sets")
     return {"figure-4": figure}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from equilibria.experiments.claim import Claim, Source, at_least, convergence_order, near, not_demanded
 from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
-from equilibria.problems import Moment, ScalarRMSprop, Simulation, Valley
+from equilibria.problems import ScalarRMSprop, Simulation, Valley
 from equilibria.theory.damping import full_space_energy_rate
 from equilibria.theory.flow_examples import rmsprop_valley_position
 from equilibria.theory.hamiltonian import energy, mean_square_displacement, rest_point
@@ -72,15 +72,16 @@ def run_task(config: Config, task: tuple[float, float | None]) -> Arrays:
 
 
 def _trajectory(start: tuple[float, float], *, eta: float, c_b: float, moment: float, steps: int) -> tuple[Array, ...]:
-    """x, y, and the effective lr eta/sqrt(v) of every step, from how far the step went."""
+    """x, y, and the effective lr eta/sqrt(v) of every step, v from the gradients on the way."""
+    from scipy.signal import lfilter
 
-    def rate(at: Moment) -> Array:
-        moved = np.linalg.norm(at.after - at.weights, axis=1)
-        return np.asarray(moved / np.linalg.norm(at.problem.gradient(at.weights), axis=1))
-
-    rule = ScalarRMSprop(lr=eta, decay=1 - c_b * eta**2, second_moment=moment)
-    run = Simulation(Valley(), [start], rule=rule, steps=steps, record={"weights": "weights", "rate": rate}).run()
-    return run["weights"][:, 0, 0], run["weights"][:, 0, 1], run["rate"][:, 0]
+    decay = 1 - c_b * eta**2
+    rule = ScalarRMSprop(lr=eta, decay=decay, second_moment=moment)
+    run = Simulation(Valley(), [start], rule=rule, steps=steps, record=["weights"]).run()
+    weights = run["weights"][:, 0]
+    squares = np.sum(Valley().gradient(weights) ** 2, axis=1)
+    later, _ = lfilter([1 - decay], [1, -decay], squares, zi=[decay * moment])
+    return weights[:, 0], weights[:, 1], eta / np.sqrt(np.append(moment, later[:-1]))
 
 
 def _along(config: Config, c_b: float, eta: float) -> Arrays:
@@ -113,12 +114,10 @@ def _along(config: Config, c_b: float, eta: float) -> Arrays:
 
 
 def _minimiser(x: Array, y: Array) -> Array:
-    """Where the gradient flow ends: it keeps ln y + (y^2 - x^2)/2. By Newton's method from y."""
-    kept = np.log(y) + (y**2 - x**2) / 2
-    end = y.copy()
-    for _ in range(6):
-        end = end - (np.log(end) + end**2 / 2 - kept) / (1 / end + end)
-    return end
+    """Where the gradient flow ends: it keeps ln y + (y^2 - x^2)/2."""
+    from scipy.special import lambertw
+
+    return np.asarray(np.sqrt(lambertw(y**2 * np.exp(y**2 - x**2)).real))
 
 
 def _drift(position: Array, slope: Array, h: Array) -> float:
