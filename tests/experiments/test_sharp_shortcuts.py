@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from equilibria.experiments.sharp import regression, rmsprop
+from equilibria.experiments.sharp import regression_runs, rmsprop
 from equilibria.problems import Regression, Sphere3D, Valley
 from equilibria.theory.flow_examples import regression_geometry
 
@@ -36,7 +36,7 @@ def test_the_minimiser_of_a_regression_weight_keeps_null_part_and_norm():
 
 def test_the_top_eigenvector_of_a_regression_is_that_of_every_minimum_and_across_it():
     problem = Regression.generate([0, 1], samples=6, dim=10)
-    tops = regression._top_eigenvectors(problem)
+    tops = regression_runs.top_eigenvectors(problem)
     other = problem.flattest + problem.null_part(np.random.default_rng(1).standard_normal((2, 10)))
     there = np.linalg.eigh(problem.hessian(other))[1][..., -1]
     assert np.abs(np.sum(tops * there, axis=1)) == pytest.approx(1, rel=1e-10)
