@@ -44,7 +44,7 @@ class Config:
 
     dim: int = 400
     replicas: int = 16
-    steps: int = 30_000
+    steps: int = 12_000
     decay: float = 2e-3
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
@@ -53,7 +53,7 @@ class Config:
     adam_l2: tuple[float, float] = (2e-3, 0.02)
     square: int = 40
     muon_replicas: int = 4
-    muon_steps: int = 6_000
+    muon_steps: int = 4_000
     start: float = 1.5
     seed: int = 0
 
