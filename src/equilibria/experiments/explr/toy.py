@@ -117,7 +117,7 @@ def _case(config: Config, name: str) -> Arrays:
         "angle_until": np.array([_rms(angle[end // 2 : end]) for end in shown]),
         "norm_fourth": np.mean(norm[shown - 1] ** 4, axis=1),
         "norm_fourth_ends": norm[[config.steps // 10, -1]] ** 4,
-        "path": angle[:2000, 0],
+        "path": angle[:1000, 0],
         "floor": _rms(angle[parts[1][0] :]),
     }
     if name == "both":
@@ -299,7 +299,7 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     first = found["normalised"]["angle_until"][times > 300][0]
     angles.plot(late, first * (late / late[0]) ** -0.25, color=THEORY, ls="--", lw=0.9, label="$t^{-1/4}$")
     angles.axhline(config.cone, color=THEORY, lw=0.8, ls=":", label="cone")
-    angles.set(xscale="log", yscale="log", xlabel="step $t$", ylabel="rms angle over $(t/2, t)$, rad", ylim=(3e-3, 30))
+    angles.set(xscale="log", yscale="log", xlabel="step $t$", ylabel="rms angle over $(t/2, t)$, rad", ylim=(3e-3, 100))
     angles.legend(loc="upper right")
     title(angles, "b", "who gets there")
     rate = 2 * config.lr**2 * (config.dim - 1) * _mean_square_push()
@@ -311,9 +311,9 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
 
 
 def _draw_paths(axes: Axes, config: Config, found: Findings) -> None:
-    for name, colour in zip(_LABELS, COLOURS, strict=False):
-        if name != "decay-large":
-            axes.plot(found[name]["path"], color=colour, lw=0.7, alpha=0.9)
+    colours = dict(zip(_LABELS, COLOURS, strict=False))
+    for name in ("both", "normalised", "decay"):  # the wildest behind
+        axes.plot(found[name]["path"], color=colours[name], lw=0.7)
     axes.axhline(config.cone, color=THEORY, lw=0.8, ls=":")
     axes.set(yscale="log", xlabel="step $t$", ylabel="angle to the optimum, rad", ylim=(1e-4, 4))
     title(axes, "a", "one run of each")
