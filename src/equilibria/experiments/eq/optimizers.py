@@ -199,13 +199,14 @@ EXPERIMENT = Experiment(
     source="beyond the papers",
     scales={
         "smoke": Config(
-            dim=200,
+            dim=100,
             replicas=8,
-            steps=1_500,
+            steps=1_000,
             decay=4e-3,
-            betas=(0.9, 0.99),
+            betas=(0.9, 0.98),
+            adam_l2=(4e-3, 0.05),
             muon_replicas=2,
-            muon_steps=1_000,
+            muon_steps=400,
             square=16,
         ),
         "desk": Config(),

@@ -184,7 +184,7 @@ EXPERIMENT = Experiment(
     title="Weight decay is a growing learning rate, exactly and for any schedule",
     source="explr thm. 2.1, 2.5",
     scales={
-        "smoke": Config(steps=100, power_steps=80, long_decay=0.5, long_momentum=0.5, long_steps=1_000),
+        "smoke": Config(steps=60, power_steps=60, long_decay=0.5, long_momentum=0.5, long_steps=800),
         "desk": Config(),
         "paper": Config(),
     },
