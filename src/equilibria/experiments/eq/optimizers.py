@@ -1,0 +1,222 @@
+"""eq-optimizers: where norm and angle settle under the optimizers that people use, theory against torch.optim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria.experiments.claim import Claim, Source, at_most, near, not_demanded
+from equilibria.experiments.eq.walks import _LAGS, LABELS, Config, run_task, tasks
+from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
+from equilibria.experiments.figures import COLOURS, THEORY, panels, title
+from equilibria.theory.equilibrium import Equilibrium
+from equilibria.theory.fluctuation import fluctuation, random_walk_variance
+from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, SGDW, AdamL2, AdamW, Lion, Muon
+from equilibria.theory.states import cold_start
+from equilibria.theory.transient import evolve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.float64]
+_SHOWN_APPROACH = ("sgd", "heavy-ball", "adamw-short", "lion")
+
+
+def collect(config: Config, found: Findings) -> Outcome:
+    """Squared norm and rms angle of each optimizer, and of Muon also by what can be said without measuring."""
+    claims = [claim for name in LABELS for claim in _judge(config, name, found[name])]
+    claims += [_judge_unmeasured(config, name, found[name]) for name in ("muon-square", "muon-tall")]
+    return Outcome(claims, {name: _numbers(config, name, found[name]) for name in LABELS})
+
+
+def _judge(config: Config, name: str, run: Arrays) -> list[Claim]:
+    law, error, resolution = _law(config, name, run), _left_out(config, name), _resolution(config, name)
+    assert law.norm is not None
+    rule = config.rule(name)
+    nesterov = isinstance(rule, SGD) and rule.nesterov
+    source = Source("", "beyond", law="equilibrium.nesterov" if nesterov else EQUILIBRIUM_LAWS[type(rule)])
+    label = LABELS[name].replace("$\\beta_2$", "beta2")
+    expected = {"norm_sq": float(law.norm) ** 2, "angle": float(law.angle)}
+    measured = {"norm_sq": run["norm_sq"], "angle": np.sqrt(run["angle_sq"])}
+    texts = {"norm_sq": "||w||^2 in equilibrium", "angle": "rms angle per step"}
+    claims = [
+        near(
+            f"{label}: {text}",
+            source,
+            expected=expected[key],
+            measured=float(measured[key].mean()),
+            relative=error[key] + resolution[key],
+            interval=_interval(measured[key]),
+            unit="rad" if key == "angle" else "",
+        )
+        for key, text in texts.items()
+    ]
+    # Of a small matrix the orthogonalised noise has a part along the weight that the law leaves out: some 15 entries'.
+    small = isinstance(rule, Muon) and math.prod(config.shape(name)) < 1000
+    return [not_demanded(claim) for claim in claims] if small else claims
+
+
+def _law(config: Config, name: str, run: Arrays) -> Equilibrium:
+    if "memory" not in run:
+        return config.equilibrium(name)
+    return config.equilibrium(name, update_sq=float(run["update_sq"]), memory=float(run["memory"]))
+
+
+def _interval(values: Array) -> tuple[float, float]:
+    """Three standard errors of the mean over replicas, either way."""
+    mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
+    return mean - 3 * error, mean + 3 * error
+
+
+def _resolution(config: Config, name: str) -> dict[str, float]:
+    """What a walk of this length resolves, relative: six of the standard errors that theory expects.
+
+    Three for the interval around the measured mean, three for where that is. The norm forgets in a time constant. The
+    angles of SGD and SGDW add up to the decay but for the norms at the window's ends; the others' are inverse to the
+    norm.
+    """
+    rule = config.rule(name)
+    if isinstance(rule, Muon):
+        # Its memory is itself measured: a sum over lags has a relative variance of 4 lags over the numbers that it is
+        # taken from. ||w||^2 is proportional to it. For the noise of the walk there is no law; it is smaller.
+        error = 3 * math.sqrt(4 * _LAGS / (config.muon_steps * math.prod(config.shape(name))))
+        return {"norm_sq": error, "angle": error / 2}
+    variance = fluctuation(rule, _noise(config, name), unit_grad_sq=1.0, dim=config.dim).norm_sq_variance
+    count = config.replicas * config.steps
+    norm_sq = 6 * math.sqrt(variance * 2 * config.equilibrium(name).time_constant / count)
+    if not isinstance(rule, SGD | SGDW):
+        return {"norm_sq": norm_sq, "angle": norm_sq / 2}
+    ends = 1 - rule.momentum if isinstance(rule, SGD) else 1.0  # momentum gives back most of what the ends take
+    turned = 4 * rule.decay_per_step * config.steps * math.sqrt(config.replicas)
+    return {"norm_sq": norm_sq, "angle": 6 * ends * math.sqrt(2 * variance) / turned}
+
+
+def _noise(config: Config, name: str) -> float:
+    """Relative variance of the rule's own squared unit gradient on the walk."""
+    rule = config.rule(name)
+    if isinstance(rule, SGD):
+        return random_walk_variance(config.dim, momentum=rule.momentum, nesterov=rule.nesterov)
+    momentum = rule.momentum if isinstance(rule, SGDW) else config.betas[0]
+    return random_walk_variance(config.dim, momentum=momentum)
+
+
+def _left_out(config: Config, name: str) -> dict[str, float]:
+    """What the law leaves out, relative, of ||w||^2 and of the angle."""
+    rule = config.rule(name)
+    if isinstance(rule, SGD | SGDW):  # the mean of 1/||w||^2 is not one over the mean
+        scatter = 2 * fluctuation(rule, _noise(config, name)).norm_sq_variance
+        return {"norm_sq": scatter, "angle": scatter}
+    if isinstance(rule, Lion):  # the arcsine law is for many entries, and good to 0.3 % in what it sums up
+        return {"norm_sq": 6e-3 + 1.1 / config.dim, "angle": 3e-3 + 0.7 / config.dim}
+    if isinstance(rule, AdamW | AdamL2):
+        # The second moment's average is finite. All of this may be in the memory, whose root divides the angle.
+        shift = _stated(AdamW(rule.lr, rule.weight_decay, betas=rule.betas).equilibrium(), "second moment")
+        coupled = 0.0
+        if isinstance(rule, AdamL2):
+            coupled = _stated(config.equilibrium(name), "decay small beside the gradient")
+        return {"norm_sq": 1.25 * shift + coupled, "angle": 0.625 * shift + coupled}
+    # Orthogonalised noise is no longer orthogonal to the weight, and forgets otherwise than the momentum does.
+    return {"norm_sq": 0.02, "angle": 0.02}
+
+
+def _stated(law: Equilibrium, about: str) -> float:
+    """The error that the law itself states for one of its assumptions."""
+    return next(float(item.error or 0.0) for item in law.validity if item.name.startswith(about))
+
+
+def _judge_unmeasured(config: Config, name: str, run: Arrays) -> Claim:
+    law = config.equilibrium(name)
+    return at_most(
+        f"{LABELS[name]}, its update not measured: how far the rms angle is off, against what the law states",
+        Source("", "beyond", law="equilibrium.constant_update"),
+        bound=_stated(law, "measured update memory"),
+        measured=abs(float(np.sqrt(run["angle_sq"]).mean()) / float(law.angle) - 1),
+    )
+
+
+def _numbers(config: Config, name: str, run: Arrays) -> dict[str, float]:
+    law = _law(config, name, run)
+    assert law.norm is not None
+    numbers = {
+        "norm_sq_over_theory": float(run["norm_sq"].mean() / law.norm**2),
+        "angle_over_theory": float(np.sqrt(run["angle_sq"]).mean() / law.angle),
+    }
+    if "memory" in run:
+        smaller = min(config.shape(name))
+        numbers |= {"update_sq_over_rank": float(run["update_sq"]) / smaller, "memory": float(run["memory"])}
+    return numbers
+
+
+def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+    """Angle and norm of all optimizers over theory, and how some of them get there."""
+    figure, (norms, angles, approach) = panels(1, 3, width=2.9, height=3.0)
+    _draw_ratios(norms, config, found, key="norm_sq")
+    norms.set_xlabel("$||w||^2$ / theory")
+    title(norms, "a", "norm in equilibrium")
+    _draw_ratios(angles, config, found, key="angle")
+    angles.set_xlabel("rms angle / theory")
+    angles.set_yticklabels([])
+    title(angles, "b", "angle per step")
+    _draw_approach(approach, config, found)
+    title(approach, "c", "approach")
+    return {"optimizers": figure}
+
+
+def _draw_ratios(axes: Axes, config: Config, found: Findings, *, key: str) -> None:
+    for row, name in enumerate(LABELS):
+        run, law = found[name], _law(config, name, found[name])
+        assert law.norm is not None
+        ratio = run["norm_sq"] / law.norm**2 if key == "norm_sq" else np.sqrt(run["angle_sq"]) / law.angle
+        room = _left_out(config, name)[key] + _resolution(config, name)[key]
+        axes.plot([1 - room, 1 + room], [row, row], color="#d5d9de", lw=7, solid_capstyle="butt")
+        low, high = _interval(ratio)
+        axes.errorbar(ratio.mean(), row, xerr=(high - low) / 2, fmt="o", color=COLOURS[0], capsize=2, elinewidth=0.9)
+    axes.axvline(1, color=THEORY, lw=0.9)
+    axes.set_yticks(range(len(LABELS)), list(LABELS.values()))
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+
+
+def _draw_approach(axes: Axes, config: Config, found: Findings) -> None:
+    for name, colour in zip(_SHOWN_APPROACH, COLOURS, strict=False):
+        run, law, rule = found[name], config.equilibrium(name), config.rule(name)
+        assert law.norm is not None
+        steps = run["shown"]
+        axes.plot(steps / law.time_constant, run["path"] / law.norm**2, color=colour, label=LABELS[name])
+        start = cold_start(rule, config.start * float(law.norm))
+        theory = evolve(rule, int(steps[-1]), start=start, unit_grad_sq=1.0, dim=config.dim)
+        axes.plot(steps / law.time_constant, theory.norm_sq[steps] / law.norm**2, color=THEORY, ls="--", lw=0.8)
+    axes.plot([], [], color=THEORY, ls="--", lw=0.8, label="recursion")
+    axes.set(xlabel="steps / time constant", ylabel="$||w||^2$ / equilibrium", xlim=(0, 6))
+    axes.legend()
+
+
+EXPERIMENT = Experiment(
+    id="eq-optimizers",
+    title="Equilibrium norm and angle of the optimizers in use, theory against torch.optim",
+    source="beyond the papers",
+    scales={
+        "smoke": Config(
+            dim=100,
+            replicas=8,
+            steps=1_000,
+            decay=4e-3,
+            betas=(0.9, 0.98),
+            adam_l2=(4e-3, 0.05),
+            muon_replicas=2,
+            muon_steps=400,
+            square=16,
+        ),
+        "desk": Config(),
+        "paper": Config(),
+    },
+    tasks=tasks,
+    run_task=run_task,
+    collect=collect,
+    draw=draw,
+)
