@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.measure.dropout import WithoutDropout, switch_off_dropout
 from equilibria.measure.parameters import Select, names_of, row_axes, selection
+from equilibria.measure.recomputation import without_checkpoints
 
 Params: TypeAlias = dict[str, Tensor]
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
@@ -60,7 +61,7 @@ class Objective:
         Raises:
             EquilibriaError: if a name is unknown, or the loss is not one number.
         """
-        with preserved_rng(self._params.values()):
+        with preserved_rng(self._params.values()), without_checkpoints():
             return _one_number(self._fn(self._merged(params), batch))
 
     def value_and_grad(
@@ -142,7 +143,7 @@ class ModelObjective(Objective):
 
     def outputs(self, params: Mapping[str, Tensor], batch: Any) -> Tensor | None:
         """The network's output as one tensor: itself, its ``logits``, or all tensors in it side by side."""
-        with preserved_rng(self._params.values()):
+        with preserved_rng(self._params.values()), without_checkpoints():
             return _main_tensor(self._output(self._merged(params), self.split(batch)[0]))
 
     def split(self, batch: Any) -> tuple[Any, Any]:
@@ -184,6 +185,7 @@ def objective(
     The model is never disturbed: weights, gradients, buffers, mode and random numbers stay as they were. The objective
     follows the model's weights as they change. Dropout is switched off, for a function must not be random: in the
     copy's modules and where torch's functions are called, never in a config, which the model may share with others.
+    Gradient checkpointing is off as well, which changes nothing but the memory that is needed.
 
     Args:
         model: the network.
