@@ -172,6 +172,28 @@ def test_a_dead_branch_is_undecided(bias):
     assert found.how["0.inner.weight"] == "undecided"
 
 
+class DeadBeside(nn.Module):
+    """A branch of dead units beside a layer that works: no part of the branch matters while the others stay."""
+
+    def __init__(self, units: int, bias: float) -> None:
+        super().__init__()
+        self.inner, self.outer, self.beside = nn.Linear(4, units), nn.Linear(units, 3, bias=False), nn.Linear(4, 3)
+        self.register_parameter("unused", nn.Parameter(torch.ones(3)))
+        nn.init.constant_(self.inner.bias, bias)
+
+    def forward(self, inputs):
+        return self.beside(inputs) + self.outer(self.inner(inputs).relu())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("units", "bias"), [(64, -300.0), (1, -100.0)])
+def test_all_of_a_dead_branch_is_undecided_whatever_the_seed(units, bias, seed):
+    torch.manual_seed(0)
+    found = symmetries(cross_entropy_of(DeadBeside(units, bias)), [batch()], seed=seed)
+    assert found.undecided == ("inner.weight", "inner.bias", "outer.weight")
+    assert found.no_effect == ("unused",)
+
+
 def test_an_unused_parameter_has_no_effect():
     net = bn_net()
     net.register_parameter("unused", nn.Parameter(torch.ones(3)))

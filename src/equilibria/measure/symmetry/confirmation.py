@@ -49,18 +49,22 @@ class Confirmer:
         self._before = _joined(parts)
         self._spread, self.sharp = (_size_of_losses(self._before), True) if losses else _spread(parts, self._before)
 
-    def change(self, exponents: Mapping[str, float], *, at: Params | None = None) -> float:
+    def at(self, replaced: Params) -> Confirmer:
+        """The same where some tensors are replaced by others."""
+        point = {**self._point, **replaced}
+        return Confirmer(self._objective, point, self._batches, exact=self._exact, losses=self._losses)
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether outputs are finite, and not all zero."""
+        return 0 < self._spread < math.inf
+
+    def change(self, exponents: Mapping[str, float]) -> float:
         """The largest change of an output when each tensor is scaled by c to its exponent, over their spread.
 
         nan where the outputs are all zero or not finite, so that nothing can be said.
-
-        Args:
-            exponents: of the tensors that are scaled.
-            at: tensors to be replaced by others first.
         """
-        point = {**self._point, **(at or {})}
-        before = self._responses(point) if at else self._before
-        return self._largest_change([exponents], point, before)
+        return self._largest_change([exponents])
 
     def changes(self, vectors: Sequence[Mapping[str, float]], *, enough: float) -> list[float]:
         """The same for many vectors: all at once, each with a factor of its own, and in halves where that shows more.
@@ -73,15 +77,15 @@ class Confirmer:
         """
         if not vectors:
             return []
-        together = self._largest_change(vectors, self._point, self._before)
+        together = self._largest_change(vectors)
         if together <= enough or len(vectors) == 1:
             return [together] * len(vectors)
         middle = len(vectors) // 2
         return self.changes(vectors[:middle], enough=enough) + self.changes(vectors[middle:], enough=enough)
 
-    def _largest_change(self, vectors: Sequence[Mapping[str, float]], point: Params, before: Tensor) -> float:
-        scaled = (_scaled(point, vectors, factors) for factors in self._rounds(vectors))
-        return max((self._relative(self._responses(each), before) for each in scaled), key=nan_last)
+    def _largest_change(self, vectors: Sequence[Mapping[str, float]]) -> float:
+        scaled = (_scaled(self._point, vectors, factors) for factors in self._rounds(vectors))
+        return max((self._relative(self._responses(each)) for each in scaled), key=nan_last)
 
     def _rounds(self, vectors: Sequence[Mapping[str, float]]) -> list[list[float]]:
         """A factor for each vector, several times: neighbours differ, each gets every factor, then all go far.
@@ -106,10 +110,10 @@ class Confirmer:
 
     def change_with(self, replaced: Params) -> float:
         """The same for tensors that are replaced by others."""
-        return self._relative(self._responses({**self._point, **replaced}), self._before)
+        return self._relative(self._responses({**self._point, **replaced}))
 
-    def _relative(self, after: Tensor, before: Tensor) -> float:
-        return float((after - before).abs().max()) / self._spread if self._spread > 0 else math.nan
+    def _relative(self, after: Tensor) -> float:
+        return float((after - self._before).abs().max()) / self._spread if self._spread > 0 else math.nan
 
     def _responses(self, point: Params) -> Tensor:
         return _joined(self._parts(point))
