@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from scaling import assert_same_space, exact_rank
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from equilibria.errors import EquilibriaError
+from equilibria.measure.curvature import HessianProducts
 from equilibria.measure.objective import Objective, objective
 from equilibria.measure.symmetry import symmetries
 from equilibria.measure.symmetry.integers import IntegerSpace
@@ -103,6 +105,15 @@ def test_nothing_of_the_user_is_changed():
     assert torch.get_default_dtype() == torch.float32
     assert not net.training
     assert all(param.grad is None for param in net.parameters())
+
+
+def test_a_loader_that_shuffles_takes_no_random_numbers():
+    loader = DataLoader(TensorDataset(*batch(64)), batch_size=16, shuffle=True)
+    loss = objective(bn_net(), functional.cross_entropy)
+    state = torch.get_rng_state()
+    symmetries(loss, loader)
+    HessianProducts(loss, loader)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_answer_does_not_depend_on_the_seed_or_the_weights():

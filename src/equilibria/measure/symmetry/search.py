@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from equilibria.errors import EquilibriaError, whole
-from equilibria.measure.objective import ModelObjective, Objective, Params
+from equilibria.measure.objective import ModelObjective, Objective, Params, preserved_rng
 from equilibria.measure.symmetry.algebra import Algebra, rank_of, solve
 from equilibria.measure.symmetry.balance import balanced
 from equilibria.measure.symmetry.confirmation import FACTORS, FAR, Confirmer, nan_last
@@ -113,8 +113,10 @@ def symmetries(
             f"got parameters on the meta device, such as {empty[0]}, which hold no numbers; expected a model with "
             "weights: model.to_empty(device='cpu'), then initialise or load them"
         )
-    search = _Search(objective, batches, samples=whole("samples", samples, low=2), seed=whole("seed", seed))
-    return search.run(_show_progress if progress or (progress is None and sys.stderr.isatty()) else None)
+    samples, seed = whole("samples", samples, low=2), whole("seed", seed)
+    with preserved_rng(objective.params.values()):  # a DataLoader that shuffles draws some too
+        search = _Search(objective, batches, samples=samples, seed=seed)
+        return search.run(_show_progress if progress or (progress is None and sys.stderr.isatty()) else None)
 
 
 class _Search:
