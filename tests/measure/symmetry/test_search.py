@@ -77,6 +77,56 @@ def test_any_algebra_of_small_integers_is_found(rows):
     assert not exponents[:, [names.index(name) for name in uniform]].sum(axis=1).any()
 
 
+def test_without_a_clear_gap_nothing_is_said_about_exponents():
+    """Reactions to eleven directions, each thirty times fainter than the one before: where do they end?"""
+    directions = np.linalg.qr(np.random.default_rng(0).normal(size=(11, 11)))[0]
+    loss, batches = monomials(directions)
+    fainter = torch.logspace(0, -15, 11, dtype=torch.float64)
+    found = symmetries(loss, [fainter * batch for batch in batches])
+    (note,) = found.notes
+    assert note.startswith("no clear gap between singular values")
+
+
+@pytest.mark.parametrize("exponents", [[[27, 9, 3, 1]], [[81, 27, 9, 3, 1]], [[27, 9, 3, 1, 0], [0, 0, 1, 17, 1]]])
+def test_large_exponents_are_found(exponents):
+    """Whatever the columns that are taken for free, some entries of the echelon form are twenty-sevenths."""
+    names = [f"w{index}" for index in range(len(exponents[0]))]
+    truth = null_vectors(np.array(exponents), names)
+    spanning = np.array([[vector.get(name, 0) for vector in truth] for name in names], dtype=float)
+    for seed in range(5):
+        mixed = spanning @ np.random.default_rng(seed).normal(size=(len(truth), len(truth)))
+        space = IntegerSpace(np.linalg.qr(mixed)[0])
+        assert space.left_out == 0
+        assert all(space.contains([vector.get(name, 0) for name in names]) for vector in truth)
+        assert space.dimension == len(truth)
+        assert all(space.smallest_with(index, negative=True) is not None for index in range(len(names)))
+
+
+class Cubes(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([*(nn.Linear(4, 4, bias=False) for _ in range(count)), nn.Linear(4, 3, bias=False)])
+        for layer in self.layers:
+            nn.init.orthogonal_(layer.weight)
+
+    def forward(self, inputs):
+        for layer in self.layers[:-1]:
+            inputs = layer(inputs) ** 3
+        return self.layers[-1](inputs)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_cubes_of_cubes(count):
+    """With four of them the first weight goes against the 81st power of the last one."""
+    torch.manual_seed(0)
+    found = symmetries(cross_entropy_of(Cubes(count)), [batch()])
+    weights = [f"layers.{index}.weight" for index in range(count + 1)]
+    truth = [{one: 1, other: -3} for one, other in itertools.pairwise(weights)]
+    assert_same_space(found.basis, truth, weights)
+    assert found.notes == ()
+    assert set(found.jointly) == set(weights)
+
+
 def test_exponents_that_are_no_fractions_are_not_forced_into_integers():
     loss, batches = monomials(np.array([[2**0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]))
     found = symmetries(loss, batches)

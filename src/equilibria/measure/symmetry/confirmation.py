@@ -20,6 +20,8 @@ ROUNDED_FACTORS = (0.6,)  # smaller, for eps weighs more when norms are small
 # Outputs that hardly depend on the sample (deep networks with small gradients) are looked at this closely, no closer:
 # rounding, relative to all of their size, must stay far below what counts as a change.
 _CLOSEST = 1e-6
+_LARGEST_POWER = 12.0  # of a factor that a tensor is scaled by; with larger exponents the factor is closer to one
+_LARGEST_LOG = 1000.0  # to the base of two, of what a float64 can be scaled by
 _LOSSES_DIFFER = 1e-6  # of their size, between batches: a loss that is the same everywhere proves nothing
 
 
@@ -134,12 +136,17 @@ class Confirmer:
 
 
 def _scaled(point: Params, vectors: Sequence[Mapping[str, float]], factors: Sequence[float]) -> Params:
-    """The point with each vector's tensors scaled by its factor to their exponents."""
+    """The point with each vector's tensors scaled by its factor to their exponents.
+
+    Many vectors together may go beyond what numbers can be: then outputs change, and fewer are tried at once.
+    """
     logs: dict[str, float] = {}
     for vector, factor in zip(vectors, factors, strict=True):
+        log = math.log2(factor) * min(1.0, _LARGEST_POWER / max(map(abs, vector.values())))
         for name, exponent in vector.items():
-            logs[name] = logs.get(name, 0.0) + math.log2(factor) * exponent
-    return {**point, **{name: point[name] * 2.0**log for name, log in logs.items()}}
+            logs[name] = logs.get(name, 0.0) + log * exponent
+    bounded = {name: max(-_LARGEST_LOG, min(_LARGEST_LOG, log)) for name, log in logs.items()}
+    return {**point, **{name: point[name] * 2.0**log for name, log in bounded.items()}}
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

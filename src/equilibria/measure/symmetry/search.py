@@ -345,7 +345,7 @@ def _notes(
     notes = []
     if found.algebra.gap < _CLEAR_GAP:
         notes.append(f"no clear gap between singular values ({found.algebra.gap:.0f}x): do not rely on this answer")
-    if found.left_out:
+    elif found.left_out:  # without a gap, exponents are of no account
         notes.append(f"symmetries whose exponents are no small fractions are left out: {found.left_out}")
     if verdict.by_loss:
         notes.append(
