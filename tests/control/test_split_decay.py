@@ -115,6 +115,8 @@ def test_what_is_called_invariant_is_so_all_at_once():
         (lambda: split_decay("net", weight_decay=0.1), "got model of type str"),
         (lambda: split_decay(nn.Linear(2, 2), weight_decay=-1), "got weight_decay=-1"),
         (lambda: split_decay(nn.ReLU(), weight_decay=0.1), "without parameters"),
+        (lambda: split_decay(nn.Linear(2, 2), weight_decay=0.1, symmetries=5), "got symmetries of type int; expected"),
+        (lambda: split_decay(nn.LazyLinear(2), weight_decay=0.1), "have no shape yet, such as weight"),
         (
             lambda: split_decay(
                 nn.Linear(4, 3), weight_decay=0.1, symmetries=measured(nn.Sequential(nn.Linear(4, 3)), 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from equilibria._rich import Console
 from equilibria.cli import app
 from equilibria.doctor import compare_outputs, examine
+from equilibria.doctor.decay import decay_per_step
 from equilibria.doctor.factory import Patient, as_patient, usual_loss, usual_pair
 from equilibria.doctor.terminal import print_examination
 from equilibria.errors import EquilibriaError
@@ -49,25 +51,80 @@ def test_the_table_of_plain_sgd():
     assert (weight.role, weight.shape, weight.invariant, weight.problem) == ("Linear weight", (8, 4), "rows", "")
     assert weight.angle == pytest.approx(float(law.angle))
     assert weight.time_constant == pytest.approx(law.time_constant)
-    assert weight.decay_per_step == pytest.approx(0.1 * 5e-4 / (1 - 0.9))
+    assert weight.decay_per_step == pytest.approx(0.1 * 5e-4 / (1 - 0.9), rel=1e-2)  # to first order
     assert "without effect: what follows takes it out" in rows["0.bias"].problem
     assert "decays BatchNorm scale, which is not invariant" in rows["1.weight"].problem
     assert rows["3.weight"].angle is None
     assert rows["3.weight"].problem == ""
 
 
-@pytest.mark.parametrize("dampening", [0.0, 0.6])
-def test_decay_per_step_is_what_torch_does(dampening):
-    """With no gradient but that of decay, the norm shrinks at the rate of the slower root of the momentum recursion."""
+def weights_without_gradient(steps: int, **settings) -> list[float]:
     param = nn.Parameter(torch.ones(1, dtype=torch.float64))
-    optimizer = torch.optim.SGD([param], lr=0.1, momentum=0.9, weight_decay=5e-4, dampening=dampening)
-    for _ in range(2000):
-        before = param.item()
+    optimizer = torch.optim.SGD([param], **settings)
+    track = []
+    for _ in range(steps):
         param.grad = torch.zeros_like(param)
         optimizer.step()
-    # The share is first order in lr wd / (1 - momentum)^2 = 0.5 %.
-    said = rows_of(lambda net: sgd(net, dampening=dampening))["0.weight"].decay_per_step
-    assert 1 - param.item() / before == pytest.approx(said, rel=1e-2)
+        track.append(param.item())
+    return track
+
+
+@pytest.mark.parametrize(
+    ("lr", "options"),
+    [
+        (0.1, {}),
+        (0.1, {"dampening": 0.6}),
+        (0.1, {"nesterov": True}),
+        (0.1, {"momentum": 0.0}),
+        (3000.0, {"momentum": 0.0}),  # beyond zero and back
+        (4100.0, {"momentum": 0.0}),  # and further each time
+    ],
+)
+def test_decay_per_step_is_what_torch_does(lr, options):
+    """Without a gradient, after steps enough for the faster root to be gone: 0.9^400 = 1e-18."""
+    settings = {"lr": lr, "momentum": 0.9, "weight_decay": 5e-4, **options}
+    track = weights_without_gradient(500, **settings)
+    measured = 1 - (abs(track[-1]) / abs(track[-101])) ** (1 / 100)
+    # Every step rounds the weight by up to 1e-16, and a rate of 5e-5 is measured as a difference from one.
+    assert decay_per_step(SGD(**settings)) == pytest.approx(measured, rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"dampening": 0.6}, {"nesterov": True}])
+def test_decay_per_step_of_a_weight_that_swings_is_that_of_its_envelope(options):
+    """Of r^t cos(a t + b) the determinant x[t+1]^2 - x[t] x[t+2] is r^2t times a constant."""
+    settings = {"lr": 1.0, "momentum": 0.99, "weight_decay": 5e-3, **options}
+    x = weights_without_gradient(500, **settings)
+    early, late = (x[at + 1] ** 2 - x[at] * x[at + 2] for at in (10, 490))
+    assert early > 0 and min(x) < 0  # it does swing
+    # A determinant is a difference of numbers a thousand times larger.
+    assert decay_per_step(SGD(**settings)) == pytest.approx(1 - (late / early) ** (1 / 960), rel=1e-9)
+
+
+def test_the_decay_of_a_row_is_that_of_its_group():
+    settings = {"lr": 1.0, "momentum": 0.99, "weight_decay": 5e-3}
+    assert rows_of(lambda net: sgd(net, **settings))["0.weight"].decay_per_step == decay_per_step(SGD(**settings))
+
+
+class DeadNorm(nn.Module):
+    """A normalisation behind which all units are dead, beside a layer that works."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.beside = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        return self.beside(inputs) + (self.norm(inputs) - 100).relu()[:, :3]
+
+
+def test_what_is_undecided_is_not_said_to_be_wrong():
+    torch.manual_seed(0)
+    net = DeadNorm()
+    found = examine(Patient(net, sgd(net), batches(), usual_loss))
+    rows = {row.name: row for row in found.rows}
+    for name in ("norm.weight", "norm.bias"):
+        assert rows[name].invariant == "undecided"
+        assert (rows[name].severity, rows[name].problem[:20]) == ("note", "hardly any gradient ")
+        assert name not in found.fix
 
 
 def test_invariant_without_decay():
@@ -176,9 +233,13 @@ def project(tmp_path, monkeypatch):
         "    return net, optimizer, [(torch.randn(16, 4), torch.randint(3, (16,)))]\n"
         "def fails():\n    raise RuntimeError('on purpose')\n"
         "def wrong():\n    return 3\n"
+        "def leaves():\n    import argparse\n    argparse.ArgumentParser().parse_args(['--unknown'])\n"
+        "def talks():\n    print('loading')\n    return make()\n"
         "number = 3\n"
     )
     (tmp_path / "broken.py").write_text("import no_such_package\n")
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit('no arguments')\n")
+    (tmp_path / "rows.json").write_text('{"parameters": [{"name": "w", "role": ""}]}')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -213,7 +274,11 @@ def test_the_command(project):
         (("doctored:number",), "which is not a function"),
         (("doctored:fails",), r"doctored:fails\(\) failed with RuntimeError: on purpose \(doctored.py, line 9\)"),
         (("doctored:wrong",), r"got a int from doctored:wrong; expected \(model, optimizer, batches\)"),
+        (("doctored:leaves",), r"doctored:leaves\(\) ended the program \(exit status 2\); expected it to return"),
+        (("leaving:make",), r"importing leaving ended the program \(exit status no arguments\)"),
         (("--diff", "a.json", "b.json"), "got a.json, which is not there"),
+        (("--diff", ".", "."), "which is a folder; expected a saved output"),
+        (("--diff", "rows.json", "rows.json"), "whose row w has no 'shape'"),
         (("--diff", "doctored.py", "doctored.py"), "which is no output of equilibria doctor --json"),
     ],
 )
@@ -239,6 +304,30 @@ def test_differences(project):
     assert "0.weight: weight_decay 0.0005 -> 0.0" in run("--diff", "old.json", "new.json").output
     assert run("--diff", "old.json", "old.json").output == "no differences\n"
     assert json.loads(run("--diff", "old.json", "new.json", "--json").output) == found
+
+
+@pytest.mark.parametrize("changed", [{"momentum": 0.8}, {"nesterov": True}])
+def test_another_momentum_is_a_difference(tmp_path, changed):
+    files = tmp_path / "old.json", tmp_path / "new.json"
+    for file, options in zip(files, ({}, changed), strict=True):
+        rows = examine(patient(lambda net, options=options: sgd(net, **options))).rows
+        file.write_text(json.dumps({"parameters": [asdict(row) for row in rows]}))
+    fields = {change["field"] for change in compare_outputs(*files) if change["name"] == "0.weight"}
+    assert fields == {"decay_per_step", "angle", "time_constant"}
+
+
+def test_rounding_is_no_difference(project):
+    first = json.loads(run("doctored:make", "--json").stdout)
+    (project / "old.json").write_text(json.dumps(first))
+    first["parameters"][0]["angle"] *= 1 + 1e-12
+    (project / "new.json").write_text(json.dumps(first))
+    assert compare_outputs(project / "old.json", project / "new.json") == []
+
+
+def test_what_a_factory_prints_is_not_in_the_answer(project):
+    result = run("doctored:talks", "--json")
+    assert set(json.loads(result.stdout)) == {"parameters", "findings", "fix", "symmetries"}
+    assert result.stderr.startswith("loading\n")
 
 
 def test_what_a_factory_may_return():

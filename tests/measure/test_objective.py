@@ -218,6 +218,15 @@ def test_a_function_as_objective():
     assert looked_at.double().value_and_grad(torch.ones(2))[1]["u"].dtype == torch.float64
 
 
+class Scripted(nn.Module):
+    """With a part that torch.jit has compiled; a module of that kind, without calling its deprecated compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.ScriptModule()
+        self.last = nn.Linear(2, 2)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -225,6 +234,11 @@ def test_a_function_as_objective():
         (lambda: objective(small_net(), None), "got loss of type NoneType"),
         (lambda: objective(small_net(), functional.mse_loss, unpack=3), "got unpack of type int"),
         (lambda: objective(small_net(), functional.mse_loss, mode="off"), "got mode='off'; expected one of"),
+        (
+            lambda: objective(nn.Sequential(nn.LazyLinear(3)), functional.mse_loss),
+            "have no shape yet, such as 0.weight; expected an initialised one: call it with a batch first",
+        ),
+        (lambda: objective(Scripted(), functional.mse_loss), r"compiled by torch.jit \(inner\)"),
         (lambda: Objective(3, {"w": torch.ones(1)}), "got fn of type int"),
         (lambda: Objective(print, {}), "expected a dict of name -> tensor"),
         (lambda: Objective(print, {"w": torch.ones(1, dtype=torch.int64)}), "of torch.int64; expected floating"),
@@ -239,6 +253,36 @@ def test_a_function_as_objective():
 def test_bad_input(make, message):
     with pytest.raises(EquilibriaError, match=message):
         make()
+
+
+class LossWithState(nn.Module):
+    """Class weights, a running mean and a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.tensor([1.0, 2.0, 3.0]))
+        self.register_buffer("mean", torch.zeros(()))
+        self.sharpness = nn.Parameter(torch.ones(()))
+        self.calls = 0
+
+    def forward(self, output, target):
+        self.calls += 1
+        value = functional.cross_entropy(self.sharpness * output, target, weight=self.weights)
+        self.mean.mul_(0.9).add_(0.1 * value.detach())
+        return value
+
+
+def test_a_loss_with_state_is_as_it_was_and_followed():
+    net, loss = small_net().eval(), LossWithState()
+    looked_at = objective(net, loss, mode="eval")
+    first = looked_at({}, small_batch())
+    assert looked_at.double()({}, small_batch()).item() == pytest.approx(first.item(), rel=1e-5)  # float32
+    assert (loss.calls, loss.mean.item()) == (0, 0.0)
+    with torch.no_grad():
+        loss.sharpness.fill_(2.0)
+    inputs, target = small_batch()
+    expected = functional.cross_entropy(2.0 * net(inputs), target, weight=loss.weights)
+    assert looked_at({}, small_batch()).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_a_model_that_cannot_be_copied():

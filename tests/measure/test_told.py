@@ -109,3 +109,15 @@ def test_symmetries_of_another_model_or_of_another_kind_are_refused(found):
         eq.watch(other, optimizer, symmetries=symmetries)
     with pytest.raises(EquilibriaError, match=r"got symmetries of type list; expected what equilibria\.symmetries"):
         eq.watch(other, optimizer, symmetries=["0.weight"])
+
+
+def test_symmetries_of_a_model_with_the_same_names_are_refused(found):
+    _, symmetries = found
+    other = Net()
+    other.joint, other.ln, other.head = nn.Linear(16, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    message = r"got symmetries of another model: there joint\.weight has 192 numbers, here 96"
+    with pytest.raises(EquilibriaError, match=message):
+        eq.watch(other, optimizer, symmetries=symmetries)
+    with pytest.raises(EquilibriaError, match=message):
+        eq.split_decay(other, weight_decay=0.1, symmetries=symmetries)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import click
@@ -30,7 +32,8 @@ def command(*, target: str | None, diff: tuple[Path, Path] | None, as_json: bool
         return
     from equilibria.doctor import examine, load_patient
 
-    found = examine(load_patient(str(target)))
+    with redirect_stdout(sys.stderr):  # what the factory prints is no part of the answer
+        found = examine(load_patient(str(target)))
     if as_json:
         symmetries = {"gap": found.symmetries.gap, "basis": found.symmetries.basis, "notes": found.symmetries.notes}
         print_json({"parameters": found.rows, "findings": found.findings, "fix": found.fix, "symmetries": symmetries})

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from equilibria.errors import EquilibriaError, within
 from equilibria.measure.objective import unwrap_model
-from equilibria.measure.parameters import names_of
+from equilibria.measure.parameters import names_of, refuse_uninitialised
 from equilibria.measure.roles import roles_of
 from equilibria.measure.symmetry import Symmetries
+from equilibria.measure.told import refuse_other_sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +69,7 @@ def split_decay(model: nn.Module, *, weight_decay: float, symmetries: Symmetries
     if not isinstance(model, nn.Module):
         raise EquilibriaError(f"got model of type {type(model).__name__}; expected a torch.nn.Module")
     inner = unwrap_model(model)
+    refuse_uninitialised(inner)
     named = {names_of(inner)[id(param)][0]: param for param in inner.parameters() if param.requires_grad}
     if not named:
         raise EquilibriaError("got a model without parameters that require a gradient; expected some to train")
@@ -122,8 +124,15 @@ def _by_role(param: Tensor, role: str) -> tuple[bool, str]:
 
 
 def _check_same(symmetries: Symmetries | None, named: Mapping[str, Tensor]) -> None:
-    if symmetries is not None and not set(symmetries.elements) & set(named):
+    if symmetries is None:
+        return
+    if not isinstance(symmetries, Symmetries):
+        raise EquilibriaError(
+            f"got symmetries of type {type(symmetries).__name__}; expected what equilibria.symmetries(...) returned"
+        )
+    if not set(symmetries.elements) & set(named):
         raise EquilibriaError(
             f"got symmetries of {', '.join(list(symmetries.elements)[:3])}, which are no parameters of this model; "
             f"expected those of: {', '.join(list(named)[:3])}"
         )
+    refuse_other_sizes(symmetries.elements, named)

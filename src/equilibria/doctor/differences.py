@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from equilibria.errors import EquilibriaError
 
-_COMPARED = ("role", "shape", "invariant", "lr", "weight_decay")
+_COMPARED = (
+    "role",
+    "shape",
+    "invariant",
+    "group",
+    "lr",
+    "weight_decay",
+    "decay_per_step",
+    "angle",
+    "time_constant",
+    "severity",
+    "problem",
+)
+_SAME = 1e-9  # relative: numbers that differ by less are told apart by rounding alone
 
 
 def compare_outputs(old: Path, new: Path) -> list[dict[str, Any]]:
@@ -30,10 +44,16 @@ def compare_outputs(old: Path, new: Path) -> list[dict[str, Any]]:
             )
             continue
         for field in _COMPARED:
-            if before[name].get(field) != after[name].get(field):
-                pair = {"old": before[name].get(field), "new": after[name].get(field)}
-                changes.append({"name": name, "field": field, **pair})
+            old_value, new_value = before[name][field], after[name][field]
+            if not _same(old_value, new_value):
+                changes.append({"name": name, "field": field, "old": old_value, "new": new_value})
     return changes
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, float) and isinstance(new, float):
+        return math.isclose(old, new, rel_tol=_SAME)
+    return bool(old == new)
 
 
 def _there(name: str, rows: dict[str, Any]) -> str:
@@ -41,10 +61,18 @@ def _there(name: str, rows: dict[str, Any]) -> str:
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.is_file():
+        what = "which is a folder" if path.is_dir() else "which is not there"
+        raise EquilibriaError(f"got {path}, {what}; expected a saved output of doctor --json")
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["parameters"]
-        return {row["name"]: row for row in rows}
-    except FileNotFoundError:
-        raise EquilibriaError(f"got {path}, which is not there; expected a saved output of doctor --json") from None
+        lacking = [(row["name"], field) for row in rows for field in _COMPARED if field not in row]
     except (ValueError, KeyError, TypeError):
         raise EquilibriaError(f"got {path}, which is no output of equilibria doctor --json") from None
+    if lacking:
+        name, field = lacking[0]
+        raise EquilibriaError(
+            f"got {path}, whose row {name} has no {field!r}; expected an output of equilibria doctor --json as this "
+            "version saves it: save it anew"
+        )
+    return {row["name"]: row for row in rows}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equilibria.control.split_decay import decay_reason, is_scale_invariant
+from equilibria.doctor.decay import decay_per_step
 from equilibria.doctor.factory import Patient, usual_pair
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
@@ -48,8 +49,8 @@ class ParameterRow:
         group: index of its parameter group; None if the optimizer does not hold it.
         lr: learning rate of the group.
         weight_decay: of the group.
-        decay_per_step: the share of its norm that decay takes per step in the long run; None where that depends on the
-            gradient (Adam with coupled decay) or the optimizer is unknown.
+        decay_per_step: the share of its norm that decay takes per step in the long run, with momentum as it is; None
+            where that depends on the gradient (Adam with coupled decay) or the optimizer is unknown.
         angle: radians per step in equilibrium, of a parameter that is invariant alone; None for others: of parameters
             that are invariant together only the vector of all of them has such an angle.
         time_constant: steps in which a deviation from equilibrium falls to 1/e.
@@ -149,7 +150,7 @@ def _row(
         group=group.index if group else None,
         lr=group.lr if group else None,
         weight_decay=group.weight_decay if group else None,
-        decay_per_step=_decay_per_step(group) if group else None,
+        decay_per_step=decay_per_step(group.rule) if group and group.rule else None,
         angle=settles.get("angle"),
         time_constant=settles.get("time_constant"),
         severity=severity,
@@ -160,14 +161,6 @@ def _row(
 
 def _same_law(one: _Settings | None, other: _Settings | None) -> bool:
     return one is not None and other is not None and (one.lr, one.weight_decay) == (other.lr, other.weight_decay)
-
-
-def _decay_per_step(group: _Settings) -> float | None:
-    if group.rule is None or (isinstance(group.rule, AdamL2) and group.weight_decay):
-        return None
-    if isinstance(group.rule, SGD):  # coupled: decay passes through the momentum buffer, as the gradient does
-        return group.lr * group.weight_decay * (1 - group.rule.dampening) / (1 - group.rule.momentum)
-    return group.lr * group.weight_decay
 
 
 def _equilibrium(group: _Settings, param: Tensor) -> dict[str, float]:
@@ -189,6 +182,8 @@ def _problem(name: str, param: Tensor, role: str, group: _Settings | None, found
         return "note", f"{role} without effect: {why}", "leave it out (bias=False)"
     if group is None:
         return "warning", "in no parameter group: never trained", "give it to the optimizer, or freeze it"
+    if name in found.undecided:
+        return "note", "hardly any gradient here (dead units?): its invariance cannot be told", "check its inputs"
     should, _ = decay_reason(name, param, role, found)
     if group.weight_decay > 0 and not should:
         return "warning", f"decays {role}, which is not invariant: shrinks what the network computes", "weight_decay=0"
@@ -204,12 +199,6 @@ def _problem(name: str, param: Tensor, role: str, group: _Settings | None, found
             severity,
             "invariant but not decayed: its norm grows and its effective lr falls like t^-1/2",
             "let it decay",
-        )
-    if name in found.undecided:
-        return (
-            "note",
-            "hardly any gradient here (dead units?): its invariance cannot be told",
-            "check its inputs",
         )
     return "", "", ""
 
@@ -241,8 +230,9 @@ def _fix(
     rows: tuple[ParameterRow, ...], params: Mapping[str, Tensor], needed: Mapping[str, str], found: Symmetries
 ) -> str:
     """Code for the groups, if decay is to change: every group keeps its lr and whatever else it has."""
-    should = {row.name: decay_reason(row.name, params[row.name], row.role, found)[0] for row in rows}
-    wrong = [row for row in rows if row.group is not None and (row.weight_decay or 0.0) > 0 and not should[row.name]]
+    known = [row for row in rows if row.name not in found.undecided]  # the others keep what they have
+    should = {row.name: decay_reason(row.name, params[row.name], row.role, found)[0] for row in known}
+    wrong = [row for row in known if row.group is not None and (row.weight_decay or 0.0) > 0 and not should[row.name]]
     missing = [row for row in rows if row.weight_decay == 0 and row.severity == "warning"]
     if not wrong and not missing:
         return ""

@@ -56,6 +56,8 @@ def load_patient(target: str) -> Patient:
     _refuse_arguments(factory, target)
     try:
         result = factory()
+    except SystemExit as error:
+        raise _ended(f"{target}()", error) from error
     except Exception as error:
         raise EquilibriaError(f"{target}() failed with {_where(error)}") from error
     return as_patient(result, target)
@@ -146,6 +148,8 @@ def _import(name: str) -> Any:
         if missing == name or name.startswith(f"{missing}."):
             raise EquilibriaError(f"got module {name!r}, which is not found from {here} or among packages") from error
         raise EquilibriaError(f"module {name} cannot be imported: {_where(error)}") from error
+    except SystemExit as error:
+        raise _ended(f"importing {name}", error) from error
     except Exception as error:
         raise EquilibriaError(f"module {name} cannot be imported: {_where(error)}") from error
 
@@ -163,6 +167,13 @@ def _find(module: Any, name: str) -> Callable[[], object]:
 
 def _is_own_function(value: object, module: Any) -> bool:
     return inspect.isfunction(value) and value.__module__ == module.__name__
+
+
+def _ended(what: str, error: SystemExit) -> EquilibriaError:
+    return EquilibriaError(
+        f"{what} ended the program (exit status {error.code}); expected it to return: argparse would read the command "
+        "line of equilibria, so give it a list, parse_args([]), and keep a main() below if __name__ == '__main__'"
+    )
 
 
 def _where(error: Exception) -> str:

@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.measure.dropout import WithoutDropout, switch_off_dropout
-from equilibria.measure.parameters import Select, names_of, row_axes, selection
+from equilibria.measure.parameters import Select, names_of, refuse_uninitialised, row_axes, selection
+from equilibria.measure.recomputation import without_checkpoints
 
 Params: TypeAlias = dict[str, Tensor]
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
@@ -60,7 +61,7 @@ class Objective:
         Raises:
             EquilibriaError: if a name is unknown, or the loss is not one number.
         """
-        with preserved_rng(self._params.values()):
+        with preserved_rng(self._params.values()), without_checkpoints():
             return _one_number(self._fn(self._merged(params), batch))
 
     def value_and_grad(
@@ -142,7 +143,7 @@ class ModelObjective(Objective):
 
     def outputs(self, params: Mapping[str, Tensor], batch: Any) -> Tensor | None:
         """The network's output as one tensor: itself, its ``logits``, or all tensors in it side by side."""
-        with preserved_rng(self._params.values()):
+        with preserved_rng(self._params.values()), without_checkpoints():
             return _main_tensor(self._output(self._merged(params), self.split(batch)[0]))
 
     def split(self, batch: Any) -> tuple[Any, Any]:
@@ -155,9 +156,10 @@ class ModelObjective(Objective):
 
     def double(self) -> ModelObjective:
         """The same loss in float64, on a deep copy of the model; inputs and targets are converted."""
-        shell, unpack = copy.deepcopy(self._shell), self._unpack
-        shell._apply(_to_double)  # type: ignore[no-untyped-call]  # also complex ones, which Module.double leaves alone
-        return ModelObjective(shell, self._names, self._loss, lambda batch: as_double(_pair(unpack(batch))))
+        unpack = self._unpack
+        loss = self._loss.double() if isinstance(self._loss, _PrivateLoss) else self._loss
+        shell = _double_module(self._shell)
+        return ModelObjective(shell, self._names, loss, lambda batch: as_double(_pair(unpack(batch))))
 
     def _loss_at(self, params: Params, batch: Any) -> Tensor:
         inputs, target = self.split(batch)
@@ -169,6 +171,21 @@ class ModelObjective(Objective):
         args, kwargs = _call_arguments(inputs)
         with WithoutDropout():
             return functional_call(self._shell, tensors, args, kwargs)
+
+
+class _PrivateLoss:
+    """A loss that is a module, called on a shell of it: its own buffers and counters stay as they are."""
+
+    def __init__(self, shell: nn.Module) -> None:
+        self._shell = shell
+
+    def __call__(self, output: Any, target: Any) -> Tensor:
+        buffers = {name: buffer.clone() for name, buffer in self._shell.named_buffers()}
+        found: Tensor = functional_call(self._shell, buffers, (output, target))
+        return found
+
+    def double(self) -> _PrivateLoss:
+        return _PrivateLoss(_double_module(self._shell))
 
 
 def objective(
@@ -184,6 +201,8 @@ def objective(
     The model is never disturbed: weights, gradients, buffers, mode and random numbers stay as they were. The objective
     follows the model's weights as they change. Dropout is switched off, for a function must not be random: in the
     copy's modules and where torch's functions are called, never in a config, which the model may share with others.
+    Gradient checkpointing is off as well, which changes nothing but the memory that is needed. A loss that is a module
+    is copied likewise. Forward hooks of the model are called at every evaluation, for its outputs may depend on them.
 
     Args:
         model: the network.
@@ -219,12 +238,15 @@ def objective(
         raise EquilibriaError(f"got unpack of type {type(unpack).__name__}; expected a function of a batch")
     one_of("mode", mode, ["train", "eval"])
     inner = unwrap_model(model)
+    _refuse_scripted(inner)
+    refuse_uninitialised(inner)
     names = _selected_names(inner, select)
     shell = _shell_of(inner)
     if mode == "eval" or not inner.training:  # a model in training may hold modules that are frozen on purpose
         shell.train(mode == "train")
     switch_off_dropout(shell)
-    return ModelObjective(shell, names, loss, unpack or (lambda batch: batch))
+    private = _PrivateLoss(_shell_of(loss)) if isinstance(loss, nn.Module) else loss
+    return ModelObjective(shell, names, private, unpack or (lambda batch: batch))
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
@@ -264,6 +286,12 @@ def _to_double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
+def _double_module(module: nn.Module) -> nn.Module:
+    copied = copy.deepcopy(module)
+    copied._apply(_to_double)  # type: ignore[no-untyped-call]  # also complex ones, which Module.double leaves alone
+    return copied
+
+
 def _double_copies(params: Params) -> Params:
     return {name: _to_double(param).clone() for name, param in params.items()}
 
@@ -285,6 +313,15 @@ def _selected_names(model: nn.Module, select: Select | None) -> dict[str, str]:
             "function select(name, tensor) that some parameter satisfies (default: those with requires_grad)"
         )
     return chosen
+
+
+def _refuse_scripted(model: nn.Module) -> None:
+    scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    if scripted:
+        raise EquilibriaError(
+            f"got a model compiled by torch.jit ({scripted[0] or 'all of it'}), which cannot be called with other "
+            "parameters; expected the module that it was made from"
+        )
 
 
 def _shell_of(model: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from equilibria.errors import EquilibriaError
 from equilibria.measure.layout import first_local_row, row_axis_of
@@ -68,6 +69,20 @@ def unwrap_optimizer(optimizer: object) -> torch.optim.Optimizer:
     if not isinstance(inner, torch.optim.Optimizer):
         raise EquilibriaError(f"got optimizer of type {type(optimizer).__name__}; expected a torch.optim.Optimizer")
     return inner
+
+
+def refuse_uninitialised(model: nn.Module) -> None:
+    """Refuse parameters of lazy modules, which have no shape before the first batch.
+
+    Raises:
+        EquilibriaError: if there is one.
+    """
+    lazy = [name for name, param in model.named_parameters() if is_lazy(param)]
+    if lazy:
+        raise EquilibriaError(
+            f"got a model with parameters that have no shape yet, such as {lazy[0]}; expected an initialised one: call "
+            "it with a batch first, for lazy modules get their shapes from that"
+        )
 
 
 def find_watched(

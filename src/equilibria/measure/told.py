@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from equilibria.errors import EquilibriaError
 from equilibria.measure.parameters import Watched
 
@@ -14,6 +16,10 @@ _UNDECIDED = "undecided"
 
 class Told(Protocol):
     """What is asked of the result of `equilibria.symmetries`."""
+
+    @property
+    def elements(self) -> Mapping[str, int]:
+        """How many numbers each tensor holds."""
 
     @property
     def alone(self) -> Sequence[str]:
@@ -38,7 +44,7 @@ def with_symmetries(watched: Sequence[Watched], symmetries: Told) -> list[Watche
     Raises:
         EquilibriaError: if it is something else, or about another model.
     """
-    if not all(hasattr(symmetries, name) for name in ("alone", "how", "rows")):
+    if not all(hasattr(symmetries, name) for name in ("elements", "alone", "how", "rows")):
         raise EquilibriaError(
             f"got symmetries of type {type(symmetries).__name__}; expected what equilibria.symmetries(...) returned"
         )
@@ -49,7 +55,22 @@ def with_symmetries(watched: Sequence[Watched], symmetries: Told) -> list[Watche
             f"got symmetries of {len(known)} tensors ({', '.join(list(known)[:3])}, ...), none of which is watched; "
             f"expected those of this model, with names such as {watched[0].name}"
         )
+    refuse_other_sizes(symmetries.elements, {found[id(each)]: each.param for each in watched if id(each) in found})
     return [_told(each, found[id(each)], symmetries) if id(each) in found else each for each in watched]
+
+
+def refuse_other_sizes(elements: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse symmetries of a model whose tensors have the same names but not the same sizes.
+
+    Raises:
+        EquilibriaError: if there is such a tensor.
+    """
+    for name, tensor in tensors.items():
+        if name in elements and elements[name] != tensor.numel():
+            raise EquilibriaError(
+                f"got symmetries of another model: there {name} has {elements[name]} numbers, here {tensor.numel()}; "
+                "expected those found for this one"
+            )
 
 
 def _name_in(known: Mapping[str, str], each: Watched) -> str | None:

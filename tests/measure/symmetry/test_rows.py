@@ -126,7 +126,7 @@ def test_every_claimed_block_is_really_scaled_each_by_another_factor():
     claimed = {"w": Rows(2, 12, (True, True, False, True, True, True)), "v": Rows(1, 3, (True, True, True))}
     base = {"w": torch.ones(5, 12, dtype=torch.float64), "v": torch.ones(3, dtype=torch.float64)}
     assert confirmed_rows(claimed, base, axes={"w": 1, "v": 0}, stays=lambda point: not seen.append(point)) == claimed
-    there, back = seen
+    there, back, *together = seen
     factors = there["w"][0].reshape(6, 2)
     assert torch.equal(factors[:, 0], factors[:, 1])
     assert factors[2, 0] == 1.0
@@ -134,6 +134,11 @@ def test_every_claimed_block_is_really_scaled_each_by_another_factor():
     logs = torch.cat([factors[:, 0], there["v"]]).log2().abs()
     assert ((logs >= 0.5) & (logs <= 2)).sum() == 8
     assert torch.allclose(there["w"] * back["w"], base["w"])
+    assert {float(point["w"][0, 0]) for point in together} == {1 / 32, 0.5, 2.0, 32.0, 65536.0}
+    for point in together:
+        factors = point["w"][0].reshape(6, 2)
+        assert torch.equal(factors[[0, 1, 3, 4, 5]], factors[:1].expand(5, 2))
+        assert torch.equal(factors[2], torch.ones(2, dtype=torch.float64))
 
 
 def test_one_refuted_tensor_takes_no_other_with_it():
@@ -142,3 +147,49 @@ def test_one_refuted_tensor_takes_no_other_with_it():
     kept = confirmed_rows(claimed, base, axes=dict.fromkeys(claimed, 0), stays=lambda point: "d" not in point)
     assert set(kept) == set("abce")
     assert confirmed_rows({}, base, axes={}, stays=lambda point: False) == {}
+
+
+@pytest.mark.parametrize("small", [0.1, 0.01])
+def test_rows_of_a_tensor_that_was_refuted_as_a_whole_are_none(small):
+    """Small filters are far from the clip: a row grown by 4 does not show it."""
+    torch.manual_seed(0)
+    norm = [nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3)]
+    net = nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.ReLU6(), *norm)
+    with torch.no_grad():
+        net[0].weight.mul_(small)
+    made = torch.Generator().manual_seed(1)
+    data = torch.randn(24, 1, 6, 6, generator=made), torch.randint(3, (24,), generator=made)
+    found = symmetries(objective(net, functional.cross_entropy), [data])
+    assert (found.how["0.weight"], found.rows) == ("no", {})
+
+
+class HalfNormalised(nn.Module):
+    """Half of the features are clipped and normalised, the others are not."""
+
+    def __init__(self, clip: float) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 8, bias=False), nn.BatchNorm1d(4), nn.Linear(8, 3)
+        self.clip = clip
+
+    def forward(self, inputs):
+        features = self.first(inputs)
+        normalised = self.norm(features[:, :4].clamp(-self.clip, self.clip))
+        return self.last(torch.cat([normalised, features[:, 4:].tanh()], dim=1))
+
+
+@pytest.mark.parametrize(("clip", "how"), [(100.0, "no"), (1e9, "4 of 8 rows")])
+def test_rows_are_scaled_far(clip, how):
+    torch.manual_seed(0)
+    made = torch.Generator().manual_seed(1)
+    data = torch.randn(24, 4, generator=made), torch.randint(3, (24,), generator=made)
+    assert symmetries(objective(HalfNormalised(clip), functional.cross_entropy), [data]).how["first.weight"] == how
+
+
+@pytest.mark.parametrize("small", [1e-9, 1e-12])
+def test_a_tiny_filter_does_not_hide_other_tensors(small):
+    """Its gradient is as many times larger; the norms of the whole tensor would multiply that by the other filters."""
+    net = filters(1.0)
+    expected = symmetries(objective(net, functional.cross_entropy), images()).how
+    with torch.no_grad():
+        net[0].weight[0] *= small
+    assert symmetries(objective(net, functional.cross_entropy), images()).how == expected

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from scaling import assert_same_space, exact_rank
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from equilibria.errors import EquilibriaError
+from equilibria.measure.curvature import HessianProducts
 from equilibria.measure.objective import Objective, objective
 from equilibria.measure.symmetry import symmetries
 from equilibria.measure.symmetry.integers import IntegerSpace
@@ -75,6 +77,56 @@ def test_any_algebra_of_small_integers_is_found(rows):
     assert not exponents[:, [names.index(name) for name in uniform]].sum(axis=1).any()
 
 
+def test_without_a_clear_gap_nothing_is_said_about_exponents():
+    """Reactions to eleven directions, each thirty times fainter than the one before: where do they end?"""
+    directions = np.linalg.qr(np.random.default_rng(0).normal(size=(11, 11)))[0]
+    loss, batches = monomials(directions)
+    fainter = torch.logspace(0, -15, 11, dtype=torch.float64)
+    found = symmetries(loss, [fainter * batch for batch in batches])
+    (note,) = found.notes
+    assert note.startswith("no clear gap between singular values")
+
+
+@pytest.mark.parametrize("exponents", [[[27, 9, 3, 1]], [[81, 27, 9, 3, 1]], [[27, 9, 3, 1, 0], [0, 0, 1, 17, 1]]])
+def test_large_exponents_are_found(exponents):
+    """Whatever the columns that are taken for free, some entries of the echelon form are twenty-sevenths."""
+    names = [f"w{index}" for index in range(len(exponents[0]))]
+    truth = null_vectors(np.array(exponents), names)
+    spanning = np.array([[vector.get(name, 0) for vector in truth] for name in names], dtype=float)
+    for seed in range(5):
+        mixed = spanning @ np.random.default_rng(seed).normal(size=(len(truth), len(truth)))
+        space = IntegerSpace(np.linalg.qr(mixed)[0])
+        assert space.left_out == 0
+        assert all(space.contains([vector.get(name, 0) for name in names]) for vector in truth)
+        assert space.dimension == len(truth)
+        assert all(space.smallest_with(index, negative=True) is not None for index in range(len(names)))
+
+
+class Cubes(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([*(nn.Linear(4, 4, bias=False) for _ in range(count)), nn.Linear(4, 3, bias=False)])
+        for layer in self.layers:
+            nn.init.orthogonal_(layer.weight)
+
+    def forward(self, inputs):
+        for layer in self.layers[:-1]:
+            inputs = layer(inputs) ** 3
+        return self.layers[-1](inputs)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_cubes_of_cubes(count):
+    """With four of them the first weight goes against the 81st power of the last one."""
+    torch.manual_seed(0)
+    found = symmetries(cross_entropy_of(Cubes(count)), [batch()])
+    weights = [f"layers.{index}.weight" for index in range(count + 1)]
+    truth = [{one: 1, other: -3} for one, other in itertools.pairwise(weights)]
+    assert_same_space(found.basis, truth, weights)
+    assert found.notes == ()
+    assert set(found.jointly) == set(weights)
+
+
 def test_exponents_that_are_no_fractions_are_not_forced_into_integers():
     loss, batches = monomials(np.array([[2**0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]))
     found = symmetries(loss, batches)
@@ -103,6 +155,15 @@ def test_nothing_of_the_user_is_changed():
     assert torch.get_default_dtype() == torch.float32
     assert not net.training
     assert all(param.grad is None for param in net.parameters())
+
+
+def test_a_loader_that_shuffles_takes_no_random_numbers():
+    loader = DataLoader(TensorDataset(*batch(64)), batch_size=16, shuffle=True)
+    loss = objective(bn_net(), functional.cross_entropy)
+    state = torch.get_rng_state()
+    symmetries(loss, loader)
+    HessianProducts(loss, loader)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_answer_does_not_depend_on_the_seed_or_the_weights():
@@ -170,6 +231,28 @@ def test_a_dead_branch_is_undecided(bias):
     torch.manual_seed(0)
     found = symmetries(cross_entropy_of(nn.Sequential(DeadBranch(bias), nn.Linear(4, 3))), [batch()])
     assert found.how["0.inner.weight"] == "undecided"
+
+
+class DeadBeside(nn.Module):
+    """A branch of dead units beside a layer that works: no part of the branch matters while the others stay."""
+
+    def __init__(self, units: int, bias: float) -> None:
+        super().__init__()
+        self.inner, self.outer, self.beside = nn.Linear(4, units), nn.Linear(units, 3, bias=False), nn.Linear(4, 3)
+        self.register_parameter("unused", nn.Parameter(torch.ones(3)))
+        nn.init.constant_(self.inner.bias, bias)
+
+    def forward(self, inputs):
+        return self.beside(inputs) + self.outer(self.inner(inputs).relu())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("units", "bias"), [(64, -300.0), (1, -100.0)])
+def test_all_of_a_dead_branch_is_undecided_whatever_the_seed(units, bias, seed):
+    torch.manual_seed(0)
+    found = symmetries(cross_entropy_of(DeadBeside(units, bias)), [batch()], seed=seed)
+    assert found.undecided == ("inner.weight", "inner.bias", "outer.weight")
+    assert found.no_effect == ("unused",)
 
 
 def test_an_unused_parameter_has_no_effect():

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from equilibria.errors import EquilibriaError
-from equilibria.measure.objective import ModelObjective, Objective
+from equilibria.measure.objective import ModelObjective, Objective, preserved_rng
 
 ONE_BATCH = "one batch"
 FULL_BATCH = "full batch"
@@ -49,7 +49,8 @@ def as_chunks(objective: Objective, data: Any) -> Chunks:
     """
     if not _several(data):
         return Chunks((data,), (1.0,), ONE_BATCH)
-    batches = tuple(data)
+    with preserved_rng(objective.params.values()):  # a DataLoader that shuffles draws some
+        batches = tuple(data)
     if not batches:
         raise EquilibriaError("got an empty list of batches; expected at least one batch")
     if len(batches) == 1:

@@ -23,7 +23,7 @@ class Algebra:
         singular_values: of the matrix of relative radial derivatives (probes x tensors that are not silent), largest
             first, divided by the square root of the number of probes.
         rank: how many of them are not zero.
-        residual: root mean square over the probes of <w, g> relative to the product of the norms.
+        residual: root mean square over the probes of <w, g> relative to `Probe.size`.
         null: orthonormal columns that span the null space, in exponents; rows are the tensors that are not silent.
     """
 
@@ -83,7 +83,7 @@ def _relative(probes: Sequence[Probe]) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def silent_among(sizes: np.ndarray) -> np.ndarray:
-    """Which tensors have no gradient, from the product of each one's norm and its gradient's."""
+    """Which tensors have no gradient, from the sizes of their radial derivatives."""
     result: np.ndarray = sizes <= _SILENT * sizes.max()
     return result
 

@@ -18,6 +18,7 @@ from equilibria.measure.layout import rows
 from equilibria.measure.objective import Objective, Params
 from equilibria.measure.symmetry.algebra import silent_among
 from equilibria.measure.symmetry.precise import precise
+from equilibria.measure.symmetry.probes import row_products
 
 # Root mean square of a row's product with inputs of size one: sqrt(2) keeps the signal through ReLU, GELU and tanh at
 # any depth; a sigmoid's slope of 1/4, and its mean, take 8.
@@ -65,10 +66,12 @@ def _raised(twin: Objective, base: Params, gain: float) -> Params:
 
 
 def _shares(twin: Objective, point: Params, batch: Any) -> np.ndarray | None:
-    """For every tensor its norm times that of its gradient; None where these are not finite."""
+    """The size of every tensor, as in `Probe`; None where these are not finite."""
     with precise():
         _, grads = twin.value_and_grad(batch, params=point)
-    found = torch.stack([point[name].norm() * grad.norm() for name, grad in grads.items()]).cpu().numpy()
+    axes = twin.row_axis
+    sizes = [row_products(point[name], grad, axis=axes[name]).norm() for name, grad in grads.items()]
+    found = torch.stack(sizes).cpu().numpy()
     return found if np.isfinite(found).all() and found.any() else None
 
 

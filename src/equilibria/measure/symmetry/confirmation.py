@@ -20,6 +20,8 @@ ROUNDED_FACTORS = (0.6,)  # smaller, for eps weighs more when norms are small
 # Outputs that hardly depend on the sample (deep networks with small gradients) are looked at this closely, no closer:
 # rounding, relative to all of their size, must stay far below what counts as a change.
 _CLOSEST = 1e-6
+_LARGEST_POWER = 12.0  # of a factor that a tensor is scaled by; with larger exponents the factor is closer to one
+_LARGEST_LOG = 1000.0  # to the base of two, of what a float64 can be scaled by
 _LOSSES_DIFFER = 1e-6  # of their size, between batches: a loss that is the same everywhere proves nothing
 
 
@@ -49,18 +51,22 @@ class Confirmer:
         self._before = _joined(parts)
         self._spread, self.sharp = (_size_of_losses(self._before), True) if losses else _spread(parts, self._before)
 
-    def change(self, exponents: Mapping[str, float], *, at: Params | None = None) -> float:
+    def at(self, replaced: Params) -> Confirmer:
+        """The same where some tensors are replaced by others."""
+        point = {**self._point, **replaced}
+        return Confirmer(self._objective, point, self._batches, exact=self._exact, losses=self._losses)
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether outputs are finite, and not all zero."""
+        return 0 < self._spread < math.inf
+
+    def change(self, exponents: Mapping[str, float]) -> float:
         """The largest change of an output when each tensor is scaled by c to its exponent, over their spread.
 
         nan where the outputs are all zero or not finite, so that nothing can be said.
-
-        Args:
-            exponents: of the tensors that are scaled.
-            at: tensors to be replaced by others first.
         """
-        point = {**self._point, **(at or {})}
-        before = self._responses(point) if at else self._before
-        return self._largest_change([exponents], point, before)
+        return self._largest_change([exponents])
 
     def changes(self, vectors: Sequence[Mapping[str, float]], *, enough: float) -> list[float]:
         """The same for many vectors: all at once, each with a factor of its own, and in halves where that shows more.
@@ -73,15 +79,15 @@ class Confirmer:
         """
         if not vectors:
             return []
-        together = self._largest_change(vectors, self._point, self._before)
+        together = self._largest_change(vectors)
         if together <= enough or len(vectors) == 1:
             return [together] * len(vectors)
         middle = len(vectors) // 2
         return self.changes(vectors[:middle], enough=enough) + self.changes(vectors[middle:], enough=enough)
 
-    def _largest_change(self, vectors: Sequence[Mapping[str, float]], point: Params, before: Tensor) -> float:
-        scaled = (_scaled(point, vectors, factors) for factors in self._rounds(vectors))
-        return max((self._relative(self._responses(each), before) for each in scaled), key=nan_last)
+    def _largest_change(self, vectors: Sequence[Mapping[str, float]]) -> float:
+        scaled = (_scaled(self._point, vectors, factors) for factors in self._rounds(vectors))
+        return max((self._relative(self._responses(each)) for each in scaled), key=nan_last)
 
     def _rounds(self, vectors: Sequence[Mapping[str, float]]) -> list[list[float]]:
         """A factor for each vector, several times: neighbours differ, each gets every factor, then all go far.
@@ -106,10 +112,10 @@ class Confirmer:
 
     def change_with(self, replaced: Params) -> float:
         """The same for tensors that are replaced by others."""
-        return self._relative(self._responses({**self._point, **replaced}), self._before)
+        return self._relative(self._responses({**self._point, **replaced}))
 
-    def _relative(self, after: Tensor, before: Tensor) -> float:
-        return float((after - before).abs().max()) / self._spread if self._spread > 0 else math.nan
+    def _relative(self, after: Tensor) -> float:
+        return float((after - self._before).abs().max()) / self._spread if self._spread > 0 else math.nan
 
     def _responses(self, point: Params) -> Tensor:
         return _joined(self._parts(point))
@@ -130,12 +136,17 @@ class Confirmer:
 
 
 def _scaled(point: Params, vectors: Sequence[Mapping[str, float]], factors: Sequence[float]) -> Params:
-    """The point with each vector's tensors scaled by its factor to their exponents."""
+    """The point with each vector's tensors scaled by its factor to their exponents.
+
+    Many vectors together may go beyond what numbers can be: then outputs change, and fewer are tried at once.
+    """
     logs: dict[str, float] = {}
     for vector, factor in zip(vectors, factors, strict=True):
+        log = math.log2(factor) * min(1.0, _LARGEST_POWER / max(map(abs, vector.values())))
         for name, exponent in vector.items():
-            logs[name] = logs.get(name, 0.0) + math.log2(factor) * exponent
-    return {**point, **{name: point[name] * 2.0**log for name, log in logs.items()}}
+            logs[name] = logs.get(name, 0.0) + log * exponent
+    bounded = {name: max(-_LARGEST_LOG, min(_LARGEST_LOG, log)) for name, log in logs.items()}
+    return {**point, **{name: point[name] * 2.0**log for name, log in bounded.items()}}
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equilibria.measure.objective import Params
+from equilibria.measure.symmetry.confirmation import FACTORS, FAR
 from equilibria.measure.symmetry.probes import Probe
 
 _SILENT = 1e-11  # a row whose gradient is this much smaller than that of others has none
@@ -59,7 +60,7 @@ def find_rows(probes: Sequence[Probe], *, zero: float) -> dict[str, Rows]:
 def confirmed_rows(
     found: Mapping[str, Rows], base: Params, *, axes: Mapping[str, int], stays: Callable[[Params], bool]
 ) -> dict[str, Rows]:
-    """Those of the answers that scaling confirms: every invariant block of rows by another factor, all at once.
+    """Those of the answers that scaling confirms: every invariant block by another factor, then all of them far.
 
     Args:
         found: what `find_rows` says.
@@ -69,8 +70,7 @@ def confirmed_rows(
     """
     if not found:
         return {}
-    ways = ({name: _scaled(base[name], rows, axes[name], sign) for name, rows in found.items()} for sign in (1, -1))
-    if all(stays(scaled) for scaled in ways):
+    if all(stays(scaled) for scaled in _ways(found, base, axes)):
         return dict(found)
     names = list(found)
     halves = (names[: len(names) // 2], names[len(names) // 2 :]) if len(names) > 1 else ()
@@ -80,13 +80,29 @@ def confirmed_rows(
     return kept
 
 
-def _scaled(tensor: Tensor, rows: Rows, axis: int, sign: int) -> Tensor:
-    """Blocks that are invariant scaled by factors of 1.5 to 4 either way, no two alike, neighbours contrary."""
-    index = np.arange(len(rows.invariant))
-    logs = sign * (-1.0) ** index * (0.6 + 1.4 * (_GOLDEN * index % 1)) * np.array(rows.invariant)
+def _ways(found: Mapping[str, Rows], base: Params, axes: Mapping[str, int]) -> Iterator[Params]:
+    """Blocks that are invariant scaled: each by a factor of its own, there and back, then all by each common factor."""
+    apart = {name: _logs_apart(len(rows.invariant)) for name, rows in found.items()}
+    for sign in (1, -1):
+        yield {name: _scaled(base[name], rows, axes[name], sign * apart[name]) for name, rows in found.items()}
+    for factor in (*FACTORS, FAR):
+        log = np.log2(factor)
+        yield {name: _scaled(base[name], rows, axes[name], log) for name, rows in found.items()}
+
+
+def _logs_apart(count: int) -> np.ndarray:
+    """Of factors of 1.5 to 4 either way, no two alike, neighbours contrary."""
+    index = np.arange(count)
+    logs: np.ndarray = (-1.0) ** index * (0.6 + 1.4 * (_GOLDEN * index % 1))
+    return logs
+
+
+def _scaled(tensor: Tensor, rows: Rows, axis: int, logs: np.ndarray | float) -> Tensor:
+    """The tensor with its invariant blocks scaled by two to the powers of ``logs``."""
+    factors = np.exp2(logs * np.array(rows.invariant)).repeat(rows.block)
     shape = [1] * tensor.ndim
     shape[axis] = rows.rows
-    return tensor * torch.from_numpy(np.exp2(logs).repeat(rows.block)).reshape(shape).to(tensor.device)
+    return tensor * torch.from_numpy(factors).reshape(shape).to(tensor.device)
 
 
 def _finest(radial: np.ndarray, size: np.ndarray, *, zero: float) -> Rows | None:

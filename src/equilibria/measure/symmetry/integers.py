@@ -7,11 +7,11 @@ from fractions import Fraction
 from math import gcd, lcm
 
 import numpy as np
-from scipy.linalg import null_space
 from scipy.optimize import linprog
 
 _LARGEST_DENOMINATOR = 12
 _ROUNDING = 1e-5  # how far a number may be from the fraction it is taken for
+_LARGEST_EXACT = 1000  # denominator of a number that is checked exactly afterwards
 
 Vector = tuple[int, ...]
 
@@ -33,11 +33,9 @@ class IntegerSpace:
         self.size, given = null.shape
         echelon, pivots = _echelon(null.T)
         rows = [_fractions(row) for row in echelon]
-        if any(row is None for row in rows):
-            echelon, pivots = _echelon(_rational_part(echelon, pivots))
-            rows = [_fractions(row) for row in echelon]
-        pivots = [pivot for pivot, row in zip(pivots, rows, strict=True) if row is not None]
         known = [row for row in rows if row is not None]
+        if len(known) < len(rows):
+            known, pivots = _rational_part(echelon, pivots)
         self.rows = [primitive(row) for row in known]
         self.dimension = len(known)
         self.left_out = given - self.dimension
@@ -89,35 +87,71 @@ def _smallest_with(constraints: np.ndarray, index: int, *, negative: bool) -> Ve
     )
     if not solved.success or solved.x is None:
         return None
-    entries = _fractions(solved.x[:size] - (solved.x[size:] if negative else 0.0))
+    found = solved.x[:size] - (solved.x[size:] if negative else 0.0)
+    entries = _fractions(found, largest=_LARGEST_EXACT)  # the caller asks whether it is in the space
     return None if entries is None else primitive(entries)
 
 
-def _rational_part(echelon: np.ndarray, pivots: list[int]) -> np.ndarray:
-    """Rows that span the vectors of small integers in a space that has others as well."""
+def _rational_part(echelon: np.ndarray, pivots: list[int]) -> tuple[list[list[Fraction]], list[int]]:
+    """Rows that span the vectors of rational numbers in a space that has others as well, and columns of their ones."""
     size = echelon.shape[1]
     free = [column for column in range(size) if column not in pivots]
     constraints = np.zeros((len(free), size))
     constraints[range(len(free)), free] = 1.0
     constraints[:, pivots] = -echelon[:, free].T
-    spanning: np.ndarray = null_space(np.array([part for line in constraints for part in _commensurable(line)])).T
-    return spanning
+    reduced: dict[int, list[Fraction]] = {}
+    for part in (part for line in constraints for part in _commensurable(line)):
+        _reduce_by(reduced, part)
+    left = [column for column in range(size) if column not in reduced]
+    return [_solution(reduced, column, size) for column in left], left
 
 
-def _commensurable(line: np.ndarray) -> list[np.ndarray]:
+def _reduce_by(reduced: dict[int, list[Fraction]], line: list[Fraction]) -> None:
+    """Add a line to a fully reduced form (leading column -> row), if it is independent of what is there."""
+    for column, row in reduced.items():
+        line = _minus(line, line[column], row)
+    lead = next((at for at, value in enumerate(line) if value), None)
+    if lead is None:
+        return
+    line = [value / line[lead] for value in line]
+    for column, row in reduced.items():
+        reduced[column] = _minus(row, row[lead], line)
+    reduced[lead] = line
+
+
+def _minus(line: list[Fraction], factor: Fraction, row: list[Fraction]) -> list[Fraction]:
+    return [value - factor * other for value, other in zip(line, row, strict=True)] if factor else line
+
+
+def _solution(reduced: dict[int, list[Fraction]], free: int, size: int) -> list[Fraction]:
+    """What all lines of a fully reduced form are zero for, with a one in one free column and zeros in the others."""
+    entries = [Fraction(0)] * size
+    entries[free] = Fraction(1)
+    for column, row in reduced.items():
+        entries[column] = -row[free]
+    return entries
+
+
+def _commensurable(line: np.ndarray) -> list[list[Fraction]]:
     """A constraint in parts, each in multiples of one number by small fractions.
 
-    Whole numbers that are no solution of the parts cannot be one of the sum, unless the numbers are related.
+    Whole numbers that are no solution of the parts cannot be one of the sum, unless the numbers are related. The
+    smallest number is tried first: of 1, 1/3, 1/9 and 1/27, as cubes of cubes have, all are multiples of it.
     """
     left = np.where(np.abs(line) <= _ROUNDING, 0.0, line)
-    parts, unit = [], 1.0
+    parts = []
     while left.any():
+        unit = _unit(left)
         near = [_fraction(value / unit) for value in left]
-        belongs = np.array([entry is not None for entry in near])
-        parts.append(np.array([float(entry or 0) for entry in near]))
-        left = np.where(belongs, 0.0, left)
-        unit = left[np.argmax(left != 0)]
+        parts.append([entry or Fraction(0) for entry in near])
+        left = np.where([entry is not None for entry in near], 0.0, left)
     return parts
+
+
+def _unit(line: np.ndarray) -> float:
+    """The number that the most others are multiples of, the smallest of these."""
+    sizes = sorted(np.abs(line[line != 0]))
+    return float(max(sizes, key=lambda unit: sum(_fraction(value / unit) is not None for value in sizes)))
 
 
 def _partners(constraints: np.ndarray) -> dict[int, list[tuple[int, int]]]:
@@ -193,12 +227,12 @@ def _constraints(rows: list[list[Fraction]], pivots: list[int], size: int) -> np
     return np.array(made).reshape(len(made), size)
 
 
-def _fractions(values: np.ndarray) -> list[Fraction] | None:
+def _fractions(values: np.ndarray, *, largest: int = _LARGEST_DENOMINATOR) -> list[Fraction] | None:
     """The numbers as small fractions; None if one of them is none."""
-    found = [_fraction(value) for value in values]
+    found = [_fraction(value, largest=largest) for value in values]
     return None if any(entry is None for entry in found) else [entry or Fraction(0) for entry in found]
 
 
-def _fraction(value: float) -> Fraction | None:
-    near = Fraction(float(value)).limit_denominator(_LARGEST_DENOMINATOR)
-    return near if abs(float(near) - value) <= _ROUNDING * max(1.0, abs(value)) else None
+def _fraction(value: float, *, largest: int = _LARGEST_DENOMINATOR) -> Fraction | None:
+    near = Fraction(float(value)).limit_denominator(largest)
+    return near if abs(float(near) - value) <= _ROUNDING else None

@@ -32,7 +32,8 @@ class Probe:
 
     Attributes:
         radial: <w_i, dL/dw_i> of every tensor, the derivative of the loss in ln of its scale.
-        size: norm of w_i times norm of its gradient, the largest that ``radial`` could be.
+        size: what ``radial`` is measured by: the root of the sum over rows of (norm of the row times that of its
+            gradient) squared. The norms of whole tensors would let one tiny row, whose gradient is huge, hide all else.
         row_radial: the same by rows, for tensors with two axes or more.
         row_size: the same by rows.
     """
@@ -91,14 +92,23 @@ class Prober:
         row_radial: dict[str, np.ndarray] = {}
         row_size: dict[str, np.ndarray] = {}
         for index, (name, param) in enumerate(point.items()):
-            w, g = as_real(param), as_real(grads[name])
-            radial[index] = float((w * g).sum())
-            size[index] = float(w.norm() * g.norm())
+            products = row_products(param, grads[name], axis=self._axes[name])
+            radial[index] = float((as_real(param) * as_real(grads[name])).sum())
+            size[index] = float(products.norm())
             if by_row and param.ndim >= 2:
-                w, g = rows(w, axis=self._axes[name]), rows(g, axis=self._axes[name])
+                w, g = (rows(as_real(each), axis=self._axes[name]) for each in (param, grads[name]))
                 row_radial[name] = (w * g).sum(1).cpu().numpy()
-                row_size[name] = (w.norm(dim=1) * g.norm(dim=1)).cpu().numpy()
+                row_size[name] = products.cpu().numpy()
         return Probe(radial, size, row_radial, row_size)
+
+
+def row_products(param: Tensor, grad: Tensor, *, axis: int) -> Tensor:
+    """The norm of every row times that of its gradient; a vector is one row."""
+    w, g = (
+        rows(as_real(each), axis=axis) if param.ndim >= 2 else as_real(each).reshape(1, -1) for each in (param, grad)
+    )
+    products: Tensor = w.norm(dim=1) * g.norm(dim=1)
+    return products
 
 
 def generic(param: Tensor, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from equilibria.errors import EquilibriaError, whole
-from equilibria.measure.objective import ModelObjective, Objective, Params
+from equilibria.measure.objective import ModelObjective, Objective, Params, preserved_rng
 from equilibria.measure.symmetry.algebra import Algebra, rank_of, solve
 from equilibria.measure.symmetry.balance import balanced
 from equilibria.measure.symmetry.confirmation import FACTORS, FAR, Confirmer, nan_last
@@ -113,8 +113,10 @@ def symmetries(
             f"got parameters on the meta device, such as {empty[0]}, which hold no numbers; expected a model with "
             "weights: model.to_empty(device='cpu'), then initialise or load them"
         )
-    search = _Search(objective, batches, samples=whole("samples", samples, low=2), seed=whole("seed", seed))
-    return search.run(_show_progress if progress or (progress is None and sys.stderr.isatty()) else None)
+    samples, seed = whole("samples", samples, low=2), whole("seed", seed)
+    with preserved_rng(objective.params.values()):  # a DataLoader that shuffles draws some too
+        search = _Search(objective, batches, samples=samples, seed=seed)
+        return search.run(_show_progress if progress or (progress is None and sys.stderr.isatty()) else None)
 
 
 class _Search:
@@ -138,6 +140,7 @@ class _Search:
         self._generator = generator
         self._twin, self._material = twin, material
         self._confirmer = Confirmer(twin, self._prober.base, self._batches, exact=True)
+        self._not_alone: set[str] = set()  # tensors whose own scaling was refuted, in whatever round
 
     def run(self, show: Callable[[int, int], None] | None) -> Symmetries:
         """Probe until nothing new is found, read off the answer, confirm it; probe further where it is refuted."""
@@ -166,11 +169,10 @@ class _Search:
         plain = [index for index in doubtful if self._confirmer.relative_to_size(changes[index]) > _PLAIN_CHANGE]
         losses = self._loss_confirmer.changes([found.basis[index] for index in plain], enough=_SAME_LOSS)
         by_loss = {index: loss for index, loss in zip(plain, losses, strict=True) if loss <= _SAME_LOSS}
-        return _Verdict(
-            [by_loss.get(index, change) for index, change in enumerate(changes)],
-            [found.basis[index] for index in by_loss],
-            [(found.basis[index], changes[index]) for index in doubtful if index not in by_loss],
-        )
+        refuted = [(found.basis[index], changes[index]) for index in doubtful if index not in by_loss]
+        self._not_alone |= {name for vector, _ in refuted for name in vector if len(vector) == 1}
+        kept = [by_loss.get(index, change) for index, change in enumerate(changes)]
+        return _Verdict(kept, [found.basis[index] for index in by_loss], refuted)
 
     @cached_property
     def _loss_confirmer(self) -> Confirmer:
@@ -213,9 +215,8 @@ class _Search:
         silent = [name for name, still in zip(self._names, found.algebra.silent, strict=True) if still]
         kinds = self._kinds_of_silent(silent)
         free = [name for name, kind in kinds.items() if kind != "undecided"]
-        no_rows = {*silent, *(name for vector, _ in refuted for name in vector if len(vector) == 1)}
         by_row = find_rows(self._probes[:_BY_ROW], zero=found.algebra.zero)
-        by_row = {name: rows for name, rows in by_row.items() if name not in no_rows}
+        by_row = {name: rows for name, rows in by_row.items() if name not in {*silent, *self._not_alone}}
         rows = confirmed_rows(by_row, self._prober.base, axes=self._twin.row_axis, stays=partial(self._stays, verdict))
         signs = [name for name, kind in kinds.items() if kind == "alone"]
         return Symmetries(
@@ -244,28 +245,36 @@ class _Search:
         return bool(verdict.by_loss) and self._loss_confirmer.change_with(replaced) <= _SAME_LOSS
 
     def _kinds_of_silent(self, names: list[str]) -> dict[str, str]:
-        """Why tensors have no gradient; all at once where nothing depends on any of them, else in halves."""
+        """Why tensors have no gradient: what other values of them, and of the others without gradient, change."""
         if not names:
             return {}
-        noise = {name: self._noise(name) for name in names}
+        draws = [_times(size, self._noise(names)) for size in _NOISE_SIZES]
+        elsewhere = [self._confirmer.at(_times(sign, draw)) for draw in draws for sign in (1.0, -1.0)]
+        return self._kinds_among(names, [each for each in elsewhere if each.can_tell])
+
+    def _kinds_among(self, names: list[str], elsewhere: list[Confirmer]) -> dict[str, str]:
+        """All at once where nothing depends on any of them, neither here nor elsewhere, else in halves."""
+        noise = self._noise(names)
         changes = [self._confirmer.change_with(_times(size, noise)) for size in _NOISE_SIZES]
+        changes += [place.change_with(noise) for place in elsewhere]
         if max(changes, key=nan_last) <= _UNCHANGED:
             kind = "no effect" if self._confirmer.sharp and not self._faintly_matters(noise) else "undecided"
             if kind == "no effect" or len(names) == 1:
                 return dict.fromkeys(names, kind)
         if len(names) == 1:
-            return {names[0]: self._kind_of_active(noise)}
+            return {names[0]: self._kind_of_active(names[0], elsewhere)}
         middle = len(names) // 2
-        return self._kinds_of_silent(names[:middle]) | self._kinds_of_silent(names[middle:])
+        return self._kinds_among(names[:middle], elsewhere) | self._kinds_among(names[middle:], elsewhere)
 
-    def _kind_of_active(self, noise: Params) -> str:
+    def _kind_of_active(self, name: str, elsewhere: list[Confirmer]) -> str:
         """Of a tensor without gradient that matters elsewhere: its signs alone may, or units are dead here."""
-        vector = dict.fromkeys(noise, 1)
-        changes = [self._confirmer.change(vector, at=_times(size, noise)) for size in _NOISE_SIZES]
+        changes = [place.change({name: 1}) for place in (self._confirmer, *elsewhere)]
         return "alone" if max(changes, key=nan_last) <= _UNCHANGED and self._confirmer.sharp else "undecided"
 
-    def _noise(self, name: str) -> Tensor:
-        base = self._prober.base[name]
+    def _noise(self, names: list[str]) -> Params:
+        return {name: self._noise_for(self._prober.base[name]) for name in names}
+
+    def _noise_for(self, base: Tensor) -> Tensor:
         noise = torch.randn(base.shape, generator=self._generator, dtype=torch.float64).to(base.device).to(base.dtype)
         return max(float(base.abs().max()), _usual_size(base)) * noise
 
@@ -336,7 +345,7 @@ def _notes(
     notes = []
     if found.algebra.gap < _CLEAR_GAP:
         notes.append(f"no clear gap between singular values ({found.algebra.gap:.0f}x): do not rely on this answer")
-    if found.left_out:
+    elif found.left_out:  # without a gap, exponents are of no account
         notes.append(f"symmetries whose exponents are no small fractions are left out: {found.left_out}")
     if verdict.by_loss:
         notes.append(
