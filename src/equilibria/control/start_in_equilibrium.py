@@ -207,9 +207,9 @@ def _require_of_batch(loss: Callable[[Any], Tensor]) -> None:
 
 def _refuse_single(batches: Any) -> None:
     """Refuse one batch in the place of several: its parts would be taken for batches."""
-    parts = batches if isinstance(batches, tuple | list) and len(batches) == 2 else ()
-    is_pair = all(isinstance(part, Tensor) and part.ndim for part in parts) and bool(parts)
-    is_one = is_pair and len(parts[0]) == len(parts[1]) and parts[0].shape != parts[1].shape
+    pair = list(batches) if isinstance(batches, tuple | list) and len(batches) == 2 else []
+    shapes = [part.shape for part in pair if isinstance(part, Tensor) and part.ndim]
+    is_one = len(shapes) == 2 and shapes[0] != shapes[1] and shapes[0][0] == shapes[1][0]
     if is_one or isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
         raise EquilibriaError(
             f"got batches={type(batches).__name__}, which {'is' if is_one else 'looks like'} a single batch; expected "
