@@ -228,6 +228,19 @@ def test_the_first_lr_of_a_warm_up_is_refused_unless_it_is_meant(warm_up):
     assert start_in_equilibrium(net, optimizer, lr=0.1, **common)[0].after > 0
 
 
+def test_the_objective_of_the_symmetries_may_be_the_loss():
+    """It has no dropout, so the network here has none either."""
+    ends = []
+    for as_objective in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 20, bias=False), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 3))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+        loss = objective(net, nn.functional.cross_entropy) if as_objective else loss_of(net)
+        sym = symmetries(objective(net, nn.functional.cross_entropy), data())
+        ends.append(start_in_equilibrium(net, optimizer, invariant=sym, loss=loss, batches=data()))
+    assert ends[0] == ends[1]
+
+
 def test_a_scheduler_that_begins_at_the_lr_typed_is_no_warm_up():
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)

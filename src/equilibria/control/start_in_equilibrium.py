@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -25,7 +26,7 @@ from equilibria.control.invariant import Invariant, invariant_tensors, require_r
 from equilibria.errors import EquilibriaError, one_of, positive, warn_caller
 from equilibria.measure.laws import law_of
 from equilibria.measure.layout import is_sharded, matrix
-from equilibria.measure.objective import unwrap_model
+from equilibria.measure.objective import Objective, unwrap_model
 from equilibria.measure.parameters import row_axes
 from equilibria.measure.statistics_behind import normalisations
 from equilibria.theory.equilibrium import Equilibrium
@@ -63,7 +64,7 @@ def start_in_equilibrium(
     optimizer: Optimizer,
     *,
     invariant: Invariant,
-    loss: Callable[[Any], Tensor],
+    loss: Callable[[Any], Tensor] | Objective,
     batches: Iterable[Any],
     lr: float | None = None,
     granularity: str = "tensor",
@@ -89,7 +90,8 @@ def start_in_equilibrium(
         optimizer: what will train it, before its first step.
         invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`, of
             which ``sym.alone`` is what counts.
-        loss: of one batch, as in training: ``lambda batch: F.cross_entropy(model(batch[0]), batch[1])``.
+        loss: of one batch, as in training: ``lambda batch: F.cross_entropy(model(batch[0]), batch[1])``; or, for a
+            network with fresh running statistics, the `equilibria.objective` that symmetries were found with.
         batches: a few batches, of the size used in training.
         lr: learning rate of the first phase, where the groups' present one is not it: a warm-up scheduler has already
             set its first, small one. Without it, call this before the scheduler is made.
@@ -115,7 +117,8 @@ def start_in_equilibrium(
     refuse_no_network(model)
     found = _trained(invariant_tensors(invariant, optimizer=optimizer, model=model))
     one_of("granularity", granularity, ("tensor", "row"))
-    _require_of_batch(loss)
+    of_batch = partial(loss, found) if isinstance(loss, Objective) else loss
+    _require_of_batch(of_batch)
     _refuse_single(batches)
     if granularity == "row":
         require_rows(invariant, found)
@@ -127,11 +130,11 @@ def start_in_equilibrium(
     pool = iter(batches)
     first = list(islice(pool, 1))
     with _used_statistics(model, found, granularity) as statistics:
-        squares = _mean_squares(model, found, axes, loss, chain(first, pool))
+        squares = _mean_squares(model, found, axes, of_batch, chain(first, pool))
         wanted = {name: _settled(rules[name], squares[name], weight, axes[name]) for name, weight in found.items()}
         if statistics is not None:
             statistics.require()
-    with _compared(model, loss, first[0]):
+    with _compared(model, of_batch, first[0]):
         done = [_rescale(name, w, axes[name], wanted[name], squares[name]) for name, w in found.items()]
         if statistics is not None:
             for each in done:
