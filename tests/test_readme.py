@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+import equilibria as eq
+from equilibria import control
 from equilibria.cli import app
 
 README = Path(__file__).parents[1] / "README.md"
@@ -31,3 +34,22 @@ def test_the_python_examples_run():
     failed, attempted = doctest.testfile(str(README), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert attempted >= 8
     assert failed == 0
+
+
+def scripts() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+def test_the_script_of_the_controllers_runs_and_so_does_each_of_the_other_lines(capsys):
+    torch.manual_seed(0)
+    (script,) = (code for code in scripts() if "start_in_equilibrium(model" in code)
+    (lines,) = (code for code in scripts() if "Rotational(" in code)
+    world: dict = {}
+    exec(compile(script, "README.md", "exec"), world)
+    assert re.search(r"^0 .* rows *$", capsys.readouterr().out, flags=re.MULTILINE)
+    for line in lines.strip().splitlines():
+        groups = eq.split_decay(world["model"], weight_decay=5e-3, symmetries=world["sym"]).groups
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        drops = torch.optim.lr_scheduler.MultiStepLR(optimizer, [100])
+        exec(line, {**vars(control), **world, "optimizer": optimizer, "drops": drops})
+    assert len(lines.strip().splitlines()) == 4

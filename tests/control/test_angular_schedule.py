@@ -380,3 +380,58 @@ def test_angles_of_a_quarter_turn_and_more_are_refused_where_the_schedule_can_be
     with pytest.raises(EquilibriaError, match=r"got angle \(radians\)=2;"):
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] == lr
+
+
+def test_a_weight_that_is_not_invariant_is_refused_in_the_first_steps():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = AngularSchedule(optimizer, 0.1, invariant=["3.weight"], model=net)
+    inputs = torch.randn(64, 8)
+    labels = inputs.argmax(1)
+
+    def train() -> None:
+        for _ in range(20):
+            optimizer.zero_grad()
+            cross_entropy(net(inputs), labels).backward()
+            optimizer.step()
+            scheduler.step()
+
+    with pytest.raises(EquilibriaError, match=r"got 3\.weight, whose gradient has a cosine of .* invariant=sym"):
+        train()
+
+
+def test_an_lr_of_zero_and_a_network_for_an_angle_are_refused():
+    weight = nn.Parameter(torch.ones(3))
+    with pytest.raises(EquilibriaError, match="got lr=0 in parameter group 0; expected more"):
+        AngularSchedule(torch.optim.SGD([weight], lr=0.0), 0.01, invariant=[weight])
+    with pytest.raises(EquilibriaError, match="got angle=Linear, a network; expected radians per step"):
+        AngularSchedule(torch.optim.SGD([weight], lr=0.1), nn.Linear(2, 2), invariant=[weight])
+
+
+@pytest.mark.parametrize("by", ["lr", "weight_decay"])
+def test_an_lr_that_somebody_else_sets_is_told_once(by):
+    world = World(heavy_ball, dim=400)
+    scheduler = AngularSchedule(world.optimizer, 0.05, invariant=world.weights, by=by)
+
+    def steps() -> None:
+        for _ in range(3):
+            world.step()
+            world.optimizer.param_groups[0]["lr"] *= 0.9
+            scheduler.step()
+
+    if by == "weight_decay":  # lr is not its own there
+        steps()
+        return
+    with pytest.warns(UserWarning, match="AngularSchedule had set it to") as told:
+        steps()
+    assert len(told) == 1
+
+
+def test_a_list_that_ends_holds_its_last_value():
+    world = World(heavy_ball, dim=400)
+    scheduler = AngularSchedule(world.optimizer, [0.05, 0.02], invariant=world.weights)
+    for _ in range(6):
+        world.step()
+        scheduler.step()
+    assert scheduler.report(1)[0].requested == 0.02

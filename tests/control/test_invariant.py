@@ -42,7 +42,7 @@ def test_of_a_result_of_symmetries_those_count_that_the_optimizer_trains(net):
     optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
     result = SimpleNamespace(alone=frozenset({"0.weight", "2.weight"}))
     assert list(invariant_tensors(result, optimizer=optimizer, model=net)) == ["0.weight"]
-    with pytest.raises(EquilibriaError, match="names nothing here"):
+    with pytest.raises(EquilibriaError, match=r"by which 2\.weight are .* none of which .*: it trains 0\.weight"):
         invariant_tensors(SimpleNamespace(alone={"2.weight"}), optimizer=optimizer, model=net)
     with pytest.raises(EquilibriaError, match=r"got invariant name '2\.weight'"):
         invariant_tensors(["2.weight"], optimizer=optimizer, model=net)
@@ -66,6 +66,13 @@ def test_tensors_need_no_model_and_keep_their_order(net, optimizer):
     assert list(invariant_tensors([net[0].weight], optimizer=optimizer, model=net)) == ["0.weight"]
 
 
+def test_pairs_of_named_parameters_are_their_tensors(net, optimizer):
+    pairs = [(name, param) for name, param in net.named_parameters() if name == "0.weight"]
+    found = invariant_tensors(pairs, optimizer=optimizer, model=net)
+    assert list(found) == ["0.weight"]
+    assert found["0.weight"] is net[0].weight
+
+
 def test_what_cannot_be_meant_is_refused_with_what_to_do(net, optimizer):
     refused = [
         ([], "names nothing.*eq.symmetries"),
@@ -74,6 +81,8 @@ def test_what_cannot_be_meant_is_refused_with_what_to_do(net, optimizer):
         (net[0].weight, "got invariant=Parameter; expected a list"),
         ([3], r"got invariant=list of int; expected names, tensors"),
         ([net], r"got invariant=list of Sequential; expected names, tensors"),
+        (net, r"got invariant=Sequential, a network; expected .* as model=: .*invariant=sym"),
+        (SimpleNamespace(alone=()), "no weight of this model is scale-invariant alone"),
         (["0.weight", *[3] * 9], r"got invariant=list of 0.weight, int, int and 7 more; expected"),
         (["0.weigth"], r"got invariant name '0.weigth'; the optimizer trains no such tensor, but 0.weight"),
         ([nn.Parameter(torch.ones(2, 2))], r"shape \(2, 2\) that is none of the optimizer's 5"),

@@ -10,7 +10,15 @@ import torch
 from bn_worlds import bn_net, deviation, eval_logits, invariant_of, sgd, take_step
 from random_walk import SGDW, settled_adam, walk
 from torch import nn
-from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LambdaLR, MultiStepLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    LambdaLR,
+    MultiStepLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 
 from equilibria import theory
 from equilibria.control import Lion, RescaleOnDecay, WeightDecayScheduler
@@ -205,6 +213,15 @@ def test_a_change_of_weight_decay_counts_too():
     control.step()
     assert optimizer.param_groups[0]["weight_decay"] == 1e-3
     assert control.last_factors["0.weight"] == pytest.approx(4**-0.25, rel=1e-9)
+
+
+def test_reduce_lr_on_plateau_may_be_inside():
+    _, optimizer, control = trained("SGDM", scheduler=lambda o: ReduceLROnPlateau(o, factor=0.1, patience=0))
+    control.step(1.0)
+    assert control.last_factors == {}
+    control.step(1.0)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+    assert control.last_factors["0.weight"] == pytest.approx(10**-0.25, rel=1e-3)
 
 
 def test_before_the_first_step_there_is_no_state_to_rescale():

@@ -414,5 +414,29 @@ def test_rows_that_are_invariant_only_together_are_refused():
 
 
 def test_a_weight_that_is_not_invariant_is_refused_before_anything_changes():
-    with pytest.raises(EquilibriaError, match=r"got 4\.weight, whose gradient.*sym\.alone"):
+    with pytest.raises(EquilibriaError, match=r"got 4\.weight, whose gradient.*invariant=sym"):
         group_norm_step("tensor", ["0.weight", "4.weight"])
+
+
+@pytest.mark.parametrize("norm", [lambda: nn.GroupNorm(2, 16), lambda: nn.BatchNorm2d(16)])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_rows_that_are_invariant_only_together_are_refused_though_names_do_not_say(norm, noisy):
+    """Their radial gradients cancel within groups; noise on gradients, as for privacy, does not."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), norm(), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 16, 3))
+    plain = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4)
+    optimizer = Rotational(plain, ["0.weight"], model=net, granularity="row")
+
+    def train() -> None:
+        for _ in range(25):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(torch.randn(16, 3, 6, 6)), torch.randint(3, (16,))).backward()
+            if noisy:
+                net[0].weight.grad += 10 * torch.randn_like(net[0].weight) * net[0].weight.grad.std()
+            optimizer.step()
+
+    if noisy or isinstance(net[1], nn.BatchNorm2d):
+        train()
+        return
+    with pytest.raises(EquilibriaError, match="granularity='tensor' is the one to use where only groups of rows are"):
+        train()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 
 from equilibria import theory
 from equilibria.control import SGDW, Lion, start_in_equilibrium
+from equilibria.control.start_in_equilibrium import StartWarning
 from equilibria.errors import EquilibriaError
 from equilibria.measure.objective import objective
 from equilibria.measure.symmetry import symmetries
@@ -204,6 +207,68 @@ def test_the_learning_rate_of_the_first_phase_may_be_given_during_warm_up():
     assert norms[0] == norms[1]
 
 
+@pytest.mark.parametrize(
+    "warm_up",
+    [
+        lambda o: torch.optim.lr_scheduler.LinearLR(o, start_factor=0.01, total_iters=5),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, div_factor=100, total_steps=10),
+    ],
+)
+def test_the_first_lr_of_a_warm_up_is_refused_unless_it_is_meant(warm_up):
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+    warm_up(optimizer)
+    common = {"invariant": ["0.weight"], "loss": loss_of(net), "batches": data()}
+    before = net[0].weight.detach().clone()
+    with pytest.raises(
+        EquilibriaError, match=r"got lr=0\.001 for 0\.weight, which a scheduler has made of 0\.1;.* lr=0\.1"
+    ):
+        start_in_equilibrium(net, optimizer, **common)
+    assert torch.equal(net[0].weight, before)
+    assert start_in_equilibrium(net, optimizer, lr=0.1, **common)[0].after > 0
+
+
+def test_the_objective_of_the_symmetries_may_be_the_loss():
+    """It has no dropout, so the network here has none either."""
+    ends = []
+    for as_objective in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 20, bias=False), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 3))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+        loss = objective(net, nn.functional.cross_entropy) if as_objective else loss_of(net)
+        sym = symmetries(objective(net, nn.functional.cross_entropy), data())
+        ends.append(start_in_equilibrium(net, optimizer, invariant=sym, loss=loss, batches=data()))
+    assert ends[0] == ends[1]
+
+
+def test_a_scheduler_that_begins_at_the_lr_typed_is_no_warm_up():
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    assert start_in_equilibrium(net, optimizer, invariant=["0.weight"], loss=loss_of(net), batches=data())
+
+
+@pytest.mark.parametrize("norm", [lambda: nn.BatchNorm1d(20), lambda: nn.LayerNorm(20)])
+def test_a_norm_that_eps_drowns_is_told_with_the_change_of_the_outputs(norm):
+    """Entries of sqrt(1e-5/20) against an eps of 1e-5 and inputs of variance 1: outputs shrink visibly."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 20, bias=False), norm(), nn.Dropout(0.5), nn.Linear(20, 3))
+    images = data()[0][0]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, weight_decay=10.0)
+
+    def outputs() -> torch.Tensor:
+        torch.manual_seed(5)
+        return net(images).detach()
+
+    before = outputs()
+    torch.manual_seed(5)
+    with pytest.warns(StartWarning, match=r"outputs moved by \S+ of their standard deviation") as told:
+        start_in_equilibrium(net, optimizer, invariant=["0.weight"], loss=loss_of(net), batches=data())
+    moved = float((outputs() - before).square().mean().sqrt() / before.std(correction=0))
+    assert moved > 0.2
+    assert float(re.search(r"moved by (\S+)", str(told[0].message))[1]) == pytest.approx(moved, rel=0.05)  # two digits
+
+
 def test_a_row_without_gradient_keeps_its_norm():
     world = NoiseWorld(2.0)
     pool = noises(2)
@@ -240,6 +305,10 @@ def test_bad_input_is_refused_before_anything_changes():
         assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
     refused("got no batches", batches=iter(()))
+    refused(r"got batches=tuple, which is a single batch; expected a few of them: batches=\[batch\]", batches=data()[0])
+    refused("got batches=Tensor, which looks like a single batch", batches=data()[0][0])
+    with pytest.raises(EquilibriaError, match="got model of type SGD; expected the network"):
+        start_in_equilibrium(optimizer, net, **common)
     refused("got granularity='filter'", granularity="filter")
     refused("got lr=0; expected 0 < lr", lr=0)
     refused("got weight_decay=0", by=torch.optim.SGD(net.parameters(), lr=0.1))

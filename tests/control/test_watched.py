@@ -8,6 +8,7 @@ from torch import nn
 
 import equilibria as eq
 from equilibria.control import SGDW, Lion, ProjectedGD, Rotational, ScalarRMSprop
+from equilibria.errors import EquilibriaError
 
 
 def network() -> nn.Sequential:
@@ -58,3 +59,13 @@ def test_what_has_no_law_is_measured():
     rows = samples(net, ProjectedGD([net[0].weight], lr=0.1, weight_decay=0.01))
     assert rows[-1]["angle"] > 0
     assert rows[-1]["norm"] == pytest.approx(rows[0]["norm"], rel=1e-12)
+
+
+def test_the_optimizer_inside_of_a_rotational_one_is_not_watched_in_its_place():
+    net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    plain = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+    eq.watch(net, plain).close()
+    outer = Rotational(plain, ["0.weight"], model=net)
+    with pytest.raises(EquilibriaError, match="got the SGD inside of a Rotational; expected the Rotational itself"):
+        eq.watch(net, plain)
+    eq.watch(net, outer).close()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
-from equilibria.control import WeightDecayScheduler
+from equilibria.control import FoldedWeightDecay, RescaleOnDecay, WeightDecayScheduler
 from equilibria.errors import EquilibriaError
 from equilibria.measure.laws import law_of
 from equilibria.theory.schedules import Cosine
@@ -240,3 +240,19 @@ def test_what_cannot_be_held_leaves_the_learning_rate_where_it_was():
     with pytest.raises(EquilibriaError, match="no weight decay does it"):
         scheduler.step()
     assert (scheduler.last_epoch, scheduler.get_last_lr()[0], optimizer.param_groups[0]["lr"]) == (0, 0.1, 0.1)
+
+
+@pytest.mark.parametrize("outer", [RescaleOnDecay, FoldedWeightDecay])
+def test_what_acts_on_the_weight_decay_that_is_set_belongs_outside(outer):
+    """Inside, it would rescale for the lr alone, and the weights would be out of the equilibrium of lr and decay."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.LayerNorm(4, elementwise_affine=False))
+
+    def drop():
+        return StepLR(torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.04), 1)
+
+    inside = outer(drop(), net, invariant=["0.weight"])
+    with pytest.raises(
+        EquilibriaError, match=rf"got a {outer.__name__} inside .*{outer.__name__}\(WeightDecayScheduler"
+    ):
+        WeightDecayScheduler(inside, hold="angle")
+    outer(WeightDecayScheduler(drop(), hold="angle"), net, invariant=["0.weight"])

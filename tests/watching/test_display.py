@@ -106,6 +106,34 @@ def test_names_that_are_no_weights_are_shown_in_full_and_long_ones_are_folded_no
     assert "".join(line.split()[0] for line in lines[1:-1]) == long.name.removesuffix(".weight")
 
 
+HOWS = {
+    "transformer.h.0.attn.c_attn.weight": "jointly with transformer.h.0.ln_1.weight, lm_head.weight and 6 more",
+    "transformer.h.0.mlp.c_fc.weight": "jointly with transformer.h.0.mlp.c_fc.bias and against lm_head.weight",
+    "transformer.h.0.mlp.c_proj.weight": "against transformer.h.0.mlp.c_fc.weight, transformer.h.0.mlp.c_fc.bias",
+    "transformer.h.0.attn.bias.weight": "no effect",
+    "lm_head.weight": "no",
+    "conv.weight": "rows",
+}
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_partners_are_counted_and_names_are_not_folded(width):
+    """Columns are left out instead; the state does not contradict what is said beside it."""
+    free = {name: how for name, how in HOWS.items() if how != "rows"}
+    rows = [dataclasses.replace(LAYER, name=name, how=how, invariant=False) for name, how in free.items()]
+    lines = printed(width, [*rows, dataclasses.replace(LAYER, name="conv.weight", how="rows")])
+    assert max(map(len, lines)) <= width
+    shown = {line.split()[0]: " ".join(line.split()[-4:]) for line in lines[1:7]}
+    assert shown.keys() == {name.removesuffix(".weight") for name in HOWS}
+    assert shown["transformer.h.0.attn.c_attn"].endswith("not alone jointly (9)")
+    assert shown["transformer.h.0.mlp.c_fc"].endswith("not alone against (3)")
+    assert shown["transformer.h.0.mlp.c_proj"].endswith("not alone against (3)")
+    assert shown["transformer.h.0.attn.bias"].endswith("no effect no effect")
+    assert shown["lm_head"].endswith("not invariant no")
+    assert shown["conv"].endswith("approaching rows")
+    assert "jointly (n): n may be scaled together" in " ".join(lines[7:])
+
+
 @pytest.mark.parametrize(
     ("steps", "text"),
     [(0.0, "1.7"), (0.2, "1"), (999.5, "1,000"), (9999, "9,999"), (12345, "12.3k"), (3.21e6, "3.21M"), (1e10, "10G")],
@@ -141,7 +169,10 @@ def test_columns_without_a_number_are_left_out_with_their_legend():
 
 
 def test_before_the_first_sample():
-    assert printed(80, []) == ["no samples yet: train a few steps first"]
+    said = " ".join(printed(80, []))
+    assert said.startswith(
+        "no samples yet: train a few steps first; or the watched optimizer is not the one that steps"
+    )
 
 
 def test_the_table_of_a_run(capsys):

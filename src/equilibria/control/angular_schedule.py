@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 from equilibria.control._decay_control import NEAR, Aim, steering_decay, steps_ahead
 from equilibria.control._gradients import as_number
 from equilibria.control._group_loop import RECENT, GroupLoop
+from equilibria.control._radial import InvarianceWatch
 from equilibria.control._undo import settings_kept
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.errors import EquilibriaError, one_of, warn_caller, whole, within
@@ -78,9 +79,9 @@ class AngularSchedule(LRScheduler):
     groups with invariant weights: other parameters of such a group get them too, and other groups are left alone.
 
     Args:
-        optimizer: any torch optimizer; its present lr is used for the first step.
+        optimizer: any torch optimizer; its present lr, above 0, is used for the first step.
         angle: radians per step, below pi/2: a number, a schedule of `equilibria.theory.schedules`, a function of the
-            step, a list.
+            step, or a list, whose last value is held after its end.
         invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`, of
             which ``sym.alone`` is what counts.
         model: where names are looked up.
@@ -89,8 +90,10 @@ class AngularSchedule(LRScheduler):
             one step follows from how the optimizer's momentum correlates steps, with gradients that are mostly noise.
 
     Raises:
-        EquilibriaError: bad input, or an optimizer without the law that ``steps_per_epoch`` or ``by`` needs; later, in
-            `step`, an lr that runs away because weights cannot turn that fast: it is left as it was then.
+        EquilibriaError: bad input, or an optimizer without the law that ``steps_per_epoch`` or ``by`` needs; in the
+            first twenty steps of the optimizer, a weight whose gradient says that it is not scale-invariant (cosine
+            with it above 0.05 and three times chance; not with closures); later, in `step`, an lr that runs away
+            because weights cannot turn that fast: it is left as it was then.
 
     Example:
         >>> w = nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
@@ -119,13 +122,16 @@ class AngularSchedule(LRScheduler):
             raise EquilibriaError(f"got optimizer of type {type(optimizer).__name__}; expected a torch.optim.Optimizer")
         self._by = one_of("by", by, ("lr", "weight_decay"))
         self._per_epoch = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1)
-        self._warned = False
+        self._warned, self._has_told_change = False, False
+        _refuse_network(angle)
         self._angle = as_schedule(angle)
         if self._per_epoch is not None:
             self._angle = in_epochs(self._angle, steps_per_epoch=self._per_epoch)
-        self._loops = _loops(optimizer, invariant_tensors(invariant, optimizer=optimizer, model=model))
+        self._watch, self._weights = InvarianceWatch(), invariant_tensors(invariant, optimizer=optimizer, model=model)
+        self._loops = _loops(optimizer, self._weights)
         self.optimizer = optimizer
         for loop in self._loops:
+            self._refuse_no_lr(loop)
             wanted = self._request(loop, 0)
             if by == "weight_decay" and wanted > 0:
                 decay_for_angle(self._rule(loop), wanted)  # refuses here what it would refuse later
@@ -134,6 +140,8 @@ class AngularSchedule(LRScheduler):
 
     def step(self, epoch: int | None = None) -> None:
         """Measure the step that the optimizer took, and set the next one; if that fails, all stays as it was."""
+        if self.last_epoch >= 0:
+            self._warn_changed()
         held = self.last_epoch, self._step_count, [loop.learnt() for loop in self._loops]
         try:
             with settings_kept(self.optimizer):
@@ -195,9 +203,35 @@ class AngularSchedule(LRScheduler):
             loop.load_state_dict(held)
         self.__dict__.update({name: value for name, value in state_dict.items() if name != "loops"})
 
-    def _before_step(self, *_: Any) -> None:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_step(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the weights; look at their gradients, unless a closure has yet to make them."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._watch.look(self._weights)
         for loop in self._loops:
             loop.remember()
+
+    def _refuse_no_lr(self, loop: GroupLoop) -> None:
+        if as_number("lr", self.optimizer.param_groups[loop.group]["lr"]) == 0:
+            raise EquilibriaError(
+                f"got lr=0 in parameter group {loop.group}; expected more, to see in the first step how far an lr "
+                "turns weights: any sensible one will do"
+            )
+
+    def _warn_changed(self) -> None:
+        """Say once that somebody else sets the lr, too."""
+        for loop in self._loops if self._by == "lr" and not self._has_told_change else ():
+            ours, found = self._last_lr[loop.group], self.optimizer.param_groups[loop.group]["lr"]
+            if float(ours) != float(found):
+                self._has_told_change = True
+                warn_caller(
+                    f"lr of parameter group {loop.group} is {float(found):.3g}, but AngularSchedule had set it to "
+                    f"{float(ours):.3g}: somebody else sets it, too, and is overruled at every step. Keep no second "
+                    "scheduler on groups with invariant weights",
+                    UserWarning,
+                )
+                return
 
     def _measure(self, loop: GroupLoop) -> tuple[float, float] | None:
         """Learn from the last step: what was requested, and delivered; None if it was skipped, or broke."""
@@ -290,6 +324,15 @@ class AngularSchedule(LRScheduler):
         )
         lr, decay = as_number("lr", group["lr"]), as_number("weight_decay", group.get("weight_decay", 0.0))
         return Delivered(loop.group, len(recent), requested, delivered, lr, decay, self._behind(loop))
+
+
+def _refuse_network(angle: object) -> None:
+    """Say where the model belongs: a network is a function, too."""
+    if isinstance(angle, nn.Module):
+        raise EquilibriaError(
+            f"got angle={type(angle).__name__}, a network; expected radians per step, or a schedule of them: "
+            "AngularSchedule(optimizer, 0.01, invariant=sym, model=model)"
+        )
 
 
 def _loops(optimizer: Optimizer, found: dict[str, Tensor]) -> list[GroupLoop]:

@@ -23,7 +23,7 @@ class HasAlone(Protocol):
 
 Invariant: TypeAlias = Iterable[str] | Iterable[Tensor] | HasAlone
 
-HOW_TO = "sym = eq.symmetries(eq.objective(model, loss), batches) finds them: use sym.alone"
+HOW_TO = "sym = eq.symmetries(eq.objective(model, loss), batches) finds them: use invariant=sym"
 
 
 def invariant_tensors(
@@ -32,8 +32,8 @@ def invariant_tensors(
     """The scale-invariant tensors that an optimizer trains, by name.
 
     Args:
-        invariant: tensors; or names; or a result of `equilibria.symmetries`, of whose ``alone`` those trained here
-            count.
+        invariant: tensors; or names; or pairs of both, as of ``model.named_parameters()``; or a result of
+            `equilibria.symmetries`, of whose ``alone`` those trained here count.
         optimizer: what trains them.
         model: where names are looked up; not needed for tensors, nor for an optimizer made from
             ``model.named_parameters()``.
@@ -52,12 +52,8 @@ def invariant_tensors(
     """
     wanted, called = _listed(invariant), _names(optimizer, model)
     named = model is not None or _has_names(optimizer)
-    if hasattr(invariant, "alone") and named:
-        wanted = [name for name in wanted if plain_name(name) in called]
-    if hasattr(invariant, "alone") and not named:
-        raise EquilibriaError(
-            "got a result of symmetries, which are names, but the optimizer knows none; expected model= beside it"
-        )
+    if hasattr(invariant, "alone"):
+        wanted = _trained_of(wanted, called, named=named)
     if not wanted:
         raise EquilibriaError(f"got invariant={_shown(invariant)}, which names nothing here; expected some: {HOW_TO}")
     if all(isinstance(each, Tensor) for each in wanted):
@@ -67,6 +63,26 @@ def invariant_tensors(
     raise EquilibriaError(
         f"got invariant={_shown(invariant)}; expected names, tensors or a result of symmetries: {HOW_TO}"
     )
+
+
+def _trained_of(alone: list[str], called: Mapping[str, Tensor], *, named: bool) -> list[str]:
+    """Those of a result of symmetries that the optimizer trains."""
+    if not named:
+        raise EquilibriaError(
+            "got a result of symmetries, which are names, but the optimizer knows none; expected model= beside it"
+        )
+    if not alone:
+        raise EquilibriaError(
+            "got symmetries that say that no weight of this model is scale-invariant alone; expected some, such as "
+            "weights in front of a BatchNorm: what is invariant jointly only (print(sym) shows it) is not controlled"
+        )
+    trained = [name for name in alone if plain_name(name) in called]
+    if not trained:
+        raise EquilibriaError(
+            f"got symmetries by which {', '.join(alone[:3])} are scale-invariant, none of which this optimizer trains; "
+            f"expected those of its model: it trains {', '.join(list(called)[:3])}"
+        )
+    return trained
 
 
 def require_rows(invariant: Invariant, found: Mapping[str, Tensor]) -> None:
@@ -95,13 +111,24 @@ def _shown(invariant: Any) -> str:
 
 def _listed(invariant: Any) -> list[Any]:
     found = getattr(invariant, "alone", invariant)
+    if isinstance(found, nn.Module):
+        raise EquilibriaError(
+            f"got invariant={type(found).__name__}, a network; expected which of its weights are scale-invariant, with "
+            f"the network as model=: {HOW_TO}"
+        )
     if isinstance(found, str | Tensor) or not isinstance(found, Iterable):
         raise EquilibriaError(
             f"got invariant={type(found).__name__}; expected a list of the scale-invariant tensors or of their names, "
             f"or a result of symmetries: {HOW_TO}"
         )
     # the order of a set of names differs from process to process
-    return sorted(found) if isinstance(found, set | frozenset) else list(found)
+    listed = sorted(found) if isinstance(found, set | frozenset) else list(found)
+    return [each[1] if _is_named(each) else each for each in listed]
+
+
+def _is_named(each: Any) -> bool:
+    """A pair of ``model.named_parameters()``."""
+    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) and isinstance(each[1], Tensor)
 
 
 def _has_names(optimizer: torch.optim.Optimizer) -> bool:

@@ -99,6 +99,7 @@ class Rotational(CheckedOptimizer):
                 self.angle_of(group)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
+        vars(optimizer)["equilibria_stepped_by"] = type(self).__name__  # who watches it is told to watch this one
         if self.centred:
             self._centre()
 

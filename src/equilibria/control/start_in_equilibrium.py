@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -15,20 +18,26 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from equilibria.control._gradients import as_number
+from equilibria.control._outputs import moved_by, outputs_of
 from equilibria.control._radial import largest_cosine, radial_cosine, require_orthogonal
-from equilibria.control._statistics import RunningStatistics
+from equilibria.control._statistics import RunningStatistics, refuse_no_network
 from equilibria.control._turning import write_units
 from equilibria.control.invariant import Invariant, invariant_tensors, require_rows
-from equilibria.errors import EquilibriaError, one_of, positive
+from equilibria.errors import EquilibriaError, one_of, positive, warn_caller
 from equilibria.measure.laws import law_of
 from equilibria.measure.layout import is_sharded, matrix
-from equilibria.measure.objective import unwrap_model
+from equilibria.measure.objective import Objective, unwrap_model
 from equilibria.measure.parameters import row_axes
 from equilibria.measure.statistics_behind import normalisations
 from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.rules import SGD, SGDW, AdamL2, Muon, Rule
 
 Array = NDArray[np.float64]
+_LARGEST_CHANGE = 0.01  # of outputs, in standard deviations; without eps it is rounding
+
+
+class StartWarning(UserWarning):
+    """The network is no longer what it was before its weights were rescaled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +64,17 @@ def start_in_equilibrium(
     optimizer: Optimizer,
     *,
     invariant: Invariant,
-    loss: Callable[[Any], Tensor],
+    loss: Callable[[Any], Tensor] | Objective,
     batches: Iterable[Any],
     lr: float | None = None,
     granularity: str = "tensor",
 ) -> list[StartingNorm]:
     """Rescale scale-invariant weights to the norm at which lr and weight decay are in balance, before training.
 
-    The network's function in training mode is unchanged; how fast it turns is not: without this, a layer whose initial
-    norm is f times the equilibrium's turns by f^-2 (SGD) or f^-1 (AdamW, Lion) of the equilibrium angle until weight
-    decay has brought it there. The result does not depend on the scale of the initialisation.
+    The network's function in training mode is unchanged, up to the eps of its norms; how fast it turns is not: without
+    this, a layer whose initial norm is f times the equilibrium's turns by f^-2 (SGD) or f^-1 (AdamW, Lion) of the
+    equilibrium angle until weight decay has brought it there. The result does not depend on the scale of the
+    initialisation.
 
     For SGD the equilibrium norm ``(L lr / (2 wd (1-momentum)))^(1/4)`` (see `theory.equilibrium`) needs L, which is
     measured on the batches at the initial weights; it enters by its fourth root. Where gradients grow or shrink by much
@@ -72,16 +82,19 @@ def start_in_equilibrium(
 
     Gradients, buffers and random numbers are put back. Running statistics of a fresh network hold nothing yet; if a
     batch has been averaged into those behind the weights, as in a network trained before, they are rescaled with them,
-    so that eval mode is unchanged, too. Frozen weights stay as they are.
+    so that eval mode is unchanged, too. Frozen weights stay as they are. If outputs move by more than 0.01 of their
+    standard deviation, because a norm has come down to where eps matters, a `StartWarning` says by how much.
 
     Args:
         model: the network, in training mode.
         optimizer: what will train it, before its first step.
         invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`, of
             which ``sym.alone`` is what counts.
-        loss: of one batch, as in training: ``lambda batch: F.cross_entropy(model(batch[0]), batch[1])``.
+        loss: of one batch, as in training: ``lambda batch: F.cross_entropy(model(batch[0]), batch[1])``; or, for a
+            network with fresh running statistics, the `equilibria.objective` that symmetries were found with.
         batches: a few batches, of the size used in training.
-        lr: learning rate of the first phase, if the groups' present one is not it, as during warm-up.
+        lr: learning rate of the first phase, where the groups' present one is not it: a warm-up scheduler has already
+            set its first, small one. Without it, call this before the scheduler is made.
         granularity: "tensor", or "row": each output row gets the norm of its own equilibrium, which needs rows that are
             invariant one by one, as before BatchNorm.
 
@@ -89,8 +102,8 @@ def start_in_equilibrium(
         What was done to each tensor.
 
     Raises:
-        EquilibriaError: bad input, an optimizer that has begun, weights that are not invariant, or rows of weights with
-            used running statistics behind them; nothing was changed.
+        EquilibriaError: bad input, an optimizer that has begun, an lr that a scheduler has changed, weights that are
+            not invariant, or rows of weights with used running statistics behind them; nothing was changed.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2))
@@ -101,9 +114,12 @@ def start_in_equilibrium(
         >>> round(done[0].after, 3), round(optimizer.param_groups[0]["lr"], 3)  # about (32 entries * lr / (2 wd))^0.5
         (0.4, 0.001)
     """
+    refuse_no_network(model)
     found = _trained(invariant_tensors(invariant, optimizer=optimizer, model=model))
     one_of("granularity", granularity, ("tensor", "row"))
-    _require_of_batch(loss)
+    of_batch = partial(loss, found) if isinstance(loss, Objective) else loss
+    _require_of_batch(of_batch)
+    _refuse_single(batches)
     if granularity == "row":
         require_rows(invariant, found)
     numbering = row_axes(model)
@@ -111,15 +127,18 @@ def start_in_equilibrium(
     rules = {name: _rule(name, weight, optimizer, lr) for name, weight in found.items()}
     for name, weight in found.items():
         _check(name, weight, axes[name], optimizer)
+    pool = iter(batches)
+    first = list(islice(pool, 1))
     with _used_statistics(model, found, granularity) as statistics:
-        squares = _mean_squares(model, found, axes, loss, batches)
+        squares = _mean_squares(model, found, axes, of_batch, chain(first, pool))
         wanted = {name: _settled(rules[name], squares[name], weight, axes[name]) for name, weight in found.items()}
         if statistics is not None:
             statistics.require()
-    done = [_rescale(name, w, axes[name], wanted[name], squares[name]) for name, w in found.items()]
-    if statistics is not None:
-        for each in done:
-            statistics.rescale([each.name], each.after / each.before)
+    with _compared(model, of_batch, first[0]):
+        done = [_rescale(name, w, axes[name], wanted[name], squares[name]) for name, w in found.items()]
+        if statistics is not None:
+            for each in done:
+                statistics.rescale([each.name], each.after / each.before)
     return done
 
 
@@ -189,13 +208,55 @@ def _require_of_batch(loss: Callable[[Any], Tensor]) -> None:
         ) from None
 
 
+def _refuse_single(batches: Any) -> None:
+    """Refuse one batch in the place of several: its parts would be taken for batches."""
+    pair = list(batches) if isinstance(batches, tuple | list) and len(batches) == 2 else []
+    shapes = [part.shape for part in pair if isinstance(part, Tensor) and part.ndim]
+    is_one = len(shapes) == 2 and shapes[0] != shapes[1] and shapes[0][0] == shapes[1][0]
+    if is_one or isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
+        raise EquilibriaError(
+            f"got batches={type(batches).__name__}, which {'is' if is_one else 'looks like'} a single batch; expected "
+            "a few of them: batches=[batch]"
+        )
+
+
+@contextmanager
+def _compared(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any) -> Iterator[None]:
+    """Warns if the network computes something else after what is done inside."""
+    with _undisturbed(model):
+        before = outputs_of(model, loss, batch)
+    yield
+    with _undisturbed(model):
+        moved = moved_by(before, outputs_of(model, loss, batch))
+    if moved > _LARGEST_CHANGE:
+        warn_caller(
+            f"outputs moved by {moved:.2g} of their standard deviation: the norm that lr and weight decay ask for, or "
+            "the one before, is so small that the eps of a normalisation behind a weight matters. Where it does, "
+            "weights are not scale-invariant, and the law is off: raise lr, lower weight decay or lower eps",
+            StartWarning,
+        )
+
+
 def _rule(name: str, weight: Tensor, optimizer: Optimizer, lr: float | None) -> Rule:
     group = next(g for g in optimizer.param_groups if any(each is weight for each in g["params"]))
+    if lr is None:
+        _refuse_warm_up(name, group)
     chosen = as_number("lr", group["lr"]) if lr is None else positive("lr", lr)
     law = law_of(optimizer, {**group, "lr": chosen})
     if law.rule is None:
         raise EquilibriaError(f"got an optimizer without an equilibrium for {name}: {law.reason}")
     return law.rule
+
+
+def _refuse_warm_up(name: str, group: Mapping[str, Any]) -> None:
+    """Refuse to guess which learning rate is meant, once a scheduler has changed it; OneCycleLR has a max_lr."""
+    present = as_number("lr", group["lr"])
+    typed = as_number("lr", group.get("max_lr", group.get("initial_lr", present)))
+    if not math.isclose(present, typed, rel_tol=1e-6):
+        raise EquilibriaError(
+            f"got lr={present:g} for {name}, which a scheduler has made of {typed:g}; expected the one of the first "
+            f"phase: give lr={typed:g}, or lr={present:g}, or call this before the scheduler is made"
+        )
 
 
 def _mean_squares(

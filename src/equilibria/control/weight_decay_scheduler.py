@@ -11,6 +11,8 @@ from torch.optim.optimizer import Optimizer
 
 from equilibria.control._undo import scheduler_kept
 from equilibria.control._wrapper import SchedulerWrapper
+from equilibria.control.folded_weight_decay import FoldedWeightDecay
+from equilibria.control.rescale_on_decay import RescaleOnDecay
 from equilibria.errors import EquilibriaError, one_of, whole
 from equilibria.measure.laws import law_of, setting
 from equilibria.theory.holding import HOLDS, holding_weight_decay
@@ -25,7 +27,8 @@ class WeightDecayScheduler(SchedulerWrapper):
     given: ``step()`` steps that one first.
 
     Args:
-        scheduler: any torch scheduler, or an optimizer whose learning rate stays as it is.
+        scheduler: any torch scheduler, or an optimizer whose learning rate stays as it is. `RescaleOnDecay` and
+            `FoldedWeightDecay` go around this one, not into it.
         schedule: weight decay as a function of the scheduler's steps: a number, one value per step, a
             `equilibria.theory.schedules.Schedule`, or any function.
         hold: instead of a schedule: "angle" keeps the equilibrium angle per step, "time_constant" the number of steps
@@ -35,7 +38,8 @@ class WeightDecayScheduler(SchedulerWrapper):
         groups: the parameter groups to act on, by index; by default all with weight decay.
 
     Raises:
-        EquilibriaError: no schedule or two, a group without weight decay, an optimizer without a law to hold.
+        EquilibriaError: no schedule or two, a scheduler that has to be outside, a group without weight decay, an
+            optimizer without a law to hold.
 
     Example:
         >>> import torch
@@ -63,6 +67,7 @@ class WeightDecayScheduler(SchedulerWrapper):
             )
         self._schedule = None if schedule is None else as_schedule(schedule)
         self._hold = None if hold is None else one_of("hold", hold, HOLDS)
+        _refuse_inside(scheduler)
         super().__init__(scheduler)
         self._groups = self._chosen(groups)
         if self._hold is not None:
@@ -145,3 +150,13 @@ class WeightDecayScheduler(SchedulerWrapper):
     def _set(self, values: dict[int, float]) -> None:
         for index, value in values.items():
             self.optimizer.param_groups[index]["weight_decay"] = value
+
+
+def _refuse_inside(scheduler: Any) -> None:
+    """These act on what a scheduler did: outside of them, weight decay would change behind their back."""
+    if isinstance(scheduler, RescaleOnDecay | FoldedWeightDecay):
+        name = type(scheduler).__name__
+        raise EquilibriaError(
+            f"got a {name} inside of WeightDecayScheduler, which would not see the weight decay that is set; expected "
+            f"them the other way round: {name}(WeightDecayScheduler(...), model, invariant=...)"
+        )

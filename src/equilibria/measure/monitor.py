@@ -377,7 +377,20 @@ def _unwrapped(optimizers: Any) -> list[torch.optim.Optimizer]:
     )
     if not given:
         raise EquilibriaError(f"got an empty {type(optimizers).__name__} of optimizers; expected at least one")
-    return list({id(each): each for each in map(unwrap_optimizer, given)}.values())
+    found = {id(each): each for each in map(unwrap_optimizer, given)}
+    for each in found.values():
+        _refuse_inner(each)
+    return list(found.values())
+
+
+def _refuse_inner(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse one that another one steps, with part of its parameters only: the others would seem to stand still."""
+    outer = getattr(optimizer, "equilibria_stepped_by", None)
+    if outer is not None:
+        raise EquilibriaError(
+            f"got the {type(optimizer).__name__} inside of a {outer}; expected the {outer} itself: it is what steps, "
+            "and what is to be watched, saved and loaded"
+        )
 
 
 def _shown(state: object) -> str:

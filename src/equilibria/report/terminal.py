@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,10 @@ _LEGEND = {
     "settled": "the angle in equilibrium",
     "goal": "the norm once settled",
 }
+_PARTNERS = ("jointly with ", "against ")
+_OF_PARTNERS = "jointly (n): n may be scaled together; against (n): some up as others go down (print(sym) names them)"
+_DISPENSABLE = ("settled", "goal", "theory", "norm", "{unit} left")  # what is left out first
+_ENDLESS = 10_000  # columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +53,17 @@ def print_table(
     """
     out = Console() if console is None else console
     if not layers:
-        out.print("no samples yet: train a few steps first")
+        out.print(
+            "no samples yet: train a few steps first; or the watched optimizer is not the one that steps: watch it "
+            "after it is made"
+        )
         return
     out.print(Text(f"{headline(layers)}. {worst(layers)}"), end="\n\n")
     shown = worst_first(layers)[:most]
-    out.print(layer_table(shown, width=out.width))
+    columns = _fitting(shown, out)
+    out.print(layer_table(shown, columns, width=out.width))
     out.print(Text(_when(layers), style="dim"))
-    if legend := _legend(_columns(shown, width=out.width)):
+    if legend := _legend(shown, columns):
         out.print(Text(legend, style="dim"))
     if most is not None and len(layers) > most:
         out.print(Text(f"{len(layers) - most:,} more layers are in --json", style="dim"))
@@ -76,10 +85,9 @@ def _when(layers: Sequence[LayerSummary]) -> str:
     return f"root mean square of {counted(most.samples, 'sample')}, steps {first:,} to {most.last_step:,}"
 
 
-def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:
-    """The table itself, to fit into so many columns."""
+def layer_table(layers: Sequence[LayerSummary], columns: Sequence[_Column], *, width: int) -> Table:
+    """The table itself, spaced out where the terminal has room."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2 if width >= _ROOMY else 1, 0, 0))
-    columns = _columns(layers, width=width)
     short = all(layer.name.endswith(".weight") for layer in layers)
     in_epochs = any(layer.epochs_to_settle is not None for layer in layers)
     table.add_column("layer", overflow="fold")
@@ -89,21 +97,44 @@ def layer_table(layers: Sequence[LayerSummary], *, width: int) -> Table:
     table.add_column("state", no_wrap=True)
     labelled = any(layer.how for layer in layers)
     if labelled:
-        table.add_column("invariant", overflow="fold")
+        table.add_column("invariant", no_wrap=True)
     for layer in layers:
         name = layer.name.removesuffix(".weight") if short else layer.name
-        label = [Text(layer.how or "")] if labelled else []
+        label = [Text(_short(layer.how or ""))] if labelled else []
         table.add_row(Text(name), *(column.cell(layer) for column in columns), _state(layer), *label)
     return table
 
 
-def _columns(layers: Sequence[LayerSummary], *, width: int) -> list[_Column]:
-    """Those that there is room for and that hold something."""
-    return [column for column in _COLUMNS if width >= column.width and any(map(column.cell, layers))]
+def _fitting(layers: Sequence[LayerSummary], out: Console) -> list[_Column]:
+    """Those that hold something; without some, where names would have to be folded otherwise."""
+    columns = [column for column in _COLUMNS if out.width >= column.width and any(map(column.cell, layers))]
+    endless = out.options.update(width=_ENDLESS)
+    for title in _DISPENSABLE:
+        if out.measure(layer_table(layers, columns, width=out.width), options=endless).maximum <= out.width:
+            break
+        columns = [column for column in columns if column.title != title]
+    return columns
 
 
-def _legend(columns: Sequence[_Column]) -> str:
-    return "; ".join(f"{column.title}: {_LEGEND[column.title]}" for column in columns if column.title in _LEGEND)
+def _short(how: str) -> str:
+    """How symmetries say that a weight is invariant, with the number of its partners and itself in place of names.
+
+    Example:
+        >>> _short("jointly with a.bias, b.weight and 6 more; also against c"), _short("against b, c"), _short("rows")
+        ('jointly (9)', 'against (3)', 'rows')
+    """
+    first = how.partition(";")[0]
+    if not first.startswith(_PARTNERS):
+        return how
+    more = sum(map(int, re.findall(r" and (\d+) more", first)))
+    names = re.split(r", | and against ", re.sub(r" and \d+ more|^jointly with |^against ", "", first))
+    return f"{'against' if 'against ' in first else 'jointly'} ({1 + len(names) + more})"
+
+
+def _legend(layers: Sequence[LayerSummary], columns: Sequence[_Column]) -> str:
+    words = [f"{column.title}: {_LEGEND[column.title]}" for column in columns if column.title in _LEGEND]
+    with_partners = any((layer.how or "").startswith(_PARTNERS) for layer in layers)
+    return "; ".join([*words, *([_OF_PARTNERS] if with_partners else [])])
 
 
 def _number(value: float | None) -> str:
@@ -135,7 +166,7 @@ def _state(layer: LayerSummary) -> str:
     if layer.no_law is not None:
         return "no law"
     if layer.invariant is False:
-        return "not invariant"
+        return {None: "not invariant", "no": "not invariant", "no effect": "no effect"}.get(layer.how, "not alone")
     if layer.state == NO_EQUILIBRIUM and layer.weight_decay == 0:
         return "no decay"
     return layer.state or ""
