@@ -62,6 +62,16 @@ class GroupLoop:
             unused=[None] * count,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy, whose tensors count their changes anew: changes since they were remembered instead."""
+        lags = [weight._version - at for weight, at in zip(self.weights, self.versions, strict=True)]
+        return {**{name: getattr(self, name) for name in self.__slots__}, "versions": lags}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.versions = [weight._version - lag for weight, lag in zip(self.weights, self.versions, strict=True)]
+
     @property
     def is_measured(self) -> bool:
         return any(self.measured)

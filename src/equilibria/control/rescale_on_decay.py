@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from equilibria.control._hooks import Hooked
 from equilibria.control._radial import InvarianceWatch
 from equilibria.control._statistics import RunningStatistics, refuse_no_network
 from equilibria.control._wrapper import SchedulerWrapper, set_value
@@ -33,7 +35,7 @@ class RescaleWarning(UserWarning):
     """Something was not rescaled as the law says."""
 
 
-class RescaleOnDecay(SchedulerWrapper):
+class RescaleOnDecay(Hooked, SchedulerWrapper):
     """Puts scale-invariant weights into their new equilibrium at every learning-rate change of a scheduler.
 
     After lr / k the equilibrium norm is smaller by r = k^(-1/4) (SGD, Nesterov, SGDW), k^(-1/2) (AdamW, Lion, Muon) or
@@ -87,7 +89,10 @@ class RescaleOnDecay(SchedulerWrapper):
         self._owed: dict[str, float] = {}
         self._has_warned = False
         self._watch = InvarianceWatch()
-        self.optimizer.register_step_pre_hook(self._before_step)
+        self._attach()
+
+    def _hooks(self) -> tuple[RemovableHandle, ...]:
+        return (self.optimizer.register_step_pre_hook(self._before_step),)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step the scheduler inside; if it changed the settings of a group, rescale."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -368,3 +369,32 @@ def test_under_a_gradient_scaler_it_steps_and_is_skipped(row, overflow):
 def test_a_fused_step_that_skips_itself_under_a_gradient_scaler(row):
     """Not the first one: torch's fused SGD then leaves its new momentum buffer unfilled, and goes on with it."""
     assert_together(Training(row).run(0, STEPS), under_a_scaler(row, overflow=STEPS // 2, fused=True))
+
+
+def pickled(tree: Any) -> Any:
+    return pickle.loads(pickle.dumps(tree))
+
+
+@every_controller
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
+def test_a_copy_of_network_optimizer_and_scheduler_goes_on_to_the_bit(row, copied):
+    training = Training(row).run(0, STEPS // 2)
+    other = copied(training)
+    hooked = [hook.__self__ for hook in other.controls.optimizer._optimizer_step_pre_hooks.values()]
+    assert hooked == [other.controls.scheduler][: len(training.controls.optimizer._optimizer_step_pre_hooks)]
+    assert other.trained[0] is not training.trained[0]
+    training.run(STEPS // 2, STEPS)
+    other.run(STEPS // 2, STEPS)
+    assert same(training.snapshot(), other.snapshot())
+
+
+@every_controller
+def test_a_copy_between_the_optimizers_step_and_the_schedulers_goes_on_to_the_bit(row):
+    training = Training(row).run(0, STEPS // 2)
+    training.backward(STEPS // 2)
+    training.controls.optimizer.step()
+    other = copy.deepcopy(training)
+    for each in (training, other):
+        each.controls.step_scheduler()
+        each.run(STEPS // 2 + 1, STEPS)
+    assert same(training.snapshot(), other.snapshot())
