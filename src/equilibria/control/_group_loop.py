@@ -118,7 +118,8 @@ class GroupLoop:
             held = self.unused[at] = self._measured(at)
             self.versions[at] = self.weights[at]._version
         angle, norms = held
-        if math.isfinite(angle):
+        is_skipped = angle == 0 and norms[0] == norms[1]  # which says nothing about how the norm moves
+        if math.isfinite(angle) and not is_skipped:
             self.norms[at] = norms
         return angle
 

@@ -17,6 +17,7 @@ from equilibria.control._gradients import as_number
 from equilibria.control._group_loop import RECENT, GroupLoop
 from equilibria.control._hooks import Hooked
 from equilibria.control._undo import settings_kept
+from equilibria.control._wrapper import unshare_lr
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.errors import EquilibriaError, one_of, warn_caller, whole, within
 from equilibria.measure.laws import law_of
@@ -143,6 +144,7 @@ class AngularSchedule(Hooked, LRScheduler):
         try:
             with settings_kept(self.optimizer):
                 turned = [self._measure(loop) for loop in self._loops] if self.last_epoch >= 0 else []
+                unshare_lr(self.optimizer)
                 super().step(epoch)
                 self._set_weight_decays()
         except BaseException:

@@ -18,7 +18,8 @@ from equilibria.control._clipping import ClippingWatch
 from equilibria.control._hooks import Hooked
 from equilibria.control._radial import InvarianceWatch
 from equilibria.control._statistics import RunningStatistics, refuse_no_network
-from equilibria.control._wrapper import SchedulerWrapper, copies, set_value
+from equilibria.control._undo import scheduler_kept
+from equilibria.control._wrapper import SchedulerWrapper, copies, set_value, unshare_lr
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.control.rescale_on_decay import RescaleOnDecay
 from equilibria.errors import EquilibriaError
@@ -145,9 +146,10 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         return copies(self._last_lr)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the scheduler inside; once per optimizer step or once per epoch, as that one expects."""
+        """Step the scheduler inside, per optimizer step or per epoch as that expects; if it fails, all stays."""
         self._close_open()
-        super().step(*args, **kwargs)
+        with scheduler_kept(self.scheduler):
+            super().step(*args, **kwargs)
 
     @torch.no_grad()
     def unfold(self) -> None:
@@ -202,22 +204,15 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         self._statistics.require()
         self._clipping.look(self.optimizer)
         steps = {index: self._fold(index) for index in self._folded if self._moves(index)}
+        unshare_lr(self.optimizer)
         for index, each in steps.items():
             group = self.optimizer.param_groups[index]
             if setting(group["momentum"]) == 0:
                 self._park(group)
-            self._unshare_lr(index)
             set_value(group, "lr", each.step.lr)
             group["weight_decay"] = 0.0
         self._open = steps
         self._last_lr = copies(group["lr"] for group in self.optimizer.param_groups)
-
-    def _unshare_lr(self, index: int) -> None:
-        """Give the group a learning rate of its own: a tensor lr given to the optimizer is one tensor in all groups."""
-        group = self.optimizer.param_groups[index]
-        others = (other["lr"] for at, other in enumerate(self.optimizer.param_groups) if at != index)
-        if isinstance(group["lr"], Tensor) and any(lr is group["lr"] for lr in others):
-            group["lr"] = group["lr"].clone()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
