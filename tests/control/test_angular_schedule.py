@@ -275,6 +275,24 @@ def test_a_skipped_step_and_weights_changed_from_outside_teach_nothing_wrong():
     assert scheduler.report(1)[0].delivered == pytest.approx(found, rel=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["sgd", "heavy ball", "adamw"])
+def test_a_skipped_step_leaves_weight_decay_where_it_was(kind):
+    """The norm goes on as it went before, and momentum with it."""
+    world = World(OPTIMIZERS[kind], norm=4.0)  # larger than wanted: it has to decay
+    scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights, by="weight_decay")
+    for _ in range(30):
+        world.step()
+        scheduler.step()
+    (group,) = world.optimizer.param_groups
+    decay, norm = group["weight_decay"], world.weights[0].norm().item()
+    scheduler.step()
+    assert group["weight_decay"] == decay > 0
+    with torch.no_grad():
+        world.weights[0].mul_(0.5)  # no turn either, but a norm that counts
+    scheduler.step()
+    assert scheduler._loops[0].norms[0] == pytest.approx((norm, norm / 2))
+
+
 def test_a_broken_step_leaves_the_learning_rate_finite():
     world = World(heavy_ball)
     scheduler = AngularSchedule(world.optimizer, 0.02, invariant=world.weights)

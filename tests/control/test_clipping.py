@@ -10,9 +10,9 @@ from equilibria.control._clipping import ClippingWatch
 from equilibria.errors import EquilibriaError
 
 
-def looks(steps, gradient, *, tensors=3, limit=None):
+def looks(steps, gradient, *, tensors=3, limit=None, dtype=torch.float32):
     """Look at gradients drawn step by step, clipped to a norm if there is a limit; the step at which it was noticed."""
-    weights = [nn.Parameter(torch.zeros(50)) for _ in range(tensors)]
+    weights = [nn.Parameter(torch.zeros(50, dtype=dtype)) for _ in range(tensors)]
     optimizer, watch = torch.optim.SGD(weights, lr=0.1), ClippingWatch()
     for step in range(steps):
         for weight in weights:
@@ -45,6 +45,20 @@ def test_clipping_of_some_steps_is_noticed_later():
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_not_taken_for_clipping(seed):
     assert looks(4000, noise(seed)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(4))
+def test_norms_of_16_bit_gradients_do_not_agree_by_chance(dtype, seed):
+    """They differ by 0.3 %, which 16 bits hardly resolve."""
+    directions, lengths = noise(seed), torch.Generator().manual_seed(seed)
+
+    def gradient(step):
+        drawn = directions(step)
+        length = 1.234 + 0.004 * torch.randn(1, generator=lengths)
+        return (drawn / drawn.norm() * length).to(dtype)
+
+    assert looks(4000, gradient, dtype=dtype) is None
 
 
 def test_the_same_gradients_again_are_not_taken_for_clipping_unless_their_norm_is_typed():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import threading
 from dataclasses import replace
 
 import pytest
@@ -557,3 +558,26 @@ def test_a_step_that_fails_gives_back_the_momentum_that_the_schedule_moved(kind)
     scheduler = RescaleOnDecay(cycle, net, invariant=[net[0].weight])
     optimizer.step()
     assert_unchanged(scheduler.step, net=net, optimizer=optimizer, match="got no forward pass")
+
+
+class Locked(StepLR):
+    """Holds what cannot be copied."""
+
+    def __init__(self, optimizer, *, gamma):
+        self.lock = threading.Lock()
+        super().__init__(optimizer, 1, gamma=gamma)
+
+
+def test_a_schedule_that_holds_what_cannot_be_copied_is_stepped():
+    _, optimizer, scheduler = trained("SGDM", scheduler=lambda optimizer: Locked(optimizer, gamma=0.1), steps=2)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+@pytest.mark.filterwarnings("error:.*is not made smaller:equilibria.control.rescale_on_decay.RescaleWarning")
+def test_a_warning_that_is_an_error_leaves_everything_as_it_was():
+    scheduler = stepping(small_net(), [0.1, 1e-9])
+    before = copy.deepcopy([scheduler.state_dict(), scheduler.optimizer.state_dict()])
+    with pytest.raises(RescaleWarning):
+        scheduler.step()
+    assert before == [scheduler.state_dict(), scheduler.optimizer.state_dict()]

@@ -8,11 +8,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CyclicLR,
+    LambdaLR,
+    MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 
 from equilibria.control import FoldedWeightDecay, RescaleOnDecay, WeightDecayScheduler
 from equilibria.errors import EquilibriaError
 from equilibria.measure.laws import law_of
+from equilibria.theory import SGD
 from equilibria.theory.schedules import Cosine
 
 
@@ -95,13 +104,46 @@ def test_the_equilibrium_is_held_while_lr_moves(kind, hold):
 def test_the_equilibrium_is_held_while_momentum_moves(hold):
     optimizer = optimizer_of(momentum=0.9, weight_decay=5e-4)
     cycle = OneCycleLR(optimizer, 0.1, 20, base_momentum=0.85, max_momentum=0.95)
-    wanted = getattr(law_of(optimizer, optimizer.param_groups[0]).rule.equilibrium(), hold)
+    wanted = getattr(SGD(0.1, 5e-4, momentum=0.85).equilibrium(), hold)  # at the peak
     scheduler = WeightDecayScheduler(cycle, hold=hold)
     for _ in range(19):
         optimizer.step()
         scheduler.step()
         rule = law_of(optimizer, optimizer.param_groups[0]).rule
         assert getattr(rule.equilibrium(), hold) == pytest.approx(wanted, rel=1e-9)
+
+
+def one_cycle(optimizer, **options):
+    return OneCycleLR(optimizer, 0.1, 21, pct_start=11 / 21, **options)
+
+
+def triangle(optimizer, **options):
+    return CyclicLR(optimizer, 0.004, 0.1, step_size_up=10, **options)
+
+
+@pytest.mark.parametrize("hold", ["angle", "time_constant"])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("cycle_momentum", [False, True])
+@pytest.mark.parametrize("cycle", [one_cycle, triangle])
+def test_a_cycle_holds_the_equilibrium_of_its_peak(cycle, cycle_momentum, wrapped, hold):
+    """They replace the learning rate given to the optimizer, here 0.7; at the peak weight decay is what was typed."""
+    optimizer = optimizer_of(lr=0.7, momentum=0.9, weight_decay=5e-4)
+    inner = cycle(optimizer, cycle_momentum=cycle_momentum)
+    if wrapped:
+        inner = WeightDecayScheduler(inner, 0.0, groups=[1])
+    scheduler = WeightDecayScheduler(inner, hold=hold, groups=[0])
+    while optimizer.param_groups[0]["lr"] < 0.1 * (1 - 1e-12):
+        assert scheduler.get_last_weight_decay()[0] > 5e-4
+        optimizer.step()
+        scheduler.step()
+    assert scheduler.get_last_weight_decay()[0] == pytest.approx(5e-4, rel=1e-9)
+
+
+@pytest.mark.parametrize("cycle", [one_cycle, triangle])
+def test_a_cycle_of_adamw_holds_the_equilibrium_of_its_peak(cycle):
+    optimizer = optimizer_of(torch.optim.AdamW, lr=0.7, weight_decay=0.02)
+    scheduler = WeightDecayScheduler(cycle(optimizer), hold="time_constant")
+    assert decays(scheduler, 20)[10] == pytest.approx(0.02, rel=1e-9)
 
 
 def test_adam_with_l2_holds_lr_squared_times_decay():

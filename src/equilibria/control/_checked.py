@@ -11,9 +11,11 @@ from torch.optim.optimizer import Optimizer
 
 from equilibria.control._gradients import loss_of, require_usable, with_gradient
 
+_ANY = 1e-30  # a learning rate that nothing forbids
+
 
 class CheckedOptimizer(Optimizer):
-    """An optimizer whose groups are checked when they are added, and its gradients before every step.
+    """An optimizer whose groups are checked when they are added, and these and its gradients before every step.
 
     A subclass says what is wrong with a group (`_check_group`) and how one weight moves (`_move`), or how all do
     (`_move_all`), which raises before it changes anything, if it raises.
@@ -37,10 +39,12 @@ class CheckedOptimizer(Optimizer):
         """One step; ``closure`` computes the loss and its gradients, and its value is returned.
 
         Raises:
-            EquilibriaError: a gradient is sparse, complex or not finite, or something else forbids the step; nothing
-                was changed then.
+            EquilibriaError: a setting is out of range (a tensor lr on a device other than the CPU is not looked at), a
+                gradient is sparse, complex or not finite, or something else forbids the step; nothing was changed then.
         """
         loss = loss_of(closure)
+        for group in self.param_groups:
+            self._check_group(_at_hand(group))
         require_usable((weight for _, weights in self._moving() for weight in weights), by=type(self).__name__)
         self._move_all()
         return loss
@@ -59,3 +63,9 @@ class CheckedOptimizer(Optimizer):
 
     def _move(self, weight: Tensor, group: dict[str, Any]) -> None:
         raise NotImplementedError
+
+
+def _at_hand(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's settings, without a learning rate that lies on a device, where fetching it at every step would wait."""
+    lr = group["lr"]
+    return {**group, "lr": _ANY} if isinstance(lr, Tensor) and lr.device.type != "cpu" else group

@@ -57,7 +57,9 @@ def _norms(optimizer: Optimizer) -> list[float]:
     ]
     if not gradients or any(is_sharded(each) or each.layout != torch.strided for each in gradients):
         return [math.nan]
-    return [float(norm) for norm in torch._foreach_norm(gradients)]
+    # Norms of 16-bit gradients in 16 bits would agree by chance.
+    dtype = torch.float64 if any(each.dtype == torch.float64 for each in gradients) else torch.float32
+    return [float(norm) for norm in torch._foreach_norm(gradients, 2, dtype=dtype)]
 
 
 def _same(norm: float, other: float) -> bool:

@@ -62,6 +62,16 @@ class GroupLoop:
             unused=[None] * count,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy, whose tensors count their changes anew: changes since they were remembered instead."""
+        lags = [weight._version - at for weight, at in zip(self.weights, self.versions, strict=True)]
+        return {**{name: getattr(self, name) for name in self.__slots__}, "versions": lags}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.versions = [weight._version - lag for weight, lag in zip(self.weights, self.versions, strict=True)]
+
     @property
     def is_measured(self) -> bool:
         return any(self.measured)
@@ -108,7 +118,8 @@ class GroupLoop:
             held = self.unused[at] = self._measured(at)
             self.versions[at] = self.weights[at]._version
         angle, norms = held
-        if math.isfinite(angle):
+        is_skipped = angle == 0 and norms[0] == norms[1]  # which says nothing about how the norm moves
+        if math.isfinite(angle) and not is_skipped:
             self.norms[at] = norms
         return angle
 

@@ -84,6 +84,15 @@ def copies(values: Any) -> list[float | Tensor]:
     return [value.clone() if isinstance(value, Tensor) else value for value in values]
 
 
+def unshare_lr(optimizer: Optimizer) -> None:
+    """Give each group a learning rate of its own: a tensor lr given to an optimizer is one tensor in all its groups."""
+    seen: set[int] = set()
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor) and id(group["lr"]) in seen:
+            group["lr"] = group["lr"].clone()
+        seen.add(id(group["lr"]))
+
+
 def set_value(group: dict[str, Any], key: str, value: float) -> None:
     """Set a group's setting; a tensor is filled, because a compiled step holds on to it."""
     if isinstance(group[key], Tensor):

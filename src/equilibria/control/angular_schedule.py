@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from equilibria.control._decay_control import NEAR, Aim, steering_decay, steps_ahead
 from equilibria.control._gradients import as_number
 from equilibria.control._group_loop import RECENT, GroupLoop
+from equilibria.control._hooks import Hooked
 from equilibria.control._radial import InvarianceWatch
 from equilibria.control._undo import settings_kept
+from equilibria.control._wrapper import unshare_lr
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.errors import EquilibriaError, one_of, warn_caller, whole, within
 from equilibria.measure.laws import law_of
@@ -61,7 +64,7 @@ class Delivered:
         return self.delivered / self.requested if self.requested else math.nan
 
 
-class AngularSchedule(LRScheduler):
+class AngularSchedule(Hooked, LRScheduler):
     """Turns the invariant weights of each parameter group by a scheduled angle per step (root mean square).
 
     A step turns a weight by ``lr c / ||w||^p``, where c changes slowly: p is 2 for SGD, whose gradients are inversely
@@ -135,8 +138,11 @@ class AngularSchedule(LRScheduler):
             wanted = self._request(loop, 0)
             if by == "weight_decay" and wanted > 0:
                 decay_for_angle(self._rule(loop), wanted)  # refuses here what it would refuse later
-        optimizer.register_step_pre_hook(self._before_step)
+        self._attach()
         super().__init__(optimizer)
+
+    def _hooks(self) -> tuple[RemovableHandle, ...]:
+        return (self.optimizer.register_step_pre_hook(self._before_step),)
 
     def step(self, epoch: int | None = None) -> None:
         """Measure the step that the optimizer took, and set the next one; if that fails, all stays as it was."""
@@ -146,6 +152,7 @@ class AngularSchedule(LRScheduler):
         try:
             with settings_kept(self.optimizer):
                 turned = [self._measure(loop) for loop in self._loops] if self.last_epoch >= 0 else []
+                unshare_lr(self.optimizer)
                 super().step(epoch)
                 self._set_weight_decays()
         except BaseException:

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from equilibria.control._clipping import ClippingWatch
+from equilibria.control._hooks import Hooked
 from equilibria.control._radial import InvarianceWatch
 from equilibria.control._statistics import RunningStatistics, refuse_no_network
-from equilibria.control._wrapper import SchedulerWrapper, copies, set_value
+from equilibria.control._undo import scheduler_kept
+from equilibria.control._wrapper import SchedulerWrapper, copies, set_value, unshare_lr
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.control.rescale_on_decay import RescaleOnDecay
 from equilibria.errors import EquilibriaError
@@ -47,7 +50,7 @@ class _Open:
     notes: Mapping[str, Any]
 
 
-class FoldedWeightDecay(SchedulerWrapper):
+class FoldedWeightDecay(Hooked, SchedulerWrapper):
     """Trains scale-invariant weights without weight decay, at the growing learning rate that gives the same network.
 
     ``w~_t = P_t w_t`` if ``lr~_t = P_t P_{t+1} lr_t``; the recursion of P is `equilibria.theory.folding.advance`.
@@ -104,7 +107,7 @@ class FoldedWeightDecay(SchedulerWrapper):
         refuse_no_network(model)
         _refuse_rescaling(self.scheduler)
         weights = invariant_tensors(invariant, optimizer=self.optimizer, model=model)
-        self._names = {id(tensor): name for name, tensor in weights.items()}
+        self._names = {tensor: name for name, tensor in weights.items()}
         self._folded = _folded_groups(self.optimizer, self._names)
         if any(isinstance(getattr(hook, "__self__", None), FoldedWeightDecay) for hook in self._pre_hooks.values()):
             raise EquilibriaError(
@@ -118,13 +121,14 @@ class FoldedWeightDecay(SchedulerWrapper):
         self._clipping, self._watch, self._weights = ClippingWatch(), InvarianceWatch(), weights
         self._last_lr: list[float | Tensor] = copies(group["lr"] for group in self.optimizer.param_groups)
         self._open: dict[int, _Open] = {}
-        self._handles = [
-            self.optimizer.register_step_pre_hook(self._before),
-            self.optimizer.register_step_post_hook(self._after),
-            self.optimizer.register_state_dict_post_hook(self._on_state_dict),
-        ]
+        self._attach()
+
+    def _hooks(self) -> tuple[RemovableHandle, ...]:
+        before = self.optimizer.register_step_pre_hook(self._before)
         # First, so that whoever else looks at the step sees the settings it is taken with.
-        self._pre_hooks.move_to_end(self._handles[0].id, last=False)
+        self._pre_hooks.move_to_end(before.id, last=False)
+        after = self.optimizer.register_step_post_hook(self._after)
+        return before, after, self.optimizer.register_state_dict_post_hook(self._on_state_dict)
 
     @property
     def _pre_hooks(self) -> OrderedDict[int, Any]:
@@ -142,9 +146,10 @@ class FoldedWeightDecay(SchedulerWrapper):
         return copies(self._last_lr)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the scheduler inside; once per optimizer step or once per epoch, as that one expects."""
+        """Step the scheduler inside, per optimizer step or per epoch as that expects; if it fails, all stays."""
         self._close_open()
-        super().step(*args, **kwargs)
+        with scheduler_kept(self.scheduler):
+            super().step(*args, **kwargs)
 
     @torch.no_grad()
     def unfold(self) -> None:
@@ -168,8 +173,7 @@ class FoldedWeightDecay(SchedulerWrapper):
                 del group[key]
         self._folded = []
         self._statistics.close()
-        for handle in self._handles:
-            handle.remove()
+        self._detach()
 
     # ---- the optimizer's step
 
@@ -200,22 +204,15 @@ class FoldedWeightDecay(SchedulerWrapper):
         self._statistics.require()
         self._clipping.look(self.optimizer)
         steps = {index: self._fold(index) for index in self._folded if self._moves(index)}
+        unshare_lr(self.optimizer)
         for index, each in steps.items():
             group = self.optimizer.param_groups[index]
             if setting(group["momentum"]) == 0:
                 self._park(group)
-            self._unshare_lr(index)
             set_value(group, "lr", each.step.lr)
             group["weight_decay"] = 0.0
         self._open = steps
         self._last_lr = copies(group["lr"] for group in self.optimizer.param_groups)
-
-    def _unshare_lr(self, index: int) -> None:
-        """Give the group a learning rate of its own: a tensor lr given to the optimizer is one tensor in all groups."""
-        group = self.optimizer.param_groups[index]
-        others = (other["lr"] for at, other in enumerate(self.optimizer.param_groups) if at != index)
-        if isinstance(group["lr"], Tensor) and any(lr is group["lr"] for lr in others):
-            group["lr"] = group["lr"].clone()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
@@ -317,7 +314,7 @@ class FoldedWeightDecay(SchedulerWrapper):
         return [group["params"][at] for at in group.get(_MEMBERS, [])]
 
     def _names_of(self, members: list[Tensor]) -> list[str]:
-        return [self._names[id(weight)] for weight in members]
+        return [self._names[weight] for weight in members]
 
     def _buffers(self, members: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         held = ((weight, self.optimizer.state.get(weight, {}).get("momentum_buffer")) for weight in members)
@@ -328,7 +325,7 @@ def _state(group: Mapping[str, Any]) -> FoldState:
     return FoldState(group.get(_LOG_SCALE, 0.0), group.get(_Q, 0.0), group.get(_EXPONENT, 0))
 
 
-def _folded_groups(optimizer: Optimizer, names: Mapping[int, str]) -> list[int]:
+def _folded_groups(optimizer: Optimizer, weights: Mapping[Tensor, str]) -> list[int]:
     """The groups of scale-invariant weights; each has nothing else in it."""
     if not follows(optimizer, torch.optim.SGD):
         raise EquilibriaError(
@@ -337,7 +334,7 @@ def _folded_groups(optimizer: Optimizer, names: Mapping[int, str]) -> list[int]:
         )
     found = []
     for index, group in enumerate(optimizer.param_groups):
-        inside = sum(id(weight) in names for weight in group["params"])
+        inside = sum(weight in weights for weight in group["params"])
         if inside not in (0, len(group["params"])):
             raise EquilibriaError(
                 f"got parameter group {index} with {inside} scale-invariant weights among "

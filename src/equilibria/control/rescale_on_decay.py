@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -12,10 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from equilibria.control._hooks import Hooked
 from equilibria.control._radial import InvarianceWatch
 from equilibria.control._statistics import RunningStatistics, refuse_no_network
-from equilibria.control._wrapper import SchedulerWrapper, set_value
+from equilibria.control._undo import scheduler_kept
+from equilibria.control._wrapper import SchedulerWrapper
 from equilibria.control.invariant import Invariant, invariant_tensors
 from equilibria.errors import EquilibriaError, warn_caller
 from equilibria.measure.laws import law_of, setting
@@ -33,7 +35,7 @@ class RescaleWarning(UserWarning):
     """Something was not rescaled as the law says."""
 
 
-class RescaleOnDecay(SchedulerWrapper):
+class RescaleOnDecay(Hooked, SchedulerWrapper):
     """Puts scale-invariant weights into their new equilibrium at every learning-rate change of a scheduler.
 
     After lr / k the equilibrium norm is smaller by r = k^(-1/4) (SGD, Nesterov, SGDW), k^(-1/2) (AdamW, Lion, Muon) or
@@ -87,27 +89,26 @@ class RescaleOnDecay(SchedulerWrapper):
         self._owed: dict[str, float] = {}
         self._has_warned = False
         self._watch = InvarianceWatch()
-        self.optimizer.register_step_pre_hook(self._before_step)
+        self._attach()
+
+    def _hooks(self) -> tuple[RemovableHandle, ...]:
+        return (self.optimizer.register_step_pre_hook(self._before_step),)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the scheduler inside; if it changed the settings of a group, rescale."""
+        """Step the scheduler inside; if it changed a group's settings, rescale. If that fails, all stays as it was."""
         before = self._rules()
-        held = [_settings(group) for group in self.optimizer.param_groups]
-        schedule = copy.deepcopy(self.scheduler.state_dict())
-        super().step(*args, **kwargs)
-        try:
+        with scheduler_kept(self.scheduler):
+            super().step(*args, **kwargs)
             after = self._rules()
             if before == after:
                 return
             factors = self._factors(before, after)
-        except EquilibriaError:
-            self.scheduler.load_state_dict(schedule)
-            for group, settings in zip(self.optimizer.param_groups, held, strict=True):
-                set_value(group, "lr", settings.pop("lr"))
-                group.update(settings)
-            raise
+            totals = {name: self._owed.get(name, 1.0) * factor.weight for name, factor in factors.items()}
+            waiting = self._waiting(totals)
         self._note_equilibria(before, after)
-        self._rescale(self._due({name: factor.weight for name, factor in factors.items()}))
+        due = {name: total for name, total in totals.items() if name not in waiting}
+        self._owed = {name: total for name, total in {**self._owed, **waiting}.items() if name not in due}
+        self._rescale(due)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; numbers, and the scheduler's own state."""
@@ -217,36 +218,34 @@ class RescaleOnDecay(SchedulerWrapper):
             self._statistics.rescale([name], factor)
         self.last_factors = dict(factors)
 
-    def _due(self, wanted: Mapping[str, float]) -> dict[str, float]:
-        """What is applied now of the factors asked for; the rest is owed, and applied together with later ones.
+    def _waiting(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """What is not applied now, but owed, and applied together with later factors.
 
         A factor that 16-bit weights would round away waits until it is large enough, and one that would bring the
         variance in front of a BatchNorm down to its eps waits until lr rises again.
         """
-        due: dict[str, float] = {}
-        for name, factor in wanted.items():
-            total = self._owed.pop(name, 1.0) * factor
-            coarse = torch.finfo(self._weights[name].dtype).eps > _COARSE and abs(math.log(total)) < _LEAST_CHANGE
-            drowns = total < 1 and self._statistics.variance_over_eps(name) * total**2 < _LEAST_OVER_EPS
-            if coarse or drowns:
-                self._owed[name] = total
-            else:
-                due[name] = total
-            if drowns and not self._has_warned:
-                self._has_warned = True
-                warn_caller(
-                    f"{name} is not made smaller by {total:.3g}: the variance in front of its BatchNorm would come "
-                    f"down to less than {_LEAST_OVER_EPS:g} times its eps, and the network would change; it keeps its "
-                    "norm until lr rises again, and turns more slowly than lr and weight decay say",
-                    RescaleWarning,
-                )
-        return due
+        drowning = {name: total for name, total in totals.items() if self._drowns(name, total)}
+        self._warn_of(drowning)
+        return drowning | {name: total for name, total in totals.items() if self._is_rounded_away(name, total)}
 
+    def _drowns(self, name: str, total: float) -> bool:
+        return total < 1 and self._statistics.variance_over_eps(name) * total**2 < _LEAST_OVER_EPS
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a scheduler may change in a group; the learning rate as a number."""
-    others = {key: group[key] for key in ("weight_decay", "momentum", "betas") if key in group}
-    return {"lr": setting(group["lr"]), **others}
+    def _is_rounded_away(self, name: str, total: float) -> bool:
+        return torch.finfo(self._weights[name].dtype).eps > _COARSE and abs(math.log(total)) < _LEAST_CHANGE
+
+    def _warn_of(self, drowning: Mapping[str, float]) -> None:
+        """Say once that weights keep their norms."""
+        if self._has_warned or not drowning:
+            return
+        self._has_warned = True
+        name, total = next(iter(drowning.items()))
+        warn_caller(
+            f"{name} is not made smaller by {total:.3g}: the variance in front of its BatchNorm would come "
+            f"down to less than {_LEAST_OVER_EPS:g} times its eps, and the network would change; it keeps its "
+            "norm until lr rises again, and turns more slowly than lr and weight decay say",
+            RescaleWarning,
+        )
 
 
 def _total(tensor: Any) -> float:

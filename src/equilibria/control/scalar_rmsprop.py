@@ -67,4 +67,5 @@ def _move_together(weights: list[Tensor], group: dict[str, Any]) -> None:
     for weight, gradient in zip(weights, gradients, strict=True):
         if grad_sq > 0:
             descend(weight, gradient, lr=as_factor(group["lr"]) / moment**0.5)
-    group["second_moment"] = group["decay"] * moment + (1 - group["decay"]) * grad_sq
+    # None as long as there was no gradient but zero: the first one then starts it.
+    group["second_moment"] = group["decay"] * moment + (1 - group["decay"]) * grad_sq or None

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from equilibria.control._undo import scheduler_kept
@@ -32,7 +32,8 @@ class WeightDecayScheduler(SchedulerWrapper):
         schedule: weight decay as a function of the scheduler's steps: a number, one value per step, a
             `equilibria.theory.schedules.Schedule`, or any function.
         hold: instead of a schedule: "angle" keeps the equilibrium angle per step, "time_constant" the number of steps
-            in which layers settle, both of the lr and weight decay given to the optimizer. Both mean
+            in which layers settle, both of the lr and weight decay given to the optimizer; OneCycleLR and CyclicLR
+            replace that lr, so there it is their max_lr, with the momentum that they have at it. Both mean
             lr * weight_decay = const as long as momentum stays; where it moves (OneCycleLR), they differ. At lr 0
             weight decay stays where it was.
         groups: the parameter groups to act on, by index; by default all with weight decay.
@@ -132,8 +133,7 @@ class WeightDecayScheduler(SchedulerWrapper):
 
     def _reference(self, index: int) -> Rule:
         """The equilibrium of the settings typed in: a warm-up may have changed the learning rate already."""
-        group = self.optimizer.param_groups[index]
-        rule = dataclasses.replace(self._rule(index), lr=setting(group.get("initial_lr", group["lr"])))
+        rule = self._rule(index, **self._typed(index))
         if rule.decay_per_step == 0:
             raise EquilibriaError(
                 f"got lr={rule.lr:g}, weight_decay={rule.weight_decay:g} in parameter group {index}; expected both "
@@ -141,8 +141,25 @@ class WeightDecayScheduler(SchedulerWrapper):
             )
         return rule
 
-    def _rule(self, index: int) -> Rule:
-        law = law_of(self.optimizer, self.optimizer.param_groups[index])
+    def _typed(self, index: int) -> dict[str, Any]:
+        """The learning rate typed in; of a cycle its peak, and the momentum there."""
+        group, inner = self.optimizer.param_groups[index], self.scheduler
+        while isinstance(inner, SchedulerWrapper):
+            inner = inner.scheduler
+        if isinstance(inner, CyclicLR):
+            peak = inner.max_lrs[index]
+        elif "max_lr" in group:  # OneCycleLR
+            peak = group["max_lr"]
+        else:
+            return {"lr": group.get("initial_lr", group["lr"])}
+        if "base_momentum" not in group:
+            return {"lr": peak}
+        momentum = group["base_momentum"]
+        moved = {"betas": (momentum, *group["betas"][1:])} if "betas" in group else {"momentum": momentum}
+        return {"lr": peak, **moved}
+
+    def _rule(self, index: int, **instead: Any) -> Rule:
+        law = law_of(self.optimizer, {**self.optimizer.param_groups[index], **instead})
         if law.rule is None:
             raise EquilibriaError(f"got parameter group {index} without a law to hold ({law.reason}); use a schedule")
         return law.rule

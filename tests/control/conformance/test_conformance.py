@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import StepLR
 
+from equilibria.control._checked import CheckedOptimizer
 from equilibria.errors import EquilibriaError
 
 STEPS = 8
@@ -265,6 +267,39 @@ def test_a_learning_rate_may_be_a_tensor_which_stays_the_one_that_was_given(row)
     assert all(group["lr"] is lr for group, lr in zip(settings(other), held, strict=True))
 
 
+@every_controller
+def test_a_learning_rate_may_be_one_tensor_for_all_groups(row):
+    shared = as_tensor(row.lr)
+    plain, other = Training(row, lr_as=lambda _: row.lr), Training(row, lr_as=lambda _: shared)
+    assert_together(plain.run(0, STEPS), other.run(0, STEPS))
+
+
+OPTIMIZERS = [row for row in ROWS if isinstance(Training(row).controls.optimizer, CheckedOptimizer)]
+ON_THEIR_OWN = [row for row in OPTIMIZERS if Training(row).controls.scheduler is None]
+
+
+@pytest.mark.parametrize("row", ON_THEIR_OWN, ids=lambda row: row.name)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("lr_as", [float, as_tensor])
+def test_a_learning_rate_out_of_range_is_refused_before_anything_changes(row, bad, lr_as):
+    training = Training(row, lr_as=lr_as).run(0, 2)
+    training.backward(2)
+    before, group = training.snapshot(), settings(training)[1]
+    good, group["lr"] = group["lr"], lr_as(bad)
+    with pytest.raises(EquilibriaError, match="lr"):
+        training.controls.step()
+    group["lr"] = good
+    assert same(before, training.snapshot())
+
+
+@pytest.mark.parametrize("row", ON_THEIR_OWN, ids=lambda row: row.name)
+def test_a_learning_rate_on_a_device_is_not_fetched_to_be_checked(row):
+    training = Training(row)
+    for group in settings(training):
+        group["lr"] = torch.tensor(row.lr, device="meta")  # has no value that could be fetched
+    training.controls.step()  # without gradients: nothing but the checks
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @every_controller
 def test_a_compiled_step_does_the_same(row):
@@ -325,7 +360,7 @@ WRAPPERS = [row for row in ROWS if hasattr(Training(row).controls.scheduler, "sc
 
 
 @pytest.mark.parametrize("row", WRAPPERS, ids=lambda row: row.name)
-def test_a_schedule_that_fails_inside_leaves_the_network_and_its_optimizer_as_they_were(row, monkeypatch):
+def test_a_schedule_that_fails_inside_leaves_everything_as_it_was(row, monkeypatch):
     training = Training(row).run(0, STEPS)
     before = training.snapshot()
 
@@ -335,9 +370,7 @@ def test_a_schedule_that_fails_inside_leaves_the_network_and_its_optimizer_as_th
     monkeypatch.setattr(StepLR, "get_lr", broken)
     with pytest.raises(RuntimeError, match="no more steps"):
         training.controls.step_scheduler()
-    after = training.snapshot()
-    assert same(before["model"], after["model"])
-    assert same(before["controls"]["optimizer"], after["controls"]["optimizer"])
+    assert same(before, training.snapshot())
 
 
 def under_a_scaler(row: Row, *, overflow: int, **options: Any) -> Training:
@@ -368,3 +401,32 @@ def test_under_a_gradient_scaler_it_steps_and_is_skipped(row, overflow):
 def test_a_fused_step_that_skips_itself_under_a_gradient_scaler(row):
     """Not the first one: torch's fused SGD then leaves its new momentum buffer unfilled, and goes on with it."""
     assert_together(Training(row).run(0, STEPS), under_a_scaler(row, overflow=STEPS // 2, fused=True))
+
+
+def pickled(tree: Any) -> Any:
+    return pickle.loads(pickle.dumps(tree))
+
+
+@every_controller
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
+def test_a_copy_of_network_optimizer_and_scheduler_goes_on_to_the_bit(row, copied):
+    training = Training(row).run(0, STEPS // 2)
+    other = copied(training)
+    hooked = [hook.__self__ for hook in other.controls.optimizer._optimizer_step_pre_hooks.values()]
+    assert hooked == [other.controls.scheduler][: len(training.controls.optimizer._optimizer_step_pre_hooks)]
+    assert other.trained[0] is not training.trained[0]
+    training.run(STEPS // 2, STEPS)
+    other.run(STEPS // 2, STEPS)
+    assert same(training.snapshot(), other.snapshot())
+
+
+@every_controller
+def test_a_copy_between_the_optimizers_step_and_the_schedulers_goes_on_to_the_bit(row):
+    training = Training(row).run(0, STEPS // 2)
+    training.backward(STEPS // 2)
+    training.controls.optimizer.step()
+    other = copy.deepcopy(training)
+    for each in (training, other):
+        each.controls.step_scheduler()
+        each.run(STEPS // 2 + 1, STEPS)
+    assert same(training.snapshot(), other.snapshot())
