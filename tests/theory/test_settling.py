@@ -360,7 +360,7 @@ LONG_WAYS = [
 
 
 @pytest.mark.parametrize("rule", LONG_WAYS, ids=repr)
-@pytest.mark.parametrize("factor", [1e-3, 0.03, 3.0, 30.0])
+@pytest.mark.parametrize("factor", [1e-3, 30.0])
 def test_strides_agree_with_the_recursion(rule, factor, monkeypatch):
     """To 0.1 %, from far above and from so far below that the first steps kick the norm up."""
     star = math.sqrt(float(settled(rule).norm_sq))
