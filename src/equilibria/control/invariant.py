@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from equilibria.errors import EquilibriaError
 from equilibria.measure.parameters import plain_name
+from equilibria.measure.told import refuse_other_sizes
 
 
 class HasAlone(Protocol):
@@ -42,7 +43,8 @@ def invariant_tensors(
         Name -> tensor, in the order given; without a model or names, they are called by their place in the optimizer.
 
     Raises:
-        EquilibriaError: nothing given, a name that is not there, a tensor that the optimizer does not train.
+        EquilibriaError: nothing given, a name that is not there, a tensor that the optimizer does not train, or
+            symmetries of another model.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4))
@@ -53,6 +55,7 @@ def invariant_tensors(
     wanted, called = _listed(invariant), _names(optimizer, model)
     named = model is not None or _has_names(optimizer)
     if hasattr(invariant, "alone") and named:
+        refuse_other_sizes(getattr(invariant, "elements", {}), called)
         wanted = [name for name in wanted if plain_name(name) in called]
     if hasattr(invariant, "alone") and not named:
         raise EquilibriaError(
