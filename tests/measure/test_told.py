@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import equilibria as eq
+from equilibria.control.invariant import invariant_tensors
 from equilibria.errors import EquilibriaError
 from equilibria.measure.parameters import find_watched
 from equilibria.measure.summary import summarise
@@ -121,3 +122,5 @@ def test_symmetries_of_a_model_with_the_same_names_are_refused(found):
         eq.watch(other, optimizer, symmetries=symmetries)
     with pytest.raises(EquilibriaError, match=message):
         eq.split_decay(other, weight_decay=0.1, symmetries=symmetries)
+    with pytest.raises(EquilibriaError, match=message):
+        invariant_tensors(symmetries, optimizer=optimizer, model=other)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from equilibria.errors import EquilibriaError
 from equilibria.measure.parameters import plain_name
+from equilibria.measure.told import refuse_other_sizes
 
 
 class HasAlone(Protocol):
@@ -42,7 +43,8 @@ def invariant_tensors(
         Name -> tensor, in the order given; without a model or names, they are called by their place in the optimizer.
 
     Raises:
-        EquilibriaError: nothing given, a name that is not there, a tensor that the optimizer does not train.
+        EquilibriaError: nothing given, a name that is not there, a tensor that the optimizer does not train, or
+            symmetries of another model.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4))
@@ -54,6 +56,7 @@ def invariant_tensors(
     named = model is not None or _has_names(optimizer)
     if hasattr(invariant, "alone"):
         wanted = _trained_of(wanted, called, named=named)
+        refuse_other_sizes(getattr(invariant, "elements", {}), called)
     if not wanted:
         raise EquilibriaError(f"got invariant={_shown(invariant)}, which names nothing here; expected some: {HOW_TO}")
     if all(isinstance(each, Tensor) for each in wanted):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from equilibria.errors import EquilibriaError, one_of
 from equilibria.measure.dropout import WithoutDropout, switch_off_dropout
 from equilibria.measure.parameters import Select, names_of, refuse_uninitialised, row_axes, selection
 from equilibria.measure.recomputation import without_checkpoints
+from equilibria.measure.shell import PrivateLoss, double_module, refuse_scripted, shell_of, to_double
 
 Params: TypeAlias = dict[str, Tensor]
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
@@ -157,8 +157,8 @@ class ModelObjective(Objective):
     def double(self) -> ModelObjective:
         """The same loss in float64, on a deep copy of the model; inputs and targets are converted."""
         unpack = self._unpack
-        loss = self._loss.double() if isinstance(self._loss, _PrivateLoss) else self._loss
-        shell = _double_module(self._shell)
+        loss = self._loss.double() if isinstance(self._loss, PrivateLoss) else self._loss
+        shell = double_module(self._shell)
         return ModelObjective(shell, self._names, loss, lambda batch: as_double(_pair(unpack(batch))))
 
     def _loss_at(self, params: Params, batch: Any) -> Tensor:
@@ -171,21 +171,6 @@ class ModelObjective(Objective):
         args, kwargs = _call_arguments(inputs)
         with WithoutDropout():
             return functional_call(self._shell, tensors, args, kwargs)
-
-
-class _PrivateLoss:
-    """A loss that is a module, called on a shell of it: its own buffers and counters stay as they are."""
-
-    def __init__(self, shell: nn.Module) -> None:
-        self._shell = shell
-
-    def __call__(self, output: Any, target: Any) -> Tensor:
-        buffers = {name: buffer.clone() for name, buffer in self._shell.named_buffers()}
-        found: Tensor = functional_call(self._shell, buffers, (output, target))
-        return found
-
-    def double(self) -> _PrivateLoss:
-        return _PrivateLoss(_double_module(self._shell))
 
 
 def objective(
@@ -238,14 +223,14 @@ def objective(
         raise EquilibriaError(f"got unpack of type {type(unpack).__name__}; expected a function of a batch")
     one_of("mode", mode, ["train", "eval"])
     inner = unwrap_model(model)
-    _refuse_scripted(inner)
+    refuse_scripted(inner)
     refuse_uninitialised(inner)
     names = _selected_names(inner, select)
-    shell = _shell_of(inner)
+    shell = shell_of(inner)
     if mode == "eval" or not inner.training:  # a model in training may hold modules that are frozen on purpose
         shell.train(mode == "train")
     switch_off_dropout(shell)
-    private = _PrivateLoss(_shell_of(loss)) if isinstance(loss, nn.Module) else loss
+    private = PrivateLoss(shell_of(loss)) if isinstance(loss, nn.Module) else loss
     return ModelObjective(shell, names, private, unpack or (lambda batch: batch))
 
 
@@ -277,23 +262,11 @@ def preserved_rng(tensors: Any = ()) -> Iterator[None]:
 
 def as_double(tree: Any) -> Any:
     """Every floating-point tensor of nested tuples, lists and dicts in float64."""
-    return pytree.tree_map(lambda leaf: _to_double(leaf) if isinstance(leaf, Tensor) else leaf, tree)
-
-
-def _to_double(tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        return tensor.to(torch.complex128)
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _double_module(module: nn.Module) -> nn.Module:
-    copied = copy.deepcopy(module)
-    copied._apply(_to_double)  # type: ignore[no-untyped-call]  # also complex ones, which Module.double leaves alone
-    return copied
+    return pytree.tree_map(lambda leaf: to_double(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _double_copies(params: Params) -> Params:
-    return {name: _to_double(param).clone() for name, param in params.items()}
+    return {name: to_double(param).clone() for name, param in params.items()}
 
 
 def _selected_names(model: nn.Module, select: Select | None) -> dict[str, str]:
@@ -313,31 +286,6 @@ def _selected_names(model: nn.Module, select: Select | None) -> dict[str, str]:
             "function select(name, tensor) that some parameter satisfies (default: those with requires_grad)"
         )
     return chosen
-
-
-def _refuse_scripted(model: nn.Module) -> None:
-    scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
-    if scripted:
-        raise EquilibriaError(
-            f"got a model compiled by torch.jit ({scripted[0] or 'all of it'}), which cannot be called with other "
-            "parameters; expected the module that it was made from"
-        )
-
-
-def _shell_of(model: nn.Module) -> nn.Module:
-    """Modules of their own around the very tensors of the model."""
-    tensors = [*model.parameters(), *model.buffers()]
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
-    for module in model.modules():
-        computed = (value for value in vars(module).values() if isinstance(value, Tensor) and not value.is_leaf)
-        memo |= {id(value): value.detach() for value in computed}  # torch refuses to copy a tensor with history
-    try:
-        return copy.deepcopy(model, memo)
-    except Exception as error:
-        raise EquilibriaError(
-            f"got a model of type {type(model).__name__} that cannot be copied ({type(error).__name__}: {error}); "
-            "expected one that copy.deepcopy can copy: the model itself is never touched"
-        ) from error
 
 
 def _check_params(params: Mapping[str, Tensor]) -> None:

@@ -68,6 +68,20 @@ def test_gpt2():
     assert found.alone == ()
 
 
+def test_gradient_checkpointing_changes_nothing():
+    config = transformers.LlamaConfig(
+        vocab_size=TOKENS, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        use_cache=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).train()
+    inputs, targets = tokens()
+    expected = search(model, inputs, targets)
+    model.gradient_checkpointing_enable()
+    found = search(model, inputs, targets)
+    assert (found.how, found.notes) == (expected.how, expected.notes)
+
+
 def test_llama_like_with_qk_norm():
     config = transformers.Qwen3Config(
         vocab_size=TOKENS, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
