@@ -214,7 +214,7 @@ def _degree(before: _Moments, after: _Moments, *, weight: str, name: str) -> Ten
             f"got a variance in front of {name!r} that is multiplied by {4 ** float(exact[worst]):.4g} when "
             f"{weight!r} is doubled; expected 1 or 4 (or a power of it): this weight is not scale-invariant by itself, "
             "or only a part of that input comes from it. Leave it out of `invariant`; eq.symmetries finds the ones "
-            "that are: use sym.alone of its result"
+            "that are: use invariant=sym"
         )
     degree = torch.full_like(before.var, rounded[0].item()) if (rounded == rounded[0]).all() else None
     if degree is None:
