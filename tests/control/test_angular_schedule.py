@@ -154,6 +154,46 @@ class World:
         return angles(before, torch.stack([weight.detach() for weight in self.weights])).numpy()
 
 
+RISING = {
+    "heavy ball": heavy_ball,
+    "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.01, weight_decay=0.1),
+    "lion": lambda weights: Lion(weights, lr=0.003, weight_decay=0.1),
+}
+
+
+def delivered_by_weight_decay(kind: str, request: list[float]) -> np.ndarray:
+    """Delivered over requested angle at every step; 20 replicas of 400 entries scatter by 1/sqrt(2 * 20 * 400), 1 %."""
+    world, found = World(RISING[kind], replicas=20, dim=400), []
+    scheduler = AngularSchedule(world.optimizer, request, invariant=world.weights, by="weight_decay")
+    for wanted in request:
+        found.append(math.sqrt(np.mean(world.step() ** 2)) / wanted)
+        scheduler.step()
+    return np.array(found)
+
+
+@pytest.mark.parametrize("kind", RISING)
+def test_a_jump_by_weight_decay_is_led_and_overshot_by_what_the_page_says(kind):
+    ratio = delivered_by_weight_decay(kind, [0.03] * 100 + [0.06] * 50)
+    assert ratio[80:90] == pytest.approx(1.0, abs=0.05)
+    assert ratio[125:] == pytest.approx(1.0, abs=0.05)
+    before, after = ratio[99], ratio[100:125]
+    if kind == "heavy ball":
+        assert before == pytest.approx(1.5, abs=0.05)
+        assert after[20] == pytest.approx(0.98, abs=0.03)
+    elif kind == "adamw":
+        assert before == pytest.approx(2.0, abs=0.05)  # in one step
+        assert after.max() == pytest.approx(1.32, abs=0.03)
+        assert (after > 1.05).sum() == pytest.approx(9, abs=1)
+    else:
+        assert after == pytest.approx(1.0, abs=0.06)
+
+
+def test_a_ramp_by_weight_decay_overshoots_less_than_a_jump():
+    ramp = [0.03 * 2 ** (step / 30) for step in range(30)]
+    ratio = delivered_by_weight_decay("adamw", [0.03] * 100 + ramp + [0.06] * 30)
+    assert ratio[100:].max() == pytest.approx(1.11, abs=0.03)
+
+
 @pytest.mark.parametrize("kind", ["heavy ball", "adamw"])
 def test_an_angle_per_epoch_is_delivered_over_the_epoch(kind):
     """Momentum makes steps correlate: the one-step angle is much smaller than 1/sqrt(n) of the epoch's."""

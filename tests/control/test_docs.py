@@ -10,7 +10,6 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 SHORTER = {
     "folded-weight-decay": {"steps: int = 240": "steps: int = 30", "[160]": "[20]", "rates[150]": "rates[15]"},
-    "rescale-on-decay": {"DROP, STEPS = 400, 700": "DROP, STEPS = 20, 40"},
 }
 SHORTER["folded-weight-decay"]["range(9, 240, 10)"] = "range(9, 30, 10)"
 

@@ -11,11 +11,12 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {"rotational": 0.0, "angular-schedule": 2e-4, "start-in-equilibrium": 0.15, "sphere-optimizers": 0.0}
-PAGES |= {"lion": 0.15, "weight-decay-scheduler": 0.0}
+PAGES |= {"lion": 0.15, "weight-decay-scheduler": 0.0, "rescale-on-decay": 0.15}
 """How far a number may be off, beside 1 %: rounding in a training run grows from step to step."""
 
 SHORTER = {"rotational": ("STEPS = 300", "STEPS = 20"), "start-in-equilibrium": ("STEPS = 300", "STEPS = 50")}
-"""Only the picture needs the later steps: what is printed is about the first 50, or the same at every step."""
+SHORTER["rescale-on-decay"] = ("DROP, STEPS = 150, 300", "DROP, STEPS = 150, 160")
+"""Only the picture needs the later steps: what is printed is about the first ones, or the same at every step."""
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
 
