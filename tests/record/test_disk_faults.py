@@ -34,7 +34,7 @@ class FailingFile:
 
 
 def fail_after(writer, takes, code=errno.ENOSPC):
-    writer._segment._file = FailingFile(writer._segment._file, takes=takes, code=code)
+    writer._segments["samples"]._file = FailingFile(writer._segments["samples"]._file, takes=takes, code=code)
 
 
 CODES = [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE, errno.EDQUOT]

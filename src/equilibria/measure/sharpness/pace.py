@@ -1,0 +1,106 @@
+"""Which steps are queried: every so many, or as many as a share of the training time pays for."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from equilibria.errors import EquilibriaError, whole
+from equilibria.measure.cadence import steady_mean
+
+_SHARE = 0.08  # of the training time that may be spent
+_CHEAP = 0.01  # of a step: looking at every step then costs next to nothing
+_WARM = 3.0  # products of a warm query, to guess its cost before there was one
+_TIMED = 3  # steps to be timed before anything is planned
+_LOOKS = 14  # before a query, for the ten comparisons that it wants
+
+
+class Pace:
+    """Decides which steps are queried, an odd number apart: at the edge of stability every second step looks alike.
+
+    On its own account it spends a share of the training time, and half of that while it is in debt for the first
+    search, which is ten times as dear as the others.
+
+    Args:
+        every: 1, 2, ... or "auto".
+
+    Example:
+        >>> pace = Pace(20)
+        >>> found = []
+        >>> for step in range(70):
+        ...     if pace.is_due(step):
+        ...         pace.queried(step, 0.0, hvps=2, cold=False)
+        ...         found.append(step)
+        >>> found
+        [0, 21, 40, 61]
+    """
+
+    def __init__(self, every: int | str) -> None:
+        if isinstance(every, str) and every != "auto":
+            raise EquilibriaError(f"got every={every!r}; expected 'auto' or a whole number of steps, 1 or more")
+        self._fixed = None if isinstance(every, str) else whole("every", every, low=1)
+        self._last = -1
+        self._left: float | None = None
+        self._trained = self._spent = self._step_time = self._look_cost = self._query_cost = 0.0
+        self._steps = 0
+
+    @property
+    def every(self) -> float:
+        """How many steps from one query to the next, as things are now."""
+        if self._fixed is not None:
+            return self._fixed
+        if self._steps < _TIMED:
+            return math.inf
+        share = _SHARE / 2 if self._spent > _SHARE * self._trained else _SHARE
+        return max(1.0, self._query_cost / (share * self._step_time))
+
+    def enter(self) -> float:
+        """Training has got to its next step; returns the time."""
+        now = time.perf_counter()
+        if self._left is not None:
+            self._trained += now - self._left
+            self._step_time = steady_mean(self._step_time, max(now - self._left, 1e-9))
+            self._steps += 1
+        return now
+
+    def leave(self, entered: float) -> None:
+        """Training goes on."""
+        self._left = time.perf_counter()
+        self._spent += self._left - entered
+
+    def looked(self, seconds: float) -> None:
+        """Take note of what it cost to look at a step."""
+        self._look_cost = steady_mean(self._look_cost, seconds)
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step is to be queried."""
+        if self._last < 0:
+            return True
+        if self._fixed is None:
+            return step >= self._last + self.every and (step - self._last) % 2 == 1
+        return step >= self._following(self._last)
+
+    def may_look(self, step: int) -> bool:
+        """Whether this step is to be looked at: always if that is cheap or was asked for, else before a query."""
+        if self._fixed is not None or self._look_cost <= _CHEAP * self._step_time:
+            return True
+        return step >= self._last + self.every - _LOOKS
+
+    def may_be_early(self, step: int) -> bool:
+        """Whether a query is affordable before its time: after a quarter of the time."""
+        return step >= self._last + max(4.0, self.every / 4)
+
+    def queried(self, step: int, seconds: float, *, hvps: int, cold: bool) -> None:
+        """Take note of a query."""
+        self._last = step
+        warm = seconds * min(1.0, _WARM / max(hvps, 1)) if cold else seconds
+        self._query_cost = steady_mean(self._query_cost, warm)
+
+    def _following(self, step: int) -> int:
+        """The first step after this one in the series 0, n + 1, 2n, 3n + 1, ... for an even n; 0, n, 2n, ... if odd."""
+        assert self._fixed is not None
+        for place in (step // self._fixed, step // self._fixed + 1, step // self._fixed + 2):
+            at = place * self._fixed + (place % 2 if self._fixed % 2 == 0 else 0)
+            if at > step:
+                return at
+        raise AssertionError("the series grows by at least its pace less one")
