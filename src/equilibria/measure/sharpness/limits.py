@@ -89,6 +89,6 @@ def _refuse_coupled(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) 
     decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
     if group["weight_decay"] and not decoupled:
         raise EquilibriaError(
-            f"got Adam with weight_decay={group['weight_decay']:g}, which it divides by its preconditioner: there is no "
-            "one threshold; expected AdamW, or weight_decay=0"
+            f"got Adam with weight_decay={group['weight_decay']:g}, which its preconditioner divides: there is no one "
+            "threshold; expected AdamW, or weight_decay=0"
         )
