@@ -12,7 +12,7 @@ _UNITS = {  # "1" is a pure number, "w" the unit of the weights, "loss" that of 
     "certified": "1",  # 1 if the search began at random, 0 if it began at the previous result
     "threshold": "loss/w^2",  # where the optimizer becomes unstable; in the unit of the sharpness
     "ratio": "1",  # R = sharpness / threshold
-    "ratio_mean": "1",  # over this query and the one before, which is an odd number of steps away
+    "ratio_mean": "1",  # over this step and the one before, if both were queried; else R itself
     "norm_sq": "w^2",
     "lr": "w^2/loss",
     "weight_decay": "loss/w^2",

@@ -26,16 +26,8 @@ from equilibria.report.terminal import print_table
 from equilibria.watching.recording import Recording
 from equilibria.watching.status import StatusLine
 
-_FOR_HOOKS = {
-    "guarded",
-    "is_due",
-    "latest",
-    "missed",
-    "next_is_due",
-    "record_into",
-    "take",
-    "tracked_by",
-}  # not for people
+# Not for people.
+_FOR_HOOKS = {"guarded", "is_due", "latest", "missed", "next_is_due", "record_into", "take", "tracked_by"}
 
 
 class WatchedRun(Monitor):

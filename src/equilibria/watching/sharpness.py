@@ -29,8 +29,8 @@ class SharpnessTracker(SharpnessMonitor):
     Works through a hook of the optimizer; training is not changed by a single bit. Every so many steps the top
     eigenvalue of the Hessian is measured, two or three Hessian-vector products each, and compared with the threshold of
     the optimizer: R = sharpness / threshold. Between them the steps themselves are looked at, which costs next to
-    nothing: where they begin to swing, a query comes at once. Queries are an odd number of steps apart, because at the
-    edge everything alternates from step to step.
+    nothing: where they begin to swing, a query comes at once. Beyond R = 1 two consecutive steps are queried each time,
+    because at the edge everything alternates from step to step.
 
     Args:
         objective: of `equilibria.objective` or `equilibria.Objective`, around the tensors that are trained.

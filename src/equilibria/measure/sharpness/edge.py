@@ -19,7 +19,7 @@ class Standing:
 
     Attributes:
         state: one of `equilibria.measure.sharpness_table.STATES`.
-        ratio_mean: R averaged over the last two queries, which are an odd number of steps apart.
+        ratio_mean: R averaged over this step and the one before, if both were queried; else R.
     """
 
     state: str
@@ -29,9 +29,9 @@ class Standing:
 class EdgeDetector:
     """Follows R from query to query.
 
-    R counts as having crossed 1 when its mean over two queries an odd number of steps apart has: at the edge it
-    alternates from step to step. The run is at the edge once steps also turn back on each other: after the crossing the
-    oscillation has to grow out of rounding first.
+    Where two consecutive steps were queried their mean counts: at the edge R alternates from step to step. The run is
+    at the edge once R has crossed 1 and steps turn back on each other: after the crossing the oscillation has to grow
+    out of rounding first.
 
     Example:
         >>> detector = EdgeDetector()
@@ -57,7 +57,8 @@ class EdgeDetector:
             turned_back: share of the last steps that turned back; None if not known.
             growth: of log R per step by weight decay alone; None if there is no such law.
         """
-        mean = ratio if self._before is None else (ratio + self._before[1]) / 2
+        follows = self._before is not None and step == self._before[0] + 1
+        mean = (ratio + self._before[1]) / 2 if self._before is not None and follows else ratio
         self._state = self._next(step, ratio, mean, turned_back, growth)
         self._before = step, ratio
         return Standing(self._state, mean)

@@ -16,13 +16,16 @@ _LOOKS = 14  # before a query, for the ten comparisons that it wants
 
 
 class Pace:
-    """Decides which steps are queried, an odd number apart: at the edge of stability every second step looks alike.
+    """Decides which steps are queried.
 
     On its own account it spends a share of the training time, and half of that while it is in debt for the first
     search, which is ten times as dear as the others.
 
     Args:
         every: 1, 2, ... or "auto".
+
+    Attributes:
+        together: how many queries, at consecutive steps, are taken at a time.
 
     Example:
         >>> pace = Pace(20)
@@ -32,14 +35,15 @@ class Pace:
         ...         pace.queried(step, 0.0, hvps=2, cold=False)
         ...         found.append(step)
         >>> found
-        [0, 21, 40, 61]
+        [0, 20, 40, 60]
     """
 
     def __init__(self, every: int | str) -> None:
         if isinstance(every, str) and every != "auto":
             raise EquilibriaError(f"got every={every!r}; expected 'auto' or a whole number of steps, 1 or more")
         self._fixed = None if isinstance(every, str) else whole("every", every, low=1)
-        self._last = -1
+        self.together = 1
+        self._first = self._last = -1
         self._left: float | None = None
         self._trained = self._spent = self._step_time = self._look_cost = self._query_cost = 0.0
         self._steps = 0
@@ -52,7 +56,7 @@ class Pace:
         if self._steps < _TIMED:
             return math.inf
         share = _SHARE / 2 if self._spent > _SHARE * self._trained else _SHARE
-        return max(1.0, self._query_cost / (share * self._step_time))
+        return max(1.0, self.together * self._query_cost / (share * self._step_time))
 
     def enter(self) -> float:
         """Training has got to its next step; returns the time."""
@@ -76,9 +80,11 @@ class Pace:
         """Whether this step is to be queried."""
         if self._last < 0:
             return True
+        if 0 < step - self._first < self.together:
+            return True
         if self._fixed is None:
-            return step >= self._last + self.every and (step - self._last) % 2 == 1
-        return step >= self._following(self._last)
+            return step >= self._first + self.every
+        return step // self._fixed > self._first // self._fixed
 
     def may_look(self, step: int) -> bool:
         """Whether this step is to be looked at: always if that is cheap or was asked for, else before a query."""
@@ -92,15 +98,8 @@ class Pace:
 
     def queried(self, step: int, seconds: float, *, hvps: int, cold: bool) -> None:
         """Take note of a query."""
+        if self._last < 0 or step - self._first >= self.together:
+            self._first = step
         self._last = step
         warm = seconds * min(1.0, _WARM / max(hvps, 1)) if cold else seconds
         self._query_cost = steady_mean(self._query_cost, warm)
-
-    def _following(self, step: int) -> int:
-        """The first step after this one in the series 0, n + 1, 2n, 3n + 1, ... for an even n; 0, n, 2n, ... if odd."""
-        assert self._fixed is not None
-        for place in (step // self._fixed, step // self._fixed + 1, step // self._fixed + 2):
-            at = place * self._fixed + (place % 2 if self._fixed % 2 == 0 else 0)
-            if at > step:
-                return at
-        raise AssertionError("the series grows by at least its pace less one")

@@ -200,6 +200,7 @@ class SharpnessMonitor:
             begun = time.perf_counter()
             found = self._query(step)
             self._pace.queried(step, time.perf_counter() - begun, hvps=found.hvps, cold=found.certified)
+            self._pace.together = 2 if self._state in (PAST, EDGE) else 1  # there R alternates from step to step
 
     def _calls_for_a_query(self) -> bool:
         """Whether the last steps look as they do at the edge, and it is not known yet that they are there."""
@@ -220,8 +221,11 @@ class SharpnessMonitor:
             recheck=self._recheck,
             seed=len(self._rows),
         )
+        was_at_the_edge = self._state == EDGE
         self._found[step % 2] = found  # at the edge every second step is on the same side of the valley
         self._add(self._row(step, found))
+        if self._state == EDGE and not was_at_the_edge:
+            self._found.clear()  # the first swing throws the run into another part of the valley: search afresh
         return found
 
     def _row(self, step: int, found: Sharpness) -> Row:
