@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import pyarrow as pa
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 from torch.nn import functional
 from watched_worlds import make_net
 
 import equilibria as eq
-from equilibria.cli import main
+from equilibria.cli import app
 from equilibria.errors import EquilibriaError
 from equilibria.measure.sharpness_table import EDGE
 from equilibria.record import RecordWarning
@@ -58,12 +61,15 @@ def test_the_record_is_what_the_tracker_saw(tmp_path, capsys):
     assert "threshold" in printed
 
 
-def test_the_command_shows_a_recorded_tracker(tmp_path, capsys):
+def test_the_command_shows_a_recorded_tracker(tmp_path):
     net, optimizer = make()
     with track(net, optimizer, log_dir=tmp_path / "run"):
         train(net, optimizer, 11)
-    assert main(["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")]) in (0, None)
-    assert "R is sharpness over threshold" in capsys.readouterr().out
+    shown = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")])
+    assert shown.exit_code == 0
+    assert "R is sharpness over threshold" in shown.output
+    listed = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--json"])
+    assert json.loads(listed.output)["findings"][-1]["subject"] == eq.read_run(tmp_path / "run").findings()[-1].subject
     assert 'id="sharpness-chart"' in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -97,9 +103,9 @@ def test_a_second_run_goes_beside_the_first(tmp_path):
     net, optimizer = make()
     with track(net, optimizer, log_dir=tmp_path / "run"):
         train(net, optimizer, 1)
-    with track(net, optimizer, log_dir=tmp_path / "run") as tracker:
-        with pytest.warns(RecordWarning, match=r"holds a run already; this one is recorded into .*run-2$"):
-            train(net, optimizer, 1)
+    warned = pytest.warns(RecordWarning, match=r"holds a run already; this one is recorded into .*run-2$")
+    with track(net, optimizer, log_dir=tmp_path / "run") as tracker, warned:
+        train(net, optimizer, 1)
     assert tracker.log_dir == tmp_path / "run-2"
 
 
@@ -132,7 +138,7 @@ for step in range(100_000):
     functional.cross_entropy(net(batch[0]), batch[1]).backward()
     optimizer.step()
     if step == 40:
-        time.sleep(3)  # three times as long as a row waits
+        time.sleep(2)  # twice as long as a row waits
         print(tracker.samples().num_rows, flush=True)
 """
 
@@ -152,8 +158,6 @@ def test_a_kill_loses_only_what_was_not_flushed(tmp_path):
 
 
 def test_stretches_at_the_edge():
-    import pyarrow as pa
-
     states = ["stable", EDGE, EDGE, "stable", EDGE]
     table = pa.table({"step": [0, 20, 40, 60, 80], "state": states})
     assert edge_stretches(table) == [[20, 60], [80, 80]]

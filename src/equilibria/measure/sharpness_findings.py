@@ -14,9 +14,10 @@ from equilibria.theory.eos_series import ratio_crossings
 
 Floats = NDArray[np.float64]
 
+_HELD = 0.1  # deviation of R from 1 up to which it counts as held there
 _PER_PERIOD = 5  # queries: with fewer a period cannot be counted
 _LOOSE = 0.05  # bound of the error beyond which a value is not worth much
-_LOST = 0.05  # by which a search from scratch may exceed the one before it without a word
+_LOST = 0.2  # by which a search from scratch may exceed the one before it without a word: at the edge values vary
 
 
 def sharpness_findings(samples: pa.Table) -> tuple[Finding, ...]:
@@ -91,11 +92,12 @@ def _at_the_edge(columns: dict[str, Floats], states: Sequence[str | None]) -> Fi
     ratio, loss, level = (float(np.mean(columns[name][late])) for name in ("ratio", "loss", "loss_predicted"))
     parts = [f"R = {ratio:.3g} on average over {counted(int(late.sum()), 'query').replace('querys', 'queries')}"]
     if np.isfinite(level):
-        parts.append(f"loss predicted at most {level:.3g} above its minimum, measured {loss:.3g}")
+        parts.append(f"loss predicted at most {level:.3g} above its minimum, measured {loss:.3g} in all")
         parts.append(_periods(columns, columns["step"] >= began))
     return Finding(
         "note",
-        f"edge of stability since step {began:,}: sharpness {columns['sharpness'][-1]:.3g} is held at {limit} = "
+        f"edge of stability since step {began:,}: sharpness {columns['sharpness'][-1]:.3g} is held "
+        f"{'at' if abs(ratio - 1) < _HELD else 'near'} {limit} = "
         f"{columns['threshold'][-1]:.3g}",
         "; ".join(filter(None, parts)),
         "nothing: this is no divergence. With weight decay training drifts to flatter minima; the loss level falls "
@@ -136,17 +138,20 @@ def _loose(columns: dict[str, Floats]) -> list[Finding]:
 
 def _lost(columns: dict[str, Floats]) -> list[Finding]:
     """A search from scratch that finds far more than the warm one before it did: that one had lost the top."""
-    cold = np.flatnonzero((columns["certified"][1:] == 1) & (columns["certified"][:-1] == 0)) + 1
-    lost = [at for at in cold if columns["sharpness"][at] > (1 + _LOST) * columns["sharpness"][at - 1]]
+    steps, found, certified = (columns[name] for name in ("step", "sharpness", "certified"))
+    lost = []
+    for at in np.flatnonzero(certified):
+        before = np.flatnonzero((steps[:at] - steps[at]) % 2 == 0)  # at the edge others are across the valley
+        if len(before) and not certified[before[-1]] and found[at] > (1 + _LOST) * found[before[-1]]:
+            lost.append((at, before[-1]))
     if not lost:
         return []
-    at = lost[-1]
+    at, earlier = lost[-1]
     return [
         Finding(
             "warning",
-            f"the top eigenvector may have been lost before step {columns['step'][at]:,.0f}",
-            f"a search from scratch found {columns['sharpness'][at]:.3g}, the warm query before it "
-            f"{columns['sharpness'][at - 1]:.3g}",
+            f"the top eigenvector may have been lost before step {steps[at]:,.0f}",
+            f"a search from scratch found {found[at]:.3g}, the warm query before it {found[earlier]:.3g}",
             "search from scratch more often: recheck=",
             "",
         )

@@ -8,11 +8,11 @@ import time
 from equilibria.errors import EquilibriaError, whole
 from equilibria.measure.cadence import steady_mean
 
-_SHARE = 0.08  # of the training time that may be spent
+_SHARE = 0.07  # of the training time that may be spent
 _CHEAP = 0.01  # of a step: looking at every step then costs next to nothing
 _WARM = 3.0  # products of a warm query, to guess its cost before there was one
 _TIMED = 3  # steps to be timed before anything is planned
-_LOOKS = 14  # before a query, for the ten comparisons that it wants
+_LOOKS = 14  # before a query: it wants ten comparisons of three weights each
 
 
 class Pace:
@@ -85,6 +85,10 @@ class Pace:
         if self._fixed is None:
             return step >= self._first + self.every
         return step // self._fixed > self._first // self._fixed
+
+    def may_wait(self, step: int) -> bool:
+        """Whether a query that is due may come after some more looks; not the second of two, nor one that was asked."""
+        return self._fixed is None and self._last >= 0 and step > self._last + 1
 
     def may_look(self, step: int) -> bool:
         """Whether this step is to be looked at: always if that is cheap or was asked for, else before a query."""

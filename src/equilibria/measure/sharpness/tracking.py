@@ -196,7 +196,8 @@ class SharpnessMonitor:
             self._motion.forget()
         if is_adam(self._optimizer) and step == 0:
             return  # there is no preconditioner yet
-        if self._pace.is_due(step) or (self._calls_for_a_query() and self._pace.may_be_early(step)):
+        due = self._pace.is_due(step) and not (self._motion.turned_back is None and self._pace.may_wait(step))
+        if due or (self._calls_for_a_query() and self._pace.may_be_early(step)):
             begun = time.perf_counter()
             found = self._query(step)
             self._pace.queried(step, time.perf_counter() - begun, hvps=found.hvps, cold=found.certified)
