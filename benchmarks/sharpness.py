@@ -42,7 +42,7 @@ import equilibria as eq
 from equilibria.measure.curvature import HessianProducts
 
 STARTS, POINTS, EVERY = 3, 100, 20
-TURNS = 5
+TURNS = 3
 Batch = tuple[Tensor, Tensor]
 
 
@@ -274,7 +274,7 @@ def small_completion() -> tuple[eq.Objective, torch.optim.Optimizer, Callable[[]
 
 def overhead() -> list[Tracked]:
     """Seconds of training, of which the tracker's share is to be at most a tenth."""
-    makers = {"BatchNorm network, 4,000 parameters": (small_net, 2500), "matrix completion": (small_completion, 6000)}
+    makers = {"BatchNorm network, 4,000 parameters": (small_net, 2000), "matrix completion": (small_completion, 5000)}
     rows = []
     for name, (make, steps) in makers.items():
         row = Tracked(name, steps)

@@ -22,7 +22,7 @@ from equilibria.cli import app
 from equilibria.errors import EquilibriaError
 from equilibria.measure.sharpness_table import EDGE
 from equilibria.record import RecordWarning
-from equilibria.report.sharpness import edge_stretches
+from equilibria.report.sharpness import edge_stretches, sharpness_curves
 
 BATCH = torch.randn(32, 6, generator=torch.Generator().manual_seed(1)), torch.arange(32) % 3
 
@@ -161,3 +161,20 @@ def test_stretches_at_the_edge():
     states = ["stable", EDGE, EDGE, "stable", EDGE]
     table = pa.table({"step": [0, 20, 40, 60, 80], "state": states})
     assert edge_stretches(table) == [[20, 60], [80, 80]]
+
+
+def test_of_consecutive_steps_the_mean_is_drawn():
+    numbers = {name: [1.0, 2.0, 4.0, 8.0] for name in ("sharpness", "threshold", "ratio", "loss")}
+    table = pa.table(
+        {
+            "step": [0, 20, 21, 40],
+            "loss_predicted": pa.array([None] * 4, pa.float64()),
+            **numbers,
+            "state": ["stable", EDGE, EDGE, EDGE],
+        }
+    )
+    drawn = sharpness_curves(table)
+    assert drawn["step"] == [0, 20, 40]
+    assert drawn["sharpness"] == [1.0, 3.0, 8.0]
+    assert drawn["loss_predicted"] == [None, None, None]
+    assert drawn["edge"] == [[20, 40]]

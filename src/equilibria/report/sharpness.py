@@ -10,6 +10,7 @@ from string import Template
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from equilibria._rich import Console, Table, Text
 from equilibria.findings import counted
@@ -33,13 +34,24 @@ _COLUMNS = {
 
 def sharpness_curves(queries: pa.Table) -> dict[str, object]:
     """The curves as JSON can hold them; None for what was not measured."""
-    thin = _thinned(queries, _MOST_POINTS)
+    steps = np.asarray(queries["step"].to_numpy(), dtype=np.float64)
+    alone = np.append(True, np.diff(steps) != 1)  # of consecutive steps, which alternate at the edge, the mean is drawn
+    first = np.flatnonzero(alone)
+    chosen = np.unique(np.linspace(0, len(first) - 1, min(len(first), _MOST_POINTS)).round().astype(np.int64))
+    means = {name: _means(queries[name], first)[chosen] for name in _DRAWN}
     return {
-        "step": thin["step"].to_pylist(),
-        **{name: [_finite(value) for value in thin[name].to_pylist()] for name in _DRAWN},
+        "step": [int(step) for step in steps[first][chosen]],
+        **{name: [_finite(value) for value in values.tolist()] for name, values in means.items()},
         "edge": edge_stretches(queries),
         "loss_floor": _LOSS_FLOOR * max((value for value in queries["loss"].to_pylist() if value), default=0.0),
     }
+
+
+def _means(column: pa.ChunkedArray, first: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Over the rows from each of the first ones to the next."""
+    values = np.asarray(column.to_numpy(), dtype=np.float64)
+    found: NDArray[np.float64] = np.add.reduceat(values, first) / np.diff(np.append(first, len(values)))
+    return found
 
 
 def edge_stretches(queries: pa.Table) -> list[list[int]]:
