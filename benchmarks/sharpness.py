@@ -4,8 +4,7 @@ Cold: the top eigenvalue of a convolutional network with BatchNorm (8 convolutio
 16x16, training mode, after 40 steps of SGD), from three random starts; all solvers take turns, start by start.
 Warm: along training at the edge of stability (matrix completion with BatchNorm, 5000 parameters, every 20th of 2000
 steps of gradient descent with weight decay): our warm starts beside eigsh from scratch.
-Tracked: a small BatchNorm network and matrix completion, trained with and without a SharpnessTracker that chooses its
-pace itself, in turns.
+Tracked: a small BatchNorm network and matrix completion, trained with a SharpnessTracker that chooses its pace itself.
 
 Writes benchmarks/sharpness.md. Run it with `python benchmarks/sharpness.py [FOLDER]`: images are those of
 cifar10_2k.npz in that folder (x uint8 NCHW, y), or random. For the peers:
@@ -232,26 +231,29 @@ def warm() -> list[Row]:
     return rows
 
 
+class TimedTracker(eq.SharpnessTracker):
+    """Counts the CPU time inside its hook: two whole runs differ by more than the hook costs."""
+
+    inside = 0.0
+
+    def _before_step(self, *args: Any) -> None:
+        begin = time.process_time()
+        super()._before_step(*args)
+        self.inside += time.process_time() - begin
+
+
 @dataclass
 class Tracked:
-    """One training with and without a tracker, in turns."""
+    """Runs with a tracker: all of their time, over the time outside of the tracker."""
 
     name: str
     steps: int
-    plain: list[float] = field(default_factory=list)
-    tracked: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
     queries: list[int] = field(default_factory=list)
 
-    @property
-    def ratio(self) -> float:
-        return sum(self.tracked) / sum(self.plain)
-
     def text(self) -> str:
-        milliseconds = 1e3 * statistics.median(self.plain) / self.steps
-        return (
-            f"| {self.name} | {self.steps} | {milliseconds:.2f} | {statistics.median(self.queries):.0f} "
-            f"| {self.ratio:.3f} |"
-        )
+        middle, most = statistics.median(self.ratios), max(self.ratios)
+        return f"| {self.name} | {self.steps} | {statistics.median(self.queries):.0f} | {middle:.3f} | {most:.3f} |"
 
 
 def small_net() -> tuple[eq.Objective, torch.optim.Optimizer, Callable[[], Tensor], Any]:
@@ -278,19 +280,19 @@ def overhead() -> list[Tracked]:
     rows = []
     for name, (make, steps) in makers.items():
         row = Tracked(name, steps)
-        for turn in range(2 * TURNS):
+        for _ in range(TURNS):
             objective, optimizer, loss, batch = make()
             begin = time.process_time()
-            tracker = eq.SharpnessTracker(objective, optimizer, batch) if turn % 2 else None
-            for _ in range(steps):
-                optimizer.zero_grad()
-                loss().backward()
-                optimizer.step()
-            (row.tracked if tracker else row.plain).append(time.process_time() - begin)
-            if tracker is not None:
-                assert tracker.failure is None
-                row.queries.append(tracker.samples().num_rows)
-                tracker.close()
+            with TimedTracker(objective, optimizer, batch) as tracker:
+                before = time.process_time() - begin  # looks at the loss once, before training
+                for _ in range(steps):
+                    optimizer.zero_grad()
+                    loss().backward()
+                    optimizer.step()
+            assert tracker.failure is None
+            total = time.process_time() - begin
+            row.ratios.append(total / (total - before - tracker.inside))
+            row.queries.append(tracker.samples().num_rows)
         rows.append(row)
     return rows
 
@@ -329,10 +331,9 @@ def report(rows: list[Row], along: list[Row], tracked: list[Tracked], truth: flo
         "",
         "## A run with a tracker",
         "",
-        f"`SharpnessTracker` with its default pace, on the CPU time of whole runs, {TURNS} with and {TURNS} without in "
-        "turns.",
+        f"`SharpnessTracker` with its default pace: CPU time of the run over that outside of the tracker, {TURNS} runs.",
         "",
-        "| training | steps | ms per step | queries | time with / without |",
+        "| training | steps | queries | time with / without | largest |",
         "|---|---|---|---|---|",
         *(row.text() for row in tracked),
         "",
@@ -358,7 +359,7 @@ def main() -> int:
         "at most 2.5 products per point": per_point <= 2.5,
         "at least 8 times fewer than eigsh": statistics.mean(along[1].hvps) >= 8 * per_point,
         "true error below 1e-2 along training": max(along[0].errors) < 1e-2,
-        "a tracker takes at most a tenth of the training time": max(row.ratio for row in tracked) <= 1.10,
+        "a tracker takes at most a tenth of the training time": max(max(row.ratios) for row in tracked) <= 1.10,
     }
     for goal, met in goals.items():
         print(f"{'met' if met else 'MISSED'}: {goal}")

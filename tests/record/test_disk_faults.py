@@ -56,7 +56,7 @@ def test_a_failing_flush_warns_once_and_stops(tmp_path, code):
         for step in range(2, 50):  # warnings are errors here: none may follow
             writer.append(rows([step]))
             writer.flush()
-        assert writer._pending == []  # and nothing piles up
+        assert writer._pending == {}  # and nothing piles up
     run = read_run(tmp_path)
     assert_rows(run.samples(), [0])
     assert run.notes == ("samples-000.arrows: last batch incomplete, 2 rows read, 300 bytes after them left",)
