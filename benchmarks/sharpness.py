@@ -331,7 +331,7 @@ def report(rows: list[Row], along: list[Row], tracked: list[Tracked], truth: flo
         "",
         "## A run with a tracker",
         "",
-        f"`SharpnessTracker` with its default pace: CPU time of the run over that outside of the tracker, {TURNS} runs.",
+        f"`SharpnessTracker` with its default pace: CPU time of the run over that outside of it, {TURNS} runs.",
         "",
         "| training | steps | queries | time with / without | largest |",
         "|---|---|---|---|---|",
