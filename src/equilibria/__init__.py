@@ -10,6 +10,7 @@ The verbs, imported on first use:
 - `objective`: the loss of a network as a function of its named parameters and a batch; `Objective` for any function.
 - `symmetries`: every scaling symmetry of a loss: which weights are scale-invariant, alone, by rows or jointly.
 - `sharpness`: the largest curvature of a loss, raw, spherical or preconditioned, with a bound on its error.
+- `SharpnessTracker`: the same all along a run: how far it is from the edge of stability, and when it gets there.
 - `split_decay`: parameter groups that decay what should decay, with a reason for every parameter.
 - `cite`: where a law comes from, and whether it was corrected.
 - `theory`: the laws themselves.
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
     from equilibria.theory.citations import cite
     from equilibria.theory.folding import fold
     from equilibria.theory.translation import translate
-    from equilibria.watching import watch
+    from equilibria.watching import SharpnessTracker, watch
 
 __all__ = [
     "EquilibriaError",
     "Objective",
+    "SharpnessTracker",
     "__version__",
     "cite",
     "fold",
@@ -55,6 +57,7 @@ __all__ = [
 
 _HOMES = {
     "Objective": "equilibria.measure.objective",
+    "SharpnessTracker": "equilibria.watching",
     "cite": "equilibria.theory.citations",
     "fold": "equilibria.theory.folding",
     "objective": "equilibria.measure.objective",

@@ -34,7 +34,7 @@ class FailingFile:
 
 
 def fail_after(writer, takes, code=errno.ENOSPC):
-    writer._segment._file = FailingFile(writer._segment._file, takes=takes, code=code)
+    writer._segments["samples"]._file = FailingFile(writer._segments["samples"]._file, takes=takes, code=code)
 
 
 CODES = [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE, errno.EDQUOT]
@@ -56,7 +56,7 @@ def test_a_failing_flush_warns_once_and_stops(tmp_path, code):
         for step in range(2, 50):  # warnings are errors here: none may follow
             writer.append(rows([step]))
             writer.flush()
-        assert writer._pending == []  # and nothing piles up
+        assert writer._pending == {}  # and nothing piles up
     run = read_run(tmp_path)
     assert_rows(run.samples(), [0])
     assert run.notes == ("samples-000.arrows: last batch incomplete, 2 rows read, 300 bytes after them left",)

@@ -142,7 +142,7 @@ def test_a_damaged_description(run, text):
 
 def test_a_description_of_something_else(run):
     (run.path / "run.json").write_text(json.dumps({"format": "tar", "sessions": []}))
-    with pytest.raises(EquilibriaError, match=r"run.json: got format 'tar'; expected a version such as 1.0"):
+    with pytest.raises(EquilibriaError, match=r"run.json: got format 'tar'; expected a version such as 1.1"):
         read_run(run.path)
 
 

@@ -129,7 +129,7 @@ def test_the_data_are_strict_json(name):
         raise AssertionError(f"{constant} is not JSON")
 
     (found,) = re.findall(r'<script type="application/json" id="report-data">(.*?)</script>', PAGES[name], re.DOTALL)
-    assert set(json.loads(found, parse_constant=refuse)) == {"unit", "range", "layers", "middle", "arrays"}
+    assert set(json.loads(found, parse_constant=refuse)) == {"unit", "range", "layers", "middle", "arrays", "sharpness"}
 
 
 def test_the_headline_counts_and_names_the_worst():

@@ -158,7 +158,7 @@ def test_a_disk_that_fails_in_the_middle_is_one_warning_and_training_goes_on(tmp
         if number == 20:
             monitor.flush()
             monitor._recording.flush()
-            file = monitor._recording._writer._segment._file
+            file = monitor._recording._writer._segments["samples"]._file
 
             class Full:
                 def write(self, _):
@@ -167,7 +167,7 @@ def test_a_disk_that_fails_in_the_middle_is_one_warning_and_training_goes_on(tmp
                 def __getattr__(self, name):
                     return getattr(file, name)
 
-            monitor._recording._writer._segment._file = Full()
+            monitor._recording._writer._segments["samples"]._file = Full()
         if number == 40:
             monitor._recording.flush()
 

@@ -24,8 +24,10 @@ _MOST_ROWS = 40
 def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     """What the run recorded in the directory RUN did, layer by layer, beside what theory predicts."""
     from equilibria.measure.diagnose import diagnose
+    from equilibria.measure.sharpness_findings import sharpness_findings
     from equilibria.measure.summary import summarise
     from equilibria.record import read_run
+    from equilibria.report.sharpness import print_sharpness
     from equilibria.report.terminal import print_table
     from equilibria.report.verdict import headline, worst_first
 
@@ -35,15 +37,19 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
         from equilibria.report import write_report
 
         with named({"path": "--html"}):
-            write_report(samples, html, metadata=metadata, title=run.resolve().name, notes=notes)
+            title, queries = run.resolve().name, recorded.sharpness()
+            write_report(samples, html, metadata=metadata, title=title, notes=notes, sharpness=queries)
     layers, findings = worst_first(summarise(samples, metadata=metadata)), diagnose(samples, metadata=metadata)
     if as_json:
-        print_json({"layers": [_contract(layer) for layer in layers], "findings": findings, "notes": notes})
+        found = [*findings, *sharpness_findings(recorded.sharpness())]
+        print_json({"layers": [_contract(layer) for layer in layers], "findings": found, "notes": notes})
         return
     if layers:
         print_table(layers, findings=findings, notes=notes, most=_MOST_ROWS)
-    else:
+    elif not recorded.sharpness().num_rows:
         print(*(headline(layers), *notes), sep="\n")
+    if recorded.sharpness().num_rows:
+        print_sharpness(recorded.sharpness(), notes=() if layers else notes)
     if html is not None:
         print(f"Page: {html}")
 

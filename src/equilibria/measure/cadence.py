@@ -53,8 +53,8 @@ class Cadence:
         elif step > self._last[0]:
             before, when, spent = self._last
             cost = self._spent - spent
-            self._cost = _mean(self._cost, cost)
-            self._step_time = _mean(self._step_time, max(now - when - cost, 1e-9) / (step - before))
+            self._cost = steady_mean(self._cost, cost)
+            self._step_time = steady_mean(self._step_time, max(now - when - cost, 1e-9) / (step - before))
             self._last = step, now, self._spent
         if not self._step_time:
             return 1.0
@@ -71,5 +71,6 @@ class Cadence:
         self._next, self._last = step, None
 
 
-def _mean(before: float, newest: float) -> float:
+def steady_mean(before: float, newest: float) -> float:
+    """A mean that forgets slowly, and takes a single long pause for a short one; ``before`` is 0 at the start."""
     return before + _FORGETS * (min(newest, _SURPRISE * before) - before) if before else newest

@@ -1,7 +1,8 @@
 """What a run leaves on disk: samples that survive ``kill -9``, a full disk and a resumed training.
 
 A run directory holds ``run.json`` (what the run is), ``samples-000.arrows``, ``samples-001.arrows``, ... (one Arrow IPC
-stream per session, readable by any Arrow library) and ``writer.lock``.
+stream per session, readable by any Arrow library), ``sharpness-000.arrows`` ... if a tracker wrote some, and
+``writer.lock``.
 
 - `RunWriter`: append samples.
 - `read_run`: read them back, as Arrow, Parquet, CSV or pandas.

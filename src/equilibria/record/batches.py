@@ -11,20 +11,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.record.schema import SAMPLE_SCHEMA
+from equilibria.record.schema import SAMPLES, TABLES
 
 Column = Sequence[Any] | NDArray[Any]
 
-_REQUIRED = ("step", "param")
 
-
-def to_batch(columns: Mapping[str, Column]) -> pa.RecordBatch:
-    """One batch in the order of the sample table, words not yet encoded; columns that are absent become null.
+def to_batch(columns: Mapping[str, Column], *, table: str = SAMPLES) -> pa.RecordBatch:
+    """One batch in the order of its table, words not yet encoded; columns that are absent become null.
 
     The values are copied, so the caller may reuse its arrays.
 
     Args:
-        columns: name -> values; ``step`` and ``param`` are required and all lengths are equal.
+        columns: name -> values; those that are never null (``step``, ``param``) are required, all lengths are equal.
+        table: the name of the table.
 
     Raises:
         EquilibriaError: for unknown or missing columns, unequal lengths, or values of the wrong kind.
@@ -34,38 +33,39 @@ def to_batch(columns: Mapping[str, Column]) -> pa.RecordBatch:
         >>> batch.num_rows, batch["norm"].to_pylist(), batch["angle"].null_count
         (2, [1.0, 2.0], 2)
     """
-    unknown = sorted(set(columns) - _KINDS.keys())
+    kinds = _KINDS[table]
+    unknown = sorted(set(columns) - kinds.keys())
     if unknown:
-        raise EquilibriaError(f"got unknown columns {unknown}; expected some of: {', '.join(SAMPLE_SCHEMA.names)}")
-    missing = [name for name in _REQUIRED if name not in columns]
+        raise EquilibriaError(f"got unknown columns {unknown}; expected some of: {', '.join(kinds)}")
+    required = [name for name, kind in kinds.items() if kind.required]
+    missing = [name for name in required if name not in columns]
     if missing:
-        raise EquilibriaError(f"got no column {' nor '.join(missing)}; every sample needs step and param")
-    arrays = {name: _array(name, values) for name, values in columns.items()}
+        raise EquilibriaError(f"got no column {' nor '.join(missing)}; every sample needs {' and '.join(required)}")
+    arrays = {name: _array(name, values, kinds[name]) for name, values in columns.items()}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise EquilibriaError(f"got columns of different lengths {lengths}; expected one length")
     rows = lengths["step"]
-    filled = [arrays[name] if name in arrays else pa.nulls(rows, kind.arrow) for name, kind in _KINDS.items()]
-    return pa.record_batch(filled, names=list(_KINDS))
+    filled = [arrays[name] if name in arrays else pa.nulls(rows, kind.arrow) for name, kind in kinds.items()]
+    return pa.record_batch(filled, names=list(kinds))
 
 
-def merge(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-    """Batches from `to_batch` as one batch of the sample table, its words encoded."""
-    table = pa.Table.from_batches(batches)
+def merge(batches: Iterable[pa.RecordBatch], *, table: str = SAMPLES) -> pa.RecordBatch:
+    """Batches from `to_batch` as one batch of their table, its words encoded."""
+    together = pa.Table.from_batches(batches)
     merged = []
-    for field in SAMPLE_SCHEMA:
-        values = table[field.name].combine_chunks()
+    for field in TABLES[table]:
+        values = together[field.name].combine_chunks()
         merged.append(values.dictionary_encode() if pa.types.is_dictionary(field.type) else values)
-    return pa.record_batch(merged, schema=SAMPLE_SCHEMA)
+    return pa.record_batch(merged, schema=TABLES[table])
 
 
-def _array(name: str, values: Column) -> pa.Array:
-    kind = _KINDS[name]
+def _array(name: str, values: Column, kind: _Kind) -> pa.Array:
     try:
         if isinstance(values, str | bytes):  # a sequence too, of its letters
             raise TypeError
         array = kind.convert(values)
-        if name in _REQUIRED and array.null_count:
+        if kind.required and array.null_count:
             raise ValueError
     except (TypeError, ValueError, OverflowError, pa.ArrowException):
         raise EquilibriaError(f"got {name}={_shown(values)}; expected a sequence of {kind.expected}") from None
@@ -106,14 +106,16 @@ class _Kind:
     arrow: pa.DataType
     convert: Callable[[Column], pa.Array]
     expected: str
+    required: bool
 
 
 def _kind(field: pa.Field) -> _Kind:
     if pa.types.is_dictionary(field.type):
-        return _Kind(field.type.value_type, _words, "words")
+        return _Kind(field.type.value_type, _words, "words", not field.nullable)
     if pa.types.is_integer(field.type):
-        return _Kind(field.type, _whole_numbers, "whole numbers from 0")
-    return _Kind(field.type, _numbers, "numbers")
+        return _Kind(field.type, _whole_numbers, "whole numbers from 0", not field.nullable)
+    return _Kind(field.type, _numbers, "numbers", not field.nullable)
 
 
-_KINDS = {field.name: _kind(field) for field in SAMPLE_SCHEMA}  # once: append is called in the training loop
+# Once: append is called in the training loop.
+_KINDS = {table: {field.name: _kind(field) for field in schema} for table, schema in TABLES.items()}

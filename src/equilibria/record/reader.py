@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from equilibria.errors import EquilibriaError
 from equilibria.findings import counted
 from equilibria.record.manifest import RUN_FILE, Session, read_manifest
-from equilibria.record.schema import SAMPLE_SCHEMA
+from equilibria.record.schema import SAMPLES, SHARPNESS, TABLES
 from equilibria.record.segment import Segment, read_segment, segment_paths
 
 
@@ -45,12 +45,15 @@ class Run:
     notes: tuple[str, ...]
     _table: pa.Table
     _kept: NDArray[np.bool_] | None
+    _sharpness: pa.Table
 
     def __repr__(self) -> str:
         steps, known = self.samples(["step"])["step"], len(self.params)
         parts = [counted(known, "parameter")]
         if len(steps):
             parts.append(f"steps {steps[0].as_py():,} to {steps[-1].as_py():,}")  # they never decrease
+        queries = self._sharpness.num_rows
+        parts += [f"{queries:,} sharpness {'query' if queries == 1 else 'queries'}"] if queries else []
         parts += [counted(len(steps), "sample"), *([counted(len(self.notes), "note")] if self.notes else [])]
         return f"<{type(self).__name__} {self.path}: {', '.join(parts)}>"
 
@@ -84,6 +87,10 @@ class Run:
         if kept is not None:
             table = table.filter(pa.array(kept))
         return table.unify_dictionaries()
+
+    def sharpness(self) -> pa.Table:
+        """What a `equilibria.SharpnessTracker` measured, one row per query; empty if there was none."""
+        return self._sharpness
 
     def to_parquet(self, path: str | Path) -> None:
         """Write the samples as a Parquet file, units included."""
@@ -128,18 +135,21 @@ def read_run(path: str | Path) -> Run:
         manifest = read_manifest(directory)
         if manifest is None:
             raise EquilibriaError(_not_a_run(directory))
-        segments = [read_segment(file) for file in segment_paths(directory).values()]
+        segments, queries = (_segments(directory, table) for table in (SAMPLES, SHARPNESS))
     except OSError as error:
         raise EquilibriaError(f"cannot read {directory}: {error.strerror or error}") from error
     kept, superseded = _one_line_of_steps(segments)
+    kept_queries, superseded_queries = _one_line_of_steps(queries)
+    sharpness = _together(queries, SHARPNESS)
     return Run(
         path=directory,
         id=manifest.id,
         metadata={key: value for session in manifest.sessions for key, value in session.metadata.items()},
         sessions=manifest.sessions,
-        notes=(*(segment.note for segment in segments if segment.note), *superseded),
-        _table=_together(segments),
+        notes=(*_notes([*segments, *queries]), *superseded, *superseded_queries),
+        _table=_together(segments, SAMPLES),
         _kept=kept,
+        _sharpness=sharpness if kept_queries is None else sharpness.filter(pa.array(kept_queries)),
     )
 
 
@@ -152,9 +162,17 @@ def without_dictionaries(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields, metadata=table.schema.metadata))
 
 
-def _together(segments: Iterable[Segment]) -> pa.Table:
+def _segments(directory: Path, table: str) -> list[Segment]:
+    return [read_segment(file, table=table) for file in segment_paths(directory, table=table).values()]
+
+
+def _notes(segments: Iterable[Segment]) -> list[str]:
+    return [segment.note for segment in segments if segment.note]
+
+
+def _together(segments: Iterable[Segment], name: str) -> pa.Table:
     """All rows. The empty table first: it fixes the order, and columns an older version did not write become null."""
-    tables = [SAMPLE_SCHEMA.empty_table(), *(segment.table for segment in segments)]
+    tables = [TABLES[name].empty_table(), *(segment.table for segment in segments)]
     try:
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:

@@ -1,4 +1,4 @@
-"""The sample table as a run keeps it: with the version of the format."""
+"""The tables as a run keeps them: with the version of the format."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import re
 
 from equilibria.errors import EquilibriaError
 from equilibria.measure.samples import SAMPLE_FIELDS
+from equilibria.measure.sharpness_table import SHARPNESS_FIELDS
 
-FORMAT = "1.0"
-"""Version of the files, major.minor: a new column raises the minor number, anything older readers misread the major."""
+FORMAT = "1.1"
+"""Version of the files, major.minor: a new column or table raises the minor, what older readers misread the major."""
 
 FORMAT_KEY = b"equilibria.format"
 """The entry of the Arrow schema's metadata that holds the version."""
 
 SAMPLE_SCHEMA = SAMPLE_FIELDS.with_metadata({FORMAT_KEY: FORMAT})
 """The sample table. Null means not measured, NaN means measured and not a number."""
+
+SAMPLES, SHARPNESS = "samples", "sharpness"
+
+TABLES = {SAMPLES: SAMPLE_SCHEMA, SHARPNESS: SHARPNESS_FIELDS.with_metadata({FORMAT_KEY: FORMAT})}
+"""What a run may hold, by the name of its files. A column that is not nullable must be given."""
 
 
 def check_format(version: object, *, where: str) -> None:

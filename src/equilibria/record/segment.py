@@ -1,4 +1,4 @@
-"""One session's samples: an Arrow IPC stream in a file of its own, written whole batches at a time.
+"""One session's rows of one table: an Arrow IPC stream in a file of its own, written whole batches at a time.
 
 The stream has no index at its end, so what is there can be read at any moment: while it grows, and after the process
 that wrote it was killed. A session never writes into another session's file, so nothing is ever repaired.
@@ -20,27 +20,27 @@ import pyarrow as pa
 
 from equilibria.errors import EquilibriaError
 from equilibria.record.batches import merge
-from equilibria.record.schema import FORMAT_KEY, SAMPLE_SCHEMA, check_format
+from equilibria.record.schema import FORMAT_KEY, SAMPLES, TABLES, check_format
 
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream, as the Arrow format has it
 _CHECKSUM = b"equilibria.steps.crc32"
-_NAME = re.compile(r"samples-(\d{3,})\.arrows")
+_NAME = re.compile(r"(\w+)-(\d{3,})\.arrows")
 
 
-def segment_name(number: int) -> str:
-    """The file name of a session's samples.
+def segment_name(number: int, *, table: str = SAMPLES) -> str:
+    """The file name of a session's rows of a table.
 
     Example:
-        >>> segment_name(7)
-        'samples-007.arrows'
+        >>> segment_name(7), segment_name(7, table="sharpness")
+        ('samples-007.arrows', 'sharpness-007.arrows')
     """
-    return f"samples-{number:03d}.arrows"
+    return f"{table}-{number:03d}.arrows"
 
 
-def segment_paths(directory: Path) -> dict[int, Path]:
-    """The sample files of a run by session number, in the order of the sessions."""
+def segment_paths(directory: Path, *, table: str = SAMPLES) -> dict[int, Path]:
+    """The files of a table by session number, in the order of the sessions."""
     found = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    return dict(sorted((int(match[2]), path) for match, path in found if match and match[1] == table))
 
 
 class SegmentWriter:
@@ -51,15 +51,15 @@ class SegmentWriter:
     against a crash of the machine, after which the last half minute or so may be missing. `close` does force it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, table: str = SAMPLES) -> None:
+        self._path, self._table = path, table
         self._file = path.open("xb", buffering=0)
         self._encoded = io.BytesIO()
-        self._stream = pa.ipc.new_stream(self._encoded, SAMPLE_SCHEMA)
+        self._stream = pa.ipc.new_stream(self._encoded, TABLES[table])
 
     def write(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Append batches from `to_batch` as one batch."""
-        batch = merge(batches)
+        batch = merge(batches, table=self._table)
         self._stream.write_batch(batch, {_CHECKSUM: _checksum(batch)})
         self._drain()
 
@@ -94,38 +94,44 @@ class Segment:
     note: str = ""
 
 
-def read_segment(path: Path) -> Segment:
+def read_segment(path: Path, *, table: str = SAMPLES) -> Segment:
     """The whole batches of a stream; what is torn or damaged after them is noted, not raised.
 
     Raises:
         EquilibriaError: if the stream is of a newer major format or is not a sample table.
         OSError: if the file cannot be opened.
     """
-    size = path.stat().st_size
+    size, nothing = path.stat().st_size, TABLES[table].empty_table()
     if size == 0:  # a session that has flushed nothing yet
-        return Segment(path.name, SAMPLE_SCHEMA.empty_table())
+        return Segment(path.name, nothing)
     source = pa.memory_map(str(path))
     try:
         stream = pa.ipc.open_stream(source)
     except (pa.ArrowException, OSError):
-        return Segment(path.name, SAMPLE_SCHEMA.empty_table(), f"{path.name}: no whole batch, 0 rows read")
-    _check_schema(stream.schema, path.name)
-    batches, whole = _whole_batches(stream, source)
-    table = pa.Table.from_batches(batches, schema=stream.schema)
+        return Segment(path.name, nothing, f"{path.name}: no whole batch, 0 rows read")
+    _check_schema(stream.schema, path.name, table)
+    batches, whole = _whole_batches(stream, source, required=_required(table))
+    found = pa.Table.from_batches(batches, schema=stream.schema)
     if whole == size:
-        return Segment(path.name, table)
-    note = f"{path.name}: last batch incomplete, {table.num_rows:,} rows read, {size - whole:,} bytes after them left"
-    return Segment(path.name, table, note)
+        return Segment(path.name, found)
+    note = f"{path.name}: last batch incomplete, {found.num_rows:,} rows read, {size - whole:,} bytes after them left"
+    return Segment(path.name, found, note)
 
 
-def _whole_batches(stream: pa.RecordBatchReader, source: pa.MemoryMappedFile) -> tuple[list[pa.RecordBatch], int]:
+def _required(table: str) -> list[str]:
+    return [field.name for field in TABLES[table] if not field.nullable]
+
+
+def _whole_batches(
+    stream: pa.RecordBatchReader, source: pa.MemoryMappedFile, *, required: Sequence[str]
+) -> tuple[list[pa.RecordBatch], int]:
     """The batches up to the first that is not whole, and where they end in the file, the mark of the end included."""
     batches: list[pa.RecordBatch] = []
     end = source.tell()
     try:
         while True:
             found = stream.read_next_batch_with_custom_metadata()
-            _check_batch(found.batch, found.custom_metadata)
+            _check_batch(found.batch, found.custom_metadata, required)
             batches.append(found.batch)
             end = source.tell()
     except (StopIteration, pa.ArrowException, OSError):
@@ -133,13 +139,13 @@ def _whole_batches(stream: pa.RecordBatchReader, source: pa.MemoryMappedFile) ->
         return batches, end + (len(_END) if source.read(len(_END)) == _END else 0)
 
 
-def _check_batch(batch: pa.RecordBatch, metadata: pa.KeyValueMetadata | None) -> None:
+def _check_batch(batch: pa.RecordBatch, metadata: pa.KeyValueMetadata | None, required: Sequence[str]) -> None:
     """Raise if the batch is damaged so that reading it could crash, or hide the rows of others."""
     batch.validate()
     for column in batch.columns:
         if pa.types.is_dictionary(column.type):  # a damaged index would be read out of bounds
             column.validate(full=True)
-    if batch["step"].null_count or batch["param"].null_count:
+    if any(batch[name].null_count for name in required):
         raise pa.ArrowInvalid("a sample without step or parameter")
     checksum = (metadata or {}).get(_CHECKSUM)
     if checksum is not None and checksum != _checksum(batch):
@@ -154,15 +160,15 @@ def _checksum(batch: pa.RecordBatch) -> bytes:
     return b"%08x" % zlib.crc32(batch["step"].to_numpy())
 
 
-def _check_schema(schema: pa.Schema, name: str) -> None:
+def _check_schema(schema: pa.Schema, name: str, table: str) -> None:
     try:
         names = schema.names
     except UnicodeDecodeError:
         raise EquilibriaError(f"{name}: the names of its columns are damaged") from None
     version = (schema.metadata or {}).get(FORMAT_KEY)
     check_format(version.decode("ascii", "replace") if version else None, where=name)
-    for column in ("step", "param"):
+    for column in _required(table):
         found = schema.field(names.index(column)).type if column in names else "none"
-        expected = SAMPLE_SCHEMA.field(column).type
+        expected = TABLES[table].field(column).type
         if found != expected:
             raise EquilibriaError(f"{name}: got column {column} of type {found}; expected {expected}")

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from equilibria.errors import EquilibriaError, positive, warn_caller
+from equilibria.errors import EquilibriaError, one_of, positive, warn_caller
 from equilibria.record.batches import Column, to_batch
 from equilibria.record.lock import LOCK_FILE, RunLock
 from equilibria.record.manifest import (
@@ -27,7 +27,7 @@ from equilibria.record.manifest import (
     read_manifest,
     write_manifest,
 )
-from equilibria.record.schema import FORMAT
+from equilibria.record.schema import FORMAT, SAMPLES, TABLES
 from equilibria.record.segment import SegmentWriter, segment_name, segment_paths
 
 _MOST_ROWS = 65_536  # about 10 MB in memory
@@ -78,7 +78,7 @@ class RunWriter:
         self._pid = os.getpid()
         self._buffer_lock = threading.RLock()  # re-entrant: a signal handler may close while the main thread appends
         self._write_lock = threading.RLock()  # apart from the other, so that append does not wait for the disk
-        self._pending: list[pa.RecordBatch] = []
+        self._pending: dict[str, list[pa.RecordBatch]] = {}
         self._rows = 0
         self._oldest = 0.0
         self._failure: str | None = None
@@ -105,24 +105,26 @@ class RunWriter:
         """Why recording has stopped, or None."""
         return self._failure
 
-    def append(self, columns: Mapping[str, Column]) -> None:
+    def append(self, columns: Mapping[str, Column], *, table: str = SAMPLES) -> None:
         """Add rows; the values are copied.
 
         Args:
             columns: name -> values, all of one length; ``step`` and ``param`` are required, other columns of the
                 sample table may be absent and are then null.
+            table: "samples" or "sharpness" (whose rows have no ``param``).
 
         Raises:
-            EquilibriaError: if the columns do not fit the sample table, or the writer is closed.
+            EquilibriaError: if the columns do not fit the table, or the writer is closed.
         """
+        one_of("table", table, TABLES)
         if not self._is_active():
             return
-        batch = to_batch(columns)
+        batch = to_batch(columns, table=table)
         with self._buffer_lock:
             if batch.num_rows and not self._pending:
                 self._oldest = time.monotonic()
             if batch.num_rows:
-                self._pending.append(batch)
+                self._pending.setdefault(table, []).append(batch)
             self._rows += batch.num_rows
             full = self._rows >= _MOST_ROWS
         if full:
@@ -151,7 +153,8 @@ class RunWriter:
             self._write_pending()
             if self._failure is None:
                 self._end_session(last_words)
-            self._segment.abandon()
+            for segment in self._segments.values():
+                segment.abandon()
             self._lock.release()
         self._warn_if_stopped()
 
@@ -175,12 +178,14 @@ class RunWriter:
                     "or choose another directory"
                 )
             known = before.sessions if before else ()  # one killed early has no file, one whose file was moved no entry
-            number = max(len(known), max(segment_paths(self._directory), default=-1) + 1)
+            files = [number for table in TABLES for number in segment_paths(self._directory, table=table)]
+            number = max(len(known), max(files, default=-1) + 1)
             session = Session(segment_name(number), now(), None, self._pid, socket.gethostname(), metadata)
             begun = before or Manifest(uuid.uuid4().hex, FORMAT, session.started, session.started, ())
             self._manifest = begun.begin(session)
             write_manifest(self._directory, self._manifest)
-            self._segment = SegmentWriter(self._directory / session.file)
+            self._number = number
+            self._segments = {SAMPLES: SegmentWriter(self._directory / session.file)}
         except BaseException:
             self._lock.release()
             raise
@@ -196,16 +201,24 @@ class RunWriter:
     def _write_pending(self) -> None:
         with self._write_lock:
             with self._buffer_lock:
-                pending, self._pending, self._rows = self._pending, [], 0
+                pending, self._pending, self._rows = self._pending, {}, 0
             if pending and self._failure is None:
                 try:
-                    self._segment.write(pending)
+                    for table, batches in pending.items():
+                        self._segment_of(table).write(batches)
                 except (OSError, pa.ArrowException) as error:
                     self._stop(error)
 
+    def _segment_of(self, table: str) -> SegmentWriter:
+        if table not in self._segments:
+            name = segment_name(self._number, table=table)
+            self._segments[table] = SegmentWriter(self._directory / name, table=table)
+        return self._segments[table]
+
     def _end_session(self, metadata: dict[str, Any]) -> None:
         try:
-            self._segment.close()
+            for segment in self._segments.values():
+                segment.close()
             write_manifest(self._directory, self._manifest.end(metadata))
         except (OSError, pa.ArrowException) as error:
             self._stop(error)

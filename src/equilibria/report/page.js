@@ -1,3 +1,50 @@
+// ---- sharpness against the edge of stability, where a tracker measured it
+(() => {
+  const found = JSON.parse(document.getElementById("report-data").textContent).sharpness;
+  if (!found) return;
+  const charts = ["sharpness-chart", "ratio-chart", "loss-chart"].map((id) => document.getElementById(id));
+  const { color } = charting;
+  const last = found.step.length - 1;
+  const across = [found.step[0], Math.max(found.step[last], found.step[0] + 1)];
+
+  const line = (kind, name, style) => ({
+    x: found.step, y: found[kind], mode: last ? "lines" : "markers", connectgaps: false, line: style, marker: { color: style.color },
+    hovertemplate: name + " %{y:.4~g}<extra></extra>", meta: { kind },
+  });
+
+  const bounds = (kinds, least, floor = 0) => {
+    const values = kinds.flatMap((kind) => found[kind]).filter((value) => value !== null && value > floor);
+    if (!values.length) return [0.1, 10];
+    const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, 0]);
+    const room = Math.max(1.15, Math.sqrt((least * low) / high));
+    return [low / room, high * room];
+  };
+
+  const shaded = (shapes = []) => ({ shapes: [
+    ...found.edge.map(([from, to]) => ({ type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1,
+      fillcolor: color("gap"), line: { width: 0 }, layer: "below" })), ...shapes ] });
+
+  const chart = (index, kinds, range, title, more) => charting.draw(charts[index], kinds,
+    charting.look(charting.size(charts[index]), { across, unit: "step", range, title, more }));
+
+  const drawAll = () => {
+    const goal = { color: color("goal"), width: 2.5, dash: "8px,5px" };
+    const ink = { color: color("ink"), width: 1.8 };
+    chart(0, [line("threshold", "threshold", goal), line("sharpness", "sharpness", ink)],
+      bounds(["threshold", "sharpness"], 4), "sharpness", shaded());
+    const one = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: goal };
+    const [low, high] = bounds(["ratio"], 2);
+    chart(1, [line("ratio", "R", ink)], [Math.min(low, 0.7), Math.max(high, 1.4)], "R", shaded([one]));
+    const least = found.loss_floor;
+    chart(2, [line("loss_predicted", "above its minimum at the edge, at most", goal), line("loss", "loss", { color: color("predicted"), width: 1.8 })],
+      bounds(["loss", "loss_predicted"], 4, least), "loss", shaded());
+  };
+
+  drawAll();
+  charting.linkZoom(charts, across);
+  charting.keepDrawn(charts, drawAll);
+})();
+
 (() => {
   const report = JSON.parse(document.getElementById("report-data").textContent);
   const layers = report.layers;

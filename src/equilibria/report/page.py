@@ -11,11 +11,13 @@ import pyarrow.compute as pc
 
 from equilibria.findings import Finding
 from equilibria.measure.diagnose import diagnose
+from equilibria.measure.sharpness_findings import sharpness_findings
 from equilibria.measure.summary import LayerSummary, summarise
 from equilibria.pages.cards import card
 from equilibria.pages.document import document, write_document
-from equilibria.pages.words import full_stop, percent, settings_list, text
+from equilibria.pages.words import full_stop, percent, sentence_case, settings_list, text
 from equilibria.report.curves import MOST_LAYERS, curves
+from equilibria.report.sharpness import sharpness_curves, sharpness_section, sharpness_settings
 from equilibria.report.table import layer_table
 from equilibria.report.verdict import TOLERANCE, headline, without_findings, worst, worst_first
 
@@ -30,6 +32,7 @@ def write_report(
     title: str | None = None,
     notes: Sequence[str] = (),
     findings: Sequence[Finding] | None = None,
+    sharpness: pa.Table | None = None,
 ) -> Path:
     """Write a run as one offline HTML page.
 
@@ -41,7 +44,8 @@ def write_report(
         metadata: the metadata of the run; with "steps", its length where that is more than the samples show.
         title: shown above the headline; "Training report" without it.
         notes: what a reader should know about the record itself, as sentences.
-        findings: what there is to say about the run; by default what the samples show.
+        findings: what there is to say about the run; by default what the samples and queries show.
+        sharpness: the table of a sharpness tracker, if there was one.
 
     Returns:
         The path.
@@ -50,7 +54,8 @@ def write_report(
         EquilibriaError: the samples lack a column, the folder does not exist, the path is not a file, or it cannot be
             written.
     """
-    return write_document(path, report_html(samples, metadata=metadata, title=title, notes=notes, findings=findings))
+    page = report_html(samples, metadata=metadata, title=title, notes=notes, findings=findings, sharpness=sharpness)
+    return write_document(path, page)
 
 
 def report_html(
@@ -60,6 +65,7 @@ def report_html(
     title: str | None = None,
     notes: Sequence[str] = (),
     findings: Sequence[Finding] | None = None,
+    sharpness: pa.Table | None = None,
 ) -> str:
     """A run as the text of one HTML page; its scripts, styles and data are inside.
 
@@ -68,7 +74,8 @@ def report_html(
         metadata: the metadata of the run; with "steps", its length where that is more than the samples show.
         title: shown above the headline; "Training report" without it.
         notes: what a reader should know about the record itself, as sentences.
-        findings: what there is to say about the run; by default what the samples show.
+        findings: what there is to say about the run; by default what the samples and queries show.
+        sharpness: the table of a sharpness tracker, if there was one.
 
     Returns:
         HTML.
@@ -79,20 +86,28 @@ def report_html(
         True
     """
     layers = worst_first(summarise(samples, metadata=metadata))
-    said, found = headline(layers), diagnose(samples, metadata=metadata) if findings is None else findings
+    queries = None if sharpness is None or not sharpness.num_rows else sharpness
+    about_sharpness = () if queries is None else sharpness_findings(queries)
+    found = (*diagnose(samples, metadata=metadata), *about_sharpness) if findings is None else findings
+    said, worst_said = headline(layers), worst(layers)
+    if not layers and about_sharpness:
+        said, worst_said = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
     names = [layer.name for layer in layers]
+    drawn = curves(samples, names, steps_per_epoch=metadata.get("steps_per_epoch"))
     return document(
         "equilibria.report",
         title="Training report" if title is None else title,
-        data=curves(samples, names, steps_per_epoch=metadata.get("steps_per_epoch")),
+        data={**drawn, "sharpness": None if queries is None else sharpness_curves(queries)},
         tolerance=text(percent(TOLERANCE)),
         headline=text(said),
-        worst=text(worst(layers)),
-        settings=settings_list(_settings(samples, layers, metadata)),
+        worst=text(worst_said),
+        settings=settings_list([*_settings(samples, layers, metadata), *sharpness_settings(queries)]),
         notes="".join(f'<p class="notice">{text(full_stop(note))}</p>' for note in notes),
         findings=_findings(found, layers),
         angle_label=text(f"Chart of measured and predicted angle per step of every layer. {said}"),
-        layers=layer_table(layers, most=MOST_LAYERS),
+        sharpness="" if queries is None else sharpness_section(queries),
+        layers="" if queries is not None and not layers else layer_table(layers, most=MOST_LAYERS),
+        without_layers=" hidden" if queries is not None and not layers else "",
     )
 
 

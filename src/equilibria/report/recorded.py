@@ -7,10 +7,12 @@ from pathlib import Path
 
 from equilibria.findings import Finding
 from equilibria.measure.diagnose import diagnose
+from equilibria.measure.sharpness_findings import sharpness_findings
 from equilibria.measure.summary import summarise
 from equilibria.record import Run
 from equilibria.record import read_run as read_record
 from equilibria.report.page import write_report
+from equilibria.report.sharpness import print_sharpness
 from equilibria.report.terminal import print_table
 
 
@@ -20,12 +22,17 @@ class RecordedRun(Run):
     __slots__ = ()
 
     def table(self) -> None:
-        """Print one line per layer, the most surprising first: measured, predicted, and how long until it settles."""
-        print_table(summarise(self.samples(), metadata=self.metadata), findings=self.findings(), notes=self.notes)
+        """Print one line per layer, the most surprising first, and what a sharpness tracker recorded, if one did."""
+        queries, samples = self.sharpness(), self.samples()
+        if samples.num_rows or not queries.num_rows:
+            found = diagnose(samples, metadata=self.metadata)
+            print_table(summarise(samples, metadata=self.metadata), findings=found, notes=self.notes)
+        if queries.num_rows:
+            print_sharpness(queries)
 
     def findings(self) -> tuple[Finding, ...]:
         """What the samples mean, most serious first."""
-        return diagnose(self.samples(), metadata=self.metadata)
+        return (*diagnose(self.samples(), metadata=self.metadata), *sharpness_findings(self.sharpness()))
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.
@@ -35,7 +42,9 @@ class RecordedRun(Run):
             title: shown above the headline; the name of the directory without it.
         """
         shown = self.path.resolve().name if title is None else title
-        return write_report(self.samples(), path, metadata=self.metadata, title=shown, notes=self.notes)
+        return write_report(
+            self.samples(), path, metadata=self.metadata, title=shown, notes=self.notes, sharpness=self.sharpness()
+        )
 
 
 def read_run(path: str | Path) -> RecordedRun:

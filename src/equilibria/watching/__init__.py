@@ -2,10 +2,12 @@
 
 - `watch`: begin.
 - `WatchedRun`: what it gives back.
+- `SharpnessTracker`: the largest curvature of the loss, beside the optimizer's threshold, all along a run.
 """
 
 from __future__ import annotations
 
 from equilibria.watching.run import WatchedRun, watch
+from equilibria.watching.sharpness import SharpnessTracker
 
-__all__ = ["WatchedRun", "watch"]
+__all__ = ["SharpnessTracker", "WatchedRun", "watch"]

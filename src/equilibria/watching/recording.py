@@ -12,8 +12,10 @@ from equilibria.errors import EquilibriaError, warn_caller
 from equilibria.record import RecordWarning, RunWriter
 from equilibria.record.lock import RunLock
 from equilibria.record.manifest import read_manifest
+from equilibria.record.schema import SAMPLES
 
 _FLUSH_SECONDS = 1.0  # what a kill may lose
+_LOAD_STATE = "To append to the first, load the monitor's state (monitor.load_state_dict) before training goes on"
 
 
 class Recording:
@@ -26,14 +28,21 @@ class Recording:
         directory: where to record; created if absent.
         describe: gives the metadata of the run.
         count_steps: gives the steps taken so far: samples do not tell how many came after the last of them.
+        advice: what to do to append to a run instead, for the warning; "" if it cannot be done.
 
     Raises:
         EquilibriaError: if another process records there, or the directory holds other files or cannot be written.
     """
 
     def __init__(
-        self, directory: str | Path, *, describe: Callable[[], Mapping[str, Any]], count_steps: Callable[[], int]
+        self,
+        directory: str | Path,
+        *,
+        describe: Callable[[], Mapping[str, Any]],
+        count_steps: Callable[[], int],
+        advice: str = _LOAD_STATE,
     ) -> None:
+        self._advice = advice
         self._asked, self._describe, self._count_steps = Path(directory), describe, count_steps
         self._writer: RunWriter | None = None
         self.resumes = False
@@ -54,11 +63,11 @@ class Recording:
         """Why nothing is written any more, or None."""
         return None if self._writer is None else self._writer.failure
 
-    def append(self, columns: Mapping[str, Any]) -> None:
-        """Take some rows."""
+    def append(self, columns: Mapping[str, Any], *, table: str = SAMPLES) -> None:
+        """Take some rows of a table."""
         if self._writer is None:
             self._writer = self._open()
-        self._writer.append(columns)
+        self._writer.append(columns, table=table)
 
     def flush(self) -> None:
         """Write what waits."""
@@ -75,8 +84,12 @@ class Recording:
             return self._begin(self._asked, resume=True)
         writer = self._begin_beside()
         warn_caller(
-            f"{self._asked} holds a run already; this one is recorded into {writer.directory}. To append to the first, "
-            "load the monitor's state (monitor.load_state_dict) before training goes on",
+            ". ".join(
+                filter(
+                    None,
+                    [f"{self._asked} holds a run already; this one is recorded into {writer.directory}", self._advice],
+                )
+            ),
             RecordWarning,
         )
         return writer

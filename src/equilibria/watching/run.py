@@ -14,10 +14,11 @@ import pyarrow as pa
 import torch.distributed as dist
 from torch import nn
 
-from equilibria.findings import counted
+from equilibria.findings import Finding, counted
 from equilibria.measure.monitor import Monitor, Sink
 from equilibria.measure.parameters import Select
 from equilibria.measure.samples import STATES
+from equilibria.measure.sharpness.tracking import SharpnessMonitor
 from equilibria.measure.summary import summarise
 from equilibria.measure.told import Told
 from equilibria.report import write_report
@@ -25,13 +26,15 @@ from equilibria.report.terminal import print_table
 from equilibria.watching.recording import Recording
 from equilibria.watching.status import StatusLine
 
-_FOR_HOOKS = {"guarded", "is_due", "latest", "missed", "next_is_due", "record_into", "take"}  # not for people
+# Not for people.
+_FOR_HOOKS = {"guarded", "is_due", "latest", "missed", "next_is_due", "record_into", "take", "tracked_by"}
 
 
 class WatchedRun(Monitor):
     """A training run that is being watched: look at it at any time, from any cell or callback."""
 
     _recording: Recording | None = None
+    _tracker: SharpnessMonitor | None = None
 
     def __repr__(self) -> str:
         layers = len(self.metadata["params"])
@@ -48,6 +51,15 @@ class WatchedRun(Monitor):
         """Send the samples there from now on."""
         self._recording = recording
         self.add_sink(recording)
+
+    def tracked_by(self, tracker: SharpnessMonitor) -> Recording | None:
+        """Show what a sharpness tracker finds too; returns where it may record."""
+        self._tracker = tracker
+        return self._recording
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What the samples mean, most serious first; then what a sharpness tracker beside it found."""
+        return (*super().findings(), *(self._tracker.findings() if self._tracker else ()))
 
     @property
     def log_dir(self) -> Path | None:
@@ -66,7 +78,8 @@ class WatchedRun(Monitor):
             title: shown above the headline.
         """
         samples, metadata, found = self.samples(), {**self.metadata, "steps": self.step}, self.findings()
-        return write_report(samples, path, metadata=metadata, title=title, findings=found)
+        queries = self._tracker.samples() if self._tracker else None
+        return write_report(samples, path, metadata=metadata, title=title, findings=found, sharpness=queries)
 
     def live(self) -> AbstractContextManager[None]:
         """Show one line on the terminal while training runs inside ``with monitor.live():``; nothing elsewhere."""

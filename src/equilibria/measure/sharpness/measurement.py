@@ -157,6 +157,34 @@ def sharpness(
             "got spherical=True and a preconditioner; expected one of them: Adam's sphere is no sphere"
         )
     products = HessianProducts(objective, batch, select=select, method=method)
+    return sharpness_of(
+        products,
+        k=k,
+        end=end,
+        spherical=spherical,
+        preconditioner=preconditioner,
+        tol=tol,
+        budget=budget,
+        warm=warm,
+        recheck=recheck,
+        seed=seed,
+    )
+
+
+def sharpness_of(
+    products: HessianProducts,
+    *,
+    k: int = 1,
+    end: str = "top",
+    spherical: bool = False,
+    preconditioner: Mapping[str, Tensor] | None = None,
+    tol: float = 1e-2,
+    budget: int = 100,
+    warm: Sharpness | None = None,
+    recheck: int = 100,
+    seed: int = 0,
+) -> Sharpness:
+    """As `sharpness`, of a Hessian whose products are there already."""
     count, limit = check_request(products.size, k=k, end=end, tol=tol, budget=budget)
     scale = None if preconditioner is None else _inverse_root(products, preconditioner)
     if warm is not None:

@@ -1,0 +1,94 @@
+"""Where an optimizer becomes unstable, read from its settings of the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equilibria.errors import EquilibriaError
+from equilibria.theory.thresholds import adam_threshold, momentum_threshold, nesterov_threshold
+
+_MUST_AGREE = ("lr", "momentum", "dampening", "nesterov", "betas")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where an optimizer is unstable.
+
+    Attributes:
+        threshold: the eigenvalue of the Hessian (Adam: of the preconditioned Hessian) at which R = 1.
+        lr: learning rate.
+        weight_decay: of the group that holds most of the numbers.
+        plain: whether it is gradient descent with at most weight decay, which the laws of the edge are about.
+    """
+
+    threshold: float
+    lr: float
+    weight_decay: float
+    plain: bool
+
+
+def is_adam(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether curvature is to be measured as Adam's preconditioner makes it."""
+    return isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
+
+
+def limits_of(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], *, scale_invariant: bool) -> Limits:
+    """The threshold of SGD (with or without momentum, Nesterov's too), Adam or AdamW.
+
+    Args:
+        optimizer: with the settings of the moment.
+        params: the parameters whose curvature is measured; all must be trained with the same lr and momentum. Where
+            weight decay differs between them (as for weights and biases), that of most numbers counts: the threshold is
+            off by lr x wd at most.
+        scale_invariant: whether the loss is, in these parameters together.
+
+    Raises:
+        EquilibriaError: for another optimizer, or settings that differ between the parameters.
+    """
+    group = _common_group(optimizer, params)
+    lr, decay = float(group["lr"]), float(group["weight_decay"])
+    if group.get("maximize"):
+        raise EquilibriaError("got an optimizer with maximize=True; expected one that minimises the loss")
+    if is_adam(optimizer):
+        _refuse_coupled(optimizer, group)
+        return Limits(float(adam_threshold(lr, decay, beta1=float(group["betas"][0]))), lr, decay, plain=False)
+    momentum = float(group["momentum"])
+    if group["nesterov"]:
+        found = nesterov_threshold(lr, decay, momentum=momentum, scale_invariant=scale_invariant)
+    else:
+        damped = float(group["dampening"]) if momentum else 0.0  # torch ignores it without momentum
+        found = momentum_threshold(lr, decay, momentum=momentum, dampening=damped, scale_invariant=scale_invariant)
+    return Limits(float(found), lr, decay, plain=momentum == 0)
+
+
+def _common_group(optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> Mapping[str, Any]:
+    if not (isinstance(optimizer, torch.optim.SGD) or is_adam(optimizer)):
+        raise EquilibriaError(
+            f"got an optimizer of type {type(optimizer).__name__}, whose stability threshold is not known; expected "
+            "torch.optim.SGD, Adam or AdamW; equilibria.sharpness measures the sharpness alone"
+        )
+    wanted = {id(param) for param in params}
+    sizes = [sum(each.numel() for each in group["params"] if id(each) in wanted) for group in optimizer.param_groups]
+    held = [group for group, size in zip(optimizer.param_groups, sizes, strict=True) if size]
+    for name in _MUST_AGREE:
+        values = {str(group.get(name)) for group in held}
+        if len(values) > 1:
+            raise EquilibriaError(
+                f"got parameter groups with {name}={', '.join(sorted(values))}, for which there is no one threshold; "
+                "expected one: select= the parameters of one group"
+            )
+    return optimizer.param_groups[sizes.index(max(sizes))]
+
+
+def _refuse_coupled(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
+    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
+    if group["weight_decay"] and not decoupled:
+        raise EquilibriaError(
+            f"got Adam with weight_decay={group['weight_decay']:g}, which its preconditioner divides: there is no one "
+            "threshold; expected AdamW, or weight_decay=0"
+        )

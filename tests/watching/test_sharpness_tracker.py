@@ -1,0 +1,180 @@
+"""Where a tracked run is recorded, read back, printed and drawn; and what a kill leaves of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+from torch.nn import functional
+from watched_worlds import make_net
+
+import equilibria as eq
+from equilibria.cli import app
+from equilibria.errors import EquilibriaError
+from equilibria.measure.sharpness_table import EDGE
+from equilibria.record import RecordWarning
+from equilibria.report.sharpness import edge_stretches, sharpness_curves
+
+BATCH = torch.randn(32, 6, generator=torch.Generator().manual_seed(1)), torch.arange(32) % 3
+
+
+def make(*, decay=5e-3):
+    net = make_net()
+    return net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=decay)
+
+
+def train(net, optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(net(BATCH[0]), BATCH[1]).backward()
+        optimizer.step()
+
+
+def track(net, optimizer, **settings):
+    return eq.SharpnessTracker(eq.objective(net, functional.cross_entropy), optimizer, BATCH, every=5, **settings)
+
+
+def test_the_record_is_what_the_tracker_saw(tmp_path, capsys):
+    net, optimizer = make()
+    with track(net, optimizer, log_dir=tmp_path / "run") as tracker:
+        train(net, optimizer, 21)
+    run = eq.read_run(tmp_path / "run")
+    assert run.sharpness().to_pylist() == tracker.samples().to_pylist()
+    assert run.metadata == {**tracker.metadata, "steps": 21}
+    assert run.findings() == tracker.findings()
+    assert run.notes == ()
+    assert "sharpness queries" in repr(run)
+    assert tracker.log_dir == tmp_path / "run"
+    tracker.table()
+    printed = capsys.readouterr().out
+    run.table()
+    assert capsys.readouterr().out == printed
+    assert "threshold" in printed
+
+
+def test_the_command_shows_a_recorded_tracker(tmp_path):
+    net, optimizer = make()
+    with track(net, optimizer, log_dir=tmp_path / "run"):
+        train(net, optimizer, 11)
+    shown = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")])
+    assert shown.exit_code == 0
+    assert "R is sharpness over threshold" in shown.output
+    listed = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--json"])
+    assert json.loads(listed.output)["findings"][-1]["subject"] == eq.read_run(tmp_path / "run").findings()[-1].subject
+    assert 'id="sharpness-chart"' in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_beside_a_watched_run_it_shares_directory_and_report(tmp_path):
+    net, optimizer = make()
+    with eq.watch(net, optimizer, every=1, log_dir=tmp_path / "run") as monitor:
+        tracker = track(net, optimizer, beside=monitor)
+        train(net, optimizer, 12)
+        tracker.close()
+        train(net, optimizer, 1)  # the recording goes on
+        assert set(tracker.findings()) <= set(monitor.findings())
+        monitor.report(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert 'id="sharpness-chart"' in page and 'id="layers-heading"' in page
+    run = eq.read_run(tmp_path / "run")
+    assert run.sharpness().num_rows == tracker.samples().num_rows > 0
+    assert run.samples(params=["0.weight"]).num_rows == 13
+    assert tracker.log_dir == tmp_path / "run"
+
+
+def test_a_page_without_a_tracker_has_no_chart_for_it(tmp_path):
+    net, optimizer = make()
+    with eq.watch(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 3)
+        page = monitor.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '<div id="sharpness-chart"' not in page
+    assert '"sharpness":null' in page
+
+
+def test_a_second_run_goes_beside_the_first(tmp_path):
+    net, optimizer = make()
+    with track(net, optimizer, log_dir=tmp_path / "run"):
+        train(net, optimizer, 1)
+    warned = pytest.warns(RecordWarning, match=r"holds a run already; this one is recorded into .*run-2$")
+    with track(net, optimizer, log_dir=tmp_path / "run") as tracker, warned:
+        train(net, optimizer, 1)
+    assert tracker.log_dir == tmp_path / "run-2"
+
+
+def test_bad_places_are_refused_and_leave_no_hook(tmp_path):
+    net, optimizer = make()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EquilibriaError, match="is a file"):
+        track(net, optimizer, log_dir=tmp_path / "file")
+    with pytest.raises(EquilibriaError, match="got beside of type Linear"):
+        track(net, optimizer, beside=nn.Linear(1, 1))
+    with eq.watch(net, optimizer) as monitor, pytest.raises(EquilibriaError, match="got log_dir and beside"):
+        track(net, optimizer, beside=monitor, log_dir=tmp_path / "run")
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+SCRIPT = """
+import sys, time
+import torch
+from torch.nn import functional
+import equilibria as eq
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+batch = torch.randn(32, 6), torch.arange(32) % 3
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+tracker = eq.SharpnessTracker(eq.objective(net, functional.cross_entropy), optimizer, batch, every=2,
+                              log_dir=sys.argv[1])
+for step in range(100_000):
+    optimizer.zero_grad()
+    functional.cross_entropy(net(batch[0]), batch[1]).backward()
+    optimizer.step()
+    if step == 40:
+        time.sleep(2)  # twice as long as a row waits
+        print(tracker.samples().num_rows, flush=True)
+"""
+
+
+def test_a_kill_loses_only_what_was_not_flushed(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, tmp_path / "run"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    promised = int(process.stdout.readline())
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    table = eq.read_run(tmp_path / "run").sharpness()
+    assert table.num_rows >= promised == 21
+    steps = table["step"].to_pylist()
+    assert steps == list(range(0, 2 * len(steps), 2))
+    assert table["sharpness"].null_count == 0
+
+
+def test_stretches_at_the_edge():
+    states = ["stable", EDGE, EDGE, "stable", EDGE]
+    table = pa.table({"step": [0, 20, 40, 60, 80], "state": states})
+    assert edge_stretches(table) == [[20, 60], [80, 80]]
+
+
+def test_of_consecutive_steps_the_mean_is_drawn():
+    numbers = {name: [1.0, 2.0, 4.0, 8.0] for name in ("sharpness", "threshold", "ratio", "loss")}
+    table = pa.table(
+        {
+            "step": [0, 20, 21, 40],
+            "loss_predicted": pa.array([None] * 4, pa.float64()),
+            **numbers,
+            "state": ["stable", EDGE, EDGE, EDGE],
+        }
+    )
+    drawn = sharpness_curves(table)
+    assert drawn["step"] == [0, 20, 40]
+    assert drawn["sharpness"] == [1.0, 3.0, 8.0]
+    assert drawn["loss_predicted"] == [None, None, None]
+    assert drawn["edge"] == [[20, 40]]
