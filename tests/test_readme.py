@@ -40,13 +40,18 @@ def scripts() -> list[str]:
     return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
 
 
-def test_the_script_of_the_controllers_runs_and_so_does_each_of_the_other_lines(capsys):
+def test_the_script_of_the_controllers_runs_and_so_does_each_of_the_other_lines(capsys, monkeypatch, tmp_path):
     torch.manual_seed(0)
     (script,) = (code for code in scripts() if "start_in_equilibrium(model" in code)
     (lines,) = (code for code in scripts() if "Rotational(" in code)
+    (sharpness,) = (code for code in scripts() if "SharpnessTracker(" in code)
     world: dict = {}
     exec(compile(script, "README.md", "exec"), world)
     assert re.search(r"^0 .* rows *$", capsys.readouterr().out, flags=re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    exec(sharpness, world)
+    world["tracker"].close()
+    assert world["sharp"].converged
     for line in lines.strip().splitlines():
         groups = eq.split_decay(world["model"], weight_decay=5e-3, symmetries=world["sym"]).groups
         optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
