@@ -8,6 +8,7 @@ import pytest
 from slow_monitor import SlowMonitor
 
 from equilibria.demo import DemoError, Recipe, run_demo, runner
+from equilibria.demo.processes import JobError
 from equilibria.demo.training import prepare, train
 from equilibria.errors import EquilibriaError
 from equilibria.record import read_run
@@ -50,10 +51,19 @@ def test_both_branches_are_watched_recorded_reported_and_as_a_slow_monitor_sees_
     assert told_on_disk["plain"] == json.loads(json.dumps(result.as_dict()["plain"]))
 
 
-def test_on_one_core_the_result_is_the_same_and_an_earlier_demo_is_replaced(demo, monkeypatch):
-    folder, side_by_side, _ = demo
-    monkeypatch.setattr(runner, "usable_cores", lambda: 1)
-    assert run_demo(folder, recipe=SHORT) == side_by_side
+def test_on_one_core_one_runs_after_the_other(tmp_path, monkeypatch):
+    asked: list[int] = []
+
+    def run_nothing(jobs, *, at_once, progress):
+        asked.append(at_once)
+        raise JobError("enough was seen")
+
+    monkeypatch.setattr(runner, "run_jobs", run_nothing)
+    for cores in (1, 2, 8):
+        monkeypatch.setattr(runner, "usable_cores", lambda cores=cores: cores)
+        with pytest.raises(DemoError, match="enough was seen"):
+            run_demo(tmp_path, recipe=SHORT)  # in the folder of an earlier demo
+    assert asked == [1, 2, 2]
 
 
 def test_a_failed_training_is_reported_with_its_reason(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from equilibria.errors import EquilibriaError
-from equilibria.experiments import experiments, find, reproduce
+from equilibria.experiments import experiments, figures, find, reproduce
 from equilibria.experiments.results import Result, open_results
 from equilibria.experiments.results_page import results_page
 from equilibria.theory import cite
@@ -18,7 +18,8 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.parametrize("name", list(experiments()))
-def test_smoke(name, tmp_path):
+def test_smoke(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "SUFFIXES", ("png",))  # drawing costs more than most of the runs
     (report,) = reproduce(find([name]), scale="smoke", results=tmp_path / "results")
     assert report.failure == ""
     result = report.result
@@ -27,8 +28,7 @@ def test_smoke(name, tmp_path):
     assert Result.from_dict(json.loads(json.dumps(result.as_dict(), allow_nan=False))) == result
     assert result.figures
     for figure in result.figures:
-        for suffix in ("png", "pdf"):
-            assert (tmp_path / "results" / name / "smoke" / f"{figure}.{suffix}").stat().st_size > 5000
+        assert (tmp_path / "results" / name / "smoke" / f"{figure}.png").stat().st_size > 5000
     for claim in result.claims:
         if claim.source.law:
             cite(claim.source.law)  # raises if there is no such law
