@@ -6,10 +6,10 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo reproduce bench lock clean
+.PHONY: help setup test test-all lint demo reproduce bench lock clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
 
 setup: $(STAMP)  ## create .venv and install the locked versions (a second call does nothing)
 
@@ -29,8 +29,12 @@ lint: setup  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: setup lint  ## lint, type check, then every test on two processes
-	$(BIN)/pytest -n 2
+# One thread each: the processes have the cores. What is left out repeats at length what quicker tests check.
+test: setup lint  ## lint, type check, then the tests on two processes (some minutes)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+
+test-all: setup lint  ## the same with the slow tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 demo: setup  ## train a small network for about a minute, watched, and write a report
 	$(BIN)/equilibria demo

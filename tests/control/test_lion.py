@@ -72,6 +72,7 @@ def test_an_entry_without_gradient_only_decays():
     assert weight.tolist() == pytest.approx([0.95, 0.85], rel=1e-15)
 
 
+@pytest.mark.slow
 def test_it_settles_where_the_theory_says():
     """Random-walk model: within four standard errors of the mean over replicas, plus the stated 1.1/d and 0.7/d."""
     rule = theory.Lion(0.01, 0.2)

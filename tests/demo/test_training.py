@@ -50,6 +50,7 @@ def angle_in_equilibrium(lr: float) -> float:
     return math.sqrt(2 * lr * 5e-3 / 1.9)
 
 
+@pytest.mark.slow
 def test_the_layers_turn_as_the_theory_says_before_the_drop(settled):
     """Within 5 % of sqrt(2 lr wd / (1 + momentum)), the demo's promise."""
     training, monitor = settled
@@ -57,6 +58,7 @@ def test_the_layers_turn_as_the_theory_says_before_the_drop(settled):
     assert training.accuracy() > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rescale", [False, True], ids=["plain", "rescaled"])
 def test_the_layers_turn_as_the_theory_says_right_after_the_drop(settled, rescale):
     """A layer of d entries scatters by 1/sqrt(2 d) per sample: 8 % for the smallest, d = 72.
@@ -75,6 +77,7 @@ def test_the_layers_turn_as_the_theory_says_right_after_the_drop(settled, rescal
     assert training.accuracy() > 0.9
 
 
+@pytest.mark.slow
 def test_the_drop_divides_the_update_by_ten_and_the_rescaled_angle_by_its_root(settled):
     """The same batch from the same state, three ways: no drop, drop, drop with rescaling.
 

@@ -331,6 +331,7 @@ def test_a_smooth_schedule_disturbs_nothing_and_a_drop_does(every):
     assert states(lambda step: 1.0 if step < 600 else 0.1) == {APPROACHING, SETTLED, DISTURBED}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
 @pytest.mark.parametrize(("shape", "shortened"), [((24, 24), 0.14), ((12, 48), 0.02)])
 def test_what_orthogonalisation_leaves_of_muons_memory_is_measured(shape, shortened):

@@ -208,6 +208,7 @@ def test_few_layers(browser, tmp_path, count):
     assert browser.problems == []
 
 
+@pytest.mark.slow
 def test_a_million_samples(browser, tmp_path):
     samples, metadata = run(500, steps=20_000, outlier=3)
     assert samples.num_rows == 1_000_000

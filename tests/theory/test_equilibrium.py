@@ -302,6 +302,7 @@ def test_torch_sgd_with_correlated_gradients(nesterov, phi):
     assert run.rms_angle(200) == pytest.approx(ours.angle, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_torch_adamw_settles_there():
     rule = AdamW(0.01, 0.1)
     ours = rule.equilibrium(dim=400)
@@ -315,6 +316,7 @@ def test_torch_adamw_settles_there():
     assert run.rms_angle(2000) == pytest.approx(ours.angle, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_torch_adam_with_l2_settles_there():
     rule = AdamL2(2e-3, 0.02)
     ours = rule.equilibrium(unit_grad_sq=1.0, dim=400)
@@ -328,6 +330,7 @@ def test_torch_adam_with_l2_settles_there():
     assert run.rms_angle(2000) == pytest.approx(ours.angle, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_torch_adam_with_l2_on_unequal_coordinates():
     """Gradient scales over a factor 100; the weights start as they settle, coordinate by coordinate.
 
@@ -352,6 +355,7 @@ def test_torch_adam_with_l2_on_unequal_coordinates():
     assert run.mean_norm_sq(2000) / equal.norm**2 < 0.8  # the form for equal coordinates is far off
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.95, 0.98)])
 def test_lion_settles_there(betas):
     dim = 400

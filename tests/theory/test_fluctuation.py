@@ -192,6 +192,7 @@ def test_lion_law_against_long_simulations(betas, norm_sq, angle):
     assert ours.angle_variance == pytest.approx(angle, rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.0, 0.0), (0.9, 0.9)])
 def test_lion_fluctuates_as_predicted(betas):
     rule = Lion(0.01, 0.4, betas=betas)
@@ -212,6 +213,7 @@ def test_lion_fluctuates_as_predicted(betas):
     assert ours.angle_variance == pytest.approx(angle, rel=0.3 if lag > 0.2 else 0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.5, 0.99), (0.0, 0.99)])
 def test_torch_adamw_fluctuates_as_predicted(betas):
     rule, dim = AdamW(0.01, 0.5, betas=betas), 100
@@ -229,6 +231,7 @@ def test_torch_adamw_fluctuates_as_predicted(betas):
     assert ours.angle_variance == pytest.approx(angle, rel=0.1)
 
 
+@pytest.mark.slow
 def test_torch_adam_with_l2_fluctuates_as_predicted():
     rule, dim = AdamL2(0.01, 0.1, betas=(0.9, 0.99)), 100
     norm = rule.equilibrium(unit_grad_sq=1.0, dim=dim).norm

@@ -302,6 +302,7 @@ def test_power_of_two_renormalisation_is_bit_identical_in_float32():
         assert torch.equal(a, b * 2.0**other.exponent)
 
 
+@pytest.mark.slow
 def test_float32_outlives_its_range_with_renormalisation():
     run, state = Run(dtype=torch.float32), FoldState()
     for t in range(2400):
@@ -319,6 +320,7 @@ def test_float32_outlives_its_range_with_renormalisation():
     assert max(float(w.detach().norm()) for w in run.weights) < 2
 
 
+@pytest.mark.slow
 def test_norm_identities_on_the_network():
     run = Run()
     norm_sq, step_sq = [], []

@@ -359,6 +359,7 @@ LONG_WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", LONG_WAYS, ids=repr)
 @pytest.mark.parametrize("factor", [1e-3, 30.0])
 def test_strides_agree_with_the_recursion(rule, factor, monkeypatch):

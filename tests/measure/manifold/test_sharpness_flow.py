@@ -73,6 +73,7 @@ def curved_start():
     return onto_curved(np.array([0.1, 0.5, -0.4, 0.9]))
 
 
+@pytest.mark.slow
 def test_curved_surface_against_differences_along_it():
     """An independent solver: closed-form lambda1, its differences along the surface, points put back by hand."""
 
@@ -88,6 +89,7 @@ def test_curved_surface_against_differences_along_it():
     assert np.linalg.norm(points[1] - curved_start()) > 0.3
 
 
+@pytest.mark.slow
 def test_both_clocks_are_one_flow():
     """c_b = 2 with time = steps * 2 lr wd is gradient descent with weight decay at half that time."""
     start = world(curved, *curved_start())
@@ -97,6 +99,7 @@ def test_both_clocks_are_one_flow():
     assert decay.points["w"].numpy() == pytest.approx(scheduler.points["w"].numpy(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_training_follows_the_flow():
     """The distance goes as sqrt(lr wd): 0.06 of it from 4e-3 to 2.5e-4; the drift is 200 times that."""
     lr, intrinsic = 0.5, 1e-3
@@ -114,6 +117,7 @@ def test_training_follows_the_flow():
     assert float(moved) > 0.3
 
 
+@pytest.mark.slow
 def test_stops_where_eigenvalues_meet():
     """lambda1 = 2 + 4z and lambda2 = 2 - z meet within 1e-3 where 5z = 1e-3 (2 + 4z), after a time in closed form."""
 
