@@ -66,6 +66,7 @@ def test_on_one_core_one_runs_after_the_other(tmp_path, monkeypatch):
     assert asked == [1, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_failed_training_is_reported_with_its_reason(tmp_path):
     with pytest.raises(DemoError, match=r"(?s)did not reach its end.*got blocks=\(\)"):
         run_demo(tmp_path, recipe=Recipe(blocks=()))

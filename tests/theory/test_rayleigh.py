@@ -585,6 +585,7 @@ def test_figure_2_escape_after_a_learning_rate_drop():
     assert rescaled.norm_sq[10_000] == pytest.approx(reference(lr=0.01).norm_sq, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rescale", [False, True])
 def test_escape_after_a_drop_in_simulation(rescale):
     # 300 trials, rows smoothed over 200 steps: standard error of a smoothed risk about 3 % at the minimum.

@@ -191,6 +191,7 @@ def test_what_was_measured_is_written_when_the_program_ends(tmp_path):
         assert run.sessions[-1].ended is not None
 
 
+@pytest.mark.slow
 def test_importing_it_draws_no_random_numbers():
     code = "import random; random.seed(0); import equilibria as eq; eq.watch; print(random.random())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -300,6 +300,7 @@ def test_a_learning_rate_on_a_device_is_not_fetched_to_be_checked(row):
     training.controls.step()  # without gradients: nothing but the checks
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @every_controller
 def test_a_compiled_step_does_the_same(row):
