@@ -29,13 +29,13 @@ lint: setup  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One thread each: the processes have the cores; worksteal keeps the tests of a file, and what they share, together.
+# One thread each: the processes have the cores.
 # What is left out repeats at length what quicker tests check.
 test: setup lint  ## lint, type check, then the tests on two processes (some minutes)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 test-all: setup lint  ## the same with the slow tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 demo: setup  ## train a small network for about a minute, watched, and write a report
 	$(BIN)/equilibria demo
