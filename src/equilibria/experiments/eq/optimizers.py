@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.experiments.claim import Claim, Source, at_most, near, not_demanded
-from equilibria.experiments.eq.walks import _LAGS, LABELS, Config, run_task, tasks
+from equilibria.experiments.eq.walks import LABELS, LAGS, Config, run_task, tasks
 from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.theory.equilibrium import Equilibrium
@@ -84,7 +84,7 @@ def _resolution(config: Config, name: str) -> dict[str, float]:
     if isinstance(rule, Muon):
         # Its memory is itself measured: a sum over lags has a relative variance of 4 lags over the numbers that it is
         # taken from. ||w||^2 is proportional to it. For the noise of the walk there is no law; it is smaller.
-        error = 3 * math.sqrt(4 * _LAGS / (config.muon_steps * math.prod(config.shape(name))))
+        error = 3 * math.sqrt(4 * LAGS / (config.muon_steps * math.prod(config.shape(name))))
         return {"norm_sq": error, "angle": error / 2}
     variance = fluctuation(rule, _noise(config, name), unit_grad_sq=1.0, dim=config.dim).norm_sq_variance
     count = config.replicas * config.steps

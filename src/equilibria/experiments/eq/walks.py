@@ -32,7 +32,7 @@ LABELS = {
     "muon-square": "Muon, square",
     "muon-tall": "Muon, 4:1",
 }
-_LAGS = 150  # momentum 0.95 is forgotten by then
+LAGS = 150  # momentum 0.95 is forgotten by then
 
 
 @dataclass(frozen=True)
@@ -187,12 +187,12 @@ def _muon_update(config: Config, name: str, rng: np.random.Generator) -> Arrays:
     w = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
     optimizer: Any = torch.optim.Muon([w], lr=1.0, weight_decay=0.0, momentum=rule.momentum, nesterov=rule.nesterov)
     updates = np.empty((steps, math.prod(shape)), np.float32)
-    for step in range(-_LAGS, steps):
+    for step in range(-LAGS, steps):
         w.grad = torch.from_numpy(rng.standard_normal(shape))
         optimizer.step()
         if step >= 0:
             updates[step] = -w.detach().numpy().ravel() / rule.gain(shape)
         w.data.zero_()
-    products = [float(np.vdot(updates[: steps - lag], updates[lag:])) / (steps - lag) for lag in range(_LAGS + 1)]
+    products = [float(np.vdot(updates[: steps - lag], updates[lag:])) / (steps - lag) for lag in range(LAGS + 1)]
     correlations = np.array(products) / products[0]
     return {"update_sq": np.asarray(products[0]), "memory": np.asarray(1 + 2 * correlations[1:].sum())}

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from equilibria.experiments.claim import Claim, Source, at_least, at_most, near, to_rounding
 from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
+from equilibria.experiments.smd.next_order import next_order
 from equilibria.theory.fluctuation import fluctuation
 from equilibria.theory.rules import SGD
 from equilibria.theory.settling import relaxation, settling_steps, steps_to_tolerance, tracking_lag
@@ -218,7 +219,7 @@ def _judge(config: Config, name: str, found: Findings) -> list[Claim]:
     constant, lags, scatters = found[f"{name}-a-0"], _lags(config, name), _scatters(config, name)
     lagging = Source("smd", _FIGURES[name], law="settling.tracking_lag")
     # A lag is followed with a lag of its own, a quarter of a turn later, and on a norm that is itself off by the lag.
-    lag_room = _next_order(rule) + (1 / config.sine_steps / relaxation(rule).rate) ** 2 + 4 * np.max(np.abs(lags))
+    lag_room = next_order(rule) + (1 / config.sine_steps / relaxation(rule).rate) ** 2 + 4 * np.max(np.abs(lags))
     return [
         near(
             f"{label}, (a) constant L: ||w||^2 at the end",
@@ -327,12 +328,6 @@ def _rounding(config: Config, name: str) -> float:
     a = config.rule(name).momentum
     push = config.level * config.lr**2 / float(_target(config, name, np.asarray(config.level))) ** 2
     return float(np.finfo(np.float64).eps) * (1 + 2 * a) ** 2 / push
-
-
-def _next_order(rule: SGD) -> float:
-    """What first-order rates leave out, relative: the second term of their series in lr*wd."""
-    a, eps = rule.momentum, rule.lr * rule.weight_decay
-    return abs(7 * a**2 + 10 * a - 1) * eps / (2 * (1 - a) ** 2 * (1 + a))
 
 
 def _standard_error(config: Config, name: str) -> float:

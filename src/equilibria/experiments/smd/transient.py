@@ -13,6 +13,7 @@ import numpy as np
 from equilibria.experiments.claim import Claim, Source, at_least, at_most, near
 from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
+from equilibria.experiments.smd.next_order import next_order
 from equilibria.experiments.smd.random_walk import heavy_ball, tangent_noise
 from equilibria.theory.rules import SGD
 from equilibria.theory.settling import after_lr_drop, minimum_settling_steps, settling_steps, steps_to_tolerance
@@ -123,7 +124,7 @@ def collect(config: Config, found: Findings) -> Outcome:
             Source("smd", "remark 2", law="settling.relaxation"),
             expected=1 / (1 - config.momentum),
             measured=plain / heavy,
-            relative=_next_order(config.rule("sgdm-equal")),
+            relative=next_order(config.rule("sgdm-equal")),
         )
     )
     numbers = {
@@ -145,7 +146,7 @@ def _judge(config: Config, name: str, found: Arrays) -> list[Claim]:
                 _CLOSED,
                 expected=steps_to_tolerance(rule, start, tolerance=_TOLERANCE, quantity=quantity),
                 measured=float(found[f"steps_{quantity}"]),
-                relative=_next_order(rule) + 1 / bound,  # and whole steps
+                relative=next_order(rule) + 1 / bound,  # and whole steps
                 unit="steps",
             )
             for quantity in ("norm", "angle")
@@ -175,16 +176,10 @@ def _judge(config: Config, name: str, found: Arrays) -> list[Claim]:
         at_most(
             f"{label}: the optimizer on the random walk follows the closed form: largest deviation of the norm",
             _CLOSED,
-            bound=_next_order(rule) / 4 + 4 * _scatter(config, name),
+            bound=next_order(rule) / 4 + 4 * _scatter(config, name),
             measured=walk,
         ),
     ]
-
-
-def _next_order(rule: SGD) -> float:
-    """What the rate of the closed form leaves out, relative: the second term of its series in lr*wd."""
-    a, eps = rule.momentum, rule.lr * rule.weight_decay
-    return abs(7 * a**2 + 10 * a - 1) * eps / (2 * (1 - a) ** 2 * (1 + a))
 
 
 def _scatter(config: Config, name: str) -> float:
