@@ -12,9 +12,9 @@ from string import Template
 from equilibria._version import __version__
 from equilibria.experiments import wording
 from equilibria.experiments.claim import CONTRADICTED, SHOWN, Claim
-from equilibria.experiments.files import write_whole
 from equilibria.experiments.results import Place, Result, ResultsFolder
 from equilibria.pages.words import settings_list, text
+from equilibria.record.files import write_whole
 
 PAGE = "index.html"
 

@@ -17,8 +17,8 @@ import numpy as np
 from equilibria.errors import EquilibriaError
 from equilibria.experiments.claim import Claim
 from equilibria.experiments.experiment import SCALES
-from equilibria.experiments.files import write_whole
 from equilibria.experiments.work import Done
+from equilibria.record.files import write_whole
 
 _MARK = "equilibria results"
 _FORMAT = 1

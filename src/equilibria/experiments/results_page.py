@@ -6,9 +6,9 @@ from pathlib import Path
 
 from equilibria.experiments import wording
 from equilibria.experiments.claim import Claim
-from equilibria.experiments.files import write_whole
 from equilibria.experiments.gallery import headline
 from equilibria.experiments.results import Place, Result, ResultsFolder
+from equilibria.record.files import write_whole
 from equilibria.theory.citations import PAPERS
 
 PAGE = "RESULTS.md"
