@@ -88,7 +88,7 @@ def main() -> int:
         "# What the training harness costs",
         "",
         f"Median of {ROUNDS} rounds of {STEPS} steps, processor time; torch {torch.__version__}, one thread. ResNet-8",
-        "of 308,000 parameters on 8x8 images, batches of 128; watched at every fifth step, with samples and a checkpoint",
+        "of 308,000 parameters on 8x8 images, batches of 128; watched every fifth step, with samples and a checkpoint",
         "on disk.",
         "",
         "| bare loop, ms/step | harness, ms/step | ratio | limit | |",
