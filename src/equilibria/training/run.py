@@ -148,6 +148,7 @@ class _Eyes:
             monitor.record_into(self._recording)
         if held is not None and held.get("monitor"):
             monitor.load_state_dict(held["monitor"])
+            monitor.mark_weights()  # a control may rescale them before the first step
 
     def state_dict(self) -> State:
         """With all samples up to here on the disk: a checkpoint must not be ahead of them."""
