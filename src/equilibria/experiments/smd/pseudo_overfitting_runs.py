@@ -45,8 +45,8 @@ class Config:
     """One drop of the learning rate. Windows are in steps after it; they were fixed before any of these seeds was run.
 
     At desk scale: four classes of CIFAR-10 at 8x8 pixels, a ResNet-8, and settings under which a layer needs 800 steps
-    to return to equilibrium. The momentum of SGDM multiplies the learning rate by ten, so it is a tenth of SGD's. Adam's
-    layers differ; its median layer needs about as long.
+    to return to equilibrium. The momentum of SGDM multiplies the learning rate by ten, so it is a tenth of SGD's.
+    Adam's layers differ; its median layer needs about as long.
     """
 
     rules: tuple[Rule, ...] = (
