@@ -52,7 +52,7 @@ class Config:
     rules: tuple[Rule, ...] = (
         Rule("SGD", "sgd", lr=0.5, weight_decay=5e-3, other_lr=0.1, seeds=(10, 11, 12, 13)),
         Rule("SGDM", "sgd", lr=0.05, weight_decay=5e-3, other_lr=0.01, momentum=0.9),
-        Rule("Adam", "adam", lr=2e-3, weight_decay=1.5e-2, other_lr=1e-3),
+        Rule("Adam", "adam", lr=3e-3, weight_decay=1e-3, other_lr=1e-3),
     )
     data: str = "cifar10"
     classes: tuple[int, ...] = (0, 1, 8, 9)
