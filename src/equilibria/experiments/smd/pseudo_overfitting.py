@@ -124,7 +124,7 @@ def _judge_angles(config: Config, rule: Rule, courses: Sequence[_Course]) -> lis
             values=[course.at_once[RESCALED] for course in courses],
             relative=_AT_ONCE,
         ),
-        # At least: Adam's equilibrium moves with the gradient's norm, which goes on falling, and the angle is ahead of it.
+        # At least: Adam's equilibrium moves with the gradient's norm, which goes on falling; the angle is ahead of it.
         mean_at_least(
             f"{rule.name}: without rescale it has climbed back {config.late[0]} to {config.late[1]} steps after",
             _LAW,
