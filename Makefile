@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint demo reproduce bench lock clean
+.PHONY: help setup test test-all lint demo reproduce reproduce-networks bench lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -40,11 +40,14 @@ test-all: setup lint  ## the same with the slow tests
 demo: setup  ## train a small network for about a minute, watched, and write a report
 	$(BIN)/equilibria demo
 
-reproduce: setup  ## run the papers' experiments again, into results/ (what is there already is kept)
-	$(BIN)/equilibria reproduce all --scale desk
+reproduce: setup  ## run the papers' synthetic experiments again, into results/ (what is there already is kept)
+	$(BIN)/equilibria reproduce synthetic --scale desk
+
+reproduce-networks: setup  ## the same for their trained networks: hours, and most need CIFAR-10
+	$(BIN)/equilibria reproduce networks --scale desk
 
 bench: setup  ## the speed figures, measured side by side (keep the machine idle)
-	@missed=0; for name in run watching symmetries control rotational problems sharpness; do \
+	@missed=0; for name in run watching symmetries control rotational problems sharpness training; do \
 	  $(BIN)/python benchmarks/$$name.py || missed=1; done; exit $$missed
 
 lock: setup  ## write requirements.lock from what is installed

@@ -35,6 +35,7 @@ ORDER = [
     "watching",
     "doctor",
     "integrations",
+    "training",
     "demo",
     "experiments",
     "cli",

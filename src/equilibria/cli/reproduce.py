@@ -21,7 +21,7 @@ _MARKS = {"shown": ("✓", "32;1"), "not shown": ("?", "33;1"), "contradicted": 
 
 
 @click.command("reproduce")
-@click.argument("ids", nargs=-1, metavar="[ID... | all]")
+@click.argument("ids", nargs=-1, metavar="[ID... | synthetic | networks | all]")
 @click.option("--list", "listing", is_flag=True, help="Only list the experiments.")
 @click.option("--scale", default="desk", show_default=True, help="smoke (seconds), desk (minutes) or paper.")
 @click.option("--results", default="results", show_default=True, help="Folder for results, figures and the gallery.")
@@ -51,7 +51,7 @@ def command(
     chosen = find(ids)
     with ExitStack() as stack:
         hands = stack.enter_context(_workers(workers, cluster))
-        progress, finished = stack.enter_context(_progress(quiet=as_json))
+        progress, under_way, finished = stack.enter_context(_progress(quiet=as_json))
         try:
             reports = reproduce(
                 chosen,
@@ -60,6 +60,7 @@ def command(
                 force=force,
                 workers=hands,
                 progress=progress,
+                under_way=under_way,
                 finished=finished,
             )
         except KeyboardInterrupt:
@@ -70,7 +71,7 @@ def command(
         print_json([_contract(report) for report in reports])
     else:
         _show(reports, results)
-    if not all(report.good for report in reports):
+    if not all(report.good and not (report.lacks and report.experiment in ids) for report in reports):
         raise click.exceptions.Exit(1)
 
 
@@ -113,7 +114,9 @@ def _workers(count: int | None, cluster: str | None) -> Iterator[Workers]:
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> Iterator[tuple[Callable[[int, int], None], Callable[[Report], None]]]:
+def _progress(
+    *, quiet: bool
+) -> Iterator[tuple[Callable[[int, int], None], Callable[[float], None] | None, Callable[[Report], None]]]:
     """A bar over all tasks on stderr if that is a terminal, and a line for every experiment that ends."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -127,13 +130,23 @@ def _progress(*, quiet: bool) -> Iterator[tuple[Callable[[int, int], None], Call
             if not quiet:
                 console.print(f"  {report.experiment}: {_state(report)}")
 
-        yield lambda done, total: bar.update(task, completed=done, total=total), finished
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            counted[0] = done
+
+        def under_way(share: float) -> None:
+            bar.update(task, completed=counted[0] + share)
+
+        counted = [0]
+        yield progress, under_way if console.is_terminal else None, finished
 
 
 def _state(report: Report) -> str:
     from equilibria.experiments import wording
     from equilibria.experiments.gallery import headline
 
+    if report.lacks:
+        return "left out"
     if report.result is None:
         return "failed"
     spent = "there already" if report.reused else wording.duration(report.result.seconds)
@@ -142,7 +155,8 @@ def _state(report: Report) -> str:
 
 def _contract(report: Report) -> dict[str, Any]:
     found = {} if report.result is None else report.result.as_dict()
-    return {"id": report.experiment, "good": report.good, "reused": report.reused, "failure": report.failure, **found}
+    about = {"id": report.experiment, "good": report.good, "reused": report.reused}
+    return {**about, "failure": report.failure, "lacks": report.lacks, **found}
 
 
 def _show(reports: list[Report], results: str) -> None:
@@ -150,14 +164,18 @@ def _show(reports: list[Report], results: str) -> None:
 
     for report in reports:
         print(f"\n  {paint(report.experiment, '1')}")
+        if report.lacks:
+            print(wrap(f"left out: {report.lacks}", indent="    - ", hang="      "))
+            continue
         if report.result is None:
             print(wrap(f"failed: {report.failure.strip()}", indent=f"    {paint('✗', '31;1')} ", hang="      "))
             continue
         for claim in report.result.claims:
             _show_claim(claim)
     claims = [claim for report in reports if report.result for claim in report.result.claims]
-    failed = sum(report.result is None for report in reports)
+    failed, left = sum(bool(report.failure) for report in reports), sum(bool(report.lacks) for report in reports)
     also = f"; {failed} of {len(reports)} experiments failed" if failed else ""
+    also += f"; {left} of {len(reports)} experiments left out" if left else ""
     print(f"\n  {headline(claims)}{also}.\n  Gallery: {results}/{PAGE}\n")
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCALES = ("smoke", "desk", "paper")
+SYNTHETIC, NETWORKS = "synthetic", "networks"
+KINDS = {SYNTHETIC: "Exact small worlds", NETWORKS: "Networks"}
+"""The kinds of experiments, and their headings on the pages."""
 Config = TypeVar("Config")
 Arrays = Mapping[str, NDArray[Any]]
 """What a task found, by name."""
@@ -53,6 +56,9 @@ class Experiment(Generic[Config]):
         run_task: settings, task -> arrays by name; does the work.
         collect: settings, arrays of all tasks by key -> claims and numbers; quick.
         draw: settings, arrays of all tasks by key -> figures by the name of the file; quick.
+        kind: "synthetic": exact small worlds, which need nothing but time; "networks": trained ones.
+        needs: raises an EquilibriaError that says what these settings need and this machine lacks, such as a data set;
+            None if they need nothing.
     """
 
     id: str
@@ -63,8 +69,11 @@ class Experiment(Generic[Config]):
     run_task: Callable[[Config, Any], Arrays]
     collect: Callable[[Config, Findings], Outcome]
     draw: Callable[[Config, Findings], Mapping[str, Figure]]
+    kind: str = SYNTHETIC
+    needs: Callable[[Config], object] | None = None
 
     def __post_init__(self) -> None:
+        one_of("kind", self.kind, KINDS)
         for scale, config in self.scales.items():
             one_of("scale", scale, SCALES)
             if not is_dataclass(config):
@@ -80,9 +89,19 @@ class Experiment(Generic[Config]):
             raise EquilibriaError(f"got {self.id} at scale={scale!r}; expected one of: {', '.join(self.scales)}")
         return self.scales[scale]
 
+    def lacks(self, config: Config) -> str:
+        """What this machine lacks for these settings; "" if nothing."""
+        try:
+            if self.needs is not None:
+                self.needs(config)
+        except EquilibriaError as error:
+            return str(error)
+        return ""
+
     def describe(self) -> dict[str, Any]:
         """Plain values for the list."""
-        return {"id": self.id, "title": self.title, "source": self.source, "scales": list(self.scales)}
+        words = {"id": self.id, "title": self.title, "source": self.source, "kind": self.kind}
+        return {**words, "scales": list(self.scales)}
 
 
 def one_task(config: Any) -> dict[str, None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from equilibria.errors import EquilibriaError
-from equilibria.experiments.files import write_whole
+from equilibria.record.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

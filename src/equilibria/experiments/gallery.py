@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
+from collections.abc import Iterator
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -12,22 +13,23 @@ from string import Template
 from equilibria._version import __version__
 from equilibria.experiments import wording
 from equilibria.experiments.claim import CONTRADICTED, SHOWN, Claim
-from equilibria.experiments.files import write_whole
+from equilibria.experiments.experiment import KINDS
 from equilibria.experiments.results import Place, Result, ResultsFolder
 from equilibria.pages.words import settings_list, text
+from equilibria.record.files import write_whole
 
 PAGE = "index.html"
 
 
 def write_gallery(folder: ResultsFolder) -> Path:
     """Write the page beside the results; it needs no other file."""
-    found = list(folder.results())
+    found = sorted(folder.results(), key=lambda each: list(KINDS).index(each[1].kind))
     claims = [claim for _, result in found for claim in result.claims]
     page = Template(_asset("equilibria.experiments", "gallery.html")).substitute(
         style=_asset("equilibria.pages", "shared.css") + _asset("equilibria.experiments", "gallery.css"),
         version=escape(__version__),
         headline=escape(headline(claims)),
-        contents="\n".join(_entry(result) for _, result in found),
+        contents="\n".join(_contents([result for _, result in found])),
         results="\n".join(_section(place, result) for place, result in found),
     )
     write_whole(folder.path / PAGE, page.encode())
@@ -45,6 +47,14 @@ def headline(claims: list[Claim]) -> str:
     counts = Counter(claim.verdict for claim in claims)
     shown = f"{counts.pop(SHOWN, 0)} of {len(claims)} claim{'s' if len(claims) != 1 else ''} shown"
     return ", ".join([shown, *(f"{count} {verdict}" for verdict, count in sorted(counts.items()))])
+
+
+def _contents(results: list[Result]) -> Iterator[str]:
+    """A list for each kind."""
+    for kind, title in KINDS.items():
+        entries = [_entry(result) for result in results if result.kind == kind]
+        if entries:
+            yield f'<h3>{escape(title)}</h3><ul class="contents">{"".join(entries)}</ul>'
 
 
 def _entry(result: Result) -> str:
@@ -95,6 +105,8 @@ def _row(claim: Claim) -> str:
     if claim.source.corrected:
         prints = f" (as printed: {wording.printed(claim)})" if claim.printed is not None else ""
         remarks.append(f"corrected{prints}: {claim.source.corrected}")
+    elif claim.printed is not None:
+        remarks.append(f"as printed: {wording.printed(claim)}")
     if claim.source.law:
         remarks.append(f"derivation: equilibria.theory.{claim.source.law}")
     small = "<br>".join(text(remark) for remark in remarks)

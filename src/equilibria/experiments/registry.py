@@ -10,10 +10,12 @@ from functools import cache
 from typing import Any
 
 from equilibria.errors import EquilibriaError
-from equilibria.experiments.experiment import Experiment
+from equilibria.experiments.experiment import KINDS, Experiment
 
 FOLDERS = ("smd", "nrq", "explr", "sharp", "eq")  # one per paper, in the order of the list; eq: beyond the papers
 ALL = "all"
+GROUPS = (ALL, *KINDS)
+"""Words that stand for several experiments."""
 
 
 @cache
@@ -23,18 +25,20 @@ def experiments() -> dict[str, Experiment[Any]]:
 
 
 def find(ids: Sequence[str]) -> list[Experiment[Any]]:
-    """The experiments with these ids, each once and in the order of the list; "all" is every one.
+    """The experiments with these ids, each once and in the order of the list.
+
+    "all" is every one, "synthetic" those of small worlds, "networks" those that train networks.
 
     Raises:
         EquilibriaError: an id is unknown; the message suggests the nearest.
     """
     known = experiments()
     for name in ids:
-        if name != ALL and name not in known:
-            near = get_close_matches(name, [*known, ALL], n=1)
+        if name not in GROUPS and name not in known:
+            near = get_close_matches(name, [*known, *GROUPS], n=1)
             advice = f"did you mean {near[0]}?" if near else "`equilibria reproduce --list` shows them"
             raise EquilibriaError(f"got the experiment {name!r}, which is unknown; {advice}")
-    return [experiment for name, experiment in known.items() if ALL in ids or name in ids]
+    return [each for each in known.values() if {ALL, each.kind, each.id} & set(ids)]
 
 
 def _below(folder: str) -> list[Experiment[Any]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import numpy as np
 
 from equilibria.errors import EquilibriaError
 from equilibria.experiments.claim import Claim
-from equilibria.experiments.experiment import SCALES
-from equilibria.experiments.files import write_whole
+from equilibria.experiments.experiment import SCALES, SYNTHETIC
+from equilibria.experiments.task import progress_file
 from equilibria.experiments.work import Done
+from equilibria.record.files import write_whole
 
 _MARK = "equilibria results"
 _FORMAT = 1
@@ -45,6 +47,7 @@ class Result:
         claims: each with its verdict.
         numbers: further numbers.
         figures: names of files beside the result, without their suffix; each is there as .png and .pdf.
+        kind: of the experiment: synthetic or networks.
     """
 
     id: str
@@ -61,6 +64,7 @@ class Result:
     claims: tuple[Claim, ...]
     numbers: Mapping[str, Any]
     figures: tuple[str, ...]
+    kind: str = SYNTHETIC
 
     @property
     def fails(self) -> bool:
@@ -105,20 +109,29 @@ class Place:
         text = json.dumps(result.as_dict(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
         write_whole(self.path / "result.json", text.encode())
 
-    def begin(self, fingerprint: str, *, force: bool) -> None:
-        """Make room for the tasks of a run; those of other settings or other code are removed."""
-        for old in self.path.glob("records-*"):
-            if force or old.name != f"records-{fingerprint}":
-                shutil.rmtree(old)
+    def begin(self, fingerprint: str, keys: Iterable[str], *, force: bool) -> None:
+        """Make room for the tasks of a run; what those of other settings or other code left is removed."""
+        for key in keys:
+            if not re.fullmatch(r"[\w.-]+", key):
+                raise EquilibriaError(
+                    f"got the task key {key!r}; expected letters, digits, dots, dashes and underscores"
+                )
+        for kind in ("records", "scratch"):
+            for old in self.path.glob(f"{kind}-*"):
+                if force or old.name != f"{kind}-{fingerprint}":
+                    shutil.rmtree(old)
         self._records(fingerprint).mkdir(parents=True, exist_ok=True)
 
     def keep(self, fingerprint: str, key: str, done: Done) -> None:
-        """Store a finished task, so that an interrupted run can go on after it."""
-        if not re.fullmatch(r"[\w.-]+", key):
-            raise EquilibriaError(f"got the task key {key!r}; expected letters, digits, dots, dashes and underscores")
+        """Store a finished task, so that an interrupted run can go on after it; what it kept meanwhile is removed."""
         content = io.BytesIO()
         np.savez_compressed(content, **{**done.arrays, _SECONDS: np.asarray(done.seconds)})  # type: ignore[arg-type]
         write_whole(self._records(fingerprint) / f"{key}.npz", content.getvalue())
+        scratch = self.scratch(fingerprint, key)
+        shutil.rmtree(scratch, ignore_errors=True)
+        progress_file(scratch).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # until it is empty
+            scratch.parent.rmdir()
 
     def kept(self, fingerprint: str, key: str) -> Done | None:
         """A task that was stored, or None if it was not, or cannot be read."""
@@ -129,6 +142,10 @@ class Place:
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
             return None
         return Done(arrays, float(arrays.pop(_SECONDS))) if _SECONDS in arrays else None
+
+    def scratch(self, fingerprint: str, key: str) -> Path:
+        """Where a task keeps what it needs to go on after a kill; only that task makes it."""
+        return self.path / f"scratch-{fingerprint}" / key
 
     def _records(self, fingerprint: str) -> Path:
         return self.path / f"records-{fingerprint}"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from equilibria.experiments import wording
 from equilibria.experiments.claim import Claim
-from equilibria.experiments.files import write_whole
+from equilibria.experiments.experiment import KINDS
 from equilibria.experiments.gallery import headline
 from equilibria.experiments.results import Place, Result, ResultsFolder
+from equilibria.record.files import write_whole
 from equilibria.theory.citations import PAPERS
 
 PAGE = "RESULTS.md"
@@ -16,7 +17,8 @@ _HEAD = """# Results
 
 Written by `equilibria reproduce` from the `result.json` files beside it: do not edit. Expected is the number of the
 paper, or of the theory where the paper prints none or a wrong one; the verdict follows from expected, measured and
-tolerance.
+tolerance. Behind a mean over seeds stands its 95 % confidence interval: shown if all of it agrees, contradicted if none
+of it does, otherwise not shown at this scale, which is no fault of the code.
 """
 
 
@@ -32,15 +34,21 @@ def results_page(folder: ResultsFolder) -> str:
     for place, result in folder.results():
         largest.setdefault(result.id, (place, result))
     claims = [claim for _, result in largest.values() for claim in result.claims]
-    sections = [_section(folder, place, result) for place, result in largest.values()]
-    return "\n".join([_HEAD, f"**{headline(claims)}.**", "", *sections, _papers(claims)])
+    groups = [_group(folder, kind, list(largest.values())) for kind in KINDS]
+    return "\n".join([_HEAD, f"**{headline(claims)}.**", "", *filter(None, groups), _papers(claims)])
+
+
+def _group(folder: ResultsFolder, kind: str, found: list[tuple[Place, Result]]) -> str:
+    """All results of a kind under its heading; nothing if there are none."""
+    sections = [_section(folder, place, result) for place, result in found if result.kind == kind]
+    return "\n".join([f"## {KINDS[kind]}", "", *sections]) if sections else ""
 
 
 def _section(folder: ResultsFolder, place: Place, result: Result) -> str:
     where = place.path.relative_to(folder.path).as_posix()
     seed = f", seed {result.config['seed']}" if "seed" in result.config else ""
     lines = [
-        f"## {result.id}: {_literal(result.title)}",
+        f"### {result.id}: {_literal(result.title)}",
         "",
         f"After {result.source}. `{result.command}`{seed}, {wording.duration(result.seconds)} of computing.",
         "",

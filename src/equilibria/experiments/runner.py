@@ -22,11 +22,15 @@ from equilibria.experiments.experiment import SCALES, Experiment, plain, setting
 from equilibria.experiments.gallery import write_gallery
 from equilibria.experiments.results import Place, Result, ResultsFolder, open_results
 from equilibria.experiments.results_page import write_results_page
+from equilibria.experiments.task import progress_file
+from equilibria.experiments.under_way import UnderWay
 from equilibria.experiments.work import Call, Done, Failed, Here, Workers
 from equilibria.record.lock import RunLock
 
 Progress = Callable[[int, int], None]
 """Called with the number of tasks that are done and of all tasks."""
+Share = Callable[[float], None]
+"""Called with how much of the tasks under way is done, in tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +42,19 @@ class Report:
         result: what it shows; None if it failed.
         reused: whether the result was there before.
         failure: why there is no result; "" if there is one.
+        lacks: what this machine lacks, so that it was not begun; "" if nothing.
     """
 
     experiment: str
     result: Result | None
     reused: bool = False
     failure: str = ""
+    lacks: str = ""
 
     @property
     def good(self) -> bool:
-        """Whether it finished and no claim fails."""
-        return self.result is not None and not self.result.fails
+        """Whether it finished and no claim fails, or was left out."""
+        return bool(self.lacks) or (self.result is not None and not self.result.fails)
 
 
 @dataclass(slots=True)
@@ -78,12 +84,14 @@ def reproduce(
     force: bool = False,
     workers: Workers | None = None,
     progress: Progress = lambda done, total: None,
+    under_way: Share | None = None,
     finished: Callable[[Report], None] = lambda report: None,
 ) -> list[Report]:
     """Run experiments, keep what they show, and renew the pages over all results.
 
     Every finished task is stored at once: a run that was interrupted goes on from there when it is started again. A
-    result of the same settings and the same code is not computed again.
+    result of the same settings and the same code is not computed again. An experiment that needs what this machine does
+    not have, such as a data set, is left out.
 
     Args:
         experiments: from `registry.find`.
@@ -92,6 +100,7 @@ def reproduce(
         force: compute again what is there.
         workers: who does the tasks; without it this process does, one after the other.
         progress: told how many tasks are done.
+        under_way: told every second how much of the others is done, as far as they tell, from another thread.
         finished: told of every experiment when it ends.
 
     Returns:
@@ -107,20 +116,21 @@ def reproduce(
     runs = [
         _prepare(experiment, scale, config, folder) for experiment, config in zip(experiments, configs, strict=True)
     ]
+    reports = _reuse(runs, force=force)
+    reports |= _leave_out([run for run in runs if run.experiment.id not in reports])
+    pending = [run for run in runs if run.experiment.id not in reports]
     with ExitStack() as locks:
-        for run in runs:
+        for run in pending:
             run.place.path.mkdir(parents=True, exist_ok=True)
             locks.callback(RunLock(run.place.path).release)
-        reports = _reuse(runs, force=force)
-        for report in reports.values():
+        for report in list(reports.values()):
             finished(report)
-        pending = [run for run in runs if run.experiment.id not in reports]
 
         def ended(run: _Run) -> None:
             report = reports[run.experiment.id] = _conclude(run)
             finished(report)
 
-        _work_off(pending, workers or Here(), force=force, progress=progress, ended=ended)
+        _work_off(pending, workers or Here(), force=force, progress=progress, under_way=under_way, ended=ended)
     write_gallery(folder)
     write_results_page(folder)
     return [reports[run.experiment.id] for run in runs]
@@ -155,13 +165,25 @@ def _reuse(runs: Sequence[_Run], *, force: bool) -> dict[str, Report]:
     }
 
 
+def _leave_out(runs: Sequence[_Run]) -> dict[str, Report]:
+    """Reports of what cannot be run here."""
+    found = {run.experiment.id: run.experiment.lacks(run.config) for run in runs}
+    return {name: Report(name, None, lacks=lacks) for name, lacks in found.items() if lacks}
+
+
 def _work_off(
-    runs: Sequence[_Run], workers: Workers, *, force: bool, progress: Progress, ended: Callable[[_Run], None]
+    runs: Sequence[_Run],
+    workers: Workers,
+    *,
+    force: bool,
+    progress: Progress,
+    under_way: Share | None,
+    ended: Callable[[_Run], None],
 ) -> None:
     """Do the tasks of all runs together, so that no worker waits for the last task of one experiment."""
     owners: dict[str, tuple[_Run, str]] = {}
     for run in runs:
-        run.place.begin(run.task_fingerprint, force=force)
+        run.place.begin(run.task_fingerprint, run.tasks, force=force)
         for key in run.tasks:
             kept = run.place.kept(run.task_fingerprint, key)
             if kept is None:
@@ -175,21 +197,36 @@ def _work_off(
         if run.ended:
             ended(run)
 
+    files = {name: progress_file(_scratch(run, key)) for name, (run, key) in owners.items()}
+    poll = None if under_way is None else UnderWay(files, under_way)
+
     def take(name: str, outcome: Done | Failed) -> None:
         nonlocal left
         run, key = owners.pop(name)  # a second answer for a task would be an error, not a second count
         left -= 1
+        if poll is not None:
+            poll.finished(name)
         _take(run, key, outcome)
         progress(total - left, total)
         if run.ended and not any(other is run for other, _ in owners.values()):
             ended(run)
 
-    workers.run({name: _call(run, key) for name, (run, key) in owners.items()}, take)
+    calls = {name: _call(run, key) for name, (run, key) in owners.items()}
+    with ExitStack() as stack:
+        if poll is not None:
+            stack.enter_context(poll)
+        workers.run(calls, take)
 
 
 def _call(run: _Run, key: str) -> Call:
     function = run.experiment.run_task
-    return Call(function, run.config, run.tasks[key], code_version(function.__module__, tasks_only=True))
+    code = code_version(function.__module__, tasks_only=True)
+    return Call(function, run.config, run.tasks[key], code, str(_scratch(run, key)))
+
+
+def _scratch(run: _Run, key: str) -> Path:
+    """In full: a worker of a cluster has another working directory."""
+    return run.place.scratch(run.task_fingerprint, key).resolve()
 
 
 def _take(run: _Run, key: str, outcome: Done | Failed) -> None:
@@ -229,6 +266,7 @@ def _conclude(run: _Run) -> Report:
         claims=tuple(outcome.claims),
         numbers=plain(outcome.numbers),
         figures=tuple(drawn),
+        kind=run.experiment.kind,
     )
     run.place.write(result)
     return Report(name, result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equilibria.experiments.claim import Claim
+from equilibria.experiments.claim import NOT_SHOWN, Claim
 from equilibria.pages.words import number
 
 _DIGITS = 4
@@ -29,21 +29,24 @@ def expected(claim: Claim) -> str:
 
 
 def measured(claim: Claim) -> str:
-    """What was measured, with its interval."""
+    """What was measured, with its interval and the number of seeds."""
     amount = _amount(claim.measured, claim)
     if claim.interval is None:
         return amount
-    return f"{amount} [{number(claim.interval[0], digits=_DIGITS)}, {number(claim.interval[1], digits=_DIGITS)}]"
+    low, high = (number(end, digits=_DIGITS) for end in claim.interval)
+    return f"{amount} [{low}, {high}]" + (f", {claim.seeds} seeds" if claim.seeds else "")
 
 
 def printed(claim: Claim) -> str:
-    """What the paper prints, where that is wrong; else nothing."""
+    """What the paper prints, where that is not what is expected; else nothing."""
     return "" if claim.printed is None else _amount(claim.printed, claim)
 
 
 def verdict(claim: Claim) -> str:
     """The verdict, and whether this scale was to show it."""
-    return claim.verdict if claim.demanded else f"{claim.verdict} (not demanded at this scale)"
+    if not claim.demanded:
+        return f"{claim.verdict} (not demanded at this scale)"
+    return f"{NOT_SHOWN} at this scale" if claim.seeds and claim.verdict == NOT_SHOWN else claim.verdict
 
 
 def duration(seconds: float) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from equilibria.experiments.code_version import code_version
 from equilibria.experiments.experiment import Arrays
+from equilibria.experiments.task import workplace
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,14 @@ class Call:
         config: the settings.
         task: the task.
         code: the version of the code that asks, which must be that of the code that works.
+        folder: for what the task keeps while it runs; see `equilibria.experiments.task.scratch`.
     """
 
     function: Callable[[Any, Any], Arrays]
     config: Any
     task: Any
     code: str
+    folder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def work(call: Call) -> Done | Failed:
         return Failed(f"this process has other code ({found}) than the one that asks ({call.code}): install the same")
     started = time.perf_counter()
     try:
-        with threadpool_limits(1):
+        with threadpool_limits(1), workplace(call.folder):
             arrays = {name: np.asarray(value) for name, value in call.function(call.config, call.task).items()}
     except Exception:
         return Failed(traceback.format_exc())

@@ -228,6 +228,11 @@ class Monitor:
                 f"got a damaged state ({error!r}); expected what monitor.state_dict() gave"
             ) from error
 
+    def mark_weights(self) -> None:
+        """Say that a checkpoint is loaded completely: a change of the weights before the next step is then noticed."""
+        for tap in self._taps:
+            tap.mark_weights()
+
     def _load(self, state: Mapping[str, Any]) -> None:
         for tap, held in zip(self._taps, state["taps"], strict=True):
             tap.load_state_dict(held)

@@ -171,6 +171,10 @@ class Tap:
         self._versions, self._places, self._reading, self._sampled = [], [], None, -2
         self._copying = [CopyProbe(each) for each in self.watched]  # what they copied is of another time
 
+    def mark_weights(self) -> None:
+        """Count what changes from now on as changed outside of a step, also before the first one."""
+        self._versions = [param._version for param in self._versioned]
+
     @property
     def jumps(self) -> bool:
         """Whether the step that begins now is taken with settings quite different from the last one's."""
@@ -283,7 +287,7 @@ class Tap:
                 self._handles[0].remove()
                 self._handles[0] = self.optimizer.register_step_pre_hook(self._before)
             self._listener.take(self, reading)
-        self._versions = [param._version for param in self._versioned]
+        self.mark_weights()
 
     def _comes_last(self) -> bool:
         """Whether no other hook comes between ours and the step: one that was registered later may clip gradients."""

@@ -27,7 +27,17 @@ from equilibria.watching.recording import Recording
 from equilibria.watching.status import StatusLine
 
 # Not for people.
-_FOR_HOOKS = {"guarded", "is_due", "latest", "missed", "next_is_due", "record_into", "take", "tracked_by"}
+_FOR_HOOKS = {
+    "guarded",
+    "is_due",
+    "latest",
+    "mark_weights",
+    "missed",
+    "next_is_due",
+    "record_into",
+    "take",
+    "tracked_by",
+}
 
 
 class WatchedRun(Monitor):

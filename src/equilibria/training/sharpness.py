@@ -1,0 +1,48 @@
+"""The sharpness of a training loss, measured on the way and warm-started from the time before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from equilibria.measure.curvature import Eigenpairs
+from equilibria.measure.objective import objective
+from equilibria.measure.parameters import Select
+from equilibria.measure.sharpness.measurement import Sharpness, sharpness
+from equilibria.training.training import Training
+
+
+class SharpnessMeasure:
+    """A `Measure`: the largest curvature of the loss on some data, as ``sharpness``; see `equilibria.sharpness`.
+
+    Args:
+        batch: (inputs, targets), or a list of such, whose mean loss is meant.
+        select: the parameters; default: all that are trained.
+        spherical: times the squared norm of these, for a loss that is scale-invariant in them together.
+        tol: of the relative error.
+        budget: Hessian-vector products, at most.
+    """
+
+    def __init__(
+        self, batch: Any, *, select: Select | None = None, spherical: bool = False, tol: float = 1e-2, budget: int = 100
+    ) -> None:
+        self._batch, self._select, self._spherical = batch, select, spherical
+        self._tol, self._budget = tol, budget
+        self._last: Sharpness | None = None
+
+    def __call__(self, training: Training) -> dict[str, float]:
+        """See `Measure`."""
+        loss = objective(training.model, training.recipe.loss, select=self._select)
+        self._last = sharpness(
+            loss, self._batch, spherical=self._spherical, tol=self._tol, budget=self._budget, warm=self._last
+        )
+        return {"sharpness": self._last.value, "norm_sq": self._last.norm_sq, "products": float(self._last.hvps)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The vectors that the next search begins with."""
+        return {} if self._last is None else asdict(self._last)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._last = Sharpness(**{**state, "pairs": Eigenpairs(**state["pairs"])}) if state else None
