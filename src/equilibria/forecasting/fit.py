@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from equilibria.forecasting.doubts import doubts
 from equilibria.forecasting.observed import Cohort
 from equilibria.forecasting.prior import Prior, prior_of
 from equilibria.forecasting.start import Replay, replay
@@ -42,7 +43,6 @@ class Fit:
         reference: ln of the squared angle that the level belongs to.
         rate: per step, at which L follows the angle.
         clock: sum of squared angles at the end of the window.
-        now: ln L at the end of the window, as L has it that still follows.
         wander: of ln L around the fit, a standard deviation.
         scatter: of single angles around their prediction in the window, a standard deviation of the logarithm.
         angle_scale: measured over predicted angle.
@@ -61,7 +61,6 @@ class Fit:
     reference: Array
     rate: Array
     clock: Array
-    now: Array
     wander: Array
     scatter: Array
     angle_scale: Array
@@ -79,10 +78,11 @@ def fit(cohort: Cohort) -> Fit:
     speed = _speed(cohort)
     clock = _clock(cohort, speed)
     warmth = _followed(np.log(speed), cohort.step, prior.rate)
-    level, power, drift, covariance, noise = _regress(cohort, rows, warmth, np.log(clock), prior)
+    level, power, drift, covariance = _regress(cohort, rows, warmth, np.log(clock), prior)
     now = replay(cohort, _smooth(np.maximum(cohort.drive, _LEAST_SHARE * cohort.grad_sq)))
     scale, scale_error = _update_size(cohort, rows, now, prior)
     count = len(cohort.names)
+    seen = doubts(cohort, rows)
     fitted = level + power * (warmth - warmth[-1]) + drift * np.log(clock / clock[-1])
     return Fit(
         window=(int(cohort.step[rows[0]]), int(cohort.step[rows[-1]])),
@@ -93,15 +93,14 @@ def fit(cohort: Cohort) -> Fit:
         reference=warmth[-1],
         rate=np.full(count, prior.rate),
         clock=clock[-1],
-        now=level,
-        wander=np.full(count, prior.wander),
-        scatter=_scatter(cohort, rows, replay(cohort, np.exp(fitted))),
+        wander=np.hypot(prior.wander, seen.wander),
+        scatter=np.hypot(_scatter(cohort, rows, replay(cohort, np.exp(fitted))) * seen.widening, seen.scatter),
         angle_scale=scale,
         angle_error=scale_error,
         size=cohort.entries,
         size_error=np.full(count, prior.size_sd),
         replay=now,
-        validity=((),) * count,
+        validity=seen.sentences,
     )
 
 
@@ -135,8 +134,8 @@ def _followed(values: Array, step: NDArray[np.int64], rate: float) -> Array:
 
 def _regress(
     cohort: Cohort, rows: NDArray[np.int64], warmth: Array, log_clock: Array, prior: Prior
-) -> tuple[Array, Array, Array, Array, Array]:
-    """Level, power and drift of every layer, their covariance, and the scatter of a block's ln L."""
+) -> tuple[Array, Array, Array, Array]:
+    """Level, power and drift of every layer, and their covariance."""
     blocks = np.array_split(rows, min(_BLOCKS, len(rows) // 4))
     least = _LEAST_SHARE * np.array([np.nanmean(cohort.grad_sq[each], axis=0) for each in blocks])
     means = np.array([np.nanmean(cohort.drive[each], axis=0) for each in blocks])
@@ -152,7 +151,7 @@ def _regress(
         found = np.einsum("lij,lj->li", covariance, right)
         left = observed.T - np.einsum("lbi,li->lb", design, found)
         noise = np.sqrt((left**2).sum(axis=1) / max(len(blocks) - 2, 1) + 1e-8)
-    return found[:, 0], found[:, 1], found[:, 2], covariance, noise
+    return found[:, 0], found[:, 1], found[:, 2], covariance
 
 
 def _update_size(cohort: Cohort, rows: NDArray[np.int64], at: Replay, prior: Prior) -> tuple[Array, Array]:
@@ -178,7 +177,8 @@ def _scatter(cohort: Cohort, rows: NDArray[np.int64], at: Replay) -> Array:
     measured, predicted = cohort.moved_sq[at.sampled[places]], at.moved_sq[places]
     with np.errstate(divide="ignore"):
         off = 0.5 * np.log(measured / predicted)
-    return np.sqrt(np.nanmean(np.where(np.isfinite(off), off, np.nan) ** 2, axis=0))
+    result: Array = np.sqrt(np.nanmean(np.where(np.isfinite(off), off, np.nan) ** 2, axis=0))
+    return result
 
 
 def _smooth(values: Array) -> Array:

@@ -3,8 +3,8 @@
 Rows of ``law``: ln L once settled at the reference turning speed; power of the squared angle in L; ln of the squared
 reference angle; rate per step at which ln L gets there; drift of ln L per e-fold of the clock; clock at the start;
 factor of the angle; factor of the equilibrium angle; power of L in the equilibrium angle.
-Rows of ``state``: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, clock. The clock is the sum of squared angles:
-what training has turned so far, so that a layer which no longer turns no longer drifts.
+Rows of ``state``: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, clock. The clock is the sum of squared
+angles: what training has turned so far, so that a layer which no longer turns no longer drifts.
 """
 
 from __future__ import annotations

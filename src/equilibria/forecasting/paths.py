@@ -49,7 +49,7 @@ class Paths:
 def follow(cohort: Cohort, fitted: Fit, course: Course, *, shown: NDArray[np.int64]) -> Paths:
     """Integrate the recursions of all layers of a cohort, displaced ones beside."""
     layers, members = len(cohort.names), 1 + _DISPLACED
-    law, state = _laws(cohort, fitted, course, members), _states(fitted, members)
+    law, state = _laws(cohort, fitted, course, members), _states(fitted, course, members)
     out = np.empty((len(shown), 3, layers * members))
     totals = np.zeros((kernels.TOTAL_ROWS, layers * members))
     goals = _goals(cohort.rule, course)
@@ -89,9 +89,10 @@ def _laws(cohort: Cohort, fitted: Fit, course: Course, members: int) -> Array:
     return np.ascontiguousarray(law.reshape(kernels.LAW_ROWS, -1))
 
 
-def _states(fitted: Fit, members: int) -> Array:
+def _states(fitted: Fit, course: Course, members: int) -> Array:
     at = fitted.replay
-    columns = (at.norm_sq, at.radial, at.buffer_sq, at.second, fitted.now, fitted.clock)
+    drive = fitted.level - np.log(course.batch_factor)
+    columns = (at.norm_sq, at.radial, at.buffer_sq, at.second, drive, fitted.clock)
     return np.array([np.repeat(values, members) for values in columns])
 
 

@@ -43,13 +43,13 @@ _SGD = Prior(
     drift=-0.35,
     drift_sd=0.3,
     rate=0.05,
-    wander=0.12,
+    wander=0.15,
     block_sd=0.15,
     angle=0.0,
     angle_sd=0.0,
     size_sd=0.0,
 )
-_ADAM = replace(_SGD, angle=-0.03, angle_sd=0.015, size_sd=0.05)
+_ADAM = replace(_SGD, angle=-0.03, angle_sd=0.015, size_sd=0.08)
 
 
 def prior_of(rule: ForecastRule) -> Prior:
