@@ -112,7 +112,7 @@ def observe(run: RunLike, *, before: int | None = None) -> Observed:
     Raises:
         EquilibriaError: not a run, or nothing in it can be forecast.
     """
-    source = _as_run(run)
+    source = as_run(run)
     metadata = source.metadata
     table = source.samples()
     if before is not None:
@@ -143,7 +143,8 @@ def observe(run: RunLike, *, before: int | None = None) -> Observed:
     return Observed(cohorts, refused, int(table["step"].to_numpy().max()), metadata.get("steps_per_epoch"))
 
 
-def _as_run(run: RunLike) -> Sampled:
+def as_run(run: RunLike) -> Sampled:
+    """What has samples and metadata, read from disk if it is a directory."""
     if isinstance(run, str | os.PathLike):
         return read_run(Path(run))
     if not (hasattr(run, "samples") and hasattr(run, "metadata")):
