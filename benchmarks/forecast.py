@@ -1,8 +1,8 @@
 """What a forecast costs: 100 layers x 100,000 steps with bands, against one plain recursion of the theory.
 
 The plain recursion is `theory.evolve` for the same layers and steps: no bands, L constant. Both take turns; medians of
-the process's own time are compared. Writes benchmarks/forecast.md. Run it with `python benchmarks/forecast.py`, on an idle
-machine.
+the process's own time are compared. Writes benchmarks/forecast.md. Run it with `python benchmarks/forecast.py`, on an
+idle machine.
 """
 
 from __future__ import annotations
