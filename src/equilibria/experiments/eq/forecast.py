@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.experiments.claim import Claim, Source, at_least, at_most, not_demanded
-from equilibria.experiments.eq.forecast_runs import OPTIMIZERS, SCHEDULES, Packed, Training, run_training
-from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
+from equilibria.experiments.eq.forecast_runs import OPTIMIZERS, SCHEDULES, Packed, Training, load, run_training
+from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.forecasting import BASELINES, FORECAST, BackTest, backtest
 from equilibria.forecasting.backtest import rms
@@ -68,6 +68,12 @@ def training(config: Config, task: tuple[str, str, str]) -> Training:
     family, optimizer, schedule = task
     found = Training(**_FAMILIES[family][optimizer], schedule=schedule)
     return replace(found, steps=config.steps) if config.steps else found
+
+
+def needs(config: Config) -> None:
+    """The data of all families."""
+    for task in tasks(config).values():
+        load(training(config, task).data)
 
 
 def run_task(config: Config, task: tuple[str, str, str]) -> Arrays:
@@ -183,4 +189,6 @@ EXPERIMENT = Experiment(
     run_task=run_task,
     collect=collect,
     draw=draw,
+    kind=NETWORKS,
+    needs=needs,
 )

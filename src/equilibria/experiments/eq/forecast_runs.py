@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def run_training(training: Training) -> Arrays:
     from equilibria.nets import BasicBlockResNet
 
     torch.set_num_threads(1)
-    images, labels = _images(training.data)
+    images, labels = load(training.data)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(training.seed)
         model = BasicBlockResNet(training.width, training.blocks, in_channels=images.shape[1])
@@ -87,7 +88,13 @@ def run_training(training: Training) -> Arrays:
         return pack(monitor.samples(), monitor.metadata)
 
 
-def _images(data: str) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=1)
+def load(data: str) -> tuple[Tensor, Tensor]:
+    """Training images, standardised, and their labels.
+
+    Raises:
+        EquilibriaError: the data set is not on this machine.
+    """
     from equilibria.data import cifar10, load_digits
 
     found = load_digits() if data == "digits" else cifar10(size=16).standardised()
