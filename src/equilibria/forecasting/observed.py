@@ -111,7 +111,7 @@ def observe(run: RunLike, *, before: int | None = None) -> Observed:
     Raises:
         EquilibriaError: not a run, or nothing in it can be forecast.
     """
-    source = _as_run(run)
+    source = as_run(run)
     metadata = source.metadata
     table = source.samples()
     if before is not None:
@@ -142,7 +142,7 @@ def observe(run: RunLike, *, before: int | None = None) -> Observed:
     return Observed(cohorts, refused, int(table["step"].to_numpy().max()), metadata.get("steps_per_epoch"))
 
 
-def _as_run(run: RunLike) -> Sampled:
+def as_run(run: RunLike) -> Sampled:
     if isinstance(run, str | os.PathLike):
         return read_run(Path(run))
     if not (hasattr(run, "samples") and hasattr(run, "metadata")):
