@@ -1,4 +1,11 @@
-"""What the samples of a layer say about its future: L, how it changes, how far single steps scatter."""
+"""What the samples of a layer say about its future: L, how it changes, how far single steps scatter.
+
+    ln L = level + power * ln(angle^2 / reference) + drift * ln(clock / clock now)
+
+where the angle's part is followed at a rate, and the clock is the sum of squared angles: training counts by what has
+turned, not by steps. Level, power and drift are a linear regression on the sampled steps with a prior on the last two:
+where the window shows no change of lr, the power is the prior's, with the prior's scatter.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from equilibria.forecasting.doubts import doubts
 from equilibria.forecasting.observed import Cohort
+from equilibria.forecasting.prior import Prior, prior_of
 from equilibria.forecasting.start import Replay, replay
+from equilibria.theory.rules import AdamL2, AdamW
 
 Array = NDArray[np.float64]
 
-_WINDOW_SHARE = 0.5  # of the recorded steps: what was before is the start of training
-_MOST_SAMPLES = 400
-_BLOCKS = 5  # sub-windows that are fitted by themselves
+_SKIPPED = 0.5  # of the recorded steps: the start of training is another world
+_MOST_SAMPLES = 2_000
+_BLOCKS = 12  # means that are fitted: single samples of L scatter by its own size
 _SMOOTHING = 20  # samples
+_LEAST_SHARE = 0.05  # of N that L is at least, however much gradients turn back
+_TINY = 1e-290
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,74 +35,150 @@ class Fit:
     """Of one cohort; one entry per layer.
 
     Attributes:
-        window: first and last step of the samples that L is fitted to.
+        window: first and last step of the samples that were fitted.
         level: ln L at the end of the window.
-        level_error: its standard error, from sub-windows.
         power: of the squared angle in L.
-        power_error: its standard error.
+        drift: of ln L per e-fold of the clock.
+        covariance: of these three, layers x 3 x 3.
         reference: ln of the squared angle that the level belongs to.
-        rate: per step, at which L follows.
-        drift: of ln L per step, at the end of the window.
-        drift_error: its standard error.
-        fading: rate per step at which the drift dies away.
-        scatter: standard deviation of ln angle from step to step.
+        rate: per step, at which L follows the angle.
+        clock: sum of squared angles at the end of the window.
+        wander: of ln L around the fit, a standard deviation.
+        scatter: of single angles around their prediction in the window, a standard deviation of the logarithm.
         angle_scale: measured over predicted angle.
-        size: entries of the weight as its update shows them (Adam), else 1.
+        angle_error: standard error of its logarithm.
+        size: entries of the weight as its update shows them (Adam).
+        size_error: standard error of its logarithm.
         replay: the optimizer's memory.
         validity: why a forecast is wider than usual, in sentences.
     """
 
     window: tuple[int, int]
     level: Array
-    level_error: Array
     power: Array
-    power_error: Array
+    drift: Array
+    covariance: Array
     reference: Array
     rate: Array
-    drift: Array
-    drift_error: Array
-    fading: Array
+    clock: Array
+    wander: Array
     scatter: Array
     angle_scale: Array
+    angle_error: Array
     size: Array
+    size_error: Array
     replay: Replay
     validity: tuple[tuple[str, ...], ...]
 
 
 def fit(cohort: Cohort) -> Fit:
     """Fit one cohort to its samples."""
+    prior = prior_of(cohort.rule)
     rows = _window(cohort)
-    blocks = np.array_split(rows, _BLOCKS)
-    means = np.array([np.nanmean(cohort.drive[each], axis=0) for each in blocks])
-    logs = np.log(np.maximum(means, 1e-300))
-    level = np.log(np.maximum(np.nanmean(cohort.drive[rows], axis=0), 1e-300))
-    error = logs.std(axis=0, ddof=1) / np.sqrt(_BLOCKS)
-    now = replay(cohort, _smooth(np.maximum(cohort.drive, 0.05 * cohort.grad_sq)))
-    zero = np.zeros(len(cohort.names))
-    angles = np.log(np.maximum(cohort.angle[rows], 1e-300))
+    speed = _speed(cohort)
+    clock = _clock(cohort, speed)
+    warmth = _followed(np.log(speed), cohort.step, prior.rate)
+    level, power, drift, covariance = _regress(cohort, rows, warmth, np.log(clock), prior)
+    now = replay(cohort, _smooth(np.maximum(cohort.drive, _LEAST_SHARE * cohort.grad_sq)))
+    scale, scale_error = _update_size(cohort, rows, now, prior)
+    count = len(cohort.names)
+    seen = doubts(cohort, rows)
+    fitted = level + power * (warmth - warmth[-1]) + drift * np.log(clock / clock[-1])
     return Fit(
         window=(int(cohort.step[rows[0]]), int(cohort.step[rows[-1]])),
         level=level,
-        level_error=error,
-        power=zero,
-        power_error=zero,
-        reference=np.log(np.nanmean(cohort.moved_sq[rows] / cohort.norm_sq[rows], axis=0)),
-        rate=zero + 0.01,
-        drift=zero,
-        drift_error=zero,
-        fading=zero,
-        scatter=np.std(angles - _smooth(angles), axis=0),
-        angle_scale=zero + 1,
+        power=power,
+        drift=drift,
+        covariance=covariance,
+        reference=warmth[-1],
+        rate=np.full(count, prior.rate),
+        clock=clock[-1],
+        wander=np.hypot(prior.wander, seen.wander),
+        scatter=np.hypot(_scatter(cohort, rows, replay(cohort, np.exp(fitted))) * seen.widening, seen.scatter),
+        angle_scale=scale,
+        angle_error=scale_error,
         size=cohort.entries,
+        size_error=np.full(count, prior.size_sd),
         replay=now,
-        validity=((),) * len(cohort.names),
+        validity=seen.sentences,
     )
 
 
 def _window(cohort: Cohort) -> NDArray[np.int64]:
-    first = cohort.step[-1] - _WINDOW_SHARE * (cohort.step[-1] - cohort.step[0])
+    first = cohort.step[0] + _SKIPPED * (cohort.step[-1] - cohort.step[0])
     rows = np.flatnonzero(cohort.step >= first)
     return rows[-_MOST_SAMPLES:]
+
+
+def _speed(cohort: Cohort) -> Array:
+    """Squared angle per step, without its noise; of a step at lr 0 next to nothing."""
+    return np.maximum(_smooth(cohort.angle**2), _TINY)
+
+
+def _clock(cohort: Cohort, speed: Array) -> Array:
+    """Sum of squared angles until each sample; steps before the record count as its first samples do."""
+    gaps = np.diff(cohort.step, prepend=-1)[:, np.newaxis]
+    result: Array = np.cumsum(gaps * speed, axis=0)
+    return result
+
+
+def _followed(values: Array, step: NDArray[np.int64], rate: float) -> Array:
+    """What follows ``values`` at a rate per step."""
+    found = np.empty_like(values)
+    found[0] = values[0]
+    keep = np.exp(-rate * np.diff(step))
+    for at in range(1, len(values)):
+        found[at] = keep[at - 1] * found[at - 1] + (1 - keep[at - 1]) * values[at]
+    return found
+
+
+def _regress(
+    cohort: Cohort, rows: NDArray[np.int64], warmth: Array, log_clock: Array, prior: Prior
+) -> tuple[Array, Array, Array, Array]:
+    """Level, power and drift of every layer, and their covariance."""
+    blocks = np.array_split(rows, min(_BLOCKS, len(rows) // 4))
+    least = _LEAST_SHARE * np.array([np.nanmean(cohort.grad_sq[each], axis=0) for each in blocks])
+    means = np.array([np.nanmean(cohort.drive[each], axis=0) for each in blocks])
+    observed = np.log(np.maximum(np.maximum(means, least), _TINY))
+    at = [np.array([values[each].mean(axis=0) for each in blocks]) - values[-1] for values in (warmth, log_clock)]
+    design = np.stack([np.ones_like(observed), *at], axis=2).transpose(1, 0, 2)  # layers x blocks x 3
+    mean, precision = np.array([0.0, prior.power, prior.drift]), np.diag([0.0, prior.power_sd**-2, prior.drift_sd**-2])
+    noise = np.full(observed.shape[1], prior.block_sd)
+    for _ in range(2):  # the noise from what the first fit leaves
+        normal = np.einsum("lbi,lbj->lij", design, design) / noise[:, None, None] ** 2 + precision
+        right = np.einsum("lbi,bl->li", design, observed) / noise[:, None] ** 2 + precision @ mean
+        covariance = np.linalg.inv(normal)
+        found = np.einsum("lij,lj->li", covariance, right)
+        left = observed.T - np.einsum("lbi,li->lb", design, found)
+        noise = np.sqrt((left**2).sum(axis=1) / max(len(blocks) - 2, 1) + 1e-8)
+    return found[:, 0], found[:, 1], found[:, 2], covariance
+
+
+def _update_size(cohort: Cohort, rows: NDArray[np.int64], at: Replay, prior: Prior) -> tuple[Array, Array]:
+    """Measured over predicted length of the update in the window, drawn to the prior; and the error of its logarithm.
+
+    SGD's is exact, given L.
+    """
+    if not isinstance(cohort.rule, AdamW | AdamL2):
+        return np.ones(len(cohort.names)), np.zeros(len(cohort.names))
+    places = np.isin(at.sampled, rows)
+    predicted, rows = at.moved_sq[places], at.sampled[places]
+    blocks = np.array_split(np.arange(len(rows)), min(_BLOCKS, max(len(rows) // 4, 2)))
+    parts = np.array([cohort.moved_sq[rows[each]].sum(axis=0) / predicted[each].sum(axis=0) for each in blocks])
+    error = 0.5 * parts.std(axis=0, ddof=1) / np.sqrt(len(blocks))
+    found = 0.5 * np.log(cohort.moved_sq[rows].sum(axis=0) / predicted.sum(axis=0))
+    weight = prior.angle_sd**2 / (prior.angle_sd**2 + error**2)
+    return np.exp(prior.angle + weight * (found - prior.angle)), np.sqrt(weight) * error
+
+
+def _scatter(cohort: Cohort, rows: NDArray[np.int64], at: Replay) -> Array:
+    """Standard deviation of ln(measured / predicted angle) of single steps in the window, L as it was fitted."""
+    places = np.isin(at.sampled, rows)
+    measured, predicted = cohort.moved_sq[at.sampled[places]], at.moved_sq[places]
+    with np.errstate(divide="ignore"):
+        off = 0.5 * np.log(measured / predicted)
+    result: Array = np.sqrt(np.nanmean(np.where(np.isfinite(off), off, np.nan) ** 2, axis=0))
+    return result
 
 
 def _smooth(values: Array) -> Array:

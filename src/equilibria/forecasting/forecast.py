@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, whole, within
 from equilibria.findings import Finding
+from equilibria.forecasting.findings import assumptions, find
 from equilibria.forecasting.fit import Fit, fit
 from equilibria.forecasting.observed import Cohort, Observed, RunLike, observe
 from equilibria.forecasting.paths import NINETY, Paths, follow
@@ -186,16 +187,17 @@ def _forecast(scenario: Scenario, observed: Observed, paths_taken: tuple[Course,
         parts.append((cohort, fitted, course))
         layers += [layer_forecast(cohort, fitted, course, paths, at) for at in range(len(cohort.names))]
     course = paths_taken[0]
+    pairs = tuple(zip(observed.cohorts, paths_taken, strict=True))
     return Forecast(
-        scenario,
-        course.first,
-        course.first + course.steps,
-        tuple(layers),
-        observed.refused,
-        (),
-        (),
-        observed.steps_per_epoch,
-        tuple(parts),
+        scenario=scenario,
+        first=course.first,
+        steps=course.first + course.steps,
+        layers=tuple(layers),
+        refused=observed.refused,
+        findings=find(layers, observed.refused, scenario, pairs),
+        assumptions=assumptions(layers, scenario, pairs),
+        steps_per_epoch=observed.steps_per_epoch,
+        _parts=tuple(parts),
     )
 
 

@@ -1,9 +1,10 @@
 """The moment recursions with an L that answers to how fast the layer turns, compiled; many paths side by side.
 
 Rows of ``law``: ln L once settled at the reference turning speed; power of the squared angle in L; ln of the squared
-reference angle; rate per step at which ln L gets there; drift of ln L per step at the start; rate at which the drift
-dies away; factor of the angle; factor of the equilibrium angle; power of L in the equilibrium angle.
-Rows of ``state``: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L.
+reference angle; rate per step at which ln L gets there; drift of ln L per e-fold of the clock; clock at the start;
+factor of the angle; factor of the equilibrium angle; power of L in the equilibrium angle.
+Rows of ``state``: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, clock. The clock is the sum of squared
+angles: what training has turned so far, so that a layer which no longer turns no longer drifts.
 """
 
 from __future__ import annotations
@@ -17,20 +18,19 @@ from equilibria._compiled import compiled, inner
 
 TOLERANCE = 0.05  # of the angle, outside of which a layer is out of equilibrium
 HOLD = 4  # steps for which L is held: it changes over tens of steps at least
-_LEAST = -9.2  # ln of the squared angle over the reference, below which L no longer answers: 1 % of its speed
+_LEAST = -4.6  # ln of the squared angle over the reference, below which L no longer answers: a tenth of its speed
 
-LEVEL, POWER, REFERENCE, RATE, DRIFT, FADING, ANGLE_SCALE, GOAL_SCALE, GOAL_POWER = range(9)
-LAW_ROWS, STATE_ROWS, TOTAL_ROWS = 9, 5, 2
+LEVEL, POWER, REFERENCE, RATE, DRIFT, CLOCK, ANGLE_SCALE, GOAL_SCALE, GOAL_POWER = range(9)
+LAW_ROWS, TOTAL_ROWS = 9, 2
 
 
 @inner
-def _update_drive(law: Any, state: Any, speed_sq: Any, age: float, steps: int, drive: Any, goal: Any) -> None:
+def _update_drive(law: Any, state: Any, speed_sq: Any, steps: int, drive: Any, goal: Any) -> None:
     """ln L on its way to what the present speed asks for, and the equilibrium angle's factor."""
     for n in range(drive.shape[0]):
         warmth = max(math.log(max(speed_sq[n], 1e-300)) - law[2, n], _LEAST)
-        fading = law[5, n]
-        drifted = law[4, n] * (age if fading <= 0 else -math.expm1(-fading * age) / fading)
-        target = law[0, n] + law[1, n] * warmth + drifted
+        state[5, n] += steps * speed_sq[n]
+        target = law[0, n] + law[1, n] * warmth + law[4, n] * math.log(state[5, n] / law[5, n])
         state[4, n] += (target - state[4, n]) * -math.expm1(-law[3, n] * steps)
         drive[n] = math.exp(state[4, n])
         goal[n] = law[7, n] * math.exp(law[8, n] * (state[4, n] - law[0, n]))
@@ -69,7 +69,7 @@ def follow_buffer(
     mark = 0
     for t in range(maps.shape[0]):
         if t % HOLD == 0 and t > 0:
-            _update_drive(law, state, speed_sq, float(t), HOLD, drive, goal)
+            _update_drive(law, state, speed_sq, HOLD, drive, goal)
         grow = rescale_sq[t]
         m = maps[t]
         for n in range(paths):
@@ -109,7 +109,7 @@ def follow_adam(
     mark = 0
     for t in range(settings.shape[0]):
         if t % HOLD == 0 and t > 0:
-            _update_drive(law, state, speed_sq, float(t), HOLD, drive, goal)
+            _update_drive(law, state, speed_sq, HOLD, drive, goal)
         grow, size, lost, wd = rescale_sq[t], settings[t, 0], settings[t, 1], settings[t, 2]
         kept = 1.0 - lost
         for n in range(paths):

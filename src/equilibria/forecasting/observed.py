@@ -21,6 +21,7 @@ from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
 Array = NDArray[np.float64]
 Steps = NDArray[np.int64]
 
+_VANISHED = 1e-3  # of the highest N of the record
 LEAST_SAMPLES = 20  # of a layer; fewer say nothing about how far its gradients scatter
 ForecastRule: TypeAlias = SGD | SGDW | AdamW | AdamL2
 
@@ -172,7 +173,16 @@ def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
     usable = np.isfinite(columns["unit_grad_sq"]) & (columns["unit_grad_sq"] > 0)
     if np.count_nonzero(usable) < LEAST_SAMPLES:
         return f"its gradient was read at {np.count_nonzero(usable)} samples; at least {LEAST_SAMPLES} are needed"
+    if vanished(columns["unit_grad_sq"]):
+        return "its gradient has vanished: the training loss is fitted, and no law says what comes next"
     return ""
+
+
+def vanished(grad_sq: Array) -> bool:
+    """Whether the gradient has all but vanished, from all samples of N."""
+    parts = np.array_split(grad_sq[np.isfinite(grad_sq)], 10)
+    means = np.array([part.mean() for part in parts if len(part)])
+    return bool(means[-1] < _VANISHED * means.max())
 
 
 def _cohort(members: list[tuple[str, Mapping[str, Any], dict[str, Any]]]) -> Cohort:

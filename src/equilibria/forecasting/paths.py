@@ -19,7 +19,7 @@ from equilibria.theory.targets import targets
 Array = NDArray[np.float64]
 
 NINETY = 1.6449  # standard deviations of a normal distribution around its mean that hold 90 %
-_DISPLACED = ("level", "power", "drift")
+_DISPLACED = 6  # three directions of level, power and drift; angle; entries; level again, by what no fit knows
 _BATCH_ERROR = 0.15  # of ln L per e-fold of the batch size: how far gradients are from being noise is not recorded
 
 
@@ -48,8 +48,8 @@ class Paths:
 
 def follow(cohort: Cohort, fitted: Fit, course: Course, *, shown: NDArray[np.int64]) -> Paths:
     """Integrate the recursions of all layers of a cohort, displaced ones beside."""
-    layers, members = len(cohort.names), 1 + len(_DISPLACED) + 1
-    law, state = _laws(cohort, fitted, course, members), _states(fitted, members)
+    layers, members = len(cohort.names), 1 + _DISPLACED
+    law, state = _laws(cohort, fitted, course, members), _states(fitted, course, members)
     out = np.empty((len(shown), 3, layers * members))
     totals = np.zeros((kernels.TOTAL_ROWS, layers * members))
     goals = _goals(cohort.rule, course)
@@ -57,7 +57,9 @@ def follow(cohort: Cohort, fitted: Fit, course: Course, *, shown: NDArray[np.int
     if isinstance(cohort.rule, SGD | SGDW):
         kernels.follow_buffer(_maps(cohort.rule, course), *shared)
     else:
-        share = np.repeat((1 - cohort.rule.betas[1]) / fitted.size, members)
+        size = np.repeat(fitted.size[:, np.newaxis], members, axis=1)
+        size[:, 5] *= np.exp(fitted.size_error)
+        share = ((1 - cohort.rule.betas[1]) / size).ravel()
         kernels.follow_adam(_adam_settings(cohort.rule, fitted, course), share, *cohort.rule.betas, *shared)
     norm_sq, angle, log_drive = (out[:, row].reshape(len(shown), layers, members) for row in range(3))
     central = law.reshape(kernels.LAW_ROWS, layers, members)[:, :, 0]
@@ -73,20 +75,24 @@ def _laws(cohort: Cohort, fitted: Fit, course: Course, members: int) -> Array:
     goal_scale, goal_power = _goal_of(cohort, fitted)
     rows = (
         *(fitted.level - np.log(course.batch_factor), fitted.power, fitted.reference, fitted.rate, fitted.drift),
-        *(fitted.fading, fitted.angle_scale, goal_scale, np.full_like(goal_scale, goal_power)),
+        *(fitted.clock, fitted.angle_scale, goal_scale, np.full_like(goal_scale, goal_power)),
     )
     for row, values in enumerate(rows):
         law[row] = values[:, np.newaxis]
-    law[kernels.LEVEL, :, 1] += fitted.level_error
-    law[kernels.POWER, :, 2] += fitted.power_error
-    law[kernels.DRIFT, :, 3] += fitted.drift_error
-    law[kernels.LEVEL, :, 4] += _BATCH_ERROR * np.log(course.batch_factor)
+    # Independent directions: each displaced member is one standard deviation along one of them.
+    root = np.linalg.cholesky(fitted.covariance)
+    for direction in range(3):
+        for row, part in ((kernels.LEVEL, 0), (kernels.POWER, 1), (kernels.DRIFT, 2)):
+            law[row, :, 1 + direction] += root[:, part, direction]
+    law[kernels.ANGLE_SCALE, :, 4] *= np.exp(fitted.angle_error)
+    law[kernels.LEVEL, :, 6] += np.hypot(fitted.wander, _BATCH_ERROR * np.log(course.batch_factor))
     return np.ascontiguousarray(law.reshape(kernels.LAW_ROWS, -1))
 
 
-def _states(fitted: Fit, members: int) -> Array:
+def _states(fitted: Fit, course: Course, members: int) -> Array:
     at = fitted.replay
-    columns = (at.norm_sq, at.radial, at.buffer_sq, at.second, fitted.level)
+    drive = fitted.level - np.log(course.batch_factor)
+    columns = (at.norm_sq, at.radial, at.buffer_sq, at.second, drive, fitted.clock)
     return np.array([np.repeat(values, members) for values in columns])
 
 
