@@ -3,6 +3,8 @@
 from equilibria.forecasting.backtest import BASELINES, FORECAST, BackTest, LayerTest, Score, backtest
 from equilibria.forecasting.forecast import Band, Forecast, LayerForecast, Total, forecast
 from equilibria.forecasting.scenario import Scenario
+from equilibria.forecasting.suggest import Proposal, Suggestion, suggest
+from equilibria.forecasting.what_if import Outcome, WhatIf, what_if
 
 __all__ = [
     "BASELINES",
@@ -12,9 +14,15 @@ __all__ = [
     "Forecast",
     "LayerForecast",
     "LayerTest",
+    "Outcome",
+    "Proposal",
     "Scenario",
     "Score",
+    "Suggestion",
     "Total",
+    "WhatIf",
     "backtest",
     "forecast",
+    "suggest",
+    "what_if",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from equilibria.forecasting.backtest import FORECAST, BackTest, LayerTest, Score
-from equilibria.forecasting.page import html_row, html_table, layer_options, refused_list, shown_layers
+from equilibria.forecasting.page import html_row, html_section, layer_options, refused_list, shown_layers
 from equilibria.forecasting.page_data import backtest_data
 from equilibria.pages.document import document
 from equilibria.pages.toggles import toggles
@@ -19,11 +19,13 @@ _DECK = (
     "happened and beside what people assume instead."
 )
 _READING = (
-    "<strong>Errors</strong> are |forecast ÷ measured − 1| over all layers and remaining samples. The measured angle is the "
-    "root mean square of 20 samples around; “single” compares with each sample alone, which scatters by itself.",
-    "<strong>Coverage</strong>: share of single measured samples inside of the 90&nbsp;% band; 85 to 95&nbsp;% is good.",
+    "<strong>Errors</strong> are |forecast ÷ measured - 1| over all layers and remaining samples. The measured angle is "
+    "the root mean square of 20 samples around; “single steps” compares with each alone, which scatters by itself.",
+    "<strong>In band</strong>: share of single measured samples inside of the 90&nbsp;% band; 85 to 95&nbsp;% is good.",
+)
+_GUESSES = (
     "The <strong>guesses</strong> start from the root mean square of the last 20 samples before the forecast, or from "
-    "the equilibrium of lr and wd, and have no band.",
+    "the equilibrium of lr and wd, and have no band."
 )
 
 
@@ -48,7 +50,7 @@ def backtest_html(test: BackTest, *, title: str | None = None) -> str:
         tables=_tables(test),
         findings=_verdict(test),
         reading="\n".join(f"<li>{line}</li>" for line in _READING),
-        assumptions="",
+        assumptions=f"<li>{_GUESSES}</li>",
         made="Back-tested",
     )
 
@@ -84,7 +86,8 @@ def _percent(share: float, *, digits: int = 1) -> str:
 
 
 def _sentence(name: str, score: Score) -> str:
-    return f"{sentence_case(name)}: angle off by {_percent(score.angle)} (median), {_percent(score.angle_p90)} (90th percentile)."
+    off = f"{_percent(score.angle)} (median), {_percent(score.angle_p90)} (90th percentile)"
+    return f"{sentence_case(name)}: angle off by {off}."
 
 
 _HEAD = ("angle, median", "90th percentile", "single steps", "norm, median", "90th percentile")
@@ -101,9 +104,9 @@ def _tables(test: BackTest) -> str:
     head = ("layer", "angle, median", "90th percentile", "norm, median", "angles in band", "norms in band")
     return "\n".join(
         [
-            html_table("Errors, beside three guesses", ("", *_HEAD), scores, name="scores"),
-            html_table("The forecast's errors by horizon", ("steps", *_HEAD), horizons, name="horizons"),
-            html_table("Layer by layer", head, layers, name="by-layer"),
+            html_section("Errors, beside three guesses", ("", *_HEAD), scores, name="scores"),
+            html_section("The forecast's errors by horizon", ("steps", *_HEAD), horizons, name="horizons"),
+            html_section("Layer by layer", head, layers, name="by-layer"),
             refused_list(test.refused),
         ]
     )
@@ -127,10 +130,8 @@ def _verdict(test: BackTest) -> str:
     said = [f"Closer than {', '.join(f'“{name}”' for name in beaten)}." if beaten else "No guess was worse."]
     if lost:
         said.append(f"No closer than {', '.join(f'“{name}”' for name in lost)}.")
-    inside = 0.85 <= test.angle_coverage <= 0.95
-    said.append(
-        f"The 90 % bands hold {_percent(test.angle_coverage, digits=0)} of the measured angles: "
-        f"{'as they should' if inside else 'too narrow' if test.angle_coverage < 0.85 else 'wider than they need to be'}."
-    )
-    kind = "finding" if inside and not lost else "finding warning"
+    covered = test.angle_coverage
+    judged = "too narrow" if covered < 0.85 else "wider than they need to be" if covered > 0.95 else "as they should"
+    said.append(f"The 90 % bands hold {_percent(covered, digits=0)} of the measured angles: {judged}.")
+    kind = "finding" if covered >= 0.85 and not lost else "finding warning"
     return f'<article class="{kind}"><h3>What to make of it</h3><p>{text(" ".join(said))}</p></article>'

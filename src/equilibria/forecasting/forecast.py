@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,6 +133,23 @@ class Forecast:
                 paths = follow(cohort, fitted, course, shown=everything)
                 return layer_forecast(cohort, fitted, course, paths, at)
         raise AssertionError(name)
+
+    def table(self) -> None:
+        """Print one line per layer: where it ends, how long it is out of equilibrium, how far it travels."""
+        from equilibria.forecasting.terminal import print_forecast
+
+        print_forecast(self)
+
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write the forecast as one HTML page that needs no network.
+
+        Args:
+            path: the file to write; an existing one is replaced.
+            title: shown above the headline.
+        """
+        from equilibria.forecasting.page import write_page
+
+        return write_page(self, path, title=title)
 
 
 def forecast(

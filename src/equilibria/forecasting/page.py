@@ -87,7 +87,7 @@ def page_html(result: WhatIf, *, title: str | None = None, suggestion: Suggestio
         tables=_tables(result, suggestion),
         findings=alternatives([_findings(each.findings) for each in forecasts.values()]),
         reading="\n".join(f"<li>{line}</li>" for line in _READING),
-        assumptions=_assumptions(forecasts[base], suggestion),
+        assumptions="\n".join(f"<li>{text(full_stop(each))}</li>" for each in forecasts[base].assumptions),
         made="Forecast",
     )
 
@@ -133,15 +133,18 @@ def interval(total: Total) -> str:
     return number(total.value) if low == high else f"{number(total.value)} ({low}–{high})"
 
 
-def html_table(heading: str, head: Sequence[str], rows: Sequence[str], *, name: str) -> str:
-    """A table that scrolls sideways where the screen is narrow; ``name`` is the id of its section's heading."""
+def html_section(heading: str, head: Sequence[str], rows: Sequence[str], *, name: str) -> str:
+    """A table under a heading of its own."""
+    shown = html_table(head, rows, name=name)
+    return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{text(heading)}</h2>\n{shown}\n</section>\n'
+
+
+def html_table(head: Sequence[str], rows: Sequence[str], *, name: str) -> str:
+    """A table that scrolls sideways where the screen is narrow; ``name`` is the id of the heading above it."""
     cells = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
     return (
         f'<div class="scroll" role="region" aria-labelledby="{name}" tabindex="0">\n<table>\n'
         f"<thead><tr>{cells}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody>\n</table>\n</div>"
-        if not heading
-        else f'<section aria-labelledby="{name}">\n<h2 id="{name}">{text(heading)}</h2>\n'
-        f"{html_table('', head, rows, name=name)}\n</section>\n"
     )
 
 
@@ -151,12 +154,19 @@ def html_row(first: str, cells: Sequence[str]) -> str:
     return f'<tr><th scope="row">{text(first)}</th>{shown}</tr>'
 
 
+def words_cell(words: str) -> str:
+    """A cell of words, which begin where those above do."""
+    return f'<td class="words">{text(words)}</td>'
+
+
 def refused_list(refused: Mapping[str, str]) -> str:
     """The layers that have no forecast, with the reason."""
     if not refused:
         return ""
     rows = "".join(f"<li>{text(name)}: {text(reason)}</li>" for name, reason in refused.items())
-    return f"<details><summary>{counted(len(refused), 'parameter')} without a forecast</summary><ul>{rows}</ul></details>"
+    return (
+        f"<details><summary>{counted(len(refused), 'parameter')} without a forecast</summary><ul>{rows}</ul></details>"
+    )
 
 
 def _left(forecast: Forecast) -> int:
@@ -192,7 +202,9 @@ def _settings(forecast: Forecast) -> str:
     rules = sorted({type(layer.rule).__name__ for layer in forecast.layers})
     pairs = [("optimizer", ", ".join(rules), ""), ("layers", f"{len(forecast.layers):,}", "")]
     if forecast.refused:
-        pairs.append(("without a forecast", counted(len(forecast.refused), "parameter"), "not scale-invariant, or few samples"))
+        pairs.append(
+            ("without a forecast", counted(len(forecast.refused), "parameter"), "not scale-invariant, or few samples")
+        )
     pairs.append(("measured until", f"step {forecast.first - 1:,}", ""))
     per = forecast.steps_per_epoch
     epochs = "" if per is None else f"epoch {forecast.steps / per:,.4g}"
@@ -207,18 +219,18 @@ def _tables(result: WhatIf, suggestion: Suggestion | None) -> str:
     found = []
     if len(result.forecasts) > 1:
         rows = [
-            html_row(name, [result.worst(name).layer, *_cells(result.worst(name), forecast)])
+            html_row(name, [words_cell(result.worst(name).layer), *_cells(result.worst(name), forecast)])
             for name, forecast in result.forecasts.items()
         ]
-        found.append(html_table("Side by side: the worst layer", ("scenario", "layer", *_HEAD), rows, name="compared"))
+        found.append(
+            html_section("Side by side: the worst layer", ("scenario", "layer", *_HEAD), rows, name="compared")
+        )
     if suggestion is not None:
         found.append(_suggestion(suggestion))
     per_layer = alternatives([_layer_table(result, name) for name in result.forecasts])
     refused = refused_list(next(iter(result.forecasts.values())).refused)
-    found.append(
-        f'<section aria-labelledby="layers-heading">\n<h2 id="layers-heading">Layer by layer</h2>\n{per_layer}\n{refused}'
-        "\n</section>\n"
-    )
+    heading = '<section aria-labelledby="layers-heading">\n<h2 id="layers-heading">Layer by layer</h2>'
+    found.append(f"{heading}\n{per_layer}\n{refused}\n</section>\n")
     return "\n".join(found)
 
 
@@ -228,7 +240,7 @@ def _layer_table(result: WhatIf, name: str) -> str:
     widened = "".join(
         f"<li>{text(layer.name)}: {text(reason)}</li>" for layer in forecast.layers for reason in layer.validity
     )
-    return html_table("", ("layer", *_HEAD), rows, name="layers-heading") + (
+    return html_table(("layer", *_HEAD), rows, name="layers-heading") + (
         f'<ul class="widened">{widened}</ul>' if widened else ""
     )
 
@@ -249,7 +261,7 @@ def _suggestion(suggestion: Suggestion) -> str:
         html_row(
             str(len(each.changes)),
             [
-                "; ".join(each.changes) or "the plan as given",
+                words_cell("; ".join(each.changes) or "the plan as given"),
                 f"{each.off:.2f}×",
                 f"{each.median_off:.2f}×",
                 number(each.integrated_angle),
@@ -259,7 +271,12 @@ def _suggestion(suggestion: Suggestion) -> str:
         for each in suggestion.proposals
     ]
     heading = f"Suggested so that {suggestion.target}"
-    return html_table(heading, head, rows, name="suggested")
+    rests = "".join(f"<li>{text(full_stop(each))}</li>" for each in suggestion.assumptions)
+    shown = html_table(head, rows, name="suggested")
+    return (
+        f'<section aria-labelledby="suggested">\n<h2 id="suggested">{text(heading)}</h2>\n{shown}\n'
+        f'<ul class="caption widened">{rests}</ul>\n</section>\n'
+    )
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -269,8 +286,3 @@ def _findings(findings: Sequence[Finding]) -> str:
         '<article class="finding"><h3>Nothing stands out</h3><p>No layer of this scenario calls for a remark.</p>'
         "</article>"
     )
-
-
-def _assumptions(forecast: Forecast, suggestion: Suggestion | None) -> str:
-    said = [*forecast.assumptions, *(suggestion.assumptions if suggestion else ())]
-    return "\n".join(f"<li>{text(full_stop(each))}</li>" for each in said)

@@ -24,7 +24,7 @@ def forecast_data(forecasts: Mapping[str, Forecast], *, names: Sequence[str]) ->
     """The curves of what-if: every layer of ``names`` under every scenario, and what was measured before."""
     first = next(iter(forecasts.values()))
     unit = first.steps_per_epoch or 1
-    measured = [_samples(*first.measured(name), unit) for name in names]
+    measured = [_samples(*_measured(first, name), unit) for name in names]
     scenarios = [_scenario(name, [each[layer] for layer in names], unit) for name, each in forecasts.items()]
     return _page(measured, scenarios, names, first=first.first, steps=first.steps, per=first.steps_per_epoch)
 
@@ -63,6 +63,13 @@ def _page(
     }
 
 
+def _measured(forecast: Forecast, name: str) -> tuple[NDArray[np.int64], Array, Array, Array]:
+    """Steps, angle, norm and lr of the samples that a forecast was fitted to."""
+    cohort = next(each for each, _, _ in forecast._parts if name in each.names)
+    at = cohort.names.index(name)
+    return cohort.step, cohort.angle[:, at], np.sqrt(cohort.norm_sq[:, at]), cohort.lr
+
+
 def _samples(step: NDArray[np.int64], angle: Array, norm: Array, lr: Array, unit: int) -> dict[str, Any]:
     at = np.linspace(0, len(step) - 1, min(len(step), _SAMPLES)).round().astype(np.int64)
     columns = {"angle": angle, "norm": norm, "elr": lr / norm**2}
@@ -72,7 +79,8 @@ def _samples(step: NDArray[np.int64], angle: Array, norm: Array, lr: Array, unit
 def _scenario(name: str, layers: Sequence[LayerForecast], unit: int) -> dict[str, Any]:
     """Layers of one parameter group share their course: steps, lr and weight decay."""
     courses: dict[bytes, int] = {}
-    shown, drawn = [], []
+    shown: list[dict[str, Any]] = []
+    drawn = []
     for layer in layers:
         key = layer.step.tobytes() + layer.lr.tobytes() + layer.weight_decay.tobytes()
         at = _thinned(layer)
@@ -141,5 +149,9 @@ def _ends(columns: Iterable[Sequence[float | None]]) -> list[float]:
 
 def column(values: ArrayLike, *, digits: int = 5) -> list[float | None]:
     """For a log axis: five digits are more than a screen can show; what is not positive and finite is a hole."""
-    numbers = np.asarray(values, dtype=np.float64).tolist()
-    return [float(f"{value:.{digits}g}") if np.isfinite(value) and (value > 0 or digits > 5) else None for value in numbers]
+    return [_cell(value, digits) for value in np.asarray(values, dtype=np.float64).tolist()]
+
+
+def _cell(value: float, digits: int) -> float | None:
+    shown = np.isfinite(value) and (value > 0 or digits > 5)  # step 0 is a place on the other axis
+    return float(f"{value:.{digits}g}") if shown else None

@@ -25,10 +25,11 @@ Steps = NDArray[np.int64]
 Target: TypeAlias = float | str | ScheduleLike
 
 AS_NOW, EQUILIBRIUM = "as now", "equilibrium"
-_FACTORS = (1.0, 0.25, 0.5, 2.0, 4.0), (1.0, 0.5, 2.0), (1.0,)  # of weight decay; coarser where time is short
-_SHIFTS = (0.0, -0.2, -0.1, 0.1, 0.2), (0.0, -0.1, 0.1), (0.0,)  # of the drops, as shares of the remaining steps
+# Weight decay and the time of the drops (shares of the remaining steps), finest first: coarser where time is short.
+_FACTORS = (1.0, 0.1, 0.25, 0.5, 2.0, 4.0, 10.0), (1.0, 0.1, 0.5, 2.0, 10.0), (1.0, 0.3, 3.0), (1.0,)
+_SHIFTS = (0.0, -0.2, -0.1, 0.1, 0.2), (0.0, -0.1, 0.1), (0.0, -0.1, 0.1), (0.0, -0.1, 0.1)
 _MOST_PHASES = 3  # with a weight decay of their own; further ones share the last one's
-_MOST_WORK = 1_000_000_000  # steps x layers over all candidates: some tens of seconds
+_MOST_PLANS, _MOST_WORK = 800, 200_000_000  # plans, and steps x layers over all of them: some ten seconds
 _SHOWN = 200  # steps at which an angle is compared with its target
 _NOW = 50  # last samples whose root mean square is the angle of now
 _WORTH = 0.02  # share of the distance that a further change must take away
@@ -186,10 +187,9 @@ def _grid(space: _Space, *, layers: int) -> Iterator[_Candidate]:
         moved = [shift for shift in moved if _fits(space, shift)]
         rescales = (False, True) if decays and (jumps or len(each) > 1) else (False,)
         count = len(rescales) * len(moved) * len(each) ** phases
-        if count * space.left * layers <= _MOST_WORK or factors == _FACTORS[-1]:
-            for rescale, shift, chosen in itertools.product(
-                rescales, moved, itertools.product(each, repeat=phases)
-            ):
+        small = count <= _MOST_PLANS and count * space.left * layers <= _MOST_WORK
+        if small or factors == _FACTORS[-1]:
+            for rescale, shift, chosen in itertools.product(rescales, moved, itertools.product(each, repeat=phases)):
                 yield _Candidate(rescale, shift, chosen)
             return
 
