@@ -19,8 +19,8 @@ _DECK = (
     "happened and beside what people assume instead."
 )
 _READING = (
-    "<strong>Errors</strong> are |forecast ÷ measured - 1| over all layers and remaining samples. The measured angle is "
-    "the root mean square of 20 samples around; “single steps” compares with each alone, which scatters by itself.",
+    "<strong>Errors</strong> are |forecast ÷ measured - 1| over all layers and remaining samples. The measured angle "
+    "is the root mean square of 20 samples around; “single steps” compares with each alone, which scatters by itself.",
     "<strong>In band</strong>: share of single measured samples inside of the 90&nbsp;% band; 85 to 95&nbsp;% is good.",
 )
 _GUESSES = (

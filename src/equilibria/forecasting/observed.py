@@ -144,6 +144,7 @@ def observe(run: RunLike, *, before: int | None = None) -> Observed:
 
 
 def as_run(run: RunLike) -> Sampled:
+    """The run itself, read if it is a directory."""
     if isinstance(run, str | os.PathLike):
         return read_run(Path(run))
     if not (hasattr(run, "samples") and hasattr(run, "metadata")):

@@ -1,4 +1,4 @@
-"""Forecasts and back-tests as one HTML page that needs no network: charts with their bands, tables, what it rests on."""
+"""Forecasts as one HTML page that needs no network: charts with their bands, tables, what it rests on."""
 
 from __future__ import annotations
 
