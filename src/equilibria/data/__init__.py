@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 from equilibria.data.batches import Batches
+from equilibria.data.cifar import cifar10, cifar10_2k
 from equilibria.data.digits import Digits, load_digits
+from equilibria.data.idx import fashion_mnist, mnist
+from equilibria.data.image_set import ImageSet, Standardise
 
-__all__ = ["Batches", "Digits", "load_digits"]
+__all__ = [
+    "Batches",
+    "Digits",
+    "ImageSet",
+    "Standardise",
+    "cifar10",
+    "cifar10_2k",
+    "fashion_mnist",
+    "load_digits",
+    "mnist",
+]

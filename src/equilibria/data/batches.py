@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from equilibria.data.augmentation import crop, flip
 from equilibria.errors import EquilibriaError, whole, within
 
 
-class Batches:
-    """Shuffled batches, epoch after epoch, with optional label noise that is drawn anew for every batch.
+class _Draw(NamedTuple):
+    """The random numbers of one batch."""
 
-    The last, smaller batch of an epoch is left out. All random numbers come from a generator of its own: two objects
-    with one seed give the same batches, whatever else draws random numbers, and torch's global generator is left
-    alone.
+    images: Tensor
+    replaced: Tensor
+    labels: Tensor
+    flipped: Tensor
+    corners: Tensor
+
+
+class Batches:
+    """Shuffled batches, epoch after epoch, with optional label noise, flips and crops, drawn anew for every batch.
+
+    The last, smaller batch of an epoch is left out. All random numbers come from generators of its own, on the CPU: two
+    objects with one seed give the same batches on any machine, whatever else draws random numbers, and torch's global
+    generator is left alone. Neither noise nor flips nor crops change the order of the images, and flips and crops do
+    not change the noise.
 
     Args:
-        images: one image per row.
+        images: one image per row; uint8 if ``transform`` makes floats of them.
         labels: one label per image.
         batch_size: images per batch.
         label_noise: probability that a label is replaced by one drawn uniformly from all classes. Because it is drawn
             anew each time, the labels can never be learnt by heart and the gradient never vanishes.
         classes: number of classes.
-        seed: of the order and of the noise.
+        seed: of the order, of the noise, and of flips and crops.
+        flip: whether to exchange left and right with probability 1/2.
+        crop: how many pixels a window of the image's size may be off its middle, each way; zeros where there is no
+            image.
+        transform: applied to every batch of images, after flip and crop, such as `ImageSet.standardiser`.
 
     Example:
         >>> batches = Batches(torch.zeros(10, 1, 8, 8), torch.arange(10), batch_size=4)
@@ -42,16 +61,23 @@ class Batches:
         label_noise: float = 0.0,
         classes: int = 10,
         seed: int = 0,
+        flip: bool = False,
+        crop: int = 0,
+        transform: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         if len(images) != len(labels):
             raise EquilibriaError(f"got {len(images)} images and {len(labels)} labels; expected one label per image")
         if whole("batch_size", batch_size, low=1) > len(images):
             raise EquilibriaError(f"got batch_size={batch_size}; expected at most the {len(images)} images there are")
+        if (flip or crop) and images.ndim != 4:
+            raise EquilibriaError(f"got images of {tuple(images.shape)}; expected (count, channels, height, width)")
         self.images, self.labels = images, labels
         self.batch_size = batch_size
         self.label_noise = within("label_noise", label_noise, low=0, high=1)
         self.classes = whole("classes", classes, low=1)
         self.seed = whole("seed", seed)
+        self.flip, self.crop = flip, whole("crop", crop)
+        self.transform = transform
 
     @property
     def per_epoch(self) -> int:
@@ -59,13 +85,40 @@ class Batches:
         return len(self.images) // self.batch_size
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.starting_at(0)
+
+    def starting_at(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches from a step on, as if those before had been taken: their random numbers are drawn, no more.
+
+        This is what a training needs that goes on after it was interrupted.
+
+        Args:
+            step: how many batches to leave out.
+        """
+        return map(self._batch, islice(self._draws(), whole("step", step), None))
+
+    def _draws(self) -> Iterator[_Draw]:
         generator = torch.Generator().manual_seed(self.seed)
+        augmenting = torch.Generator().manual_seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]))
+        size = self.batch_size
         while True:
             order = torch.randperm(len(self.images), generator=generator)
-            for batch in order[: self.per_epoch * self.batch_size].view(-1, self.batch_size):
-                yield self.images[batch], self._with_noise(self.labels[batch], generator)
+            for images in order[: self.per_epoch * size].view(-1, size):
+                yield _Draw(
+                    images,
+                    torch.rand(size, generator=generator) < self.label_noise,
+                    torch.randint(self.classes, (size,), generator=generator),
+                    torch.randint(2, (size,), generator=augmenting) == 1,
+                    torch.randint(2 * self.crop + 1, (size, 2), generator=augmenting),
+                )
 
-    def _with_noise(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        replaced = torch.rand(len(labels), generator=generator) < self.label_noise
-        drawn = torch.randint(self.classes, labels.shape, generator=generator)
-        return torch.where(replaced, drawn, labels)
+    def _batch(self, draw: _Draw) -> tuple[Tensor, Tensor]:
+        images, replaced, drawn, flipped, corners = (each.to(self.images.device) for each in draw)
+        chosen, labels = self.images[images], self.labels[images]
+        if self.flip:
+            chosen = flip(chosen, flipped)
+        if self.crop:
+            chosen = crop(chosen, corners, padding=self.crop)
+        if self.transform is not None:
+            chosen = self.transform(chosen)
+        return chosen, torch.where(replaced, drawn, labels)

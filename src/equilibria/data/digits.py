@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from sklearn import datasets
-from torch import Tensor
+
+from equilibria.data.image_set import ImageSet
 
 CLASSES = 10
 _TEST_IMAGES = 360
 
-
-@dataclass(frozen=True, slots=True)
-class Digits:
-    """Handwritten digits of 8x8 pixels, standardised with the mean and the deviation of the training images.
-
-    Attributes:
-        train_images: (1437, 1, 8, 8), float32.
-        train_labels: 0 to 9, int64.
-        test_images: (360, 1, 8, 8), float32.
-        test_labels: 0 to 9, int64.
-    """
-
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
+Digits = ImageSet
 
 
-def load_digits() -> Digits:
-    """The digits, always split in the same way.
+def load_digits() -> ImageSet:
+    """Handwritten digits of 8x8 pixels, always split in the same way.
+
+    They are standardised with the mean and the deviation of the training images, float32.
 
     Example:
         >>> digits = load_digits()
@@ -45,4 +31,5 @@ def load_digits() -> Digits:
     test, train = order[:_TEST_IMAGES], order[_TEST_IMAGES:]
     mean, deviation = images[train].mean(), images[train].std()
     images = (images - mean) / deviation
-    return Digits(images[train], labels[train], images[test], labels[test])
+    names = tuple(str(digit) for digit in range(CLASSES))
+    return ImageSet(images[train], labels[train], images[test], labels[test], names, "scikit-learn")

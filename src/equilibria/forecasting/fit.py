@@ -2,9 +2,10 @@
 
     ln L = level + power * ln(angle^2 / reference) + drift * ln(clock / clock now)
 
-where the angle's part is followed at a rate, and the clock is the sum of squared angles: training counts by what has
-turned, not by steps. Level, power and drift are a linear regression on the sampled steps with a prior on the last two:
-where the window shows no change of lr, the power is the prior's, with the prior's scatter.
+where the angle's part is followed at a rate. The clock is the number of steps where L grows (scales behind the layer
+grow, whether it turns or not), and the sum of squared angles where L falls (what is learnt by turning). Level, power and drift are a linear regression on the sampled steps, with
+a prior on the last two: where the window shows no change of lr, the power is the prior's, with the prior's scatter.
+Layers of one network drift alike, so that the drift of each is drawn to the mean of all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _MOST_SAMPLES = 2_000
 _BLOCKS = 12  # means that are fitted: single samples of L scatter by its own size
 _SMOOTHING = 20  # samples
 _LEAST_SHARE = 0.05  # of N that L is at least, however much gradients turn back
+_NO_PRIOR = 10.0
 _TINY = 1e-290
 
 
@@ -42,7 +44,8 @@ class Fit:
         covariance: of these three, layers x 3 x 3.
         reference: ln of the squared angle that the level belongs to.
         rate: per step, at which L follows the angle.
-        clock: sum of squared angles at the end of the window.
+        steps_done: at the end of the record.
+        turned: sum of squared angles until then.
         wander: of ln L around the fit, a standard deviation.
         scatter: of single angles around their prediction in the window, a standard deviation of the logarithm.
         angle_scale: measured over predicted angle.
@@ -60,7 +63,8 @@ class Fit:
     covariance: Array
     reference: Array
     rate: Array
-    clock: Array
+    steps_done: Array
+    turned: Array
     wander: Array
     scatter: Array
     angle_scale: Array
@@ -76,13 +80,14 @@ def fit(cohort: Cohort) -> Fit:
     prior = prior_of(cohort.rule)
     rows = _window(cohort)
     speed = _speed(cohort)
-    clock = _clock(cohort, speed)
+    steps, turned = np.broadcast_to((cohort.step + 1.0)[:, np.newaxis], speed.shape), _turned(cohort, speed)
     warmth = _followed(np.log(speed), cohort.step, prior.rate)
-    level, power, drift, covariance = _regress(cohort, rows, warmth, np.log(clock), prior)
+    level, power, drift, covariance = _regress(cohort, rows, warmth, np.log([steps, turned]), prior)
     now = replay(cohort, _smooth(np.maximum(cohort.drive, _LEAST_SHARE * cohort.grad_sq)))
     scale, scale_error = _update_size(cohort, rows, now, prior)
     count = len(cohort.names)
     seen = doubts(cohort, rows)
+    clock = np.where(drift > 0, steps, turned)
     fitted = level + power * (warmth - warmth[-1]) + drift * np.log(clock / clock[-1])
     return Fit(
         window=(int(cohort.step[rows[0]]), int(cohort.step[rows[-1]])),
@@ -92,7 +97,8 @@ def fit(cohort: Cohort) -> Fit:
         covariance=covariance,
         reference=warmth[-1],
         rate=np.full(count, prior.rate),
-        clock=clock[-1],
+        steps_done=steps[-1].copy(),
+        turned=turned[-1],
         wander=np.hypot(prior.wander, seen.wander),
         scatter=np.hypot(_scatter(cohort, rows, replay(cohort, np.exp(fitted))) * seen.widening, seen.scatter),
         angle_scale=scale,
@@ -115,7 +121,7 @@ def _speed(cohort: Cohort) -> Array:
     return np.maximum(_smooth(cohort.angle**2), _TINY)
 
 
-def _clock(cohort: Cohort, speed: Array) -> Array:
+def _turned(cohort: Cohort, speed: Array) -> Array:
     """Sum of squared angles until each sample; steps before the record count as its first samples do."""
     gaps = np.diff(cohort.step, prepend=-1)[:, np.newaxis]
     result: Array = np.cumsum(gaps * speed, axis=0)
@@ -133,24 +139,32 @@ def _followed(values: Array, step: NDArray[np.int64], rate: float) -> Array:
 
 
 def _regress(
-    cohort: Cohort, rows: NDArray[np.int64], warmth: Array, log_clock: Array, prior: Prior
+    cohort: Cohort, rows: NDArray[np.int64], warmth: Array, log_clocks: Array, prior: Prior
 ) -> tuple[Array, Array, Array, Array]:
     """Level, power and drift of every layer, and their covariance."""
     blocks = np.array_split(rows, min(_BLOCKS, len(rows) // 4))
     least = _LEAST_SHARE * np.array([np.nanmean(cohort.grad_sq[each], axis=0) for each in blocks])
     means = np.array([np.nanmean(cohort.drive[each], axis=0) for each in blocks])
     observed = np.log(np.maximum(np.maximum(means, least), _TINY))
-    at = [np.array([values[each].mean(axis=0) for each in blocks]) - values[-1] for values in (warmth, log_clock)]
-    design = np.stack([np.ones_like(observed), *at], axis=2).transpose(1, 0, 2)  # layers x blocks x 3
-    mean, precision = np.array([0.0, prior.power, prior.drift]), np.diag([0.0, prior.power_sd**-2, prior.drift_sd**-2])
-    noise = np.full(observed.shape[1], prior.block_sd)
-    for _ in range(2):  # the noise from what the first fit leaves
+    warm, by_steps, by_turning = (
+        np.array([values[each].mean(axis=0) for each in blocks]) - values[-1] for values in (warmth, *log_clocks)
+    )
+    clock = by_steps
+    mean, noise = np.array([0.0, prior.power, prior.drift]), np.full(observed.shape[1], prior.block_sd)
+    for spread in (_NO_PRIOR, prior.drift_apart):  # each by itself, then around the mean of all
+        design = np.stack([np.ones_like(observed), warm, clock], axis=2).transpose(1, 0, 2)
+        precision = np.diag([0.0, prior.power_sd**-2, spread**-2])
         normal = np.einsum("lbi,lbj->lij", design, design) / noise[:, None, None] ** 2 + precision
         right = np.einsum("lbi,bl->li", design, observed) / noise[:, None] ** 2 + precision @ mean
         covariance = np.linalg.inv(normal)
         found = np.einsum("lij,lj->li", covariance, right)
         left = observed.T - np.einsum("lbi,li->lb", design, found)
         noise = np.sqrt((left**2).sum(axis=1) / max(len(blocks) - 2, 1) + 1e-8)
+        clock = np.where(found[:, 2] > 0, by_steps, by_turning)
+        together = np.average(found[:, 2], weights=1 / covariance[:, 2, 2])
+        trust = prior.drift_sd**2 / (prior.drift_sd**2 + prior.drift_shared**2)
+        mean[2] = prior.drift + trust * (together - prior.drift)
+    covariance[:, 2, 2] += trust * prior.drift_shared**2
     return found[:, 0], found[:, 1], found[:, 2], covariance
 
 

@@ -1,10 +1,9 @@
 """The moment recursions with an L that answers to how fast the layer turns, compiled; many paths side by side.
 
 Rows of ``law``: ln L once settled at the reference turning speed; power of the squared angle in L; ln of the squared
-reference angle; rate per step at which ln L gets there; drift of ln L per e-fold of the clock; clock at the start;
-factor of the angle; factor of the equilibrium angle; power of L in the equilibrium angle.
-Rows of ``state``: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, clock. The clock is the sum of squared
-angles: what training has turned so far, so that a layer which no longer turns no longer drifts.
+reference angle; rate per step at which ln L gets there; drift of ln L per e-fold of the clock; steps done
+at the start; sum of squared angles at the start; factor of the angle; factor of the equilibrium angle; power of L in the equilibrium angle.
+Rows of ``state``: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, sum of squared angles.
 """
 
 from __future__ import annotations
@@ -20,20 +19,22 @@ TOLERANCE = 0.05  # of the angle, outside of which a layer is out of equilibrium
 HOLD = 4  # steps for which L is held: it changes over tens of steps at least
 _LEAST = -4.6  # ln of the squared angle over the reference, below which L no longer answers: a tenth of its speed
 
-LEVEL, POWER, REFERENCE, RATE, DRIFT, CLOCK, ANGLE_SCALE, GOAL_SCALE, GOAL_POWER = range(9)
-LAW_ROWS, TOTAL_ROWS = 9, 2
+LEVEL, POWER, REFERENCE, RATE, DRIFT, STEPS, TURNED, ANGLE_SCALE, GOAL_SCALE, GOAL_POWER = range(10)
+LAW_ROWS, TOTAL_ROWS = 10, 2
 
 
 @inner
-def _update_drive(law: Any, state: Any, speed_sq: Any, steps: int, drive: Any, goal: Any) -> None:
+def _update_drive(law: Any, state: Any, speed_sq: Any, age: float, steps: int, drive: Any, goal: Any) -> None:
     """ln L on its way to what the present speed asks for, and the equilibrium angle's factor."""
     for n in range(drive.shape[0]):
         warmth = max(math.log(max(speed_sq[n], 1e-300)) - law[2, n], _LEAST)
         state[5, n] += steps * speed_sq[n]
-        target = law[0, n] + law[1, n] * warmth + law[4, n] * math.log(state[5, n] / law[5, n])
+        drift = law[4, n]
+        clock = 1.0 + age / law[5, n] if drift > 0.0 else state[5, n] / law[6, n]
+        target = law[0, n] + law[1, n] * warmth + drift * math.log(clock)
         state[4, n] += (target - state[4, n]) * -math.expm1(-law[3, n] * steps)
         drive[n] = math.exp(state[4, n])
-        goal[n] = law[7, n] * math.exp(law[8, n] * (state[4, n] - law[0, n]))
+        goal[n] = law[8, n] * math.exp(law[9, n] * (state[4, n] - law[0, n]))
 
 
 @inner
@@ -44,7 +45,7 @@ def _note(law: Any, before: Any, state: Any, moved: Any, goals: Any, goal: Any, 
         radial = after - norm
         chord_sq = max(moved[n] - radial * radial, 0.0) / (norm * after)
         # The arc from the chord, to the second order: the next term is 1e-4 of an angle of 0.5.
-        turned = math.sqrt(chord_sq) * (1.0 + chord_sq / 24.0) * law[6, n]
+        turned = math.sqrt(chord_sq) * (1.0 + chord_sq / 24.0) * law[7, n]
         angle[n] = turned
         totals[0, n] += turned
         aim = goals * goal[n]
@@ -64,12 +65,12 @@ def follow_buffer(
     ``out`` takes ||w||^2, angle and ln L before the shown steps; ``state`` is left as it is after the last.
     """
     paths = state.shape[1]
-    drive, goal, speed_sq = np.exp(state[4]), law[7].copy(), np.exp(law[2])
+    drive, goal, speed_sq = np.exp(state[4]), law[8].copy(), np.exp(law[2])
     before, moved, angle = np.empty(paths), np.empty(paths), np.empty(paths)
     mark = 0
     for t in range(maps.shape[0]):
         if t % HOLD == 0 and t > 0:
-            _update_drive(law, state, speed_sq, HOLD, drive, goal)
+            _update_drive(law, state, speed_sq, float(t), HOLD, drive, goal)
         grow = rescale_sq[t]
         m = maps[t]
         for n in range(paths):
@@ -103,13 +104,13 @@ def follow_adam(
 ) -> None:
     """AdamW and Adam with L2: `theory.adam.adam_step`; settings hold its step size, share lost and coupled decay."""
     paths = state.shape[1]
-    drive, goal, speed_sq = np.exp(state[4]), law[7].copy(), np.exp(law[2])
+    drive, goal, speed_sq = np.exp(state[4]), law[8].copy(), np.exp(law[2])
     before, moved, angle = np.empty(paths), np.empty(paths), np.empty(paths)
     fresh = 1.0 - b1
     mark = 0
     for t in range(settings.shape[0]):
         if t % HOLD == 0 and t > 0:
-            _update_drive(law, state, speed_sq, HOLD, drive, goal)
+            _update_drive(law, state, speed_sq, float(t), HOLD, drive, goal)
         grow, size, lost, wd = rescale_sq[t], settings[t, 0], settings[t, 1], settings[t, 2]
         kept = 1.0 - lost
         for n in range(paths):

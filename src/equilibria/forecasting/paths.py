@@ -75,7 +75,7 @@ def _laws(cohort: Cohort, fitted: Fit, course: Course, members: int) -> Array:
     goal_scale, goal_power = _goal_of(cohort, fitted)
     rows = (
         *(fitted.level - np.log(course.batch_factor), fitted.power, fitted.reference, fitted.rate, fitted.drift),
-        *(fitted.clock, fitted.angle_scale, goal_scale, np.full_like(goal_scale, goal_power)),
+        *(fitted.steps_done, fitted.turned, fitted.angle_scale, goal_scale, np.full_like(goal_scale, goal_power)),
     )
     for row, values in enumerate(rows):
         law[row] = values[:, np.newaxis]
@@ -92,7 +92,7 @@ def _laws(cohort: Cohort, fitted: Fit, course: Course, members: int) -> Array:
 def _states(fitted: Fit, course: Course, members: int) -> Array:
     at = fitted.replay
     drive = fitted.level - np.log(course.batch_factor)
-    columns = (at.norm_sq, at.radial, at.buffer_sq, at.second, drive, fitted.clock)
+    columns = (at.norm_sq, at.radial, at.buffer_sq, at.second, drive, fitted.turned)
     return np.array([np.repeat(values, members) for values in columns])
 
 

@@ -15,8 +15,10 @@ class Prior:
     Attributes:
         power: of the squared angle in L.
         power_sd: its scatter.
-        drift: of ln L per e-fold of the sum of squared angles.
-        drift_sd: its scatter.
+        drift: of ln L per e-fold of the steps done.
+        drift_sd: its scatter over networks.
+        drift_shared: what all layers of a network are off by when it is read from a window.
+        drift_apart: its scatter over the layers of a network.
         rate: per step, at which L follows the angle.
         wander: of ln L around what the fit says, for as long as one looks.
         block_sd: of ln L of a block of samples, where to begin.
@@ -29,6 +31,8 @@ class Prior:
     power_sd: float
     drift: float
     drift_sd: float
+    drift_shared: float
+    drift_apart: float
     rate: float
     wander: float
     block_sd: float
@@ -37,11 +41,20 @@ class Prior:
     size_sd: float
 
 
+# From 19 trainings that no reported test uses: residual networks with BatchNorm behind every convolution, each forecast
+# from its first 300 steps. Digits with 30 % fresh label noise, 1,500 steps: seed 100, width 8, SGD with momentum (lr 0.1,
+# wd 5e-3) and AdamW (lr 5e-3, wd 0.5), constant, lr / 10, cosine and warm-up + cosine; seed 101, width 16, lr 0.05 and
+# wd 5e-3, AdamW lr 2e-3 and wd 1, the last three (lr / 5); seed 102, SGD without momentum, lr 0.5, lr / 10. CIFAR-10
+# pooled to 16x16, width 8, 1,000 steps: seed 100, both optimizers, lr / 10 and cosine. Regressions over whole runs gave
+# a power of 0.02 +- 0.03 on digits and 0.05 +- 0.06 on CIFAR-10, a drift of -0.3 +- 0.26 and of 0.8 +- 0.3; the mean of
+# the drift is kept near 0, for networks differ more than these two data sets can say.
 _SGD = Prior(
     power=0.015,
-    power_sd=0.03,
-    drift=-0.35,
-    drift_sd=0.3,
+    power_sd=0.05,
+    drift=-0.1,
+    drift_sd=0.5,
+    drift_shared=0.35,
+    drift_apart=0.25,
     rate=0.05,
     wander=0.15,
     block_sd=0.15,
@@ -49,6 +62,7 @@ _SGD = Prior(
     angle_sd=0.0,
     size_sd=0.0,
 )
+# Adam's update is 6 % shorter in the mean square than independent gradients would make it.
 _ADAM = replace(_SGD, angle=-0.03, angle_sd=0.015, size_sd=0.08)
 
 

@@ -1,0 +1,203 @@
+"""CIFAR-10 from its official archives, the unpacked folder, or npz files; and the 2,000 images of CIFAR-10-2k."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from equilibria.data.cifar_formats import read_batch, read_records
+from equilibria.data.image_set import ImageSet
+from equilibria.data.places import data_folder, missing, verify_md5
+from equilibria.errors import EquilibriaError
+
+CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+
+# MD5 of the files inside cifar-10-python.tar.gz, and of the binary archive as its page gives it.
+PYTHON_MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+BINARY_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
+
+_FOLDER, _ARCHIVE, _BINARY = "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz"
+_TRAIN_NPZ, _TEST_NPZ, _2K_NPZ = "cifar10_train_{}.npz", "cifar10_test.npz", "cifar10_2k.npz"
+_2K_PER_CLASS = 200
+
+_Batch = tuple[np.ndarray, np.ndarray]
+
+
+def cifar10(
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    size: int = 32,
+    classes: Sequence[int] | None = None,
+    verify: bool = True,
+) -> ImageSet:
+    """CIFAR-10: 50,000 training and 10,000 test images in colour, of ten classes.
+
+    It is read from the first of these that the folder has: the unpacked ``cifar-10-batches-py`` (or the folder is that
+    one), ``cifar-10-python.tar.gz``, ``cifar-10-binary.tar.gz``, or ``cifar10_train_1.npz`` to ``cifar10_train_5.npz``
+    and ``cifar10_test.npz`` with pixels ``x`` (count, 3, 32, 32) and labels ``y``, both uint8. The last npz
+    files may be missing: then there are fewer training images, and ``source`` says so.
+
+    Args:
+        folder: where the files are; default: the environment variable EQUILIBRIA_DATA, else ~/.cache/equilibria/data.
+        size: height and width: 32, or smaller by average pooling.
+        classes: labels of the classes to keep, renumbered in this order; default: all.
+        verify: whether official files must have their official MD5; False for data of your own in their format.
+
+    Returns:
+        The images, uint8 (float32 where pooled); `ImageSet.standardised` makes them ready for a network.
+
+    Raises:
+        EquilibriaError: it is not there (the message says where to get it), incomplete, damaged, or not the official
+            one.
+    """
+    return _shaped(_read(folder, verify=verify), size, classes)
+
+
+def cifar10_2k(
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    size: int = 32,
+    classes: Sequence[int] | None = None,
+    verify: bool = True,
+) -> ImageSet:
+    """CIFAR-10-2k of the sharpness-reduction paper (appendix Q.1): the first 200 training images of each class.
+
+    They stay in the order of CIFAR-10; the 10,000 test images are all there. It is made from what `cifar10` reads, or
+    read from ``cifar10_2k.npz`` (``x`` and ``y``) and ``cifar10_test.npz`` where there is nothing else. Arguments and
+    errors are those of `cifar10`.
+    """
+    return _shaped(_read(folder, or_2k=True, verify=verify).per_class(_2K_PER_CLASS), size, classes)
+
+
+def _shaped(images: ImageSet, size: int, classes: Sequence[int] | None) -> ImageSet:
+    return (images if classes is None else images.select_classes(classes)).pooled(size)
+
+
+def _read(folder: str | os.PathLike[str] | None, *, or_2k: bool = False, verify: bool) -> ImageSet:
+    """All that is there, from the first form that is; the file of 2,000 images only where no more are wanted."""
+    place = data_folder(folder)
+    for unpacked in (place, place / _FOLDER):
+        if (unpacked / "data_batch_1").exists():
+            return _from_unpacked(unpacked, verify=verify)
+    if (place / _ARCHIVE).exists():
+        return _from_python_archive(place / _ARCHIVE, verify=verify)
+    if (place / _BINARY).exists():
+        return _from_binary_archive(place / _BINARY, verify=verify)
+    train = _full_npz(place) or [file for file in [place / _2K_NPZ] if or_2k and file.exists()]
+    if train:
+        return _image_set([_npz(file) for file in train], _npz(place / _TEST_NPZ), ", ".join(f.name for f in train))
+    npz = f"{_TRAIN_NPZ.format(1)} or {_2K_NPZ}" if or_2k else _TRAIN_NPZ.format(1)
+    raise missing(
+        "CIFAR-10",
+        place,
+        looked_for=f"{_FOLDER}, {_ARCHIVE}, {_BINARY}, or {npz} with {_TEST_NPZ}",
+        get=f"{_ARCHIVE} from {PAGE}",
+    )
+
+
+def _from_unpacked(folder: Path, *, verify: bool) -> ImageSet:
+    absent = [name for name in PYTHON_MD5 if not (folder / name).exists()]
+    if absent:
+        raise EquilibriaError(
+            f"{folder} has data_batch_1 but not {', '.join(absent)}; expected {', '.join(PYTHON_MD5)}"
+        )
+    contents = {name: (folder / name).read_bytes() for name in PYTHON_MD5}
+    return _from_python_files(contents, folder, verify=verify)
+
+
+def _from_python_archive(archive: Path, *, verify: bool) -> ImageSet:
+    return _from_python_files(_members(archive, list(PYTHON_MD5)), archive, verify=verify)
+
+
+def _from_python_files(contents: dict[str, bytes], where: Path, *, verify: bool) -> ImageSet:
+    batches = []
+    for name, expected in PYTHON_MD5.items():
+        content = contents.pop(name)  # what has been read need not be kept
+        if verify:
+            verify_md5(content, expected, file=where / name)
+        batches.append(read_batch(content, str(where / name)))
+    return _image_set(batches[:-1], batches[-1], where.name)
+
+
+def _from_binary_archive(archive: Path, *, verify: bool) -> ImageSet:
+    if verify:
+        verify_md5(archive.read_bytes(), BINARY_MD5, file=archive)
+    contents = _members(archive, [f"{name}.bin" for name in PYTHON_MD5])
+    batches = [read_records(content, str(archive / name)) for name, content in contents.items()]
+    return _image_set(batches[:-1], batches[-1], archive.name)
+
+
+def _members(archive: Path, names: list[str]) -> dict[str, bytes]:
+    """The contents of some files of an archive, by their name without folder; nothing is unpacked to disk."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive) as members:
+            for member in members:
+                name = member.name.rpartition("/")[2]
+                content = members.extractfile(member) if name in names else None
+                if content is not None:
+                    found[name] = content.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise EquilibriaError(f"{archive} cannot be read ({error}); expected a whole archive: get it again") from None
+    absent = [name for name in names if name not in found]
+    if absent:
+        raise EquilibriaError(f"{archive} has no {', '.join(absent)}; expected {', '.join(names)}")
+    return {name: found[name] for name in names}
+
+
+def _full_npz(place: Path) -> list[Path]:
+    """The training files that are there; one that is missing between others would change the order of the images."""
+    files = [place / _TRAIN_NPZ.format(number) for number in range(1, 6)]
+    there = [file.exists() for file in files]
+    if any(there) and not all(there[: sum(there)]):
+        names = ", ".join(file.name for file in files if file.exists())
+        raise EquilibriaError(f"{place} has {names}; expected no gap before the last: images must keep their order")
+    return files[: sum(there)]
+
+
+def _npz(file: Path) -> _Batch:
+    if not file.exists():
+        raise EquilibriaError(f"{file.parent} has training images but no {file.name}; expected both")
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            images, labels = arrays["x"], arrays["y"]
+    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise EquilibriaError(f"{file} cannot be read ({error}); expected an npz file with x and y") from None
+    if images.dtype != np.uint8 or images.shape != (len(labels), 3, 32, 32) or labels.shape != (len(images),):
+        raise EquilibriaError(
+            f"{file} has x of {images.dtype} {images.shape} and y of {labels.shape}; expected x of uint8 "
+            "(count, 3, 32, 32) and y of (count,)"
+        )
+    return images, labels
+
+
+def _image_set(train: list[_Batch], test: _Batch, source: str) -> ImageSet:
+    pixels, labels = (np.concatenate(part) for part in zip(*train, strict=True))
+    for part in (labels, test[1]):
+        if part.size and part.max() >= len(CLASS_NAMES):
+            raise EquilibriaError(
+                f"{source} has a label of {part.max()}; expected labels of 0 to {len(CLASS_NAMES) - 1}"
+            )
+    return ImageSet(
+        torch.from_numpy(pixels),
+        torch.from_numpy(labels.astype(np.int64)),
+        torch.from_numpy(test[0].copy()),
+        torch.from_numpy(test[1].astype(np.int64)),
+        CLASS_NAMES,
+        source,
+    )

@@ -1,0 +1,156 @@
+"""Images with their labels, split into training and test: one shape for every data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from equilibria.errors import EquilibriaError, whole
+
+_CHUNK = 4096  # images that are turned into floats at once where whole sets would cost eight times their memory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standardise:
+    """Pixels to float32 of mean 0 and deviation 1 in each channel, by given statistics.
+
+    Attributes:
+        mean: of each channel, in the units of the pixels.
+        deviation: of each channel, in the units of the pixels.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images (count, channels, height, width) of any type, standardised."""
+        mean, deviation = (each.to(images.device).view(-1, 1, 1) for each in (self.mean, self.deviation))
+        return (images - mean).div_(deviation)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageSet:
+    """A data set of labelled images. Every method gives a new set and leaves this one alone.
+
+    Attributes:
+        train_images: (count, channels, height, width): pixels 0 to 255 as uint8, as float32 where `pooled` (exactly) or
+            `standardised`.
+        train_labels: 0 to the number of classes less 1, int64.
+        test_images: like the training images.
+        test_labels: like the training labels.
+        class_names: in the order of the labels.
+        source: the files it was read from, without their folder.
+
+    Example:
+        >>> images, labels = torch.arange(128).to(torch.uint8).view(8, 1, 4, 4), torch.arange(8) % 4
+        >>> small = ImageSet(images, labels, images, labels, ("a", "b", "c", "d"), "arange")
+        >>> small.select_classes((3, 1)).pooled(2).standardised()
+        ImageSet(4 training and 4 test images of 1x2x2, float32, 2 classes: d, b; from arange)
+    """
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    class_names: tuple[str, ...]
+    source: str
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+    def __repr__(self) -> str:
+        images, kind = self.train_images, str(self.train_images.dtype).removeprefix("torch.")
+        return (
+            f"ImageSet({len(images)} training and {len(self.test_images)} test images of "
+            f"{'x'.join(map(str, images.shape[1:]))}, {kind}, {self.classes} classes: {', '.join(self.class_names)}; "
+            f"from {self.source})"
+        )
+
+    def select_classes(self, classes: Sequence[int]) -> ImageSet:
+        """Only the images of some classes, in their order; labels are renumbered in the order in which they are given.
+
+        Args:
+            classes: their present labels, each once.
+        """
+        wanted = [whole("classes", each) for each in classes]
+        if not wanted or len(set(wanted)) < len(wanted) or max(wanted) >= self.classes:
+            raise EquilibriaError(
+                f"got classes={tuple(classes)}; expected labels of 0 to {self.classes - 1}, each once"
+            )
+        number = torch.full((self.classes,), -1)
+        number[wanted] = torch.arange(len(wanted))
+        train, test = number[self.train_labels], number[self.test_labels]
+        return ImageSet(
+            self.train_images[train >= 0],
+            train[train >= 0],
+            self.test_images[test >= 0],
+            test[test >= 0],
+            tuple(self.class_names[each] for each in wanted),
+            self.source,
+        )
+
+    def per_class(self, count: int, *, block: int = 0) -> ImageSet:
+        """The first ``count`` training images of every class, in their order; all test images stay.
+
+        Args:
+            count: images of each class.
+            block: how many times ``count`` images of each class to leave out before: blocks have no image in common.
+        """
+        first = whole("count", count, low=1) * whole("block", block)
+        fewest = int(torch.bincount(self.train_labels, minlength=self.classes).min())
+        if first + count > fewest:
+            raise EquilibriaError(
+                f"got count={count}, block={block}; expected count * (block + 1) of at most {fewest}, the number of "
+                "training images of the smallest class"
+            )
+        of_class = functional.one_hot(self.train_labels, self.classes)
+        place = (of_class.cumsum(0) * of_class).sum(1) - 1  # how many of its own class are before an image
+        taken = (first <= place) & (place < first + count)
+        return replace(self, train_images=self.train_images[taken], train_labels=self.train_labels[taken])
+
+    def pooled(self, size: int) -> ImageSet:
+        """Images of ``size`` x ``size``, each pixel the mean of a square of pixels, as float32; exact for uint8.
+
+        Args:
+            size: a divisor of the present height and width.
+        """
+        sides = self.train_images.shape[2:]
+        if any(side % whole("size", size, low=1) for side in sides):
+            raise EquilibriaError(f"got size={size}; expected a divisor of {sides[0]}, such as {sides[0] // 2}")
+        if all(side == size for side in sides):
+            return self
+        return replace(self, train_images=_pool(self.train_images, size), test_images=_pool(self.test_images, size))
+
+    def standardiser(self) -> Standardise:
+        """What standardises images by the statistics of the training images, batch by batch.
+
+        Sums of pixels have no rounding errors, in whatever order they are taken: every machine has the same statistics.
+        """
+        count = self.train_images[:, 0].numel()
+        sums = torch.zeros(2, self.train_images.shape[1], dtype=torch.float64)
+        for chunk in torch.split(self.train_images, _CHUNK):
+            pixels = chunk.to("cpu", torch.float64)
+            sums += torch.stack([pixels.sum((0, 2, 3)), pixels.square().sum((0, 2, 3))])
+        mean, mean_square = sums / max(count, 1)
+        variance = mean_square - mean.square()
+        if not (variance > 0).all():
+            raise EquilibriaError("got training images with a channel of equal pixels; expected pixels that differ")
+        return Standardise(mean.to(torch.float32), variance.sqrt().to(torch.float32))
+
+    def standardised(self) -> ImageSet:
+        """float32 images of mean 0 and deviation 1 in each channel, over all training images."""
+        standardise = self.standardiser()
+        return replace(self, train_images=standardise(self.train_images), test_images=standardise(self.test_images))
+
+
+def _pool(images: Tensor, size: int) -> Tensor:
+    result = torch.empty(*images.shape[:2], size, size)
+    for pooled, chunk in zip(torch.split(result, _CHUNK), torch.split(images, _CHUNK), strict=True):
+        pooled.copy_(functional.avg_pool2d(chunk.to(torch.float32), images.shape[2] // size))
+    return result

@@ -1,0 +1,50 @@
+"""Where data sets are looked for, what is said when they are not there, and whether files are the official ones."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from equilibria.errors import EquilibriaError
+
+VARIABLE = "EQUILIBRIA_DATA"
+
+
+def data_folder(folder: str | os.PathLike[str] | None) -> Path:
+    """The given folder, else that of the environment variable, else ``~/.cache/equilibria/data``."""
+    if folder is not None:
+        found = Path(folder).expanduser()
+        if found.is_file():
+            raise EquilibriaError(f"got folder={str(folder)!r}, which is a file; expected the folder that holds it")
+        return found
+    named = os.environ.get(VARIABLE)
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "equilibria" / "data"
+
+
+def missing(name: str, folder: Path, *, looked_for: str, get: str) -> EquilibriaError:
+    """The one message about a data set that is not there: what was looked for where, where to get it, where to put it.
+
+    Args:
+        name: of the data set.
+        folder: where it was looked for.
+        looked_for: the files that would do.
+        get: the files to get and the official page that has them.
+    """
+    return EquilibriaError(
+        f"{name} was not found in {folder}; looked for {looked_for}. Get {get}, and put what you get into that folder. "
+        f"To use another one, pass folder=... or set the environment variable {VARIABLE}."
+    )
+
+
+def verify_md5(content: bytes, expected: str, *, file: Path | str) -> None:
+    """Refuse content that is not that of the official file.
+
+    MD5 is what the authors publish. It finds damage, not malice: nothing that is read is ever executed.
+    """
+    got = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if got != expected:
+        raise EquilibriaError(
+            f"{file} has MD5 {got}; expected {expected}, that of the official file. Get it again, or pass verify=False "
+            "to read data of your own in this format."
+        )
