@@ -24,9 +24,9 @@ def forecast_data(forecasts: Mapping[str, Forecast], *, names: Sequence[str]) ->
     """The curves of what-if: every layer of ``names`` under every scenario, and what was measured before."""
     first = next(iter(forecasts.values()))
     unit = first.steps_per_epoch or 1
-    measured = [_samples(*_measured(first, name), unit) for name in names]
+    samples = [_samples(*measured(first, name), unit) for name in names]
     scenarios = [_scenario(name, [each[layer] for layer in names], unit) for name, each in forecasts.items()]
-    return _page(measured, scenarios, names, first=first.first, steps=first.steps, per=first.steps_per_epoch)
+    return _page(samples, scenarios, names, first=first.first, steps=first.steps, per=first.steps_per_epoch)
 
 
 def backtest_data(test: BackTest, *, names: Sequence[str], steps_per_epoch: int | None) -> dict[str, object]:
@@ -63,7 +63,7 @@ def _page(
     }
 
 
-def _measured(forecast: Forecast, name: str) -> tuple[NDArray[np.int64], Array, Array, Array]:
+def measured(forecast: Forecast, name: str) -> tuple[NDArray[np.int64], Array, Array, Array]:
     """Steps, angle, norm and lr of the samples that a forecast was fitted to."""
     cohort = next(each for each, _, _ in forecast._parts if name in each.names)
     at = cohort.names.index(name)
