@@ -101,8 +101,8 @@ def _forecast(run: Path, options: dict[str, Any], *, html: Path | None, as_json:
     )
     if planned.steps <= observed.last_step + 1:
         raise EquilibriaError(
-            f"got a run of {planned.steps:,} steps, of which {observed.last_step + 1:,} are recorded; expected the length "
-            "of the whole run, with steps left to forecast (--from forecasts what has happened, as a check)"
+            f"got a run of {planned.steps:,} steps, of which {observed.last_step + 1:,} are recorded; expected the "
+            "length of the whole run, with steps left to forecast (--from forecasts what has happened, as a check)"
         )
     target = None if wanted is None else _target(wanted, planned.steps_per_epoch if options["epochs"] else None)
     with _busy(f"forecasting {planned.steps - observed.last_step - 1:,} steps"):
@@ -137,15 +137,12 @@ def _show(found: WhatIf) -> None:
 
 def _curve(forecast: Forecast, name: str) -> list[str]:
     """One layer, measured and forecast."""
-    from equilibria.forecasting.page_data import measured
-
     per = forecast.steps_per_epoch or 1
-    layer, (step, angle, _, _) = forecast[name], measured(forecast, name)
-    hole = [float("nan")]
-    x = [*(step / per).tolist(), *(layer.step / per).tolist()]
-    before, after = hole * len(step), hole * len(layer.step)
+    layer, samples, hole = forecast[name], forecast.measured(name), [float("nan")]
+    x = [*(samples.step / per).tolist(), *(layer.step / per).tolist()]
+    before, after = hole * len(samples.step), hole * len(layer.step)
     series = [
-        ("·", [*angle.tolist(), *after]),
+        ("·", [*samples.angle.tolist(), *after]),
         ("-", [*before, *layer.angle_equilibrium.tolist()]),
         ("█", [*before, *layer.angle.value.tolist()]),
     ]

@@ -1,7 +1,7 @@
 """What the rest of a run will do, from what was recorded of it so far."""
 
 from equilibria.forecasting.backtest import BASELINES, FORECAST, BackTest, LayerTest, Score, backtest
-from equilibria.forecasting.forecast import Band, Forecast, LayerForecast, Total, forecast
+from equilibria.forecasting.forecast import Band, Forecast, LayerForecast, Measured, Total, forecast
 from equilibria.forecasting.scenario import Scenario
 from equilibria.forecasting.suggest import Proposal, Suggestion, suggest
 from equilibria.forecasting.what_if import Outcome, WhatIf, what_if
@@ -14,6 +14,7 @@ __all__ = [
     "Forecast",
     "LayerForecast",
     "LayerTest",
+    "Measured",
     "Outcome",
     "Proposal",
     "Scenario",

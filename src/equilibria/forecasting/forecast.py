@@ -51,6 +51,23 @@ class Total:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """Samples of one layer.
+
+    Attributes:
+        step: the sampled steps.
+        angle: radians of each.
+        norm: ||w|| before each.
+        lr: learning rate of each.
+    """
+
+    step: NDArray[np.int64]
+    angle: Array
+    norm: Array
+    lr: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerForecast:
     """One layer from the first forecast step to the end of the run.
 
@@ -123,16 +140,21 @@ class Forecast:
         reason = f"which was refused ({known})" if known else "which is not in this run"
         raise EquilibriaError(f"got layer {name!r}, {reason}; expected one of: {names}")
 
+    def measured(self, name: str) -> Measured:
+        """What was recorded of a layer before the forecast begins."""
+        cohort, _, _, at = self._part(name)
+        return Measured(cohort.step, cohort.angle[:, at], np.sqrt(cohort.norm_sq[:, at]), cohort.lr)
+
     def full(self, name: str) -> LayerForecast:
         """One layer at every single step."""
+        cohort, fitted, course, at = self._part(name)
+        paths = follow(cohort, fitted, course, shown=np.arange(course.steps))
+        return layer_forecast(cohort, fitted, course, paths, at)
+
+    def _part(self, name: str) -> tuple[Cohort, Fit, Course, int]:
         self[name]  # refuses an unknown one
-        for cohort, fitted, course in self._parts:
-            if name in cohort.names:
-                at = cohort.names.index(name)
-                everything = np.arange(course.steps)
-                paths = follow(cohort, fitted, course, shown=everything)
-                return layer_forecast(cohort, fitted, course, paths, at)
-        raise AssertionError(name)
+        cohort, fitted, course = next(part for part in self._parts if name in part[0].names)
+        return cohort, fitted, course, cohort.names.index(name)
 
     def table(self) -> None:
         """Print one line per layer: where it ends, how long it is out of equilibrium, how far it travels."""

@@ -1,8 +1,8 @@
 """The moment recursions with an L that answers to how fast the layer turns, compiled; many paths side by side.
 
 Rows of ``law``: ln L once settled at the reference turning speed; power of the squared angle in L; ln of the squared
-reference angle; rate per step at which ln L gets there; drift of ln L per e-fold of the clock; steps done
-at the start; sum of squared angles at the start; factor of the angle; factor of the equilibrium angle; power of L in the equilibrium angle.
+reference angle; rate per step at which ln L gets there; drift of ln L per e-fold of the clock; steps done at the start;
+sum of squared angles at the start; factor of the angle; factor of the equilibrium angle; power of L in that angle.
 Rows of ``state``: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, sum of squared angles.
 """
 

@@ -144,7 +144,7 @@ def observe(run: RunLike, *, before: int | None = None) -> Observed:
 
 
 def as_run(run: RunLike) -> Sampled:
-    """The run itself, read if it is a directory."""
+    """What has samples and metadata, read from disk if it is a directory."""
     if isinstance(run, str | os.PathLike):
         return read_run(Path(run))
     if not (hasattr(run, "samples") and hasattr(run, "metadata")):

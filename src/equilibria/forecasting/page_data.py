@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.forecasting.backtest import FORECAST, BackTest, LayerTest
-from equilibria.forecasting.forecast import Forecast, LayerForecast
+from equilibria.forecasting.forecast import Forecast, LayerForecast, Measured
 
 Array = NDArray[np.float64]
 
@@ -24,7 +24,7 @@ def forecast_data(forecasts: Mapping[str, Forecast], *, names: Sequence[str]) ->
     """The curves of what-if: every layer of ``names`` under every scenario, and what was measured before."""
     first = next(iter(forecasts.values()))
     unit = first.steps_per_epoch or 1
-    samples = [_samples(*measured(first, name), unit) for name in names]
+    samples = [_samples(first.measured(name), unit) for name in names]
     scenarios = [_scenario(name, [each[layer] for layer in names], unit) for name, each in forecasts.items()]
     return _page(samples, scenarios, names, first=first.first, steps=first.steps, per=first.steps_per_epoch)
 
@@ -34,7 +34,9 @@ def backtest_data(test: BackTest, *, names: Sequence[str], steps_per_epoch: int 
     unit = steps_per_epoch or 1
     tests = {each.forecast.name: each for each in test.layers}
     layers = [tests[name] for name in names]
-    measured = [_samples(each.forecast.step, each.angle, each.norm, each.forecast.lr, unit) for each in layers]
+    measured = [
+        _samples(Measured(each.forecast.step, each.angle, each.norm, each.forecast.lr), unit) for each in layers
+    ]
     scenarios = [_scenario(FORECAST, [each.forecast for each in layers], unit)]
     scenarios += [_guess(name, layers, unit) for name in layers[0].guesses]
     return _page(measured, scenarios, names, first=test.start, steps=test.steps, per=steps_per_epoch)
@@ -63,17 +65,11 @@ def _page(
     }
 
 
-def measured(forecast: Forecast, name: str) -> tuple[NDArray[np.int64], Array, Array, Array]:
-    """Steps, angle, norm and lr of the samples that a forecast was fitted to."""
-    cohort = next(each for each, _, _ in forecast._parts if name in each.names)
-    at = cohort.names.index(name)
-    return cohort.step, cohort.angle[:, at], np.sqrt(cohort.norm_sq[:, at]), cohort.lr
-
-
-def _samples(step: NDArray[np.int64], angle: Array, norm: Array, lr: Array, unit: int) -> dict[str, Any]:
-    at = np.linspace(0, len(step) - 1, min(len(step), _SAMPLES)).round().astype(np.int64)
-    columns = {"angle": angle, "norm": norm, "elr": lr / norm**2}
-    return {"x": column(step[at] / unit, digits=9), **{name: column(values[at]) for name, values in columns.items()}}
+def _samples(found: Measured, unit: int) -> dict[str, Any]:
+    at = np.linspace(0, len(found.step) - 1, min(len(found.step), _SAMPLES)).round().astype(np.int64)
+    columns = {"angle": found.angle, "norm": found.norm, "elr": found.lr / found.norm**2}
+    x = column(found.step[at] / unit, digits=9)
+    return {"x": x, **{name: column(values[at]) for name, values in columns.items()}}
 
 
 def _scenario(name: str, layers: Sequence[LayerForecast], unit: int) -> dict[str, Any]:

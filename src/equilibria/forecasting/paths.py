@@ -46,9 +46,17 @@ class Paths:
     outside: Array
 
 
-def follow(cohort: Cohort, fitted: Fit, course: Course, *, shown: NDArray[np.int64]) -> Paths:
-    """Integrate the recursions of all layers of a cohort, displaced ones beside."""
-    layers, members = len(cohort.names), 1 + _DISPLACED
+def follow(cohort: Cohort, fitted: Fit, course: Course, *, shown: NDArray[np.int64], central: bool = False) -> Paths:
+    """Integrate the recursions of all layers of a cohort, displaced ones beside.
+
+    Args:
+        cohort: the layers.
+        fitted: their fit.
+        course: what happens to them.
+        shown: steps to keep, counted from the course's first, ascending.
+        central: whether the central path is enough: no bands, and a seventh of the work.
+    """
+    layers, members = len(cohort.names), 1 if central else 1 + _DISPLACED
     law, state = _laws(cohort, fitted, course, members), _states(fitted, course, members)
     out = np.empty((len(shown), 3, layers * members))
     totals = np.zeros((kernels.TOTAL_ROWS, layers * members))
@@ -58,13 +66,13 @@ def follow(cohort: Cohort, fitted: Fit, course: Course, *, shown: NDArray[np.int
         kernels.follow_buffer(_maps(cohort.rule, course), *shared)
     else:
         size = np.repeat(fitted.size[:, np.newaxis], members, axis=1)
-        size[:, 5] *= np.exp(fitted.size_error)
+        size[:, 5:6] *= np.exp(fitted.size_error[:, np.newaxis])
         share = ((1 - cohort.rule.betas[1]) / size).ravel()
         kernels.follow_adam(_adam_settings(cohort.rule, fitted, course), share, *cohort.rule.betas, *shared)
     norm_sq, angle, log_drive = (out[:, row].reshape(len(shown), layers, members) for row in range(3))
-    central = law.reshape(kernels.LAW_ROWS, layers, members)[:, :, 0]
-    pull = np.exp(central[kernels.GOAL_POWER] * (log_drive[:, :, 0] - central[kernels.LEVEL]))
-    goal = goals[shown, np.newaxis] * central[kernels.GOAL_SCALE] * pull
+    own = law.reshape(kernels.LAW_ROWS, layers, members)[:, :, 0]
+    pull = np.exp(own[kernels.GOAL_POWER] * (log_drive[:, :, 0] - own[kernels.LEVEL]))
+    goal = goals[shown, np.newaxis] * own[kernels.GOAL_SCALE] * pull
     travelled, outside = totals.reshape(kernels.TOTAL_ROWS, layers, members)
     return Paths(shown, norm_sq, angle, log_drive, goal, travelled, outside)
 
@@ -79,14 +87,19 @@ def _laws(cohort: Cohort, fitted: Fit, course: Course, members: int) -> Array:
     )
     for row, values in enumerate(rows):
         law[row] = values[:, np.newaxis]
-    # Independent directions: each displaced member is one standard deviation along one of them.
+    if members > 1:
+        _displace(law, fitted, course)
+    return np.ascontiguousarray(law.reshape(kernels.LAW_ROWS, -1))
+
+
+def _displace(law: Array, fitted: Fit, course: Course) -> None:
+    """One standard deviation each, along independent directions."""
     root = np.linalg.cholesky(fitted.covariance)
     for direction in range(3):
         for row, part in ((kernels.LEVEL, 0), (kernels.POWER, 1), (kernels.DRIFT, 2)):
             law[row, :, 1 + direction] += root[:, part, direction]
     law[kernels.ANGLE_SCALE, :, 4] *= np.exp(fitted.angle_error)
     law[kernels.LEVEL, :, 6] += np.hypot(fitted.wander, _BATCH_ERROR * np.log(course.batch_factor))
-    return np.ascontiguousarray(law.reshape(kernels.LAW_ROWS, -1))
 
 
 def _states(fitted: Fit, course: Course, members: int) -> Array:
@@ -113,8 +126,10 @@ def _goals(rule: Rule, course: Course) -> Array:
     """The equilibrium angle of every step, but for the factor of `_goal_of`."""
     if isinstance(rule, AdamL2):
         return np.asarray((course.weight_decay * course.lr**2) ** (1 / 3))
-    pairs, place = np.unique(np.stack([course.lr, course.weight_decay], axis=1), axis=0, return_inverse=True)
-    return targets(rule, pairs[:, 0], weight_decay=pairs[:, 1]).angle[place.ravel()]
+    lr, wd = course.lr, course.weight_decay
+    firsts = np.flatnonzero(np.concatenate([[True], (lr[1:] != lr[:-1]) | (wd[1:] != wd[:-1])]))
+    angle = targets(rule, lr[firsts], weight_decay=wd[firsts]).angle
+    return np.repeat(angle, np.diff(firsts, append=len(lr)))
 
 
 def _goal_of(cohort: Cohort, fitted: Fit) -> tuple[Array, float]:

@@ -228,7 +228,7 @@ def _try(
 def _paths(scenario: Scenario, space: _Space, observed: Observed, fits: list[Fit], shown: Steps) -> list[Paths]:
     taken = courses(scenario, observed, first=space.first, steps=len(space.lr))
     return [
-        follow(cohort, fitted, course, shown=shown)
+        follow(cohort, fitted, course, shown=shown, central=True)
         for cohort, fitted, course in zip(observed.cohorts, fits, taken, strict=True)
     ]
 
