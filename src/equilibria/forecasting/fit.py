@@ -3,10 +3,10 @@
     ln L = level + power * ln(angle^2 / reference) + drift * ln(clock / clock now)
 
 where the angle's part is followed at a rate. The clock is the number of steps where L grows (scales behind the layer
-grow, whether it turns or not), and the sum of squared angles where L falls (what is learnt by turning). Level, power and
-drift are a linear regression on the sampled steps, with a prior on the last two: where the window shows no change of lr,
-the power is the prior's, with the prior's scatter. Layers of one network drift alike, so that the drift of each is drawn
-to the mean of all.
+grow, whether it turns or not), and the sum of squared angles where L falls (what is learnt by turning). Level, power
+and drift are a linear regression on the sampled steps, with a prior on the last two: where the window shows no change
+of lr, the power is the prior's, with the prior's scatter. Layers of one network drift alike, so that the drift of each
+is drawn to the mean of all.
 """
 
 from __future__ import annotations
@@ -84,12 +84,14 @@ def fit(cohort: Cohort) -> Fit:
     steps, turned = np.broadcast_to((cohort.step + 1.0)[:, np.newaxis], speed.shape), _turned(cohort, speed)
     warmth = _followed(np.log(speed), cohort.step, prior.rate)
     level, power, drift, covariance = _regress(cohort, rows, warmth, np.log([steps, turned]), prior)
-    now = replay(cohort, _smooth(np.maximum(cohort.drive, _LEAST_SHARE * cohort.grad_sq)))
+    smooth = _smooth(np.maximum(cohort.drive, _LEAST_SHARE * cohort.grad_sq))
+    now = replay(cohort, smooth)
     scale, scale_error = _update_size(cohort, rows, now, prior)
     count = len(cohort.names)
     seen = doubts(cohort, rows)
     clock = np.where(drift > 0, steps, turned)
-    fitted = level + power * (warmth - warmth[-1]) + drift * np.log(clock / clock[-1])
+    fitted = np.exp(level + power * (warmth - warmth[-1]) + drift * np.log(clock / clock[-1]))
+    beside = replay(cohort, np.where(np.arange(len(smooth))[:, np.newaxis] < rows[0], smooth, fitted))
     return Fit(
         window=(int(cohort.step[rows[0]]), int(cohort.step[rows[-1]])),
         level=level,
@@ -101,7 +103,7 @@ def fit(cohort: Cohort) -> Fit:
         steps_done=steps[-1].copy(),
         turned=turned[-1],
         wander=np.hypot(prior.wander, seen.wander),
-        scatter=np.hypot(_scatter(cohort, rows, replay(cohort, np.exp(fitted))) * seen.widening, seen.scatter),
+        scatter=np.hypot(_scatter(cohort, rows, beside, scale) * seen.widening, seen.scatter),
         angle_scale=scale,
         angle_error=scale_error,
         size=cohort.entries,
@@ -186,12 +188,12 @@ def _update_size(cohort: Cohort, rows: NDArray[np.int64], at: Replay, prior: Pri
     return np.exp(prior.angle + weight * (found - prior.angle)), np.sqrt(weight) * error
 
 
-def _scatter(cohort: Cohort, rows: NDArray[np.int64], at: Replay) -> Array:
+def _scatter(cohort: Cohort, rows: NDArray[np.int64], at: Replay, scale: Array) -> Array:
     """Standard deviation of ln(measured / predicted angle) of single steps in the window, L as it was fitted."""
     places = np.isin(at.sampled, rows)
     measured, predicted = cohort.moved_sq[at.sampled[places]], at.moved_sq[places]
     with np.errstate(divide="ignore"):
-        off = 0.5 * np.log(measured / predicted)
+        off = 0.5 * np.log(measured / predicted) - np.log(scale)
     result: Array = np.sqrt(np.nanmean(np.where(np.isfinite(off), off, np.nan) ** 2, axis=0))
     return result
 

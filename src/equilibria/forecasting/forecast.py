@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,7 +268,7 @@ def layer_forecast(cohort: Cohort, fitted: Fit, course: Course, paths: Paths, at
         angle_equilibrium=goal,
         unit_grad_sq=np.exp(paths.log_drive[:, at, 0]),
         integrated_angle=_total(paths.travelled[at]),
-        steps_out=_total(paths.outside[at]) if goal.any() else Total(np.nan, np.nan, np.nan),
+        steps_out=_total(paths.outside[at], most=course.steps) if goal.any() else Total(np.nan, np.nan, np.nan),
         validity=fitted.validity[at],
     )
 
@@ -281,7 +282,7 @@ def _band(members: Array, *, scatter: float = 0.0) -> Band:
     return Band(centre, centre / width, centre * width)
 
 
-def _total(members: Array) -> Total:
+def _total(members: Array, *, most: float = math.inf) -> Total:
     centre = float(members[0])
     room = NINETY * float(np.sqrt(((members[1:] - centre) ** 2).sum()))
-    return Total(centre, max(centre - room, 0.0), centre + room)
+    return Total(centre, max(centre - room, 0.0), min(centre + room, most))

@@ -43,12 +43,12 @@ class Prior:
 
 # From 19 trainings that no reported test uses: residual networks with BatchNorm behind every convolution, each forecast
 # from its first 300 steps.
-# - Digits, 30 % fresh label noise, 1,500 steps. Seed 100, width 8: SGD with momentum (lr 0.1, wd 5e-3) and AdamW (lr 5e-3,
-#   wd 0.5), constant, lr / 10, cosine, warm-up and cosine. Seed 101, width 16: lr 0.05, wd 5e-3 and AdamW lr 2e-3, wd 1,
-#   lr / 5 and the last two. Seed 102: SGD without momentum, lr 0.5, lr / 10.
+# - Digits, 30 % fresh label noise, 1,500 steps. Seed 100, width 8: SGD with momentum (lr 0.1, wd 5e-3) and AdamW (lr
+#   5e-3, wd 0.5), constant, lr / 10, cosine, warm-up and cosine. Seed 101, width 16: lr 0.05, wd 5e-3 and AdamW lr
+#   2e-3, wd 1, lr / 5 and the last two. Seed 102: SGD without momentum, lr 0.5, lr / 10.
 # - CIFAR-10 pooled to 16x16, width 8, 1,000 steps, seed 100: both optimizers, lr / 10 and cosine.
-# Regressions over whole runs gave a power of 0.02 +- 0.03 on digits and 0.05 +- 0.06 on CIFAR-10, a drift of -0.3 +- 0.26
-# and of 0.8 +- 0.3. The mean of the drift is kept near 0: networks differ more than two data sets can say.
+# Regressions over whole runs gave a power of 0.02 +- 0.03 on digits and 0.05 +- 0.06 on CIFAR-10, a drift of -0.3 +-
+# 0.26 and of 0.8 +- 0.3. The mean of the drift is kept near 0: networks differ more than two data sets can say.
 _SGD = Prior(
     power=0.015,
     power_sd=0.05,

@@ -26,6 +26,7 @@ _KEPT = (
 )
 _OTHERS_LR = 0.1  # the most that BatchNorm and the last layer of an SGD run get
 _MOMENTUM = 0.9
+_MOST_IMAGES = 30_000  # of CIFAR-10, its first three batches
 _WARM_UP = 200  # steps; shorter than what is fitted, so that the fit sees lr change
 
 
@@ -87,11 +88,10 @@ def run_training(training: Training) -> Arrays:
 
 
 def _images(data: str) -> tuple[Tensor, Tensor]:
-    from equilibria.data import load_digits
+    from equilibria.data import cifar10, load_digits
 
-    assert data == "digits"
-    digits = load_digits()
-    return digits.train_images, digits.train_labels
+    found = load_digits() if data == "digits" else cifar10(size=16).standardised()
+    return found.train_images[:_MOST_IMAGES], found.train_labels[:_MOST_IMAGES]
 
 
 def _batches(training: Training, images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
