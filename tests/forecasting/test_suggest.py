@@ -82,7 +82,11 @@ def test_a_constant_plan_has_no_drop_to_move():
 
 
 def test_a_bad_target_is_refused():
-    for target, reason in (("fast", "'as now' or 'equilibrium'"), (0.0, "0 < target"), (FromValues([0.0] * STEPS), "of 0")):
+    for target, reason in (
+        ("fast", "'as now' or 'equilibrium'"),
+        (0.0, "0 < target"),
+        (FromValues([0.0] * STEPS), "of 0"),
+    ):
         with pytest.raises(EquilibriaError, match=reason):
             suggest(RUN, schedule=DROP, steps=STEPS, target=target)
     with pytest.raises(EquilibriaError, match="more than 150"):

@@ -49,7 +49,7 @@ def test_one_scenario_of_many_is_the_forecast_alone():
 def test_errors_name_the_scenario():
     with pytest.raises(EquilibriaError, match="expected at least one"):
         what_if(RUN, {}, steps=600)
-    with pytest.raises(EquilibriaError, match="^short: got schedule with 300 values for a run of 600 steps"):
+    with pytest.raises(EquilibriaError, match=r"^short: got schedule with 300 values for a run of 600 steps"):
         what_if(RUN, {"fine": 0.1, "short": [0.1] * 300}, steps=600)
     with pytest.raises(EquilibriaError, match=re.escape("expected one of: as planned, rescaled, more wd")):
         FOUND.worst("other")
