@@ -44,7 +44,7 @@ reproduce: setup  ## run the papers' experiments again, into results/ (what is t
 	$(BIN)/equilibria reproduce all --scale desk
 
 bench: setup  ## the speed figures, measured side by side (keep the machine idle)
-	@missed=0; for name in run watching symmetries control rotational problems sharpness; do \
+	@missed=0; for name in run watching symmetries control rotational problems sharpness forecast; do \
 	  $(BIN)/python benchmarks/$$name.py || missed=1; done; exit $$missed
 
 lock: setup  ## write requirements.lock from what is installed

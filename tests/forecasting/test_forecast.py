@@ -1,4 +1,4 @@
-"""Forecasts against brute-force walks with a planted L, against the recursion of the theory, and what must not matter."""
+"""Forecasts against brute-force walks with a planted L and the recursion of the theory, and what must not matter."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_bands_of_many_walks_hold_ninety_per_cent():
         for seed, (a, b) in enumerate(rng.standard_normal((30, 2)))
     ]
     assert 0.85 < np.mean([test.angle_coverage for test in found]) < 0.98
-    assert 0.85 < np.mean([test.norm_coverage for test in found])
+    assert np.mean([test.norm_coverage for test in found]) > 0.85
 
 
 def test_adamw_is_forecast_too():

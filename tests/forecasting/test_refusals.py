@@ -1,4 +1,4 @@
-"""What cannot be forecast is refused, with what was received, what is missing and what to do; what is doubtful is wider."""
+"""What cannot be forecast is refused, saying what is missing and what to do; what is doubtful has a wider band."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def entries(run: Run, **changes: object) -> Run:
 
 
 def test_not_a_run():
-    with pytest.raises(EquilibriaError, match="got run=3; expected what equilibria.watch"):
+    with pytest.raises(EquilibriaError, match=r"got run=3; expected what equilibria\.watch"):
         forecast(3, schedule=0.1, steps=500)
 
 

@@ -1,4 +1,4 @@
-"""Brute force: vectors walk at random under a real update rule, with an L that answers to the angle as it was planted."""
+"""Brute force: vectors walk at random under a real update rule, with an L that answers to the angle as planted."""
 
 from __future__ import annotations
 

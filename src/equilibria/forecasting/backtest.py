@@ -172,7 +172,7 @@ def backtest(run: RunLike, *, start: int = 300) -> BackTest:
 
 
 def _same(cohort: Cohort, candidates: tuple[Cohort, ...]) -> Cohort | None:
-    return next((each for each in candidates if each.names[0] in cohort.names and len(each.names) > 0), None)
+    return next((each for each in candidates if set(cohort.names) & set(each.names)), None)
 
 
 def _compare(cohort: Cohort, whole_run: Cohort, first: int) -> list[LayerTest]:

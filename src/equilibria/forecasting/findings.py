@@ -69,8 +69,7 @@ def _another_lr(part: tuple[Cohort, Course]) -> Iterator[Finding]:
     """A schedule that does not go on where the record ends."""
     cohort, course = part
     was, comes = float(cohort.lr[-1]), float(course.lr[0])
-    gap = course.first - int(cohort.step[-1])
-    if abs(comes - was) <= JUMP * max(comes, was) or (gap > 1 and comes > 0):
+    if abs(comes - was) <= JUMP * max(comes, was):
         return
     yield Finding(
         "note",

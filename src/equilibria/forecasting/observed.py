@@ -72,15 +72,9 @@ class Cohort:
     grad_sq: Array
     drive: Array
 
-    def before(self, step: int) -> Cohort:
-        """Only the samples before a step."""
-        return self._rows(slice(0, int(np.searchsorted(self.step, step))))
-
     def since(self, step: int) -> Cohort:
         """Only the samples from a step on."""
-        return self._rows(slice(int(np.searchsorted(self.step, step)), None))
-
-    def _rows(self, rows: slice) -> Cohort:
+        rows = slice(int(np.searchsorted(self.step, step)), None)
         series = ("step", *SETTINGS, "norm_sq", "angle", "moved_sq", "grad_sq", "drive")
         return Cohort(self.names, self.rule, self.entries, *(getattr(self, name)[rows] for name in series))
 

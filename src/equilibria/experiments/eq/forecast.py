@@ -48,6 +48,7 @@ class Config:
     """
 
     families: tuple[str, ...] = tuple(_FAMILIES)
+    schedules: tuple[str, ...] = SCHEDULES
     start: int = 300
     steps: int = 0
 
@@ -57,7 +58,7 @@ def tasks(config: Config) -> dict[str, tuple[str, str, str]]:
     return {
         f"{family}-{optimizer}-{schedule}": (family, optimizer, schedule)
         for family in config.families
-        for schedule in SCHEDULES
+        for schedule in config.schedules
         for optimizer in OPTIMIZERS
     }
 
@@ -79,8 +80,9 @@ def collect(config: Config, found: Findings) -> Outcome:
     tests = {key: backtest(Packed(arrays), start=config.start) for key, arrays in found.items()}
     claims: list[Claim] = []
     for family in config.families:
-        for schedule in SCHEDULES:
-            own = [test for key, test in tests.items() if key.startswith(f"{family}-") and key.endswith(schedule)]
+        for schedule in config.schedules:
+            keys = [f"{family}-{optimizer}-{schedule}" for optimizer in OPTIMIZERS]
+            own = [tests[key] for key in keys]
             claims += _claims(f"{family}, {schedule}", own)
     claims += _claims("all trainings", list(tests.values()))
     if config.steps:  # too short for anything to happen
@@ -114,7 +116,8 @@ def _claims(what: str, tests: list[BackTest]) -> list[Claim]:
 
 
 def _errors(tests: list[BackTest], name: str) -> Array:
-    return np.abs(np.concatenate([getattr(each, name) for test in tests for each in test.layers]))
+    errors: Array = np.abs(np.concatenate([getattr(each, name) for test in tests for each in test.layers]))
+    return errors
 
 
 def _covered(tests: list[BackTest], name: str) -> float:
@@ -142,8 +145,8 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     """One layer of every training: measured before and after the forecast begins, the forecast and its band."""
     figures = {}
     for family in config.families:
-        figure, axes = panels(len(OPTIMIZERS), len(SCHEDULES), width=2.4, height=2.0)
-        for place, (optimizer, schedule) in enumerate((o, s) for o in OPTIMIZERS for s in SCHEDULES):
+        figure, axes = panels(len(OPTIMIZERS), len(config.schedules), width=2.4, height=2.0)
+        for place, (optimizer, schedule) in enumerate((o, s) for o in OPTIMIZERS for s in config.schedules):
             key = f"{family}-{optimizer}-{schedule}"
             _draw(axes[place], found[key], backtest(Packed(found[key]), start=config.start))
             title(axes[place], "abcdefgh"[place], f"{optimizer}, {schedule}")
@@ -171,7 +174,11 @@ EXPERIMENT = Experiment(
     id="eq-forecast",
     title="Norm and angle of every layer, forecast from the first 300 steps of a run",
     source="beyond the papers",
-    scales={"smoke": Config(families=("digits",), start=80, steps=160), "desk": Config(), "paper": Config()},
+    scales={
+        "smoke": Config(families=("digits",), schedules=("step",), start=80, steps=160),
+        "desk": Config(),
+        "paper": Config(),
+    },
     tasks=tasks,
     run_task=run_task,
     collect=collect,
