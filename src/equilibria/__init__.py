@@ -28,7 +28,7 @@ from equilibria.errors import EquilibriaError
 if TYPE_CHECKING:
     from equilibria import theory
     from equilibria.control.split_decay import split_decay
-    from equilibria.forecasting import forecast
+    from equilibria.forecasting.forecast import forecast
     from equilibria.measure.objective import Objective, objective
     from equilibria.measure.sharpness import sharpness
     from equilibria.measure.symmetry import symmetries
@@ -63,7 +63,7 @@ _HOMES = {
     "SharpnessTracker": "equilibria.watching",
     "cite": "equilibria.theory.citations",
     "fold": "equilibria.theory.folding",
-    "forecast": "equilibria.forecasting",
+    "forecast": "equilibria.forecasting.forecast",
     "objective": "equilibria.measure.objective",
     "plan": "equilibria.planning",
     "read_run": "equilibria.report",
