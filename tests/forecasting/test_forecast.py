@@ -171,8 +171,8 @@ def test_curves_are_thin_keep_every_change_and_agree_with_the_full_one(constant)
 def test_bands_widen_with_the_horizon(constant):
     layer = forecast(constant, schedule=0.1, steps=3000).layers[0]
     width = layer.norm.high / layer.norm.low
-    assert width[0] == 1
-    assert width[-1] > width[20] > 1
+    assert width[-1] > width[20] > width[0] > 1
+    assert width[0] < 1.05  # the norm is known where the forecast begins
     assert (layer.angle.low < layer.angle.value).all()
 
 

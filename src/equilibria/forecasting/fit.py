@@ -2,9 +2,9 @@
 
     ln L = level + power * ln(angle^2 / reference) + drift * ln(clock / clock now)
 
-where the angle's part is followed at a rate. The clock is the number of steps where L grows (scales behind the layer
-grow, whether it turns or not), and the sum of squared angles where L falls (what is learnt by turning). Level, power
-and drift are a linear regression on the sampled steps, with a prior on the last two: where the window shows no change
+where the angle's part is followed at a rate. The clock is the number of steps where L grows, and the sum of squared
+angles where L falls: in the runs that the prior comes from growth went on when lr had fallen, and falling stopped. Level,
+power and drift are a linear regression on the sampled steps, with a prior on the last two: where the window shows no change
 of lr, the power is the prior's, with the prior's scatter. Layers of one network drift alike, so that the drift of each
 is drawn to the mean of all.
 """
@@ -49,6 +49,7 @@ class Fit:
         turned: sum of squared angles until then.
         wander: of ln L around the fit, a standard deviation.
         scatter: of single angles around their prediction in the window, a standard deviation of the logarithm.
+        norm_scatter: of the norm around a smooth course in the window, the same.
         angle_scale: measured over predicted angle.
         angle_error: standard error of its logarithm.
         size: entries of the weight as its update shows them (Adam).
@@ -68,6 +69,7 @@ class Fit:
     turned: Array
     wander: Array
     scatter: Array
+    norm_scatter: Array
     angle_scale: Array
     angle_error: Array
     size: Array
@@ -104,6 +106,7 @@ def fit(cohort: Cohort) -> Fit:
         turned=turned[-1],
         wander=np.hypot(prior.wander, seen.wander),
         scatter=np.hypot(_scatter(cohort, rows, beside, scale) * seen.widening, seen.scatter),
+        norm_scatter=_norm_scatter(cohort, rows),
         angle_scale=scale,
         angle_error=scale_error,
         size=cohort.entries,
@@ -196,6 +199,15 @@ def _scatter(cohort: Cohort, rows: NDArray[np.int64], at: Replay, scale: Array) 
         off = 0.5 * np.log(measured / predicted) - np.log(scale)
     result: Array = np.sqrt(np.nanmean(np.where(np.isfinite(off), off, np.nan) ** 2, axis=0))
     return result
+
+
+def _norm_scatter(cohort: Cohort, rows: NDArray[np.int64]) -> Array:
+    """Standard deviation of ln ||w|| in the window around the parabola through it."""
+    time = np.linspace(-1, 1, len(rows))
+    design = np.stack([np.ones_like(time), time, time**2], axis=1)
+    logs = 0.5 * np.log(cohort.norm_sq[rows])
+    left = logs - design @ np.linalg.lstsq(design, logs, rcond=None)[0]
+    return np.asarray(left.std(axis=0))
 
 
 def _smooth(values: Array) -> Array:

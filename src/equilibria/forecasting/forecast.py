@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, whole, within
-from equilibria.findings import Finding
+from equilibria.findings import Finding, counted
 from equilibria.forecasting.findings import assumptions, find
 from equilibria.forecasting.fit import Fit, fit
 from equilibria.forecasting.observed import Cohort, Observed, RunLike, observe
@@ -129,7 +129,7 @@ class Forecast:
     _parts: tuple[tuple[Cohort, Fit, Course], ...]
 
     def __repr__(self) -> str:
-        return f"<Forecast of {len(self.layers)} layers, steps {self.first:,} to {self.steps - 1:,}>"
+        return f"<Forecast of {counted(len(self.layers), 'layer')}, steps {self.first:,} to {self.steps - 1:,}>"
 
     def __getitem__(self, name: str) -> LayerForecast:
         """The layer of that name."""
@@ -203,6 +203,20 @@ def forecast(
 
     Raises:
         EquilibriaError: not a run, too few samples, no layer that can be forecast, or nothing left to forecast.
+
+    Example:
+        >>> import torch
+        >>> from equilibria.measure.monitor import Monitor
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.BatchNorm1d(8))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+        >>> with Monitor(model, optimizer, every=1) as monitor:
+        ...     for _ in range(40):
+        ...         optimizer.zero_grad()
+        ...         (model(torch.randn(16, 8)) * torch.randn(16, 8)).mean().backward()
+        ...         optimizer.step()
+        >>> found = forecast(monitor, schedule=0.1, steps=400)
+        >>> found, found.layers[0].name, found.layers[0].step[-1].item()
+        (<Forecast of 1 layer, steps 40 to 399>, '0.weight', 399)
     """
     scenario = (
         schedule
@@ -254,7 +268,7 @@ def layer_forecast(cohort: Cohort, fitted: Fit, course: Course, paths: Paths, at
     shown = paths.shown
     angle, norm_sq = paths.angle[:, at], paths.norm_sq[:, at]
     lr = course.lr[shown]
-    norm = _band(np.sqrt(norm_sq))
+    norm = _band(np.sqrt(norm_sq), scatter=float(fitted.norm_scatter[at]))
     goal = paths.goal[:, at]
     return LayerForecast(
         name=cohort.names[at],
