@@ -19,12 +19,12 @@ _DECK = (
     "happened and beside what people assume instead."
 )
 _READING = (
-    "<strong>Errors</strong> are |forecast ÷ measured - 1| over all layers and remaining samples. The measured angle "
-    "is the root mean square of 20 samples around; “single steps” compares with each alone, which scatters by itself.",
+    "<strong>Errors</strong> are |forecast ÷ measured - 1| over all layers and remaining samples. Angles are "
+    "compared as the root mean square of 50 samples around; “single steps” takes each alone, which scatters by itself.",
     "<strong>In band</strong>: share of single measured samples inside of the 90&nbsp;% band; 85 to 95&nbsp;% is good.",
 )
 _GUESSES = (
-    "The <strong>guesses</strong> start from the root mean square of the last 20 samples before the forecast, or from "
+    "The <strong>guesses</strong> start from the root mean square of the last 50 samples before the forecast, or from "
     "the equilibrium of lr and wd, and have no band."
 )
 

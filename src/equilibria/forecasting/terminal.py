@@ -85,7 +85,7 @@ def print_backtest(test: BackTest, *, console: Console | None = None) -> None:
     for each in sorted(test.layers, key=_median_error, reverse=True)[:_MOST_ROWS]:
         layers.add_row(Text(_short(each.forecast.name)), *_layer_errors(each))
     out.print(layers)
-    legend = "median of |forecast / measured - 1|, the measured angle as the rms of 20 samples; 1 step: single samples"
+    legend = "median of |forecast / measured - 1|, angles as the rms of 50 samples; 1 step: single samples"
     out.print(Text(legend, style="dim"))
     out.print()
     covers = f"{test.angle_coverage:.0%} of the single measured angles and {test.norm_coverage:.0%} of the norms"
