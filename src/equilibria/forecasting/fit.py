@@ -3,10 +3,10 @@
     ln L = level + power * ln(angle^2 / reference) + drift * ln(clock / clock now)
 
 where the angle's part is followed at a rate. The clock is the number of steps where L grows, and the sum of squared
-angles where L falls: in the runs that the prior comes from growth went on when lr had fallen, and falling stopped. Level,
-power and drift are a linear regression on the sampled steps, with a prior on the last two: where the window shows no change
-of lr, the power is the prior's, with the prior's scatter. Layers of one network drift alike, so that the drift of each
-is drawn to the mean of all.
+angles where L falls: in the runs that the prior comes from growth went on when lr had fallen, and falling stopped.
+Level, power and drift are a linear regression on the sampled steps, with a prior on the last two: where the window
+shows no change of lr, the power is the prior's, with the prior's scatter. Layers of one network drift alike, so that
+the drift of each is drawn to the mean of all.
 """
 
 from __future__ import annotations

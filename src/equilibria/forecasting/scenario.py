@@ -34,7 +34,7 @@ class Scenario:
         weight_decay: weight decay; None leaves it as at the last sample.
         batch_factor: batch size over that of the record; the gradient is taken to be noise, so that L falls as 1/batch.
         rescale: whether weights and optimizer state are rescaled where lr or weight decay jump, as
-            `equilibria.RescaleOnDecay` does.
+            `equilibria.control.RescaleOnDecay` does.
         name: for tables.
     """
 
