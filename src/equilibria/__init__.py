@@ -5,6 +5,7 @@ The verbs, imported on first use:
 - `watch`: how fast every layer of a training run turns, beside how fast it should.
 - `read_run`: what a watched run left on disk.
 - `plan`: what a schedule will do, before it runs.
+- `forecast`: what every layer will do over the rest of a run, from what was recorded of it.
 - `fold`: weight decay folded into an exponentially growing learning rate.
 - `translate`: the same dynamics for another initial scale, batch size, weight decay or optimizer.
 - `objective`: the loss of a network as a function of its named parameters and a batch; `Objective` for any function.
@@ -27,6 +28,7 @@ from equilibria.errors import EquilibriaError
 if TYPE_CHECKING:
     from equilibria import theory
     from equilibria.control.split_decay import split_decay
+    from equilibria.forecasting.forecast import forecast
     from equilibria.measure.objective import Objective, objective
     from equilibria.measure.sharpness import sharpness
     from equilibria.measure.symmetry import symmetries
@@ -44,6 +46,7 @@ __all__ = [
     "__version__",
     "cite",
     "fold",
+    "forecast",
     "objective",
     "plan",
     "read_run",
@@ -60,6 +63,7 @@ _HOMES = {
     "SharpnessTracker": "equilibria.watching",
     "cite": "equilibria.theory.citations",
     "fold": "equilibria.theory.folding",
+    "forecast": "equilibria.forecasting.forecast",
     "objective": "equilibria.measure.objective",
     "plan": "equilibria.planning",
     "read_run": "equilibria.report",

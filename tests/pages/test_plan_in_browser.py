@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from browser import Browser, find
 
-from equilibria.planning import plan
+from equilibria.planning import alternatives, plan
 from equilibria.planning.page import write_page
 from equilibria.theory import SGD
 from equilibria.theory.schedules import MultiStep
@@ -31,5 +31,29 @@ def test_the_page_of_a_plan(tmp_path, wd, start, lines):
             assert browser.run("document.documentElement.scrollWidth") == width
             assert browser.problems == []
             assert browser.requests == [page.resolve().as_uri()]
+    finally:
+        browser.close()
+
+
+@pytest.mark.skipif(find() is None, reason="no browser: apt-get install chromium, or name one in EQUILIBRIA_BROWSER")
+def test_the_buttons_of_a_plan(tmp_path):
+    rule, schedule = SGD(0.1, 5e-3, momentum=0.9), MultiStep(0.1, milestones=[600], factor=0.2)
+    typed, others = plan(rule, schedule, steps=2000), alternatives(rule, schedule, steps=2000)
+    page = write_page(typed, tmp_path / "plan.html", alternatives=others)
+    lowest = "Math.min(...document.getElementById('angle-chart').data.find((trace) => trace.name === 'predicted').y)"
+    shown = (
+        "[...document.querySelectorAll('.choice')].filter((part) => part.offsetParent).map((part) => part.className)"
+    )
+    browser = Browser(find(), tmp_path / "profile")
+    try:
+        browser.open(page, width=390, phone=True)
+        assert browser.run(lowest) == pytest.approx(min(typed.curve.angle), rel=1e-5)
+        browser.run("document.getElementById('choice-0').focus()")
+        for place, other in enumerate(others.values(), start=1):
+            browser.press("ArrowRight", 39)
+            assert browser.run(lowest) == pytest.approx(min(other.curve.angle), rel=1e-5)
+            assert browser.run(shown) == [f"choice choice-{place}"] * 3  # its sentence, its phases, its findings
+        assert browser.run("document.documentElement.scrollWidth") == 390
+        assert browser.problems == []
     finally:
         browser.close()

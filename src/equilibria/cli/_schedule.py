@@ -88,7 +88,7 @@ def build_run(options: dict[str, Any]) -> Run:
 
 
 # The options that a schedule reads, beyond the length of the run and --per-epoch.
-_READS = {
+READS = {
     "constant": ("warmup",),
     "step": ("milestones", "every", "factor", "warmup"),
     "linear": ("end_lr", "warmup"),
@@ -102,9 +102,9 @@ _READS = {
 
 def _refuse_strangers(kind: str, options: dict[str, Any]) -> None:
     """An option of another schedule would be ignored without a word."""
-    for name in {name for names in _READS.values() for name in names} - set(_READS[kind]):
+    for name in {name for names in READS.values() for name in names} - set(READS[kind]):
         if options[name] is not None:
-            owners = ", ".join(owner for owner, names in _READS.items() if name in names)
+            owners = ", ".join(owner for owner, names in READS.items() if name in names)
             raise EquilibriaError(
                 f"got {flag(name)} with --schedule {kind}; expected it only with --schedule: {owners}"
             )

@@ -42,31 +42,30 @@ if TYPE_CHECKING:
 @json_option
 def command(**options: Any) -> None:
     """What a schedule does before it runs: phase by phase, as a curve, and in plain sentences."""
-    from equilibria.planning import plan
+    from equilibria.planning import alternatives, plan
 
     check_scale(options)
     run = build_run(options)
     rule = build_rule({**options, "lr": run.lr})
     if options["init_std"] is not None:
         options |= _from_std(options)
+    settings: dict[str, Any] = {
+        "steps": run.steps,
+        "steps_per_epoch": run.steps_per_epoch,
+        "init_norm": options["init_norm"],
+        "unit_grad_sq": options["unit_grad_sq"],
+        "dim": options["dim"],
+        "shape": shape_of(options),
+        "dtype": _DTYPES.get(options["dtype"].lower(), options["dtype"].lower()),
+        "tolerance": options["tolerance"],
+    }
     with named({"norm": "--init-norm"}):
-        result = plan(
-            rule,
-            run.schedule,
-            steps=run.steps,
-            steps_per_epoch=run.steps_per_epoch,
-            init_norm=options["init_norm"],
-            unit_grad_sq=options["unit_grad_sq"],
-            dim=options["dim"],
-            shape=shape_of(options),
-            dtype=_DTYPES.get(options["dtype"].lower(), options["dtype"].lower()),
-            tolerance=options["tolerance"],
-        )
+        result = plan(rule, run.schedule, **settings)
     if options["html"] is not None:
         from equilibria.planning.page import write_page
 
         with named({"path": "--html"}):
-            write_page(result, options["html"])
+            write_page(result, options["html"], alternatives=alternatives(rule, run.schedule, **settings))
     if options["as_json"]:
         print_json(_contract(result))
         return

@@ -3,6 +3,8 @@
 from equilibria.forecasting.backtest import BASELINES, FORECAST, BackTest, LayerTest, Score, backtest
 from equilibria.forecasting.forecast import Band, Forecast, LayerForecast, Measured, Total, forecast
 from equilibria.forecasting.scenario import Scenario
+from equilibria.forecasting.suggest import Proposal, Suggestion, suggest
+from equilibria.forecasting.what_if import Outcome, WhatIf, what_if
 
 __all__ = [
     "BASELINES",
@@ -13,9 +15,15 @@ __all__ = [
     "LayerForecast",
     "LayerTest",
     "Measured",
+    "Outcome",
+    "Proposal",
     "Scenario",
     "Score",
+    "Suggestion",
     "Total",
+    "WhatIf",
     "backtest",
     "forecast",
+    "suggest",
+    "what_if",
 ]

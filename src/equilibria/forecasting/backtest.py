@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +115,23 @@ class BackTest:
             f"<BackTest of {len(self.layers)} layers from step {self.start:,} to {self.steps - 1:,}: angle "
             f"{own.angle:.1%} off (median), norm {own.norm:.1%}, bands cover {self.angle_coverage:.0%}>"
         )
+
+    def table(self) -> None:
+        """Print errors and coverage: beside the guesses, by horizon, by layer."""
+        from equilibria.forecasting.terminal import print_backtest
+
+        print_backtest(self)
+
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write the back-test as one HTML page that needs no network.
+
+        Args:
+            path: the file to write; an existing one is replaced.
+            title: shown above the headline.
+        """
+        from equilibria.forecasting.page import write_page
+
+        return write_page(self, path, title=title)
 
 
 def backtest(run: RunLike, *, start: int = 300) -> BackTest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,11 +59,13 @@ class Measured:
         step: the sampled steps.
         angle: radians of each.
         norm: ||w|| before each.
+        lr: learning rate of each.
     """
 
     step: NDArray[np.int64]
     angle: Array
     norm: Array
+    lr: Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +144,7 @@ class Forecast:
     def measured(self, name: str) -> Measured:
         """What was recorded of a layer before the forecast begins."""
         cohort, _, _, at = self._part(name)
-        return Measured(cohort.step, cohort.angle[:, at], np.sqrt(cohort.norm_sq[:, at]))
+        return Measured(cohort.step, cohort.angle[:, at], np.sqrt(cohort.norm_sq[:, at]), cohort.lr)
 
     def full(self, name: str) -> LayerForecast:
         """One layer at every single step."""
@@ -153,6 +156,23 @@ class Forecast:
         self[name]  # refuses an unknown one
         cohort, fitted, course = next(part for part in self._parts if name in part[0].names)
         return cohort, fitted, course, cohort.names.index(name)
+
+    def table(self) -> None:
+        """Print one line per layer: where it ends, how long it is out of equilibrium, how far it travels."""
+        from equilibria.forecasting.terminal import print_forecast
+
+        print_forecast(self)
+
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write the forecast as one HTML page that needs no network.
+
+        Args:
+            path: the file to write; an existing one is replaced.
+            title: shown above the headline.
+        """
+        from equilibria.forecasting.page import write_page
+
+        return write_page(self, path, title=title)
 
 
 def forecast(

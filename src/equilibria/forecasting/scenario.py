@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sized
 from dataclasses import KW_ONLY, dataclass
 
@@ -131,10 +132,14 @@ def _rescaling(cohort: Cohort, lr: Array, wd: Array) -> Array:
     for at in np.flatnonzero(jump):
         old = _at(cohort.rule, before_lr[at], before_wd[at])
         new = _at(cohort.rule, lr[at], wd[at])
-        scale = {"unit_grad_sq": float(np.nanmean(cohort.drive)), "dim": float(np.mean(cohort.entries))}
-        factors = rescale_factors(old, new, **scale if isinstance(new, AdamL2) else {})
-        found[at] = factors.weight**2
+        scale = (float(np.nanmean(cohort.drive)), float(np.mean(cohort.entries)))
+        found[at] = _grown_sq(old, new, *scale if isinstance(new, AdamL2) else (1.0, 1.0))
     return found
+
+
+@functools.lru_cache(maxsize=1024)  # exact fixed points take milliseconds, and a search asks for the same ones again
+def _grown_sq(old: Rule, new: Rule, unit_grad_sq: float, dim: float) -> float:
+    return rescale_factors(old, new, unit_grad_sq=unit_grad_sq, dim=dim).weight ** 2
 
 
 def _at(rule: Rule, lr: float, wd: float) -> Rule:

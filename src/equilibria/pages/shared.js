@@ -86,6 +86,12 @@ const charting = (() => {
     }
   }));
 
+  // The alternative that is chosen, and what to do when another one is.
+  const chosen = () => Number((document.querySelector("input[name=choice]:checked") || { value: 0 }).value);
+  const onChoice = (act) => document.querySelectorAll("input[name=choice]").forEach((button) => {
+    button.addEventListener("change", act);
+  });
+
   // Draw again for another colour scheme or width, and on paper.
   const keepDrawn = (charts, drawAll) => {
     const print = (on) => {
@@ -103,5 +109,5 @@ const charting = (() => {
     window.addEventListener("afterprint", () => print(false));
   };
 
-  return { color, touch, area, look, size, draw, linkZoom, keepDrawn };
+  return { color, touch, area, look, size, draw, linkZoom, keepDrawn, chosen, onChoice };
 })();

@@ -1,5 +1,7 @@
 (() => {
-  const plan = JSON.parse(document.getElementById("plan-data").textContent);
+  const typed = JSON.parse(document.getElementById("plan-data").textContent);
+  const plans = [typed, ...typed.alternatives];
+  let plan = typed;
   const charts = ["angle-chart", "norm-chart", "schedule-chart"].map((id) => document.getElementById(id));
   const { color } = charting;
 
@@ -30,12 +32,15 @@
       plan.band ? " = %{customdata[0]} of equilibrium" : "");
     predicted.customdata = plan.ratio.map((ratio) => [ratio === null ? "?" : Math.round(100 * ratio) + " %"]);
     const alone = line(plan.by_lr, "lr alone", { color: color("naive"), width: 2, dash: "dot" }, " rad");
+    const before = plan === typed ? [] : [{ ...line(typed.angle, typed.name, { color: color("predicted"), width: 1.5 }, " rad"),
+      x: typed.x, opacity: 0.55 }];
     return [plan.band ? [
       charting.area(plan.x, plan.equilibrium, plan.angle, color("gap")),
       alone,
+      ...before,
       predicted,
       line(plan.equilibrium, "equilibrium", { color: color("goal"), width: 2, dash: "dash" }, " rad"),
-    ] : [alone, predicted], layout(size, plan.angle_range, "angle per step, rad")];
+    ] : [alone, ...before, predicted], layout(size, plan.angle_range, "angle per step, rad")];
   };
 
   const normChart = (size) => {
@@ -58,11 +63,15 @@
     line(plan.wd, "wd", { color: color("wd"), width: 2, dash: "dash" }, ""),
   ], layout(size, plan.schedule_range, "lr, wd")];
 
-  const drawAll = () => [angleChart, normChart, scheduleChart].forEach((chart, index) => {
-    charting.draw(charts[index], ...chart(charting.size(charts[index])));
-  });
+  const drawAll = () => {
+    plan = plans[charting.chosen()];
+    [angleChart, normChart, scheduleChart].forEach((chart, index) => {
+      charting.draw(charts[index], ...chart(charting.size(charts[index])));
+    });
+  };
 
   drawAll();
+  charting.onChoice(drawAll);
   charting.linkZoom(charts, [0, plan.end]);
   charting.keepDrawn(charts, drawAll);
 })();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ from numpy.typing import NDArray
 
 from equilibria.pages.cards import card
 from equilibria.pages.document import document, write_document
+from equilibria.pages.toggles import alternatives as choices
+from equilibria.pages.toggles import toggles
 from equilibria.pages.words import number, percent, ratio_cell, sentence_case, settings_list, text
-from equilibria.planning.page_data import chart_data
+from equilibria.planning.alternatives import AS_TYPED, MEANING
+from equilibria.planning.page_data import page_data
 from equilibria.planning.page_words import is_free, words
 from equilibria.planning.planner import Phase, Plan
 
@@ -20,7 +24,9 @@ Array = NDArray[np.float64]
 _WORTH_SAYING = 0.005  # a smaller share of the run rounds to 0 %
 
 
-def write_page(plan: Plan, path: str | Path, *, title: str | None = None) -> Path:
+def write_page(
+    plan: Plan, path: str | Path, *, title: str | None = None, alternatives: Mapping[str, Plan] | None = None
+) -> Path:
     """Write a plan as one offline HTML page.
 
     The page appears complete or not at all: it is written beside its target and then moved into place.
@@ -29,6 +35,7 @@ def write_page(plan: Plan, path: str | Path, *, title: str | None = None) -> Pat
         plan: the plan to show.
         path: the file to write, in a folder that exists; an existing file is replaced.
         title: shown above the headline; the optimizer and its settings without it.
+        alternatives: plans to choose instead of it by a button, by name; see `equilibria.planning.alternatives`.
 
     Returns:
         The path.
@@ -36,15 +43,16 @@ def write_page(plan: Plan, path: str | Path, *, title: str | None = None) -> Pat
     Raises:
         EquilibriaError: the folder does not exist, the path is not a file, or it cannot be written.
     """
-    return write_document(path, page_html(plan, title=title))
+    return write_document(path, page_html(plan, title=title, alternatives=alternatives))
 
 
-def page_html(plan: Plan, *, title: str | None = None) -> str:
+def page_html(plan: Plan, *, title: str | None = None, alternatives: Mapping[str, Plan] | None = None) -> str:
     """A plan as the text of one HTML page; its scripts, styles and data are inside.
 
     Args:
         plan: the plan to show.
         title: shown above the headline; the optimizer and its settings without it.
+        alternatives: plans to choose instead of it by a button, by name.
 
     Returns:
         HTML.
@@ -55,20 +63,25 @@ def page_html(plan: Plan, *, title: str | None = None) -> str:
         >>> "for the whole run</h1>" in page_html(plan(SGD(0.1, 5e-4, momentum=0.9), 0.1, steps=1000))
         True
     """
-    situation = plan.situation
-    unit = "step" if situation.steps_per_epoch is None else "epoch"
+    unit = "step" if plan.situation.steps_per_epoch is None else "epoch"
+    plans = {AS_TYPED: plan, **(alternatives or {})}
+    told = words(plan, unit=f"{unit}s")
+    head = told.pop("phase_head")
     return document(
         "equilibria.planning",
         title=_default_title(plan) if title is None else title,
-        data=chart_data(plan),
+        data=page_data(plans),
         headline=text(headline(plan)),
         settings=_settings(plan),
-        **words(plan, unit=f"{unit}s"),
+        **told,
+        toggles=toggles("What if?", {name: _meaning(name, each) for name, each in plans.items()}),
+        typed_legend=_TYPED_LEGEND if alternatives else "",
+        compared=_compared(plans) if alternatives else "",
         angle_label=text(f"Chart of the angle per step over the run. {headline(plan)}"),
         norm_label=text(_norm_label(plan)),
         schedule_label=f"Chart of lr ({_from_to(plan.curve.lr)}) and wd ({_from_to(plan.curve.weight_decay)})",
-        phases="\n".join((_free_row if is_free(plan) else _row)(phase, plan) for phase in plan.phases),
-        findings="\n".join(card(finding) for finding in plan.findings) or _NOTHING_FOUND,
+        phases=choices([_phase_table(each, head) for each in plans.values()]),
+        findings=choices([_cards(each) for each in plans.values()]),
         start=_start_sentence(plan),
     )
 
@@ -161,7 +174,54 @@ def _start_sentence(plan: Plan) -> str:
     )
 
 
+# ---- the alternatives
+
+_TYPED_LEGEND = (
+    '<li><svg viewBox="0 0 34 8" aria-hidden="true"><path d="M0 4h34" class="line-typed"/></svg>as typed, for '
+    "comparison</li>\n"
+)
+
+
+def _meaning(name: str, plan: Plan) -> str:
+    return f"{MEANING.get(name, name)} {headline(plan)}."
+
+
+def _compared(plans: Mapping[str, Plan]) -> str:
+    """All alternatives in one table, which needs no buttons."""
+    rows = "\n".join(_compared_row(name, each, plans[AS_TYPED]) for name, each in plans.items())
+    return (
+        '<section aria-labelledby="compared-heading">\n<h2 id="compared-heading">The alternatives side by side</h2>\n'
+        '<div class="scroll" role="region" aria-labelledby="compared-heading" tabindex="0">\n<table>\n<thead><tr>'
+        '<th scope="col">plan</th><th scope="col">out of equilibrium</th><th scope="col">largest wd</th>'
+        '<th scope="col">last angle, rad</th><th scope="col">angle travelled, rad</th>'
+        '<th scope="col">against as typed</th></tr></thead>\n'
+        f"<tbody>\n{rows}\n</tbody>\n</table>\n</div>\n"
+        '<p class="caption">Angle travelled: the sum of the angles of all steps, the distance on the sphere.</p>\n'
+        "</section>\n"
+    )
+
+
+def _compared_row(name: str, plan: Plan, typed: Plan) -> str:
+    last = plan.phases[-1].end
+    cells = (
+        percent(1 - plan.settled_share),
+        number(float(plan.curve.weight_decay.max())),
+        number(last.angle),
+        number(plan.travelled),
+        f"{plan.travelled / typed.travelled:.2f}×",
+    )
+    return f'<tr><th scope="row">{text(name)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+
+
 # ---- the phases
+
+
+def _phase_table(plan: Plan, head: str) -> str:
+    rows = "\n".join((_free_row if is_free(plan) else _row)(phase, plan) for phase in plan.phases)
+    return (
+        '<div class="scroll" role="region" aria-labelledby="phases-heading" tabindex="0">\n'
+        f"<table>\n<thead>\n{head}\n</thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
+    )
 
 
 def _row(phase: Phase, plan: Plan) -> str:
@@ -232,6 +292,11 @@ def _verdict(phase: Phase) -> tuple[str, bool]:
 
 
 # ---- the findings
+
+
+def _cards(plan: Plan) -> str:
+    return "\n".join(card(finding) for finding in plan.findings) or _NOTHING_FOUND
+
 
 _NOTHING_FOUND = (
     '<article class="finding"><h3>Nothing to change</h3><p>The weights stay in equilibrium, and nothing about '

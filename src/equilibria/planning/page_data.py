@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -10,6 +13,7 @@ from equilibria.planning.planner import Phase, Plan
 
 Array = NDArray[np.float64]
 
+_RANGES = ("angle_range", "norm_range", "schedule_range")
 _RUN_OFF = 5  # a ramp to zero has no lower end on a log axis: its last per cent may run out of the chart
 
 
@@ -49,6 +53,18 @@ def chart_data(plan: Plan) -> dict[str, object]:
             for phase in plan.phases
         ],
     }
+
+
+def page_data(plans: Mapping[str, Plan]) -> dict[str, object]:
+    """The first plan and, under "alternatives", the others; all with the same axes: a button changes curves alone."""
+    found = [{**chart_data(plan), "name": name} for name, plan in plans.items()]
+    ranges = {name: _hull([each[name] for each in found]) for name in _RANGES}
+    first, *others = ({**each, **ranges} for each in found)
+    return {**first, "alternatives": others}
+
+
+def _hull(ranges: list[Any]) -> list[float]:
+    return [min(low for low, _ in ranges), max(high for _, high in ranges)]
 
 
 def _norm_band(plan: Plan) -> list[float]:

@@ -17,9 +17,10 @@ from equilibria.planning.findings import DTYPES, find
 from equilibria.planning.phases import Span, cut, first_goal
 from equilibria.planning.scale import check_distance, check_scale, scale_number, update_size
 from equilibria.theory import SGD, SGDW, AdamW, Lion, Rule
+from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 from equilibria.theory.settling import equilibrium_norm_sq, settling_steps
-from equilibria.theory.states import State, cold_start, settled
+from equilibria.theory.states import State, cold_start, rescaled, settled
 from equilibria.theory.targets import Targets, targets
 from equilibria.theory.transient import Trajectory, evolve
 
@@ -138,6 +139,7 @@ class Situation:
         unit_grad_sq: L (1 if not given).
         dim: number of entries (1 if not given); for Muon the squared length of its update, from the shape.
         dtype: in which the weights are stored.
+        rescale: weights and optimizer state are rescaled where lr or wd jumps.
     """
 
     rule: Rule
@@ -150,6 +152,7 @@ class Situation:
     unit_grad_sq: float
     dim: float
     dtype: str
+    rescale: bool = False
 
     @property
     def norm_power(self) -> int:
@@ -178,6 +181,7 @@ class Plan:
         curve: angle and norm over the run.
         findings: what to know, in plain sentences.
         settled_share: share of the steps with the angle within the tolerance of equilibrium.
+        travelled: sum of the angles of all steps, radians: the distance on the sphere.
         situation: the inputs.
     """
 
@@ -185,6 +189,7 @@ class Plan:
     curve: Curve
     findings: tuple[Finding, ...]
     settled_share: float
+    travelled: float
     situation: Situation
 
     def __repr__(self) -> str:
@@ -205,6 +210,7 @@ def plan(
     shape: tuple[int, int] | None = None,
     dtype: str = "float32",
     tolerance: float = 0.05,
+    rescale: bool = False,
 ) -> Plan:
     """Predict norm and angle of a scale-invariant weight over a whole schedule.
 
@@ -222,6 +228,8 @@ def plan(
         shape: (rows, columns) of the matrix; needed with init_norm for Muon.
         dtype: in which the weights are stored: float32, bfloat16 or float16.
         tolerance: what counts as settled.
+        rescale: whether weights and optimizer state are rescaled into the new equilibrium where lr or wd jumps, as
+            `equilibria.control.RescaleOnDecay` does.
 
     Returns:
         Phases, curves and findings.
@@ -278,6 +286,7 @@ def plan(
         scale["unit_grad_sq"],
         scale["dim"],
         dtype,
+        rescale,
     )
     return _build(situation, lrs, decays, spans)
 
@@ -305,7 +314,7 @@ def _build(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, .
     per_lr = angle[last] / lrs[last] * (norm[last] / norm[0]) ** situation.norm_power
     by_lr = lrs * (goal.angle.max() / lrs.max() or per_lr)
     curve = Curve(shown, *(column[shown] for column in (lrs, decays, angle, goal.angle, by_lr, norm, norm_goal)))
-    return Plan(phases, curve, find(phases, situation), float(inside.mean()), situation)
+    return Plan(phases, curve, find(phases, situation), float(inside.mean()), float(angle.sum()), situation)
 
 
 def _goals(situation: Situation, lrs: Array, decays: Array) -> Targets:
@@ -326,6 +335,8 @@ def _follow(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, 
     """The moment recursion, one trajectory per phase, each from where the last one ended."""
     state, paths = _start(situation), []
     for span in spans:
+        if situation.rescale and span.jump:
+            state = _rescaled(situation, state, span, lrs, decays)
         rests = _rests(situation, span, lrs, decays)
         steps = slice(span.first, span.first + (1 if rests else span.steps))
         path = evolve(
@@ -340,6 +351,18 @@ def _follow(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, 
         paths.append(_held(path, span.steps) if rests else path)
         state = path.final
     return paths
+
+
+def _rescaled(situation: Situation, state: State, span: Span, lrs: Array, decays: Array) -> State:
+    """The state in front of a jump, from one equilibrium into the other; as it is where either does not exist."""
+    if not all(lrs[step] * decays[step] > 0 for step in (span.first - 1, span.first)):
+        return state
+    old, new = (
+        dataclasses.replace(situation.rule, lr=float(lrs[step]), weight_decay=float(decays[step]))
+        for step in (span.first - 1, span.first)
+    )
+    factors = rescale_factors(old, new, unit_grad_sq=situation.unit_grad_sq, dim=situation.dim)
+    return rescaled(state, factors.weight)
 
 
 def _rests(situation: Situation, span: Span, lrs: Array, decays: Array) -> bool:

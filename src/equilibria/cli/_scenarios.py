@@ -1,0 +1,128 @@
+"""The options that describe a scenario, and `--what-if`: the same options again, as far as they differ."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equilibria.cli._options import NUMBER, apply
+from equilibria.cli._schedule import READS, build_run, schedule_options
+from equilibria.errors import EquilibriaError, number, positive
+
+if TYPE_CHECKING:
+    from equilibria.forecasting import Scenario
+    from equilibria.forecasting.observed import Observed
+
+EXAMPLES = "'rescaled=--rescale' or 'late=--milestones 2000 --wd x2'"
+_LENGTH = ("steps", "epochs", "steps_per_epoch")
+
+
+class Decay(click.ParamType):  # type: ignore[type-arg]  # not subscriptable before click 8.4
+    """A weight decay, or a factor of the recorded one."""
+
+    name = "number or xN"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        """What it is, and the number."""
+        kind, text = ("factor", value[1:]) if value[:1] in ("x", "×") else ("value", value)
+        try:
+            return kind, number("value", float(text))
+        except ValueError:
+            self.fail(f"got {value!r}; expected a weight decay such as 5e-4, or a factor such as x2", param, ctx)
+
+
+scenario_options = apply(
+    click.option(
+        "--lr",
+        type=NUMBER,
+        help="Learning rate of the first layer's group: the peak, or the one of a constant "
+        "schedule; the largest recorded if not given, the last one with a constant schedule.",
+    ),
+    schedule_options,
+    click.option(
+        "--wd", "--weight-decay", type=Decay(), help="Weight decay from now on, or xN for N times the recorded one."
+    ),
+    click.option("--batch-factor", type=NUMBER, default=1.0, help="Batch size from now on over that of the record."),
+    click.option("--rescale", is_flag=True, help="Weights and optimizer state are rescaled where lr or wd jumps."),
+)
+
+
+@click.command("--what-if", add_help_option=False)
+@scenario_options
+def _parser(**options: Any) -> None:
+    """Only its parser is used."""
+
+
+def scenarios(
+    options: dict[str, Any], what_ifs: Sequence[str], observed: Observed, *, base: str
+) -> dict[str, Scenario]:
+    """The scenario of the options themselves, and one for every --what-if, by name."""
+    found = {base: _scenario(options, observed, base)}
+    for text in what_ifs:
+        name, changes = parse_what_if(text)
+        if name in found:
+            raise EquilibriaError(f"got two scenarios named {name!r}; expected a name of its own for each --what-if")
+        try:
+            found[name] = _scenario(_changed(options, changes), observed, name)
+        except EquilibriaError as error:
+            raise EquilibriaError(f"--what-if {name}: {error}") from error
+    return found
+
+
+def parse_what_if(text: str) -> tuple[str, dict[str, Any]]:
+    """The name, and the options that were typed.
+
+    Example:
+        >>> parse_what_if("late=milestones 200 --rescale")
+        ('late', {'milestones': '200', 'rescale': True})
+    """
+    name, equals, typed = (part.strip() for part in text.partition("="))
+    if not (name and equals and typed):
+        raise EquilibriaError(f"got --what-if {text!r}; expected NAME=FLAGS, such as {EXAMPLES}")
+    known = {opt[2:] for option in _parser.params for opt in option.opts}
+    try:
+        words = [f"--{word}" if word in known else word for word in shlex.split(typed)]
+        context = _parser.make_context("--what-if", words)
+    except (click.UsageError, ValueError) as error:
+        reason = error.format_message() if isinstance(error, click.UsageError) else str(error)
+        raise EquilibriaError(f"got --what-if {text!r}: {reason} Expected NAME=FLAGS, such as {EXAMPLES}") from None
+    source = click.core.ParameterSource.COMMANDLINE
+    given = {key: value for key, value in context.params.items() if context.get_parameter_source(key) is source}
+    if any(key in given for key in _LENGTH):
+        raise EquilibriaError(f"got --what-if {text!r}; expected the length of the run outside, the same for all")
+    return name, given
+
+
+def _changed(options: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The options with what differs; what another schedule does not read is forgotten."""
+    merged = {**options, **changes}
+    kind = merged["schedule"].lower()
+    strangers = {key for keys in READS.values() for key in keys} - set(READS.get(kind, ()))
+    merged |= {key: None for key in strangers if key not in changes and "schedule" in changes}
+    for one, other in (("milestones", "every"), ("every", "milestones")):
+        if one in changes and other not in changes:
+            merged[other] = None
+    return merged
+
+
+def _scenario(options: dict[str, Any], observed: Observed, name: str) -> Scenario:
+    from equilibria.forecasting import Scenario
+
+    main = observed.cohorts[0]
+    if options["lr"] is None and options["schedule"].lower() != "file":
+        constant = options["schedule"].lower() == "constant"
+        options = {**options, "lr": float(main.lr[-1] if constant else main.lr.max())}
+    kind, decay = options["wd"] or ("", None)
+    if kind == "factor":
+        decay = positive("--wd", decay) * float(main.weight_decay[-1])
+    run = build_run(options)
+    return Scenario(
+        run.schedule,
+        weight_decay=decay,
+        batch_factor=positive("--batch-factor", options["batch_factor"]),
+        rescale=options["rescale"],
+        name=name,
+    )

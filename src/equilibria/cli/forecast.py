@@ -1,0 +1,262 @@
+"""`equilibria forecast`: what the rest of a recorded run will do, what could be done instead, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equilibria.cli._chart import chart
+from equilibria.cli._flags import flag, named
+from equilibria.cli._options import WHOLE, json_option
+from equilibria.cli._output import jsonable, print_json, width
+from equilibria.cli._scenarios import EXAMPLES, scenario_options, scenarios
+from equilibria.cli._schedule import build_run
+from equilibria.errors import EquilibriaError, number
+
+if TYPE_CHECKING:
+    from equilibria.forecasting import BackTest, Forecast, Suggestion, WhatIf
+    from equilibria.forecasting.suggest import Target
+
+_BASE = "as planned"
+_FLAGS = {"start": "--from", "schedule": "--schedule", "path": "--html", "target": "--suggest"}
+
+
+@click.command("forecast")
+@click.argument("run", type=Path)
+@scenario_options
+@click.option(
+    "--what-if", "what_ifs", multiple=True, help=f"NAME=FLAGS: another scenario, by what differs: {EXAMPLES}."
+)
+@click.option(
+    "--suggest",
+    help="Search for the plan that keeps every layer's angle closest to: now, equilibrium, radians per step, or "
+    "POSITION:RADIANS,... such as 0:0.03,1500:0.01.",
+)
+@click.option("--from", "start", type=WHOLE, help="Back-test: forecast a finished run from this step, and compare.")
+@click.option("--html", type=Path, help="Also write one offline page to this file.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context, /, *, run: Path, start: int | None, html: Path | None, as_json: bool, **options: Any
+) -> None:
+    """What every layer of the run recorded in RUN will do over the rest of a schedule, with 90 % bands.
+
+    The schedule is that of the whole run, from its step 0. With --what-if, several side by side; with --suggest, a
+    plan that comes closer to a target; with --from, a check on a run that is over.
+    """
+    with named(_FLAGS):
+        if start is not None:
+            _alone(ctx)
+            _backtest(run, start, html=html, as_json=as_json)
+        else:
+            _forecast(run, options, html=html, as_json=as_json)
+
+
+def _alone(ctx: click.Context) -> None:
+    """A back-test has the settings that were recorded: others would be ignored without a word."""
+    source = click.core.ParameterSource.COMMANDLINE
+    given = [name for name in ctx.params if ctx.get_parameter_source(name) is source]
+    strangers = [name for name in given if name not in ("run", "start", "html", "as_json")]
+    if strangers:
+        typed = flag({"what_ifs": "what_if"}.get(strangers[0], strangers[0]))
+        raise EquilibriaError(
+            f"got {typed} with --from; expected --from alone: a back-test takes the lr and wd that were recorded"
+        )
+
+
+def _backtest(run: Path, start: int, *, html: Path | None, as_json: bool) -> None:
+    from equilibria.forecasting import backtest
+
+    with _busy("forecasting what has happened"):
+        test = backtest(run, start=start)
+    if html is not None:
+        test.report(html, title=f"Back-test: {run.resolve().name}")
+    if as_json:
+        print_json(_backtest_contract(test))
+        return
+    test.table()
+    _page(html)
+
+
+def _forecast(run: Path, options: dict[str, Any], *, html: Path | None, as_json: bool) -> None:
+    from equilibria.forecasting import suggest, what_if
+    from equilibria.forecasting.observed import observe
+    from equilibria.forecasting.page import write_page
+    from equilibria.forecasting.terminal import print_suggestion
+    from equilibria.report import read_run
+
+    what_ifs, wanted = options.pop("what_ifs"), options.pop("suggest")
+    with _busy("reading the record"):
+        recorded = read_run(run)
+        observed = observe(recorded)
+    if options["steps_per_epoch"] is None:
+        options["steps_per_epoch"] = observed.steps_per_epoch
+    courses = scenarios(options, what_ifs, observed, base=_BASE)
+    planned = build_run(
+        {**options, "lr": float(observed.cohorts[0].lr.max()) if options["lr"] is None else options["lr"]}
+    )
+    if planned.steps <= observed.last_step + 1:
+        raise EquilibriaError(
+            f"got a run of {planned.steps:,} steps, of which {observed.last_step + 1:,} are recorded; expected the "
+            "length of the whole run, with steps left to forecast (--from forecasts what has happened, as a check)"
+        )
+    target = None if wanted is None else _target(wanted, planned.steps_per_epoch if options["epochs"] else None)
+    with _busy(f"forecasting {planned.steps - observed.last_step - 1:,} steps"):
+        found = what_if(recorded, courses, steps=planned.steps)
+    suggestion = None
+    if target is not None:
+        with _busy("searching"):
+            suggestion = suggest(recorded, schedule=courses[_BASE], steps=planned.steps, target=target)
+    if html is not None:
+        write_page(found, html, title=f"Forecast: {run.resolve().name}", suggestion=suggestion)
+    if as_json:
+        print_json(_contract(found, suggestion))
+        return
+    _show(found)
+    if suggestion is not None:
+        print()
+        print_suggestion(suggestion)
+    _page(html)
+
+
+def _show(found: WhatIf) -> None:
+    first = found.forecasts[_BASE]
+    print()
+    for line in _curve(first, found.worst(_BASE).layer):
+        print(line.rstrip())
+    print()
+    if len(found.forecasts) == 1:
+        first.table()
+    else:
+        found.table()
+
+
+def _curve(forecast: Forecast, name: str) -> list[str]:
+    """One layer, measured and forecast."""
+    per = forecast.steps_per_epoch or 1
+    layer, samples, hole = forecast[name], forecast.measured(name), [float("nan")]
+    x = [*(samples.step / per).tolist(), *(layer.step / per).tolist()]
+    before, after = hole * len(samples.step), hole * len(layer.step)
+    series = [
+        ("·", [*samples.angle.tolist(), *after]),
+        ("-", [*before, *layer.angle_equilibrium.tolist()]),
+        ("█", [*before, *layer.angle.value.tolist()]),
+    ]
+    unit = "epochs" if per > 1 else "steps"
+    legend = f"  {name}, angle per step (rad):  · measured   █ forecast   - equilibrium"
+    return [legend, *chart(x, series, columns=width() - 26, unit=unit, end=forecast.steps / per)]
+
+
+def _page(html: Path | None) -> None:
+    if html is not None:
+        print(f"\nPage: {html}")
+
+
+def _target(text: str, per: int | None) -> Target:
+    """What was typed after --suggest, with positions in steps."""
+    from equilibria.theory.schedules import Piecewise
+
+    if text.lower() in ("now", "as now"):
+        return "as now"
+    if text.lower() == "equilibrium":
+        return "equilibrium"
+    try:
+        if ":" not in text:
+            return number("--suggest", float(text))
+        pairs = [part.split(":") for part in text.split(",")]
+        return Piecewise([(round(float(at) * (per or 1)), number("--suggest", float(angle))) for at, angle in pairs])
+    except ValueError as error:
+        reason = f" ({error})" if isinstance(error, EquilibriaError) and ":" in text else ""
+        raise EquilibriaError(
+            f"got --suggest {text}; expected now, equilibrium, radians per step such as 0.01, or POSITION:RADIANS,... "
+            f"from 0 on, such as 0:0.03,1500:0.01{reason}"
+        ) from None
+
+
+@contextmanager
+def _busy(what: str) -> Iterator[None]:
+    """A word on stderr while it takes time; nothing if that is not a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+# ---- JSON
+
+
+def _contract(found: WhatIf, suggestion: Suggestion | None) -> dict[str, Any]:
+    first = found.forecasts[_BASE]
+    return {
+        "first": first.first,
+        "steps": first.steps,
+        "steps_per_epoch": first.steps_per_epoch,
+        "scenarios": {name: _scenario_contract(found, name) for name in found.forecasts},
+        "refused": first.refused,
+        "suggestion": None if suggestion is None else _suggestion_contract(suggestion),
+    }
+
+
+def _scenario_contract(found: WhatIf, name: str) -> dict[str, Any]:
+    forecast = found.forecasts[name]
+    layers = []
+    for layer, outcome in zip(forecast.layers, found.outcomes(name), strict=True):
+        layers.append({**jsonable(layer), "optimizer": type(layer.rule).__name__, "outcome": jsonable(outcome)})
+    return {
+        "worst": jsonable(found.worst(name)),
+        "layers": layers,
+        "findings": jsonable(forecast.findings),
+        "assumptions": forecast.assumptions,
+    }
+
+
+def _suggestion_contract(suggestion: Suggestion) -> dict[str, Any]:
+    proposals = [
+        {
+            "changes": each.changes,
+            "rescale": each.scenario.rescale,
+            **{
+                name: getattr(each, name)
+                for name in ("off", "worst_layer", "median_off", "integrated_angle", "steps_out")
+            },
+        }
+        for each in suggestion.proposals
+    ]
+    return {
+        "target": suggestion.target,
+        "proposals": proposals,
+        "searched": suggestion.searched,
+        "assumptions": suggestion.assumptions,
+    }
+
+
+def _backtest_contract(test: BackTest) -> dict[str, Any]:
+    layers = [
+        {
+            "layer": each.forecast.name,
+            "step": each.forecast.step,
+            "angle_error": each.angle_error,
+            "norm_error": each.norm_error,
+            "angle_coverage": each.angle_coverage,
+            "norm_coverage": each.norm_coverage,
+        }
+        for each in test.layers
+    ]
+    return {
+        "start": test.start,
+        "steps": test.steps,
+        "scores": jsonable(dict(test.scores)),
+        "horizons": [{"first": first, **jsonable(score)} for first, score in test.horizons],
+        "angle_coverage": test.angle_coverage,
+        "norm_coverage": test.norm_coverage,
+        "layers": layers,
+        "refused": test.refused,
+    }

@@ -1,0 +1,69 @@
+(() => {
+  const data = JSON.parse(document.getElementById("forecast-data").textContent);
+  const charts = ["angle-chart", "norm-chart", "elr-chart", "schedule-chart"].map((id) => document.getElementById(id));
+  const select = document.getElementById("layer");
+  const { color } = charting;
+
+  const line = (x, y, name, style, unit) => ({
+    x, y, name, mode: "lines", line: { simplify: false, ...style }, hovertemplate: "%{y:.3~g}" + unit, hoverinfo: "x+y+name",
+  });
+
+  const begins = () => ({ type: "line", xref: "x", yref: "paper", x0: data.first, x1: data.first, y0: 0, y1: 1,
+    line: { color: color("soft"), width: 1, dash: "dot" }, layer: "below" });
+
+  const label = (width) => ({ text: width < 500 ? "forecast →" : "forecast begins →", xref: "x", yref: "paper", x: data.first, y: 1,
+    yanchor: "bottom", xanchor: data.first < data.end / 2 ? "left" : "right", showarrow: false,
+    font: { size: 12, color: color("soft") } });
+
+  const layout = (size, range, title) => charting.look(size, { across: [0, data.end], unit: data.unit, range, title,
+    more: { shapes: [begins()], annotations: [label(size[0])] } });
+
+  // Measured dots, the band and line of the chosen scenario, and the lines of the others behind.
+  const traces = (kind, unit) => {
+    const at = Number(select.value), place = charting.chosen();
+    const measured = data.measured[at];
+    const found = [{ x: measured.x, y: measured[kind], name: "measured", mode: "markers", hoverinfo: "x+y+name",
+      hovertemplate: "%{y:.3~g}" + unit, marker: { color: color("naive"), size: 4, opacity: 0.7 } }];
+    data.scenarios.forEach((scenario, other) => {
+      const layer = scenario.layers[at];
+      if (other !== place && layer[kind]) {
+        found.push({ ...line(scenario.courses[layer.course].x, layer[kind], scenario.name,
+          { color: color("predicted"), width: 1.5 }, unit), opacity: 0.55 });
+      }
+    });
+    const scenario = data.scenarios[place], layer = scenario.layers[at];
+    const x = scenario.courses[layer.course].x;
+    if (layer[kind + "_low"]) found.unshift(charting.area(x, layer[kind + "_high"], layer[kind + "_low"], color("sure")));
+    if (layer[kind]) found.push(line(x, layer[kind], scenario.name, { color: color("predicted"), width: 4 }, unit));
+    if (kind === "angle") {
+      found.push(line(x, layer.goal, "equilibrium", { color: color("goal"), width: 2, dash: "dash" }, unit));
+    }
+    return found;
+  };
+
+  const chart = (kind, unit, title) => (size) => [
+    traces(kind, unit), layout(size, data.ranges[Number(select.value)][kind], title),
+  ];
+
+  const scheduleChart = (size) => {
+    const scenario = data.scenarios[charting.chosen()];
+    const course = scenario.courses[scenario.layers[Number(select.value)].course];
+    return [[
+      line(course.x, course.lr, "lr", { color: color("lr"), width: 2 }, ""),
+      line(course.x, course.wd, "wd", { color: color("wd"), width: 2, dash: "dash" }, ""),
+    ], layout(size, data.schedule_range, "lr, wd")];
+  };
+
+  const drawn = [
+    chart("angle", " rad", "angle per step, rad"), chart("norm", "", "norm"), chart("elr", "", "lr ÷ norm²"), scheduleChart,
+  ];
+  const drawAll = () => drawn.forEach((each, index) => {
+    charting.draw(charts[index], ...each(charting.size(charts[index])));
+  });
+
+  drawAll();
+  charting.onChoice(drawAll);
+  select.addEventListener("change", drawAll);
+  charting.linkZoom(charts, [0, data.end]);
+  charting.keepDrawn(charts, drawAll);
+})();

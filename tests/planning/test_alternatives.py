@@ -1,0 +1,73 @@
+"""What rescaling and a held lr x wd make of a schedule, against the recursion and the fixed points themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from equilibria.planning import alternatives, plan
+from equilibria.planning.alternatives import BOTH, HELD, RESCALED
+from equilibria.planning.page import page_html
+from equilibria.theory import SGD, AdamW, Lion, evolve
+from equilibria.theory.rescale import rescale_factors
+from equilibria.theory.rules import AdamL2
+from equilibria.theory.schedules import Cosine, FromValues, MultiStep
+from equilibria.theory.states import rescaled, settled
+
+DROP = MultiStep(0.1, milestones=[300, 700], factor=0.1)
+RULE = SGD(0.1, 5e-3, momentum=0.9)
+
+
+def test_a_rescaled_plan_is_the_recursion_rescaled_by_hand():
+    result = plan(RULE, DROP, steps=1000, rescale=True)
+    state, angle = settled(RULE), []
+    for first, after, lr in ((0, 300, 0.1), (300, 700, 0.01), (700, 1000, 0.001)):
+        rule = dataclasses.replace(RULE, lr=lr)
+        if first:
+            state = rescaled(state, rescale_factors(dataclasses.replace(RULE, lr=10 * lr), rule).weight)
+        path = evolve(rule, after - first, start=state)
+        state = path.final
+        angle.append(path.angle)
+    every = np.concatenate(angle)
+    np.testing.assert_allclose(result.curve.angle, every[result.curve.step], rtol=1e-9)
+    assert result.travelled == pytest.approx(every.sum(), rel=1e-9)
+
+
+@pytest.mark.parametrize("rule", [RULE, AdamW(1e-2, 0.1), Lion(1e-3, 1.0)], ids=lambda rule: type(rule).__name__)
+def test_what_each_alternative_is_for(rule):
+    schedule = MultiStep(rule.lr, milestones=[600], factor=0.1)
+    found = alternatives(rule, schedule, steps=1000)
+    typed = plan(rule, schedule, steps=1000)
+    assert list(found) == [RESCALED, HELD, BOTH]
+    assert typed.phases[1].start.angle_ratio < 0.5
+    assert found[RESCALED].phases[1].start.angle_ratio == pytest.approx(1, abs=0.01)
+    goals = found[HELD].curve.angle_equilibrium
+    np.testing.assert_allclose(goals, goals[0], rtol=0.01)  # to first order in lr x wd
+    np.testing.assert_allclose(found[BOTH].curve.angle, goals[0], rtol=0.01)
+    assert found[HELD].phases[1].time_constant == pytest.approx(typed.phases[0].time_constant, rel=0.01)
+
+
+def test_adam_with_l2_holds_another_product():
+    rule = AdamL2(1e-3, 1e-3)
+    found = alternatives(rule, MultiStep(1e-3, milestones=[50], factor=0.5), steps=100, unit_grad_sq=1.0, dim=100.0)
+    goals = found[HELD].curve.angle_equilibrium
+    np.testing.assert_allclose(goals, goals[0], rtol=1e-3)
+
+
+def test_only_what_differs_is_offered():
+    assert alternatives(RULE, 0.1, steps=500) == {}
+    assert list(alternatives(RULE, Cosine(0.1, steps=500, end=0.01), steps=500)) == [HELD]
+    given = FromValues(np.linspace(5e-3, 1e-2, 1000))
+    assert list(alternatives(RULE, DROP, steps=1000, weight_decay=given)) == [RESCALED]
+    assert alternatives(SGD(0.1, 0.0), DROP, steps=1000, init_norm=1.0, unit_grad_sq=1.0) == {}
+
+
+def test_the_page_holds_every_alternative():
+    typed, others = plan(RULE, DROP, steps=1000), alternatives(RULE, DROP, steps=1000)
+    page = page_html(typed, alternatives=others)
+    assert len(re.findall(r'<input type="radio" name="choice"', page)) == 4
+    assert page.count('<div class="choice choice-3">') == 3  # its sentence, its phases, its findings
+    assert len(page) - len(page_html(typed)) < 300_000
