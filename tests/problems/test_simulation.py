@@ -109,6 +109,19 @@ def test_divergence_names_step_and_trial(compiled):
         assert (caught.value.step, caught.value.trial) == (step - 1, bad + 20)
 
 
+def test_the_first_divergence_of_all_groups_is_named(monkeypatch):
+    """The last trial diverges first."""
+    start = np.array([[0.0, 1.0], [0.1, 2.0], [0.1, 3.0]])
+    simulation = Simulation(Valley(), start, rule=SGD(0.9), steps=5000, record=())
+    with pytest.raises(DivergenceError) as expected:
+        simulation.run()
+    monkeypatch.setattr("equilibria.problems.simulation._TOGETHER", 1)
+    with pytest.raises(DivergenceError) as caught:
+        simulation.run()
+    assert expected.value.trial == 2
+    assert str(caught.value) == str(expected.value)
+
+
 def test_a_weight_that_reaches_zero_is_reported():
     """lr wd = 1 and no gradient left: the next gradient of a scale-invariant loss does not exist."""
     with pytest.raises(DivergenceError, match="trial 0 after step 1"):
