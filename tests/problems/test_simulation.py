@@ -199,6 +199,22 @@ def test_a_state_without_random_numbers_does_not_go_on_with_a_problem_that_needs
         Simulation(noisy, [1.0, 1.0, 1.0], rule=SGD(0.1, 0.01), steps=20).run(state=state)
 
 
+def test_a_state_with_any_bit_turned_is_read_as_it_was_or_refused(tmp_path):
+    file = tmp_path / "state.npz"
+    state = small().run().state
+    state.save(file)
+    content, refused = file.read_bytes(), 0
+    for bit in range(0, 8 * len(content), 23):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        try:
+            assert np.array_equal(State.load(file).weights, state.weights)
+        except EquilibriaError:
+            refused += 1
+    assert refused
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"words"])
 def test_a_file_that_is_no_state_is_refused(tmp_path, content):
     path = tmp_path / "state.npz"
