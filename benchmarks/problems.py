@@ -140,9 +140,7 @@ def row(name: str, took: list[float], beside: str, costs: float, limit: str) -> 
 def growth_rows() -> list[str]:
     sizes = [(TRIALS, STEPS // 4), (TRIALS, STEPS // 2), (TRIALS, STEPS), (TRIALS // 4, STEPS)]
     sizes += [(TRIALS, STEPS // 10), (10 * TRIALS, STEPS // 10), (100 * TRIALS, STEPS // 10)]
-    plain, seen = (
-        alternating(*(quotient(*size, record=record) for size in sizes), rounds=3) for record in ((), LOOK)
-    )
+    plain, seen = (alternating(*(quotient(*size, record=record) for size in sizes), rounds=3) for record in ((), LOOK))
     return [
         f"| {trials:,} | {steps:,} | {per_step(bare, trials * steps):.0f} | {per_step(looked, trials * steps):.0f} |"
         for bare, looked, (trials, steps) in zip(plain, seen, sizes, strict=True)
@@ -179,8 +177,8 @@ def main() -> int:
         "one seed costs less than one call of numpy. Its numpy form, the way of any problem of one's own, gains much.",
         "",
         "The cost per trial and step of the noisy Rayleigh quotient, in nanoseconds of CPU (medians of 3 rounds), "
-        f"random numbers included: nothing recorded, and {', '.join(LOOK)} every 20 steps. It grows linearly in steps and "
-        f"in trials; the random numbers of a trial take {setup():.0f} microseconds to set up.",
+        f"random numbers included: nothing recorded, and {', '.join(LOOK)} every 20 steps. It grows linearly in steps "
+        f"and in trials; the random numbers of a trial take {setup():.0f} microseconds to set up.",
         "",
         "| trials | steps | ns | recorded, ns |",
         "|---|---|---|---|",

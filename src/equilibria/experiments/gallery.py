@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter
 from collections.abc import Iterator
 from html import escape
 from importlib.resources import files
@@ -28,25 +27,12 @@ def write_gallery(folder: ResultsFolder) -> Path:
     page = Template(_asset("equilibria.experiments", "gallery.html")).substitute(
         style=_asset("equilibria.pages", "shared.css") + _asset("equilibria.experiments", "gallery.css"),
         version=escape(__version__),
-        headline=escape(headline(claims)),
+        headline=escape(wording.headline(claims)),
         contents="\n".join(_contents([result for _, result in found])),
         results="\n".join(_section(place, result) for place, result in found),
     )
     write_whole(folder.path / PAGE, page.encode())
     return folder.path / PAGE
-
-
-def headline(claims: list[Claim]) -> str:
-    """All verdicts in a sentence.
-
-    Example:
-        >>> from equilibria.experiments.claim import Source, at_most
-        >>> headline([at_most("", Source("", "ours"), bound=1, measured=0.5)])
-        '1 of 1 claim shown'
-    """
-    counts = Counter(claim.verdict for claim in claims)
-    shown = f"{counts.pop(SHOWN, 0)} of {len(claims)} claim{'s' if len(claims) != 1 else ''} shown"
-    return ", ".join([shown, *(f"{count} {verdict}" for verdict, count in sorted(counts.items()))])
 
 
 def _contents(results: list[Result]) -> Iterator[str]:
@@ -58,7 +44,7 @@ def _contents(results: list[Result]) -> Iterator[str]:
 
 
 def _entry(result: Result) -> str:
-    state = headline(list(result.claims))
+    state = wording.headline(result.claims)
     return (
         f'<li><a href="#{_anchor(result)}"><code>{escape(result.id)}</code></a> {escape(result.title)} '
         f'<span class="{"bad" if result.fails else "good"}">{escape(state)}</span></li>'
@@ -69,7 +55,7 @@ def _section(place: Place, result: Result) -> str:
     facts = [
         ("scale", result.scale, ""),
         ("seed", str(result.config["seed"]) if "seed" in result.config else "none needed", ""),
-        ("computing time", wording.duration(result.seconds), ""),
+        ("CPU time", wording.duration(result.seconds), ""),
         ("finished", result.finished.replace("T", " ").replace("+00:00", " UTC"), f"equilibria {result.version}"),
     ]
     return (
@@ -100,7 +86,7 @@ def _table(result: Result) -> str:
 
 
 def _row(claim: Claim) -> str:
-    mark = "good" if claim.verdict == SHOWN else "bad" if claim.verdict == CONTRADICTED else ""
+    mark = "good" if claim.verdict == SHOWN else "bad" if claim.fails and claim.verdict == CONTRADICTED else ""
     remarks = [str(claim.source)]
     if claim.source.corrected:
         prints = f" (as printed: {wording.printed(claim)})" if claim.printed is not None else ""

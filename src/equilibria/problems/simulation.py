@@ -235,9 +235,7 @@ class Simulation:
             raise EquilibriaError(f"got a state after {state.step} steps; expected less than steps={self.steps}")
         return state
 
-    def _stretches(
-        self, state: State, drawn: list[Generator], length: int, progress: Progress | None
-    ) -> Iterator[Run]:
+    def _stretches(self, state: State, drawn: list[Generator], length: int, progress: Progress | None) -> Iterator[Run]:
         moving = (state.weights.copy(), state.buffers.copy(), state.moments.copy())
         motion = Motion(self.problem, settings_of(self.rule, projected=self.projected), *moving)
         for begin in range(state.step, self.steps, length):
