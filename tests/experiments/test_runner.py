@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import small_experiments
 from small_experiments import experiment
 
 from equilibria.errors import EquilibriaError
-from equilibria.experiments import reproduce, runner
+from equilibria.experiments import registry, reproduce, runner
 from equilibria.experiments.claim import SHOWN
 from equilibria.experiments.pool import Processes
 from equilibria.experiments.results import Place, Result, open_results
@@ -253,6 +255,25 @@ def test_a_scale_that_an_experiment_does_not_have_is_refused_before_any_work(res
         reproduce([experiment()], scale="paper", results=results)
     with pytest.raises(EquilibriaError, match="got scale='big'; expected one of: smoke, desk, paper"):
         reproduce([experiment()], scale="big", results=results)
+    assert not results.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("sharp-regression", {"steps": -5}, "got steps=-5; expected 1 <= steps"),
+        ("sharp-regression", {"data_sets": 2.5}, "got data_sets=2.5; expected a whole number"),
+        ("sharp-regression", {"lr": float("nan")}, "got lr=nan; expected a finite number"),
+        ("sharp-regression", {"weight_decay": 0}, "got weight_decay=0; expected 0 < weight_decay"),
+        ("nrq-equilibrium", {"weight_decays": (0.1, -0.1)}, "got weight_decays=-0.1; expected 0 < weight_decays"),
+        ("smd-rescale-law", {"dim": "many"}, "got dim='many'; expected a finite number"),
+    ],
+)
+def test_impossible_settings_are_refused_before_any_work(results, name, changes, message):
+    (known,) = registry.find([name])
+    changed = replace(known, scales={"desk": replace(known.config("desk"), **changes)})
+    with pytest.raises(EquilibriaError, match=re.escape(message)):
+        reproduce([changed], results=results)
     assert not results.exists()
 
 
