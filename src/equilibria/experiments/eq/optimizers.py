@@ -151,8 +151,8 @@ def _left_out(config: Config, name: str) -> dict[str, float]:
         shift = _stated(AdamW(rule.lr, rule.weight_decay, betas=rule.betas).equilibrium(), "second moment")
         coupled = _stated(config.equilibrium(name), "decay small beside the gradient")
         return {"norm_sq": 1.25 * shift + coupled, "angle": 0.625 * shift + coupled}
-    # Orthogonalised noise is no longer orthogonal to the weight. What that does has no law, only what simulations of other
-    # shapes have shown: 1 % of ||w||^2 and 1.6 % of the angle.
+    # Orthogonalised noise is no longer orthogonal to the weight. What that does has no law, only what simulations of
+    # other shapes have shown: 1 % of ||w||^2 and 1.6 % of the angle.
     return {"norm_sq": 0.01, "angle": 0.016}
 
 

@@ -60,7 +60,7 @@ def loss(x: Array, y: Array) -> Array:
 
 def _surface(config: Config) -> Arrays:
     """On squares around the origin, at which the loss has no value: along rays it is smooth, across it jumps."""
-    turn, size = np.meshgrid(np.linspace(0, 2 * np.pi, 8 * (config.grid // 4) + 1), np.geomspace(1e-3, 1, config.grid))
+    turn, size = np.meshgrid(np.linspace(0, 2 * np.pi, 8 * (config.grid // 4) + 1), np.linspace(1e-3, 1, config.grid))
     reach = size / np.maximum(np.abs(np.cos(turn)), np.abs(np.sin(turn)))
     x, y = reach * np.cos(turn), reach * np.sin(turn)
     return {"x": x, "y": y, "loss": loss(x, y)}
@@ -208,6 +208,7 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
         *(found["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=160
     )
     lit.set(xlabel="x", ylabel="y", zlabel="loss")
+    lit.set_box_aspect(None, zoom=0.85)  # room for the label of the third axis
     lit.view_init(elev=35, azim=-60)
     title(surface, "b", "$(x^2 + 2y^2)/(x^2 + y^2) + (x^2 + y^2)$")
     return {"figure-1": figure}

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
+from equilibria.errors import EquilibriaError
 from equilibria.experiments.claim import Claim, Source, comparison
 
 _CONFIDENCE = 0.95
@@ -33,6 +34,8 @@ def among(text: str, source: Source, *, printed: float, values: NDArray[np.float
     """
     logs = np.log(values)
     mean, count = float(logs.mean()), len(logs)
+    if count < 2:
+        raise EquilibriaError(f"got {count} draw of the data; expected at least 2, to know how they scatter")
     half = float(student.ppf((1 + _CONFIDENCE) / 2, count - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / count))
     ends = (math.exp(mean - half), math.exp(mean + half))
     return comparison(Claim(text, source, "among", float(printed), math.exp(mean), 0.0, unit, ends))
