@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 
-from equilibria._version import __version__
 from equilibria.experiments import wording
 from equilibria.experiments.claim import CONTRADICTED, SHOWN, Claim
 from equilibria.experiments.experiment import KINDS
 from equilibria.experiments.results import Place, Result, ResultsFolder
+from equilibria.pages.document import still_document
 from equilibria.pages.words import settings_list, text
 from equilibria.record.files import write_whole
 
@@ -24,9 +23,10 @@ def write_gallery(folder: ResultsFolder) -> Path:
     """Write the page beside the results; it needs no other file."""
     found = sorted(folder.results(), key=lambda each: list(KINDS).index(each[1].kind))
     claims = [claim for _, result in found for claim in result.claims]
-    page = Template(_asset("equilibria.experiments", "gallery.html")).substitute(
-        style=_asset("equilibria.pages", "shared.css") + _asset("equilibria.experiments", "gallery.css"),
-        version=escape(__version__),
+    page = still_document(
+        _asset("gallery.html"),
+        title="equilibria: the papers, re-run",
+        style=_asset("gallery.css"),
         headline=escape(wording.headline(claims)),
         contents="\n".join(_contents([result for _, result in found])),
         results="\n".join(_section(place, result) for place, result in found),
@@ -102,5 +102,5 @@ def _row(claim: Claim) -> str:
     )
 
 
-def _asset(package: str, name: str) -> str:
-    return files(package).joinpath(name).read_text(encoding="utf-8")
+def _asset(name: str) -> str:
+    return files("equilibria.experiments").joinpath(name).read_text(encoding="utf-8")

@@ -268,9 +268,8 @@ def _judge_end(config: Config, run: Arrays, problem: Regression, courses: list[_
 
 
 def _judge_likeness(config: Config, run: Arrays, courses: list[_Course]) -> list[Claim]:
-    """The paper's numbers, of its one data set, beside ours; steps and training loss scale with lr wd."""
+    """The paper's numbers, of its one data set, beside ours; the edge and the loss there scale with lr wd."""
     scale = config.rate / _PAPERS_RATE
-    early = run["loss"][: round(_PAPERS_STEPS / scale)]
     crossing = np.array([each.crossing for each in courses], np.float64)
     at_crossing = np.array([run["risk"][each.crossing, k] for k, each in enumerate(courses)])
     before, after = _PAPERS_TEST
@@ -280,7 +279,7 @@ def _judge_likeness(config: Config, run: Arrays, courses: list[_Course]) -> list
         "Test loss at the end": (after, run["risk"][-1], ""),
         "Training loss at the edge": (1e-4, run["loss"][config.late].mean(axis=0) / scale, ""),
     }
-    least = early.min(axis=0)
+    least = run["loss"][:_PAPERS_STEPS].min(axis=0)
     collapsed = comparison(
         at_most(
             f"Training loss falls to about 1e-14 in the first 1k steps: so it does in {np.sum(least < _COLLAPSED)} of "
