@@ -32,6 +32,7 @@ ORDER = [
     "pages",
     "planning",
     "report",
+    "forecasting",
     "watching",
     "doctor",
     "integrations",

@@ -1,0 +1,175 @@
+"""Trainings whose every step is watched, for eq-forecast: what the forecasts are judged by."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from equilibria.experiments.experiment import Arrays
+from equilibria.measure.samples import NUMBERS, SAMPLE_FIELDS
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SCHEDULES = ("constant", "step", "cosine", "warm-up")
+OPTIMIZERS = ("sgdm", "adamw")
+_KEPT = (
+    *("lr", "weight_decay", "momentum", "norm", "cosine", "update_norm", "angle"),
+    *("unit_grad_sq", "momentum_unit_grad_sq"),
+)
+_OTHERS_LR = 0.1  # the most that BatchNorm and the last layer of an SGD run get
+_MOMENTUM = 0.9
+_MOST_IMAGES = 30_000  # of CIFAR-10, its first three batches
+_WARM_UP = 200  # steps; shorter than what is fitted, so that the fit sees lr change
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training.
+
+    ``label_noise`` is the share of labels drawn anew for every batch, so that they cannot be learnt by heart.
+    """
+
+    data: str = "digits"
+    optimizer: str = "sgdm"
+    schedule: str = "constant"
+    lr: float = 0.1
+    weight_decay: float = 5e-3
+    width: int = 8
+    blocks: tuple[int, ...] = (1, 1)
+    batch_size: int = 64
+    label_noise: float = 0.3
+    steps: int = 1500
+    drop: float = 10.0
+    drop_at: float = 0.4
+    seed: int = 0
+
+    def factor(self, step: int) -> float:
+        """lr of a step over its peak."""
+        if self.schedule == "step":
+            return 1.0 if step < round(self.drop_at * self.steps) else 1 / self.drop
+        if self.schedule == "constant":
+            return 1.0
+        ramp = _WARM_UP if self.schedule == "warm-up" else 0
+        if step < ramp:
+            return (step + 1) / ramp
+        return (1 + math.cos(math.pi * (step - ramp) / (self.steps - ramp))) / 2
+
+
+def run_training(training: Training) -> Arrays:
+    """The columns of the sample table, steps x layers, and the metadata as JSON."""
+    import torch
+
+    from equilibria.measure.monitor import Monitor
+    from equilibria.nets import BasicBlockResNet
+
+    torch.set_num_threads(1)
+    images, labels = load(training.data)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(training.seed)
+        model = BasicBlockResNet(training.width, training.blocks, in_channels=images.shape[1])
+    optimizer = _optimizer(training, model)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    with Monitor(model, optimizer, every=1) as monitor:
+        for step, (inputs, targets) in zip(range(training.steps), _batches(training, images, labels), strict=False):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * training.factor(step)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return pack(monitor.samples(), monitor.metadata)
+
+
+@lru_cache(maxsize=1)
+def load(data: str) -> tuple[Tensor, Tensor]:
+    """Training images, standardised, and their labels.
+
+    Raises:
+        EquilibriaError: the data set is not on this machine.
+    """
+    from equilibria.data import cifar10, load_digits
+
+    found = load_digits() if data == "digits" else cifar10(size=16).standardised()
+    return found.train_images[:_MOST_IMAGES], found.train_labels[:_MOST_IMAGES]
+
+
+def _batches(training: Training, images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    from equilibria.data import Batches
+
+    return iter(
+        Batches(
+            images, labels, batch_size=training.batch_size, label_noise=training.label_noise, seed=training.seed + 1
+        )
+    )
+
+
+def _optimizer(training: Training, model: Any) -> torch.optim.Optimizer:
+    """Weight decay on the convolutions alone, which are scale-invariant."""
+    import torch
+
+    convolutions = [layer.conv.weight for _, layer in model.normalised()]
+    others = [weight for weight in model.parameters() if all(weight is not known for known in convolutions)]
+    lr, wd = training.lr, training.weight_decay
+    if training.optimizer == "adamw":
+        groups = [{"params": convolutions, "weight_decay": wd}, {"params": others, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=lr)
+    momentum = _MOMENTUM if training.optimizer == "sgdm" else 0.0
+    groups = [
+        {"params": convolutions, "weight_decay": wd},
+        {"params": others, "weight_decay": 0.0, "lr": min(lr, _OTHERS_LR)},
+    ]
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum)
+
+
+def pack(samples: pa.Table, metadata: Mapping[str, Any]) -> Arrays:
+    """Samples of every step as arrays of steps x layers; a column of nothing is left out."""
+    names = [entry["name"] for entry in metadata["params"]]
+    step = samples["step"].to_numpy()
+    layers = {name: place for place, name in enumerate(names)}
+    place = np.array([layers[name] for name in samples["param"].to_pylist()])
+    rows = np.unique(step)
+    found: dict[str, Any] = {"step": rows, "metadata": np.array(json.dumps(metadata))}
+    for column in _KEPT:
+        table = np.full((len(rows), len(names)), np.nan)
+        table[np.searchsorted(rows, step), place] = samples[column].to_numpy()
+        if np.isfinite(table).any():
+            found[column] = table
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A run made of such arrays, to be forecast as one that was recorded."""
+
+    arrays: Arrays
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the monitor watched."""
+        metadata: dict[str, Any] = json.loads(str(self.arrays["metadata"]))
+        return metadata
+
+    def samples(self) -> pa.Table:
+        """The sample table."""
+        names = [entry["name"] for entry in self.metadata["params"]]
+        steps = self.arrays["step"]
+        columns: dict[str, Any] = {"step": np.repeat(steps, len(names)), "param": names * len(steps)}
+        nothing = np.full((len(steps), len(names)), np.nan)
+        columns |= {name: self.arrays.get(name, nothing).ravel() for name in NUMBERS}
+        columns |= {name: [None] * (len(steps) * len(names)) for name in ("state", "note")}
+        plain = pa.schema(
+            [
+                field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+                for field in SAMPLE_FIELDS
+            ]
+        )
+        table: pa.Table = pa.table({field.name: pa.array(columns[field.name], field.type) for field in plain})
+        return table.cast(SAMPLE_FIELDS)

@@ -1,0 +1,135 @@
+"""What a forecast means, in the form that plans and reports use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equilibria.findings import Finding, counted
+from equilibria.forecasting.observed import Cohort
+from equilibria.forecasting.scenario import JUMP, Course, Scenario
+
+if TYPE_CHECKING:
+    from equilibria.forecasting.forecast import LayerForecast
+
+_MUCH = 0.25  # share of the remaining steps out of equilibrium that is worth a warning
+_FAR = 10  # times the recorded turning that a forecast may reach without a word
+_LAW = "transient.evolve"
+
+
+def find(
+    layers: Sequence[LayerForecast],
+    refused: Mapping[str, str],
+    scenario: Scenario,
+    parts: Sequence[tuple[Cohort, Course]],
+) -> tuple[Finding, ...]:
+    """What is worth knowing, warnings first."""
+    found = [
+        *_after_a_jump(layers, scenario),
+        *_another_lr(parts[0]),
+        *_widened(layers),
+        *_refused(refused, len(layers)),
+    ]
+    return tuple(sorted(found, key=lambda finding: finding.severity != "warning"))
+
+
+def _after_a_jump(layers: Sequence[LayerForecast], scenario: Scenario) -> Iterator[Finding]:
+    """Layers that a fall of lr leaves turning too slowly for long."""
+    first = layers[0]
+    falls = [
+        place
+        for place, (before, after) in enumerate(pairwise(first.lr.tolist()), start=1)
+        if 0 < after < (1 - JUMP) * before and first.step[place] == first.step[place - 1] + 1
+    ]
+    total = int(first.step[-1] - first.step[0]) + 1
+    slow = [layer for layer in layers if layer.steps_out.value > _MUCH * total]
+    if not falls or not slow:
+        return
+    at = falls[0]
+    worst = min(slow, key=lambda layer: float(layer.angle.value[at] / layer.angle_equilibrium[at]))
+    share = float(worst.angle.value[at] / worst.angle_equilibrium[at])
+    if share > 1 - JUMP:
+        return
+    yield Finding(
+        "warning",
+        f"{len(slow)} of {counted(len(layers), 'layer')} will turn too slowly when lr falls at step {first.step[at]:,}",
+        f"{worst.name} at {share:.0%} of its equilibrium angle then, and out of equilibrium for "
+        f"{worst.steps_out.value:,.0f} of {total:,} steps ({worst.steps_out.low:,.0f} to {worst.steps_out.high:,.0f})",
+        "forecast again with rescale=True; in training, RescaleOnDecay does it"
+        if not scenario.rescale
+        else "more weight decay after the fall settles faster",
+        _LAW,
+    )
+
+
+def _another_lr(part: tuple[Cohort, Course]) -> Iterator[Finding]:
+    """A schedule that does not go on where the record ends."""
+    cohort, course = part
+    was, comes = float(cohort.lr[-1]), float(course.lr[0])
+    if abs(comes - was) <= JUMP * max(comes, was):
+        return
+    yield Finding(
+        "note",
+        f"lr jumps where the forecast begins, at step {course.first:,}",
+        f"the record ends with lr {was:.4g}, the schedule has {comes:.4g} at step {course.first:,}",
+        "if this is not meant: give the schedule of the whole run, counted from step 0",
+        _LAW,
+    )
+
+
+def _widened(layers: Sequence[LayerForecast]) -> Iterator[Finding]:
+    doubtful = [layer for layer in layers if layer.validity]
+    if not doubtful:
+        return
+    yield Finding(
+        "warning",
+        f"the bands of {len(doubtful)} of {counted(len(layers), 'layer')} are wider than usual",
+        f"{doubtful[0].name}: {'; '.join(doubtful[0].validity)}",
+        "watch longer or more often; near interpolation only augmentation or label smoothing brings the gradient back",
+        _LAW,
+    )
+
+
+def _refused(refused: Mapping[str, str], forecast: int) -> Iterator[Finding]:
+    if not refused:
+        return
+    name, reason = next(iter(refused.items()))
+    yield Finding(
+        "note",
+        f"{counted(len(refused), 'layer')} of {len(refused) + forecast} cannot be forecast",
+        f"{name}: {reason}",
+        "nothing to do for layers without normalisation behind them",
+        _LAW,
+    )
+
+
+def assumptions(
+    layers: Sequence[LayerForecast], scenario: Scenario, parts: Sequence[tuple[Cohort, Course]]
+) -> tuple[str, ...]:
+    """What a forecast rests on, in sentences."""
+    cohort, course = parts[0]
+    seen, comes = cohort.lr[len(cohort.lr) // 2 :], course.lr[course.lr > 0]
+    ratio = float(comes.min() / seen.min()) if len(comes) and seen.min() > 0 else 1.0
+    first = layers[0]
+    turned = float(np.sum(np.diff(cohort.step, prepend=-1) * cohort.angle[:, 0] ** 2))
+    to_come = (
+        float(np.sum(np.gradient(first.step.astype(float)) * first.angle.value**2)) if len(first.step) > 1 else 0.0
+    )
+    said = [
+        "momentum, betas, model and data stay as they were recorded",
+        "L drifts with what has turned, and answers weakly to the angle, as in the runs that the prior comes from "
+        "(small residual networks with BatchNorm on digits and CIFAR-10)",
+        "the band of the angle is that of single steps, the one of the norm that of the norm itself; both hold 90 %",
+    ]
+    if ratio < 0.5:
+        said.append(f"lr falls to {ratio:.2g} of what the fitted samples show: there L follows the prior alone")
+    if turned > 0 and to_come > _FAR * turned:
+        said.append(f"what comes turns {to_come / turned:.0f} times as far as what was recorded")
+    if scenario.batch_factor != 1:
+        said.append("gradients are noise: L is inverse to the batch size (the record does not say how far that holds)")
+    if scenario.rescale:
+        said.append(f"weights and optimizer state are rescaled where lr or weight decay change by more than {JUMP:.0%}")
+    return tuple(said)

@@ -1,0 +1,206 @@
+"""What a record says about the layers that can be forecast, as arrays of samples x layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from equilibria.errors import EquilibriaError, whole
+from equilibria.measure.series import SETTINGS, by_parameter, steps_taken
+from equilibria.measure.summary import is_invariant, rule_of
+from equilibria.report.recorded import read_run
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
+
+Array = NDArray[np.float64]
+Steps = NDArray[np.int64]
+
+_VANISHED = 1e-3  # of the highest N of the record
+LEAST_SAMPLES = 20  # of a layer; fewer say nothing about how far its gradients scatter
+ForecastRule: TypeAlias = SGD | SGDW | AdamW | AdamL2
+
+
+class Sampled(Protocol):
+    """A run that is being watched, or a recorded one."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What was watched."""
+
+    def samples(self) -> pa.Table:
+        """The sample table."""
+
+
+RunLike: TypeAlias = Sampled | str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cohort:
+    """Layers with one rule and one parameter group that were sampled at the same steps.
+
+    Attributes:
+        names: the layers.
+        rule: their optimizer with the settings of the last sample.
+        entries: numbers in each weight.
+        step: the sampled steps.
+        lr: of every sample, like the two below.
+        weight_decay: as torch means it.
+        momentum: beta1 for Adam.
+        norm_sq: ||w||^2 before the step, samples x layers, like all below.
+        angle: radians of the step.
+        moved_sq: ||w' - w||^2.
+        grad_sq: N = ||g||^2 ||w||^2.
+        drive: L of the rule: N with the correlation of gradient and momentum where it is recorded.
+    """
+
+    names: tuple[str, ...]
+    rule: ForecastRule
+    entries: Array
+    step: Steps
+    lr: Array
+    weight_decay: Array
+    momentum: Array
+    norm_sq: Array
+    angle: Array
+    moved_sq: Array
+    grad_sq: Array
+    drive: Array
+
+    def since(self, step: int) -> Cohort:
+        """Only the samples from a step on."""
+        rows = slice(int(np.searchsorted(self.step, step)), None)
+        series = ("step", *SETTINGS, "norm_sq", "angle", "moved_sq", "grad_sq", "drive")
+        return Cohort(self.names, self.rule, self.entries, *(getattr(self, name)[rows] for name in series))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observed:
+    """All layers of a run.
+
+    Attributes:
+        cohorts: those that can be forecast; the first one's lr is what a schedule is about.
+        refused: the others, with the reason.
+        last_step: the last sampled step.
+        steps_per_epoch: None if the run did not say.
+    """
+
+    cohorts: tuple[Cohort, ...]
+    refused: Mapping[str, str]
+    last_step: int
+    steps_per_epoch: int | None
+
+
+def observe(run: RunLike, *, before: int | None = None) -> Observed:
+    """The samples of a run.
+
+    Args:
+        run: a run that is watched, a recorded one, or its directory.
+        before: look only at samples before this step.
+
+    Raises:
+        EquilibriaError: not a run, or nothing in it can be forecast.
+    """
+    source = as_run(run)
+    metadata = source.metadata
+    table = source.samples()
+    if before is not None:
+        limit = whole("start", before, low=1)
+        table = table.filter(pa.compute.less(table["step"], limit))
+    if not table.num_rows:
+        where = "" if before is None else f" before step {before:,}"
+        raise EquilibriaError(
+            f"got a run without samples{where}; expected at least {LEAST_SAMPLES} of a layer: watch some hundred steps"
+        )
+    entries = {entry["name"]: entry for entry in metadata.get("params", ())}
+    series = steps_taken(by_parameter(table, metadata=metadata))
+    found: dict[tuple[Any, ...], list[tuple[str, Mapping[str, Any], dict[str, Any]]]] = {}
+    refused: dict[str, str] = {}
+    for position, name in enumerate(series.names):
+        columns, entry = series.of(position), entries.get(name, {})
+        reason = _refusal(entry, columns)
+        if reason:
+            refused[name] = reason
+            continue
+        settings = b"".join(columns[key].tobytes() for key in ("step", *SETTINGS))
+        key = (entry.get("optimizer"), entry.get("group"), str(entry["rule"]), settings)
+        found.setdefault(key, []).append((name, entry, columns))
+    if not found:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in list(refused.items())[:5])
+        raise EquilibriaError(f"got a run in which no layer can be forecast ({listed}); expected one that can")
+    cohorts = tuple(_cohort(members) for members in found.values())
+    return Observed(cohorts, refused, int(table["step"].to_numpy().max()), metadata.get("steps_per_epoch"))
+
+
+def as_run(run: RunLike) -> Sampled:
+    """What has samples and metadata, read from disk if it is a directory."""
+    if isinstance(run, str | os.PathLike):
+        return read_run(Path(run))
+    if not (hasattr(run, "samples") and hasattr(run, "metadata")):
+        raise EquilibriaError(
+            f"got run={run!r}; expected what equilibria.watch or equilibria.read_run gave, or the directory of a run"
+        )
+    return run
+
+
+def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
+    """Why a layer cannot be forecast, "" if it can."""
+    count = len(columns["step"])
+    if not entry.get("rule"):
+        return str(entry.get("no_law") or "the record does not say which optimizer moves it")
+    if count < LEAST_SAMPLES:
+        return f"{count} samples; at least {LEAST_SAMPLES} are needed: watch longer, or with a smaller every"
+    settings = {name: float(columns[name][-1]) for name in SETTINGS}
+    rule = rule_of(entry, settings)
+    if rule is None:
+        return f"no law for its settings at step {columns['step'][-1]:,}"
+    if not isinstance(rule, ForecastRule):
+        return f"its optimizer is {type(rule).__name__}; forecasts are made for SGD, SGDW, AdamW and Adam"
+    cosine = columns["cosine"][np.isfinite(columns["cosine"])]
+    rms = float(np.sqrt(np.mean(cosine**2))) if len(cosine) else float("nan")
+    if not is_invariant(rms, entry):
+        return f"not scale-invariant (rms cosine of weight and gradient {rms:.2g}): the laws do not hold for it"
+    usable = np.isfinite(columns["unit_grad_sq"]) & (columns["unit_grad_sq"] > 0)
+    if np.count_nonzero(usable) < LEAST_SAMPLES:
+        return f"its gradient was read at {np.count_nonzero(usable)} samples; at least {LEAST_SAMPLES} are needed"
+    if vanished(columns["unit_grad_sq"]):
+        return "its gradient has vanished: the training loss is fitted, and no law says what comes next"
+    return ""
+
+
+def vanished(grad_sq: Array) -> bool:
+    """Whether the gradient has all but vanished, from all samples of N."""
+    parts = np.array_split(grad_sq[np.isfinite(grad_sq)], 10)
+    means = np.array([part.mean() for part in parts if len(part)])
+    return bool(means[-1] < _VANISHED * means.max())
+
+
+def _cohort(members: list[tuple[str, Mapping[str, Any], dict[str, Any]]]) -> Cohort:
+    names, entries, columns = zip(*members, strict=True)
+    first = columns[0]
+    rule = rule_of(entries[0], {name: float(first[name][-1]) for name in SETTINGS})
+    assert isinstance(rule, ForecastRule)
+    stack = {
+        name: np.stack([each[name] for each in columns], axis=1)
+        for name in ("norm", "angle", "update_norm", "unit_grad_sq", "momentum_unit_grad_sq")
+    }
+    grad_sq, own = stack["unit_grad_sq"], stack["momentum_unit_grad_sq"]
+    return Cohort(
+        names=tuple(names),
+        rule=rule,
+        entries=np.array([float(entry["entries"]) for entry in entries]),
+        step=first["step"],
+        lr=first["lr"],
+        weight_decay=first["weight_decay"],
+        momentum=first["momentum"],
+        norm_sq=stack["norm"] ** 2,
+        angle=stack["angle"],
+        moved_sq=stack["update_norm"] ** 2,
+        grad_sq=grad_sq,
+        drive=np.where(np.isfinite(own), own, grad_sq),
+    )

@@ -1,0 +1,142 @@
+"""What may happen to a run from now on: learning rate, weight decay, batch size, rescaling."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sized
+from dataclasses import KW_ONLY, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria.errors import EquilibriaError, positive
+from equilibria.forecasting.observed import Cohort, Observed
+from equilibria.theory.rescale import rescale_factors
+from equilibria.theory.rules import AdamL2, Rule
+from equilibria.theory.schedules import FromValues, ScheduleLike, as_schedule
+
+Array = NDArray[np.float64]
+
+JUMP = 0.1  # relative change of lr or weight decay from one step to the next at which weights are rescaled
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One course of the rest of a run.
+
+    Schedules are functions of the run's own step, counted from 0 as the record counts: the schedule of the whole run,
+    as it was given to training. They hold for the first layer's parameter group; every other group keeps the ratio of
+    its lr (and weight decay) to that group's at the last sample.
+
+    Attributes:
+        lr: learning rate.
+        weight_decay: weight decay; None leaves it as at the last sample.
+        batch_factor: batch size over that of the record; the gradient is taken to be noise, so that L falls as 1/batch.
+        rescale: whether weights and optimizer state are rescaled where lr or weight decay jump, as
+            `equilibria.control.RescaleOnDecay` does.
+        name: for tables.
+    """
+
+    lr: ScheduleLike
+    _: KW_ONLY
+    weight_decay: ScheduleLike | None = None
+    batch_factor: float = 1.0
+    rescale: bool = False
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        as_schedule(self.lr, name="schedule")
+        if self.weight_decay is not None:
+            as_schedule(self.weight_decay, name="weight_decay")
+        positive("batch_factor", self.batch_factor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """A scenario as one parameter group sees it.
+
+    Attributes:
+        first: the first step.
+        lr: of every step.
+        weight_decay: of every step.
+        rescale_sq: what ||w||^2 is multiplied by before every step, 1 almost always.
+        batch_factor: batch size over that of the record.
+    """
+
+    first: int
+    lr: Array
+    weight_decay: Array
+    rescale_sq: Array
+    batch_factor: float
+
+    @property
+    def steps(self) -> int:
+        """How many."""
+        return len(self.lr)
+
+
+def courses(scenario: Scenario, observed: Observed, *, first: int, steps: int) -> tuple[Course, ...]:
+    """The course of every cohort from step ``first`` to the end of a run of ``steps`` steps.
+
+    Raises:
+        EquilibriaError: a list of values is shorter than the run.
+    """
+    main, count = observed.cohorts[0], steps - first
+    lr = _values(scenario.lr, "schedule", first=first, steps=steps)
+    wd = None
+    if scenario.weight_decay is not None:
+        wd = _values(scenario.weight_decay, "weight_decay", first=first, steps=steps)
+    found = []
+    for cohort in observed.cohorts:
+        own_lr = lr * _ratio(cohort.lr[-1], main.lr[-1])
+        held = float(cohort.weight_decay[-1])
+        own_wd = np.full(count, held) if wd is None else wd * _ratio(held, main.weight_decay[-1])
+        rescale_sq = _rescaling(cohort, own_lr, own_wd) if scenario.rescale else np.ones(count)
+        found.append(Course(first, own_lr, own_wd, rescale_sq, float(scenario.batch_factor)))
+    return tuple(found)
+
+
+def recorded_course(cohort: Cohort, *, first: int, steps: int) -> Course:
+    """What lr and weight decay really were; between two samples they are the earlier one's."""
+    at = np.searchsorted(cohort.step, np.arange(first, steps), side="right") - 1
+    lr, wd = cohort.lr[at], cohort.weight_decay[at]
+    return Course(first, lr, wd, np.ones(steps - first), 1.0)
+
+
+def _values(schedule: ScheduleLike, name: str, *, first: int, steps: int) -> Array:
+    body = as_schedule(schedule, name=name)
+    given = body.points if isinstance(body, FromValues) else None
+    if isinstance(given, Sized) and len(given) < steps:
+        raise EquilibriaError(
+            f"got {name} with {len(given):,} values for a run of {steps:,} steps; expected one value per step of the "
+            "whole run: lengthen it, or forecast fewer steps"
+        )
+    return body.values(steps - first, start=first)
+
+
+def _ratio(own: float, main: float) -> float:
+    return 1.0 if own == main else float(own / main) if main else 0.0
+
+
+def _rescaling(cohort: Cohort, lr: Array, wd: Array) -> Array:
+    """r^2 at every jump of lr or weight decay, the first step included."""
+    before_lr, before_wd = (
+        np.append(last[-1:], now[:-1]) for last, now in ((cohort.lr, lr), (cohort.weight_decay, wd))
+    )
+    jump = (np.abs(lr - before_lr) > JUMP * np.maximum(lr, before_lr)) | (
+        np.abs(wd - before_wd) > JUMP * np.maximum(wd, before_wd)
+    )
+    jump &= (lr * wd > 0) & (before_lr * before_wd > 0)
+    found = np.ones(len(lr))
+    for at in np.flatnonzero(jump):
+        old = _at(cohort.rule, before_lr[at], before_wd[at])
+        new = _at(cohort.rule, lr[at], wd[at])
+        scale = {"unit_grad_sq": float(np.nanmean(cohort.drive)), "dim": float(np.mean(cohort.entries))}
+        factors = rescale_factors(old, new, **scale if isinstance(new, AdamL2) else {})
+        found[at] = factors.weight**2
+    return found
+
+
+def _at(rule: Rule, lr: float, wd: float) -> Rule:
+    changed: Rule = dataclasses.replace(rule, lr=float(lr), weight_decay=float(wd))
+    return changed

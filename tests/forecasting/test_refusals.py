@@ -1,0 +1,135 @@
+"""What cannot be forecast is refused, saying what is missing and what to do; what is doubtful has a wider band."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from equilibria.errors import EquilibriaError
+from equilibria.forecasting import backtest, forecast
+from equilibria.forecasting.fit import fit
+from equilibria.forecasting.observed import observe
+
+from .walks import Run, Walk
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return Walk(layers=3).run(np.full(200, 0.1))
+
+
+def changed(run: Run, name: str, values: np.ndarray) -> Run:
+    at = run.table.column_names.index(name)
+    table = run.table.set_column(at, run.table.schema.field(name), pa.array(values))
+    return Run(table, run.metadata)
+
+
+def entries(run: Run, **changes: object) -> Run:
+    return Run(run.table, {"params": [{**entry, **changes} for entry in run.metadata["params"]]})
+
+
+def test_not_a_run():
+    with pytest.raises(EquilibriaError, match=r"got run=3; expected what equilibria\.watch"):
+        forecast(3, schedule=0.1, steps=500)
+
+
+def test_no_such_directory(tmp_path):
+    with pytest.raises(EquilibriaError):
+        forecast(tmp_path / "nothing", schedule=0.1, steps=500)
+
+
+def test_nothing_left_to_forecast(run):
+    with pytest.raises(EquilibriaError, match="got steps=200 for a run recorded up to step 199"):
+        forecast(run, schedule=0.1, steps=200)
+
+
+def test_a_schedule_shorter_than_the_run(run):
+    with pytest.raises(EquilibriaError, match="got schedule with 300 values for a run of 500 steps"):
+        forecast(run, schedule=[0.1] * 300, steps=500)
+    with pytest.raises(EquilibriaError, match="got weight_decay with 300 values"):
+        forecast(run, schedule=0.1, steps=500, weight_decay=[0.1] * 300)
+
+
+def test_too_few_samples(run):
+    with pytest.raises(EquilibriaError, match="10 samples; at least 20 are needed: watch longer"):
+        forecast(run, schedule=0.1, steps=500, start=10)
+    with pytest.raises(EquilibriaError, match="got a run without samples"):
+        forecast(Run(run.table.slice(0, 0), run.metadata), schedule=0.1, steps=500)
+
+
+def test_unknown_optimizer(run):
+    unknown = entries(run, rule=None, no_law="no law for RMSprop")
+    with pytest.raises(EquilibriaError, match="layer0: no law for RMSprop"):
+        forecast(unknown, schedule=0.1, steps=500)
+
+
+def test_an_optimizer_whose_forecast_is_not_made(run):
+    lion = entries(run, rule={"kind": "Lion", "betas": [0.9, 0.99]})
+    with pytest.raises(EquilibriaError, match="its optimizer is Lion; forecasts are made for SGD"):
+        forecast(lion, schedule=0.1, steps=500)
+
+
+def test_a_weight_that_is_not_invariant_is_refused_and_the_others_are_not(run):
+    is_first = np.array(run.table["param"].to_pylist()) == "layer0"
+    found = forecast(changed(run, "cosine", np.where(is_first, 0.3, 1e-9)), schedule=0.1, steps=500)
+    assert [layer.name for layer in found.layers] == ["layer1", "layer2"]
+    assert "not scale-invariant (rms cosine of weight and gradient 0.3)" in found.refused["layer0"]
+    with pytest.raises(EquilibriaError, match=r"got layer 'layer0', which was refused .* expected one of: layer1"):
+        found["layer0"]
+    with pytest.raises(EquilibriaError, match="which is not in this run"):
+        found["layer9"]
+
+
+def test_a_gradient_that_has_vanished_is_refused(run):
+    step = run.table["step"].to_numpy()
+    gone = changed(run, "unit_grad_sq", run.table["unit_grad_sq"].to_numpy() * np.exp(-step / 20))
+    with pytest.raises(EquilibriaError, match="its gradient has vanished"):
+        forecast(gone, schedule=0.1, steps=500)
+
+
+def test_bursts_widen_the_band_and_say_so(run):
+    burst = np.where(run.table["step"].to_numpy() % 10 == 0, 20.0, 0.2)
+    bursty = changed(run, "unit_grad_sq", run.table["unit_grad_sq"].to_numpy() * burst)
+    calm, wild = (forecast(each, schedule=0.1, steps=500) for each in (run, bursty))
+    assert not calm.layers[0].validity
+    assert "near interpolation" in wild.layers[0].validity[0]
+    assert wild.layers[0].norm.high[-1] / wild.layers[0].norm.low[-1] > 1.3 * (
+        calm.layers[0].norm.high[-1] / calm.layers[0].norm.low[-1]
+    )
+    assert any("wider than usual" in finding.subject for finding in wild.findings)
+
+
+def test_few_samples_are_said(run):
+    every_fourth = Run(run.table.filter(pc.equal(pc.bit_wise_and(run.table["step"], 3), 0)), run.metadata)
+    found = forecast(every_fourth, schedule=0.1, steps=500)
+    assert "25 samples were fitted" in found.layers[0].validity[0]
+
+
+def test_a_schedule_that_does_not_go_on_is_noted(run):
+    found = forecast(run, schedule=0.01, steps=500)
+    assert any("lr jumps where the forecast begins" in finding.subject for finding in found.findings)
+
+
+def test_sparse_samples_give_nearly_the_same_fit(run):
+    every_second = Run(run.table.filter(pc.equal(pc.bit_wise_and(run.table["step"], 1), 0)), run.metadata)
+    dense, sparse = (fit(observe(each).cohorts[0]) for each in (run, every_second))
+    errors = np.sqrt(dense.covariance[:, 0, 0] + sparse.covariance[:, 0, 0])
+    assert np.abs((dense.level - sparse.level) / errors).max() < 3
+    np.testing.assert_allclose(dense.replay.norm_sq, sparse.replay.norm_sq, rtol=0.02)
+
+
+def test_backtest_needs_samples_on_both_sides(run):
+    with pytest.raises(EquilibriaError, match="expected at least 50 samples from there on"):
+        backtest(run, start=180)
+    with pytest.raises(EquilibriaError, match="10 samples; at least 20"):
+        backtest(run, start=10)
+
+
+def test_results_cannot_be_changed(run):
+    found = forecast(run, schedule=0.1, steps=500)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.steps = 3
