@@ -106,7 +106,7 @@ class Experiment(Generic[Config]):
 
 
 def check_settings(config: Any) -> None:
-    """Refuse settings that cannot be meant; the defaults of the fields tell what is possible.
+    """Refuse settings that cannot be meant: the defaults of the fields tell what is possible.
 
     What is a whole number by default must be one, and what is positive by default must be positive; so must be every
     number of a tuple. A seed may be 0.
@@ -118,7 +118,7 @@ def check_settings(config: Any) -> None:
         default, value = each.default, getattr(config, each.name)
         if isinstance(default, tuple) and len({type(item) for item in default}) == 1 and isinstance(value, tuple):
             for item in value:
-                _check_like(each.name, item, default[0])
+                _check_like(each.name, item, 0 if each.name == "seeds" else default[0])
         else:
             _check_like(each.name, value, default)
 
