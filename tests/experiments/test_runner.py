@@ -264,8 +264,8 @@ def test_a_scale_that_an_experiment_does_not_have_is_refused_before_any_work(res
         ("sharp-regression", {"steps": -5}, "got steps=-5; expected 1 <= steps"),
         ("sharp-regression", {"data_sets": 2.5}, "got data_sets=2.5; expected a whole number"),
         ("sharp-regression", {"lr": float("nan")}, "got lr=nan; expected a finite number"),
-        ("sharp-regression", {"weight_decay": 0}, "got weight_decay=0; expected 0 < weight_decay"),
-        ("nrq-equilibrium", {"weight_decays": (0.1, -0.1)}, "got weight_decays=-0.1; expected 0 < weight_decays"),
+        ("sharp-regression", {"lr": 0.0}, "got lr=0; expected 0 < lr"),
+        ("nrq-equilibrium", {"weight_decays": (0.1, -0.1)}, "got weight_decays=-0.1; expected 0 <= weight_decays"),
         ("smd-rescale-law", {"dim": "many"}, "got dim='many'; expected a finite number"),
     ],
 )

@@ -20,6 +20,7 @@ SCALES = ("smoke", "desk", "paper")
 SYNTHETIC, NETWORKS = "synthetic", "networks"
 KINDS = {SYNTHETIC: "Exact small worlds", NETWORKS: "Networks"}
 """The kinds of experiments, and their headings on the pages."""
+_SOME = {"steps", "trials", "replicas", "data_sets", "matrices", "dim", "samples", "every", "draws", "points", "grid"}
 Config = TypeVar("Config")
 Arrays = Mapping[str, NDArray[Any]]
 """What a task found, by name."""
@@ -108,8 +109,8 @@ class Experiment(Generic[Config]):
 def check_settings(config: Any) -> None:
     """Refuse settings that cannot be meant: the defaults of the fields tell what is possible.
 
-    What is a whole number by default must be one, and what is positive by default must be positive; so must be every
-    number of a tuple. A seed may be 0.
+    What is a whole number by default must be one, and what is not negative by default must not be; neither must any
+    number of a tuple. 0 stands for none, but not of what there must be some of, such as steps.
 
     Raises:
         EquilibriaError: that names the field and what is allowed.
@@ -118,16 +119,16 @@ def check_settings(config: Any) -> None:
         default, value = each.default, getattr(config, each.name)
         if isinstance(default, tuple) and len({type(item) for item in default}) == 1 and isinstance(value, tuple):
             for item in value:
-                _check_like(each.name, item, 0 if each.name == "seeds" else default[0])
+                _check_like(each.name, item, default[0])
         else:
             _check_like(each.name, value, default)
 
 
 def _check_like(name: str, value: Any, default: Any) -> None:
     if isinstance(default, int) and not isinstance(default, bool):
-        whole(name, value, low=1 if default > 0 and name != "seed" else 0)
+        whole(name, value, low=1 if name in _SOME and default > 0 else 0)
     elif isinstance(default, float):
-        within(name, value, above=0 if default > 0 else None)
+        within(name, value, **({"above": 0} if name == "lr" else {"low": 0} if default >= 0 else {}))
 
 
 def one_task(config: Any) -> dict[str, None]:
