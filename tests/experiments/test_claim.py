@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equilibria.errors import EquilibriaError
+from equilibria.experiments import wording
 from equilibria.experiments.claim import (
     CONTRADICTED,
     NOT_SHOWN,
@@ -18,11 +20,14 @@ from equilibria.experiments.claim import (
     Source,
     at_least,
     at_most,
+    comparison,
     convergence_order,
+    identity,
     near,
     not_demanded,
     to_rounding,
 )
+from equilibria.experiments.sharp.spread import among
 
 SOURCE = Source("smd", "eq. (4)", corrected="a root is missing", law="equilibrium.sgd")
 FINITE = st.floats(-1e6, 1e6)
@@ -107,3 +112,34 @@ def test_a_typed_verdict_is_noticed():
 def test_an_impossible_claim_is_refused(build, message):
     with pytest.raises(EquilibriaError, match=message):
         build()
+
+
+def test_only_claims_are_counted_as_claims():
+    good = at_most("", SOURCE, bound=1, measured=0.5)
+    bad = at_most("", SOURCE, bound=1, measured=2)
+    told = wording.headline([good, bad, identity(good), comparison(bad), comparison(good)])
+    assert told == "1 of 2 claims shown, 1 contradicted; 1 of 1 identity holds; 1 of 2 comparisons agree"
+    assert identity(bad).fails and not comparison(bad).fails
+    assert wording.verdict(identity(good)) == "holds (identity)" and wording.verdict(identity(bad)) == "contradicted"
+    assert wording.verdict(comparison(bad)) == "does not agree (comparison)"
+
+
+def test_a_number_of_the_paper_among_ours():
+    """Student's interval by hand: of three draws it is 4.303 sqrt(4/3) standard deviations wide, each way."""
+    values = np.exp([0.0, 1.0, 2.0])
+    half = 4.302653 * math.sqrt(4 / 3)
+    for printed, verdict in ((math.exp(1 + half - 0.01), SHOWN), (math.exp(1 - half - 0.01), CONTRADICTED)):
+        claim = among("", SOURCE, printed=printed, values=values)
+        assert claim.verdict == verdict and not claim.fails
+        assert Claim.from_dict(json.loads(json.dumps(claim.as_dict()))) == claim
+    np.testing.assert_allclose(np.log(claim.interval), [1 - half, 1 + half], rtol=1e-6)
+
+
+def test_digits_show_what_the_paper_is_off_by_and_the_tolerance():
+    claim = near("", SOURCE, expected=22.361239, measured=22.361239, relative=1.12e-12, printed=22.360680)
+    shown = [wording.printed(claim), wording.expected(claim).split(" ")[0], wording.measured(claim)]
+    assert shown == ["22.36068", "22.361239", "22.361239"]
+    steps = near("", SOURCE, expected=30471.4, measured=30439, relative=0.01, unit="steps", interval=(30400, 30480))
+    assert wording.expected(steps) == "30,471 steps ± 1 %" and wording.measured(steps).endswith("[30,400, 30,480]")
+    fine = near("", SOURCE, expected=0.0632614, measured=0.0632598, relative=6e-5)
+    assert (wording.expected(fine).split(" ")[0], wording.measured(fine)) == ("0.0632614", "0.0632598")

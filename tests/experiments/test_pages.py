@@ -38,7 +38,8 @@ def test_the_gallery_shows_everything_and_asks_for_nothing(folder):
     page = (folder.path / "index.html").read_text()
     assert page.count('src="data:image/png;base64,') == 3  # desk and smoke of one, desk of the other
     assert not re.search(r"(src|href)=[\"'](?!data:|#)", page)
-    assert "default-src 'none'" in page and "<script" not in page
+    assert "default-src 'none'; script-src 'none'" in page and "<script" not in page
+    assert page.startswith("<!doctype html>") and page.count("<body>") == page.count("</body>") == 1
     for words in ("norm | of &lt;w&gt;", "2.49 rad", "2.5 rad ± 1", "as printed: 7.125 rad", "Judged &amp; drawn"):
         assert words in page, words
     assert "equilibria.theory.equilibrium.heavy_ball" in page

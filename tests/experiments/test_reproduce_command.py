@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from small_experiments import experiment
 
-from equilibria.cli import app
+from equilibria.cli import app, main
 from equilibria.errors import EquilibriaError
 from equilibria.experiments import registry
 
@@ -132,6 +132,28 @@ def test_without_matplotlib_the_message_has_the_pip_command(monkeypatch):
 def test_without_dask_the_message_has_the_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert "pip install 'equilibria[cluster]'" in str(run("small-one --cluster tcp://127.0.0.1:1").exception)
+
+
+@pytest.mark.parametrize("address", ["foo", "tcp://", "http://127.0.0.1:8786", "tcp://host", "''"])
+def test_a_cluster_without_an_address_is_refused_before_anything_is_tried(address, monkeypatch):
+    monkeypatch.setattr("distributed.Client", None)
+    result = run(f"small-one --cluster {address}") if address != "''" else run_words("small-one", "--cluster", "")
+    assert "expected the address that `dask scheduler` prints, such as tcp://host:8786" in str(result.exception)
+
+
+def run_words(*words: str) -> Result:
+    return CliRunner().invoke(app, ["reproduce", *words])
+
+
+def test_ctrl_c_before_any_work_is_told(monkeypatch, capsys):
+    def interrupt(ids):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry, "find", interrupt)
+    monkeypatch.setattr(sys, "argv", ["equilibria", "reproduce", "small-one"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1 and "equilibria: interrupted" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_a_state_that_goes_on_and_says_how(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,11 @@ import small_experiments
 from small_experiments import experiment
 
 from equilibria.errors import EquilibriaError
-from equilibria.experiments import reproduce, runner
+from equilibria.experiments import registry, reproduce, runner
 from equilibria.experiments.claim import SHOWN
 from equilibria.experiments.pool import Processes
-from equilibria.experiments.results import Result, open_results
+from equilibria.experiments.results import Place, Result, open_results
+from equilibria.experiments.work import Done
 from equilibria.record.lock import RunLock
 
 
@@ -89,6 +92,45 @@ def test_an_interrupted_run_goes_on_after_the_last_finished_task(results, log):
     assert len(list(kept.iterdir())) == 4
 
 
+def test_an_interrupted_forced_run_does_not_fall_back_to_the_old_result(results, log, monkeypatch):
+    small = experiment(log=str(log))
+    reproduce([small], results=results)
+    monkeypatch.setattr(runner.Place, "keep", interrupted := Interruption())
+    with pytest.raises(KeyboardInterrupt):
+        reproduce([small], results=results, force=True)
+    monkeypatch.undo()
+    assert interrupted.called and not (results / "small" / "desk" / "result.json").exists()
+    (report,) = reproduce([small], results=results)
+    assert report.good and not report.reused
+
+
+class Interruption:
+    """Ctrl-C at the first call."""
+
+    called = False
+
+    def __call__(self, *args):
+        self.called = True
+        raise KeyboardInterrupt
+
+
+def test_what_has_ended_before_an_interruption_is_on_the_pages(results):
+    first, second = experiment("first"), experiment("second", fails="interrupt 0")
+    with pytest.raises(KeyboardInterrupt):
+        reproduce([first, second], results=results)
+    assert "### first" in (results / "RESULTS.md").read_text()
+    assert 'id="first-desk"' in (results / "index.html").read_text()
+
+
+def test_a_removed_figure_is_drawn_again_from_what_is_kept(results, log):
+    small = experiment(log=str(log))
+    reproduce([small], results=results)
+    figure = results / "small" / "desk" / "figure.pdf"
+    figure.unlink()
+    (report,) = reproduce([small], results=results)
+    assert not report.reused and figure.is_file() and started(log) == list(range(6))
+
+
 def test_going_on_counts_nothing_twice(results, log, monkeypatch):
     """The same settings, interrupted from outside the task, as Ctrl-C does."""
     small = experiment(log=str(log))
@@ -116,6 +158,23 @@ def test_a_damaged_record_is_computed_again(results, log):
     record.write_bytes(record.read_bytes()[:100])
     (report,) = reproduce([small], results=results)
     assert report.good and started(log) == [0, 1, 2, 2, 3, 4, 5]
+
+
+def test_a_stored_task_with_any_bit_turned_is_read_as_it_was_or_not_at_all(tmp_path):
+    place = Place(tmp_path)
+    place.begin("f", ["draw"], force=False)
+    values = np.random.default_rng(0).standard_normal(20)
+    place.keep("f", "draw", Done({"values": values}, 1.0))
+    (file,) = tmp_path.glob("records-f/*.npz")
+    content, outcomes = file.read_bytes(), []
+    for bit in range(0, 8 * len(content), 5):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        done = place.kept("f", "draw")
+        assert done is None or np.array_equal(done.arrays["values"], values), bit
+        outcomes.append(done is None)
+    assert any(outcomes) and not all(outcomes)
 
 
 @pytest.mark.parametrize("workers", [None, Processes(2)])
@@ -169,6 +228,18 @@ def test_two_at_once_in_one_place_are_refused(results):
     assert reproduce([experiment()], results=results)[0].good
 
 
+def test_a_place_that_cannot_be_had_is_refused(results):
+    open_results(results)
+    (results / "small").touch()
+    with pytest.raises(EquilibriaError, match=r"small/desk', which cannot be written: Not a directory"):
+        reproduce([experiment()], results=results)
+    (results / "other" / "desk" / "writer.lock").mkdir(parents=True)
+    with pytest.raises(EquilibriaError, match=r"other/desk', which cannot be written: Is a directory"):
+        reproduce([experiment("other")], results=results)
+    with pytest.raises(EquilibriaError, match="got results=''; expected the name of a folder"):
+        reproduce([experiment()], results="")
+
+
 def test_a_folder_that_is_not_ours_is_refused_untouched(results):
     results.mkdir()
     (results / "thesis.tex").touch()
@@ -187,9 +258,74 @@ def test_a_scale_that_an_experiment_does_not_have_is_refused_before_any_work(res
     assert not results.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("sharp-regression", {"steps": -5}, "got steps=-5; expected 1 <= steps"),
+        ("sharp-regression", {"data_sets": 2.5}, "got data_sets=2.5; expected a whole number"),
+        ("sharp-regression", {"lr": float("nan")}, "got lr=nan; expected a finite number"),
+        ("sharp-regression", {"lr": 0.0}, "got lr=0; expected 0 < lr"),
+        ("nrq-equilibrium", {"weight_decays": (0.1, -0.1)}, "got weight_decays=-0.1; expected 0 <= weight_decays"),
+        ("smd-rescale-law", {"dim": "many"}, "got dim='many'; expected a finite number"),
+    ],
+)
+def test_impossible_settings_are_refused_before_any_work(results, name, changes, message):
+    (known,) = registry.find([name])
+    changed = replace(known, scales={"desk": replace(known.config("desk"), **changes)})
+    with pytest.raises(EquilibriaError, match=re.escape(message)):
+        reproduce([changed], results=results)
+    assert not results.exists()
+
+
 def test_a_result_of_another_version_counts_as_none(results):
     reproduce([experiment()], results=results)
     file = results / "small" / "desk" / "result.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"surprise": 1}))
     assert open_results(results).place("small", "desk").read() is None
     assert isinstance(reproduce([experiment()], results=results)[0].result, Result)
+
+
+WRONG = {
+    "claims of words": {"claims": ["x"]},
+    "no claims": {"claims": None},
+    "no seconds": {"seconds": None},
+    "seconds in words": {"seconds": "abc"},
+    "no config": {"config": None},
+    "no date": {"finished": None},
+    "no title": {"title": None},
+    "no packages": {"packages": ["numpy"]},
+    "figures that are no names": {"figures": [5]},
+    "a kind of its own": {"kind": "strange"},
+    "text that is none": {"text": 5},
+    "a source that is none": {"source": None},
+    "a place that is none": {"source": {"paper": "smd", "where": 5}},
+    "an interval in words": {"interval": "ab"},
+    "a measurement in words": {"measured": "x"},
+    "a printed word": {"printed": "x"},
+    "seeds in words": {"seeds": "x"},
+    "a demand in words": {"demanded": "x"},
+    "a role of its own": {"role": "x"},
+    "a unit that is none": {"unit": None},
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The place of a finished experiment, and its result as JSON values."""
+    folder = tmp_path_factory.mktemp("finished") / "results"
+    reproduce([experiment()], results=folder)
+    place = open_results(folder).place("small", "desk")
+    return place, json.loads((place.path / "result.json").read_text())
+
+
+@pytest.mark.parametrize("changes", WRONG.values(), ids=list(WRONG))
+def test_a_result_of_wrong_shape_counts_as_none(finished, changes):
+    place, values = finished
+    changed = values | changes if changes.keys() <= values.keys() - {"source"} else None
+    if changed is None:
+        changed = values | {"claims": [values["claims"][0] | changes]}
+    file = place.path / "result.json"
+    file.write_text(json.dumps(values))
+    assert place.read() is not None
+    file.write_text(json.dumps(changed))
+    assert place.read() is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from equilibria.experiments.sharp import regression_runs, rmsprop
+from equilibria.experiments.sharp import regression, regression_runs, rmsprop
 from equilibria.problems import Regression, Sphere3D, Valley
 from equilibria.theory.flow_examples import regression_geometry
 
@@ -66,3 +66,11 @@ def test_the_effective_lr_of_scalar_rmsprop_is_that_of_the_steps():
         gradient = Valley().gradient(point[None])[0]
         point = point - eta / math.sqrt(second) * gradient
         second = (1 - c_b * eta**2) * second + c_b * eta**2 * float(gradient @ gradient)
+
+
+def test_a_data_set_that_jumps_over_the_edge_is_left_out_of_claims_about_the_crossing():
+    """Set 106 is fitted with a stability ratio of 1.14."""
+    config = regression.Config(data_sets=2, seed=106)
+    claims = regression.collect(config, {"all": regression.run_task(config, None)}).claims
+    assert not [claim.text for claim in claims if claim.fails]
+    assert sum("of the 1 data sets below the edge then; 1 had jumped over it" in claim.text for claim in claims) == 2

@@ -220,6 +220,31 @@ def test_the_block_length_changes_nothing(monkeypatch):
     same(simulation.run(), expected)
 
 
+@pytest.mark.parametrize("name", ["noisy-rayleigh", "regression"])
+def test_groups_of_trials_give_the_same_numbers(name, monkeypatch):
+    problem = PROBLEMS[name]()
+    start, _, _ = point(problem)
+    rule = SGD(0.05, 0.1, momentum=0.5)
+    simulation = Simulation(problem, start, rule=rule, steps=1500, record=(), seed=3, rescale={11: 2.0, 1200: 0.5})
+    expected, seen = simulation.run(), []
+    monkeypatch.setattr("equilibria.problems.simulation._TOGETHER", 2)
+    stretches = list(simulation.stream(chunk=1100, progress=lambda done, total: seen.append(done)))
+    same(Run.in_time(stretches), expected)
+    assert seen == sorted(seen) and seen[-1] == 1500
+
+
+@pytest.mark.parametrize("record", [(), ("norm",)])
+def test_many_trials_cost_no_more_calls_each_than_few(record, monkeypatch):
+    """Drawing is a call per trial and block; blocks of two steps would make it what a run costs."""
+    problem, calls = PROBLEMS["noisy-rayleigh"](), []
+    trials, steps, real = 20_000, 32, streams.fill
+    monkeypatch.setattr(streams, "fill", lambda drawn, draws: (calls.append(len(drawn)), real(drawn, draws)))
+    start = np.ones((trials, problem.size))
+    monkeypatch.setattr(streams, "generators", lambda seed, first, count: [np.random.default_rng(0)] * count)
+    Simulation(problem, start, rule=SGD(0.1, 0.1), steps=steps, record=record, every=steps).run()
+    assert sum(calls) <= 2 * trials
+
+
 def test_other_seeds_and_trials_are_other_numbers():
     problem = PROBLEMS["random-walk"]()
     start = np.ones((4, 5))

@@ -109,6 +109,19 @@ def test_divergence_names_step_and_trial(compiled):
         assert (caught.value.step, caught.value.trial) == (step - 1, bad + 20)
 
 
+def test_the_first_divergence_of_all_groups_is_named(monkeypatch):
+    """The last trial diverges first."""
+    start = np.array([[0.0, 1.0], [0.1, 2.0], [0.1, 3.0]])
+    simulation = Simulation(Valley(), start, rule=SGD(0.9), steps=5000, record=())
+    with pytest.raises(DivergenceError) as expected:
+        simulation.run()
+    monkeypatch.setattr("equilibria.problems.simulation._TOGETHER", 1)
+    with pytest.raises(DivergenceError) as caught:
+        simulation.run()
+    assert expected.value.trial == 2
+    assert str(caught.value) == str(expected.value)
+
+
 def test_a_weight_that_reaches_zero_is_reported():
     """lr wd = 1 and no gradient left: the next gradient of a scale-invariant loss does not exist."""
     with pytest.raises(DivergenceError, match="trial 0 after step 1"):
@@ -184,6 +197,22 @@ def test_a_state_without_random_numbers_does_not_go_on_with_a_problem_that_needs
     noisy = RayleighQuotient([1.0, 2.0, 3.0], noise=1.0)
     with pytest.raises(EquilibriaError, match="that of this simulation"):
         Simulation(noisy, [1.0, 1.0, 1.0], rule=SGD(0.1, 0.01), steps=20).run(state=state)
+
+
+def test_a_state_with_any_bit_turned_is_read_as_it_was_or_refused(tmp_path):
+    file = tmp_path / "state.npz"
+    state = small().run().state
+    state.save(file)
+    content, refused = file.read_bytes(), 0
+    for bit in range(0, 8 * len(content), 23):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        try:
+            assert np.array_equal(State.load(file).weights, state.weights)
+        except EquilibriaError:
+            refused += 1
+    assert refused
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"words"])

@@ -85,5 +85,6 @@ def _run() -> int:
     except OSError as error:
         tell(f"equilibria: {error}")
         return 1
-    except click.Abort:
+    except click.Abort:  # Ctrl-C before a command could say more
+        tell("equilibria: interrupted")
         return 1

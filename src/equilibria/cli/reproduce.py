@@ -143,14 +143,13 @@ def _progress(
 
 def _state(report: Report) -> str:
     from equilibria.experiments import wording
-    from equilibria.experiments.gallery import headline
 
     if report.lacks:
         return "left out"
     if report.result is None:
         return "failed"
     spent = "there already" if report.reused else wording.duration(report.result.seconds)
-    return f"{headline(list(report.result.claims))} ({spent})"
+    return f"{wording.headline(report.result.claims)} ({spent})"
 
 
 def _contract(report: Report) -> dict[str, Any]:
@@ -160,7 +159,8 @@ def _contract(report: Report) -> dict[str, Any]:
 
 
 def _show(reports: list[Report], results: str) -> None:
-    from equilibria.experiments.gallery import PAGE, headline
+    from equilibria.experiments.gallery import PAGE
+    from equilibria.experiments.wording import headline
 
     for report in reports:
         print(f"\n  {paint(report.experiment, '1')}")
@@ -182,9 +182,10 @@ def _show(reports: list[Report], results: str) -> None:
 def _show_claim(claim: Claim) -> None:
     from equilibria.experiments import wording
 
-    sign, colour = _MARKS[claim.verdict]
+    sign, colour = _MARKS["not shown" if claim.role == "comparison" and claim.verdict != "shown" else claim.verdict]
     print(wrap(claim.text, indent=f"    {paint(sign, colour)} ", hang="      "))
     prints = f"; as printed: {wording.printed(claim)}" if claim.printed is not None else ""
     numbers = f"measured {wording.measured(claim)}, expected {wording.expected(claim)} ({claim.source}{prints})"
-    told = "" if claim.verdict == "shown" and claim.demanded else f" -> {wording.verdict(claim)}"
+    verdict = wording.verdict(claim)
+    told = "" if verdict == "shown" else f" -> {verdict}"
     print(wrap(numbers + told, indent="      ", hang="      "))

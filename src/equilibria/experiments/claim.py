@@ -13,7 +13,9 @@ from equilibria.errors import EquilibriaError, number, one_of, within
 from equilibria.theory.citations import PAPERS
 
 SHOWN, NOT_SHOWN, CONTRADICTED = "shown", "not shown", "contradicted"
-KINDS = ("relative", "absolute", "at most", "at least", "rounding", "order")
+KINDS = ("relative", "absolute", "at most", "at least", "rounding", "order", "among")
+CLAIM, IDENTITY, COMPARISON = "claim", "identity", "comparison"
+ROLES = (CLAIM, IDENTITY, COMPARISON)
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
@@ -58,6 +60,9 @@ class Claim:
             another network; None where it is the same or the paper prints no number.
         demanded: False where this scale is too small to show it: the verdict is told, and fails nothing.
         seeds: over how many trainings the measured number is a mean; 0 where it is not one.
+        role: "claim"; "identity" where algebra or the settings alone decide, so that it checks the code and not the
+            world; "comparison" where a number of the paper stands beside ours for the reader, and fails nothing. Only
+            claims are counted as such.
     """
 
     text: str
@@ -71,9 +76,11 @@ class Claim:
     printed: float | None = None
     demanded: bool = True
     seeds: int = 0
+    role: str = CLAIM
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, KINDS)
+        one_of("role", self.role, ROLES)
         number("expected", self.expected)
         within("tolerance", self.tolerance, low=0)
         if self.interval is not None and not self.interval[0] <= self.measured <= self.interval[1]:
@@ -94,6 +101,9 @@ class Claim:
         """
         if not math.isfinite(self.measured):
             return CONTRADICTED
+        if self.kind == "among":  # a single number of the paper, beside where the next one of ours would be
+            low, high = self.interval or (self.measured, self.measured)
+            return SHOWN if low <= self.expected <= high else CONTRADICTED
         low, high = self.allowed
         left, right = self.interval or (self.measured, self.measured)
         if low <= left and right <= high:
@@ -108,7 +118,7 @@ class Claim:
         tell. Where something exact was computed, the scatter is ours to reduce.
         """
         open_to_doubt = self.seeds > 0 and self.verdict == NOT_SHOWN
-        return self.demanded and self.verdict != SHOWN and not open_to_doubt
+        return self.demanded and self.role != COMPARISON and self.verdict != SHOWN and not open_to_doubt
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the verdict for other readers; what is not finite becomes null."""
@@ -120,18 +130,38 @@ class Claim:
         """The claim that `as_dict` was called on.
 
         Raises:
-            EquilibriaError: if the verdict does not follow from the numbers, so that somebody typed it.
+            EquilibriaError: if something is not of the kind that `as_dict` gives, or the verdict does not follow from
+                the numbers, so that somebody typed it.
         """
-        fields = {name: value for name, value in values.items() if name != "verdict"}
-        fields["source"] = Source(**fields["source"])
+        fields = {name: value for name, value in of_kind("a claim", values, dict).items() if name != "verdict"}
+        source = of_kind("source", fields["source"], dict)
+        fields["source"] = Source(**{name: of_kind(name, value, str) for name, value in source.items()})
+        for name in ("text", "unit", "kind", "role"):
+            of_kind(name, fields.get(name, ""), str)
+        for name in ("measured", "printed"):
+            of_kind(name, fields.get(name), float, int, type(None))
+        of_kind("demanded", fields.get("demanded", True), bool)
+        of_kind("seeds", fields.get("seeds", 0), int)
         fields["measured"] = math.nan if fields["measured"] is None else fields["measured"]
-        fields["interval"] = None if fields["interval"] is None else tuple(fields["interval"])
+        fields["interval"] = None if fields["interval"] is None else _pair(fields["interval"])
         claim = cls(**fields)
         if claim.verdict != values["verdict"]:
             raise EquilibriaError(
                 f"got the verdict {values['verdict']!r} for {claim.text!r}; expected {claim.verdict!r}, by its numbers"
             )
         return claim
+
+
+def of_kind(name: str, value: Any, *kinds: type) -> Any:
+    """``value`` if it is of one of these types, as JSON gave it; what is not is damaged, or of another version."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise EquilibriaError(f"got {name}={value!r}; expected {' or '.join(kind.__name__ for kind in kinds)}")
+    return value
+
+
+def _pair(ends: Any) -> tuple[float, float]:
+    low, high = of_kind("interval", ends, list)
+    return number("interval", low), number("interval", high)
 
 
 def near(
@@ -223,3 +253,13 @@ def convergence_order(
 def not_demanded(claim: Claim) -> Claim:
     """The same claim at a scale that is too small to show it."""
     return replace(claim, demanded=False)
+
+
+def identity(claim: Claim) -> Claim:
+    """The same sentence, where it cannot be otherwise: it is checked, and not counted among the claims."""
+    return replace(claim, role=IDENTITY)
+
+
+def comparison(claim: Claim) -> Claim:
+    """The same sentence beside the paper's number, where agreeing proves little: it is told, and fails nothing."""
+    return replace(claim, role=COMPARISON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -11,6 +12,10 @@ from equilibria.experiments.work import Call, Done, Failed, work
 
 if TYPE_CHECKING:
     from distributed import Client
+
+
+_ADDRESS = re.compile(r"((tcp|tls|ws|wss|ucx)://)?(\[[0-9a-fA-F:.]+\]|[^\s/:\[\]]+):\d{1,5}/?")
+_EXPECTED = "expected the address that `dask scheduler` prints, such as tcp://host:8786"
 
 
 class Cluster:
@@ -52,12 +57,14 @@ def _connect(address: str, timeout: float) -> Client:
         raise EquilibriaError(
             f"got cluster={address!r}, which needs Dask; install it: pip install 'equilibria[cluster]'"
         ) from None
+    if not _ADDRESS.fullmatch(address):  # a client of what is no address complains again when it is thrown away
+        raise EquilibriaError(f"got cluster={address!r}; {_EXPECTED}")
     try:
         client = Client(address, timeout=timeout, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:  # ValueError: an address of no known form
         raise EquilibriaError(
             f"got cluster={address!r}, where no Dask scheduler answers within {timeout:g} s ({_first_line(error)}); "
-            "expected the address that `dask scheduler` prints, such as tcp://host:8786"
+            f"{_EXPECTED}"
         ) from None
     try:
         client.wait_for_workers(1, timeout=timeout)

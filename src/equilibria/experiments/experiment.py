@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.errors import EquilibriaError, one_of
+from equilibria.errors import EquilibriaError, one_of, whole, within
 from equilibria.experiments.claim import Claim
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ SCALES = ("smoke", "desk", "paper")
 SYNTHETIC, NETWORKS = "synthetic", "networks"
 KINDS = {SYNTHETIC: "Exact small worlds", NETWORKS: "Networks"}
 """The kinds of experiments, and their headings on the pages."""
+_SOME = {"steps", "trials", "replicas", "data_sets", "matrices", "dim", "samples", "every", "draws", "points", "grid"}
 Config = TypeVar("Config")
 Arrays = Mapping[str, NDArray[Any]]
 """What a task found, by name."""
@@ -76,17 +77,18 @@ class Experiment(Generic[Config]):
         one_of("kind", self.kind, KINDS)
         for scale, config in self.scales.items():
             one_of("scale", scale, SCALES)
-            if not is_dataclass(config):
+            if not is_dataclass(config) or isinstance(config, type):
                 raise EquilibriaError(f"got {self.id} with settings {config!r}; expected a frozen dataclass")
 
     def config(self, scale: str) -> Config:
         """The settings at a scale.
 
         Raises:
-            EquilibriaError: if the experiment has no such scale.
+            EquilibriaError: if the experiment has no such scale, or its settings are impossible.
         """
         if scale not in self.scales:
             raise EquilibriaError(f"got {self.id} at scale={scale!r}; expected one of: {', '.join(self.scales)}")
+        check_settings(self.scales[scale])
         return self.scales[scale]
 
     def lacks(self, config: Config) -> str:
@@ -102,6 +104,31 @@ class Experiment(Generic[Config]):
         """Plain values for the list."""
         words = {"id": self.id, "title": self.title, "source": self.source, "kind": self.kind}
         return {**words, "scales": list(self.scales)}
+
+
+def check_settings(config: Any) -> None:
+    """Refuse settings that cannot be meant: the defaults of the fields tell what is possible.
+
+    What is a whole number by default must be one, and what is not negative by default must not be; neither must any
+    number of a tuple. 0 stands for none, but not of what there must be some of, such as steps.
+
+    Raises:
+        EquilibriaError: that names the field and what is allowed.
+    """
+    for each in fields(config):
+        default, value = each.default, getattr(config, each.name)
+        if isinstance(default, tuple) and len({type(item) for item in default}) == 1 and isinstance(value, tuple):
+            for item in value:
+                _check_like(each.name, item, default[0])
+        else:
+            _check_like(each.name, value, default)
+
+
+def _check_like(name: str, value: Any, default: Any) -> None:
+    if isinstance(default, int) and not isinstance(default, bool):
+        whole(name, value, low=1 if name in _SOME and default > 0 else 0)
+    elif isinstance(default, float):
+        within(name, value, **({"above": 0} if name == "lr" else {"low": 0} if default >= 0 else {}))
 
 
 def one_task(config: Any) -> dict[str, None]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter
 from collections.abc import Iterator
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 
-from equilibria._version import __version__
 from equilibria.experiments import wording
 from equilibria.experiments.claim import CONTRADICTED, SHOWN, Claim
 from equilibria.experiments.experiment import KINDS
 from equilibria.experiments.results import Place, Result, ResultsFolder
+from equilibria.pages.document import still_document
 from equilibria.pages.words import settings_list, text
 from equilibria.record.files import write_whole
 
@@ -25,28 +23,16 @@ def write_gallery(folder: ResultsFolder) -> Path:
     """Write the page beside the results; it needs no other file."""
     found = sorted(folder.results(), key=lambda each: list(KINDS).index(each[1].kind))
     claims = [claim for _, result in found for claim in result.claims]
-    page = Template(_asset("equilibria.experiments", "gallery.html")).substitute(
-        style=_asset("equilibria.pages", "shared.css") + _asset("equilibria.experiments", "gallery.css"),
-        version=escape(__version__),
-        headline=escape(headline(claims)),
+    page = still_document(
+        _asset("gallery.html"),
+        title="equilibria: the papers, re-run",
+        style=_asset("gallery.css"),
+        headline=escape(wording.headline(claims)),
         contents="\n".join(_contents([result for _, result in found])),
         results="\n".join(_section(place, result) for place, result in found),
     )
     write_whole(folder.path / PAGE, page.encode())
     return folder.path / PAGE
-
-
-def headline(claims: list[Claim]) -> str:
-    """All verdicts in a sentence.
-
-    Example:
-        >>> from equilibria.experiments.claim import Source, at_most
-        >>> headline([at_most("", Source("", "ours"), bound=1, measured=0.5)])
-        '1 of 1 claim shown'
-    """
-    counts = Counter(claim.verdict for claim in claims)
-    shown = f"{counts.pop(SHOWN, 0)} of {len(claims)} claim{'s' if len(claims) != 1 else ''} shown"
-    return ", ".join([shown, *(f"{count} {verdict}" for verdict, count in sorted(counts.items()))])
 
 
 def _contents(results: list[Result]) -> Iterator[str]:
@@ -58,7 +44,7 @@ def _contents(results: list[Result]) -> Iterator[str]:
 
 
 def _entry(result: Result) -> str:
-    state = headline(list(result.claims))
+    state = wording.headline(result.claims)
     return (
         f'<li><a href="#{_anchor(result)}"><code>{escape(result.id)}</code></a> {escape(result.title)} '
         f'<span class="{"bad" if result.fails else "good"}">{escape(state)}</span></li>'
@@ -69,7 +55,7 @@ def _section(place: Place, result: Result) -> str:
     facts = [
         ("scale", result.scale, ""),
         ("seed", str(result.config["seed"]) if "seed" in result.config else "none needed", ""),
-        ("computing time", wording.duration(result.seconds), ""),
+        ("CPU time", wording.duration(result.seconds), ""),
         ("finished", result.finished.replace("T", " ").replace("+00:00", " UTC"), f"equilibria {result.version}"),
     ]
     return (
@@ -100,7 +86,7 @@ def _table(result: Result) -> str:
 
 
 def _row(claim: Claim) -> str:
-    mark = "good" if claim.verdict == SHOWN else "bad" if claim.verdict == CONTRADICTED else ""
+    mark = "good" if claim.verdict == SHOWN else "bad" if claim.fails and claim.verdict == CONTRADICTED else ""
     remarks = [str(claim.source)]
     if claim.source.corrected:
         prints = f" (as printed: {wording.printed(claim)})" if claim.printed is not None else ""
@@ -116,5 +102,5 @@ def _row(claim: Claim) -> str:
     )
 
 
-def _asset(package: str, name: str) -> str:
-    return files(package).joinpath(name).read_text(encoding="utf-8")
+def _asset(name: str) -> str:
+    return files("equilibria.experiments").joinpath(name).read_text(encoding="utf-8")

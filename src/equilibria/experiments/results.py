@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shutil
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from equilibria.errors import EquilibriaError
-from equilibria.experiments.claim import Claim
-from equilibria.experiments.experiment import SCALES, SYNTHETIC
+from equilibria.errors import EquilibriaError, one_of, within
+from equilibria.experiments.claim import Claim, of_kind
+from equilibria.experiments.experiment import KINDS, SCALES, SYNTHETIC
+from equilibria.experiments.figures import SUFFIXES
 from equilibria.experiments.task import progress_file
 from equilibria.experiments.work import Done
 from equilibria.record.files import write_whole
@@ -42,7 +42,7 @@ class Result:
         command: what repeats it.
         version: of equilibria.
         packages: versions of what computed it, by name.
-        seconds: of computing, summed over all tasks.
+        seconds: of CPU time, summed over all tasks.
         finished: when, in ISO 8601 and universal time.
         claims: each with its verdict.
         numbers: further numbers.
@@ -78,9 +78,20 @@ class Result:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
-        """The result that `as_dict` was called on."""
-        claims = tuple(Claim.from_dict(claim) for claim in values["claims"])
-        return cls(**{**values, "claims": claims, "figures": tuple(values["figures"])})
+        """The result that `as_dict` was called on.
+
+        Raises:
+            EquilibriaError: if something is not of the kind that `as_dict` gives.
+        """
+        for name in ("id", "title", "source", "scale", "fingerprint", "command", "version", "finished"):
+            of_kind(name, values[name], str)
+        for name in ("config", "packages", "numbers"):
+            of_kind(name, values[name], dict)
+        within("seconds", values["seconds"], low=0)
+        one_of("kind", values.get("kind", SYNTHETIC), KINDS)
+        claims = tuple(Claim.from_dict(claim) for claim in of_kind("claims", values["claims"], list))
+        figures = tuple(of_kind("figure", name, str) for name in of_kind("figures", values["figures"], list))
+        return cls(**{**values, "claims": claims, "figures": figures})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +108,10 @@ class Place:
         """The file of a figure."""
         return self.path / f"{name}.{suffix}"
 
+    def has_figures(self, result: Result) -> bool:
+        """Whether nobody removed one."""
+        return all(self.figure(name, suffix).is_file() for name in result.figures for suffix in SUFFIXES)
+
     def read(self) -> Result | None:
         """The result, or None if there is none that can be read."""
         try:
@@ -110,7 +125,10 @@ class Place:
         write_whole(self.path / "result.json", text.encode())
 
     def begin(self, fingerprint: str, keys: Iterable[str], *, force: bool) -> None:
-        """Make room for the tasks of a run; what those of other settings or other code left is removed."""
+        """Make room for the tasks of a run; what those of other settings or other code left is removed.
+
+        With ``force`` the old result goes too: if this run is interrupted, the next one must not take it for its own.
+        """
         for key in keys:
             if not re.fullmatch(r"[\w.-]+", key):
                 raise EquilibriaError(
@@ -120,6 +138,8 @@ class Place:
             for old in self.path.glob(f"{kind}-*"):
                 if force or old.name != f"{kind}-{fingerprint}":
                     shutil.rmtree(old)
+        if force:
+            (self.path / "result.json").unlink(missing_ok=True)
         self._records(fingerprint).mkdir(parents=True, exist_ok=True)
 
     def keep(self, fingerprint: str, key: str, done: Done) -> None:
@@ -139,9 +159,9 @@ class Place:
             content = (self._records(fingerprint) / f"{key}.npz").read_bytes()
             with np.load(io.BytesIO(content), allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+            return Done(arrays, float(arrays.pop(_SECONDS)))
+        except Exception:  # of a damaged file: whatever it makes zlib, zipfile or numpy stumble over
             return None
-        return Done(arrays, float(arrays.pop(_SECONDS))) if _SECONDS in arrays else None
 
     def scratch(self, fingerprint: str, key: str) -> Path:
         """Where a task keeps what it needs to go on after a kill; only that task makes it."""
@@ -181,6 +201,8 @@ def open_results(path: str | Path) -> ResultsFolder:
     Raises:
         EquilibriaError: if there is something else at ``path``, or it cannot be written.
     """
+    if not str(path):
+        raise EquilibriaError("got results=''; expected the name of a folder, new or with results")
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise EquilibriaError(f"got results={str(path)!r}, which is a file; expected a folder, new or with results")

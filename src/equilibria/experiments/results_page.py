@@ -7,7 +7,6 @@ from pathlib import Path
 from equilibria.experiments import wording
 from equilibria.experiments.claim import Claim
 from equilibria.experiments.experiment import KINDS
-from equilibria.experiments.gallery import headline
 from equilibria.experiments.results import Place, Result, ResultsFolder
 from equilibria.record.files import write_whole
 from equilibria.theory.citations import PAPERS
@@ -19,6 +18,10 @@ Written by `equilibria reproduce` from the `result.json` files beside it: do not
 paper, or of the theory where the paper prints none or a wrong one; the verdict follows from expected, measured and
 tolerance. Behind a mean over seeds stands its 95 % confidence interval: shown if all of it agrees, contradicted if none
 of it does, otherwise not shown at this scale, which is no fault of the code.
+
+An identity is true by algebra or by the settings alone: it checks the code, and is not counted among the claims.
+Neither is a comparison with what the paper read off a single draw of its data: it agrees if the paper's number lies in
+the brackets, where 95 % of further draws of ours would be (Student, in the logarithm).
 """
 
 
@@ -35,7 +38,7 @@ def results_page(folder: ResultsFolder) -> str:
         largest.setdefault(result.id, (place, result))
     claims = [claim for _, result in largest.values() for claim in result.claims]
     groups = [_group(folder, kind, list(largest.values())) for kind in KINDS]
-    return "\n".join([_HEAD, f"**{headline(claims)}.**", "", *filter(None, groups), _papers(claims)])
+    return "\n".join([_HEAD, f"**{wording.headline(claims)}.**", "", *filter(None, groups), _papers(claims)])
 
 
 def _group(folder: ResultsFolder, kind: str, found: list[tuple[Place, Result]]) -> str:
@@ -50,7 +53,7 @@ def _section(folder: ResultsFolder, place: Place, result: Result) -> str:
     lines = [
         f"### {result.id}: {_literal(result.title)}",
         "",
-        f"After {result.source}. `{result.command}`{seed}, {wording.duration(result.seconds)} of computing.",
+        f"After {result.source}. `{result.command}`{seed}, {wording.duration(result.seconds)} of CPU time.",
         "",
         "| claim | source | as printed | expected | measured | verdict |",
         "|---|---|---|---|---|---|",

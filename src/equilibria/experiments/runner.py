@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from equilibria._version import __version__
-from equilibria.errors import one_of
+from equilibria.errors import EquilibriaError, one_of
 from equilibria.experiments import figures
 from equilibria.experiments.code_version import code_version
 from equilibria.experiments.experiment import SCALES, Experiment, plain, settings
@@ -121,8 +121,7 @@ def reproduce(
     pending = [run for run in runs if run.experiment.id not in reports]
     with ExitStack() as locks:
         for run in pending:
-            run.place.path.mkdir(parents=True, exist_ok=True)
-            locks.callback(RunLock(run.place.path).release)
+            locks.callback(_lock(run.place.path).release)
         for report in list(reports.values()):
             finished(report)
 
@@ -130,10 +129,22 @@ def reproduce(
             report = reports[run.experiment.id] = _conclude(run)
             finished(report)
 
-        _work_off(pending, workers or Here(), force=force, progress=progress, under_way=under_way, ended=ended)
-    write_gallery(folder)
-    write_results_page(folder)
+        try:
+            _work_off(pending, workers or Here(), force=force, progress=progress, under_way=under_way, ended=ended)
+        finally:  # also after Ctrl-C: some experiments may have ended
+            write_gallery(folder)
+            write_results_page(folder)
     return [reports[run.experiment.id] for run in runs]
+
+
+def _lock(place: Path) -> RunLock:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        return RunLock(place)
+    except OSError as error:
+        raise EquilibriaError(
+            f"got {str(place)!r}, which cannot be written: {error.strerror or error}; expected a folder or nothing"
+        ) from error
 
 
 def _prepare(experiment: Experiment[Any], scale: str, config: Any, folder: ResultsFolder) -> _Run:
@@ -161,7 +172,9 @@ def _reuse(runs: Sequence[_Run], *, force: bool) -> dict[str, Report]:
     return {
         run.experiment.id: Report(run.experiment.id, result, reused=True)
         for run in runs
-        if (result := found[run.experiment.id]) is not None and result.fingerprint == run.fingerprint
+        if (result := found[run.experiment.id]) is not None
+        and result.fingerprint == run.fingerprint
+        and run.place.has_figures(result)
     }
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from equilibria.experiments.claim import NOT_SHOWN, Claim
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from equilibria.experiments.claim import CLAIM, COMPARISON, IDENTITY, NOT_SHOWN, SHOWN, Claim
 from equilibria.pages.words import number
 
-_DIGITS = 4
+_DIGITS, _MOST_DIGITS = 4, 8
+_ROLE_WORDS = {
+    IDENTITY: ("identity", "identities", "holds", "hold"),
+    COMPARISON: ("comparison", "comparisons", "agrees", "agree"),
+}
 
 
 def expected(claim: Claim) -> str:
@@ -18,8 +26,12 @@ def expected(claim: Claim) -> str:
         '4.443 steps ± 1 %'
         >>> expected(at_most("", source, bound=0.05, measured=0.01))
         '≤ 0.05'
+        >>> expected(near("", source, expected=4.442883, measured=4.44, relative=1e-5))
+        '4.442883 ± 0.001 %'
     """
     amount = _amount(claim.expected, claim)
+    if claim.kind == "among":
+        return amount
     if claim.kind in ("at most", "at least"):
         return f"{'≤' if claim.kind == 'at most' else '≥'} {amount}"
     if claim.kind == "rounding":
@@ -33,7 +45,7 @@ def measured(claim: Claim) -> str:
     amount = _amount(claim.measured, claim)
     if claim.interval is None:
         return amount
-    low, high = (number(end, digits=_DIGITS) for end in claim.interval)
+    low, high = (_shown(end, claim) for end in claim.interval)
     return f"{amount} [{low}, {high}]" + (f", {claim.seeds} seeds" if claim.seeds else "")
 
 
@@ -44,6 +56,10 @@ def printed(claim: Claim) -> str:
 
 def verdict(claim: Claim) -> str:
     """The verdict, and whether this scale was to show it."""
+    if claim.role == COMPARISON:
+        return f"{'agrees' if claim.verdict == SHOWN else 'does not agree'} (comparison)"
+    if claim.role == IDENTITY and claim.verdict == SHOWN:
+        return "holds (identity)"
     if not claim.demanded:
         return f"{claim.verdict} (not demanded at this scale)"
     return f"{NOT_SHOWN} at this scale" if claim.seeds and claim.verdict == NOT_SHOWN else claim.verdict
@@ -62,6 +78,57 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def headline(claims: Sequence[Claim]) -> str:
+    """All verdicts in a sentence; identities and comparisons are not counted among the claims.
+
+    Example:
+        >>> from equilibria.experiments.claim import Source, at_most, identity
+        >>> claim = at_most("", Source("", "ours"), bound=1, measured=0.5)
+        >>> headline([claim])
+        '1 of 1 claim shown'
+        >>> headline([claim, claim, identity(claim)])
+        '2 of 2 claims shown; 1 of 1 identity holds'
+    """
+    asserted = [claim for claim in claims if claim.role == CLAIM]
+    counts = Counter(claim.verdict for claim in asserted)
+    shown = f"{counts.pop(SHOWN, 0)} of {_count(asserted, 'claim', 'claims')} shown"
+    words = ", ".join([shown, *(f"{count} {verdict}" for verdict, count in sorted(counts.items()))])
+    return "; ".join(filter(None, [words, _also(claims, IDENTITY), _also(claims, COMPARISON)]))
+
+
+def _also(claims: Sequence[Claim], role: str) -> str:
+    found = [claim for claim in claims if claim.role == role]
+    if not found:
+        return ""
+    good = sum(claim.verdict == SHOWN for claim in found)
+    one, many, holds, hold = _ROLE_WORDS[role]
+    return f"{good} of {_count(found, one, many)} {holds if len(found) == 1 else hold}"
+
+
+def _count(claims: Sequence[Claim], one: str, many: str) -> str:
+    return f"{len(claims)} {one if len(claims) == 1 else many}"
+
+
 def _amount(value: float, claim: Claim) -> str:
-    shown = f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else number(value, digits=_DIGITS)
-    return f"{shown} {claim.unit}".strip()
+    return f"{_shown(value, claim)} {claim.unit}".strip()
+
+
+def _shown(value: float, claim: Claim) -> str:
+    digits = _digits(claim)
+    if not 1e3 <= abs(value) < 1e7:
+        return number(value, digits=digits)
+    decimals = 0 if float(value).is_integer() else max(0, digits - len(str(int(abs(value)))))
+    return f"{value:,.{decimals}f}"
+
+
+def _digits(claim: Claim) -> int:
+    """As many as it takes to see the tolerance, and how far off the paper is; not more than people read."""
+    low, high = claim.allowed
+    gaps = [high - claim.expected, claim.expected - low]
+    if claim.printed is not None:
+        gaps.append(abs(claim.printed - claim.expected))
+    finite = [gap for gap in gaps if 0 < gap < math.inf and claim.expected]
+    if not finite:
+        return _DIGITS
+    needed = 1 + math.ceil(math.log10(abs(claim.expected) / min(finite)))
+    return min(max(needed, _DIGITS), _MOST_DIGITS)

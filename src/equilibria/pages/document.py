@@ -47,6 +47,28 @@ def document(package: str, *, title: str, data: dict[str, object], **parts: str)
     )
 
 
+def still_document(body: str, *, title: str, style: str, **parts: str) -> str:
+    """The text of one HTML page without scripts and data, with the head that all pages share.
+
+    Args:
+        body: a `string.Template`, from below the headline to the footer.
+        title: plain text.
+        style: CSS, after what all pages share.
+        parts: HTML for the other placeholders of the template, ``headline`` among them.
+
+    Returns:
+        HTML.
+    """
+    head, _, _ = _asset("equilibria.pages", "shared.html").partition("$body")
+    return Template(f"{head}{body}</body>\n</html>\n").substitute(
+        parts,
+        policy=_policy(),
+        version=escape(__version__),
+        title=escape(title),
+        style=_asset("equilibria.pages", "shared.css") + style,
+    )
+
+
 def write_document(path: str | Path, text: str) -> Path:
     """Write a page; it appears complete or not at all, as it is written beside its target and then moved into place.
 
@@ -110,7 +132,7 @@ def _one_line_end(text: str) -> str:
 def _policy(*scripts: str) -> str:
     """Let the browser refuse every request, and every script but these."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -41,16 +42,32 @@ class Motion:
     """What moves, and by which problem and optimizer."""
 
     problem: Problem
-    data: Array
     settings: Array
     weights: Array
     buffers: Array
     moments: Array
 
+    @property
+    def trials(self) -> int:
+        """How many."""
+        return len(self.weights)
+
+    @cached_property
+    def data(self) -> Array:
+        """What the compiled gradient reads."""
+        return self.problem.data()
+
+    def part(self, first: int, last: int) -> Self:
+        """The trials from ``first`` up to, not including, ``last``; moving them moves these."""
+        if (first, last) == (0, self.trials):
+            return self
+        moving = (self.weights[first:last], self.buffers[first:last], self.moments[first:last])
+        return type(self)(self.problem.take(first, last), self.settings, *moving)
+
     def copy(self) -> Self:
         """The same, at the same place, to be moved by itself."""
         moving = (self.weights.copy(), self.buffers.copy(), self.moments.copy())
-        return type(self)(self.problem, self.data, self.settings, *moving)
+        return type(self)(self.problem, self.settings, *moving)
 
     def advance(self, block: Block, begin: int, end: int) -> None:
         """Take the steps from number ``begin`` up to, not including, ``end``."""

@@ -26,6 +26,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 _NUMBERS = 1 << 18  # random numbers drawn at a time, all trials together: two megabytes, which stay in the cache
 _STEPS = 1024  # steps between two looks at the clock and at the weights
+_LEAST_STEPS = 16  # random numbers are drawn for, because each trial's drawing is a call; also where they fill no cache
+_TOGETHER = 256  # trials that go through a stretch side by side, where no record needs all of them at every step
 
 
 class DivergenceError(EquilibriaError):
@@ -92,7 +94,8 @@ class Simulation:
         weight_decay: weight decays likewise.
         projected: whether every step is projected back to the sphere of the norm before it.
         rescale: step -> factor of the weights just before that step. Momentum buffers are divided by it, second
-            moments by its square, as gradients of a scale-invariant loss are.
+            moments by its square, as gradients of a scale-invariant loss are. One at or after ``steps`` waits for the
+            longer run that goes on from this one's state.
         record: names of `RECORDERS`, or name -> function of a `Moment`.
         every: steps between two records, the first at step 0.
         seed: of the random numbers of a stochastic problem.
@@ -170,8 +173,8 @@ class Simulation:
     ) -> Iterator[Run]:
         """The same in stretches of ``chunk`` steps, each with the state after it: for runs too long for memory."""
         length = whole("chunk", chunk, low=1)
-        here = self._first_state() if state is None else self._checked(state)
-        return self._stretches(here, length, progress)
+        drawn = self._generators() if state is None else streams.restored(self._checked(state).streams)
+        return self._stretches(state or self._first_state(drawn), drawn, length, progress)
 
     def parts(self, count: int) -> list[Simulation]:
         """The trials in ``count`` parts (or fewer, if there are fewer trials), to be run anywhere."""
@@ -201,9 +204,11 @@ class Simulation:
             return self.weight_decay
         return self.rule.weight_decay if isinstance(self.rule, SGD) else 0.0
 
-    def _first_state(self) -> State:
+    def _generators(self) -> list[Generator]:
+        return streams.generators(self.seed, self.first_trial, self.trials if self.problem.draws else 0)
+
+    def _first_state(self, drawn: list[Generator]) -> State:
         weights = np.array(self.start, np.float64)
-        drawn = streams.generators(self.seed, self.first_trial, self.trials if self.problem.draws else 0)
         return State(
             0,
             weights,
@@ -230,36 +235,52 @@ class Simulation:
             raise EquilibriaError(f"got a state after {state.step} steps; expected less than steps={self.steps}")
         return state
 
-    def _stretches(self, state: State, length: int, progress: Progress | None) -> Iterator[Run]:
+    def _stretches(self, state: State, drawn: list[Generator], length: int, progress: Progress | None) -> Iterator[Run]:
         moving = (state.weights.copy(), state.buffers.copy(), state.moments.copy())
-        settings = settings_of(self.rule, projected=self.projected)
-        motion = Motion(self.problem, self.problem.data(), settings, *moving)
-        drawn = streams.restored(state.streams)
+        motion = Motion(self.problem, settings_of(self.rule, projected=self.projected), *moving)
         for begin in range(state.step, self.steps, length):
             end = min(begin + length, self.steps)
             log = _Log(dict(recorders_of(self.record)))
-            for block in self._blocks(drawn, begin, end):
-                self._follow(motion, block, log)
-                if progress is not None:
-                    progress(block.last, self.steps)
+            self._advance(motion, drawn, begin, end, log, progress or (lambda done, total: None))
             moved = (motion.weights.copy(), motion.buffers.copy(), motion.moments.copy())
             yield log.run(State(end, *moved, streams.positions(drawn), self.seed, self.first_trial), self.trials)
 
-    def _blocks(self, drawn: list[Generator], begin: int, end: int) -> Iterator[Block]:
+    def _advance(
+        self, motion: Motion, drawn: list[Generator], begin: int, end: int, log: _Log, progress: Progress
+    ) -> None:
+        """Take a stretch with one group of trials after the other; recorders see all trials, so they make one group.
+
+        Every trial has random numbers of its own, and the same ones in any group.
+        """
+        size = self.trials if log.recorders or self.problem.kind is None else _TOGETHER
+        diverged: list[DivergenceError] = []
+        for first in range(0, self.trials, size):
+            group = motion.part(first, min(first + size, self.trials))
+            try:
+                for block in self._blocks(group.trials, drawn[first : first + size], begin, end):
+                    self._follow(group, block, log, first_trial=self.first_trial + first)
+                    taken = (block.last - begin) * group.trials + (end - begin) * first
+                    progress(begin + taken // self.trials, self.steps)
+            except DivergenceError as error:
+                diverged.append(error)
+        if diverged:
+            raise min(diverged, key=lambda error: (error.step, error.trial))
+
+    def _blocks(self, trials: int, drawn: list[Generator], begin: int, end: int) -> Iterator[Block]:
         lrs = as_schedule(self._lr, name="lr").values(end - begin, start=begin)
         decays = as_schedule(self._weight_decay, name="weight_decay").values(end - begin, start=begin)
         numbers = self.problem.draws
-        length = min(end - begin, max(1, _NUMBERS // (self.trials * numbers)) if numbers else _STEPS)
-        draws = np.empty((self.trials, length, numbers))
+        length = min(end - begin, max(_LEAST_STEPS, _NUMBERS // (trials * numbers)) if numbers else _STEPS)
+        draws = np.empty((trials, length, numbers))
         for first in range(begin, end, length):
             count = min(length, end - first)
             if count < length:
-                draws = np.empty((self.trials, count, numbers))
+                draws = np.empty((trials, count, numbers))
             streams.fill(drawn, draws[: len(drawn)])
             inside = slice(first - begin, first - begin + count)
             yield Block(first, lrs[inside], decays[inside], draws)
 
-    def _follow(self, motion: Motion, block: Block, log: _Log) -> None:
+    def _follow(self, motion: Motion, block: Block, log: _Log, *, first_trial: int) -> None:
         before = motion.copy()
         here = block.first
         for step in self._stops(block, recording=bool(log.recorders)):
@@ -271,18 +292,18 @@ class Simulation:
                 weights = motion.weights.copy()
                 motion.advance(block, step, step + 1)
                 here = step + 1
-                self._check(motion, before, block)
+                self._check(motion, before, block, first_trial)
                 inside = step - block.first
                 rates = float(block.lr[inside]), float(block.weight_decay[inside])
                 log.add(Moment(self.problem, step, weights, motion.weights, *rates))
         motion.advance(block, here, block.last)
-        self._check(motion, before, block)
+        self._check(motion, before, block, first_trial)
 
     def _stops(self, block: Block, *, recording: bool) -> list[int]:
         records = range(-(-block.first // self.every) * self.every, block.last, self.every) if recording else ()
         return sorted({*records, *(step for step in self.rescale if block.first <= step < block.last)})
 
-    def _check(self, motion: Motion, before: Motion, block: Block) -> None:
+    def _check(self, motion: Motion, before: Motion, block: Block, first_trial: int) -> None:
         """Refuse weights that are not finite; the block is then taken again step by step, to say which step it was."""
         if np.isfinite(motion.weights).all():
             return
@@ -291,7 +312,7 @@ class Simulation:
             before.advance(block, step, step + 1)
             bad = ~np.isfinite(before.weights).all(axis=1)
             if bad.any():
-                trial = self.first_trial + int(bad.argmax())
+                trial = first_trial + int(bad.argmax())
                 inside = step - block.first
                 message = (
                     f"got weights that are not finite in trial {trial} after step {step}, with "

@@ -177,7 +177,11 @@ def stationary_risk(model: NoisyRayleigh) -> StationaryRisk:
     )
 
 
-@law("nrq", "Theorem 1, Eq. 18", corrected="A factor 2 was missing in the rate, and an lr next to Delta was spurious.")
+@law(
+    "nrq",
+    "Theorem 1, Eqs. 18-19",
+    corrected="A factor 2 was missing in the rate, and an lr at Delta was too many.",
+)
 def risk_lower_bound(times: ArrayLike, angular_update: ArrayLike, *, model: NoisyRayleigh, risk: ArrayLike) -> Array:
     r"""No noisy Rayleigh quotient with this angular update does better.
 
@@ -210,7 +214,7 @@ def risk_lower_bound(times: ArrayLike, angular_update: ArrayLike, *, model: Nois
 
 @law(
     "nrq",
-    "Theorem 1, Eqs. 19-21",
+    "Theorem 1, Eqs. 20-21",
     corrected="A factor 2 was missing twice, an lr was spurious, e^(-G) inside is e^(+H(s)), eps(t) is eps(s).",
 )
 def risk_upper_bound(

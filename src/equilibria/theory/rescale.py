@@ -32,7 +32,7 @@ class RescaleFactors:
 
 @law(
     "smd",
-    "§5.2, eq. (27)",
+    "§5.2",
     corrected="optimizer state and BatchNorm's running statistics are rescaled too; any rule, any change of lr, wd",
 )
 def rescale_factors(old: Rule, new: Rule, *, unit_grad_sq: float = 1.0, dim: float = 1.0) -> RescaleFactors:

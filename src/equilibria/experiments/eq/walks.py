@@ -54,6 +54,7 @@ class Config:
     square: int = 40
     muon_replicas: int = 4
     muon_steps: int = 4_000
+    muon_update_steps: int = 16_000
     start: float = 1.5
     seed: int = 0
 
@@ -183,7 +184,7 @@ def _muon_update(config: Config, name: str, rng: np.random.Generator) -> Arrays:
 
     rule = config.rule(name)
     assert isinstance(rule, Muon)
-    shape, steps = config.shape(name), config.muon_steps
+    shape, steps = config.shape(name), config.muon_update_steps
     w = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
     optimizer: Any = torch.optim.Muon([w], lr=1.0, weight_decay=0.0, momentum=rule.momentum, nesterov=rule.nesterov)
     updates = np.empty((steps, math.prod(shape)), np.float32)

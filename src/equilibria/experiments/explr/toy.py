@@ -299,7 +299,9 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     first = found["normalised"]["angle_until"][times > 300][0]
     angles.plot(late, first * (late / late[0]) ** -0.25, color=THEORY, ls="--", lw=0.9, label="$t^{-1/4}$")
     angles.axhline(config.cone, color=THEORY, lw=0.8, ls=":", label="cone")
-    angles.set(xscale="log", yscale="log", xlabel="step $t$", ylabel="rms angle over $(t/2, t)$, rad", ylim=(3e-3, 100))
+    angles.set(
+        xscale="log", yscale="log", xlabel="step $t$", ylabel="rms angle over $(t/2, t)$, rad", ylim=(3e-3, 1000)
+    )
     angles.legend(loc="upper right")
     title(angles, "b", "who gets there")
     rate = 2 * config.lr**2 * (config.dim - 1) * _mean_square_push()

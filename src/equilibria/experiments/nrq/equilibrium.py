@@ -17,6 +17,7 @@ from equilibria.experiments.nrq.walks import (
     averages,
     draw_panels,
     finite_step,
+    finite_step_words,
     interval,
     predicted,
     simulate,
@@ -135,7 +136,7 @@ def _judge(config: Config, weight_decay: float, line: Arrays) -> list[Claim]:
             interval=interval(angle),
         ),
         near(
-            f"{name}: limiting risk, Watson's law with the first-order effect of a finite step",
+            f"{name}: limiting risk by Watson's law, {finite_step_words(limit.finite_step, 0.04)}",
             _FLOOR,
             expected=limit.risk * limit.finite_step,
             measured=floor[0],

@@ -59,10 +59,11 @@ def loss(x: Array, y: Array) -> Array:
 
 
 def _surface(config: Config) -> Arrays:
-    side = np.linspace(-1, 1, config.grid)
-    x, y = np.meshgrid(side, side)
-    off = np.where((x == 0) & (y == 0), 1e-9, 0)  # the loss has no value at the origin
-    return {"x": x, "y": y, "loss": loss(x + off, y)}
+    """On squares around the origin, at which the loss has no value: along rays it is smooth, across it jumps."""
+    turn, size = np.meshgrid(np.linspace(0, 2 * np.pi, 8 * (config.grid // 4) + 1), np.linspace(1e-3, 1, config.grid))
+    reach = size / np.maximum(np.abs(np.cos(turn)), np.abs(np.sin(turn)))
+    x, y = reach * np.cos(turn), reach * np.sin(turn)
+    return {"x": x, "y": y, "loss": loss(x, y)}
 
 
 def _properties(config: Config) -> Arrays:
@@ -204,9 +205,11 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     title(norm, "a'", "weight decay against noise")
     lit: Any = surface
     lit.plot_surface(
-        *(found["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=80
+        *(found["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=160
     )
     lit.set(xlabel="x", ylabel="y")
+    lit.set_zlabel("loss", labelpad=-4)
+    lit.set_box_aspect(None, zoom=0.82)  # room for the label of the third axis
     lit.view_init(elev=35, azim=-60)
     title(surface, "b", "$(x^2 + 2y^2)/(x^2 + y^2) + (x^2 + y^2)$")
     return {"figure-1": figure}

@@ -13,7 +13,7 @@ from scipy.stats import kstest, kstwo
 from equilibria.experiments.claim import Claim, Source, at_most, near
 from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
-from equilibria.experiments.nrq.walks import ERRORS, plain_ticks, simulate, standard_error, starts
+from equilibria.experiments.nrq.walks import ERRORS, finite_step_words, plain_ticks, simulate, standard_error, starts
 from equilibria.theory.bingham import bingham_moments
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_risk import stationary_risk
@@ -151,6 +151,7 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
     model, f = case.model(config.lr), line["f"]
     limit, b = stationary_risk(model), _concentration(config, case)
     moments, second_order = watson_moments(b, case.dim), (limit.finite_step - 1) ** 2
+    room = _room(line["risk"], second_order)
     grid = np.linspace(0, 1, 2001)
     exact, discrete = (
         watson_cdf(grid, _concentration(config, case, discrete=kind), dim=case.dim) for kind in (False, True)
@@ -166,11 +167,11 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
             measured=float(kstest(f, _cdf(b, case.dim)).statistic),
         ),
         near(
-            f"{case.label}: limiting risk, with the first-order effect of a finite step",
+            f"{case.label}: limiting risk, {finite_step_words(limit.finite_step, room)}",
             _LIMIT,
             expected=limit.risk * limit.finite_step,
             measured=line["risk"][0],
-            relative=_room(line["risk"], second_order),
+            relative=room,
             printed=1 - math.sqrt(model.unit_grad_sq) * model.angular_update / model.gap,
         ),
         near(
@@ -214,14 +215,14 @@ def _judge_spread(config: Config, line: Arrays) -> list[Claim]:
     size = math.sqrt(model.unit_grad_sq)
     first = model.spread * model.angular_update / (2 * size)  # first-order effect of a finite step, at most
     off = np.abs(line["squares"] / law - 1) / (ERRORS * line["scatter"] / math.sqrt(config.trials) / law + first)
-    name = f"Eigenvalues 1 to 2, lr wd = {config.spread_product:g}"
+    name, room = f"Eigenvalues 1 to 2, lr wd = {config.spread_product:g}", _room(line["risk"], first**2)
     return [
         near(
-            f"{name}: limiting risk, Bingham's law with the first-order effect of a finite step",
+            f"{name}: limiting risk by Bingham's law, {finite_step_words(limit.finite_step, room)}",
             _ANY,
             expected=limit.risk * limit.finite_step,
             measured=line["risk"][0],
-            relative=_room(line["risk"], first**2),
+            relative=room,
         ),
         at_most(
             f"{name}: every E x_i^2 is Bingham's: largest deviation over what scatter and a finite step allow",

@@ -122,6 +122,12 @@ def draw_panels(
     legend_above(figure, axes[0])
 
 
+def finite_step_words(factor: float, tolerance: float) -> str:
+    """What a finite step does to the risk, and whether the tolerance of the claim leaves it to be tested."""
+    share = abs(factor - 1)
+    return f"a finite step's {100 * share:.1f} % included" + ("" if share > tolerance else ", too little to be tested")
+
+
 def legend_above(figure: Figure, panel: Axes) -> None:
     """The legend of a panel above all of them, where it hides nothing."""
     handles, labels = panel.get_legend_handles_labels()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.experiments.claim import Claim, Source, at_least, at_most, near, not_demanded
+from equilibria.experiments.claim import Claim, Source, at_least, at_most, identity, near, not_demanded
 from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.experiments.sharp.completion_runs import SEEN, Config, key, run_task, tasks
@@ -100,7 +100,7 @@ def collect(config: Config, found: Findings) -> Outcome:
 def _judge_figure_1(config: Config, courses: Sequence[_Course]) -> list[Claim]:
     papers_numbers = [
         near(
-            "The sharpness starts to drop at step ~2000: mean over matrices",
+            "The oscillation that lowers the sharpness is seen, by a loss above 1e-6 again, at step ~2000: mean",
             _FIGURE_1,
             expected=2000,
             measured=float(np.mean([each.seen for each in courses])),
@@ -108,13 +108,13 @@ def _judge_figure_1(config: Config, courses: Sequence[_Course]) -> list[Claim]:
             unit="steps",
         ),
         among(
-            "Test loss before, mean over matrices: the paper's one matrix is among such",
+            "Test loss before: the paper's one matrix beside ours",
             _FIGURE_1,
             printed=1.12,
             values=np.array([each.plateau for each in courses]),
         ),
         among(
-            "Test loss at the end, mean over matrices: the paper's one matrix is among such",
+            "Test loss at the end: the paper's one matrix beside ours",
             _FIGURE_1,
             printed=0.013,
             values=np.array([each.end for each in courses]),
@@ -196,12 +196,14 @@ def _judge_all(config: Config, courses: Sequence[_Course]) -> list[Claim]:
             unit="steps",
         ),
         *(claim if config.small == _PAPERS_SIZE else not_demanded(claim) for claim in (starved, *large)),
-        at_least(
-            "The matrices of figure 7 have room for all its observations: entries",
-            _SIZE,
-            bound=max(config.large_observed),
-            measured=config.large**2,
-            printed=_PAPERS_SIZE**2,
+        identity(
+            at_least(
+                "The matrices of figure 7 have room for all its observations: entries",
+                _SIZE,
+                bound=max(config.large_observed),
+                measured=config.large**2,
+                printed=_PAPERS_SIZE**2,
+            )
         ),
     ]
 
@@ -309,9 +311,9 @@ def _draw_sharpness(axes: Axes, config: Config, run: Arrays) -> None:
 def _draw_singular(axes: Axes, run: Arrays) -> None:
     for index, colour in enumerate(COLOURS[:3]):
         axes.plot(run["sparse_step"], run["singular"][:, index], lw=0.9, color=colour, label=f"$\\sigma_{index + 1}$")
-    axes.set(xlabel="step", ylabel="singular value", ylim=(0, None))
+    axes.set(xlabel="step", ylabel="singular value", ylim=(0, 1.3 * float(run["singular"].max())))  # for the legend
     axes.locator_params(axis="x", nbins=4)
-    axes.legend(ncols=3)
+    axes.legend(loc="upper right", ncols=3)
 
 
 def _figure_11(config: Config, look: Arrays) -> Figure:

@@ -201,12 +201,12 @@ def _judge_speed(config: Config, found: Findings) -> list[Claim]:
     )
     return [
         near(
-            "C_b sets the speed: decay 1 - eta^2, which is 1 - eta^2/4 + O(eta^2), ends where C_b = 1 says, not 1/4",
+            "C_b sets the speed: decay 1 - eta^2, which is 1 - eta^2/4 + O(eta^2), ends where C_b = 1 says, and not at "
+            f"the {flow[0.25]:.3f} of C_b = 1/4",
             _DECAY,
             expected=flow[1.0],
             measured=float(found[_key(1.0, smallest)]["end"]),
             absolute=(flow[0.25] - flow[1.0]) / 4,  # a quarter of the way to the other
-            printed=flow[0.25],
         ),
         not_demanded(amplified) if last in config.ordered else amplified,
     ]

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student
 
-from equilibria.experiments.claim import Claim, Source, near
+from equilibria.errors import EquilibriaError
+from equilibria.experiments.claim import Claim, Source, comparison
+
+_CONFIDENCE = 0.95
 
 
-def among(text: str, source: Source, *, printed: float, values: NDArray[np.float64]) -> Claim:
-    """The paper's number is one like ours: within two standard deviations between single draws of their mean.
+def among(text: str, source: Source, *, printed: float, values: NDArray[np.float64], unit: str = "") -> Claim:
+    """The paper's number beside the geometric mean of ours, and where 95 % of further draws of ours would be.
+
+    Student's prediction interval for one more draw, of logarithms, because the numbers are positive and skewed. The
+    wider ours scatter the more agrees with them, so it is a comparison and no claim.
+
+    Args:
+        text: what is compared.
+        source: where the paper has it.
+        printed: its number.
+        values: ours, one per draw of the data.
+        unit: of both.
 
     Example:
-        >>> among("loss", Source("sharp", "fig. 4"), printed=2.5, values=np.array([1.0, 2.0, 3.0])).verdict
-        'shown'
+        >>> claim = among("loss", Source("sharp", "fig. 4"), printed=2.5, values=np.array([1.0, 2.0, 3.0]))
+        >>> claim.verdict, claim.role, claim.fails
+        ('shown', 'comparison', False)
     """
-    return near(text, source, expected=printed, measured=float(values.mean()), absolute=2 * float(values.std(ddof=1)))
+    logs = np.log(values)
+    mean, count = float(logs.mean()), len(logs)
+    if count < 2:
+        raise EquilibriaError(f"got {count} draw of the data; expected at least 2, to know how they scatter")
+    half = float(student.ppf((1 + _CONFIDENCE) / 2, count - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / count))
+    ends = (math.exp(mean - half), math.exp(mean + half))
+    return comparison(Claim(text, source, "among", float(printed), math.exp(mean), 0.0, unit, ends))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equilibria.experiments.claim import Source, at_least, at_most, near, to_rounding
+from equilibria import problems
+from equilibria.experiments.claim import Claim, Source, at_most, near, to_rounding
 from equilibria.experiments.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.experiments.smd.random_walk import tangent_noise, turned
+from equilibria.problems import RandomWalk, Simulation
 from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.rules import SGD, AdamW
 from equilibria.theory.states import State, settled
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 _RULE = Source(
     "smd",
-    "section 5.2, eq. (27)",
+    "section 5.2",
     corrected="the momentum buffer is rescaled too, by the inverse factor; the paper rescales the weights alone",
     law="rescale.rescale_factors",
 )
@@ -39,11 +42,13 @@ _CHOICES = {
 }
 _ADAM_CHOICES = {"nothing": "no rescale", "weights": "weights only", "all": "weights and both moments"}
 _RECORDED = 500
+_WALKED = 60
+_BEFORE = 300  # steps of the walk before the drop: the buffer has forgotten that it was empty
 
 
 @dataclass(frozen=True)
 class Config:
-    """SGD with momentum by its moments, AdamW by torch.optim itself on the random walk; lr divided by each drop."""
+    """SGD with momentum by its moments and on the random walk, AdamW by torch.optim on it; lr divided by each drop."""
 
     lr: float = 0.1
     weight_decay: float = 5e-4
@@ -56,19 +61,23 @@ class Config:
     adam_steps_before: int = 4000
     dim: int = 1000
     replicas: int = 16
+    walks: int = 200
     seed: int = 0
 
 
 def tasks(config: Config) -> dict[str, tuple[str, Any]]:
-    """A task per drop, and one per choice for AdamW."""
+    """A task per drop, one for all choices on the random walk, and one per choice for AdamW."""
     moments: dict[str, tuple[str, Any]] = {f"sgdm-{drop:g}": ("sgdm", drop) for drop in config.drops}
+    moments["walk"] = ("walk", 10.0)
     return moments | {f"adamw-{choice}": ("adamw", choice) for choice in _ADAM_CHOICES}
 
 
 def run_task(config: Config, task: tuple[str, Any]) -> Arrays:
     """One of them."""
     kind, what = task
-    return _moments(config, what) if kind == "sgdm" else _adamw(config, what)
+    if kind == "adamw":
+        return _adamw(config, what)
+    return _moments(config, what) if kind == "sgdm" else _walk(config, what)
 
 
 def _moments(config: Config, drop: float) -> Arrays:
@@ -102,6 +111,39 @@ def _after(state: State, choice: str, r: float) -> State:
         )
     s = {"weights": 1.0, "wrong-way": r, "zero": 0.0, "whole": 1 / r}[choice]
     return dataclasses.replace(state, norm_sq=p * r**2, radial=q * r * s, buffer_sq=b * s**2)
+
+
+def _walk(config: Config, drop: float) -> Arrays:
+    """The optimizer itself on the random walk: rms angle over its new equilibrium, for every choice, on equal noise.
+
+    The norm at the drop is not quite that of equilibrium; angles are therefore told by those just before the drop.
+    """
+    old = SGD(config.lr, config.weight_decay, momentum=config.momentum)
+    new = dataclasses.replace(old, lr=old.lr / drop)
+    norm = old.equilibrium(unit_grad_sq=1.0).norm
+    assert norm is not None
+    problem = RandomWalk(config.dim, unit_grad_sq=1.0)
+    start = problem.start(config.walks, norm_sq=float(norm) ** 2, seed=config.seed)
+    before = Simulation(problem, start, rule=old, steps=_BEFORE, record=["angle"], seed=config.seed).run()
+    usual = np.sqrt(np.mean(before["angle"][-_BEFORE // 2 :] ** 2)) / old.equilibrium().angle
+    after = Simulation(problem, start, rule=new, steps=_BEFORE + _WALKED, record=["angle"], seed=config.seed)
+    found = {}
+    for choice in _CHOICES:
+        run = after.run(state=_rescaled(before.state, choice, rescale_factors(old, new).weight))
+        found[choice] = np.sqrt(np.mean(run["angle"] ** 2, axis=1)) / usual / new.equilibrium().angle
+    return found
+
+
+def _rescaled(state: problems.State, choice: str, r: float) -> problems.State:
+    """The weights and buffers themselves right after the change."""
+    w, v = state.weights, state.buffers
+    if choice == "nothing":
+        return state
+    if choice == "split":
+        along = np.einsum("ti,ti->t", v, w)[:, None] / np.einsum("ti,ti->t", w, w)[:, None] * w
+        return dataclasses.replace(state, weights=w * r, buffers=(v - along) / r + along * r)
+    s = {"weights": 1.0, "wrong-way": r, "zero": 0.0, "whole": 1 / r}[choice]
+    return dataclasses.replace(state, weights=w * r, buffers=v * s)
 
 
 def _adamw(config: Config, choice: str) -> Arrays:
@@ -150,44 +192,24 @@ def collect(config: Config, found: Findings) -> Outcome:
     }
     ten = found["sgdm-10"]
     a, eps = config.momentum, config.lr * config.weight_decay
-    first = np.sqrt(a**2 * 10**-0.5 + 1 - a**2)
     adam = {choice: found[f"adamw-{choice}"]["ratio"] for choice in _ADAM_CHOICES}
     noise = 4 / np.sqrt(config.replicas * 2 * config.dim)  # four standard errors of one step's rms angle
     claims = [
-        near(
-            "Momentum, lr / 10, nothing rescaled: the angle starts at k^(-1/2) of its new equilibrium",
-            _RULE,
-            expected=1 - 10**-0.5,
-            measured=table["nothing"]["10"],
-            relative=0.002,
-        ),
-        near(
-            "Momentum, lr / 10, weights only: largest deviation of the angle, 1 - sqrt(a^2 k^(-1/2) + 1 - a^2)",
-            _RULE,
-            expected=1 - first,
-            measured=table["weights"]["10"],
-            absolute=10 * eps,
-        ),
-        at_least(
-            "Momentum, lr / 10, buffer rescaled with the weights: worse than leaving it alone",
-            _RULE,
-            bound=table["weights"]["10"],
-            measured=table["wrong-way"]["10"],
-        ),
+        *_judge_walk(config, found["walk"]),
         at_most(
-            "Momentum, weights and buffer (inversely): largest deviation of the angle over all drops",
+            "Momentum, weights and buffer (inversely): largest deviation of the angle over all drops, by its moments",
             _RULE,
             bound=100 * eps,  # the radial part of the buffer, of order lr*wd and larger by the drop, goes the other way
             measured=max(table["whole"].values()),
         ),
         to_rounding(
-            "Momentum, the same with the radial part apart: the new equilibrium at once, largest deviation",
+            "Momentum, the same with the radial part apart, by its moments: new equilibrium at once, largest deviation",
             _RULE,
             error=max(table["split"].values()),
             operations=2000,  # a step's roundings are forgotten more slowly than the recursion here is long
         ),
         near(
-            "Momentum, lr / 10, nothing rescaled: steps until the angle is within 1 %",
+            "Momentum, lr / 10, nothing rescaled: steps until the angle is within 1 %, by its moments",
             _RULE,
             expected=(1 - a) / (4 * eps / 10) * np.log(9 / (0.99**-2 - 1)),
             measured=float(ten["nothing_settled"]),
@@ -222,6 +244,31 @@ def collect(config: Config, found: Findings) -> Outcome:
     return Outcome(claims, {"largest_deviation_of_the_angle": table, "adamw_angle_ratio_at_step": at})
 
 
+def _judge_walk(config: Config, walk: Arrays) -> list[Claim]:
+    """The first step after the drop, on the random walk: a share a^2 of its square is the buffer, the rest is new."""
+    a, k = config.momentum, 10.0
+    scaled = {"weights": 1.0, "wrong-way": k**-0.25, "zero": 0.0, "whole": k**0.25, "split": k**0.25}
+    first = {choice: math.sqrt(a**2 * s**2 * k**-0.5 + 1 - a**2) for choice, s in scaled.items()}
+    return [
+        near(
+            f"Momentum on a random walk, lr / {k:g}, {_CHOICES[choice]}: angle of the first step over new equilibrium",
+            _RULE if choice != "zero" else Source("", "beyond smd section 5.2", law="rescale.rescale_factors"),
+            expected=expected,
+            measured=float(walk[choice][0]),
+            relative=_walk_room(config),
+        )
+        for choice, expected in {"nothing": k**-0.5, **first}.items()
+    ]
+
+
+def _walk_room(config: Config) -> float:
+    """Four standard errors of one step's rms angle and of the steps before it, and lr wd over 1 - momentum."""
+    a, eps = config.momentum, config.lr * config.weight_decay
+    entries = config.walks * (config.dim - 1)
+    earlier = _BEFORE // 2 * (1 - a**2) / (1 + a**2)  # of that many the angles are independent
+    return 4 * math.sqrt((1 + 1 / earlier) / (2 * entries)) + eps / (1 - a)
+
+
 def _overshoot(config: Config, step: int) -> float:
     """Angle over new equilibrium by the mean field of AdamW, weights rescaled and moments left."""
     old = AdamW(config.adam_lr, config.adam_weight_decay, betas=config.adam_betas)
@@ -236,11 +283,14 @@ def _rms(values: Any) -> float:
 
 
 def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """Angle over new equilibrium after lr / 10: momentum by its moments, AdamW by torch.optim."""
+    """Angle over new equilibrium after lr / 10: momentum on the walk and by its moments, AdamW by torch.optim."""
     figure, (momentum, adam) = panels(1, 2, width=3.6, height=2.7)
-    ten = found["sgdm-10"]
-    _draw_lines(momentum, {label: ten[choice] for choice, label in _CHOICES.items()}, last=80)
-    title(momentum, "a", "SGD with momentum, lr ÷ 10")
+    ten, walk = found["sgdm-10"], found["walk"]
+    _draw_lines(momentum, {label: ten[choice] for choice, label in _CHOICES.items()}, last=_WALKED)
+    for choice, colour in zip(_CHOICES, COLOURS, strict=False):
+        steps = np.arange(0, _WALKED, 3)
+        momentum.plot(steps + 1, walk[choice][steps], ".", ms=3, color=colour)
+    title(momentum, "a", "SGD with momentum, lr ÷ 10 (dots: walk)")
     lines = {label: found[f"adamw-{choice}"]["ratio"] for choice, label in _ADAM_CHOICES.items()}
     _draw_lines(adam, lines, last=_RECORDED)
     title(adam, "b", f"torch.optim.AdamW, lr ÷ {config.adam_drop:g}")
@@ -260,7 +310,9 @@ EXPERIMENT = Experiment(
     title="Weights and optimizer state at a learning-rate drop: what to rescale, and how",
     source="smd §5.2",
     scales={
-        "smoke": Config(adam_steps_before=800, adam_betas=(0.9, 0.99), dim=200, replicas=8, drops=(2.0, 10.0)),
+        "smoke": Config(
+            adam_steps_before=800, adam_betas=(0.9, 0.99), dim=200, replicas=8, walks=400, drops=(2.0, 10.0)
+        ),
         "desk": Config(),
         "paper": Config(),
     },
