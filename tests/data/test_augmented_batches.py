@@ -88,6 +88,8 @@ def test_a_seed_means_these_images_on_any_machine():
     images = torch.arange(12).view(12, 1, 1, 1)
     drawn = islice(Batches(images, torch.arange(12) % 3, batch_size=5, classes=3, label_noise=0.5, seed=11), 3)
     assert [(x.flatten().tolist(), y.tolist()) for x, y in drawn] == PINNED
+    many = Batches(torch.arange(50_000), torch.zeros(50_000).long(), batch_size=128)  # as many as CIFAR-10 has
+    assert next(iter(many))[0][:8].tolist() == [36044, 49165, 37807, 11341, 6091, 16904, 36293, 28026]
     pixels = torch.arange(4).view(1, 1, 2, 2).expand(3, 1, 2, 2)
     turned = next(iter(Batches(pixels, torch.zeros(3).long(), batch_size=3, flip=True, crop=1, seed=11)))[0]
     assert turned.flatten(1).tolist() == PINNED_PIXELS

@@ -113,6 +113,9 @@ def test_what_is_missing_is_said_once_with_where_to_get_it(tmp_path, monkeypatch
         cifar10(tmp_path)
     for part in (str(tmp_path), "cifar-10-python.tar.gz", "cs.toronto.edu", "EQUILIBRIA_DATA", "folder="):
         assert part in str(caught.value)
+    assert "cifar10_2k.npz" not in str(caught.value)
+    with pytest.raises(EquilibriaError, match=r"looked for .* or cifar10_2k\.npz with cifar10_test\.npz"):
+        cifar10_2k(tmp_path)
     monkeypatch.setenv("EQUILIBRIA_DATA", str(tmp_path / "elsewhere"))
     with pytest.raises(EquilibriaError, match="elsewhere"):
         cifar10()

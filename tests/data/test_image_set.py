@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from fractions import Fraction
 from itertools import product
 
@@ -87,6 +88,12 @@ def test_the_statistics_do_not_depend_on_the_order_of_the_images():
     for one, other in ((given, turned), (given.pooled(2), turned.pooled(2))):
         assert torch.equal(one.standardiser().mean, other.standardiser().mean)
         assert torch.equal(one.standardiser().deviation, other.standardiser().deviation)
+
+
+def test_it_can_be_sent_to_another_process():
+    given = some_set()
+    again = pickle.loads(pickle.dumps(given))
+    assert torch.equal(again.train_images, given.train_images) and repr(again) == repr(given)
 
 
 def test_equal_pixels_cannot_be_standardised():

@@ -6,7 +6,7 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +65,7 @@ def cifar10(
         EquilibriaError: it is not there (the message says where to get it), incomplete, damaged, or not the official
             one.
     """
-    return _shaped(_read(folder, _full_npz, verify=verify), size, classes)
+    return _shaped(_read(folder, verify=verify), size, classes)
 
 
 def cifar10_2k(
@@ -81,15 +81,15 @@ def cifar10_2k(
     read from ``cifar10_2k.npz`` (``x`` and ``y``) and ``cifar10_test.npz`` where there is nothing else. Arguments and
     errors are those of `cifar10`.
     """
-    return _shaped(_read(folder, _full_or_2k_npz, verify=verify).per_class(_2K_PER_CLASS), size, classes)
+    return _shaped(_read(folder, or_2k=True, verify=verify).per_class(_2K_PER_CLASS), size, classes)
 
 
 def _shaped(images: ImageSet, size: int, classes: Sequence[int] | None) -> ImageSet:
     return (images if classes is None else images.select_classes(classes)).pooled(size)
 
 
-def _read(folder: str | os.PathLike[str] | None, npz_files: Callable[[Path], list[Path]], *, verify: bool) -> ImageSet:
-    """All that is there, from the first form that is; which npz files will do depends on what is wanted of it."""
+def _read(folder: str | os.PathLike[str] | None, *, or_2k: bool = False, verify: bool) -> ImageSet:
+    """All that is there, from the first form that is; the file of 2,000 images only where no more are wanted."""
     place = data_folder(folder)
     for unpacked in (place, place / _FOLDER):
         if (unpacked / "data_batch_1").exists():
@@ -98,12 +98,14 @@ def _read(folder: str | os.PathLike[str] | None, npz_files: Callable[[Path], lis
         return _from_python_archive(place / _ARCHIVE, verify=verify)
     if (place / _BINARY).exists():
         return _from_binary_archive(place / _BINARY, verify=verify)
-    if found := npz_files(place):
-        return _image_set([_npz(file) for file in found], _npz(place / _TEST_NPZ), ", ".join(f.name for f in found))
+    train = _full_npz(place) or [file for file in [place / _2K_NPZ] if or_2k and file.exists()]
+    if train:
+        return _image_set([_npz(file) for file in train], _npz(place / _TEST_NPZ), ", ".join(f.name for f in train))
+    npz = f"{_TRAIN_NPZ.format(1)} or {_2K_NPZ}" if or_2k else _TRAIN_NPZ.format(1)
     raise missing(
         "CIFAR-10",
         place,
-        looked_for=f"{_FOLDER}, {_ARCHIVE}, {_BINARY}, or {_TRAIN_NPZ.format(1)} with {_TEST_NPZ}",
+        looked_for=f"{_FOLDER}, {_ARCHIVE}, {_BINARY}, or {npz} with {_TEST_NPZ}",
         get=f"{_ARCHIVE} from {PAGE}",
     )
 
@@ -166,10 +168,6 @@ def _full_npz(place: Path) -> list[Path]:
         names = ", ".join(file.name for file in files if file.exists())
         raise EquilibriaError(f"{place} has {names}; expected no gap before the last: images must keep their order")
     return files[: sum(there)]
-
-
-def _full_or_2k_npz(place: Path) -> list[Path]:
-    return _full_npz(place) or [file for file in [place / _2K_NPZ] if file.exists()]
 
 
 def _npz(file: Path) -> _Batch:

@@ -115,7 +115,7 @@ class ImageSet:
         return replace(self, train_images=self.train_images[taken], train_labels=self.train_labels[taken])
 
     def pooled(self, size: int) -> ImageSet:
-        """Images of ``size`` x ``size``, each pixel the mean of a square of pixels; float32, without rounding errors.
+        """Images of ``size`` x ``size``, each pixel the mean of a square of pixels, as float32; exact for uint8.
 
         Args:
             size: a divisor of the present height and width.

@@ -137,6 +137,7 @@ def apply_factors(model: BasicBlockResNet, optimizer: torch.optim.Optimizer, fac
         running_var.mul_(factors.running_var)
 
 
-def _statistics(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+def _statistics(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    assert isinstance(norm, nn.BatchNorm2d)
     assert norm.running_mean is not None and norm.running_var is not None
     return norm.running_mean, norm.running_var

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from equilibria.errors import EquilibriaError, whole
-from equilibria.nets.vgg import ScaledNorm
+from equilibria.nets.vgg import FINAL_SCALE, ScaledNorm
 
 
 class PreActivationBlock(nn.Module):
@@ -40,12 +40,18 @@ class PreActivationResNet(nn.Module):
     normalisations have no parameters, a shortcut that changes the shape has a BatchNorm with parameters, and a
     BatchNorm with a fixed scale follows the linear layer, which has no bias: all of it is scale-invariant.
 
+    Invariances: the first convolution of every block alone, by rows. What writes into the stream of a stage (second
+    convolutions, and stem or shortcut) jointly; in the standard form against the shortcut that leaves the stage, scale
+    and shift of a first normalisation jointly, those of a second one against the convolution behind it, those of the
+    last against the linear layer. In the scale-invariant form all may be scaled by one factor.
+
     Args:
-        depth: 2 more than a multiple of 6, such as 20 or 32.
+        depth: 2 more than a multiple of 6, such as 20 or 32 (`preresnet20`, `preresnet32`).
         width: channels of the first stage; the paper's is 16.
         scale_invariant: which form.
         in_channels: channels of the images.
         classes: outputs.
+        scale: of the last BatchNorm of the scale-invariant form.
 
     Example:
         >>> import torch
@@ -62,6 +68,7 @@ class PreActivationResNet(nn.Module):
         scale_invariant: bool = False,
         in_channels: int = 3,
         classes: int = 10,
+        scale: float = FINAL_SCALE,
     ) -> None:
         super().__init__()
         whole("width", width, low=1)
@@ -79,10 +86,32 @@ class PreActivationResNet(nn.Module):
                 channels = wider
         self.norm = nn.BatchNorm2d(channels, affine=affine)
         self.head = nn.Linear(channels, classes, bias=affine)
-        self.final = ScaledNorm(classes) if scale_invariant else nn.Identity()
+        self.final = ScaledNorm(classes, scale=scale) if scale_invariant else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (batch, channels, height, width) to logits (batch, classes)."""
         features = functional.relu(self.norm(self.blocks(self.stem(images))))
         logits: Tensor = self.final(self.head(features.mean(dim=(2, 3))))
         return logits
+
+
+def preresnet20(
+    width: int = 16, *, scale_invariant: bool = False, in_channels: int = 3, classes: int = 10
+) -> PreActivationResNet:
+    """Pre-activation ResNet-20, as in the sharpness-reduction paper. Arguments as for `PreActivationResNet`."""
+    return PreActivationResNet(20, width, scale_invariant=scale_invariant, in_channels=in_channels, classes=classes)
+
+
+def preresnet32(
+    width: int = 16, *, scale_invariant: bool = False, in_channels: int = 3, classes: int = 10
+) -> PreActivationResNet:
+    """Pre-activation ResNet-32, as in the exponential-learning-rate paper. Arguments as for `PreActivationResNet`.
+
+    That paper needs every weight that is trained to be invariant: its normalisations have fixed parameters and its
+    linear layer is fixed, which the scale-invariant form needs not.
+
+    Example:
+        >>> sum(weight.numel() for weight in preresnet32(16).parameters())
+        466714
+    """
+    return PreActivationResNet(32, width, scale_invariant=scale_invariant, in_channels=in_channels, classes=classes)

@@ -8,7 +8,7 @@ import time
 from equilibria.errors import EquilibriaError, whole
 from equilibria.measure.cadence import steady_mean
 
-_SHARE = 0.045  # of the training time for queries; what every step costs comes on top, and all stays below a tenth
+_SHARE = 0.035  # of the training time for queries; what every step costs comes on top, and all stays below a tenth
 _CHEAP = 0.01  # of a step: looking at every step then costs next to nothing
 _WARM = 3.0  # products of a warm query, to guess its cost before there was one
 _TIMED = 3  # steps to be timed before anything is planned
