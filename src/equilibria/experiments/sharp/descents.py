@@ -213,14 +213,19 @@ def network(config: Config, variant: Variant, images: ImageSet) -> nn.Module:
 
     from equilibria.nets import PreActivationResNet, ScaleInvariantVGG
 
-    shape = {"in_channels": images.train_images.shape[1], "classes": images.classes, "scale": variant.scale}
+    shape: dict[str, Any] = {
+        "in_channels": images.train_images.shape[1],
+        "classes": images.classes,
+        "scale": variant.scale,
+    }
     net: nn.Module
     if variant.network == VGG:
         net = ScaleInvariantVGG(config.width, config.stages, **shape)
     else:
         invariant = variant.network == INVARIANT_RESNET
         net = PreActivationResNet(config.depth, config.width, scale_invariant=invariant, **shape)
-    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    fast: nn.Module = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return fast
 
 
 def _fast(images: Tensor) -> Tensor:
@@ -232,6 +237,8 @@ def _fast(images: Tensor) -> Tensor:
 
 def _chunks(config: Config, batch: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """What BatchNorm sees together."""
+    import torch
+
     inputs, labels = batch
     size = config.ghost or len(inputs)
-    return list(zip(inputs.split(size), labels.split(size), strict=True))
+    return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))

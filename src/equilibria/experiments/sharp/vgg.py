@@ -137,7 +137,7 @@ def _judge_control(config: Config, decayed: Sequence[Course], control: Sequence[
             "what weight decay gains: the difference of the two rises, seed by seed",
             _FIGURE_13,
             bound=0.0,
-            values=np.subtract(*rises),
+            values=np.subtract(rises[0], rises[1]),
             unit=POINTS,
         ),
     ]
@@ -160,7 +160,7 @@ def _draw_whole(config: Config, found: Findings) -> Figure:
         draw_mean(accuracy, each, "test", colour=colour, label=label)
         draw_edge(edge, each, colour=colour)
         draw_mean(loss, each, "excess", colour=colour)
-    fitted = np.mean([one.fitted() for one in courses(config, config.variants[0], found)])
+    fitted = float(np.mean([one.fitted() for one in courses(config, config.variants[0], found)]))
     for axis in (accuracy, edge, loss):
         mark_windows(axis, config)
         if np.isfinite(fitted):
