@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Window = tuple[int, int]
 POINTS = "points"
+FITTED = 99.0
+"""Per cent of the training images: from there on a window is after the fit. Bursts may cost a few images later."""
 
 
 @dataclass(frozen=True)
