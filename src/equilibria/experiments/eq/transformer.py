@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
 from equilibria.experiments.claim import Claim, Source, near, not_demanded
 from equilibria.experiments.eq.transformer_runs import MODELS, PLAIN, QK_NORM, Config, key, run_task, tasks
@@ -26,6 +27,9 @@ _OURS = Source("", "beyond the papers")
 # The law takes every entry's update to be of size 1 and gradients of different steps to be independent; on networks the
 # first is good to 5 per cent with beta2 = 0.999, and so is the second when noise dominates.
 _AS_PREDICTED = 0.1
+# Spearman's, between how much the loss pulls a norm inwards and how much faster than the law its tensor turns.
+_RELATED = 0.7
+_NOT_TOGETHER = "Adam divides each tensor's gradient by its own size, so those that are invariant together pull apart"
 _STREAM = ("embedding.weight", "positions.weight", ".out.weight", ".down.weight")
 _ALONE, _JOINT, _AGAINST = "invariant alone", "invariant together with others", "scaled against others only"
 _KINDS = (_ALONE, _JOINT, _AGAINST)
@@ -41,7 +45,7 @@ class Tensor:
         kind: the same in short.
         ratio: rms angle per step over the law's.
         radial: mean cosine of weight and gradient, times the square root of the entries: 1 is what a random direction
-            has, 0 what a scale-invariant weight has.
+            has, 0 what a scale-invariant weight has. Where it is positive, a gradient step makes the weight smaller.
     """
 
     name: str
@@ -60,12 +64,14 @@ class Tensor:
     def why(self) -> str:
         """What the law is missing, or not."""
         if self.kind == _ALONE:
-            return "its norm does not matter: only weight decay and the steps themselves set it"
-        if self.name == "embedding.weight":
-            return "a character that is not in the batch has no gradient, but its row decays and follows old momentum"
-        if self.kind == _JOINT:
-            return "the law is about the vector of all that write into the stream; its parts may exchange norm"
-        return "its norm matters: the loss pushes it outwards or inwards, which decay has to balance"
+            return "its norm does not matter: weight decay and the steps themselves set it"
+        smaller = float(np.mean(self.radial)) > 0
+        pull = (
+            "the loss makes it smaller, so it turns faster"
+            if smaller
+            else "the loss makes it larger, so it turns slower"
+        )
+        return pull if self.kind == _AGAINST else f"{pull}; {_NOT_TOGETHER}"
 
 
 def kind_of(how: str) -> str:
@@ -135,12 +141,16 @@ def collect(config: Config, found: Findings) -> Outcome:
     """The table, and what it says as a whole."""
     runs = {model: [found[key(model, seed)] for seed in config.seeds] for model in MODELS}
     tables = {model: tensors(config, each) for model, each in runs.items()}
-    measured = [*_judge_invariant(tables[QK_NORM]), *_judge_streams(config, runs)]
+    measured = [
+        *_judge_invariant(tables[QK_NORM]),
+        *(claim for model in MODELS for claim in _judge_reasons(config, model, tables[model], runs[model])),
+    ]
     measured = [not_demanded(claim) for claim in measured] if config.characters else measured
     numbers = {
         model: {
             "predicted_angle": predicted_angle(config),
             "tensors": [_row(tensor) for tensor in table],
+            "stream_angle_over_law": [stream_ratio(config, run) for run in runs[model]],
             "test_loss": [float(run["test_loss"][-1]) for run in runs[model]],
         }
         for model, table in tables.items()
@@ -205,16 +215,26 @@ def _distance(table: Sequence[Tensor]) -> Array:
     return distance
 
 
-def _judge_streams(config: Config, runs: dict[str, list[Arrays]]) -> list[Claim]:
+def _judge_reasons(config: Config, model: str, table: Sequence[Tensor], runs: Sequence[Arrays]) -> list[Claim]:
+    others = [tensor for tensor in table if tensor.kind != _ALONE]
+    radial, ratio = (np.array([getattr(tensor, what) for tensor in others]).T for what in ("radial", "ratio"))
+    joint = np.abs(np.log([stream_ratio(config, run) for run in runs]))
+    writers = [tensor for tensor in table if tensor.name.endswith(_STREAM)]
     return [
-        mean_near(
-            f"{model}: all that writes into the stream, as one vector: angle over the law's",
-            _LAW,
-            expected=1.0,
-            values=[stream_ratio(config, run) for run in each],
-            relative=_AS_PREDICTED,
-        )
-        for model, each in runs.items()
+        mean_at_least(
+            f"{model}: what the loss pulls inwards turns faster than the law: rank correlation of pull and angle over "
+            "matrices that are not invariant alone",
+            _OURS,
+            bound=_RELATED,
+            values=[float(spearmanr(*pair).statistic) for pair in zip(radial, ratio, strict=True)],
+        ),
+        mean_at_least(
+            f"{model}: all that writes into the stream, as one vector, is nearer to the law than its parts are: mean "
+            "|ln(angle / law)| of the parts less that of the whole",
+            _OURS,
+            bound=0.0,
+            values=_distance(writers) - joint,
+        ),
     ]
 
 
