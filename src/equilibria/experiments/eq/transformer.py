@@ -249,7 +249,7 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
         _draw_reasons(scatter, table)
         title(bars, "ac"[row], f"{model}: angle per step / law")
         title(scatter, "bd"[row], "and the gradient along the weight")
-    axes[1].legend(loc="best")
+    axes[1].legend(loc="upper left")
     return {"transformer": figure}
 
 
@@ -269,7 +269,7 @@ def _draw_reasons(axis: Axes, table: Sequence[Tensor]) -> None:
         axis.plot(radial, [np.mean(tensor.ratio) for tensor in some], "o", color=colour, label=kind)
     axis.axhline(1, color=THEORY, lw=0.8, ls="--")
     axis.axvline(0, color=THEORY, lw=0.4)
-    axis.set_xlabel("mean cosine of weight and gradient, in units of a random one's")
+    axis.set_xlabel("mean cos(weight, gradient), random direction = 1")
 
 
 def _short(name: str) -> str:

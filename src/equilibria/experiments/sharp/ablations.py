@@ -10,7 +10,7 @@ import numpy as np
 
 from equilibria.experiments.claim import Claim, Source, not_demanded
 from equilibria.experiments.experiment import NETWORKS, Experiment, Findings, Outcome
-from equilibria.experiments.figures import COLOURS, panels, title
+from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.experiments.seeds import mean_at_least, mean_near
 from equilibria.experiments.sharp.courses import POINTS, Course, courses, draw_edge, draw_mean, mark_windows, numbers
 from equilibria.experiments.sharp.descents import FINAL_SCALE, Config, Variant, load, run_task, tasks
@@ -163,7 +163,7 @@ def _apart(what: str, config: Config, some: Sequence[Course], others: Sequence[C
 
 
 def _spikes(config: Config, one: Course) -> int:
-    """Measurements after the early window at which not every hundredth training image is right any more."""
+    """Measurements after the early window at which more than one training image in a hundred is wrong again."""
     return int(np.sum(one.train[one.step > config.early[1]] < 99))
 
 
@@ -180,14 +180,16 @@ def _draw_group(config: Config, found: Findings, group: str) -> Figure:
         label = {_DECAY: f"wd = {variant.weight_decay:g}", _RATE: f"lr = {variant.lr:g}"}.get(
             group, f"scale {variant.scale:.3g}"
         )
-        draw_edge(edge, each, colour=colour)
+        draw_edge(edge, each, colour=colour, edge_colour=colour)  # in black nobody could tell whose edge it is
         draw_mean(accuracy, each, "test", colour=colour, label=label)
         draw_mean(loss, each, "excess", colour=colour)
     loss.set_yscale("log")
     for axis in (edge, accuracy, loss):
         mark_windows(axis, config)
     accuracy.legend(loc="lower right")
-    title(edge, "a", "spherical sharpness, 2 / effective lr dashed")
+    edge.plot([], [], color=THEORY, lw=0.8, ls="--", label="2 / effective lr")
+    edge.legend(loc="lower left")
+    title(edge, "a", "spherical sharpness")
     title(accuracy, "b", "test accuracy, %")
     title(loss, "c", "training loss above its minimum")
     return figure

@@ -121,10 +121,10 @@ def numbers(config: Config, found: Findings) -> dict[str, dict[str, object]]:
     return table
 
 
-def draw_edge(axis: Axes, each: Sequence[Course], *, colour: str, label: str = "") -> None:
+def draw_edge(axis: Axes, each: Sequence[Course], *, colour: str, edge_colour: str = THEORY) -> None:
     """Sharpness of every seed thin, their mean thick; 2 / effective learning rate dashed, as a theory line."""
-    draw_mean(axis, each, "sharpness", colour=colour, label=label)
-    axis.plot(each[0].step, np.mean([one.edge for one in each], axis=0), color=THEORY, lw=0.8, ls="--")
+    draw_mean(axis, each, "sharpness", colour=colour)
+    axis.plot(each[0].step, np.mean([one.edge for one in each], axis=0), color=edge_colour, lw=0.8, ls="--")
     axis.set_yscale("log")
 
 
