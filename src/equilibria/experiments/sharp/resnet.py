@@ -110,10 +110,10 @@ def _variants(lr: float, weight_decay: float, *, parts: tuple[Part, ...]) -> tup
 
 
 _SMOKE = Config(
-    variants=_variants(0.05, 0.1, parts=((16, 4),)),
-    early=(4, 8),
-    middle=(8, 12),
-    late=(12, 16),
+    variants=_variants(0.05, 0.1, parts=((12, 4),)),
+    early=(4, 4),
+    middle=(8, 8),
+    late=(12, 12),
     data="digits",
     per_class=4,
     size=8,
