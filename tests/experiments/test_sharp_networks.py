@@ -94,7 +94,7 @@ def test_the_papers_settings_start_and_run_on_a_stand_in(module, name):
     paper = module.EXPERIMENT.config("paper")
     tiny = replace(paper, width=2, ghost=10 if paper.ghost else 0, hessian_images=10 if paper.ghost else 0)
     (variant,) = [each for each in paper.variants if each.name == name]
-    trained = train(recipe(tiny, variant, seed=0, images=stand_in(32), part=(10, 10)))
+    trained = train(recipe(tiny, variant, seed=0, images=stand_in(8), part=(10, 10)))
     assert trained.curves["step"].tolist() == [0, 10] and np.isfinite(trained.curves["sharpness"]).all()
     assert trained.covers == ("ghost batches" if paper.ghost else "one batch")
 
