@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 _LAW = Source("", "beyond the papers", law="rules.AdamW")
 _OURS = Source("", "beyond the papers")
-# The law takes every entry's update to be of size 1 and gradients of different steps to be independent. Watching expects
-# 5 per cent on networks (`measure.summary.ACCURACY`); this is twice that.
+# The law takes every entry's update to be of size 1 and gradients of different steps to be independent. Watching
+# expects 5 per cent on networks (`measure.summary.ACCURACY`); this is twice that.
 _AS_PREDICTED = 0.1
-# Chosen after one trial of another seed, which had 0.9. Spearman's, between how much the loss pulls a norm inwards and how much faster than the law its tensor turns.
+# Spearman's, between how much the loss pulls a norm inwards and how much faster than the law its tensor turns; chosen
+# after one trial of another seed, which had 0.9.
 _RELATED = 0.7
 _NOT_TOGETHER = (
     "Adam divides each tensor's gradient by its own size, so being invariant together need not hold its norm"
