@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 from equilibria.errors import EquilibriaError
 from equilibria.experiments.experiment import Arrays
-from equilibria.experiments.smd.image_training import IMAGES, RESNET8, Images, Network, Plan, Sgd, arrays, load, recipe
+from equilibria.experiments.smd.image_training import (
+    IMAGES,
+    RESNET8,
+    SGDM,
+    Images,
+    Network,
+    Plan,
+    Sgd,
+    arrays,
+    load,
+    recipe,
+)
 from equilibria.experiments.task import scratch, tell_progress
 
 
@@ -22,7 +33,7 @@ class Config:
 
     rules: tuple[Sgd, ...] = (
         Sgd("SGD", lr=0.1, weight_decay=5e-3, other_lr=0.1),
-        Sgd("SGDM", lr=0.1, weight_decay=5e-3, other_lr=0.01, momentum=0.9),
+        SGDM,
     )
     steps: tuple[int, ...] = (4000, 2000)
     images: Images = IMAGES

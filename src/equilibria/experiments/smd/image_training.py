@@ -71,6 +71,10 @@ class Sgd:
         return SGD(self.lr, self.weight_decay, momentum=self.momentum)
 
 
+SGDM = Sgd("SGDM", lr=0.1, weight_decay=5e-3, other_lr=0.01, momentum=0.9)
+"""At this lr * wd, 5e-4, a layer needs a few times 50 steps to its equilibrium."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """One training, all but its seed."""
