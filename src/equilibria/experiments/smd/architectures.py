@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
-_FIGURE = Source("smd", "fig. 9, §C.4", law="angles.n_step_angles")
-_OTHERS = Source("smd", "§2; no figure", law="angles.n_step_angles")
+_FIGURE = Source("smd", "fig. 9, §C.4", law="equilibrium.heavy_ball")
+_OTHERS = Source("smd", "§2; no figure", law="equilibrium.heavy_ball")
 _LAGS = Source("smd", "fig. 9, §5.2", law="settling.after_lr_drop")
 _IN_FIGURE = ("mobilenet", "shufflenet")
 # The angle is off by the drift of the norm: 5 % for a unit gradient that grows by 10 % in a time constant.

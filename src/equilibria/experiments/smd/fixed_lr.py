@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
-_ANGLE = Source("smd", "fig. 2 (c), (f); Thm 3", law="angles.n_step_angles")
-_NORM = Source("smd", "fig. 2 (b), (e); Thm 1, 2", corrected="the theorems print a square root for the fourth root")
+_ANGLE = Source("smd", "fig. 2 (c), (f); Thm 3", law="equilibrium.heavy_ball")
+_NORM = Source("smd", "fig. 2 (b), (e); Thm 1, 2", law="equilibrium.heavy_ball")
 _CORRELATION = Source("smd", "fig. 2 (d), assumption 5", law="unit_gradient.momentum_unit_grad_sq")
 _SOONER = Source("smd", "§5.1, remark 2", law="settling.relaxation")
 # The angle is off by the drift of the norm, and that by half of how much L drifts in a time constant: a unit gradient

@@ -38,8 +38,7 @@ _LAGS = Source("smd", "fig. 3 (a)", law="settling.after_lr_drop")
 _AT_ONCE = Source(
     "smd",
     "fig. 3 (b), §5.2",
-    corrected="the caption divides the norm by the square root of 10, the text by the fourth root, which is right; the "
-    "momentum buffer must be rescaled too",
+    corrected="the momentum buffer and BatchNorm's statistics must be rescaled too",
     law="rescale.rescale_factors",
 )
 _BOUND = Source(
