@@ -22,11 +22,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Config:
-    """Networks of other blocks and with other normalisations, trained to equilibrium and over one drop of the lr.
+    """Networks of other blocks and with other normalisations, trained to equilibrium and over drops of the lr.
 
     Attributes:
-        settled: steps before the drop that are judged.
-        at_once: window after the drop, in steps.
+        settled: steps before the first drop that are judged.
+        at_once: window after it, in steps.
     """
 
     cases: tuple[Case, ...] = (
@@ -39,7 +39,7 @@ class Config:
     sgd: Sgd = SGDM
     images: Images = _SMALL
     batch_size: int = 128
-    drop: int = 900
+    drops: tuple[int, ...] = (900,)
     steps: int = 1400
     divisor: float = 10.0
     settled: int = 400
@@ -48,8 +48,8 @@ class Config:
     seeds: tuple[int, ...] = (60, 61, 62)
 
     def __post_init__(self) -> None:
-        if not self.settled <= self.drop < self.steps:
-            raise EquilibriaError(f"got settled={self.settled}, drop={self.drop}; expected both before {self.steps}")
+        if not self.settled <= self.drops[0] < self.steps:
+            raise EquilibriaError(f"got settled={self.settled}, drops={self.drops}; expected both before {self.steps}")
 
     def plan(self, place: int) -> Plan:
         """The training of one case."""
@@ -59,7 +59,7 @@ class Config:
             sgd=self.sgd,
             batch_size=self.batch_size,
             steps=self.steps,
-            drops=(self.drop,),
+            drops=self.drops,
             divisor=self.divisor,
             watch_every=self.watch_every,
         )

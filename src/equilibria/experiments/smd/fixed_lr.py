@@ -14,7 +14,7 @@ from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Find
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.experiments.seeds import mean_at_least, mean_at_most, mean_near
 from equilibria.experiments.smd.fixed_lr_runs import Config, key, needs, run_task, tasks
-from equilibria.experiments.smd.image_training import Images, Network, Sgd
+from equilibria.experiments.smd.image_training import IMAGENET, IMAGENET_STEPS, RESNET50, Images, Network, Sgd
 from equilibria.experiments.smd.layer_angles import Window, inside, layer, rms_ratio, running_mean
 
 if TYPE_CHECKING:
@@ -131,17 +131,19 @@ def _judge(config: Config, sgd: Sgd, courses: Sequence[_Course]) -> list[Claim]:
             relative=_NORM_OFF,
         ),
     ]
-    if sgd.momentum:
-        claims.append(
-            mean_near(
-                f"{sgd.name}: gradient and buffer are hardly correlated: mean h~ over mean squared unit gradient",
-                _CORRELATION,
-                expected=1.0,
-                values=[course.correlated for course in courses],
-                relative=_UNCORRELATED,
-            )
-        )
-    return claims
+    return [*claims, *([_judge_correlation(config, sgd, courses)] if sgd.momentum else [])]
+
+
+def _judge_correlation(config: Config, sgd: Sgd, courses: Sequence[_Course]) -> Claim:
+    """Steps that turn a layer five times as far as the paper's bend its gradient back: a small scale cannot show it."""
+    claim = mean_near(
+        f"{sgd.name}: gradient and buffer are hardly correlated: mean h~ over mean squared unit gradient",
+        _CORRELATION,
+        expected=1.0,
+        values=[course.correlated for course in courses],
+        relative=_UNCORRELATED,
+    )
+    return claim if config.images.data == "imagenet" else not_demanded(claim)
 
 
 def draw(config: Config, found: Findings) -> dict[str, Figure]:
@@ -202,12 +204,24 @@ _SMOKE = Config(
     batch_size=32,
     average=20,
 )
+_PAPER = Config(
+    rules=(
+        Sgd("SGD", lr=0.2, weight_decay=1e-4, other_lr=0.2),
+        Sgd("SGDM", lr=0.2, weight_decay=1e-4, other_lr=0.2, momentum=0.9),
+    ),
+    steps=(IMAGENET_STEPS, IMAGENET_STEPS),
+    images=IMAGENET,
+    network=RESNET50,
+    batch_size=256,
+    layer="net.resnet.encoder.stages.1.layers.0.layer.1.convolution.weight",  # layer2.0.conv2
+    watch_every=20,
+)
 
 EXPERIMENT = Experiment(
     id="smd-fixed-lr",
     title="Unit gradient, norm and angle of a convolution at a fixed learning rate",
     source="smd fig. 2",
-    scales={"smoke": _SMOKE, "desk": Config()},
+    scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
     tasks=tasks,
     run_task=run_task,
     collect=collect,

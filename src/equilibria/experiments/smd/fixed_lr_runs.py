@@ -35,7 +35,7 @@ class Config:
         Sgd("SGD", lr=0.1, weight_decay=5e-3, other_lr=0.1),
         SGDM,
     )
-    steps: tuple[int, ...] = (4000, 2000)
+    steps: tuple[int, ...] = (6000, 2000)
     images: Images = IMAGES
     network: Network = RESNET8
     batch_size: int = 128

@@ -35,12 +35,12 @@ class Images:
     label_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        one_of("data", self.data, ["cifar10", "digits"])
+        one_of("data", self.data, ["cifar10", "digits", "imagenet"])
 
 
 @dataclass(frozen=True)
 class Network:
-    """resnet (of basic blocks, with any normalisation), mobilenet or shufflenet."""
+    """Of basic blocks with any normalisation, of depthwise or shuffled ones; ResNet-50 and MobileNet-V2 as they are."""
 
     kind: str = "resnet"
     width: int = 8
@@ -48,7 +48,7 @@ class Network:
     norm: str = "batch"
 
     def __post_init__(self) -> None:
-        one_of("kind", self.kind, ["resnet", "mobilenet", "shufflenet"])
+        one_of("kind", self.kind, ["resnet", "mobilenet", "shufflenet", "resnet50", "mobilenet-v2"])
 
 
 IMAGES, RESNET8 = Images(), Network()
@@ -70,6 +70,14 @@ class Sgd:
         """The same for the theory."""
         return SGD(self.lr, self.weight_decay, momentum=self.momentum)
 
+
+IMAGENET = Images("imagenet", size=224, crop=28)
+"""The papers' images, flipped and shifted; their crops of random size are not implemented."""
+RESNET50 = Network("resnet50", width=64, blocks=(3, 4, 6, 3))
+IMAGENET_EPOCH = 5004
+"""Batches of 256 among ImageNet's 1,281,167 images, the last one left out."""
+IMAGENET_DROPS, IMAGENET_STEPS = tuple(epoch * IMAGENET_EPOCH for epoch in (30, 60, 80)), 90 * IMAGENET_EPOCH
+IMAGENET_SGDM = Sgd("SGDM", lr=0.1, weight_decay=1e-4, other_lr=0.1, momentum=0.9)
 
 SGDM = Sgd("SGDM", lr=0.1, weight_decay=5e-3, other_lr=0.01, momentum=0.9)
 """At this lr * wd, 5e-4, a layer needs a few times 50 steps to its equilibrium."""
@@ -93,11 +101,13 @@ class Plan:
 
 
 def load(images: Images) -> ImageSet:
-    """The images, standardised."""
-    from equilibria.data import cifar10, load_digits
+    """The images, standardised; those of ImageNet as they are on the disk: `make_network` sees to that."""
+    from equilibria.data import cifar10, imagenet, load_digits
 
     if images.data == "digits":
         return load_digits()
+    if images.data == "imagenet":
+        return imagenet()
     return cifar10(size=images.size, classes=images.classes or None).standardised()
 
 
@@ -142,9 +152,23 @@ def batches(images: Images, loaded: ImageSet, *, batch_size: int, seed: int) -> 
 
 
 def make_network(network: Network, loaded: ImageSet) -> nn.Module:
-    """With first weights drawn from torch's generator."""
+    """With first weights drawn from torch's generator; one for pixels standardises them first."""
+    import torch
+
+    from equilibria.experiments.smd.imagenet_networks import OnPixels
+
+    net = _network(network, loaded)
+    return OnPixels(net) if loaded.train_images.dtype == torch.uint8 else net
+
+
+def _network(network: Network, loaded: ImageSet) -> nn.Module:
+    from equilibria.experiments.smd.imagenet_networks import mobilenet_v2, resnet50
     from equilibria.nets import BasicBlockResNet, MobileNetV2, ShuffleNetV2
 
+    if network.kind == "resnet50":
+        return resnet50(network.width, network.blocks, classes=loaded.classes)
+    if network.kind == "mobilenet-v2":
+        return mobilenet_v2(network.width, classes=loaded.classes)
     shape: dict[str, Any] = {"in_channels": loaded.train_images.shape[1], "classes": loaded.classes}
     if network.kind == "resnet":
         return BasicBlockResNet(network.width, network.blocks, norm=network.norm, **shape)

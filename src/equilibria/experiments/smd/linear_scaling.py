@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,8 +13,18 @@ from equilibria.experiments.claim import Claim, Source, not_demanded
 from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.experiments.seeds import mean_near
-from equilibria.experiments.smd.image_training import Images, Network, Sgd
-from equilibria.experiments.smd.layer_angles import inside, layer
+from equilibria.experiments.smd.image_training import (
+    IMAGENET,
+    IMAGENET_DROPS,
+    IMAGENET_EPOCH,
+    IMAGENET_SGDM,
+    IMAGENET_STEPS,
+    RESNET50,
+    Images,
+    Network,
+    Sgd,
+)
+from equilibria.experiments.smd.layer_angles import Window, inside, layer
 from equilibria.experiments.smd.linear_scaling_runs import Config, key, needs, run_task, tasks
 from equilibria.theory.angles import linear_scaling_ratio, n_step_angles
 
@@ -31,23 +42,25 @@ _GRADIENTS = Source("smd", "fig. 8", law="noise.noise_split")
 _NEAR = 0.10
 
 
-def _rms(run: Arrays, name: str, steps: Array, *, first: int) -> Array:
-    """Over the judged half, of every layer."""
-    values = run[name][inside(steps, (first, int(steps[-1]) + 1))]
+def _rms(run: Arrays, name: str, steps: Array, *, window: Window) -> Array:
+    """Of every layer."""
+    values = run[name][inside(steps, window)]
     found: Array = np.sqrt(np.nanmean(values**2, axis=0))
     return found
 
 
-def _half(config: Config, place: int, factor: int) -> int:
-    return config.steps[place] // factor // 2
+def _judged(config: Config, place: int, factor: int) -> Window:
+    """The last half of the training, or of what is before the first drop."""
+    end = min(config.steps[place], *config.drops, config.steps[place]) // factor
+    return end // 2, end + 1
 
 
 def _turned(config: Config, place: int, factor: int, span: int, run: Arrays) -> Array:
     """Root mean square angle over some steps, of every layer; a span counts if it begins in the judged half."""
-    first = _half(config, place, factor)
+    first, end = _judged(config, place, factor)
     if span == 1:
-        return _rms(run, "angle", run["sampled_step"], first=first)
-    return _rms(run, f"angle_{span}", run["step"], first=first + span)
+        return _rms(run, "angle", run["sampled_step"], window=(first, end - 1))
+    return _rms(run, f"angle_{span}", run["step"], window=(first + span, end))
 
 
 def _ratio(config: Config, found: Findings, place: int, factor: int, seed: int, *, images: int) -> float:
@@ -67,8 +80,8 @@ def _ratio(config: Config, found: Findings, place: int, factor: int, seed: int, 
 
 
 def _enlarged(config: Config, run: Arrays, place: int, factor: int) -> float:
-    first = _half(config, place, 1)
-    large, small = (_rms(run, f"gradient_{each}", run["step"], first=first) for each in (factor, 1))
+    window = _judged(config, place, 1)
+    large, small = (_rms(run, f"gradient_{each}", run["step"], window=window) for each in (factor, 1))
     return float(np.median(large / small))
 
 
@@ -203,12 +216,23 @@ _SMOKE = Config(
     norms_every=16,
     norms_images=64,
 )
+_PAPER = Config(
+    rules=(replace(IMAGENET_SGDM, name="SGD", momentum=0.0), IMAGENET_SGDM),
+    steps=(IMAGENET_STEPS, IMAGENET_STEPS),
+    drops=IMAGENET_DROPS,
+    batch_size=256,
+    images=IMAGENET,
+    network=RESNET50,
+    layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
+    norms_every=4 * IMAGENET_EPOCH,
+    norms_images=8192,
+)
 
 EXPERIMENT = Experiment(
     id="smd-linear-scaling",
     title="The angle over n steps against one step with n times the batch and the learning rate",
     source="smd fig. 7, 8",
-    scales={"smoke": _SMOKE, "desk": Config()},
+    scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
     tasks=tasks,
     run_task=run_task,
     collect=collect,

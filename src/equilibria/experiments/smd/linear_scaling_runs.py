@@ -32,6 +32,7 @@ class Config:
     Attributes:
         factors: n; 1 first.
         steps: of n = 1, by rule.
+        drops: of n = 1, when the learning rate is divided by ten; what is before the first one is judged.
         long: steps of n = 1 that angles over equally many images are compared over.
         norms_every: steps of n = 1 from one measurement of gradients at all batch sizes to the next.
         norms_images: images in all the batches of one size that these are taken from.
@@ -43,6 +44,7 @@ class Config:
     )
     steps: tuple[int, ...] = (6144, 4096)
     factors: tuple[int, ...] = (1, 4, 16)
+    drops: tuple[int, ...] = ()
     batch_size: int = 32
     long: int = 256
     images: Images = _SMALL
@@ -71,6 +73,7 @@ class Config:
             sgd=self.sgd(place, factor),
             batch_size=factor * self.batch_size,
             steps=self.steps[place] // factor,
+            drops=tuple(drop // factor for drop in self.drops),
             measure_every=min(spans),
             watch_every=max(1, 4 // factor),
             measures={"spans": SpanAngles(spans)},

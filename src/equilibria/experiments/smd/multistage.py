@@ -14,8 +14,19 @@ from equilibria.experiments.claim import Claim, Source, not_demanded
 from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.experiments.seeds import mean_at_least, mean_at_most, mean_near
-from equilibria.experiments.smd.image_training import COLUMNS, Images, Network, Sgd
-from equilibria.experiments.smd.layer_angles import Window, draw_layers, layer, rms_ratio, running_mean
+from equilibria.experiments.smd.image_training import (
+    COLUMNS,
+    IMAGENET,
+    IMAGENET_DROPS,
+    IMAGENET_EPOCH,
+    IMAGENET_SGDM,
+    IMAGENET_STEPS,
+    RESNET50,
+    Images,
+    Network,
+    Sgd,
+)
+from equilibria.experiments.smd.layer_angles import Window, draw_layers, inside, layer, rms_ratio, running_mean
 from equilibria.experiments.smd.multistage_runs import (
     BEFORE,
     BRANCHES,
@@ -60,9 +71,13 @@ _ARRIVED = 0.95
 
 @dataclass(frozen=True)
 class _Course:
-    """One seed: the median layer's angle over its equilibrium, in windows after each drop, and the accuracy."""
+    """One seed: the median layer's angle over its equilibrium, in windows after each drop, and the accuracy.
+
+    explained: the same after the first drop, over what the norm and the measured unit gradients lead to.
+    """
 
     at_once: dict[str, list[float]]
+    explained: dict[str, float]
     farthest: dict[str, list[float]]
     settled: float
     late: list[float]
@@ -75,12 +90,22 @@ def _course(config: Config, run: Arrays) -> _Course:
     ratios = {branch: [rms_ratio(run, window, part=f"{branch}_") for window in windows] for branch in BRANCHES}
     return _Course(
         at_once={branch: [float(np.median(each)) for each in of] for branch, of in ratios.items()},
+        explained={branch: _explained(config, run, branch, ratios[branch][0]) for branch in BRANCHES},
         farthest={branch: [float(np.abs(each - 1).max()) for each in of] for branch, of in ratios.items()},
         settled=_median(run, (config.drops[1] - config.settled, config.drops[1])),
         late=[_median(run, stage) for stage in _last_stages(config)],
         arrival=_arrival(config, run),
         accuracy={branch: 100 * float(run[f"{branch}_test_accuracy"][-config.last :].mean()) for branch in BRANCHES},
     )
+
+
+def _explained(config: Config, run: Arrays, branch: str, ratio: Array) -> float:
+    """Squared angles go with L: what it changes by from before the first drop is not the norm's doing."""
+    drop, (first, end) = config.drops[0], config.at_once
+    before = run[f"{BEFORE}_momentum_unit_grad_sq"][inside(run[f"{BEFORE}_sampled_step"], (drop - end, drop))]
+    after = run[f"{branch}_momentum_unit_grad_sq"][inside(run[f"{branch}_sampled_step"], (drop + first, drop + end))]
+    start = config.divisor**-0.5 if branch == STANDARD else 1.0
+    return float(np.median(ratio / (start * np.sqrt(after.mean(axis=0) / before.mean(axis=0)))))
 
 
 def _last_stages(config: Config) -> list[Window]:
@@ -124,6 +149,7 @@ def collect(config: Config, found: Findings) -> Outcome:
     claims = [*_judge_standard(config, courses), *_judge_rescaled(config, courses), _judge_accuracy(courses)]
     numbers = {
         "at_once": {branch: [course.at_once[branch] for course in courses] for branch in BRANCHES},
+        "explained": {branch: [course.explained[branch] for course in courses] for branch in BRANCHES},
         "farthest_layer": {branch: [course.farthest[branch] for course in courses] for branch in BRANCHES},
         "settled": [course.settled for course in courses],
         "last_stages": [course.late for course in courses],
@@ -295,12 +321,26 @@ _SMOKE = Config(
     average=10,
     measure_every=20,
 )
+_PAPER = Config(  # of ImageNet; COCO is not implemented
+    sgd=IMAGENET_SGDM,
+    images=IMAGENET,
+    network=RESNET50,
+    batch_size=256,
+    drops=IMAGENET_DROPS,
+    steps=IMAGENET_STEPS,
+    layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
+    at_once=(10, 1000),
+    settled=5 * IMAGENET_EPOCH,
+    last=1,
+    measure_every=IMAGENET_EPOCH,
+    watch_every=20,
+)
 
 EXPERIMENT = Experiment(
     id="smd-multistage",
     title="All layers' angles over stages of the learning rate: lagging, and on theory at once with rescaled weights",
     source="smd fig. 3, 6; tables 1, 2",
-    scales={"smoke": _SMOKE, "desk": Config()},
+    scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
     tasks=tasks,
     run_task=run_task,
     collect=collect,

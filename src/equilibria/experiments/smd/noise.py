@@ -14,7 +14,16 @@ from equilibria.experiments.claim import Claim, Source, not_demanded
 from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.experiments.seeds import mean_at_most, mean_near
-from equilibria.experiments.smd.image_training import Images, Network
+from equilibria.experiments.smd.image_training import (
+    IMAGENET,
+    IMAGENET_DROPS,
+    IMAGENET_EPOCH,
+    IMAGENET_SGDM,
+    IMAGENET_STEPS,
+    RESNET50,
+    Images,
+    Network,
+)
 from equilibria.experiments.smd.layer_angles import inside, layer
 from equilibria.experiments.smd.noise_runs import Config, key, needs, run_task, tasks
 
@@ -159,12 +168,24 @@ _SMOKE = Config(
     settled=12,
     measure_every=6,
 )
+_PAPER = Config(
+    sgd=IMAGENET_SGDM,
+    images=IMAGENET,
+    network=RESNET50,
+    batch_size=256,
+    drops=IMAGENET_DROPS,
+    steps=IMAGENET_STEPS,
+    layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
+    settled=5 * IMAGENET_EPOCH,
+    measure_every=IMAGENET_EPOCH,
+    watch_every=20,
+)
 
 EXPERIMENT = Experiment(
     id="smd-noise",
     title="The mean of the unit gradient against its variance, through training",
     source="smd+ fig. 1",
-    scales={"smoke": _SMOKE, "desk": Config()},
+    scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
     tasks=tasks,
     run_task=run_task,
     collect=collect,
