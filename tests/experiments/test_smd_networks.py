@@ -13,7 +13,7 @@ from torch.nn import functional
 from equilibria.data import ImageSet, imagenet
 from equilibria.errors import EquilibriaError
 from equilibria.experiments.registry import experiments
-from equilibria.experiments.smd import linear_scaling_runs, multistage
+from equilibria.experiments.smd import linear_scaling, linear_scaling_runs, multistage
 from equilibria.experiments.smd.batch_gradients import GradientNorms, NoiseMeasure, batch_gradients, convolutions
 from equilibria.experiments.smd.fixed_lr import arrivals
 from equilibria.experiments.smd.image_training import Images, Network, Plan, Sgd, batches, load, make_network, recipe
@@ -134,8 +134,16 @@ def test_linear_scaling_trains_on_equally_many_images():
         plans = [config.plan(place, factor) for factor in config.factors]
         assert len({each.steps * each.batch_size for each in plans}) == 1
         assert len({each.sgd.lr / each.batch_size for each in plans}) == 1
-    assert config.spans(1) == (4, 16, 256) and config.spans(16) == (16,)
+    assert config.spans(1) == (4, 16, 1024) and config.spans(16) == (64,)
     assert linear_scaling_runs.key(config, 1, 16, 50) == "sgdm-16-50"
+
+
+def test_the_share_of_the_mean_gradient_comes_back_from_the_growth_it_leads_to():
+    """Squares of sums over n batches: n of noise, n^2 of signal."""
+    for share in (0.0, 0.03, 1.0):
+        grown = np.sqrt((4 + 16 * share) / (1 + share))
+        assert linear_scaling.signal_share(grown, 4) == pytest.approx(share, abs=1e-12)
+        assert linear_scaling.enlargement(share, 16) == pytest.approx(np.sqrt((16 + 256 * share) / (1 + share)))
 
 
 # ---- the papers' settings

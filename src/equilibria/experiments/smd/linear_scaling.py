@@ -85,6 +85,16 @@ def _enlarged(config: Config, run: Arrays, place: int, factor: int) -> float:
     return float(np.median(large / small))
 
 
+def signal_share(grown: float, factor: int) -> float:
+    """Squared mean of one batch's gradient over its variance, from how much the norm of a sum over batches grows."""
+    return (grown**2 - factor) / (factor**2 - grown**2)
+
+
+def enlargement(share: float, factor: int) -> float:
+    """How much the norm of the gradient grows when it is summed over so many batches: noise as sqrt(n), signal as n."""
+    return float(np.sqrt(factor * (1 + factor * share) / (1 + share)))
+
+
 def collect(config: Config, found: Findings) -> Outcome:
     """Ratios of angles over equally many images, short and long; and what a larger batch does to the gradient."""
     claims: list[Claim] = []
@@ -107,6 +117,7 @@ def _judge(
         for images in (factor, config.long)
     )
     enlarged = [_enlarged(config, found[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
+    share = _expected_share(config, found, place, factor)
     numbers |= {f"short_{factor}": short, f"long_{factor}": long, f"gradient_{factor}": enlarged}
     apart = n_step_angles(rule, config.long)[-1] / n_step_angles(large, config.long // factor)[-1]
     return (
@@ -126,14 +137,23 @@ def _judge(
             relative=_NEAR,
         ),
         mean_near(
-            f"{sgd.name}: norm of the gradient summed over {factor} times the batch, over that of one batch: noise "
-            "grows with the square root",
+            f"{sgd.name}: norm of the gradient summed over {factor} times the batch, over that of one batch; "
+            + (f"with the mean gradient that a factor of {config.factors[1]} shows" if share else "noise alone"),
             _GRADIENTS,
-            expected=factor**0.5,
+            expected=enlargement(share, factor),
             values=enlarged,
             relative=_NEAR,
         ),
     )
+
+
+def _expected_share(config: Config, found: Findings, place: int, factor: int) -> float:
+    """None for the first factor, where the noise should be alone; for the others, what the first one showed."""
+    first = config.factors[1]
+    if factor == first:
+        return 0.0
+    grown = [_enlarged(config, found[key(config, place, 1, seed)], place, first) for seed in config.seeds]
+    return max(signal_share(float(np.mean(grown)), first), 0.0)
 
 
 def draw(config: Config, found: Findings) -> Mapping[str, Figure]:

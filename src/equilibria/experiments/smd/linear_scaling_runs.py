@@ -46,7 +46,7 @@ class Config:
     factors: tuple[int, ...] = (1, 4, 16)
     drops: tuple[int, ...] = ()
     batch_size: int = 32
-    long: int = 256
+    long: int = 1024
     images: Images = _SMALL
     network: Network = _NETWORK
     layer: str = "blocks.0.second.conv.weight"
