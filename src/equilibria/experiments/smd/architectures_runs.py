@@ -39,10 +39,10 @@ class Config:
     sgd: Sgd = SGDM
     images: Images = _SMALL
     batch_size: int = 128
-    drops: tuple[int, ...] = (900,)
-    steps: int = 1400
+    drops: tuple[int, ...] = (1500,)
+    steps: int = 1900
     divisor: float = 10.0
-    settled: int = 400
+    settled: int = 500
     at_once: tuple[int, int] = (10, 100)
     watch_every: int = 2
     seeds: tuple[int, ...] = (60, 61, 62)
@@ -87,4 +87,4 @@ def run_task(config: Config, task: tuple[int, int]) -> Arrays:
     place, seed = task
     made = recipe(config.plan(place), load(config.images), seed=seed)
     trained = train(made, folder=scratch(), progress=tell_progress(made.steps))
-    return arrays(trained, columns=("angle", "angle_equilibrium", "norm"))
+    return arrays(trained, columns=("angle", "angle_equilibrium", "norm", "momentum_unit_grad_sq"))

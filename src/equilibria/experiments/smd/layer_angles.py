@@ -46,6 +46,24 @@ def rms_ratio(run: Arrays, window: Window, *, part: str = "") -> Array:
     return found
 
 
+def explained(ratio: Array, start: float, *, before: Array, after: Array) -> float:
+    """Angles right after lr / k, over what norms that stay and unit gradients as measured lead to: the median layer.
+
+    Args:
+        ratio: angle over its new equilibrium, by layer.
+        start: what it is if the unit gradient stays: k^(-1/2), or 1 with rescaled weights.
+        before: squared unit gradients before the drop, samples by layers; squared angles go with their mean.
+        after: the same after it.
+
+    Example:
+        >>> explained(np.array([0.4]), 0.2, before=np.ones((3, 1)), after=np.full((3, 1), 4.0))
+        1.0
+    """
+    old, new = before.mean(axis=0), after.mean(axis=0)
+    known = (old > 0) & (new > 0)  # with momentum a mean over few samples may be negative
+    return float(np.median(ratio[known] / (start * np.sqrt(new[known] / old[known])))) if known.any() else float("nan")
+
+
 def running_mean(values: Array, count: int) -> Array:
     """Mean over ``count`` samples around each, over fewer at both ends.
 

@@ -42,7 +42,7 @@ _GRADIENTS = Source("smd", "fig. 8", law="noise.noise_split")
 _NEAR = 0.10
 
 
-def _rms(run: Arrays, name: str, steps: Array, *, window: Window) -> Array:
+def _rms(run: Arrays, name: str, steps: NDArray[np.int64], *, window: Window) -> Array:
     """Of every layer."""
     values = run[name][inside(steps, window)]
     found: Array = np.sqrt(np.nanmean(values**2, axis=0))

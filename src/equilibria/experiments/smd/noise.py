@@ -66,21 +66,25 @@ def _course(config: Config, run: Arrays) -> _Course:
     )
 
 
+def _end_of_first_stage(config: Config, run: Arrays) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Measurements, and the samples of the steps around them: as many before the first one as after the last."""
+    begin, end, half = config.drops[0] - config.settled, config.drops[0], config.measure_every // 2
+    return inside(run["step"], (begin + 1, end)), inside(run["sampled_step"], (begin + half, end - half))
+
+
 def _norm_by_noise(config: Config, run: Arrays, column: int) -> float:
     """At the end of the first stage: the norm, over the one that the variance alone would lead to."""
-    window = (config.drops[0] - config.settled, config.drops[0])
-    noise = run["noise_sq"][inside(run["step"], (window[0] + 1, window[1] + 1)), column].mean()
-    predicted = config.sgd.rule.equilibrium(unit_grad_sq=float(noise)).norm
+    measured, sampled = _end_of_first_stage(config, run)
+    predicted = config.sgd.rule.equilibrium(unit_grad_sq=float(run["noise_sq"][measured, column].mean())).norm
     assert predicted is not None
-    return float(run["norm"][inside(run["sampled_step"], window), column].mean() / predicted)
+    return float(run["norm"][sampled, column].mean() / predicted)
 
 
 def _same(config: Config, run: Arrays, column: int) -> float:
     """Squared mean and variance together, over the mean squared unit gradient of the steps themselves."""
-    window = (config.drops[0] - config.settled, config.drops[0])
-    measured = inside(run["step"], (window[0] + 1, window[1] + 1))
+    measured, sampled = _end_of_first_stage(config, run)
     together = (run["signal_sq"] + run["noise_sq"])[measured, column].mean()
-    return float(together / run["unit_grad_sq"][inside(run["sampled_step"], window), column].mean())
+    return float(together / run["unit_grad_sq"][sampled, column].mean())
 
 
 def collect(config: Config, found: Findings) -> Outcome:
