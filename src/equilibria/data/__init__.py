@@ -7,6 +7,7 @@ from equilibria.data.cifar import cifar10, cifar10_2k
 from equilibria.data.digits import Digits, load_digits
 from equilibria.data.idx import fashion_mnist, mnist
 from equilibria.data.image_set import ImageSet, Standardise
+from equilibria.data.imagenet import imagenet
 
 __all__ = [
     "Batches",
@@ -16,6 +17,7 @@ __all__ = [
     "cifar10",
     "cifar10_2k",
     "fashion_mnist",
+    "imagenet",
     "load_digits",
     "mnist",
 ]

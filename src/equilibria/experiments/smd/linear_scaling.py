@@ -1,0 +1,262 @@
+"""smd-linear-scaling: the angle over n steps against one step with n times the batch and the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria.experiments.claim import Claim, Source, not_demanded
+from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
+from equilibria.experiments.figures import COLOURS, THEORY, panels, title
+from equilibria.experiments.seeds import mean_near
+from equilibria.experiments.smd.image_training import (
+    IMAGENET,
+    IMAGENET_DROPS,
+    IMAGENET_EPOCH,
+    IMAGENET_SGDM,
+    IMAGENET_STEPS,
+    RESNET50,
+    Images,
+    Network,
+    Sgd,
+)
+from equilibria.experiments.smd.layer_angles import Window, inside, layer
+from equilibria.experiments.smd.linear_scaling_runs import Config, key, needs, run_task, tasks
+from equilibria.theory.angles import linear_scaling_ratio, n_step_angles
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.float64]
+_EXCESS = "the excess under momentum is intra-momentum correlation, not a failure of linear scaling"
+_ANGLES = Source("smd", "fig. 7, §C.3", corrected=_EXCESS, law="angles.linear_scaling_ratio")
+_LONG = Source("smd", "fig. 7, §C.3", corrected=_EXCESS, law="angles.n_step_angles")
+_GRADIENTS = Source("smd", "fig. 8", law="noise.noise_split")
+# The law takes gradients as uncorrelated. A mean gradient of a tenth of the noise, which is what smd-noise allows, adds
+# up over n steps: 5 % of the angle, and as much for unit gradients that drift.
+_NEAR = 0.10
+
+
+def _rms(run: Arrays, name: str, steps: NDArray[np.int64], *, window: Window) -> Array:
+    """Of every layer."""
+    values = run[name][inside(steps, window)]
+    found: Array = np.sqrt(np.nanmean(values**2, axis=0))
+    return found
+
+
+def _judged(config: Config, place: int, factor: int) -> Window:
+    """The last half of the training, or of what is before the first drop."""
+    end = min(config.steps[place], *config.drops, config.steps[place]) // factor
+    return end // 2, end + 1
+
+
+def _turned(config: Config, place: int, factor: int, span: int, run: Arrays) -> Array:
+    """Root mean square angle over some steps, of every layer; a span counts if it begins in the judged half."""
+    first, end = _judged(config, place, factor)
+    if span == 1:
+        return _rms(run, "angle", run["sampled_step"], window=(first, end - 1))
+    return _rms(run, f"angle_{span}", run["step"], window=(first + span, end))
+
+
+def _ratio(config: Config, found: Findings, place: int, factor: int, seed: int, *, images: int) -> float:
+    """Median over layers of the angle with the smallest batch over that with ``factor`` times it, equal images.
+
+    Args:
+        config: the settings.
+        found: what all tasks found.
+        place: of the rule.
+        factor: n.
+        seed: of both trainings.
+        images: how many, in batches of the smallest size.
+    """
+    small = _turned(config, place, 1, images, found[key(config, place, 1, seed)])
+    large = _turned(config, place, factor, images // factor, found[key(config, place, factor, seed)])
+    return float(np.median(small / large))
+
+
+def _enlarged(config: Config, run: Arrays, place: int, factor: int) -> float:
+    window = _judged(config, place, 1)
+    large, small = (_rms(run, f"gradient_{each}", run["step"], window=window) for each in (factor, 1))
+    return float(np.median(large / small))
+
+
+def signal_share(grown: float, factor: int) -> float:
+    """Squared mean of one batch's gradient over its variance, from how much the norm of a sum over batches grows."""
+    return (grown**2 - factor) / (factor**2 - grown**2)
+
+
+def enlargement(share: float, factor: int) -> float:
+    """How much the norm of the gradient grows when it is summed over so many batches: noise as sqrt(n), signal as n."""
+    return float(np.sqrt(factor * (1 + factor * share) / (1 + share)))
+
+
+def collect(config: Config, found: Findings) -> Outcome:
+    """Ratios of angles over equally many images, short and long; and what a larger batch does to the gradient."""
+    claims: list[Claim] = []
+    numbers: dict[str, dict[str, list[float]]] = {}
+    for place, sgd in enumerate(config.rules):
+        numbers[sgd.name] = {}
+        for factor in config.factors[1:]:
+            made = _judge(config, found, place, factor, numbers[sgd.name])
+            claims += made
+    return Outcome([not_demanded(claim) for claim in claims] if config.images.data == "digits" else claims, numbers)
+
+
+def _judge(
+    config: Config, found: Findings, place: int, factor: int, numbers: dict[str, list[float]]
+) -> tuple[Claim, Claim, Claim]:
+    sgd, rule = config.rules[place], config.rules[place].rule
+    large = config.sgd(place, factor).rule
+    short, long = (
+        [_ratio(config, found, place, factor, seed, images=images) for seed in config.seeds]
+        for images in (factor, config.long)
+    )
+    enlarged = [_enlarged(config, found[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
+    share = _expected_share(config, found, place, factor)
+    numbers |= {f"short_{factor}": short, f"long_{factor}": long, f"gradient_{factor}": enlarged}
+    apart = n_step_angles(rule, config.long)[-1] / n_step_angles(large, config.long // factor)[-1]
+    return (
+        mean_near(
+            f"{sgd.name}: angle over {factor} steps, over that of one step with {factor} times the batch and lr",
+            _ANGLES,
+            expected=linear_scaling_ratio(rule, factor),
+            values=short,
+            relative=_NEAR,
+        ),
+        mean_near(
+            f"{sgd.name}: the same over {config.long} steps against {config.long // factor}, where momentum's share is "
+            "smaller",
+            _LONG,
+            expected=float(apart),
+            values=long,
+            relative=_NEAR,
+        ),
+        mean_near(
+            f"{sgd.name}: norm of the gradient summed over {factor} times the batch, over that of one batch; "
+            + (f"with the mean gradient that a factor of {config.factors[1]} shows" if share else "noise alone"),
+            _GRADIENTS,
+            expected=enlargement(share, factor),
+            values=enlarged,
+            relative=_NEAR,
+        ),
+    )
+
+
+def _expected_share(config: Config, found: Findings, place: int, factor: int) -> float:
+    """None for the first factor, where the noise should be alone; for the others, what the first one showed."""
+    first = config.factors[1]
+    if factor == first:
+        return 0.0
+    grown = [_enlarged(config, found[key(config, place, 1, seed)], place, first) for seed in config.seeds]
+    return max(signal_share(float(np.mean(grown)), first), 0.0)
+
+
+def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+    """Figures 7 and 8, of the first seed: a row per optimizer, a column per factor."""
+    return {"angles": _draw_angles(config, found), "gradients": _draw_gradients(config, found)}
+
+
+def _draw_angles(config: Config, found: Findings) -> Figure:
+    factors = config.factors[1:]
+    figure, axes = panels(len(config.rules), len(factors), width=3.0, height=2.0)
+    letters = iter("abcdefgh")
+    for place, sgd in enumerate(config.rules):
+        for factor in factors:
+            panel = axes[place * len(factors) + factors.index(factor)]
+            _draw_pair(panel, config, found, place, factor)
+            batch = factor * config.batch_size
+            title(panel, next(letters), f"{sgd.name}: {config.batch_size} against {batch} images a batch")
+    return figure
+
+
+def _draw_pair(axes: Axes, config: Config, found: Findings, place: int, factor: int) -> None:
+    seed = config.seeds[0]
+    small, large = (found[key(config, place, each, seed)] for each in (1, factor))
+    column = layer(small, config.layer)
+    there = np.isfinite(small[f"angle_{factor}"][:, column])
+    images = config.batch_size / 1000
+    axes.plot(
+        images * small["step"][there],
+        small[f"angle_{factor}"][there, column],
+        color=COLOURS[1],
+        lw=0.5,
+        label=f"{factor} steps",
+    )
+    axes.plot(
+        factor * images * large["sampled_step"],
+        large["angle"][:, column],
+        color=COLOURS[0],
+        lw=0.5,
+        label=f"one step, {factor} times batch and lr",
+    )
+    rule, scaled = config.rules[place].rule, config.sgd(place, factor).rule
+    for angle in (n_step_angles(rule, factor)[-1], n_step_angles(scaled, 1)[-1]):
+        axes.axhline(angle, color=THEORY, lw=0.8, ls="--")
+    axes.set(xlabel="thousand images", ylabel="angle, rad")
+    axes.set_ylim(0, 2.5 * float(np.nanmedian(small[f"angle_{factor}"][:, column])))
+    axes.legend(loc="upper right")
+
+
+def _draw_gradients(config: Config, found: Findings) -> Figure:
+    factors = config.factors[1:]
+    figure, axes = panels(1, len(factors), width=3.0, height=2.0)
+    for panel, factor, letter in zip(axes, factors, "abcd", strict=False):
+        for place, sgd in enumerate(config.rules):
+            runs = [found[key(config, place, 1, seed)] for seed in config.seeds]
+            column = layer(runs[0], config.layer)
+            there = np.isfinite(runs[0]["gradient_1"][:, column])
+            ratio = np.mean(
+                [run[f"gradient_{factor}"][there, column] / run["gradient_1"][there, column] for run in runs], axis=0
+            )
+            panel.plot(runs[0]["step"][there], ratio, "o-", color=COLOURS[place], label=sgd.name)
+        panel.axhline(factor**0.5, color=THEORY, lw=0.8, ls="--")
+        panel.set_ylim(0, 2 * factor**0.5)
+        panel.set_xlabel(f"steps with {config.batch_size} images")
+        title(panel, letter, f"gradient of {factor * config.batch_size} images / of {config.batch_size}")
+    axes[0].legend()
+    return figure
+
+
+_SMOKE = Config(
+    rules=(
+        Sgd("SGD", lr=0.05, weight_decay=2e-2, other_lr=0.01),
+        Sgd("SGDM", lr=0.02, weight_decay=1e-2, other_lr=0.002, momentum=0.9),
+    ),
+    steps=(64, 64),
+    factors=(1, 2, 4),
+    batch_size=16,
+    long=8,
+    images=Images("digits", flip=False, label_noise=0.3),
+    network=Network(width=4, blocks=(1,)),
+    norms_every=16,
+    norms_images=64,
+)
+_PAPER = Config(
+    rules=(replace(IMAGENET_SGDM, name="SGD", momentum=0.0), IMAGENET_SGDM),
+    steps=(IMAGENET_STEPS, IMAGENET_STEPS),
+    drops=IMAGENET_DROPS,
+    batch_size=256,
+    images=IMAGENET,
+    network=RESNET50,
+    layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
+    norms_every=4 * IMAGENET_EPOCH,
+    norms_images=8192,
+)
+
+EXPERIMENT = Experiment(
+    id="smd-linear-scaling",
+    title="The angle over n steps against one step with n times the batch and the learning rate",
+    source="smd fig. 7, 8",
+    scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
+    tasks=tasks,
+    run_task=run_task,
+    collect=collect,
+    draw=draw,
+    kind=NETWORKS,
+    needs=needs,
+)
