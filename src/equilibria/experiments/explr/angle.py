@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.experiments.claim import Claim, Source
+from equilibria.experiments.curves import Window, rms_angle
 from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.experiments.explr.lines import EPOCH, PAPER, SMOKE, Window, demanded, named, rms_angle, runs
+from equilibria.experiments.explr.lines import EPOCH, PAPER, SMOKE, demanded, named, runs
 from equilibria.experiments.explr.networks import Setting, Variant, load, run_task, tasks
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.experiments.seeds import mean_at_most, mean_near

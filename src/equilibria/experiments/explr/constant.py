@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.experiments.claim import Claim, Source, near
+from equilibria.experiments.curves import Window, draw_over, mean_in
 from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.explr.lines import (
     EPOCH,
     PAPER,
     SMOKE,
-    Window,
     demanded,
-    draw_over,
     judge_coincidence,
     judge_rounding,
-    mean_in,
     named,
     runs,
 )

@@ -9,23 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.experiments.claim import Claim, Source
+from equilibria.experiments.curves import POINTS, Array, Window, binned_angles, draw_over, mean_in, rms_angle
 from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.experiments.explr.lines import (
-    EPOCH,
-    PAPER,
-    POINTS,
-    SAME_ACCURACY,
-    SMOKE,
-    Array,
-    Window,
-    binned_angles,
-    demanded,
-    draw_over,
-    mean_in,
-    named,
-    rms_angle,
-    runs,
-)
+from equilibria.experiments.explr.lines import EPOCH, PAPER, SAME_ACCURACY, SMOKE, demanded, named, runs
 from equilibria.experiments.explr.networks import TEXP, TEXP_V2, Setting, Variant, load, run_task, tasks
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
 from equilibria.experiments.seeds import mean_at_least, mean_near
