@@ -28,7 +28,7 @@ from equilibria.experiments.task import tell_progress, workplace
 from equilibria.nets import BasicBlockResNet
 from equilibria.training import Recipe, train, two_groups
 
-STEPS, ROUNDS, LIMIT = 200, 9, 1.05
+STEPS, ROUNDS, LIMIT = 200, 5, 1.05
 
 
 def network() -> nn.Module:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from small_experiments import experiment
+from task_cases import Config, run_task, tasks
 
 from equilibria.errors import EquilibriaError
 from equilibria.experiments import reproduce
 from equilibria.experiments.cluster import Cluster
+from equilibria.experiments.under_way import UnderWay
 
 distributed = pytest.importorskip("distributed")
 
@@ -56,6 +59,19 @@ def test_a_worker_killed_at_work_costs_nothing_and_counts_nothing_twice(two_work
     (here,) = reproduce([experiment(count=10)], results=tmp_path / "here")
     assert report.result.numbers == here.result.numbers
     assert report.result.claims == here.result.claims
+
+
+def test_a_worker_has_the_folder_of_its_task_and_tells_how_far_it_is(two_workers, tmp_path, monkeypatch):
+    monkeypatch.setitem(UnderWay.__init__.__kwdefaults__, "seconds", 0.05)
+    small = replace(experiment(), scales={"desk": Config(slow=0.5)}, tasks=tasks, run_task=run_task)
+    told: list[float] = []
+    cluster = Cluster(two_workers.scheduler_address, timeout=20)
+    try:
+        (report,) = reproduce([small], results=tmp_path / "r", workers=cluster, under_way=told.append)
+    finally:
+        cluster.close()
+    assert report.failure == "" and 0.75 in told
+    assert list((tmp_path / "r" / "small" / "desk").glob("scratch-*")) == []
 
 
 def test_a_task_that_raises_is_told_with_its_traceback(two_workers, tmp_path):

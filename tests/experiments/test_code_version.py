@@ -49,6 +49,14 @@ def test_what_it_does_not_import_does_not(copy):
     assert copy("demo/recipe.py", "class Recipe", "class Recipes") == before
 
 
+def test_what_people_see_does_not(copy, monkeypatch):
+    """A task that watches a training imports the report, which changes no number."""
+    monkeypatch.setitem(globals(), "NAME", "equilibria.watching.run")
+    before = copy()
+    assert copy("report/page.py", "def write_report", "def wrote_report") == before
+    assert copy("measure/tap.py", "def has_grown", "def has_shrunk") != before
+
+
 def test_comments_docstrings_and_layout_do_not_count(copy):
     before = copy()
     assert copy("theory/hamiltonian.py", '"""Potential of the particle', '"""The potential of the particle') == before

@@ -58,6 +58,18 @@ def test_the_results_page_has_the_largest_scale_of_each(folder):
         assert (folder.path / link).stat().st_size > 100
 
 
+def test_networks_have_a_part_of_their_own(tmp_path):
+    from dataclasses import replace
+
+    path = tmp_path / "results"
+    reproduce([replace(experiment("a-trained"), kind="networks"), experiment("exact")], results=path)
+    for page, heading in (("RESULTS.md", "## {}"), ("index.html", "<h3>{}</h3>")):
+        text = (path / page).read_text()
+        order = [text.index(heading.format(title)) for title in ("Exact small worlds", "Networks")]
+        assert order == sorted(order)
+        assert order[0] < text.index("exact", order[0]) < order[1] < text.index("a-trained")
+
+
 def test_a_figure_that_was_removed_is_told(folder, tmp_path):
     from equilibria.experiments.gallery import write_gallery
 

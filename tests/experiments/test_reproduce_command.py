@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from small_experiments import experiment
 
 from equilibria.cli import app
+from equilibria.errors import EquilibriaError
 from equilibria.experiments import registry
 
 
@@ -76,6 +78,30 @@ def test_a_failed_task_is_exit_code_one_with_its_reason(known):
     assert result.exit_code == 1
     assert "KeyError: 'no such draw'" in result.stdout and "1 of 2 experiments failed" in result.stdout
     assert "small-two" in result.stdout
+
+
+def lacking(config):
+    raise EquilibriaError("CIFAR-10 was not found in /data; get it from its page")
+
+
+def test_what_lacks_its_data_is_left_out_with_one_line_and_fails_only_if_it_was_named(known):
+    known["small-one"] = replace(known["small-one"], kind="networks", needs=lacking)
+    result = run("all --workers 1")
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    assert text.count("left out: CIFAR-10 was not found in /data; get it from its page") == 1
+    assert "1 of 1 claim shown; 1 of 2 experiments left out" in text and "Traceback" not in text
+    assert run("networks --workers 1").exit_code == 0
+    assert run("small-one --workers 1").exit_code == 1
+    (found,) = json.loads(run("networks --workers 1 --json").stdout)
+    assert found["good"] and found["lacks"].startswith("CIFAR-10 was not found")
+
+
+def test_groups_of_experiments(known):
+    known["small-one"] = replace(known["small-one"], kind="networks")
+    for word, ids in (("networks", ["small-one"]), ("synthetic", ["small-two"]), ("all", ["small-one", "small-two"])):
+        assert [row["id"] for row in json.loads(run(f"{word} --list --json").stdout)] == ids
+    assert json.loads(run("networks --list --json").stdout)[0]["kind"] == "networks"
 
 
 @pytest.mark.parametrize(

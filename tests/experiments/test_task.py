@@ -104,9 +104,8 @@ def test_shares_of_the_tasks_under_way_add_up(tmp_path):
     assert set(told) == {0.75, 0.25}
 
 
-@pytest.mark.parametrize("workers", [None, Processes(1)])
-def test_a_task_that_failed_goes_on_from_its_folder_which_goes_when_it_is_done(tmp_path, workers):
-    results, small = tmp_path / "results", keeping(fail_once=str(tmp_path / "failed"))
+def test_a_task_that_failed_goes_on_from_its_folder_which_goes_when_it_is_done(tmp_path):
+    results, small, workers = tmp_path / "results", keeping(fail_once=str(tmp_path / "failed")), Processes(1)
     (report,) = reproduce([small], results=results, workers=workers)
     assert "not yet" in report.failure
     (kept,) = (results / "keeping" / "desk").glob("scratch-*/draw-1")
@@ -117,6 +116,7 @@ def test_a_task_that_failed_goes_on_from_its_folder_which_goes_when_it_is_done(t
     assert (tmp_path / "failed").read_text() == "3"  # where the second attempt began
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_the_folder_as_it_was(tmp_path):
     """kill -9 to the whole group while a task is at work."""
     script = (

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from training_cases import DROP, STEPS, StoppedError, recipe, stop_at
+from training_cases import DROP, STEPS, StoppedError, invariant, recipe, stop_at
 
+from equilibria.control.folded_weight_decay import FoldedWeightDecay
 from equilibria.control.rescale_on_decay import RescaleOnDecay
+from equilibria.data import load_digits
 from equilibria.errors import EquilibriaError
 from equilibria.training import Trained, Training, by_layer, train
 from equilibria.training.checkpoint import read_checkpoint
@@ -109,6 +111,17 @@ def test_interrupted_and_resumed_is_bit_for_bit_the_same(kind, last, tmp_path):
     held = read_checkpoint(tmp_path / "checkpoint.pt")
     assert (held is None) == (last < 4) and (held is None or held["step"] == last // 4 * 4)
     assert_same(train(recipe(kind, rescale=True), folder=tmp_path), train(recipe(kind, rescale=True)))
+
+
+def folded(scheduler, model):
+    example = load_digits().train_images[:32]
+    return FoldedWeightDecay(scheduler, model, invariant=invariant(model), example=example)
+
+
+def test_weight_decay_that_is_folded_goes_on_too(tmp_path):
+    with pytest.raises(StoppedError):
+        train(recipe(control=folded), folder=tmp_path, checkpoint_steps=4, progress=stop_at(14))
+    assert_same(train(recipe(control=folded), folder=tmp_path), train(recipe(control=folded)))
 
 
 def test_what_has_ended_is_read_not_trained(tmp_path):
