@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,15 +40,20 @@ def binned_angles(several: Sequence[Arrays], *, bins: int) -> tuple[Array, Array
     return middle, np.sqrt(square.reshape(-1, bins).mean(1))
 
 
+def line_style(place: int) -> dict[str, Any]:
+    """Colour of the line at a place; every other one is dashed, so that what it lies on is seen."""
+    return {"color": COLOURS[place], "ls": "-" if place % 2 == 0 else (0, (3, 2))}
+
+
 def draw_over(
     axis: Axes, lines: Mapping[str, Sequence[Arrays]], name: str, *, factor: float = 1.0, from_step: int = 0
 ) -> None:
-    """A curve of every seed, thin, and their mean, thick; later lines dashed, so that those under them are seen."""
+    """A curve of every seed, thin, and their mean, thick."""
     for at, (label, several) in enumerate(lines.items()):
         steps = several[0]["step"]
         shown = steps >= from_step
         curves = [factor * run[name][shown] for run in several]
         for curve in curves:
             axis.plot(steps[shown], curve, color=COLOURS[at], lw=0.4, alpha=0.5)
-        axis.plot(steps[shown], np.mean(curves, axis=0), color=COLOURS[at], ls=["-", (0, (3, 2))][at % 2], label=label)
+        axis.plot(steps[shown], np.mean(curves, axis=0), label=label, **line_style(at))
     axis.set_xlabel("step")

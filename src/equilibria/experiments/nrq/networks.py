@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.experiments.claim import Claim, Source, not_demanded
-from equilibria.experiments.curves import POINTS, Window, binned_angles, draw_over, mean_in, rms_angle
+from equilibria.experiments.curves import POINTS, Window, binned_angles, draw_over, line_style, mean_in, rms_angle
 from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.experiments.figures import COLOURS, THEORY, panels, title
+from equilibria.experiments.figures import THEORY, panels, title
 from equilibria.experiments.nrq.networks_runs import (
     ADJUSTED,
     BASE,
@@ -217,9 +217,9 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
 
 
 def _draw_angles(axis: Axes, config: Config, shown: Several) -> None:
-    for colour, runs in zip(COLOURS, shown.values(), strict=False):
+    for at, runs in enumerate(shown.values()):
         step, angle = binned_angles(runs, bins=max(1, config.measure_every // config.watch_every))
-        axis.plot(step, angle, color=colour)
+        axis.plot(step, angle, **line_style(at))
     edges = [0, *config.drops_at, config.steps]
     for drops, (begin, end) in enumerate(pairwise(edges)):
         axis.plot([begin, end], [_angle(config, drops=drops)] * 2, color=THEORY, lw=0.8, ls="--")
@@ -227,9 +227,9 @@ def _draw_angles(axis: Axes, config: Config, shown: Several) -> None:
 
 
 def _draw_norms(axis: Axes, shown: Several) -> None:
-    for colour, runs in zip(COLOURS, shown.values(), strict=False):
+    for at, runs in enumerate(shown.values()):
         norm = np.exp(np.mean([np.log(np.median(run["layer_norm"], axis=1)) for run in runs], axis=0))
-        axis.plot(runs[0]["sampled_step"], norm, color=colour)
+        axis.plot(runs[0]["sampled_step"], norm, **line_style(at))
     axis.set(yscale="log", xlabel="step")
 
 
