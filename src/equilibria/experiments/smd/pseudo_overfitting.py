@@ -124,12 +124,12 @@ def _judge_angles(config: Config, rule: Rule, courses: Sequence[_Course]) -> lis
             values=[course.at_once[RESCALED] for course in courses],
             relative=_AT_ONCE,
         ),
-        mean_near(
-            f"{rule.name}: the same without rescale, {config.late[0]} to {config.late[1]} steps after",
+        # At least: Adam's equilibrium moves with the gradient's norm, which goes on falling; the angle is ahead of it.
+        mean_at_least(
+            f"{rule.name}: without rescale it has climbed back {config.late[0]} to {config.late[1]} steps after",
             _LAW,
-            expected=1.0,
+            bound=1 - _AT_ONCE,
             values=[course.settled[STANDARD] for course in courses],
-            relative=_AT_ONCE,
         ),
     ]
 

@@ -46,7 +46,8 @@ class Config:
 
     At desk scale: four classes of CIFAR-10 at 8x8 pixels, a ResNet-8, and settings under which a layer needs 800 steps
     to return to equilibrium. The momentum of SGDM multiplies the learning rate by ten, so it is a tenth of SGD's.
-    Adam's layers differ; its median layer needs about as long.
+    Adam's layers differ, and its equilibrium moves with the gradient's norm: in a trial with another seed and
+    600 steps before the drop, the median layer was back at 0.9 of it after 300 steps, sooner than SGD's.
     """
 
     rules: tuple[Rule, ...] = (
