@@ -147,7 +147,8 @@ def _judge_tests(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> l
         unit=POINTS,
     )
     if drop > 0:
-        return [sooner]
+        text += f"{config.late[1][0]} to {config.late[1][1]} steps after it: T-EXP v2 is still on its way"
+        return [sooner, mean_at_least(text, _FIGURE, bound=0.0, values=late, unit=POINTS)]
     same = mean_near(
         f"{text}once both are in equilibrium again, {config.late[0][0]} to {config.late[0][1]} steps after it",
         _FIGURE,
@@ -172,7 +173,7 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
             axis.axvline(at, color="#aab2bb", lw=0.6, ls=":")
     angle.plot([], [], color=THEORY, lw=0.8, ls="--", label="theory")
     angle.set(yscale="log", xlabel="step")
-    angle.legend(loc="upper right")
+    angle.legend(loc="center right")
     loss.legend(loc="upper right")
     title(loss, "a", "training loss")
     title(test, "b", "test accuracy, %")
