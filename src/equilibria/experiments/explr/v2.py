@@ -1,0 +1,217 @@
+"""explr-v2: what the instant drop of the learning rate buys: T-EXP against T-EXP v2 (figure 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equilibria.experiments.claim import Claim, Source
+from equilibria.experiments.curves import POINTS, Array, Window, binned_angles, draw_over, mean_in, rms_angle
+from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
+from equilibria.experiments.explr.lines import EPOCH, PAPER, SAME_ACCURACY, SMOKE, demanded, named, runs
+from equilibria.experiments.explr.networks import TEXP, TEXP_V2, Setting, Variant, load, run_task, tasks
+from equilibria.experiments.figures import COLOURS, THEORY, panels, title
+from equilibria.experiments.seeds import mean_at_least, mean_at_most, mean_near
+from equilibria.theory import SGD
+from equilibria.theory.settling import relaxation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_FIGURE = Source("explr", "fig. 3, section 4.1, eq. (7)")
+_ANGLE = Source(
+    "explr",
+    "fig. 3, theorem B.2",
+    law="texp.texp_without_drop",
+)
+LABELS = {TEXP: "T-EXP", TEXP_V2: "T-EXP v2, no instant drop"}
+# The theory here is for a unit gradient of constant norm. It grows after a drop, as the network fits better: by a fifth
+# in a trial with another seed, at once with T-EXP, later with T-EXP v2.
+_COURSE = 0.2
+
+
+def variants(*drops_at: int) -> tuple[Variant, ...]:
+    """Both ways."""
+    return tuple(Variant(way, way, drops_at=drops_at) for way in (TEXP, TEXP_V2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Setting):
+    """Growth of the learning rate divided by 10 at the first drop and by 100 at the second, as in the paper.
+
+    Windows are in steps after a drop. After the first one both are in equilibrium again before the second comes; after
+    that one T-EXP v2 would need longer than the training.
+    """
+
+    variants: tuple[Variant, ...] = variants(1200, 2800)
+    steps: int = 3600
+    at_once: Window = (5, 50)
+    early: Window = (100, 500)
+    late: tuple[Window, Window] = ((1200, 1600), (600, 800))
+
+    def after(self, drop: int, window: Window) -> Window:
+        """In steps of the training."""
+        at = self.variants[0].drops_at[drop]
+        return window[0] + at, window[1] + at
+
+    def divisor(self, drop: int) -> float:
+        """Of the growth, from this drop on."""
+        return float(self.variants[0].divisor ** (drop + 1))
+
+    def rule(self, drop: int) -> SGD:
+        """Settings with the same equilibrium angle and time constant as either way has from this drop on."""
+        return SGD(self.lr / self.divisor(drop), self.weight_decay, momentum=self.momentum)
+
+    def equilibrium(self, drop: int) -> float:
+        """Angle per step once settled, radians."""
+        return float(self.rule(drop).equilibrium().angle)
+
+    def angle_course(self, way: str, drop: int, steps: Array) -> Array:
+        """Angle over its equilibrium so many steps after the drop, if the unit gradient keeps its norm."""
+        start = self.variants[0].divisor ** (0.25 if way == TEXP else -0.25)  # the norm, over that of equilibrium
+        return np.asarray(relaxation(self.rule(drop)).angle_ratio(start, steps))
+
+
+def collect(config: Config, found: Findings) -> Outcome:
+    """The angle at once and later, and what the instant drop is worth in test accuracy."""
+    lines = {way: runs(config, found, named(config)[way]) for way in LABELS}
+    claims = [
+        claim for drop in (0, 1) for claim in (*_judge_angles(config, drop, lines), *_judge_tests(config, drop, lines))
+    ]
+    numbers = {
+        f"growth / {config.divisor(drop):g}": {
+            way: {
+                "angle_over_equilibrium_late": _ratios(config, each, drop, config.late[drop]),
+                "test_accuracy_early": _accuracies(config, each, drop, config.early),
+                "test_accuracy_late": _accuracies(config, each, drop, config.late[drop]),
+            }
+            for way, each in lines.items()
+        }
+        for drop in (0, 1)
+    }
+    return Outcome(demanded(config, claims), numbers)
+
+
+def _ratios(config: Config, several: Sequence[Arrays], drop: int, window: Window) -> list[float]:
+    return [rms_angle(run, config.after(drop, window)) / config.equilibrium(drop) for run in several]
+
+
+def _accuracies(config: Config, several: Sequence[Arrays], drop: int, window: Window) -> list[float]:
+    return [mean_in(run, "test_accuracy", config.after(drop, window)) for run in several]
+
+
+def _judge_angles(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> list[Claim]:
+    """T-EXP v2 begins with the unit gradient it had; that of T-EXP, which fits at once, is larger than in theory."""
+    growth = f"Growth / {config.divisor(drop):g}"
+    claims = [
+        mean_near(
+            f"{growth}: angle of T-EXP v2 over its equilibrium, {window[0]} to {window[1]} steps after the drop",
+            _ANGLE,
+            expected=_predicted(config, TEXP_V2, drop, window),
+            values=_ratios(config, lines[TEXP_V2], drop, window),
+            relative=_COURSE,
+        )
+        for window in (config.at_once, config.late[drop])
+    ]
+    instant = mean_at_most(
+        f"{growth}: angle of T-EXP over its equilibrium, {config.at_once[0]} to {config.at_once[1]} steps after the "
+        f"drop: below; {_predicted(config, TEXP, drop, config.at_once):.3g} with the gradients of before",
+        _ANGLE,
+        bound=1.0,
+        values=_ratios(config, lines[TEXP], drop, config.at_once),
+    )
+    return [instant, *claims]
+
+
+def _predicted(config: Config, way: str, drop: int, window: Window) -> float:
+    """Root mean square over a window."""
+    course = config.angle_course(way, drop, np.arange(*window, dtype=np.float64))
+    return float(np.sqrt(np.mean(course**2)))
+
+
+def _judge_tests(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> list[Claim]:
+    early, late = (
+        np.subtract(_accuracies(config, lines[TEXP], drop, window), _accuracies(config, lines[TEXP_V2], drop, window))
+        for window in (config.early, config.late[drop])
+    )
+    text = f"Growth / {config.divisor(drop):g}: test accuracy of T-EXP less that of T-EXP v2, "
+    sooner = mean_at_least(
+        f"{text}{config.early[0]} to {config.early[1]} steps after the drop: it is there sooner",
+        _FIGURE,
+        bound=0.0,
+        values=early,
+        unit=POINTS,
+    )
+    if drop > 0:
+        text += f"{config.late[1][0]} to {config.late[1][1]} steps after it: T-EXP v2 is still on its way"
+        return [sooner, mean_at_least(text, _FIGURE, bound=0.0, values=late, unit=POINTS)]
+    same = mean_near(
+        f"{text}once both are in equilibrium again, {config.late[0][0]} to {config.late[0][1]} steps after it",
+        _FIGURE,
+        expected=0.0,
+        values=late,
+        absolute=SAME_ACCURACY,
+        unit=POINTS,
+    )
+    return [sooner, same]
+
+
+def draw(config: Config, found: Findings) -> dict[str, Figure]:
+    """Training loss, test accuracy, and the angle over its equilibrium with the theory's."""
+    lines = {LABELS[way]: runs(config, found, named(config)[way]) for way in LABELS}
+    figure, (loss, test, angle) = panels(1, 3, width=2.7, height=2.4)
+    draw_over(loss, lines, "loss")
+    draw_over(test, lines, "test_accuracy", factor=100)
+    for drop in (0, 1):
+        _draw_angles(angle, config, drop, list(lines.values()))
+    for axis in (loss, test, angle):
+        for at in config.variants[0].drops_at:
+            axis.axvline(at, color="#aab2bb", lw=0.6, ls=":")
+    angle.plot([], [], color=THEORY, lw=0.8, ls="--", label="theory")
+    angle.set(yscale="log", xlabel="step")
+    angle.legend(loc="center right")
+    loss.legend(loc="upper right")
+    title(loss, "a", "training loss")
+    title(test, "b", "test accuracy, %")
+    title(angle, "c", "angle / equilibrium after the drops")
+    return {"figure-3": figure}
+
+
+def _draw_angles(axis: Axes, config: Config, drop: int, lines: Sequence[Sequence[Arrays]]) -> None:
+    first, last = (*config.variants[0].drops_at, config.steps)[drop : drop + 2]
+    steps = np.linspace(0, last - first, 200)
+    for colour, way, several in zip(COLOURS, LABELS, lines, strict=False):
+        step, angle = binned_angles(several, bins=max(1, config.epoch // config.watch_every // 4))
+        shown = (first <= step) & (step < last)
+        axis.plot(step[shown], angle[shown] / config.equilibrium(drop), color=colour)
+        axis.plot(first + steps, config.angle_course(way, drop, steps), color=THEORY, lw=0.8, ls="--")
+
+
+EXPERIMENT = Experiment(
+    id="explr-v2",
+    title="What the instant drop of the learning rate buys",
+    source="explr fig. 3",
+    scales={
+        "smoke": Config(**SMOKE, variants=variants(2, 6), at_once=(0, 2), early=(2, 4), late=((2, 4), (2, 4))),
+        "desk": Config(),
+        "paper": Config(
+            # every trained weight has to take part: the post-activation form of the paper's network
+            **{**PAPER, "network": "resnet"},
+            variants=variants(80 * EPOCH, 160 * EPOCH),
+            steps=200 * EPOCH,
+            at_once=(5, EPOCH // 4),
+            early=(2 * EPOCH, 10 * EPOCH),
+            late=((70 * EPOCH, 80 * EPOCH), (30 * EPOCH, 40 * EPOCH)),
+        ),
+    },
+    tasks=tasks,
+    run_task=run_task,
+    collect=collect,
+    draw=draw,
+    kind=NETWORKS,
+    needs=load,
+)
