@@ -16,6 +16,8 @@ def dense_eigenpairs(
 ) -> Eigenpairs:
     """The k largest or smallest eigenvalues of a symmetric matrix, exact up to the rounding of its entries.
 
+    Rounding inside the loss counts as far as it makes the matrix asymmetric; what it does symmetrically is not seen.
+
     Args:
         matrix: symmetric; every row counts as one product.
         k: how many.

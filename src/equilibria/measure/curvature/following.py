@@ -14,11 +14,11 @@ from equilibria.measure.curvature.memory import BESIDE, Memory
 
 # Chosen on the runs of benchmarks/sharpness.py, where every value is checked by eigsh.
 _OUTSIDE = 0.4  # where a direction that was never measured is taken to be, relative to the largest eigenvalue
-_COUPLED = 2.0  # times as strongly as measured: what a direction adds grows with the square
+_COUPLED = 1.8  # times as strongly as measured: what a direction adds grows with the square
 _RESIDUAL = 2.0  # times the tolerance: with a larger residual another eigenvector may be mixed in
 _LEAST_DOUBT, _FORGETS = 1e-3, 0.8
-_LOOKS = 4  # searches, while eigenvalues are seen to move little: in one of them the next one is looked at, too
-_FRESH = 0.03  # part of a random direction in the last one remembered: nothing must stay unseen for ever
+_LOOKS = 6  # searches, while eigenvalues are seen to move little: in one of them the next one is looked at, too
+_FRESH = 0.05  # part of a random direction in one that is only looked at
 
 
 def follow(
@@ -36,7 +36,7 @@ def follow(
     more directions are remembered, with the matrix as it was when they were last measured; together they predict where
     the eigenvectors have turned to, which is the direction to measure next. The search ends when even an optimist would
     not expect the values to rise by more than the tolerance: he takes what was not measured now for larger by what
-    eigenvalues were seen to rise from search to search, and couplings to it for twice as strong as they are.
+    eigenvalues were seen to rise from search to search, and couplings to it for nearly twice as strong as they are.
 
     So the bounds are estimates, never below the tolerance: products with a few directions cannot rule out an eigenvalue
     that has come up in none of them. Repeat the search from a random start (`eigenpairs`) now and then.
@@ -69,6 +69,8 @@ def follow(
             break
         if not frame.turn(count if done else int(np.argmax(np.maximum(missing, certain)))):
             break
+        if done:
+            frame.stir(seed=previous.followed)
         frame.measure()
     used_up = EXHAUSTED if frame.full else f"the budget of {limit} products is used up"
     return Eigenpairs(
@@ -81,7 +83,7 @@ def follow(
         reason=WITHIN_TOLERANCE if done else used_up,
         certified=False,
         followed=previous.followed + 1,
-        memory=frame.remembered(count + BESIDE, seed=previous.followed),
+        memory=frame.remembered(count + BESIDE),
     )
 
 
@@ -179,13 +181,20 @@ class _Frame:
         chosen = [torch.tensor(column.copy(), device=self._vectors.device) for column in self._weights.T]
         return torch.stack([unit(self._combined(each, self.measured)) for each in chosen]).to(self._vectors)
 
-    def remembered(self, count: int, *, seed: int) -> Memory:
+    def stir(self, *, seed: int) -> None:
+        """Mix a random direction into the next one: what has come up elsewhere must not stay unseen for ever."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = unit(torch.randn(self._vectors.shape[1], generator=generator, dtype=torch.float64)).to(self._vectors)
+        inside = self._coefficients(drawn.double())
+        self._vectors[self.measured] += _FRESH * (drawn - self._combined(inside).to(drawn))
+
+    def remembered(self, count: int) -> Memory:
         """The largest Ritz pairs of all that is known, measured now or not."""
         values, weights = np.linalg.eigh(self._matrix)
         chosen = weights[:, ::-1][:, :count]
         vectors = torch.tensor(chosen.T.copy()).to(self._vectors) @ self._vectors
         return Memory(
-            vectors=_stirred(vectors, seed=seed),
+            vectors=vectors,
             matrix=np.diag(values[::-1][:count]),
             age=chosen.T @ self._age @ chosen,
             doubt=max(_LEAST_DOUBT, _FORGETS * self._doubt, *self._surprises) if self._surprises else self._doubt,
@@ -200,15 +209,3 @@ class _Frame:
         for weight, row in zip(weights.tolist(), self._vectors[:count], strict=True):
             found.add_(row.double(), alpha=weight)
         return found
-
-
-def _stirred(vectors: Tensor, *, seed: int) -> Tensor:
-    """The same, the last with a random part."""
-    if len(vectors) == vectors.shape[1]:
-        return vectors
-    drawn = torch.randn(vectors.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    last = vectors[-1].double() + _FRESH * unit(drawn).to(vectors.device)
-    for row in vectors[:-1]:
-        last = last - (row.double() @ last) * row.double()
-    vectors[-1] = unit(last)
-    return vectors

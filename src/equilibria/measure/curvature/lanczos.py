@@ -194,9 +194,11 @@ class _Search:
         if len(run.alphas) == free or run.betas[-1] <= 4 * self._rounding:
             return EXHAUSTED
         allowed = self._tol * abs(float(run.values[-1]))
-        spilled = self._wanted**0.5 * run.residual if self._wanted > 1 else 0.0  # adds to the bounds of all: `result`
-        if run.distance_by_residual + spilled <= max(allowed, self._rounding):  # if not, the other need not be known
-            distance = run.distance(free) + spilled
+        if self._wanted > 1:  # half for its own distance, half for the residuals of all together: see `result`
+            allowed /= 2
+        spilled = self._wanted**0.5 * run.residual if self._wanted > 1 else 0.0
+        if max(run.distance_by_residual, spilled) <= max(allowed, self._rounding):  # else the other need not be known
+            distance = max(run.distance(free), spilled)
             if distance + self._rounding <= allowed:
                 return WITHIN_TOLERANCE
             if distance <= self._rounding:
@@ -228,6 +230,8 @@ class _Search:
         """All pairs together, by the Rayleigh-Ritz method in the space of their vectors."""
         vectors = torch.stack([pair.vector for pair in self.found])
         images = torch.stack([pair.image for pair in self.found])
+        # Later ones were found orthogonal to the earlier: what leads back to these is known from them, by symmetry.
+        images = images + torch.tril(vectors @ images.T, diagonal=-1) @ vectors
         small = vectors @ images.T
         values, mixing = torch.linalg.eigh((small + small.T) / 2)
         values, mixing = values.flip(0), mixing.flip(1).T

@@ -29,7 +29,7 @@ class SharpnessSlope:
         sharpness: ``lambda1``, the largest eigenvalue of the Hessian; spherical sharpness if spherical.
         top_vector: its eigenvector, of unit norm.
         gap: ``(lambda1 - lambda2)/lambda1``.
-        error: of the gradient, estimated: how far its norm may be off by the differences it is computed from.
+        error: of the gradient, by the differences it is computed from: an estimate of its order.
         dimension: of the manifold: eigenvalues not above 1e-6 ``lambda1``, less one for the radius if spherical.
         null_gap: smallest eigenvalue above that threshold over the largest absolute one below: 1000 and more is clear.
     """

@@ -15,7 +15,7 @@ _AWAY = 0.3  # of the norm: at a minimum the loss itself may be zero, or flat al
 
 
 def is_invariant(product: HessianProducts) -> bool:
-    """Whether the loss is scale-invariant, as far as can be seen: ``H w = -g``, and doubling the weights changes it not.
+    """Whether the loss is scale-invariant, as far as can be seen: ``H w = -g``, and doubling the weights keeps it.
 
     Takes two products and the loss at two points.
     """

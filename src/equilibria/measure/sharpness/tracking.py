@@ -56,8 +56,8 @@ class SharpnessMonitor:
     Args:
         objective: of `equilibria.objective` or `equilibria.Objective`, around the tensors that are trained.
         optimizer: torch.optim.SGD (with or without momentum), Adam or AdamW.
-        batch: what the loss is evaluated on: the full batch, or one fixed batch; see `equilibria.sharpness`. A DataLoader
-            is read once, here, and its batches are kept.
+        batch: what the loss is evaluated on: the full batch, or one fixed batch; see `equilibria.sharpness`. A
+            DataLoader is read once, here, and its batches are kept.
         every: a query every so many steps; "auto" spends less than a tenth of the training time.
         select: the parameters: names, patterns or a function; default: all of the objective's that are trained.
         spherical: whether the loss is scale-invariant in them together; None to find out.
