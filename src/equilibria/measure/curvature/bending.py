@@ -37,8 +37,9 @@ def bends_by_differences(change: Callable[[Tensor], Tensor], first: Tensor) -> t
         step, wide, near = step / 2, near, change(step / 2)
         found = (8 * near - wide) / (12 * step)
         apart = torch.where(going, (found - best).norm(dim=1), float("inf"))
-        going = apart < error
+        stopped, going = going & (apart >= error), apart < error
         best, error = torch.where(going[:, None], found, best), torch.where(going, apart, error)
+        error = torch.where(stopped, torch.maximum(error, apart / 4), error)  # two may agree well by chance
         if not bool(going.any()):
             break
     return best, error
