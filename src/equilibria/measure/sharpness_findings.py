@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from equilibria.findings import Finding, counted
-from equilibria.measure.sharpness_table import APPROACHING, EDGE, PAST, SHARPNESS_FIELDS
+from equilibria.measure.sharpness_table import APPROACHING, DIVERGING, EDGE, PAST, SHARPNESS_FIELDS
 from equilibria.theory.eos_series import ratio_crossings
 
 Floats = NDArray[np.float64]
@@ -17,6 +17,7 @@ Floats = NDArray[np.float64]
 _HELD = 0.1  # deviation of R from 1 up to which it counts as held there
 _PER_PERIOD = 5  # queries: with fewer a period cannot be counted
 _LOOSE = 0.05  # bound of the error beyond which a value is not worth much
+_SWINGS = 0.5  # share of steps that turn back
 _LOST = 0.2  # by which a search from scratch may exceed the one before it without a word: at the edge values vary
 
 
@@ -38,7 +39,8 @@ def sharpness_findings(samples: pa.Table) -> tuple[Finding, ...]:
         for name in SHARPNESS_FIELDS.names
         if name != "state"
     }
-    now = {EDGE: _at_the_edge, APPROACHING: _approaching, PAST: _past}.get(states[-1], _stable)
+    laws = {EDGE: _at_the_edge, APPROACHING: _approaching, PAST: _past, DIVERGING: _diverging}
+    now = laws.get(states[-1], _stable)
     return (*_loose(columns), *_lost(columns), now(columns, states))
 
 
@@ -62,7 +64,7 @@ def _stable(columns: dict[str, Floats], _states: Sequence[str | None]) -> Findin
 
 def _approaching(columns: dict[str, Floats], _states: Sequence[str | None]) -> Finding:
     step, left, until = (columns[name][-1] for name in ("step", "steps_to_crossing", "steps_to_oscillation"))
-    burst = f"; the loss jumps at about step {step + until:,.0f} at the latest" if np.isfinite(until) else ""
+    burst = f"; the loss jumps at about step {step + until:,.0f}" if np.isfinite(until) else ""
     return Finding(
         "note",
         f"the edge of stability comes at step {step + left:,.0f}, {left:,.0f} steps from the last query",
@@ -74,13 +76,28 @@ def _approaching(columns: dict[str, Floats], _states: Sequence[str | None]) -> F
 
 def _past(columns: dict[str, Floats], states: Sequence[str | None]) -> Finding:
     step, until = columns["step"][-1], columns["steps_to_oscillation"][-1]
-    burst = f"; the loss jumps at about step {step + until:,.0f} at the latest" if np.isfinite(until) else ""
+    burst = f"; the loss jumps at about step {step + until:,.0f}" if np.isfinite(until) else ""
+    swings = columns["turned_back"][-1] > _SWINGS
+    seen = "the oscillation still grows" if swings else "no oscillation is seen yet"
     return Finding(
         "note",
-        f"R is above 1 since step {since(columns['step'], states):,}, but no oscillation is seen yet",
+        f"R is above 1 since step {since(columns['step'], states):,}, but {seen}",
         f"R = {columns['ratio'][-1]:.3g} at step {step:,.0f}; the oscillation has to grow out of rounding{burst}",
         "with mini-batches this may last: the sharpness is that of the tracker's batch, not of the others",
         "stability.eos_delay",
+    )
+
+
+def _diverging(columns: dict[str, Floats], states: Sequence[str | None]) -> Finding:
+    began = since(columns["step"], states)
+    return Finding(
+        "warning",
+        f"diverging since step {began:,}: sharpness {columns['sharpness'][-1]:.3g} is above the threshold "
+        f"{columns['threshold'][-1]:.3g}",
+        f"R = {columns['ratio'][-1]:.3g} at step {columns['step'][-1]:,.0f}, and the loss has grown from "
+        f"{columns['loss'][0]:.3g} to {columns['loss'][-1]:.3g}",
+        f"lower lr, to less than {columns['lr'][-1] / columns['ratio'][-1]:.2g}: nothing holds this oscillation",
+        "thresholds.momentum_threshold",
     )
 
 

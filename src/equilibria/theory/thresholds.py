@@ -86,7 +86,8 @@ def nesterov_threshold(
         Raw Hessian eigenvalue at the edge of stability.
 
     Raises:
-        EquilibriaError: a value is out of range, or weight decay is so strong that the weights oscillate.
+        EquilibriaError: a value is out of range, or the loss is scale-invariant and weight decay is so strong that the
+            weights oscillate.
 
     Example:
         >>> round(float(nesterov_threshold(0.1, 0.0, momentum=0.5)), 9)
@@ -94,11 +95,16 @@ def nesterov_threshold(
     """
     rate, decay = positive_reals("lr", lr), nonnegative_reals("weight_decay", weight_decay)
     m = reals("momentum", momentum, low=0, below=1)
-    kept = reals("1 - lr*weight_decay", 1 - rate * decay, above=0)
+    shrink = _shrink_by_nesterov(rate * decay, m) if scale_invariant else np.ones_like(m)
+    return (1 + shrink**2 / ((1 + m) * shrink + m)) / rate - decay
+
+
+def _shrink_by_nesterov(intrinsic: Array, m: Array) -> Array:
+    """The factor per step by which the weights shrink, with no gradient along them."""
+    kept = reals("1 - lr*weight_decay", 1 - intrinsic, above=0)
     half = (1 + m) * kept / 2
     inside = nonnegative_reals("((1 + momentum)/2)^2 (1 - lr*weight_decay) - momentum", half**2 / kept - m)
-    shrink = half + np.sqrt(inside * kept) if scale_invariant else np.ones_like(half)
-    return (1 + shrink**2 / ((1 + m) * shrink + m)) / rate - decay
+    return half + np.sqrt(inside * kept)
 
 
 @law(

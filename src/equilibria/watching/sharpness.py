@@ -27,22 +27,23 @@ class SharpnessTracker(SharpnessMonitor):
     """Follows the sharpness of a training run: how far it is from the edge of stability, and when it gets there.
 
     Works through a hook of the optimizer; training is not changed by a single bit. Every so many steps the top
-    eigenvalue of the Hessian is measured, two or three Hessian-vector products each, and compared with the threshold of
-    the optimizer: R = sharpness / threshold. Between them the steps themselves are looked at, which costs next to
-    nothing: where they begin to swing, a query comes at once. Beyond R = 1 two consecutive steps are queried each time,
-    because at the edge everything alternates from step to step.
+    eigenvalue of the Hessian is measured, by two to ten Hessian-vector products as fast as its eigenvectors turn, and
+    compared with the threshold of the optimizer: R = sharpness / threshold. Between them the steps themselves are
+    looked at, which costs next to nothing: where they begin to swing, a query comes at once. Beyond R = 1 two
+    consecutive steps are queried each time, because at the edge everything alternates from step to step.
 
     Args:
         objective: of `equilibria.objective` or `equilibria.Objective`, around the tensors that are trained.
         optimizer: torch.optim.SGD (with or without momentum), Adam (without weight decay) or AdamW.
-        batch: what the loss is evaluated on: the full batch, or one fixed batch; see `equilibria.sharpness`.
+        batch: what the loss is evaluated on: the full batch, or one fixed batch; see `equilibria.sharpness`. A
+            DataLoader is read once, here, and its batches are kept.
         every: a query every so many steps; "auto" spends less than a tenth of the training time in the long run, which
             leaves few queries in the first thousand steps: the first search costs as much as fifty steps or more.
         select: the parameters: names, patterns or a function of name and tensor; default: all of the objective's that
             the optimizer trains. Take ``symmetries(...).largest_uniform()`` for the spherical sharpness of a network.
         spherical: whether to measure on the unit sphere, as is right where the loss is scale-invariant in the selected
             parameters together; None to find out.
-        tol: of the relative error of each value.
+        tol: of the relative error of each value, estimated where a query began at the one before it.
         recheck: after so many queries that began at the result before, one begins at random.
         log_dir: a directory to record into, for `equilibria report` and `equilibria.read_run`.
         beside: what `equilibria.watch` gave for the same run: record into its directory and appear in its report.

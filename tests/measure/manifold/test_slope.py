@@ -78,3 +78,18 @@ def test_nothing_of_a_network_changes():
     assert torch.equal(torch.get_rng_state(), before[0])
     assert all(torch.equal(tensor, before[1][name]) for name, tensor in regression.net.state_dict().items())
     assert regression.net[0].weight.grad is None
+
+
+@pytest.mark.parametrize("z", [0.6, 0.9, 0.99, 0.999, 0.9999])
+def test_near_a_singularity_the_step_becomes_shorter_and_the_error_is_known(z):
+    """At the pole the 3-D loss changes within sqrt(1 - z^2) of the weights; slope 2 z/sqrt(1 - z^2)."""
+
+    def loss(params, _batch):
+        x, y, _ = params["w"]
+        return 2 - (x + y) / (x * x - x * y + y * y).sqrt()
+
+    half = ((1 - z * z) / 2) ** 0.5
+    found = grad_log_sharpness(eq.Objective(loss, {"w": torch.tensor([half, half, z], dtype=torch.float64)}), None)
+    expected = 2 * z / (1 - z * z) ** 0.5
+    assert abs(found.norm - expected) <= 10 * found.error
+    assert abs(found.norm / expected - 1) < 1e-8

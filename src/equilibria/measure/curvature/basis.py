@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_ROWS = 16  # vectors that are allocated at once
+_ROWS = 16  # vectors that are allocated at once, if they are short
+_NUMBERS = 1 << 26  # that are allocated at once at most, if one vector is not longer
 _COLUMNS = 1 << 15  # of the basis, as many as are converted to float64 at once: they fit into the cache
 
 
@@ -20,6 +21,7 @@ class Basis:
 
     def __init__(self, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self._size, self._dtype, self._device = size, dtype, device
+        self._rows = max(1, min(_ROWS, _NUMBERS // size))
         self._blocks: list[Tensor] = []
         self._count = 0
 
@@ -28,9 +30,9 @@ class Basis:
 
     def append(self, vector: Tensor) -> Tensor:
         """Take a vector in, which must be orthonormal to the others; returns it as it is kept."""
-        if self._count % _ROWS == 0:
-            self._blocks.append(torch.empty(_ROWS, self._size, dtype=self._dtype, device=self._device))
-        row = self._blocks[-1][self._count % _ROWS]
+        if self._count % self._rows == 0:
+            self._blocks.append(torch.empty(self._rows, self._size, dtype=self._dtype, device=self._device))
+        row = self._blocks[-1][self._count % self._rows]
         row.copy_(vector)
         self._count += 1
         return row
@@ -61,7 +63,7 @@ class Basis:
 
     def _filled(self) -> list[tuple[int, Tensor]]:
         return [
-            (_ROWS * index, block[: min(_ROWS, self._count - _ROWS * index)])
+            (self._rows * index, block[: min(self._rows, self._count - self._rows * index)])
             for index, block in enumerate(self._blocks)
         ]
 

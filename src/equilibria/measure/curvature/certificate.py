@@ -43,7 +43,7 @@ def distance_to_top(diagonal: NDArray[np.float64], beside: NDArray[np.float64], 
     tridiagonal = np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1)
     top = float(np.linalg.eigvalsh(tridiagonal)[-1])
     scale = float(np.abs(tridiagonal).max())
-    if beside[-1] <= np.finfo(np.float64).eps * scale:
+    if beside[-1] == 0.0:
         return 0.0
     unlikely = _log_kernel(diagonal, beside, top + scale * _DISTANCES) >= np.log(2 * size / (np.pi * risk**2))
     return scale * float(_DISTANCES[np.argmax(unlikely)]) if unlikely.any() else float("inf")

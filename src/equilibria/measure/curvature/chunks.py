@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,39 +44,83 @@ def as_chunks(objective: Objective, data: Any) -> Chunks:
 
     Args:
         objective: the loss.
-        data: one batch; or several: a DataLoader (read once), or a list of tuples, lists or dicts.
+        data: one batch; or several: a DataLoader, or a list of tuples, lists or dicts; or chunks made before. A
+            DataLoader is read once, by workers of its own, and its generators are put back: nobody else who reads it
+            sees other batches for it.
 
     Raises:
         EquilibriaError: if there are no batches, or several whose numbers of samples are unknown.
     """
+    if isinstance(data, Chunks):
+        return data
     if not _several(data):
         return Chunks((data,), (1.0,), ONE_BATCH)
     with preserved_rng(objective.params.values()):  # a DataLoader that shuffles draws some
-        batches = tuple(data)
+        batches = _read(data) if isinstance(data, DataLoader) else tuple(data)
     if not batches:
         raise EquilibriaError("got an empty list of batches; expected at least one batch")
     if len(batches) == 1:
         return Chunks(batches, (1.0,), ONE_BATCH)
     sizes = [_sample_count(objective, batch) for batch in batches]
-    covers = GHOST_BATCHES if couples_samples(objective, batches[0]) else FULL_BATCH
+    covers = GHOST_BATCHES if couples_samples(objective, batches) else FULL_BATCH
     return Chunks(batches, tuple(size / sum(sizes) for size in sizes), covers)
 
 
-def couples_samples(objective: Objective, batch: Any) -> bool:
-    """Whether the loss of a batch differs from the mean over its samples: looked up in the modules, then tried out."""
+def _read(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    samplers = loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
+    drawn = [getattr(each, "generator", None) for each in (loader, *samplers)]
+    states = [(each, each.get_state()) for each in drawn if isinstance(each, torch.Generator)]
+    own = copy.copy(loader)
+    own._iterator = None  # persistent workers serve one reader at a time, and that is training
+    try:
+        return tuple(own)
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def couples_samples(objective: Objective, batches: Sequence[Any]) -> bool:
+    """Whether the loss of all batches together differs from the mean of theirs: looked up in the modules, or tried out.
+
+    Every batch is compared with its halves, and with its neighbour joined to it: padding or class weights make the loss
+    of some of them a mean over another number than that of their samples.
+    """
     if isinstance(objective, ModelObjective) and any(map(_normalises_by_batch, objective.modules.modules())):
         return True
+    with torch.no_grad():
+        return any(_halves_differ(objective, batch) for batch in batches) or any(
+            _together_differ(objective, *pair) for pair in pairwise(batches)
+        )
+
+
+def _halves_differ(objective: Objective, batch: Any) -> bool:
     count = _sample_count(objective, batch)
     if count < 2:
-        return True  # nothing can be tried out with one sample, so nothing is promised
-    cut = count // 2
-    with torch.no_grad():
-        whole = float(objective({}, batch))
-        first = float(objective({}, _rows(batch, slice(None, cut), count)))
-        second = float(objective({}, _rows(batch, slice(cut, None), count)))
-    mean = (cut * first + (count - cut) * second) / count
+        return False
+    halves = [_rows(batch, rows, count) for rows in (slice(None, count // 2), slice(count // 2, None))]
+    return _differ(objective, batch, halves)
+
+
+def _together_differ(objective: Objective, one: Any, other: Any) -> bool:
+    sizes = [_sample_count(objective, batch) for batch in (one, other)]
+
+    def join(left: Any, right: Any) -> Any:
+        has_samples = isinstance(left, Tensor) and left.ndim > 0 and [len(left), len(right)] == sizes
+        return torch.cat([left, right]) if has_samples else left
+
+    try:
+        both = pytree.tree_map(join, one, other)
+    except (RuntimeError, ValueError, TypeError):
+        return True  # batches of other shapes: nothing can be tried out, so nothing is promised
+    return _differ(objective, both, [one, other])
+
+
+def _differ(objective: Objective, whole: Any, parts: Sequence[Any]) -> bool:
+    sizes = [_sample_count(objective, part) for part in parts]
+    losses = [float(objective({}, part)) for part in parts]
+    mean = sum(size * loss for size, loss in zip(sizes, losses, strict=True)) / sum(sizes)
     # Rounding of a mean is some 1e-7 in float32; what couples samples changes the loss of a half by far more.
-    return not abs(whole - mean) <= 1e-4 * max(abs(first), abs(second))
+    return not abs(float(objective({}, whole)) - mean) <= 1e-4 * max(map(abs, losses))
 
 
 def _several(data: Any) -> bool:

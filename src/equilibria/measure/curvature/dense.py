@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equilibria.measure.curvature.eigenpairs import Eigenpairs, relative
 from equilibria.measure.curvature.lanczos import EXHAUSTED
+from equilibria.measure.curvature.memory import BESIDE, Memory
 
 
-def dense_eigenpairs(matrix: Tensor, *, k: int, end: str, tol: float, noise: float) -> Eigenpairs:
+def dense_eigenpairs(
+    matrix: Tensor, *, k: int, end: str, tol: float, noise: float, asymmetry: float = 0.0
+) -> Eigenpairs:
     """The k largest or smallest eigenvalues of a symmetric matrix, exact up to the rounding of its entries.
+
+    Rounding inside the loss counts as far as it makes the matrix asymmetric; what it does symmetrically is not seen.
 
     Args:
         matrix: symmetric; every row counts as one product.
@@ -18,6 +24,7 @@ def dense_eigenpairs(matrix: Tensor, *, k: int, end: str, tol: float, noise: flo
         end: "top" or "bottom".
         tol: what the bounds of the relative errors must be within to call it converged.
         noise: relative error of a row.
+        asymmetry: norm of what was not symmetric in the rows as they were computed: what rounding really did.
 
     Example:
         >>> dense_eigenpairs(torch.diag(torch.tensor([1.0, 3.0, 2.0])), k=2, end="top", tol=1e-2, noise=1e-7).values
@@ -28,7 +35,8 @@ def dense_eigenpairs(matrix: Tensor, *, k: int, end: str, tol: float, noise: flo
     sign = 1.0 if end == "top" else -1.0
     values, rows = values.flip(0), vectors.flip(1).T
     residuals = torch.linalg.vector_norm(rows @ wide - sign * values[:, None] * rows, dim=1)
-    rounding = noise * len(matrix) * float(values.abs().max())
+    rounding = noise * len(matrix) * float(values.abs().max()) + asymmetry
+    age = np.zeros((min(k + BESIDE, len(matrix)),) * 2)
     bound = tuple(relative(rounding, value) for value in values[:k].tolist())
     return Eigenpairs(
         values=tuple(sign * value for value in values[:k].tolist()),
@@ -40,6 +48,5 @@ def dense_eigenpairs(matrix: Tensor, *, k: int, end: str, tol: float, noise: flo
         reason=EXHAUSTED,
         certified=True,
         followed=0,
-        next_value=sign * float(values[min(k + 1, len(matrix) - 1)]),
-        block=rows[: k + 1].to(matrix.dtype),
+        memory=Memory(rows[: k + BESIDE].to(matrix.dtype), np.diag(values[: k + BESIDE].numpy(force=True)), age),
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from equilibria.measure.curvature.memory import Memory
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Eigenpairs:
@@ -18,16 +20,14 @@ class Eigenpairs:
         vectors: unit eigenvectors, one per row.
         residuals: ``|A v - value v|`` of each: an eigenvalue lies within this distance.
         bound: of the relative error of each value. If ``certified``, it holds with a probability of 99.9 % per value
-            over the random start, whatever the matrix; if not, it is an estimate that takes for granted that the pairs
-            followed are still those at the end.
+            over the random start, whatever the matrix; if not, it is an estimate, see `follow`.
         hvps: how many products were taken.
         converged: whether every bound is within the tolerance.
         reason: why the search stopped.
         certified: whether the search began at random (cold), so that no eigenvalue beyond can have been missed but by
             bad luck.
         followed: how many searches ago that was the case.
-        next_value: estimate of the next eigenvalue inwards that the block leaves out.
-        block: where to begin next time: improved vectors, and one more in which another eigenvalue would show up.
+        memory: where to begin next time.
     """
 
     values: tuple[float, ...]
@@ -39,8 +39,7 @@ class Eigenpairs:
     reason: str
     certified: bool
     followed: int
-    next_value: float = field(repr=False)
-    block: Tensor = field(repr=False)
+    memory: Memory = field(repr=False)
 
 
 def relative(distance: float, value: float) -> float:

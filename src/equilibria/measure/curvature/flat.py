@@ -24,6 +24,7 @@ class FlatLayout:
         size: how many numbers the vector has.
         dtype: its type.
         device: its device.
+        rounding: relative, of the coarsest of the tensors' types: they are rounded to these on the way to the loss.
 
     Example:
         >>> layout = FlatLayout({"w": torch.ones(2, 2), "b": torch.zeros(1)})
@@ -38,11 +39,12 @@ class FlatLayout:
         self.names = tuple(params)
         self.size = sum(self._sizes)
         self.device = next(iter(params.values())).device
-        self.dtype = torch.float32
+        self.dtype, self.rounding = torch.float32, 0.0
         for name, param in params.items():
             if param.is_complex():
                 raise EquilibriaError(f"got parameter {name!r} of {param.dtype}; expected real numbers: select others")
             self.dtype = torch.promote_types(self.dtype, param.dtype)
+            self.rounding = max(self.rounding, float(torch.finfo(param.dtype).eps))
 
     def flat(self, params: Mapping[str, Tensor]) -> Tensor:
         """One vector of all tensors.

@@ -1,4 +1,4 @@
-"""Eigenpairs of a matrix that has changed a little: from the previous ones, in a few products."""
+"""Eigenpairs of a matrix that has changed a little: from what is remembered of it, in a few products."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from equilibria.measure.curvature.basis import Basis
-from equilibria.measure.curvature.eigenpairs import Eigenpairs, kato_temple, relative, unit
-from equilibria.measure.curvature.lanczos import EXHAUSTED, WITHIN_TOLERANCE, Product, check_request
+from equilibria.measure.curvature.eigenpairs import Eigenpairs, relative, unit
+from equilibria.measure.curvature.lanczos import EXHAUSTED, WITHIN_TOLERANCE, Product, check_finite, check_request
+from equilibria.measure.curvature.memory import BESIDE, Memory
 
-_FRESH = 0.03  # part of random directions in the extra vector: the block must not be blind to anything for long
-_REST = 0.3  # where the eigenvalues outside of the block are on average, in terms of those inside
+# Chosen on the runs of benchmarks/sharpness.py, where every value is checked by eigsh.
+_OUTSIDE = 0.4  # where a direction that was never measured is taken to be, relative to the largest eigenvalue
+_COUPLED = 1.8  # times as strongly as measured: what a direction adds grows with the square
+_RESIDUAL = 2.0  # times the tolerance: with a larger residual another eigenvector may be mixed in
+_LEAST_DOUBT, _FORGETS = 1e-3, 0.8
+_LOOKS = 6  # searches, while eigenvalues are seen to move little: in one of them the next one is looked at, too
+_FRESH = 0.05  # part of a random direction in one that is only looked at
 
 
 def follow(
@@ -28,13 +32,14 @@ def follow(
 ) -> Eigenpairs:
     """Eigenpairs near previous ones, of a matrix that has changed a little since.
 
-    The Rayleigh-Ritz method in the space of a block: the previous vectors, corrected to first order by their residuals,
-    and one more, stirred with a random direction, in which an eigenvalue shows up that overtakes the others. This takes
-    one product for each; more, along the residuals, only if the bounds are not within the tolerance.
+    The Rayleigh-Ritz method in a space of measured directions, which grows by one product at a time. Beside it some
+    more directions are remembered, with the matrix as it was when they were last measured; together they predict where
+    the eigenvectors have turned to, which is the direction to measure next. The search ends when even an optimist would
+    not expect the values to rise by more than the tolerance: he takes what was not measured now for larger by what
+    eigenvalues were seen to rise from search to search, and couplings to it for nearly twice as strong as they are.
 
-    The bounds are estimates, never below the tolerance. They take for granted that no eigenvalue beyond those followed
-    has come up elsewhere, and that the next one below the block has grown as the last inside. Repeat the search from a
-    random start (`eigenpairs`) now and then.
+    So the bounds are estimates, never below the tolerance: products with a few directions cannot rule out an eigenvalue
+    that has come up in none of them. Repeat the search from a random start (`eigenpairs`) now and then.
 
     Args:
         product: the product of the matrix with a vector.
@@ -49,97 +54,158 @@ def follow(
     """
     count, limit = check_request(previous.vectors.shape[1], k=len(previous.values), end=end, tol=tol, budget=budget)
     sign = 1.0 if end == "top" else -1.0
-    space = _RitzSpace(lambda vector: sign * product(vector).double(), previous.vectors[0])
-    for vector in _stirred(previous.block, seed=previous.followed)[:limit]:
-        space.extend(vector)
+    frame = _Frame(lambda vector: sign * product(vector).double(), previous.memory)
+    for _ in range(count):
+        frame.measure()
     rounding = float(torch.finfo(previous.vectors.dtype).eps) if noise is None else noise()
-    below = sign * previous.next_value / (sign * previous.values[-1] or 1.0)
     while True:
-        space.solve(count + 1)
-        bound = _bounds(space, count, below=below, noise=rounding)
-        done = max(bound) <= tol
-        if done or space.hvps >= limit or not space.extend(space.residual_vectors[int(np.argmax(bound))]):
+        frame.solve(count)
+        missing = [relative(each + rounding * frame.scale, value) for each, value in zip(*frame.outlook(), strict=True)]
+        certain = [relative(each, _RESIDUAL * value) for each, value in zip(frame.residuals, frame.values, strict=True)]
+        done = max(*missing, *certain) <= tol
+        calm = previous.memory.doubt <= tol / 2 and previous.followed % _LOOKS
+        looked = frame.measured > count or calm  # at the next one, too: it may have overtaken
+        if (done and looked) or frame.measured >= limit:
             break
-    used_up = EXHAUSTED if space.full else f"the budget of {limit} products is used up"
+        if not frame.turn(count if done else int(np.argmax(np.maximum(missing, certain)))):
+            break
+        if done:
+            frame.stir(seed=previous.followed)
+        frame.measure()
+    used_up = EXHAUSTED if frame.full else f"the budget of {limit} products is used up"
     return Eigenpairs(
-        values=tuple(sign * value for value in space.values[:count].tolist()),
-        vectors=space.vectors[:count].to(previous.vectors.dtype),
-        residuals=tuple(space.residuals[:count]),
-        bound=tuple(max(each, tol) for each in bound),
-        hvps=space.hvps,
+        values=tuple(sign * value for value in frame.values),
+        vectors=frame.ritz_vectors(),
+        residuals=tuple(frame.residuals),
+        bound=tuple(max(pair) for pair in zip(missing, certain, [tol] * count, strict=True)),
+        hvps=frame.measured,
         converged=done,
         reason=WITHIN_TOLERANCE if done else used_up,
         certified=False,
         followed=previous.followed + 1,
-        next_value=sign * below * float(space.values[count - 1]),
-        block=_corrected(space).to(previous.vectors.dtype),
+        memory=frame.remembered(count + BESIDE),
     )
 
 
-class _RitzSpace:
-    """A space of vectors with their images, and the Ritz pairs in it, largest first."""
+class _Frame:
+    """Orthonormal directions, those measured now first; all that the products with these lead to is in their space."""
 
-    def __init__(self, product: Product, like: Tensor) -> None:
-        self._product, self._size = product, len(like)
-        self._basis = Basis(len(like), dtype=like.dtype, device=like.device)
-        self._images: list[Tensor] = []
-        self._small: NDArray[np.float64] = np.zeros((0, 0))
-        self.hvps = 0
+    def __init__(self, product: Product, memory: Memory) -> None:
+        self._product = product
+        self._vectors = memory.vectors.clone()
+        self._matrix, self._age = memory.matrix.copy(), memory.age + np.eye(len(memory.age))
+        self._doubt, self._surprises = memory.doubt, list[float]()
+        self.measured = 0
+        self.values: list[float] = []
 
     @property
     def full(self) -> bool:
-        return len(self._basis) == self._size
+        """Whether there is no direction left."""
+        return self.measured == self._vectors.shape[1]
 
-    def extend(self, direction: Tensor) -> bool:
-        """Take in a direction; False if it lies in the space already."""
-        wide = direction.double()
-        left, _ = self._basis.remainder(wide)
+    @property
+    def scale(self) -> float:
+        return float(np.abs(np.diag(self._matrix)).max()) or 1.0
+
+    def measure(self) -> None:
+        """Take the product with the next direction."""
+        at, direction = self.measured, self._vectors[self.measured].double()
+        for _ in range(2):
+            direction = direction - self._combined(self._coefficients(direction, at), at)
+        self._vectors[at] = unit(direction)
+        image = check_finite(self._product(self._vectors[at]))
+        row = self._coefficients(image)
+        left = image - self._combined(row)
+        again = self._coefficients(left)
+        left -= self._combined(again)
+        self._learn(at, row + again)
+        self.measured += 1
+        self._append(left, at)
+
+    def _learn(self, at: int, row: Tensor) -> None:
+        found = row.cpu().numpy()
+        if at == 0 and 0.5 < found[0] / (self._matrix[0, 0] or np.inf) < 2:
+            self._matrix *= found[0] / self._matrix[0, 0]  # as the weights shrink, all curvatures grow together
+        elif self._age[at, at] > 0.5:
+            self._surprises.append(float(found[at] - self._matrix[at, at]) / (self.scale * float(self._age[at, at])))
+        self._matrix[at, :] = self._matrix[:, at] = found
+        self._age[at, :] = self._age[:, at] = 0.0
+
+    def _append(self, left: Tensor, at: int) -> None:
         length = float(torch.linalg.vector_norm(left))
-        if self.full or length <= 1e-12 * float(torch.linalg.vector_norm(wide)):
-            return False
-        self._images.append(self._product(self._basis.append(left / length)))
-        self.hvps += 1
-        inside = self._basis.coefficients(self._images[-1]).cpu().numpy()
-        small = np.zeros((len(inside), len(inside)))
-        small[:-1, :-1] = self._small
-        small[-1, :] = small[:, -1] = inside
-        self._small = small
-        return True
+        if length <= 1e-12 * self.scale or len(self._vectors) == self._vectors.shape[1]:
+            return
+        self._vectors = torch.cat([self._vectors, (left / length)[None].to(self._vectors)])
+        self._matrix, self._age = (np.pad(each, (0, 1)) for each in (self._matrix, self._age))
+        self._matrix[at, -1] = self._matrix[-1, at] = length
+        self._matrix[-1, -1] = float(np.diag(self._matrix)[: self.measured].max()) - (1 - _OUTSIDE) * self.scale
 
     def solve(self, count: int) -> None:
-        """The largest Ritz pairs of the space as it is now, with their residuals."""
-        values, weights = np.linalg.eigh(self._small)
-        self.values: NDArray[np.float64] = values[::-1][:count]
-        chosen = [torch.tensor(row.copy(), device=self._images[0].device) for row in weights.T[::-1][:count]]
-        self.vectors = torch.stack([self._basis.combined(row) for row in chosen])
-        images = torch.stack([_combined(row, self._images) for row in chosen])
-        self.residual_vectors = images - torch.tensor(self.values.copy()).to(images)[:, None] * self.vectors
-        self.residuals: list[float] = torch.linalg.vector_norm(self.residual_vectors, dim=1).tolist()
+        """The largest Ritz pairs of what was measured."""
+        inside = slice(0, self.measured)
+        values, weights = np.linalg.eigh(self._matrix[inside, inside])
+        self.values = values[::-1][:count].tolist()
+        self._weights = weights[:, ::-1][:, :count]
+        coupled = self._matrix[self.measured :, inside] @ self._weights
+        self.residuals: list[float] = np.linalg.norm(coupled, axis=0).tolist()
 
+    def outlook(self) -> tuple[list[float], list[float]]:
+        """How far an optimist expects the values to rise, and the values."""
+        hoped = self._matrix + self._doubt * self.scale * self._age
+        hoped[self.measured :, : self.measured] *= _COUPLED
+        hoped[: self.measured, self.measured :] *= _COUPLED
+        values, self._hopes = np.linalg.eigh(hoped)
+        rise = values[::-1][: len(self.values)] - np.array(self.values)
+        return np.maximum(rise, 0.0).tolist(), self.values
 
-def _bounds(space: _RitzSpace, count: int, *, below: float, noise: float) -> list[float]:
-    """Relative errors at most, if everything outside of the space is below ``below`` times the last value."""
-    values, rounding = space.values[:count].tolist(), noise * float(np.abs(space.values).max())
-    outside = below * values[-1]
-    distances = [kato_temple(space.residuals[at], value - outside) + rounding for at, value in enumerate(values)]
-    return [relative(distance, value) for distance, value in zip(distances, values, strict=True)]
+    def turn(self, worst: int) -> bool:
+        """Turn the directions that were not measured: the most promising one comes first. False if there is none."""
+        unmeasured = self._hopes[self.measured :, ::-1][:, : worst + 1]
+        lengths = np.linalg.norm(unmeasured, axis=0)
+        if not lengths.size or lengths.max() <= 1e-12:
+            return False
+        wanted = unmeasured[:, int(np.argmax(lengths))] / lengths.max()
+        mirror = wanted.copy()
+        mirror[0] += 1.0 if wanted[0] >= 0 else -1.0
+        mirror /= np.linalg.norm(mirror)
+        rest = self._vectors[self.measured :]
+        along = torch.tensor(mirror).to(rest)
+        rest.addr_(along, along @ rest, alpha=-2.0)
+        for form in (self._matrix, self._age):
+            form[self.measured :, :] -= 2 * np.outer(mirror, mirror @ form[self.measured :, :])
+            form[:, self.measured :] -= 2 * np.outer(form[:, self.measured :] @ mirror, mirror)
+        return True
 
+    def ritz_vectors(self) -> Tensor:
+        """Of what was measured, unit vectors."""
+        chosen = [torch.tensor(column.copy(), device=self._vectors.device) for column in self._weights.T]
+        return torch.stack([unit(self._combined(each, self.measured)) for each in chosen]).to(self._vectors)
 
-def _stirred(block: Tensor, *, seed: int) -> list[Tensor]:
-    """The vectors of a block, the last with a random part."""
-    drawn = torch.randn(block.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    fresh = unit(block[-1].double()) + _FRESH * unit(drawn).to(block.device)
-    return [*(row.double() for row in block[:-1]), fresh]
+    def stir(self, *, seed: int) -> None:
+        """Mix a random direction into the next one: what has come up elsewhere must not stay unseen for ever."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = unit(torch.randn(self._vectors.shape[1], generator=generator, dtype=torch.float64)).to(self._vectors)
+        inside = self._coefficients(drawn.double())
+        self._vectors[self.measured] += _FRESH * (drawn - self._combined(inside).to(drawn))
 
+    def remembered(self, count: int) -> Memory:
+        """The largest Ritz pairs of all that is known, measured now or not."""
+        values, weights = np.linalg.eigh(self._matrix)
+        chosen = weights[:, ::-1][:, :count]
+        vectors = torch.tensor(chosen.T.copy()).to(self._vectors) @ self._vectors
+        return Memory(
+            vectors=vectors,
+            matrix=np.diag(values[::-1][:count]),
+            age=chosen.T @ self._age @ chosen,
+            doubt=max(_LEAST_DOUBT, _FORGETS * self._doubt, *self._surprises) if self._surprises else self._doubt,
+        )
 
-def _corrected(space: _RitzSpace) -> Tensor:
-    """The Ritz vectors, corrected to first order: exact if everything outside had one eigenvalue."""
-    largest = max(float(np.abs(space.values).max()), np.finfo(np.float64).tiny)
-    return space.vectors + space.residual_vectors / ((1 - _REST) * largest)
+    def _coefficients(self, vector: Tensor, count: int | None = None) -> Tensor:
+        rows = [row.double() @ vector for row in self._vectors[:count]]
+        return torch.stack(rows) if rows else vector.new_zeros(0)
 
-
-def _combined(weights: Tensor, vectors: list[Tensor]) -> Tensor:
-    found = torch.zeros_like(vectors[0])
-    for weight, vector in zip(weights.tolist(), vectors, strict=True):
-        found.add_(vector, alpha=weight)
-    return found
+    def _combined(self, weights: Tensor, count: int | None = None) -> Tensor:
+        found = torch.zeros(self._vectors.shape[1], dtype=torch.float64, device=self._vectors.device)
+        for weight, row in zip(weights.tolist(), self._vectors[:count], strict=True):
+            found.add_(row.double(), alpha=weight)
+        return found

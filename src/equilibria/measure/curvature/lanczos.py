@@ -15,6 +15,7 @@ from equilibria.errors import EquilibriaError, one_of, positive, whole
 from equilibria.measure.curvature.basis import Basis
 from equilibria.measure.curvature.certificate import distance_to_top
 from equilibria.measure.curvature.eigenpairs import Eigenpairs, kato_temple, relative, unit
+from equilibria.measure.curvature.memory import BESIDE, Memory
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -22,6 +23,7 @@ RISK = 1e-3  # that a bound is wrong, by bad luck of the random start; ten times
 WITHIN_TOLERANCE = "every bound is within the tolerance"
 EXHAUSTED = "nothing is left to search: the products stay in the space that was searched"
 AT_ROUNDING = "the rounding of the products does not allow a better bound"
+NOT_TOGETHER = "each value was within the tolerance by itself, but they are not together: ask for a smaller tol"
 
 
 def eigenpairs(
@@ -71,6 +73,7 @@ def eigenpairs(
     search = _Search(
         lambda vector: sign * product(vector).double(),
         size=size,
+        wanted=count,
         tol=tol,
         noise=noise or (lambda: float(torch.finfo(dtype).eps)),
         generator=torch.Generator().manual_seed(whole("seed", seed)),
@@ -79,7 +82,7 @@ def eigenpairs(
     )
     while len(search.found) < count and search.hvps < limit and not search.stopped_early:
         search.find_next(limit)
-    return search.result(sign, count)
+    return search.result(sign)
 
 
 def check_request(size: int, *, k: int, end: str, tol: float, budget: int) -> tuple[int, int]:
@@ -91,6 +94,13 @@ def check_request(size: int, *, k: int, end: str, tol: float, budget: int) -> tu
     return k, whole("budget", budget, low=k)
 
 
+def check_finite(image: Tensor) -> Tensor:
+    """The product, if it is one of numbers."""
+    if not bool(torch.isfinite(image).all()):
+        raise EquilibriaError("got a product of the matrix with a unit vector that is not finite; expected numbers")
+    return image
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
     """A pair, as it was found in the space orthogonal to the earlier ones."""
@@ -98,8 +108,8 @@ class _Found:
     vector: Tensor  # float64
     image: Tensor  # the product with it, float64
     distance: float  # to the top of that space, at most
-    next_value: float
-    next_vector: Tensor
+    others: Tensor  # more Ritz vectors of the same run, float64
+    other_values: NDArray[np.float64]
     reason: str
 
 
@@ -146,13 +156,14 @@ class _Search:
         product: Product,
         *,
         size: int,
+        wanted: int,
         tol: float,
         noise: Callable[[], float],
         generator: torch.Generator,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._product, self._size, self._tol, self._noise = product, size, tol, noise
+        self._product, self._size, self._wanted, self._tol, self._noise = product, size, wanted, tol, noise
         self._generator, self._dtype, self._device = generator, dtype, device
         self.found: list[_Found] = []
         self.hvps = 0
@@ -166,7 +177,7 @@ class _Search:
             basis.append(pair.vector)
         known, run, direction = len(basis), _Krylov(), self._random(basis)
         while True:
-            image = self._product(basis.append(direction))
+            image = check_finite(self._product(basis.append(direction)))
             self.hvps += 1
             left, inside = basis.remainder(image)
             beta = float(torch.linalg.vector_norm(left))
@@ -183,8 +194,11 @@ class _Search:
         if len(run.alphas) == free or run.betas[-1] <= 4 * self._rounding:
             return EXHAUSTED
         allowed = self._tol * abs(float(run.values[-1]))
-        if run.distance_by_residual <= max(allowed, self._rounding):  # if not, the other distance need not be known
-            distance = run.distance(free)
+        if self._wanted > 1:  # half for its own distance, half for the residuals of all together: see `result`
+            allowed /= 2
+        spilled = self._wanted**0.5 * run.residual if self._wanted > 1 else 0.0
+        if max(run.distance_by_residual, spilled) <= max(allowed, self._rounding):  # else the other need not be known
+            distance = max(run.distance(free), spilled)
             if distance + self._rounding <= allowed:
                 return WITHIN_TOLERANCE
             if distance <= self._rounding:
@@ -195,15 +209,16 @@ class _Search:
         weights = torch.from_numpy(run.weights).to(self._device)
         nothing = weights.new_zeros(known)
         vector = basis.combined(torch.cat([nothing, weights[:, -1]]))
-        second = basis.combined(torch.cat([nothing, weights[:, -2]])) if len(run.values) > 1 else self._random(basis)
-        image = float(run.values[-1]) * vector + float(weights[-1, -1]) * left
-        exact = reason == EXHAUSTED
+        others = weights.flip(1)[:, 1 : 1 + BESIDE]
+        free = self._size - known
         return _Found(
             vector=vector,
-            image=image,
-            distance=0.0 if exact else run.distance(self._size - known),
-            next_value=float(run.values[max(-3, -len(run.values))]),
-            next_vector=second,
+            image=float(run.values[-1]) * vector + float(weights[-1, -1]) * left,
+            distance=0.0 if len(run.alphas) == free else run.distance(free),
+            others=torch.stack([basis.combined(torch.cat([nothing, each])) for each in others.T])
+            if len(run.values) > 1
+            else vector.new_zeros(0, self._size),
+            other_values=run.values[::-1][1 : 1 + BESIDE],
             reason=reason,
         )
 
@@ -211,10 +226,12 @@ class _Search:
         drawn = torch.randn(self._size, generator=self._generator, dtype=torch.float64).to(self._device)
         return unit(basis.remainder(drawn)[0] if len(basis) < self._size else drawn)
 
-    def result(self, sign: float, wanted: int) -> Eigenpairs:
+    def result(self, sign: float) -> Eigenpairs:
         """All pairs together, by the Rayleigh-Ritz method in the space of their vectors."""
         vectors = torch.stack([pair.vector for pair in self.found])
         images = torch.stack([pair.image for pair in self.found])
+        # Later ones were found orthogonal to the earlier: what leads back to these is known from them, by symmetry.
+        images = images + torch.tril(vectors @ images.T, diagonal=-1) @ vectors
         small = vectors @ images.T
         values, mixing = torch.linalg.eigh((small + small.T) / 2)
         values, mixing = values.flip(0), mixing.flip(1).T
@@ -223,7 +240,8 @@ class _Search:
         spilled = float(np.linalg.norm(residuals)) if len(self.found) > 1 else 0.0
         distances = [pair.distance + spilled + self._rounding for pair in self.found]
         bound = tuple(map(relative, distances, values.tolist()))
-        converged = len(self.found) == wanted and all(each <= self._tol for each in bound)
+        converged = len(self.found) == self._wanted and all(each <= self._tol for each in bound)
+        reason = self.found[-1].reason
         return Eigenpairs(
             values=tuple(sign * value for value in values.tolist()),
             vectors=vectors.to(self._dtype),
@@ -231,9 +249,15 @@ class _Search:
             bound=bound,
             hvps=self.hvps,
             converged=converged,
-            reason=self.found[-1].reason,
+            reason=NOT_TOGETHER if reason == WITHIN_TOLERANCE and not converged else reason,
             certified=True,
             followed=0,
-            next_value=sign * self.found[-1].next_value,
-            block=torch.cat([vectors, unit(self.found[-1].next_vector)[None]]).to(self._dtype),
+            memory=self._memory(values, vectors, images),
         )
+
+    def _memory(self, values: Tensor, vectors: Tensor, images: Tensor) -> Memory:
+        """The pairs, and the next Ritz vectors of the last run, with the products that are known of them."""
+        last = self.found[-1]
+        coupled = (images @ last.others.T).cpu().numpy()
+        inner = np.block([[np.diag(values.cpu().numpy()), coupled], [coupled.T, np.diag(last.other_values)]])
+        return Memory(torch.cat([vectors, last.others]).to(self._dtype), inner, np.zeros_like(inner))

@@ -11,10 +11,12 @@ from torch.func import grad, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from equilibria.measure.curvature import HessianProducts
+from equilibria.measure.curvature.bending import bends_by_differences
 from equilibria.measure.objective import Objective
 
 _NUMBERS_AT_ONCE = 2**20  # in the Hessians of one pass: 8 MB, and some times that behind them
 _STEP = torch.finfo(torch.float64).eps ** 0.2  # of differences of fourth order, relative to the norm of the point
+_SAME = 1e-8  # relative difference of two Hessians that rounding may explain
 
 Rows = Callable[..., Tensor]
 
@@ -22,8 +24,8 @@ Rows = Callable[..., Tensor]
 class Derivatives:
     """Derivatives of a float64 loss of named tensors, as functions of the rows of a matrix of flat points.
 
-    Rows are stacked by ``torch.func.vmap`` if the loss allows it (BatchNorm that keeps running statistics does not);
-    else, and for a single row, they are those of `HessianProducts`.
+    Rows are stacked by ``torch.func.vmap`` if the loss allows it (BatchNorm that keeps running statistics does not) and
+    one Hessian agrees with that by itself; else, and for a single row, they are those of `HessianProducts`.
 
     Args:
         objective: the loss; it takes no batch.
@@ -60,23 +62,21 @@ class Derivatives:
             return (found + found.mT) / 2
         return torch.stack([self._at(point).dense() for point in points])
 
-    def bends(self, points: Tensor, directions: Tensor) -> Tensor:
-        """Gradient of ``v' H(w) v`` in ``w`` at fixed unit ``v``, for every row of points and directions.
+    def bends(self, points: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient of ``v' H(w) v`` in ``w`` at fixed unit ``v``, for every row of points and directions; its error.
 
         By differences of ``H v`` along ``v``, as in `HessianProducts.curvature_gradient`: the third derivatives of
         torch's fused normalisations are wrong.
         """
         if not self._stacked(points):
-            pairs = zip(points, directions, strict=True)
-            return torch.stack([self._at(point).curvature_gradient(direction) for point, direction in pairs])
-        step = _STEP * points.norm(dim=-1, keepdim=True).clamp_min(1e-3)
+            found = [self._at(point).bend(direction) for point, direction in zip(points, directions, strict=True)]
+            return torch.stack([bend for bend, _ in found]), points.new_tensor([error for _, error in found])
 
-        def change(times: float) -> Tensor:
-            ahead, behind = (points + sign * times * step * directions for sign in (1.0, -1.0))
+        def change(steps: Tensor) -> Tensor:
+            ahead, behind = (points + sign * steps * directions for sign in (1.0, -1.0))
             return self._run(self._products, ahead, directions) - self._run(self._products, behind, directions)
 
-        found: Tensor = (8 * change(1.0) - change(2.0)) / (12 * step)
-        return found
+        return bends_by_differences(change, _STEP * points.norm(dim=-1, keepdim=True).clamp_min(1e-3))
 
     def _value(self, point: Tensor) -> Tensor:
         return self._objective(self._named(point), None)
@@ -99,10 +99,11 @@ class Derivatives:
 
     def _can_go_together(self, examples: Tensor) -> bool:
         try:
-            self._run(self._hessians, examples)
+            stacked = self._run(self._hessians, examples)[0]
         except Exception:  # torch has no exception of its own for this; the loss itself is known to be good
             return False
-        return True
+        alone = self._at(examples[0]).dense()  # torch.func has been seen to give wrong derivatives of fused operations
+        return bool((stacked - alone).norm() <= _SAME * alone.norm())
 
     def _run(self, function: Rows, *rows: Any) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):  # the only one that can be differentiated twice

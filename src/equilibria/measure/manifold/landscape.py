@@ -99,9 +99,10 @@ class Landscape:
         """Its Hessian at every row."""
         return self.radius**2 * self._derivatives.hessians(self.radius * points)
 
-    def bends(self, points: Tensor, directions: Tensor) -> Tensor:
-        """Gradient of ``v' H v`` at fixed unit ``v``, for every row of points and directions."""
-        return self.radius**3 * self._derivatives.bends(self.radius * points, directions)
+    def bends(self, points: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient of ``v' H v`` at fixed unit ``v``, for every row of points and directions; and its error."""
+        found, error = self._derivatives.bends(self.radius * points, directions)
+        return self.radius**3 * found, self.radius**3 * error
 
     def _checked(self, params: Mapping[str, Tensor]) -> Params:
         """Given tensors in float64 where the loss is."""

@@ -29,6 +29,7 @@ class SharpnessSlope:
         sharpness: ``lambda1``, the largest eigenvalue of the Hessian; spherical sharpness if spherical.
         top_vector: its eigenvector, of unit norm.
         gap: ``(lambda1 - lambda2)/lambda1``.
+        error: of the gradient, by the differences it is computed from: an estimate of its order.
         dimension: of the manifold: eigenvalues not above 1e-6 ``lambda1``, less one for the radius if spherical.
         null_gap: smallest eigenvalue above that threshold over the largest absolute one below: 1000 and more is clear.
     """
@@ -38,6 +39,7 @@ class SharpnessSlope:
     sharpness: float
     top_vector: Params
     gap: float
+    error: float
     dimension: int
     null_gap: float
 
@@ -51,6 +53,7 @@ class Slopes:
     tops: Tensor
     gaps: Tensor
     eigenvalues: Tensor
+    errors: Tensor
 
 
 def grad_log_sharpness(
@@ -64,7 +67,8 @@ def grad_log_sharpness(
     """Gradient of ``log lambda1`` along the manifold of minimisers (Lyu, Li & Arora 2022, Section 4.2).
 
     With ``v`` the top eigenvector of the Hessian ``H``, held fixed, it is the gradient of ``v' H(w) v`` (the change of
-    ``H v`` along ``v``, by differences of fourth order, accurate to some 1e-10), projected on the null space of ``H``
+    ``H v`` along ``v``, by differences whose step is chosen by their agreement; ``error`` says how good they are, some
+    1e-11 where the loss is smooth at the scale of the weights), projected on the null space of ``H``
     (without the radius, along which ``log lambda1`` falls at rate 2) and divided by ``lambda1``. The null space is what
     has eigenvalues of at most 1e-6 ``lambda1`` in size; it is tangent to the manifold only on the manifold, so
     `project` the point first.
@@ -110,6 +114,7 @@ def grad_log_sharpness(
         sharpness=float(slopes.sharpness),
         top_vector=landscape.named(slopes.tops[0]),
         gap=float(slopes.gaps),
+        error=float(slopes.errors),
         dimension=len(null) - spherical,
         null_gap=float(values[values > limit].min() / null.abs().max()) if len(null) else float("inf"),
     )
@@ -120,13 +125,15 @@ def slopes_at(landscape: Landscape, points: Tensor) -> Slopes:
     values, vectors = torch.linalg.eigh(landscape.hessians(points))
     sharpness, tops = values[:, -1], vectors[:, :, -1]
     second = values[:, -2] if values.shape[1] > 1 else torch.zeros_like(sharpness)
-    raw = landscape.bends(points, tops) / sharpness[:, None]
+    bends, errors = landscape.bends(points, tops)
+    raw = bends / sharpness[:, None]
     return Slopes(
         gradients=_tangent(landscape, points, raw, vectors, values <= NULL * sharpness[:, None]),
         sharpness=sharpness,
         tops=tops,
         gaps=(sharpness - second) / sharpness,
         eigenvalues=values,
+        errors=errors / sharpness.abs(),
     )
 
 

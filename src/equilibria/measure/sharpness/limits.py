@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 
 from equilibria.errors import EquilibriaError
+from equilibria.measure.laws import follows
 from equilibria.theory.thresholds import adam_threshold, momentum_threshold, nesterov_threshold
 
+_KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _MUST_AGREE = ("lr", "momentum", "dampening", "nesterov", "betas")
 
 
@@ -20,7 +23,7 @@ class Limits:
     """Where an optimizer is unstable.
 
     Attributes:
-        threshold: the eigenvalue of the Hessian (Adam: of the preconditioned Hessian) at which R = 1.
+        threshold: the eigenvalue of the Hessian (Adam: of the preconditioned Hessian) at which R = 1; infinite at lr=0.
         lr: learning rate.
         weight_decay: of the group that holds most of the numbers.
         plain: whether it is gradient descent with at most weight decay, which the laws of the edge are about.
@@ -52,12 +55,15 @@ def limits_of(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], *, sca
     """
     group = _common_group(optimizer, params)
     lr, decay = float(group["lr"]), float(group["weight_decay"])
+    momentum = float(group.get("momentum", 0.0))
     if group.get("maximize"):
         raise EquilibriaError("got an optimizer with maximize=True; expected one that minimises the loss")
     if is_adam(optimizer):
         _refuse_coupled(optimizer, group)
+    if lr == 0:  # as schedules have it at their ends
+        return Limits(math.inf, lr, decay, plain=momentum == 0 and not is_adam(optimizer))
+    if is_adam(optimizer):
         return Limits(float(adam_threshold(lr, decay, beta1=float(group["betas"][0]))), lr, decay, plain=False)
-    momentum = float(group["momentum"])
     if group["nesterov"]:
         found = nesterov_threshold(lr, decay, momentum=momentum, scale_invariant=scale_invariant)
     else:
@@ -67,10 +73,10 @@ def limits_of(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], *, sca
 
 
 def _common_group(optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> Mapping[str, Any]:
-    if not (isinstance(optimizer, torch.optim.SGD) or is_adam(optimizer)):
+    if not any(isinstance(optimizer, kind) and follows(optimizer, kind) for kind in _KNOWN):
         raise EquilibriaError(
             f"got an optimizer of type {type(optimizer).__name__}, whose stability threshold is not known; expected "
-            "torch.optim.SGD, Adam or AdamW; equilibria.sharpness measures the sharpness alone"
+            "torch.optim.SGD, Adam or AdamW, with their own step; equilibria.sharpness measures the sharpness alone"
         )
     wanted = {id(param) for param in params}
     sizes = [sum(each.numel() for each in group["params"] if id(each) in wanted) for group in optimizer.param_groups]

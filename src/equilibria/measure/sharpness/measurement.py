@@ -30,8 +30,8 @@ class Sharpness:
         vectors: unit eigenvectors, name -> tensor; of the preconditioned Hessian if there is a preconditioner.
         residuals: ``|H v - value v|``, in the units of the values: an eigenvalue lies within this distance.
         bound: of the relative error of each value. If ``certified``, it holds with 99.9 % probability over the random
-            start, whatever the Hessian. If not, it is an estimate that takes for granted that the eigenvectors
-            followed are still those at the end of the spectrum.
+            start, whatever the Hessian. If not, it is an estimate: a few products along remembered directions cannot
+            rule out an eigenvalue that has come up in none of them.
         hvps: Hessian-vector products taken.
         converged: whether every bound is within the tolerance.
         reason: why the search stopped.
@@ -39,6 +39,7 @@ class Sharpness:
         covers: what the Hessian is of: "one batch", "full batch" or "ghost batches"; see `HessianProducts`.
         end: "top" or "bottom".
         spherical: whether the values are those on the unit sphere, ``|w|^2`` times those of the Hessian at ``w``.
+        preconditioned: whether they are those of a preconditioned Hessian.
         norm_sq: ``|w|^2`` of the selected parameters.
         loss: the loss on the data.
         names: of the selected parameters.
@@ -61,6 +62,7 @@ class Sharpness:
     covers: str
     end: str
     spherical: bool
+    preconditioned: bool
     norm_sq: float
     loss: float
     names: tuple[str, ...]
@@ -80,20 +82,25 @@ class Sharpness:
         R is then the effective learning rate times the sharpness, over 2.
 
         Raises:
-            EquilibriaError: if the values are the smallest ones, or a setting is out of range.
+            EquilibriaError: if the values are the smallest ones or preconditioned, or a setting is out of range.
         """
         if self.end != "top":
             raise EquilibriaError(f"got a result with end={self.end!r}; expected the largest eigenvalues: end='top'")
+        if self.preconditioned:
+            raise EquilibriaError(
+                "got a result with a preconditioner, which SGD has not; expected one without, or divide the value by "
+                "equilibria.theory.thresholds.adam_threshold"
+            )
         raw = self.value / self.norm_sq if self.spherical else self.value
         law = nesterov_threshold if nesterov else momentum_threshold
         return raw / float(law(lr, weight_decay, momentum=momentum, scale_invariant=self.spherical))
 
     def __str__(self) -> str:
-        what = "spherical sharpness" if self.spherical else "sharpness"
+        kind = "spherical " if self.spherical else "preconditioned " if self.preconditioned else ""
         shown = ", ".join(f"{value:.6g}" for value in self.values)
-        sure = "with 99.9 % probability" if self.certified else "if followed rightly"
+        sure = "at most {:.1%} with 99.9 % probability" if self.certified else "about {:.1%} or less, an estimate"
         stopped = "" if self.converged else f"; not converged: {self.reason}"
-        return f"{what} {shown} (error at most {max(self.bound):.1%} {sure}) after {self.hvps} products{stopped}"
+        return f"{kind}sharpness {shown} (error {sure.format(max(self.bound))}) after {self.hvps} products{stopped}"
 
 
 def sharpness(
@@ -128,8 +135,10 @@ def sharpness(
             must be scale-invariant in the selected parameters together; one product is spent to check this.
         preconditioner: name -> positive tensor P: eigenvalues of ``P^(-1/2) H P^(-1/2)``; see `adam_preconditioner`.
         tol: stop when the relative errors are at most this. The errors themselves are far smaller as a rule.
-        budget: the most products to take.
-        warm: the result of an earlier call with the same settings, nearby in training: two products are enough then.
+        budget: the most products to take. Up to 64 parameters the whole Hessian is computed, whatever the budget.
+        warm: the result of an earlier call with the same settings, nearby in training: two products may be enough then,
+            five to ten where eigenvectors turn fast; 8 + k vectors are kept in it. With another preconditioner than
+            then, as long as it has changed as little as the weights. Not used up to 64 parameters.
         recheck: after this many warm starts in a row, begin at random again.
         method: "auto", "autograd" or "differences", see `HessianProducts`.
         seed: of the random start.
@@ -188,11 +197,17 @@ def sharpness_of(
     count, limit = check_request(products.size, k=k, end=end, tol=tol, budget=budget)
     scale = None if preconditioner is None else _inverse_root(products, preconditioner)
     if warm is not None:
-        _check_same(warm, products, count=count, end=end, spherical=spherical)
+        _check_same(warm, products, count=count, end=end, spherical=spherical, preconditioned=scale is not None)
     again = warm is not None and warm.pairs.followed < whole("recheck", recheck, low=1)
     if products.size <= _SMALL:
+        matrix, widest = products.dense(), 1.0 if scale is None else float(scale.max()) ** 2
         pairs = dense_eigenpairs(
-            _scaled_matrix(products.dense(), scale), k=count, end=end, tol=tol, noise=products.relative_error
+            _scaled_matrix(matrix, scale),
+            k=count,
+            end=end,
+            tol=tol,
+            noise=products.relative_error,
+            asymmetry=widest * products.asymmetry,
         )
     elif warm is not None and again:
         pairs = follow(
@@ -213,7 +228,7 @@ def sharpness_of(
         )
     if spherical and warm is None:
         check_invariant(products, max(map(abs, pairs.values)))
-    return _result(products, pairs, end=end, spherical=spherical)
+    return _result(products, pairs, end=end, spherical=spherical, preconditioned=scale is not None)
 
 
 def _inverse_root(products: HessianProducts, preconditioner: Mapping[str, Tensor]) -> Tensor:
@@ -239,21 +254,30 @@ def _scaled_matrix(matrix: Tensor, scale: Tensor | None) -> Tensor:
     return matrix if scale is None else scale[:, None] * matrix * scale
 
 
-def _check_same(warm: Sharpness, products: HessianProducts, *, count: int, end: str, spherical: bool) -> None:
+def _check_same(
+    warm: Sharpness, products: HessianProducts, *, count: int, end: str, spherical: bool, preconditioned: bool
+) -> None:
     if not isinstance(warm, Sharpness):
         raise EquilibriaError(
             f"got warm of type {type(warm).__name__}; expected the result of an earlier sharpness(...)"
         )
-    now, then = (products.layout.names, count, end, spherical), (warm.names, len(warm.values), warm.end, warm.spherical)
+    now = products.layout.names, count, end, spherical, preconditioned
+    then = warm.names, len(warm.values), warm.end, warm.spherical, warm.preconditioned
     if now != then or warm.pairs.vectors.shape[1] != products.size:
         raise EquilibriaError(
             f"got warm= a result for {len(warm.names)} parameters, k={then[1]}, end={then[2]!r}, "
-            f"spherical={then[3]}; expected one with the settings of this call: {len(now[0])} parameters, k={count}, "
-            f"end={end!r}, spherical={spherical}"
+            f"spherical={then[3]}, {_kind(then[4])}; expected one with the settings of this call: {len(now[0])} "
+            f"parameters, k={count}, end={end!r}, spherical={spherical}, {_kind(preconditioned)}"
         )
 
 
-def _result(products: HessianProducts, pairs: Eigenpairs, *, end: str, spherical: bool) -> Sharpness:
+def _kind(preconditioned: bool) -> str:
+    return f"with{'' if preconditioned else 'out'} a preconditioner"
+
+
+def _result(
+    products: HessianProducts, pairs: Eigenpairs, *, end: str, spherical: bool, preconditioned: bool
+) -> Sharpness:
     norm_sq = float(torch.sum(products.point.double().square()))
     unit = norm_sq if spherical else 1.0
     return Sharpness(
@@ -268,6 +292,7 @@ def _result(products: HessianProducts, pairs: Eigenpairs, *, end: str, spherical
         covers=products.covers,
         end=end,
         spherical=spherical,
+        preconditioned=preconditioned,
         norm_sq=norm_sq,
         loss=products.loss,
         names=products.layout.names,

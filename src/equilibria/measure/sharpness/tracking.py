@@ -16,6 +16,7 @@ from equilibria._version import __version__
 from equilibria.errors import EquilibriaError, positive, warn_caller, whole
 from equilibria.findings import Finding
 from equilibria.measure.curvature import HessianProducts
+from equilibria.measure.curvature.chunks import as_chunks
 from equilibria.measure.curvature.flat import selected
 from equilibria.measure.description import rule_text
 from equilibria.measure.laws import law_of
@@ -33,7 +34,7 @@ from equilibria.measure.sharpness_findings import sharpness_findings
 from equilibria.measure.sharpness_table import APPROACHING, EDGE, PAST, SHARPNESS_FIELDS, STABLE
 from equilibria.theory.stability import ROUNDING_FLOOR, edge_of_stability, effective_lr, eos_delay
 
-_SAME_GRADIENT = 1e-3  # relative difference; another batch differs by far more, rounding in half precision by less
+_SAME_GRADIENT = 1e-2  # relative difference; another batch differs by more, rounding in half precision by less
 _NEAR = 0.9  # of the threshold: a secant beyond it calls for a query
 
 Row = dict[str, Any]
@@ -55,11 +56,12 @@ class SharpnessMonitor:
     Args:
         objective: of `equilibria.objective` or `equilibria.Objective`, around the tensors that are trained.
         optimizer: torch.optim.SGD (with or without momentum), Adam or AdamW.
-        batch: what the loss is evaluated on: the full batch, or one fixed batch; see `equilibria.sharpness`.
+        batch: what the loss is evaluated on: the full batch, or one fixed batch; see `equilibria.sharpness`. A
+            DataLoader is read once, here, and its batches are kept.
         every: a query every so many steps; "auto" spends less than a tenth of the training time.
         select: the parameters: names, patterns or a function; default: all of the objective's that are trained.
         spherical: whether the loss is scale-invariant in them together; None to find out.
-        tol: of the relative error of each value.
+        tol: of the relative error of each value, estimated where a query began at the one before it.
         recheck: after this many warm queries, one that begins at random again.
         sinks: where rows go as they come.
 
@@ -86,10 +88,12 @@ class SharpnessMonitor:
         self._pace, self._asked_every = Pace(every), every
         self._tol, self._recheck = positive("tol", tol), whole("recheck", recheck, low=1)
         self._optimizer = unwrap_optimizer(optimizer)
-        self._objective, self._batch = objective, batch
         self._params = _trained(objective, self._optimizer, select)
         limits_of(self._optimizer, list(self._params.values()), scale_invariant=False)  # refuses what it does not know
+        # A DataLoader is read now and never again: training may be reading it.
+        self._objective, self._data = objective, as_chunks(objective, batch)
         self.spherical = self._find_out(spherical)
+        limits_of(self._optimizer, list(self._params.values()), scale_invariant=self.spherical)
         self._motion, self._detector = Motion(spherical=self.spherical), EdgeDetector()
         self._found: dict[int, Sharpness] = {}  # the last at even steps, and at odd ones
         self._full_batch: bool | None = None
@@ -116,7 +120,7 @@ class SharpnessMonitor:
 
     @property
     def state(self) -> str:
-        """As of the last query: "stable", "approaching", "past the edge" or "edge of stability"."""
+        """As of the last query: "stable", "approaching", "past the edge", "edge of stability" or "diverging"."""
         return self._state
 
     @property
@@ -210,7 +214,7 @@ class SharpnessMonitor:
         return self._motion.secant >= _NEAR * self._threshold
 
     def _query(self, step: int) -> Sharpness:
-        products = HessianProducts(self._objective, self._batch, select=list(self._params))
+        products = HessianProducts(self._objective, self._data, select=list(self._params))
         if self._full_batch is None:
             self._full_batch = self._trains_on_the_same(products)
         preconditioner = adam_preconditioner(self._objective, self._optimizer) if is_adam(self._optimizer) else None
@@ -235,9 +239,15 @@ class SharpnessMonitor:
         ratio, intrinsic = found.value / limits.threshold, limits.lr * limits.weight_decay
         lawful = self.spherical and limits.plain and 0 < intrinsic < 1
         growth = -2 * math.log1p(-intrinsic) if lawful else None
-        standing = self._detector.take(step, ratio, turned_back=self._motion.turned_back, growth=growth)
+        standing = self._detector.take(
+            step,
+            ratio,
+            turned_back=self._motion.turned_back,
+            growth=growth,
+            loss=None if self.spherical else found.loss,
+        )
         self._state, self._threshold = standing.state, unit * limits.threshold
-        eta = float(effective_lr(limits.lr, limits.weight_decay, norm_sq=found.norm_sq)) if self.spherical else None
+        eta = _effective_lr(limits, found.norm_sq) if self.spherical else None
         return {
             "step": step,
             "sharpness": unit * found.value,
@@ -274,7 +284,7 @@ class SharpnessMonitor:
 
     def _find_out(self, spherical: bool | None) -> bool:
         """Whether the loss is scale-invariant; also refuses what cannot be evaluated, before training begins."""
-        products = HessianProducts(self._objective, self._batch, select=list(self._params))
+        products = HessianProducts(self._objective, self._data, select=list(self._params))
         if spherical and is_adam(self._optimizer):
             raise EquilibriaError("got spherical=True with Adam, whose sphere is no sphere; expected spherical=False")
         if is_adam(self._optimizer) or spherical is False:
@@ -318,6 +328,10 @@ class SharpnessMonitor:
 
 
 _NO_FORECAST: Row = dict.fromkeys(("steps_to_crossing", "steps_to_oscillation", "loss_predicted", "period"))
+
+
+def _effective_lr(limits: Limits, norm_sq: float) -> float:
+    return float(effective_lr(limits.lr, limits.weight_decay, norm_sq=norm_sq)) if limits.lr else 0.0
 
 
 def _flat(tensors: Mapping[str, Tensor]) -> Tensor:
