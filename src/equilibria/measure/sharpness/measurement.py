@@ -31,8 +31,8 @@ class Sharpness:
         residuals: ``|H v - value v|``, in the units of the values: an eigenvalue lies within this distance.
         bound: of the relative error of each value. If ``certified``, it holds with 99.9 % probability over the random
             start, whatever the Hessian; it knows of rounding inside the loss only as far as products show it (inputs
-            far from zero in float32 can spoil more: use float64). If not, it is an estimate: a few products along remembered directions cannot
-            rule out an eigenvalue that has come up in none of them.
+            far from zero in float32 can spoil more: use float64). If not, it is an estimate: a few products along
+            remembered directions cannot rule out an eigenvalue that has come up in none of them.
         hvps: Hessian-vector products taken.
         converged: whether every bound is within the tolerance.
         reason: why the search stopped.
