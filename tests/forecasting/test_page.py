@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "pages"))
 
 from browser import Browser, find
-from walks import Walk
+from planted_walks import Walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import BASELINES, Scenario, backtest, suggest, what_if

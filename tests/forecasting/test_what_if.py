@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from walks import Walk
+from planted_walks import Walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import Scenario, forecast, what_if
