@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "forecasting"))
 
-from walks import Walk
+from planted_walks import Walk
 
 from equilibria.cli import app
 from equilibria.cli._scenarios import parse_what_if

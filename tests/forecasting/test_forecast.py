@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted_walks import Run, Walk
 
 from equilibria.forecasting import BASELINES, FORECAST, Scenario, backtest, forecast
 from equilibria.forecasting.fit import fit
@@ -19,8 +20,6 @@ from equilibria.theory import SGD, SGDW, AdamL2, AdamW
 from equilibria.theory.schedules import Cosine, FromValues, MultiStep
 from equilibria.theory.states import State
 from equilibria.theory.transient import evolve
-
-from .walks import Run, Walk
 
 DROP = np.where(np.arange(1400) < 700, 0.1, 0.01)
 

@@ -8,13 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from planted_walks import Run, Walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import backtest, forecast
 from equilibria.forecasting.fit import fit
 from equilibria.forecasting.observed import observe
-
-from .walks import Run, Walk
 
 
 @pytest.fixture(scope="module")

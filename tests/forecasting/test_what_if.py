@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from planted_walks import Walk
 
 from equilibria.errors import EquilibriaError
