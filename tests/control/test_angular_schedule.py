@@ -96,6 +96,7 @@ def test_on_a_batch_norm_network_the_angle_is_within_3_percent_after_50_steps(ta
     [Constant(0.05), Cosine(0.05, steps=180, end=0.03), MultiStep(0.05, milestones=[90], factor=0.7)],
     ids=lambda schedule: type(schedule).__name__,
 )
+@pytest.mark.slow
 def test_weight_decay_delivers_falls_that_a_growing_norm_can_follow(schedule):
     run, steps = Digits("heavy ball", schedule, by="weight_decay"), 180
     squares = [run.step() for _ in range(steps)]
@@ -214,6 +215,7 @@ def test_an_angle_per_epoch_is_delivered_over_the_epoch(kind):
     assert scheduler.report()[0].delivered < 0.6 * wanted / math.sqrt(length)
 
 
+@pytest.mark.slow
 def test_weight_decay_brings_the_norm_to_the_angle_sooner_than_the_law_does():
     """Error y and trim obey y' = r (trim - y), trim' = -0.3 r y from y = -0.15 on: at most 2.3 % too much afterwards.
 

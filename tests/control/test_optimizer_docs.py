@@ -22,6 +22,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 @pytest.mark.parametrize(("page", "tolerance"), PAGES.items(), ids=PAGES)
+@pytest.mark.slow
 def test_the_example_prints_what_the_page_shows(page, tolerance, tmp_path, monkeypatch):
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     code, shown = re.search(r"```python\n(.*?)```\s+```text\n(.*?)```", text, flags=re.DOTALL).groups()

@@ -126,6 +126,7 @@ def stand_in() -> ImageSet:
     ("name", "at"),
     [("explr-constant", 1), ("explr-stepdecay", 2), ("explr-cosine", 1), ("explr-v2", 1), ("explr-angle", 0)],
 )
+@pytest.mark.slow
 def test_the_papers_settings_start_and_run_on_a_stand_in(name, at):
     paper = find([name])[0].config("paper")
     tiny = replace(paper, batch_size=4, width=2, epoch=10, statistics=(1, 4), train_images=4)
@@ -134,6 +135,7 @@ def test_the_papers_settings_start_and_run_on_a_stand_in(name, at):
     assert trained.curves["step"].tolist() == [0, 10] and np.isfinite(trained.curves["test_loss"]).all()
 
 
+@pytest.mark.slow
 def test_the_papers_resnet18_starts_and_runs_on_a_stand_in():
     paper = find(["nrq-networks"])[0].config("paper")
     tiny = replace(paper, batch_size=4, width=2, measure_every=10, statistics=(1, 4), train_images=4)

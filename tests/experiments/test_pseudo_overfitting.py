@@ -77,6 +77,7 @@ def test_the_windows_hold_the_evaluations_of_the_trials():
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.slow
 def test_the_papers_settings_start_and_run_on_a_stand_in(place):
     paper = EXPERIMENT.config("paper")
     generator = torch.Generator().manual_seed(0)

@@ -90,6 +90,7 @@ def stand_in(size: int, *, classes: int = 10, count: int = 20) -> ImageSet:
 @pytest.mark.parametrize(
     ("module", "name"), [(vgg, "decay"), (ablations, "lr 10"), (resnet, "scale-invariant"), (resnet, "standard")]
 )
+@pytest.mark.slow
 def test_the_papers_settings_start_and_run_on_a_stand_in(module, name):
     paper = module.EXPERIMENT.config("paper")
     tiny = replace(paper, width=2, ghost=10 if paper.ghost else 0, hessian_images=10 if paper.ghost else 0)

@@ -171,6 +171,7 @@ def paper_plans() -> dict[str, Plan]:
 
 
 @pytest.mark.parametrize("name", ["fixed-lr", "multistage", "noise", "linear-scaling", "mobilenet", "shufflenet"])
+@pytest.mark.slow
 def test_the_papers_settings_start_and_run_on_a_stand_in(name):
     paper = paper_plans()[name]
     pixels = torch.randint(256, (8, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

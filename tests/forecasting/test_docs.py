@@ -23,6 +23,7 @@ def run(text: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     text = code()
     for long, short in SHORTER.items():

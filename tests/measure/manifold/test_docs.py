@@ -11,6 +11,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 NUMBER = re.compile(r"\d+\.?\d*")
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_its_code_prints(capsys, tmp_path, monkeypatch):
     """The words exactly; numbers to 3 %: the oscillation grows out of rounding, which differs between machines."""
     text = (DOCS / "minimiser-manifold.md").read_text(encoding="utf-8")

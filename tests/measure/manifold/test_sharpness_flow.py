@@ -42,6 +42,7 @@ def test_three_d_closed_form_until_it_rests():
     assert found.converged and found.reason.startswith("came to rest at time 3.283")
 
 
+@pytest.mark.slow
 def test_meridian_after_time_two():
     found = sharpness_flow(world(meridian, 0.0, math.sin(1.2), math.cos(1.2)), None, times=[2.0])
     assert math.asin(float(found.points["w"][0, 1])) == pytest.approx(0.302800, abs=5e-7)
@@ -56,6 +57,7 @@ def test_valley_of_scalar_rmsprop(c_b):
     assert found.sharpness == pytest.approx([1 + expected**2], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_regression_closed_form():
     """Coefficients w* + v exp(-time), through torch's own BatchNorm."""
     regression = Regression()

@@ -64,6 +64,7 @@ def completion_truth(completion_run):
     return np.array([problem.sharpness(row[None])[0] for row in weights])
 
 
+@pytest.mark.slow
 def test_every_value_is_within_the_tolerance_of_eigsh(completion_run, completion_truth):
     table = completion_run[0].samples()
     wrong = np.abs(column(table, "sharpness") / completion_truth - 1)

@@ -138,6 +138,7 @@ def test_resnet():
     check(model, found, inputs, truth)
 
 
+@pytest.mark.slow
 def test_mobilenet_v2():
     """Its stem, streams of two, two and one blocks, and its last convolution; all narrow ends have 4 channels."""
     config = transformers.MobileNetV2Config(depth_multiplier=0.02, min_depth=4, depth_divisible_by=4, num_labels=5)
