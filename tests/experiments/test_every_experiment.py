@@ -20,6 +20,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 @pytest.mark.parametrize("name", list(experiments()))
 def test_smoke(name, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "SUFFIXES", ("png",))  # drawing costs more than most of the runs
+    monkeypatch.setitem(figures._STYLE, "savefig.dpi", 60)
     (report,) = reproduce(find([name]), scale="smoke", results=tmp_path / "results")
     assert report.failure == ""
     result = report.result
