@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from equilibria.measure.curvature import Eigenpairs
+from equilibria.measure.curvature.memory import Memory
 from equilibria.measure.objective import objective
 from equilibria.measure.parameters import Select
 from equilibria.measure.sharpness.measurement import Sharpness, sharpness
 from equilibria.training.training import Training
+
+_MATRICES = ("matrix", "age")  # of what a search remembers
 
 
 class SharpnessMeasure:
@@ -40,9 +45,19 @@ class SharpnessMeasure:
         return {"sharpness": self._last.value, "norm_sq": self._last.norm_sq, "products": float(self._last.hvps)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The vectors that the next search begins with."""
-        return {} if self._last is None else asdict(self._last)
+        """What the next search begins with, as numbers, words and tensors."""
+        if self._last is None:
+            return {}
+        state = asdict(self._last)
+        memory = state["pairs"]["memory"]
+        memory.update({name: torch.from_numpy(memory[name]) for name in _MATRICES})
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self._last = Sharpness(**{**state, "pairs": Eigenpairs(**state["pairs"])}) if state else None
+        if not state:
+            self._last = None
+            return
+        memory = state["pairs"]["memory"]
+        kept = Memory(**{**memory, **{name: memory[name].numpy() for name in _MATRICES}})
+        self._last = Sharpness(**{**state, "pairs": Eigenpairs(**{**state["pairs"], "memory": kept})})
