@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import importlib.metadata
-import json
 import platform
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,6 +17,7 @@ from equilibria.errors import EquilibriaError, one_of
 from equilibria.experiments import figures
 from equilibria.experiments.code_version import code_version
 from equilibria.experiments.experiment import SCALES, Experiment, plain, settings
+from equilibria.experiments.fingerprint import result_fingerprint, task_fingerprint
 from equilibria.experiments.gallery import write_gallery
 from equilibria.experiments.results import Place, Result, ResultsFolder, open_results
 from equilibria.experiments.results_page import write_results_page
@@ -148,22 +147,15 @@ def _lock(place: Path) -> RunLock:
 
 
 def _prepare(experiment: Experiment[Any], scale: str, config: Any, folder: ResultsFolder) -> _Run:
-    functions = (experiment.tasks, experiment.run_task, experiment.collect, experiment.draw)
-    modules = sorted({function.__module__ for function in functions})
     return _Run(
         experiment,
         scale,
         config,
         folder.place(experiment.id, scale),
-        _fingerprint(config, code_version(*modules)),
-        _fingerprint(config, code_version(experiment.run_task.__module__, tasks_only=True)),
+        result_fingerprint(experiment, config),
+        task_fingerprint(experiment, config),
         dict(experiment.tasks(config)),
     )
-
-
-def _fingerprint(config: Any, code: str) -> str:
-    content = json.dumps([settings(config), __version__, code], sort_keys=True, allow_nan=False)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _reuse(runs: Sequence[_Run], *, force: bool) -> dict[str, Report]:
