@@ -40,10 +40,11 @@ def results_page(folder: ResultsFolder) -> str:
     largest: dict[str, tuple[Place, Result]] = {}
     for place, result in folder.results():
         largest.setdefault(result.id, (place, result))
-    claims = [claim for _, result in largest.values() for claim in result.claims]
+    results = [result for _, result in largest.values()]
+    claims = [claim for result in results for claim in result.claims]
     groups = [_group(folder, kind, list(largest.values())) for kind in KINDS]
     headline = wording.headline(claims)
-    parts = [f"**{headline[0].upper()}{headline[1:]}.**\n", *groups, _missing(set(largest)), _papers(claims)]
+    parts = [f"**{headline[0].upper()}{headline[1:]}.**\n", *groups, _missing(set(largest)), _papers(results)]
     return "\n".join([_HEAD, *filter(None, parts)])
 
 
@@ -106,7 +107,9 @@ def _missing(there: set[str]) -> str:
     return "\n".join(["## No results here yet", "", *lines, ""]) if lines else ""
 
 
-def _papers(claims: list[Claim]) -> str:
-    used = {claim.source.paper for claim in claims} | {word for claim in claims for word in claim.source.where.split()}
+def _papers(results: list[Result]) -> str:
+    """What the short names stand for; nothing if there are none."""
+    sources = [str(claim.source) for result in results for claim in result.claims] + [each.source for each in results]
+    used = {word for source in sources for word in source.split()}
     lines = [f"- {key}: {paper.title}" for key, paper in PAPERS.items() if key in used]
     return "\n".join(["## Papers", "", *lines, ""]) if lines else ""
