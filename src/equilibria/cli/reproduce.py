@@ -86,12 +86,17 @@ def _resume() -> str:
 def _list(ids: tuple[str, ...], *, as_json: bool) -> None:
     from equilibria.experiments import find
 
-    rows = [experiment.describe() for experiment in find(ids)]
+    found = find(ids)
+    rows = [experiment.describe() for experiment in found]
     if as_json:
         print_json(rows)
         return
     head = ["id", "kind", "source", "scales", "title"]
-    body = [[row["id"], row["kind"], row["source"], " ".join(row["scales"]), row["title"]] for row in rows]
+    marks = {experiment.id: "*" if experiment.needs else "" for experiment in found}
+    body = [
+        [row["id"], row["kind"] + marks[row["id"]], row["source"], " ".join(row["scales"]), row["title"]]
+        for row in rows
+    ]
     print(table([head, *body], left=5))
     print(f"\n{_legend(rows)}")
 
@@ -104,8 +109,9 @@ def _legend(rows: list[dict[str, Any]]) -> str:
     papers = [f"{key}: {paper.title}" for key, paper in PAPERS.items() if key in used]
     kinds = (
         "synthetic: exact small worlds, which need nothing but minutes.",
-        "networks: trained ones; hours, and nearly all need CIFAR-10 but at the scale smoke: EQUILIBRIA_DATA=FOLDER "
-        "says where it is.",
+        "networks: trained ones, which need hours.",
+        "*: with images: CIFAR-10 at the scale desk, that of the paper at the scale paper, none at smoke; "
+        "EQUILIBRIA_DATA=FOLDER before the command says where they are.",
     )
     return "\n".join(wrap(line, hang="    ") for line in (*kinds, *papers))
 
