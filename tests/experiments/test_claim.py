@@ -143,3 +143,14 @@ def test_digits_show_what_the_paper_is_off_by_and_the_tolerance():
     assert wording.expected(steps) == "30,471 steps ± 1 %" and wording.measured(steps).endswith("[30,400, 30,480]")
     fine = near("", SOURCE, expected=0.0632614, measured=0.0632598, relative=6e-5)
     assert (wording.expected(fine).split(" ")[0], wording.measured(fine)) == ("0.0632614", "0.0632598")
+
+
+@pytest.mark.parametrize(
+    ("values", "agrees"), [([0.0, 1.0, 2.0, 3.0], "shown"), ([0.0, 0.0, -1.0, 3.0], "contradicted")]
+)
+def test_a_draw_without_a_logarithm_is_left_out_of_a_comparison_and_said(values, agrees):
+    claim = among("edge", Source("sharp", "fig. 4"), printed=2.5, values=np.array(values))
+    left = [value for value in values if value > 0]
+    assert claim.text == f"edge ({len(left)} of 4 draws)" and claim.verdict == agrees and not claim.fails
+    if len(left) > 1:
+        assert claim.interval == among("", claim.source, printed=2.5, values=np.array(left)).interval

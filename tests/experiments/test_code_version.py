@@ -19,18 +19,23 @@ def copy(tmp_path, monkeypatch):
     root = tmp_path / "equilibria"
     shutil.copytree(Path(module.__file__).parents[1], root, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(module, "_ROOT", root)
-    code_version.cache_clear()
+    forget()
 
     def version(file: str = "", old: str = "", new: str = "", *, tasks_only: bool = False) -> str:
         if file:
             text = (root / file).read_text()
             assert old in text
             (root / file).write_text(text.replace(old, new, 1))
-        code_version.cache_clear()
+        forget()
         return code_version(NAME, tasks_only=tasks_only)
 
     yield version
+    forget()
+
+
+def forget():
     code_version.cache_clear()
+    module._read.cache_clear()
 
 
 def test_the_module_itself_counts(copy):

@@ -58,5 +58,6 @@ def test_the_committed_page_follows_from_the_committed_results():
     folder = open_results(RESULTS)
     assert (RESULTS / "RESULTS.md").read_text() == results_page(folder)
     for place, result in folder.results():
-        assert not result.fails, result.id
+        if result.kind == "synthetic":  # a network may contradict a paper, and the page says so
+            assert not result.fails, result.id
         assert all(place.figure(name, "png").is_file() for name in result.figures)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from small_experiments import collect, draw, experiment, run_task, tasks
 
-from equilibria.experiments import reproduce
-from equilibria.experiments.claim import Source, at_most, near, not_demanded
+from equilibria.experiments import registry, reproduce, wording
+from equilibria.experiments.claim import Source, at_most, comparison, near, not_demanded
 from equilibria.experiments.experiment import Experiment, Outcome
+from equilibria.experiments.gallery import write_gallery
 from equilibria.experiments.results import open_results
 from equilibria.experiments.results_page import results_page
 
@@ -45,6 +47,37 @@ def test_the_gallery_shows_everything_and_asks_for_nothing(folder):
     assert "equilibria.theory.equilibrium.heavy_ball" in page
     assert "equilibria reproduce judged --scale desk" in page
     assert "contradicted (not demanded at this scale)" in page
+    assert '<td class="bad">contradicted</td>' in page
+
+
+def test_a_comparison_that_does_not_agree_is_neither_good_nor_bad():
+    claim = at_most("", Source("", "ours"), bound=1, measured=0.5)
+    other = comparison(at_most("", Source("", "ours"), bound=1, measured=2))
+    assert [wording.mark(claims) for claims in ([claim], [claim, other], [replace(other, role="claim"), other])] == [
+        "good",
+        "open",
+        "bad",
+    ]
+
+
+@pytest.mark.parametrize(("now", "marks"), [({}, 0), ({"seed": 4}, 1)])
+def test_a_result_of_other_settings_or_code_is_marked_in_the_gallery(now, marks, folder, monkeypatch):
+    monkeypatch.setattr(registry, "experiments", lambda: {"small": experiment(**now)})
+    assert write_gallery(folder).read_text().count("Stale: ") == marks
+
+
+def test_a_folder_without_results_says_what_is_missing(tmp_path):
+    page = results_page(open_results(tmp_path / "none"))
+    assert "**No results yet.**" in page and "## Papers" not in page and "0 of 0" not in page
+    assert all(f"- `equilibria reproduce {name}`: " in page for name in registry.experiments())
+
+
+def test_what_no_paper_has_is_said_in_english(tmp_path):
+    path = tmp_path / "results"
+    reproduce([replace(experiment(), source="beyond the papers")], results=path)
+    page = (path / "RESULTS.md").read_text()
+    assert "\nBeyond the papers. `equilibria" in page and "After beyond" not in page
+    assert wording.source(at_most("", Source("", "beyond"), bound=1, measured=1)) == "beyond the papers"
 
 
 def test_the_results_page_has_the_largest_scale_of_each(folder):
@@ -60,8 +93,6 @@ def test_the_results_page_has_the_largest_scale_of_each(folder):
 
 
 def test_networks_have_a_part_of_their_own(tmp_path):
-    from dataclasses import replace
-
     path = tmp_path / "results"
     reproduce([replace(experiment("a-trained"), kind="networks"), experiment("exact")], results=path)
     for page, heading in (("RESULTS.md", "## {}"), ("index.html", "<h3>{}</h3>")):
@@ -72,8 +103,6 @@ def test_networks_have_a_part_of_their_own(tmp_path):
 
 
 def test_a_figure_that_was_removed_is_told(folder, tmp_path):
-    from equilibria.experiments.gallery import write_gallery
-
     place = folder.place("judged", "smoke")
     content = place.figure("figure", "png").read_bytes()
     place.figure("figure", "png").unlink()

@@ -43,8 +43,16 @@ def test_the_list_as_json_has_what_other_programs_rely_on():
 
 def test_the_list_for_people():
     lines = run("--list").stdout.splitlines()
-    assert lines[0].split() == ["id", "source", "scales", "title"]
-    assert lines[1].split()[0] == "small-one"
+    assert lines[0].split() == ["id", "kind", "source", "scales", "title"]
+    assert lines[1].split()[:2] == ["small-one", "synthetic"]
+
+
+def test_the_list_explains_its_kinds_and_short_names(known):
+    known["small-one"] = replace(known["small-one"], source="smd fig. 4; smd+ fig. 3", kind="networks", needs=lacking)
+    listed, legend = (" ".join(part.split()) for part in run("--list").stdout.split("\n\n"))
+    assert "small-one networks* smd" in listed and "small-two synthetic ours" in listed
+    assert "*: with images: CIFAR-10" in legend and "EQUILIBRIA_DATA=FOLDER" in legend
+    assert "smd: Spherical Motion" in legend and "smd+: Spherical Motion" in legend and "nrq" not in legend
 
 
 def test_claims_verdicts_and_where_the_gallery_is():
@@ -52,10 +60,12 @@ def test_claims_verdicts_and_where_the_gallery_is():
     assert result.exit_code == 0
     text = " ".join(result.stdout.split())
     assert "✓ the mean measured" in text and "expected 0 ± 0.5 (ours)" in text
-    assert "2 of 2 claims shown. Gallery: out/index.html" in text
+    assert "2 of 2 claims shown (scale: desk). Gallery: out/index.html (all scales)" in text
+    assert "out/RESULTS.md (of each experiment the largest scale that is there)" in text
+    assert result.stderr.startswith("  2 experiments begin: small-one, small-two (4 tasks to do)\n")
     assert "small-two: 1 of 1 claim shown" in result.stderr
     assert Path("out/index.html").is_file() and Path("out/RESULTS.md").is_file()
-    assert "there already" in run("small-one --workers 1 --results out").stderr
+    assert "there already" in (again := run("small-one --workers 1 --results out").stderr) and "begin" not in again
 
 
 def test_json_is_one_value_and_nothing_else_anywhere():
@@ -91,6 +101,7 @@ def test_what_lacks_its_data_is_left_out_with_one_line_and_fails_only_if_it_was_
     text = " ".join(result.stdout.split())
     assert text.count("left out: CIFAR-10 was not found in /data; get it from its page") == 1
     assert "1 of 1 claim shown; 1 of 2 experiments left out" in text and "Traceback" not in text
+    assert "EQUILIBRIA_DATA=FOLDER before the command" in text
     assert run("networks --workers 1").exit_code == 0
     assert run("small-one --workers 1").exit_code == 1
     (found,) = json.loads(run("networks --workers 1 --json").stdout)
@@ -153,7 +164,7 @@ def test_ctrl_c_before_any_work_is_told(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["equilibria", "reproduce", "small-one"])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1 and "equilibria: interrupted" in capsys.readouterr().err
+    assert ended.value.code == 130 and "equilibria: interrupted" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_a_state_that_goes_on_and_says_how(tmp_path):
@@ -167,7 +178,7 @@ def test_ctrl_c_leaves_a_state_that_goes_on_and_says_how(tmp_path):
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to the children too
     stdout, stderr = process.communicate(timeout=30)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "interrupted; finished tasks are kept in out: the same command goes on from there" in stderr
     assert "Traceback" not in stderr and stdout == ""
     kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/small/desk/records-*/*.npz")}

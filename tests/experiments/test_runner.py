@@ -13,7 +13,7 @@ import small_experiments
 from small_experiments import experiment
 
 from equilibria.errors import EquilibriaError
-from equilibria.experiments import registry, reproduce, runner
+from equilibria.experiments import fingerprint, registry, reproduce, runner
 from equilibria.experiments.claim import SHOWN
 from equilibria.experiments.pool import Processes
 from equilibria.experiments.results import Place, Result, open_results
@@ -76,7 +76,7 @@ def test_other_settings_or_other_code_are_computed_again(results, log, monkeypat
     reproduce([experiment(log=str(log))], results=results)
     (other,) = reproduce([experiment(log=str(log), seed=4)], results=results)
     assert not other.reused and len(started(log)) == 12
-    monkeypatch.setattr(runner, "__version__", "99.0")
+    monkeypatch.setattr(fingerprint, "__version__", "99.0")
     (newer,) = reproduce([experiment(log=str(log), seed=4)], results=results)
     assert not newer.reused and len(started(log)) == 18
     assert len(list((results / "small" / "desk").glob("records-*"))) == 1

@@ -14,7 +14,7 @@ import click
 
 from equilibria._version import __version__
 from equilibria.cli._flags import FlagNames
-from equilibria.cli._streams import OutputError, discard, guard_streams, tell
+from equilibria.cli._streams import INTERRUPTED, OutputError, discard, guard_streams, tell
 from equilibria.errors import EquilibriaError
 
 _COMMANDS = ("demo", "doctor", "equilibrium", "plan", "fold", "translate", "forecast", "report", "reproduce")
@@ -54,7 +54,7 @@ def app() -> None:
 
 
 def main() -> None:
-    """Entry point: bad input ends in one line on stderr and exit code 2, failed work in one line and 1."""
+    """Entry point: one line on stderr and exit code 2 after bad input, 1 after failed work, 130 after Ctrl-C."""
     guard_streams()
     code = 0
     try:
@@ -87,4 +87,4 @@ def _run() -> int:
         return 1
     except click.Abort:  # Ctrl-C before a command could say more
         tell("equilibria: interrupted")
-        return 1
+        return INTERRUPTED

@@ -8,6 +8,9 @@ import os
 import sys
 from typing import TextIO, cast
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
+
 
 class OutputError(Exception):
     """Standard output takes nothing more.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,13 @@ import click
 
 from equilibria.cli._options import WHOLE, json_option
 from equilibria.cli._output import paint, print_json, table, wrap
+from equilibria.cli._streams import INTERRUPTED
 from equilibria.errors import EquilibriaError
 
 if TYPE_CHECKING:
     from equilibria.experiments import Claim, Report
+    from equilibria.experiments.runner import Progress as Told
+    from equilibria.experiments.runner import Share, Started
     from equilibria.experiments.work import Workers
 
 _MARKS = {"shown": ("✓", "32;1"), "not shown": ("?", "33;1"), "contradicted": ("✗", "31;1")}
@@ -51,7 +54,7 @@ def command(
     chosen = find(ids)
     with ExitStack() as stack:
         hands = stack.enter_context(_workers(workers, cluster))
-        progress, under_way, finished = stack.enter_context(_progress(quiet=as_json))
+        progress, under_way, started, finished = stack.enter_context(_progress(quiet=as_json))
         try:
             reports = reproduce(
                 chosen,
@@ -61,16 +64,17 @@ def command(
                 workers=hands,
                 progress=progress,
                 under_way=under_way,
+                started=started,
                 finished=finished,
             )
         except KeyboardInterrupt:
             stack.close()  # the bar goes first
             print(f"equilibria: interrupted; finished tasks are kept in {results}: {_resume()}", file=sys.stderr)
-            raise click.exceptions.Exit(1) from None
+            raise click.exceptions.Exit(INTERRUPTED) from None
     if as_json:
         print_json([_contract(report) for report in reports])
     else:
-        _show(reports, results)
+        _show(reports, scale, results)
     if not all(report.good and not (report.lacks and report.experiment in ids) for report in reports):
         raise click.exceptions.Exit(1)
 
@@ -82,13 +86,34 @@ def _resume() -> str:
 def _list(ids: tuple[str, ...], *, as_json: bool) -> None:
     from equilibria.experiments import find
 
-    rows = [experiment.describe() for experiment in find(ids)]
+    found = find(ids)
+    rows = [experiment.describe() for experiment in found]
     if as_json:
         print_json(rows)
         return
-    head = ["id", "source", "scales", "title"]
-    body = [[row["id"], row["source"], " ".join(row["scales"]), row["title"]] for row in rows]
-    print(table([head, *body], left=4))
+    head = ["id", "kind", "source", "scales", "title"]
+    marks = {experiment.id: "*" if experiment.needs else "" for experiment in found}
+    body = [
+        [row["id"], row["kind"] + marks[row["id"]], row["source"], " ".join(row["scales"]), row["title"]]
+        for row in rows
+    ]
+    print(table([head, *body], left=5))
+    print(f"\n{_legend(rows)}")
+
+
+def _legend(rows: list[dict[str, Any]]) -> str:
+    """The groups, what they need, and the papers behind the short names."""
+    from equilibria.theory.citations import PAPERS
+
+    used = {word for row in rows for word in row["source"].split()}
+    papers = [f"{key}: {paper.title}" for key, paper in PAPERS.items() if key in used]
+    kinds = (
+        "synthetic: exact small worlds, which need nothing but minutes.",
+        "networks: trained ones, which need hours.",
+        "*: with images: CIFAR-10 at the scale desk, that of the paper at the scale paper, none at smoke; "
+        "EQUILIBRIA_DATA=FOLDER before the command says where they are.",
+    )
+    return "\n".join(wrap(line, hang="    ") for line in (*kinds, *papers))
 
 
 @contextmanager
@@ -114,10 +139,8 @@ def _workers(count: int | None, cluster: str | None) -> Iterator[Workers]:
 
 
 @contextmanager
-def _progress(
-    *, quiet: bool
-) -> Iterator[tuple[Callable[[int, int], None], Callable[[float], None] | None, Callable[[Report], None]]]:
-    """A bar over all tasks on stderr if that is a terminal, and a line for every experiment that ends."""
+def _progress(*, quiet: bool) -> Iterator[tuple[Told, Share | None, Started, Callable[[Report], None]]]:
+    """A bar over all tasks on stderr if that is a terminal, a line for what begins, and one for each that ends."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -125,6 +148,11 @@ def _progress(
     columns = (TextColumn("  tasks"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("tasks", total=None)
+
+        def started(ids: Sequence[str], left: int) -> None:
+            if not quiet:
+                begin = f"{ids[0]} begins" if len(ids) == 1 else f"{len(ids)} experiments begin: {', '.join(ids)}"
+                console.print(f"  {begin} ({left} {'task' if left == 1 else 'tasks'} to do)")
 
         def finished(report: Report) -> None:
             if not quiet:
@@ -138,7 +166,7 @@ def _progress(
             bar.update(task, completed=counted[0] + share)
 
         counted = [0]
-        yield progress, under_way if console.is_terminal else None, finished
+        yield progress, under_way if console.is_terminal else None, started, finished
 
 
 def _state(report: Report) -> str:
@@ -158,8 +186,8 @@ def _contract(report: Report) -> dict[str, Any]:
     return {**about, "failure": report.failure, "lacks": report.lacks, **found}
 
 
-def _show(reports: list[Report], results: str) -> None:
-    from equilibria.experiments.gallery import PAGE
+def _show(reports: list[Report], scale: str, results: str) -> None:
+    from equilibria.experiments import gallery, results_page
     from equilibria.experiments.wording import headline
 
     for report in reports:
@@ -176,7 +204,11 @@ def _show(reports: list[Report], results: str) -> None:
     failed, left = sum(bool(report.failure) for report in reports), sum(bool(report.lacks) for report in reports)
     also = f"; {failed} of {len(reports)} experiments failed" if failed else ""
     also += f"; {left} of {len(reports)} experiments left out" if left else ""
-    print(f"\n  {headline(claims)}{also}.\n  Gallery: {results}/{PAGE}\n")
+    if left:
+        print(wrap("EQUILIBRIA_DATA=FOLDER before the command says where data sets are.", indent="\n  "))
+    print(f"\n  {headline(claims)}{also} (scale: {scale}).")
+    print(f"  Gallery: {results}/{gallery.PAGE} (all scales)")
+    print(f"  Table:   {results}/{results_page.PAGE} (of each experiment the largest scale that is there)\n")
 
 
 def _show_claim(claim: Claim) -> None:

@@ -31,14 +31,20 @@ def code_version(*modules: str, tasks_only: bool = False) -> str:
     left_out = _AFTER_THE_TASKS if tasks_only else set()
     while waiting:
         module = waiting.pop()
-        path = _file(module)
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        sources[module] = ast.unparse(_without_docstrings(tree))
-        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        found = {name for name in _imported(tree, package) if not f"{name}.".startswith(_FOR_PEOPLE)}
+        sources[module], found = _read(module, _file(module))
         waiting |= found - sources.keys() - left_out
     joined = "\0".join(f"{module}\0{sources[module]}" for module in sorted(sources))
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
+
+
+@cache  # experiments share most of their modules
+def _read(module: str, path: Path) -> tuple[str, frozenset[str]]:
+    """What of a module counts, and what it imports of this package that changes numbers."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = ast.unparse(_without_docstrings(tree))
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = (name for name in _imported(tree, package) if not f"{name}.".startswith(_FOR_PEOPLE))
+    return source, frozenset(found)
 
 
 def _imported(tree: ast.Module, package: str) -> Iterator[str]:

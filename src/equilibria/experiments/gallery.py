@@ -9,14 +9,16 @@ from importlib.resources import files
 from pathlib import Path
 
 from equilibria.experiments import wording
-from equilibria.experiments.claim import CONTRADICTED, SHOWN, Claim
+from equilibria.experiments.claim import Claim
 from equilibria.experiments.experiment import KINDS
+from equilibria.experiments.fingerprint import is_stale
 from equilibria.experiments.results import Place, Result, ResultsFolder
 from equilibria.pages.document import still_document
 from equilibria.pages.words import settings_list, text
 from equilibria.record.files import write_whole
 
 PAGE = "index.html"
+_STALE = "<p class='notice bad'>Stale: its settings or its code have changed since; run it again.</p>"
 
 
 def write_gallery(folder: ResultsFolder) -> Path:
@@ -47,7 +49,7 @@ def _entry(result: Result) -> str:
     state = wording.headline(result.claims)
     return (
         f'<li><a href="#{_anchor(result)}"><code>{escape(result.id)}</code></a> {escape(result.title)} '
-        f'<span class="{"bad" if result.fails else "good"}">{escape(state)}</span></li>'
+        f'<span class="{wording.mark(result.claims)}">{escape(state)}</span></li>'
     )
 
 
@@ -56,11 +58,13 @@ def _section(place: Place, result: Result) -> str:
         ("scale", result.scale, ""),
         ("seed", str(result.config["seed"]) if "seed" in result.config else "none needed", ""),
         ("CPU time", wording.duration(result.seconds), ""),
+        ("settings and code", result.fingerprint, "hash"),
         ("finished", result.finished.replace("T", " ").replace("+00:00", " UTC"), f"equilibria {result.version}"),
     ]
     return (
         f'<section id="{_anchor(result)}"><h2>{escape(result.title)}</h2>'
-        f'<p class="caption"><code>{escape(result.id)}</code>, after {escape(result.source)}</p>'
+        f'<p class="caption"><code>{escape(result.id)}</code>: {escape(wording.after(result.source))}</p>'
+        f"{_STALE if is_stale(result) else ''}"
         f"{''.join(_figure(place, name, result) for name in result.figures)}"
         f"{_table(result)}<dl class='settings'>{settings_list(facts)}</dl>"
         f"<p><code>{escape(result.command)}</code></p></section>"
@@ -86,8 +90,7 @@ def _table(result: Result) -> str:
 
 
 def _row(claim: Claim) -> str:
-    mark = "good" if claim.verdict == SHOWN else "bad" if claim.fails and claim.verdict == CONTRADICTED else ""
-    remarks = [str(claim.source)]
+    remarks = [wording.source(claim)]
     if claim.source.corrected:
         prints = f" (as printed: {wording.printed(claim)})" if claim.printed is not None else ""
         remarks.append(f"corrected{prints}: {claim.source.corrected}")
@@ -96,9 +99,10 @@ def _row(claim: Claim) -> str:
     if claim.source.law:
         remarks.append(f"derivation: equilibria.theory.{claim.source.law}")
     small = "<br>".join(text(remark) for remark in remarks)
+    verdict = f'<td class="{wording.mark([claim])}">{escape(wording.verdict(claim))}</td>'
     return (
         f"<tr><th>{text(claim.text)}<small>{small}</small></th><td>{text(wording.expected(claim))}</td>"
-        f'<td>{text(wording.measured(claim))}</td><td class="{mark}">{escape(wording.verdict(claim))}</td></tr>'
+        f"<td>{text(wording.measured(claim))}</td>{verdict}</tr>"
     )
 
 

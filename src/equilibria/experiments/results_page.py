@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equilibria.experiments import wording
+from equilibria.experiments import registry, wording
 from equilibria.experiments.claim import Claim
 from equilibria.experiments.experiment import KINDS
 from equilibria.experiments.results import Place, Result, ResultsFolder
@@ -17,11 +17,15 @@ _HEAD = """# Results
 Written by `equilibria reproduce` from the `result.json` files beside it: do not edit. Expected is the number of the
 paper, or of the theory where the paper prints none or a wrong one; the verdict follows from expected, measured and
 tolerance. Behind a mean over seeds stands its 95 % confidence interval: shown if all of it agrees, contradicted if none
-of it does, otherwise not shown at this scale, which is no fault of the code.
+of it does, otherwise not shown at this scale, which is no fault of the code. Networks are smaller and trained for less
+time than in the papers: a claim that is contradicted there stays here as such.
 
 An identity is true by algebra or by the settings alone: it checks the code, and is not counted among the claims.
 Neither is a comparison with what the paper read off a single draw of its data: it agrees if the paper's number lies in
 the brackets, where 95 % of further draws of ours would be (Student, in the logarithm).
+
+Behind each command stands the hash of the settings and the code that its result comes from. The same command does
+nothing if they are still the same, and computes again what is not.
 """
 
 
@@ -36,9 +40,12 @@ def results_page(folder: ResultsFolder) -> str:
     largest: dict[str, tuple[Place, Result]] = {}
     for place, result in folder.results():
         largest.setdefault(result.id, (place, result))
-    claims = [claim for _, result in largest.values() for claim in result.claims]
+    results = [result for _, result in largest.values()]
+    claims = [claim for result in results for claim in result.claims]
     groups = [_group(folder, kind, list(largest.values())) for kind in KINDS]
-    return "\n".join([_HEAD, f"**{wording.headline(claims)}.**", "", *filter(None, groups), _papers(claims)])
+    headline = wording.headline(claims)
+    parts = [f"**{headline[0].upper()}{headline[1:]}.**\n", *groups, _missing(set(largest)), _papers(results)]
+    return "\n".join([_HEAD, *filter(None, parts)])
 
 
 def _group(folder: ResultsFolder, kind: str, found: list[tuple[Place, Result]]) -> str:
@@ -53,7 +60,8 @@ def _section(folder: ResultsFolder, place: Place, result: Result) -> str:
     lines = [
         f"### {result.id}: {_literal(result.title)}",
         "",
-        f"After {result.source}. `{result.command}`{seed}, {wording.duration(result.seconds)} of CPU time.",
+        f"{wording.after(result.source)}. `{result.command}`{seed}, {wording.duration(result.seconds)} of CPU time, "
+        f"`{result.fingerprint}`.",
         "",
         "| claim | source | as printed | expected | measured | verdict |",
         "|---|---|---|---|---|---|",
@@ -70,7 +78,7 @@ def _section(folder: ResultsFolder, place: Place, result: Result) -> str:
 def _row(claim: Claim) -> str:
     cells = (
         claim.text,
-        str(claim.source),
+        wording.source(claim),
         wording.printed(claim),
         wording.expected(claim),
         wording.measured(claim),
@@ -89,7 +97,19 @@ def _correction(claim: Claim) -> str:
     return f"{_literal(claim.source.corrected)}{derivation}"
 
 
-def _papers(claims: list[Claim]) -> str:
-    used = {claim.source.paper for claim in claims}
+def _missing(there: set[str]) -> str:
+    """The experiments without a result; nothing if all have one."""
+    lines = [
+        f"- `equilibria reproduce {name}`: {_literal(experiment.title)}"
+        for name, experiment in registry.experiments().items()
+        if name not in there
+    ]
+    return "\n".join(["## No results here yet", "", *lines, ""]) if lines else ""
+
+
+def _papers(results: list[Result]) -> str:
+    """What the short names stand for; nothing if there are none."""
+    sources = [str(claim.source) for result in results for claim in result.claims] + [each.source for each in results]
+    used = {word for source in sources for word in source.split()}
     lines = [f"- {key}: {paper.title}" for key, paper in PAPERS.items() if key in used]
-    return "\n".join(["## Papers", "", *lines, ""])
+    return "\n".join(["## Papers", "", *lines, ""]) if lines else ""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import importlib.metadata
-import json
 import platform
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,6 +17,7 @@ from equilibria.errors import EquilibriaError, one_of
 from equilibria.experiments import figures
 from equilibria.experiments.code_version import code_version
 from equilibria.experiments.experiment import SCALES, Experiment, plain, settings
+from equilibria.experiments.fingerprint import result_fingerprint, task_fingerprint
 from equilibria.experiments.gallery import write_gallery
 from equilibria.experiments.results import Place, Result, ResultsFolder, open_results
 from equilibria.experiments.results_page import write_results_page
@@ -31,6 +30,8 @@ Progress = Callable[[int, int], None]
 """Called with the number of tasks that are done and of all tasks."""
 Share = Callable[[float], None]
 """Called with how much of the tasks under way is done, in tasks."""
+Started = Callable[[Sequence[str], int], None]
+"""Called with the ids of the experiments that begin and the number of their tasks that are left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def reproduce(
     workers: Workers | None = None,
     progress: Progress = lambda done, total: None,
     under_way: Share | None = None,
+    started: Started = lambda ids, left: None,
     finished: Callable[[Report], None] = lambda report: None,
 ) -> list[Report]:
     """Run experiments, keep what they show, and renew the pages over all results.
@@ -101,6 +103,7 @@ def reproduce(
         workers: who does the tasks; without it this process does, one after the other.
         progress: told how many tasks are done.
         under_way: told every second how much of the others is done, as far as they tell, from another thread.
+        started: told once, before the work, of the experiments that have some, and of all their tasks that are left.
         finished: told of every experiment when it ends.
 
     Returns:
@@ -130,7 +133,10 @@ def reproduce(
             finished(report)
 
         try:
-            _work_off(pending, workers or Here(), force=force, progress=progress, under_way=under_way, ended=ended)
+            left = _begin(pending, force=force)
+            if left:
+                started([run.experiment.id for run in pending if not run.ended], left)
+            _work_off(pending, workers or Here(), progress=progress, under_way=under_way, ended=ended)
         finally:  # also after Ctrl-C: some experiments may have ended
             write_gallery(folder)
             write_results_page(folder)
@@ -148,22 +154,15 @@ def _lock(place: Path) -> RunLock:
 
 
 def _prepare(experiment: Experiment[Any], scale: str, config: Any, folder: ResultsFolder) -> _Run:
-    functions = (experiment.tasks, experiment.run_task, experiment.collect, experiment.draw)
-    modules = sorted({function.__module__ for function in functions})
     return _Run(
         experiment,
         scale,
         config,
         folder.place(experiment.id, scale),
-        _fingerprint(config, code_version(*modules)),
-        _fingerprint(config, code_version(experiment.run_task.__module__, tasks_only=True)),
+        result_fingerprint(experiment, config),
+        task_fingerprint(experiment, config),
         dict(experiment.tasks(config)),
     )
-
-
-def _fingerprint(config: Any, code: str) -> str:
-    content = json.dumps([settings(config), __version__, code], sort_keys=True, allow_nan=False)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _reuse(runs: Sequence[_Run], *, force: bool) -> dict[str, Report]:
@@ -184,25 +183,25 @@ def _leave_out(runs: Sequence[_Run]) -> dict[str, Report]:
     return {name: Report(name, None, lacks=lacks) for name, lacks in found.items() if lacks}
 
 
+def _begin(runs: Sequence[_Run], *, force: bool) -> int:
+    """Take the tasks that were done before; the number of those that are left."""
+    for run in runs:
+        run.place.begin(run.task_fingerprint, run.tasks, force=force)
+        kept = {key: run.place.kept(run.task_fingerprint, key) for key in run.tasks}
+        run.done = {key: done for key, done in kept.items() if done is not None}
+    return sum(len(run.tasks) - len(run.done) for run in runs)
+
+
 def _work_off(
     runs: Sequence[_Run],
     workers: Workers,
     *,
-    force: bool,
     progress: Progress,
     under_way: Share | None,
     ended: Callable[[_Run], None],
 ) -> None:
     """Do the tasks of all runs together, so that no worker waits for the last task of one experiment."""
-    owners: dict[str, tuple[_Run, str]] = {}
-    for run in runs:
-        run.place.begin(run.task_fingerprint, run.tasks, force=force)
-        for key in run.tasks:
-            kept = run.place.kept(run.task_fingerprint, key)
-            if kept is None:
-                owners[f"{run.experiment.id}.{key}"] = (run, key)
-            else:
-                run.done[key] = kept
+    owners = {f"{run.experiment.id}.{key}": (run, key) for run in runs for key in run.tasks if key not in run.done}
     total = sum(len(run.tasks) for run in runs)
     left = len(owners)
     progress(total - left, total)

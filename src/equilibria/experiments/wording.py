@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from equilibria.experiments.claim import CLAIM, COMPARISON, IDENTITY, NOT_SHOWN, SHOWN, Claim
 from equilibria.pages.words import number
 
+BEYOND = "beyond the papers"
+"""Where no paper makes the claim, or has the figure."""
 _DIGITS, _MOST_DIGITS = 4, 8
 _ROLE_WORDS = {
     IDENTITY: ("identity", "identities", "holds", "hold"),
@@ -65,6 +67,21 @@ def verdict(claim: Claim) -> str:
     return f"{NOT_SHOWN} at this scale" if claim.seeds and claim.verdict == NOT_SHOWN else claim.verdict
 
 
+def source(claim: Claim) -> str:
+    """Who claims it."""
+    return BEYOND if str(claim.source) == "beyond" else str(claim.source)
+
+
+def after(source: str) -> str:
+    """What an experiment reproduces, as a sentence without its stop.
+
+    Example:
+        >>> after("smd fig. 4"), after("beyond the papers")
+        ('After smd fig. 4', 'Beyond the papers')
+    """
+    return f"After {source}" if source != BEYOND else BEYOND.capitalize()
+
+
 def duration(seconds: float) -> str:
     """Computing time.
 
@@ -78,6 +95,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def mark(claims: Sequence[Claim]) -> str:
+    """How good the verdicts are together: "bad" if one fails, "open" if one is only told not to agree, else "good"."""
+    if any(claim.fails for claim in claims):
+        return "bad"
+    return "good" if all(claim.verdict == SHOWN for claim in claims) else "open"
+
+
 def headline(claims: Sequence[Claim]) -> str:
     """All verdicts in a sentence; identities and comparisons are not counted among the claims.
 
@@ -89,6 +113,8 @@ def headline(claims: Sequence[Claim]) -> str:
         >>> headline([claim, claim, identity(claim)])
         '2 of 2 claims shown; 1 of 1 identity holds'
     """
+    if not claims:
+        return "no results yet"
     asserted = [claim for claim in claims if claim.role == CLAIM]
     counts = Counter(claim.verdict for claim in asserted)
     shown = f"{counts.pop(SHOWN, 0)} of {_count(asserted, 'claim', 'claims')} shown"

@@ -208,8 +208,9 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
         *(found["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=160
     )
     lit.set(xlabel="x", ylabel="y")
-    lit.set_zlabel("loss", labelpad=-4)
-    lit.set_box_aspect(None, zoom=0.82)  # room for the label of the third axis
+    lit.zaxis.set_rotate_label(False)  # written across it would reach over the ticks
+    lit.set_zlabel("loss", rotation=90, labelpad=2)
+    lit.set_box_aspect(None, zoom=0.75)  # room for the label of the third axis
     lit.view_init(elev=35, azim=-60)
     title(surface, "b", "$(x^2 + 2y^2)/(x^2 + y^2) + (x^2 + y^2)$")
     return {"figure-1": figure}
