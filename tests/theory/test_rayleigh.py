@@ -520,6 +520,7 @@ def test_mixing_table_matches_the_law(dim):
     [(0.1, 1.0, 2.0, 120), (0.9, 0.05, 0.95, 15)],
     ids=["slow", "one e-fold a step"],
 )
+@pytest.mark.slow
 def test_curve_solves_its_equation(lr, noise, norm_sq, steps):
     model = reference(lr=lr, noise=noise)
 
