@@ -172,7 +172,8 @@ def _at_the_edge(columns: dict[str, Floats], states: Sequence[str | None], about
     late = columns["step"] >= max(began, (began + columns["step"][-1]) / 2)  # the first bursts are the largest
     ratios, spherical = columns["ratio"][late], np.isfinite(columns["effective_lr"][-1])
     loss, level = (float(np.mean(columns[name][late])) for name in ("loss", "loss_predicted"))
-    parts = [f"R = {np.mean(ratios):.3g} on average over the last {len(ratios):,} queries, {_spread(ratios)}"]
+    over = f"the last {len(ratios):,} queries" if len(ratios) > 1 else "the last query"
+    parts = [f"R = {np.mean(ratios):.3g} on average over {over}, {np.min(ratios):.2f} to {np.max(ratios):.2f}"]
     if np.isfinite(level):
         parts.append(
             f"loss {figure(loss - np.nanmin(columns['loss']))} above the lowest seen, predicted at most {level:.3g}"
@@ -189,14 +190,10 @@ def _at_the_edge(columns: dict[str, Floats], states: Sequence[str | None], about
     )
 
 
-def _spread(ratios: Floats) -> str:
-    return f"{np.min(ratios):.2f} to {np.max(ratios):.2f}"
-
-
 def _held(ratios: Floats) -> str:
     off = abs(float(np.mean(ratios)) - 1)
     if off > _NEAR:
-        return f"swings about, R = {_spread(ratios)};"
+        return "swings about"
     return "is held at" if off < _HELD else "is held near"
 
 
@@ -288,9 +285,9 @@ def _late(columns: dict[str, Floats], about: About, steps: int) -> list[Finding]
     return [
         Finding(
             "warning",
-            f"last query at step {last:,.0f} of {steps:,}",
+            f"last query at step {last:,.0f} of {steps:,}; give every=20",
             'every="auto" keeps to a tenth of the training time, which is little in a short run',
-            "give every=20",
+            "give every=20: the first search costs as much as fifty steps or more",
             "",
         )
     ]

@@ -141,7 +141,7 @@ def print_sharpness(
 def _print_rows(queries: pa.Table, measured: str, out: Console) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name, title in _COLUMNS.items():
-        table.add_column(measured if name == "sharpness" else title, justify="right", no_wrap=True)
+        table.add_column(measured.replace(" ", "\n") if name == "sharpness" else title, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for row in _thinned(queries, _MOST_ROWS).to_pylist():
         table.add_row(*(_cell(name, row[name]) for name in _COLUMNS), Text(_standing(row)))

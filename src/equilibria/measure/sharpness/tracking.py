@@ -124,7 +124,7 @@ class SharpnessMonitor:
 
     @property
     def state(self) -> str:
-        """As of the last query: "stable", "approaching", "past the edge", "edge of stability", "diverging", "diverged"."""
+        """As of the last query: one of `equilibria.measure.sharpness_table.STATES`."""
         return self._state
 
     @property
