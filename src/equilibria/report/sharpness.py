@@ -98,7 +98,7 @@ def sharpness_settings(queries: pa.Table | None, *, metadata: Mapping[str, Any])
             how_many(queries.num_rows),
             f"to step {last:,}; {spent / queries.num_rows:.1f} Hessian-vector products each",
         ),
-        *([("of", f"{about['entries']:,} parameters", _selection(about))] if "entries" in about else []),
+        *([("parameters", f"{about['entries']:,}", _selection(about))] if "entries" in about else []),
     ]
 
 
