@@ -20,6 +20,7 @@ from watched_worlds import make_net
 import equilibria as eq
 from equilibria.cli import app
 from equilibria.errors import EquilibriaError
+from equilibria.measure.monitor import WatchWarning
 from equilibria.measure.sharpness_table import EDGE
 from equilibria.record import RecordWarning
 from equilibria.report.sharpness import edge_stretches, sharpness_curves
@@ -161,6 +162,54 @@ def test_stretches_at_the_edge():
     states = ["stable", EDGE, EDGE, "stable", EDGE]
     table = pa.table({"step": [0, 20, 40, 60, 80], "state": states})
     assert edge_stretches(table) == [[20, 60], [80, 80]]
+
+
+def test_why_tracking_stopped_is_in_the_record(tmp_path):
+    net, optimizer = make()
+    monitor = eq.watch(net, optimizer, every=1, log_dir=tmp_path / "both")
+    alone = track(net, optimizer, log_dir=tmp_path / "alone")
+    beside = track(net, optimizer, beside=monitor)
+    train(net, optimizer, 2)
+    net[0].weight.requires_grad_(False)
+    with pytest.warns(WatchWarning, match="sharpness tracking has stopped"):
+        train(net, optimizer, 5)
+    for each in (alone, beside, monitor):
+        each.close()
+    for name in ("alone", "both"):
+        run = eq.read_run(tmp_path / name)
+        assert run.metadata["sharpness"]["stopped"]["step"] == 5
+        shown = CliRunner().invoke(app, ["report", str(tmp_path / name)])
+        assert "! tracking stopped at step 5: EquilibriaError: got parameter" in shown.output
+        page = run.report(tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "Tracking stopped at step 5" in page
+    assert repr(alone).startswith("<SharpnessTracker: 6 steps, 1 query; ")
+
+
+def test_the_directory_of_a_watched_run_is_shared_by_beside(tmp_path):
+    net, optimizer = make()
+    refused = pytest.raises(EquilibriaError, match=r"this one; close that run, .*by beside=monitor")
+    with eq.watch(net, optimizer, every=1, log_dir=tmp_path / "run"), refused:
+        track(net, optimizer, log_dir=tmp_path / "run")
+
+
+def test_adam_is_named_as_preconditioned_everywhere(tmp_path, capsys):
+    net = make_net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    with track(net, optimizer) as tracker:
+        train(net, optimizer, 7)
+    tracker.table()
+    assert capsys.readouterr().out.split()[0] == "preconditioned"  # above "sharpness"
+    page = tracker.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "preconditioned sharpness, and R = sharpness" in page
+    assert "what the edge adds" not in page.split("<script")[0] and "flatter minima" not in page.split("<script")[0]
+
+
+def test_before_the_edge_every_step_is_drawn_as_it_is():
+    numbers = {name: [2.0, 2000.0, 500.0] for name in ("sharpness", "threshold", "ratio", "loss")}
+    levels = {"loss_predicted": pa.array([None, 1.0, 1.0], pa.float64())}
+    drawn = sharpness_curves(pa.table({"step": [0, 1, 2], **levels, **numbers, "state": ["stable", "diverging", EDGE]}))
+    assert drawn["loss"] == [2.0, 2000.0, 500.0]
+    assert drawn["loss_predicted"] == [None, None, 3.0]  # above the lowest seen, at the edge alone
 
 
 def test_of_consecutive_steps_the_mean_is_drawn():

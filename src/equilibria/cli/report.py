@@ -41,7 +41,7 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
             write_report(samples, html, metadata=metadata, title=title, notes=notes, sharpness=queries)
     layers, findings = worst_first(summarise(samples, metadata=metadata)), diagnose(samples, metadata=metadata)
     if as_json:
-        found = [*findings, *sharpness_findings(recorded.sharpness())]
+        found = [*findings, *sharpness_findings(recorded.sharpness(), metadata=metadata)]
         print_json({"layers": [_contract(layer) for layer in layers], "findings": found, "notes": notes})
         return
     if layers:
@@ -49,7 +49,7 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     elif not recorded.sharpness().num_rows:
         print(*(headline(layers), *notes), sep="\n")
     if recorded.sharpness().num_rows:
-        print_sharpness(recorded.sharpness(), notes=() if layers else notes)
+        print_sharpness(recorded.sharpness(), metadata=metadata, notes=() if layers else notes)
     if html is not None:
         print(f"Page: {html}")
 

@@ -41,9 +41,9 @@ SHARPNESS_FIELDS = pa.schema(
 """Names, types and units. Null means not measured, or no law."""
 
 STABLE, APPROACHING, PAST, EDGE = "stable", "approaching", "past the edge", "edge of stability"
-DIVERGING = "diverging"
-STATES = (STABLE, APPROACHING, PAST, EDGE, DIVERGING)
+DIVERGING, DIVERGED = "diverging", "diverged"
+STATES = (STABLE, APPROACHING, PAST, EDGE, DIVERGING, DIVERGED)
 """What ``state`` may say. Approaching: R grows as weight decay alone makes it grow, so that its crossing of 1 is known.
 Past the edge: R is above 1, but no oscillation is seen yet, or it still grows. Edge of stability: R is held at 1 by an
 oscillation. Diverging: R is above 1, steps turn back, and the loss has grown far beyond where it began and still
-grows."""
+grows. Diverged: the loss is as far beyond, where R is below 1 again: of a dead network that says nothing."""

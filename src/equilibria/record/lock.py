@@ -85,8 +85,11 @@ class RunLock:
             return False
         if not free:
             holder = self._holder() or "another process"
+            own = isinstance(holder, Holder) and holder.pid == os.getpid() and holder.host == socket.gethostname()
+            beside = " (a tracker records into the directory of equilibria.watch by beside=monitor)" if own else ""
             raise EquilibriaError(
-                f"{self._path.parent} is being recorded by {holder}; close that run, or choose another directory"
+                f"{self._path.parent} is being recorded by {holder}{', this one' if own else ''}; close that run, or "
+                f"choose another directory{beside}"
             )
         return True
 

@@ -36,7 +36,7 @@
     const [low, high] = bounds(["ratio"], 2);
     chart(1, [line("ratio", "R", ink)], [Math.min(low, 0.7), Math.max(high, 1.4)], "R", shaded([one]));
     const least = found.loss_floor;
-    chart(2, [line("loss_predicted", "above its minimum at the edge, at most", goal), line("loss", "loss", { color: color("predicted"), width: 1.8 })],
+    chart(2, [line("loss_predicted", "lowest seen, and what the edge adds at most", goal), line("loss", "loss", { color: color("predicted"), width: 1.8 })],
       bounds(["loss", "loss_predicted"], 4, least), "loss", shaded());
   };
 

@@ -87,7 +87,7 @@ def report_html(
     """
     layers = worst_first(summarise(samples, metadata=metadata))
     queries = None if sharpness is None or not sharpness.num_rows else sharpness
-    about_sharpness = () if queries is None else sharpness_findings(queries)
+    about_sharpness = () if sharpness is None else sharpness_findings(sharpness, metadata=metadata)
     found = (*diagnose(samples, metadata=metadata), *about_sharpness) if findings is None else findings
     said, worst_said = headline(layers), worst(layers)
     if not layers and about_sharpness:
@@ -101,11 +101,13 @@ def report_html(
         tolerance=text(percent(TOLERANCE)),
         headline=text(said),
         worst=text(worst_said),
-        settings=settings_list([*_settings(samples, layers, metadata), *sharpness_settings(queries)]),
+        settings=settings_list(
+            [*_settings(samples, layers, metadata), *sharpness_settings(queries, metadata=metadata)]
+        ),
         notes="".join(f'<p class="notice">{text(full_stop(note))}</p>' for note in notes),
         findings=_findings(found, layers),
         angle_label=text(f"Chart of measured and predicted angle per step of every layer. {said}"),
-        sharpness="" if queries is None else sharpness_section(queries),
+        sharpness="" if queries is None else sharpness_section(queries, metadata=metadata),
         layers="" if queries is not None and not layers else layer_table(layers, most=MOST_LAYERS),
         without_layers=" hidden" if queries is not None and not layers else "",
     )

@@ -28,11 +28,12 @@ class RecordedRun(Run):
             found = diagnose(samples, metadata=self.metadata)
             print_table(summarise(samples, metadata=self.metadata), findings=found, notes=self.notes)
         if queries.num_rows:
-            print_sharpness(queries)
+            print_sharpness(queries, metadata=self.metadata)
 
     def findings(self) -> tuple[Finding, ...]:
         """What the samples mean, most serious first."""
-        return (*diagnose(self.samples(), metadata=self.metadata), *sharpness_findings(self.sharpness()))
+        about_sharpness = sharpness_findings(self.sharpness(), metadata=self.metadata)
+        return (*diagnose(self.samples(), metadata=self.metadata), *about_sharpness)
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.

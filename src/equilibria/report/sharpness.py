@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 from string import Template
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +15,13 @@ from numpy.typing import NDArray
 
 from equilibria._rich import Console, Table, Text
 from equilibria.findings import counted
-from equilibria.measure.sharpness_findings import sharpness_findings
+from equilibria.measure.sharpness_findings import figure, sharpness_findings, what
 from equilibria.measure.sharpness_table import EDGE
 from equilibria.pages.words import text
 
 _MOST_POINTS = 3000  # more than a wide screen can show
 _MOST_ROWS = 12
+_MOST_NAMES = 4
 _LOSS_FLOOR = 1e-12  # of the largest loss: what lies below is rounding
 _DRAWN = ("sharpness", "threshold", "ratio", "loss", "loss_predicted")
 _COLUMNS = {
@@ -35,10 +37,13 @@ _COLUMNS = {
 def sharpness_curves(queries: pa.Table) -> dict[str, object]:
     """The curves as JSON can hold them; None for what was not measured."""
     steps = np.asarray(queries["step"].to_numpy(), dtype=np.float64)
-    alone = np.append(True, np.diff(steps) != 1)  # of consecutive steps, which alternate at the edge, the mean is drawn
-    first = np.flatnonzero(alone)
+    there = np.array([state == EDGE for state in queries["state"].to_pylist()])
+    follows = (np.diff(steps) == 1) & there[1:] & there[:-1]  # at the edge they alternate: the mean is drawn
+    first = np.flatnonzero(np.append(True, ~follows))
     chosen = np.unique(np.linspace(0, len(first) - 1, min(len(first), _MOST_POINTS)).round().astype(np.int64))
     means = {name: _means(queries[name], first)[chosen] for name in _DRAWN}
+    lowest = np.nanmin(np.asarray(queries["loss"].to_numpy(), dtype=np.float64))
+    means["loss_predicted"] = np.where(there[first][chosen], lowest + means["loss_predicted"], np.nan)
     return {
         "step": [int(step) for step in steps[first][chosen]],
         **{name: [_finite(value) for value in values.tolist()] for name, values in means.items()},
@@ -65,57 +70,85 @@ def edge_stretches(queries: pa.Table) -> list[list[int]]:
     return found
 
 
-def sharpness_section(queries: pa.Table) -> str:
+def sharpness_section(queries: pa.Table, *, metadata: Mapping[str, Any]) -> str:
     """The section of a page with the charts."""
-    subject = sharpness_findings(queries)[-1].subject
+    subject, about = sharpness_findings(queries, metadata=metadata)[-1].subject, metadata.get("sharpness") or {}
     limit = "2 / lr_eff" if queries["effective_lr"][-1].as_py() is not None else "the optimizer's threshold"
+    levels = zip(queries["state"].to_pylist(), queries["loss_predicted"].to_pylist(), strict=True)
+    lawful = any(state == EDGE and level is not None for state, level in levels)
+    level = "; the lowest loss seen and what the edge adds to it, at most" if lawful else ""
+    flatter = ", and with weight decay it leads to flatter minima" if lawful else ""
     template = Template(files("equilibria.report").joinpath("sharpness.html").read_text(encoding="utf-8"))
     label = f"Chart of sharpness and threshold over the run: {subject}"
-    return template.substitute(limit=text(limit), label=text(label))
+    return template.substitute(
+        limit=text(limit), label=text(label), what=text(what(about)), level=text(level), flatter=text(flatter)
+    )
 
 
-def sharpness_settings(queries: pa.Table | None) -> list[tuple[str, str, str]]:
+def sharpness_settings(queries: pa.Table | None, *, metadata: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Name, value and a remark for the head of a page."""
     if queries is None:
         return []
+    about = metadata.get("sharpness") or {}
     spent = float(np.nansum(queries["hvps"].to_numpy(zero_copy_only=False)))
     last = queries["step"][-1].as_py()
     return [
         (
-            "sharpness",
-            f"{queries.num_rows:,} queries",
-            f"to step {last:,}; {spent / queries.num_rows:.1f} products each",
-        )
+            what(about),
+            how_many(queries.num_rows),
+            f"to step {last:,}; {spent / queries.num_rows:.1f} Hessian-vector products each",
+        ),
+        *([("parameters", f"{about['entries']:,}", _selection(about))] if "entries" in about else []),
     ]
 
 
-def print_sharpness(queries: pa.Table, *, notes: Sequence[str] = (), console: Console | None = None) -> None:
+def how_many(count: int) -> str:
+    """A number of them in words."""
+    return "1 query" if count == 1 else f"{count:,} queries"
+
+
+def _selection(about: Mapping[str, Any]) -> str:
+    names = about["params"]
+    if len(names) == about.get("of"):
+        return f"all {counted(len(names), 'tensor')}"
+    shown = names if len(names) <= _MOST_NAMES else [*names[: _MOST_NAMES - 1], "...", names[-1]]
+    return f"{counted(len(names), 'tensor')}: {', '.join(shown)}"
+
+
+def print_sharpness(
+    queries: pa.Table, *, metadata: Mapping[str, Any], notes: Sequence[str] = (), console: Console | None = None
+) -> None:
     """Print some of the queries, the last among them, and what they mean.
 
     Args:
         queries: the table of a tracker, or of a recorded run.
+        metadata: of it.
         notes: about the record itself, printed before the findings.
         console: where to print; standard output without it.
     """
     out = Console() if console is None else console
-    if not queries.num_rows:
+    if queries.num_rows:
+        _print_rows(queries, what(metadata.get("sharpness") or {}), out)
+    else:
         out.print("no queries yet: train a step first")
-        return
+    for note in notes:
+        out.print(Text(f"- {note}"))
+    for finding in sharpness_findings(queries, metadata=metadata):
+        mark = "!" if finding.severity == "warning" else "-"
+        out.print(Text(f"{mark} {finding.subject}: {finding.evidence}"))
+
+
+def _print_rows(queries: pa.Table, measured: str, out: Console) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for title in _COLUMNS.values():
-        table.add_column(title, justify="right", no_wrap=True)
+    for name, title in _COLUMNS.items():
+        table.add_column(measured.replace(" ", "\n") if name == "sharpness" else title, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for row in _thinned(queries, _MOST_ROWS).to_pylist():
         table.add_row(*(_cell(name, row[name]) for name in _COLUMNS), Text(_standing(row)))
     out.print(table)
-    out.print(
-        Text(f"{counted(queries.num_rows, 'row')} in all; R is sharpness over threshold", style="dim"), end="\n\n"
-    )
-    for note in notes:
-        out.print(Text(f"- {note}"))
-    for finding in sharpness_findings(queries):
-        mark = "!" if finding.severity == "warning" else "-"
-        out.print(Text(f"{mark} {finding.subject}: {finding.evidence}"))
+    rows = counted(queries.num_rows, "row")
+    told = f"{rows} in all; R is sharpness over threshold; products: Hessian times vector"
+    out.print(Text(told, style="dim"), end="\n\n")
 
 
 def _thinned(queries: pa.Table, most: int) -> pa.Table:
@@ -128,7 +161,7 @@ def _thinned(queries: pa.Table, most: int) -> pa.Table:
 def _cell(name: str, value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value:,.0f}" if name in ("step", "hvps") else f"{value:.3g}"
+    return f"{value:,.0f}" if name in ("step", "hvps") else figure(value)
 
 
 def _standing(row: dict[str, object]) -> str:

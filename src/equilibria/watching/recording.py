@@ -45,6 +45,7 @@ class Recording:
         self._advice = advice
         self._asked, self._describe, self._count_steps = Path(directory), describe, count_steps
         self._writer: RunWriter | None = None
+        self._last_words: list[Callable[[], Mapping[str, Any]]] = []
         self.resumes = False
         if _holds_a_run(self._asked):
             _refuse_a_second_writer(self._asked)
@@ -63,6 +64,10 @@ class Recording:
         """Why nothing is written any more, or None."""
         return None if self._writer is None else self._writer.failure
 
+    def tell_at_end(self, describe: Callable[[], Mapping[str, Any]]) -> None:
+        """Add to the metadata what is known only when the recording is closed."""
+        self._last_words.append(describe)
+
     def append(self, columns: Mapping[str, Any], *, table: str = SAMPLES) -> None:
         """Take some rows of a table."""
         if self._writer is None:
@@ -77,7 +82,8 @@ class Recording:
     def close(self) -> None:
         """Write what waits, and let others in."""
         if self._writer is not None:
-            self._writer.close(metadata={"steps": self._count_steps()})
+            told = {name: value for describe in self._last_words for name, value in describe().items()}
+            self._writer.close(metadata={**told, "steps": self._count_steps()})
 
     def _open(self) -> RunWriter:
         if self.resumes:

@@ -89,6 +89,8 @@ class WatchedRun(Monitor):
         """
         samples, metadata, found = self.samples(), {**self.metadata, "steps": self.step}, self.findings()
         queries = self._tracker.samples() if self._tracker else None
+        if self._tracker:
+            metadata["sharpness"] = self._tracker.metadata["sharpness"]
         return write_report(samples, path, metadata=metadata, title=title, findings=found, sharpness=queries)
 
     def live(self) -> AbstractContextManager[None]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from equilibria.errors import EquilibriaError
+from equilibria.findings import counted
 from equilibria.measure.objective import Objective
 from equilibria.measure.parameters import Select
 from equilibria.measure.samples import SAMPLE_FIELDS
@@ -18,7 +19,7 @@ from equilibria.measure.sharpness.tracking import SharpnessMonitor, SharpnessSin
 from equilibria.measure.sharpness_table import SHARPNESS_FIELDS
 from equilibria.record.schema import SHARPNESS
 from equilibria.report import write_report
-from equilibria.report.sharpness import print_sharpness
+from equilibria.report.sharpness import how_many, print_sharpness
 from equilibria.watching.recording import Recording
 from equilibria.watching.run import WatchedRun
 
@@ -109,7 +110,7 @@ class SharpnessTracker(SharpnessMonitor):
         atexit.register(_close, weakref.ref(self))
 
     def __repr__(self) -> str:
-        parts = [f"{self.step:,} steps, {len(self._rows):,} queries", self.state]
+        parts = [f"{counted(self.step, 'step')}, {how_many(len(self._rows))}", self.state]
         parts += [f"stopped: {self.failure}"] if self.failure else ["closed"] if self._closed else []
         parts += [f"recorded in {self.log_dir}"] if self.log_dir else []
         return f"<{type(self).__name__}: {'; '.join(parts)}>"
@@ -121,7 +122,7 @@ class SharpnessTracker(SharpnessMonitor):
 
     def table(self) -> None:
         """Print some of the queries, and what they mean."""
-        print_sharpness(self.samples())
+        print_sharpness(self.samples(), metadata={**self.metadata, "steps": self.step})
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.
@@ -144,6 +145,7 @@ class SharpnessTracker(SharpnessMonitor):
                 log_dir, describe=lambda: self.metadata, count_steps=lambda: self.step, advice=""
             )
         if self._recording is not None:
+            self._recording.tell_at_end(lambda: {"sharpness": self.metadata["sharpness"]})
             self._sinks.append(_IntoTable(self._recording, owned=beside is None))
 
 

@@ -223,7 +223,7 @@ def test_what_is_printed():
     assert "with 99.9 % probability" in str(found)
     short = eq.sharpness(quadratic(with_spectrum(torch.linspace(-1, 3, 100))), None, budget=3)
     assert not short.converged
-    assert str(short).endswith("after 3 products; not converged: the budget of 3 products is used up")
+    assert str(short).endswith("after 3 Hessian-vector products; not converged: the budget of 3 products is used up")
 
 
 def test_bad_input_is_explained():

@@ -120,7 +120,7 @@ def test_what_is_said_about_it(completion_run):
     (finding,) = completion_run[0].findings()
     assert finding.subject.startswith("edge of stability since step 1,")
     assert "is held at 2/lr_eff = " in finding.subject
-    assert "loss predicted at most" in finding.evidence
+    assert "above the lowest seen, predicted at most" in finding.evidence
     assert eq.cite(finding.law)
 
 

@@ -103,7 +103,7 @@ class HessianProducts:
         self._objective, self._method = objective, method
         self._searched = False
         self._chunks = as_chunks(objective, data)
-        self.covers = self._chunks.covers
+        self.covers, self.batches = self._chunks.covers, len(self._chunks.batches)
         self._kept: _Graph | None = None
         self._differences = self._by_differences() if method == "differences" else None
         if self._differences is None and len(self._chunks.batches) == 1:

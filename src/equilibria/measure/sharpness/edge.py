@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from equilibria.measure.sharpness_table import APPROACHING, DIVERGING, EDGE, PAST, STABLE
+from equilibria.measure.sharpness_table import APPROACHING, DIVERGED, DIVERGING, EDGE, PAST, STABLE
 
 _BAND = 2e-3  # around R = 1, within which a run stays on the side where it was
 _TURNING, _NOT_TURNING = 0.8, 0.5  # share of steps that turn back
@@ -76,13 +76,15 @@ class EdgeDetector:
     def _next(self, step: int, ratio: float, mean: float, turned_back: float | None, growth: float | None) -> str:
         turns = self._state == EDGE if turned_back is None else turned_back >= _TURNING
         beyond = mean > 1 - _BAND if self._state in (PAST, DIVERGING) else mean > 1 + _BAND
-        growing = self._is_growing()
-        if beyond and growing and self._losses[-1] > _FAR * self._losses[0] and turned_back != 0.0:
+        growing, far = self._is_growing(), self._is_far()
+        if beyond and growing and far and turned_back != 0.0:
             return DIVERGING
         if self._state == EDGE and not self._has_left(mean, turned_back):
             return EDGE
         if beyond:
             return EDGE if turns and not growing else PAST
+        if far:  # where a network is dead there is no curvature left
+            return DIVERGED
         return APPROACHING if self._grows_by_decay(step, ratio, growth) else STABLE
 
     def _is_growing(self) -> bool:
@@ -90,11 +92,14 @@ class EdgeDetector:
         recent = self._losses[-4:]
         return len(recent) > 1 and all(now > _GROWS * before for before, now in pairwise(recent))
 
+    def _is_far(self) -> bool:
+        return bool(self._losses) and self._losses[-1] > _FAR * self._losses[0] > 0
+
     def _has_left(self, mean: float, turned_back: float | None) -> bool:
         return mean < _LEFT and turned_back is not None and turned_back < _NOT_TURNING
 
     def _grows_by_decay(self, step: int, ratio: float, growth: float | None) -> bool:
-        if self._before is None or growth is None or growth <= 0 or min(ratio, self._before[1]) <= 0:
+        if self._before is None or growth is None or growth <= 0 or not ratio > 0 or not 0 < self._before[1] < math.inf:
             return False
         measured = math.log(ratio / self._before[1]) / (step - self._before[0])
         return abs(measured / growth - 1) < _AS_DECAY

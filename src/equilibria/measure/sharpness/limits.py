@@ -27,12 +27,28 @@ class Limits:
         lr: learning rate.
         weight_decay: of the group that holds most of the numbers.
         plain: whether it is gradient descent with at most weight decay, which the laws of the edge are about.
+        law: that gave the threshold; ask `equilibria.cite`.
     """
 
     threshold: float
     lr: float
     weight_decay: float
     plain: bool
+    law: str
+
+    def ratio(self, curvature: float) -> float:
+        """R: see `ratio_of`."""
+        return ratio_of(curvature, self.threshold)
+
+
+def ratio_of(curvature: float, threshold: float) -> float:
+    """R; infinite where weight decay alone is unstable already, so that the threshold is not positive.
+
+    Example:
+        >>> ratio_of(2.0, 4.0), ratio_of(0.0, -1.0)
+        (0.5, inf)
+    """
+    return curvature / threshold if threshold > 0 else math.inf
 
 
 def is_adam(optimizer: torch.optim.Optimizer) -> bool:
@@ -60,16 +76,27 @@ def limits_of(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], *, sca
         raise EquilibriaError("got an optimizer with maximize=True; expected one that minimises the loss")
     if is_adam(optimizer):
         _refuse_coupled(optimizer, group)
+    plain, law = momentum == 0 and not is_adam(optimizer), _law(optimizer, group, scale_invariant=scale_invariant)
     if lr == 0:  # as schedules have it at their ends
-        return Limits(math.inf, lr, decay, plain=momentum == 0 and not is_adam(optimizer))
+        return Limits(math.inf, lr, decay, plain, law)
     if is_adam(optimizer):
-        return Limits(float(adam_threshold(lr, decay, beta1=float(group["betas"][0]))), lr, decay, plain=False)
+        return Limits(float(adam_threshold(lr, decay, beta1=float(group["betas"][0]))), lr, decay, plain, law)
     if group["nesterov"]:
         found = nesterov_threshold(lr, decay, momentum=momentum, scale_invariant=scale_invariant)
     else:
         damped = float(group["dampening"]) if momentum else 0.0  # torch ignores it without momentum
         found = momentum_threshold(lr, decay, momentum=momentum, dampening=damped, scale_invariant=scale_invariant)
-    return Limits(float(found), lr, decay, plain=momentum == 0)
+    return Limits(float(found), lr, decay, plain, law)
+
+
+def _law(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, scale_invariant: bool) -> str:
+    if is_adam(optimizer):
+        return "thresholds.adam_threshold"
+    if group["nesterov"]:
+        return "thresholds.nesterov_threshold"
+    if group["momentum"] or (group["weight_decay"] and not scale_invariant):
+        return "thresholds.momentum_threshold"  # at momentum 0 the one law of 2/lr - wd
+    return "stability.raw_threshold"
 
 
 def _common_group(optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> Mapping[str, Any]:

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from equilibria.errors import EquilibriaError, whole
 from equilibria.measure.curvature import Eigenpairs, HessianProducts, eigenpairs, follow
+from equilibria.measure.curvature.chunks import GHOST_BATCHES
 from equilibria.measure.curvature.dense import dense_eigenpairs
 from equilibria.measure.curvature.lanczos import Product, check_request
 from equilibria.measure.objective import Objective, Params
-from equilibria.measure.parameters import Select
+from equilibria.measure.parameters import Select, unwrap_optimizer
 from equilibria.measure.sharpness.invariance import check_invariant
+from equilibria.measure.sharpness.limits import Limits, is_adam, limits_of, ratio_of
 from equilibria.theory.thresholds import momentum_threshold, nesterov_threshold
 
 _SMALL = 64  # parameters up to which the whole Hessian is computed
@@ -45,15 +47,16 @@ class Sharpness:
         loss: the loss on the data.
         names: of the selected parameters.
         pairs: what the next search begins with, if this is given to it as ``warm``.
+        batches: how many the loss is the mean of.
 
     Example:
         >>> objective = Objective(lambda params, batch: (batch * params["w"] ** 2).sum() / 2, {"w": torch.ones(3)})
         >>> print(sharpness(objective, torch.tensor([1.0, 2.0, 4.0])))
-        sharpness 4 (error at most ... with 99.9 % probability) after 3 products
+        sharpness 4 (error at most ... with 99.9 % probability) after 3 Hessian-vector products
     """
 
     values: tuple[float, ...]
-    vectors: tuple[Params, ...]
+    vectors: tuple[Params, ...] = field(repr=False)
     residuals: tuple[float, ...]
     bound: tuple[float, ...]
     hvps: int
@@ -66,8 +69,9 @@ class Sharpness:
     preconditioned: bool
     norm_sq: float
     loss: float
-    names: tuple[str, ...]
+    names: tuple[str, ...] = field(repr=False)
     pairs: Eigenpairs = field(repr=False)
+    batches: int = 1
 
     @property
     def value(self) -> float:
@@ -75,33 +79,69 @@ class Sharpness:
         return self.values[0]
 
     def stability_ratio(
-        self, lr: float, *, weight_decay: float = 0.0, momentum: float = 0.0, nesterov: bool = False
+        self,
+        lr: float | torch.optim.Optimizer,
+        *,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        nesterov: bool = False,
     ) -> float:
-        """R: the first value over the one at which ``torch.optim.SGD`` with these settings becomes unstable.
+        """R: the first value over the one at which an optimizer becomes unstable.
 
         Below 1 stable, above 1 the top direction grows. If spherical, the threshold is that of a scale-invariant loss:
-        R is then the effective learning rate times the sharpness, over 2.
+        R is then the effective learning rate times the sharpness, over 2. It is infinite where weight decay alone is
+        unstable.
+
+        Args:
+            lr: an optimizer (SGD, Adam or AdamW), whose settings of the moment count; or the learning rate of an SGD.
+            weight_decay: of that SGD.
+            momentum: of that SGD.
+            nesterov: whether its momentum is Nesterov's.
 
         Raises:
-            EquilibriaError: if the values are the smallest ones or preconditioned, or a setting is out of range.
+            EquilibriaError: if the values are the smallest ones, or preconditioned where the optimizer is not or the
+                other way round, or a setting is out of range.
         """
         if self.end != "top":
             raise EquilibriaError(f"got a result with end={self.end!r}; expected the largest eigenvalues: end='top'")
+        raw = self.value / self.norm_sq if self.spherical else self.value
+        if hasattr(lr, "param_groups"):
+            if weight_decay or momentum or nesterov:
+                raise EquilibriaError("got an optimizer and settings of SGD; expected stability_ratio(optimizer) alone")
+            return self._limits_of(unwrap_optimizer(lr)).ratio(raw)
+        self._refuse_preconditioned("SGD")
+        law = nesterov_threshold if nesterov else momentum_threshold
+        threshold = float(law(lr, weight_decay, momentum=momentum, scale_invariant=self.spherical))
+        return ratio_of(raw, threshold)
+
+    def _limits_of(self, optimizer: torch.optim.Optimizer) -> Limits:
+        if is_adam(optimizer) and not self.preconditioned:
+            raise EquilibriaError(
+                f"got {type(optimizer).__name__} for a result without its preconditioner; expected "
+                "sharpness(..., preconditioner=equilibria.measure.sharpness.adam_preconditioner(objective, optimizer))"
+            )
+        if not is_adam(optimizer):
+            self._refuse_preconditioned(type(optimizer).__name__)
+        trained = [param for group in optimizer.param_groups for param in group["params"]]
+        return limits_of(optimizer, trained, scale_invariant=self.spherical)
+
+    def _refuse_preconditioned(self, optimizer: str) -> None:
         if self.preconditioned:
             raise EquilibriaError(
-                "got a result with a preconditioner, which SGD has not; expected one without, or divide the value by "
-                "equilibria.theory.thresholds.adam_threshold"
+                f"got a result with a preconditioner, which {optimizer} has not; expected one without, or Adam's "
+                "optimizer: stability_ratio(optimizer)"
             )
-        raw = self.value / self.norm_sq if self.spherical else self.value
-        law = nesterov_threshold if nesterov else momentum_threshold
-        return raw / float(law(lr, weight_decay, momentum=momentum, scale_invariant=self.spherical))
 
     def __str__(self) -> str:
         kind = "spherical " if self.spherical else "preconditioned " if self.preconditioned else ""
         shown = ", ".join(f"{value:.6g}" for value in self.values)
         sure = "at most {:.1%} with 99.9 % probability" if self.certified else "about {:.1%} or less, an estimate"
+        of = (
+            f" of the mean of {self.batches} batches, each normalised by itself" if self.covers == GHOST_BATCHES else ""
+        )
         stopped = "" if self.converged else f"; not converged: {self.reason}"
-        return f"{kind}sharpness {shown} (error {sure.format(max(self.bound))}) after {self.hvps} products{stopped}"
+        error = sure.format(max(self.bound))
+        return f"{kind}sharpness {shown}{of} (error {error}) after {self.hvps} Hessian-vector products{stopped}"
 
 
 def sharpness(
@@ -298,4 +338,5 @@ def _result(
         loss=products.loss,
         names=products.layout.names,
         pairs=pairs,
+        batches=products.batches,
     )

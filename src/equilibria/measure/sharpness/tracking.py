@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -35,6 +36,7 @@ from equilibria.measure.sharpness_table import APPROACHING, EDGE, PAST, SHARPNES
 from equilibria.theory.stability import ROUNDING_FLOOR, edge_of_stability, effective_lr, eos_delay
 
 _SAME_GRADIENT = 1e-2  # relative difference; another batch differs by more, rounding in half precision by less
+_LOST = 0.2  # by which a search from scratch may exceed a warm one at the same weights without a word
 _NEAR = 0.9  # of the threshold: a secant beyond it calls for a query
 
 Row = dict[str, Any]
@@ -93,16 +95,18 @@ class SharpnessMonitor:
         # A DataLoader is read now and never again: training may be reading it.
         self._objective, self._data = objective, as_chunks(objective, batch)
         self.spherical = self._find_out(spherical)
-        limits_of(self._optimizer, list(self._params.values()), scale_invariant=self.spherical)
+        self._law = self._limits().law
         self._motion, self._detector = Motion(spherical=self.spherical), EdgeDetector()
         self._found: dict[int, Sharpness] = {}  # the last at even steps, and at odd ones
-        self._full_batch: bool | None = None
+        self._difference: float | None = None  # of training's gradient from that of our batch, at the first query
+        self._lost: dict[str, float] | None = None
         self._state = STABLE
         self._threshold = math.inf
         self._rows: list[Row] = []
         self._sinks = list(sinks)
         self._steps = 0
         self._failure: str | None = None
+        self._stopped = 0  # the step of it
         self._hook = self._optimizer.register_step_pre_hook(self._before_step)
         self._closed = False
 
@@ -120,7 +124,7 @@ class SharpnessMonitor:
 
     @property
     def state(self) -> str:
-        """As of the last query: "stable", "approaching", "past the edge", "edge of stability" or "diverging"."""
+        """As of the last query: one of `equilibria.measure.sharpness_table.STATES`."""
         return self._state
 
     @property
@@ -145,6 +149,12 @@ class SharpnessMonitor:
                 "recheck": self._recheck,
                 "params": list(self._params),
                 "entries": sum(param.numel() for param in self._params.values()),
+                "of": len(self._objective.params),
+                "preconditioned": is_adam(self._optimizer),
+                "law": self._law,
+                "gradient_difference": self._difference,
+                "lost": self._lost,
+                "stopped": None if self._failure is None else {"step": self._stopped, "reason": self._failure},
             },
         }
 
@@ -154,7 +164,7 @@ class SharpnessMonitor:
 
     def findings(self) -> tuple[Finding, ...]:
         """What the queries mean."""
-        return sharpness_findings(self.samples())
+        return sharpness_findings(self.samples(), metadata={**self.metadata, "steps": self.step})
 
     def close(self) -> None:
         """Take the hook off and close the sinks; a second call does nothing."""
@@ -183,7 +193,7 @@ class SharpnessMonitor:
         try:
             self._look_and_query()
         except Exception as error:
-            self._failure = f"{type(error).__name__}: {error}"
+            self._failure, self._stopped = f"{type(error).__name__}: {error}", self._steps
             self._motion.forget()
             warn_caller(f"sharpness tracking has stopped: {self._failure}; training goes on", WatchWarning)
         self._steps += 1
@@ -194,7 +204,7 @@ class SharpnessMonitor:
         if self._pace.may_look(step):
             begun = time.perf_counter()
             with torch.no_grad():
-                self._motion.see(_flat(self._params), self._training_gradient() if self._full_batch else None)
+                self._motion.see(_flat(self._params), self._training_gradient() if self._full_batch() else None)
             self._pace.looked(time.perf_counter() - begun)
         else:
             self._motion.forget()
@@ -215,17 +225,14 @@ class SharpnessMonitor:
 
     def _query(self, step: int) -> Sharpness:
         products = HessianProducts(self._objective, self._data, select=list(self._params))
-        if self._full_batch is None:
-            self._full_batch = self._trains_on_the_same(products)
+        if self._difference is None:
+            self._difference = self._gradient_difference(products)
         preconditioner = adam_preconditioner(self._objective, self._optimizer) if is_adam(self._optimizer) else None
-        found = sharpness_of(
-            products,
-            preconditioner=preconditioner,
-            tol=self._tol,
-            warm=self._found.get(step % 2) or self._found.get(1 - step % 2),
-            recheck=self._recheck,
-            seed=len(self._rows),
-        )
+        search = partial(sharpness_of, products, preconditioner=preconditioner, tol=self._tol, seed=len(self._rows))
+        warm = self._found.get(step % 2) or self._found.get(1 - step % 2)
+        found = search() if warm is None else search(warm=warm, recheck=warm.pairs.followed + 1)
+        if warm is not None and warm.pairs.followed >= self._recheck:
+            found = self._search_again(step, search, found)
         was_at_the_edge = self._state == EDGE
         self._found[step % 2] = found  # at the edge every second step is on the same side of the valley
         self._add(self._row(step, found))
@@ -233,10 +240,18 @@ class SharpnessMonitor:
             self._found.clear()  # the first swing throws the run into another part of the valley: search afresh
         return found
 
+    def _search_again(self, step: int, search: Callable[[], Sharpness], followed: Sharpness) -> Sharpness:
+        """From scratch, at the same weights: whether following has lost the top eigenvector."""
+        found = search()
+        if found.value > (1 + _LOST) * followed.value:
+            unit = found.norm_sq if self.spherical else 1.0
+            self._lost = {"step": step, "found": unit * found.value, "followed": unit * followed.value}
+        return found
+
     def _row(self, step: int, found: Sharpness) -> Row:
-        limits = limits_of(self._optimizer, list(self._params.values()), scale_invariant=self.spherical)
+        limits = self._limits()
         unit = found.norm_sq if self.spherical else 1.0
-        ratio, intrinsic = found.value / limits.threshold, limits.lr * limits.weight_decay
+        ratio, intrinsic = limits.ratio(found.value), limits.lr * limits.weight_decay
         lawful = self.spherical and limits.plain and 0 < intrinsic < 1
         growth = -2 * math.log1p(-intrinsic) if lawful else None
         standing = self._detector.take(
@@ -267,6 +282,9 @@ class SharpnessMonitor:
             "state": standing.state,
             **(self._forecast(standing, ratio, unit * found.value, limits) if lawful else _NO_FORECAST),
         }
+
+    def _limits(self) -> Limits:
+        return limits_of(self._optimizer, list(self._params.values()), scale_invariant=self.spherical)
 
     def _forecast(self, standing: Standing, ratio: float, sharpness: float, limits: Limits) -> Row:
         """What the laws of gradient descent with weight decay on a scale-invariant loss say about the time to come."""
@@ -302,13 +320,20 @@ class SharpnessMonitor:
         grads = {name: param.grad for name, param in self._params.items()}
         return None if any(grad is None for grad in grads.values()) else _flat(grads)  # type: ignore[arg-type]
 
-    def _trains_on_the_same(self, products: HessianProducts) -> bool:
-        """Whether the gradient of training is that of our batch."""
+    def _full_batch(self) -> bool:
+        return self._difference is not None and self._difference <= _SAME_GRADIENT
+
+    def _gradient_difference(self, products: HessianProducts) -> float | None:
+        """Of the gradient of training from that of our batch, over the larger; None if training has not told it."""
         gradient = self._training_gradient()
         if gradient is None:
-            return False
-        difference = torch.linalg.vector_norm(gradient.to(products.gradient) - products.gradient)
-        return bool(difference <= _SAME_GRADIENT * torch.linalg.vector_norm(products.gradient))
+            return None
+        gradient = gradient.to(products.gradient)
+        compared = gradient - products.gradient, gradient, products.gradient
+        apart, *norms = (float(torch.linalg.vector_norm(each)) for each in compared)
+        if not math.isfinite(apart):
+            return None
+        return apart / max(norms) if max(norms) > 0 else 0.0
 
     def _add(self, row: Row) -> None:
         self._rows.append(row)
@@ -331,7 +356,11 @@ _NO_FORECAST: Row = dict.fromkeys(("steps_to_crossing", "steps_to_oscillation", 
 
 
 def _effective_lr(limits: Limits, norm_sq: float) -> float:
-    return float(effective_lr(limits.lr, limits.weight_decay, norm_sq=norm_sq)) if limits.lr else 0.0
+    if limits.lr == 0:
+        return 0.0
+    if limits.lr * limits.weight_decay >= 1:  # the weights change sign
+        return math.inf
+    return float(effective_lr(limits.lr, limits.weight_decay, norm_sq=norm_sq))
 
 
 def _flat(tensors: Mapping[str, Tensor]) -> Tensor:
