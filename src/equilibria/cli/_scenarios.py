@@ -46,7 +46,12 @@ scenario_options = apply(
         "--wd", "--weight-decay", type=Decay(), help="Weight decay from now on, or xN for N times the recorded one."
     ),
     click.option("--batch-factor", type=NUMBER, default=1.0, help="Batch size from now on over that of the record."),
-    click.option("--rescale", is_flag=True, help="Weights and optimizer state are rescaled where lr or wd jumps."),
+    click.option(
+        "--rescale",
+        is_flag=True,
+        help="Weights and optimizer state are rescaled at every change of lr or wd, however small, as RescaleOnDecay "
+        "does.",
+    ),
 )
 
 

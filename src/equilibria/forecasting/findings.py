@@ -131,5 +131,9 @@ def assumptions(
     if scenario.batch_factor != 1:
         said.append("gradients are noise: L is inverse to the batch size (the record does not say how far that holds)")
     if scenario.rescale:
-        said.append(f"weights and optimizer state are rescaled where lr or weight decay change by more than {JUMP:.0%}")
+        said.append(
+            "weights and optimizer state are rescaled at every change of lr or weight decay, step by step under a "
+            "smooth schedule; where the variance in front of a BatchNorm would come down to 1000 times its eps "
+            "RescaleOnDecay stops, which a record does not show"
+        )
     return tuple(said)

@@ -195,7 +195,8 @@ def forecast(
         steps: length of the whole run in optimizer steps, those recorded included.
         weight_decay: weight decay of the first layer's group; as at the last sample without.
         batch_factor: batch size from now on over that of the record.
-        rescale: whether weights and optimizer state are rescaled where lr or weight decay jump.
+        rescale: whether weights and optimizer state are rescaled whenever lr or weight decay change, as
+            `equilibria.control.RescaleOnDecay` does.
         start: fit only samples before this step and forecast from there; everything recorded without.
 
     Returns:
