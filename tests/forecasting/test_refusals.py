@@ -123,7 +123,7 @@ def test_sparse_samples_give_nearly_the_same_fit(run):
 
 
 def test_backtest_needs_samples_on_both_sides(run):
-    with pytest.raises(EquilibriaError, match="expected at least 50 samples from there on"):
+    with pytest.raises(EquilibriaError, match="expected at least 50 steps from there on"):
         backtest(run, start=180)
     with pytest.raises(EquilibriaError, match="10 samples; at least 20"):
         backtest(run, start=10)

@@ -106,7 +106,7 @@ def fit(cohort: Cohort) -> Fit:
         turned=turned[-1],
         wander=np.hypot(prior.wander, seen.wander),
         scatter=np.hypot(_scatter(cohort, rows, beside, scale) * seen.widening, seen.scatter),
-        norm_scatter=_norm_scatter(cohort, rows),
+        norm_scatter=_norm_scatter(cohort, rows) * seen.widening,
         angle_scale=scale,
         angle_error=scale_error,
         size=cohort.entries,

@@ -219,6 +219,10 @@ def forecast(
         >>> found, found.layers[0].name, found.layers[0].step[-1].item()
         (<Forecast of 1 layer, steps 40 to 399>, '0.weight', 399)
     """
+    if isinstance(schedule, Scenario) and (weight_decay is not None or batch_factor != 1 or rescale):
+        raise EquilibriaError(
+            "got a Scenario and weight_decay, batch_factor or rescale beside it; expected them inside of the Scenario"
+        )
     scenario = (
         schedule
         if isinstance(schedule, Scenario)

@@ -67,8 +67,8 @@ _SGD = Prior(
 _ADAM = replace(_SGD, angle=-0.03, angle_sd=0.015, size_sd=0.08)
 
 # Near interpolation L falls with the noise. From 6 trainings that no reported test uses: digits without label noise,
-# 1,500 steps, lr / 10 or / 5 at step 700, perceptrons and convolutional networks of two layers with BatchNorm, seeds 200
-# to 205, SGD with momentum and AdamW: ln L fell by 0.4 to 2.8 at the drop. (Two with 30 % label noise: 0.0 to 0.14.)
+# 1,500 steps, lr / 10 or / 5 at step 700, perceptrons and convolutional networks of two layers with BatchNorm, seeds
+# 200 to 205, SGD with momentum and AdamW: ln L fell by 0.2 to 2.8 at the drop (with 30 % label noise by 0.0 to 0.14).
 _POWER, _POWER_SD = 0.35, 0.25
 
 

@@ -86,19 +86,23 @@ def courses(scenario: Scenario, observed: Observed, *, first: int, steps: int) -
         wd = _values(scenario.weight_decay, "weight_decay", first=first, steps=steps)
     found = []
     for cohort in observed.cohorts:
-        own_lr = lr * _ratio(cohort.lr[-1], main.lr[-1])
+        at = max(int(np.searchsorted(main.step, cohort.step[-1], side="right")) - 1, 0)  # the same moment for both
+        own_lr = lr * _ratio("lr", cohort, cohort.lr[-1], main.lr[at])
         held = float(cohort.weight_decay[-1])
-        own_wd = np.full(count, held) if wd is None else wd * _ratio(held, main.weight_decay[-1])
+        own_wd = (
+            np.full(count, held) if wd is None else wd * _ratio("weight decay", cohort, held, main.weight_decay[at])
+        )
         rescale_sq = _rescaling(cohort, own_lr, own_wd) if scenario.rescale else np.ones(count)
         found.append(Course(first, own_lr, own_wd, rescale_sq, float(scenario.batch_factor)))
     return tuple(found)
 
 
-def recorded_course(cohort: Cohort, *, first: int, steps: int) -> Course:
+def recorded_course(cohort: Cohort, *, first: int, steps: int, rescale: bool = False) -> Course:
     """What lr and weight decay really were; between two samples they are the earlier one's."""
     at = np.searchsorted(cohort.step, np.arange(first, steps), side="right") - 1
     lr, wd = cohort.lr[at], cohort.weight_decay[at]
-    return Course(first, lr, wd, np.ones(steps - first), 1.0)
+    before = cohort.since(0, before=first)
+    return Course(first, lr, wd, _rescaling(before, lr, wd) if rescale else np.ones(steps - first), 1.0)
 
 
 def _values(schedule: ScheduleLike, name: str, *, first: int, steps: int) -> Array:
@@ -112,8 +116,14 @@ def _values(schedule: ScheduleLike, name: str, *, first: int, steps: int) -> Arr
     return body.values(steps - first, start=first)
 
 
-def _ratio(own: float, main: float) -> float:
-    return 1.0 if own == main else float(own / main) if main else 0.0
+def _ratio(what: str, cohort: Cohort, own: float, main: float) -> float:
+    if own != main and main == 0:
+        raise EquilibriaError(
+            f"got another {what} for the first layer's parameter group, where it was 0 at the last sample, while it "
+            f"was {own:.4g} for {cohort.names[0]}, which keeps its ratio to it; expected more than 0 in both: "
+            f"leave {what} as it was, or forecast a record in which both have one"
+        )
+    return 1.0 if own == main else float(own / main)
 
 
 def _rescaling(cohort: Cohort, lr: Array, wd: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from equilibria._rich import Console, Table, Text
 from equilibria.findings import Finding, counted
-from equilibria.forecasting.backtest import BackTest, LayerTest, Score
+from equilibria.forecasting.backtest import RMS_SAMPLES, BackTest, LayerTest, Score
 from equilibria.forecasting.forecast import Forecast, Total
 from equilibria.forecasting.suggest import Suggestion
 from equilibria.forecasting.what_if import Outcome, WhatIf, outcome
@@ -77,31 +77,29 @@ def print_backtest(test: BackTest, *, console: Console | None = None) -> None:
     for name, score in test.scores.items():
         scores.add_row(name, *_errors(score))
     scores.add_section()
-    for first, score in test.horizons:
-        scores.add_row(f"forecast, from step {first:,}", *_errors(score))
+    ends = [*(first - 1 for first, _ in test.horizons[1:]), test.steps - 1]
+    for (first, score), last in zip(test.horizons, ends, strict=True):
+        scores.add_row(f"its steps {first:,}-{last:,}", *_errors(score))
     out.print(scores)
     out.print()
     layers = _table("layer", "angle", "p90", "norm", "angles in band", "norms in band")
     for each in sorted(test.layers, key=_median_error, reverse=True)[:_MOST_ROWS]:
         layers.add_row(Text(_short(each.forecast.name)), *_layer_errors(each))
     out.print(layers)
-    legend = "median of |forecast / measured - 1|, angles as the rms of 50 samples; 1 step: single samples"
+    legend = f"median of |forecast / measured - 1|, angles as the rms of {rms_window(test)}; 1 step: single samples"
     out.print(Text(legend, style="dim"))
     out.print()
+    for finding in test.findings:
+        _finding(finding, out)
     covers = f"{test.angle_coverage:.0%} of the single measured angles and {test.norm_coverage:.0%} of the norms"
     _bullets([f"the 90 % bands hold {covers}", *_refused(test.refused)], out)
 
 
 def print_notes(forecast: Forecast, out: Console) -> None:
-    """Findings, what is wider than usual, what has no forecast, and the assumptions."""
+    """Findings and assumptions."""
     out.print()
     for finding in forecast.findings:
         _finding(finding, out)
-    doubts: dict[str, list[str]] = {}
-    for layer in forecast.layers:
-        for reason in layer.validity:
-            doubts.setdefault(reason, []).append(_short(layer.name))
-    _bullets([f"{_names(names)}: {reason}" for reason, names in doubts.items()], out)
     out.print(Text("Assumed", style="bold"))
     _bullets(forecast.assumptions, out)
 
@@ -126,6 +124,12 @@ def _layer_errors(layer: LayerTest) -> list[str]:
 
 def _median_error(layer: LayerTest) -> float:
     return float(np.nanmedian(np.abs(layer.angle_error)))
+
+
+def rms_window(test: BackTest) -> str:
+    """How long the root mean squares are that are compared."""
+    gap = int(np.median(np.diff(test.layers[0].forecast.step)))
+    return f"{RMS_SAMPLES} samples" + (f" ({RMS_SAMPLES * gap:,} steps)" if gap > 1 else "")
 
 
 def _percent(share: float) -> str:
