@@ -47,8 +47,8 @@ def print_what_if(found: WhatIf, *, console: Console | None = None) -> None:
     print_notes(first, out)
 
 
-def print_suggestion(suggestion: Suggestion, *, console: Console | None = None) -> None:
-    """Closeness against changes, and what it assumes."""
+def print_suggestion(suggestion: Suggestion, *, unit: int = 1, console: Console | None = None) -> None:
+    """Closeness against changes, the flags of the closest plan (positions in ``unit`` steps), and what it assumes."""
     out = Console() if console is None else console
     out.print(Text(f"Suggested so that {suggestion.target} ({counted(suggestion.searched, 'plan')} tried)"), end="\n\n")
     table = _table("changes", "what", "off by", "median", "rad travelled", "steps out", left=2)
@@ -64,6 +64,9 @@ def print_suggestion(suggestion: Suggestion, *, console: Console | None = None) 
     out.print(table)
     legend = "off by: typical factor between angle and target, in the worst layer and in the median one"
     out.print(Text(legend, style="dim"))
+    flags = suggestion.best.flags(unit=unit)
+    if flags:
+        out.print(Text(f"the last one: --what-if 'suggested={flags}', in Python best.scenario", style="dim"))
     out.print()
     _bullets(suggestion.assumptions, out)
 
