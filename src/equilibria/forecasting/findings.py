@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from equilibria.forecasting.forecast import LayerForecast
 
 _MUCH = 0.25  # share of the remaining steps out of equilibrium that is worth a warning
+_LARGE, _SOON = 0.5, 200  # relative change of lr, and the steps after it in which a forecast is worse than usual
 _SEAM = 2  # factor between the last lr of the record and the first of the schedule: hardly meant
 _FAR = 10  # times the recorded turning that a forecast may reach without a word
 _LAW = "transient.evolve"
@@ -32,6 +33,7 @@ def find(
     found = [
         *_another_lr(parts[0]),
         *widened(layers),
+        *_just_changed(parts[0]),
         *_after_a_jump(layers, scenario),
         *_refused(refused, len(layers)),
     ]
@@ -63,6 +65,24 @@ def _after_a_jump(layers: Sequence[LayerForecast], scenario: Scenario) -> Iterat
         "forecast again with rescale=True (--rescale); in training, RescaleOnDecay does it"
         if not scenario.rescale
         else "more weight decay after the fall settles faster",
+        _LAW,
+    )
+
+
+def _just_changed(part: tuple[Cohort, Course]) -> Iterator[Finding]:
+    """A record that ends shortly after a jump of lr: what is fitted is the transient."""
+    cohort, course = part
+    jumps = np.flatnonzero(np.abs(np.diff(cohort.lr)) > _LARGE * np.maximum(cohort.lr[1:], cohort.lr[:-1]))
+    if not len(jumps) or course.first - cohort.step[jumps[-1] + 1] > _SOON:
+        return
+    at = jumps[-1]
+    since = course.first - int(cohort.step[at + 1])
+    yield Finding(
+        "warning",
+        f"lr changed {counted(since, 'step')} before the forecast begins",
+        f"from {cohort.lr[at]:.4g} to {cohort.lr[at + 1]:.4g}; L is still on its way, and a fit takes that for its "
+        "drift: the angle may be 10 to 15 % off, more than the bands say",
+        f"forecast again {_SOON} steps after the change, or with start={int(cohort.step[at + 1])} (--start)",
         _LAW,
     )
 

@@ -138,8 +138,12 @@ def observe(run: RunLike, *, before: int | None = None) -> Observed:
         else:
             members.append((name, entry, columns))
     if not members:
-        listed = "; ".join(f"{name}: {reason}" for name, reason in list(refused.items())[:5])
-        raise EquilibriaError(f"got a run in which no layer can be forecast ({listed}); expected one that can")
+        more = "watch longer, or with every=5 or 1" if before is None else "a later start"
+        raise EquilibriaError(
+            f"got a run in which no layer can be forecast ({_grouped(refused)}); expected a normalised layer under SGD, "
+            f"SGDW, AdamW or Adam with {LEAST_SAMPLES} samples"
+            + (f": {more}" if any("samples" in reason for reason in refused.values()) else "")
+        )
     cohorts = tuple(_cohort(together) for together in _together(members))
     return Observed(cohorts, refused, last_step, metadata.get("steps_per_epoch"))
 
@@ -165,6 +169,15 @@ def _together(members: list[_Member]) -> list[list[_Member]]:
     return list(found.values())
 
 
+def _grouped(refused: Mapping[str, str]) -> str:
+    """Each reason once, with the layers that it holds for."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in refused.items():
+        by_reason.setdefault(reason, []).append(name)
+    named = ((names[0], len(names) - 1, reason) for reason, names in by_reason.items())
+    return "; ".join(f"{first}{f' and {more} more' if more else ''}: {reason}" for first, more, reason in named)
+
+
 def as_run(run: RunLike) -> Sampled:
     """What has samples and metadata, read from disk if it is a directory."""
     if isinstance(run, str | os.PathLike):
@@ -182,7 +195,7 @@ def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: in
     if not entry.get("rule"):
         return str(entry.get("no_law") or "the record does not say which optimizer moves it")
     if count < LEAST_SAMPLES:
-        return f"{count} samples; at least {LEAST_SAMPLES} are needed: watch longer, or with every=5 or 1"
+        return f"{count} samples; at least {LEAST_SAMPLES} are needed"
     step = columns["step"]
     if last_step - step[-1] > _STOPPED * int(np.diff(step)[-_STOPPED:].max()):
         return f"it has not moved since step {step[-1]:,}, while others moved until step {last_step:,}"

@@ -16,6 +16,7 @@ from equilibria.forecasting.what_if import Outcome, WhatIf, outcome
 
 _MOST_ROWS = 40
 _NARROW = 100  # columns of a terminal below which bands and norms are left out
+_LEFT_OUT = f"bands and norms are shown from {_NARROW} columns on"
 _LEGEND = "out: further than 5 % from angle*, the equilibrium; travelled: sum of the angles; all in rad"
 
 
@@ -36,7 +37,7 @@ def print_what_if(found: WhatIf, *, console: Console | None = None) -> None:
     for name in found.forecasts:
         table.add_row(Text(name), Text(_short(found.worst(name).layer)), *_cells(found.worst(name), first, out))
     out.print(table)
-    out.print(Text(_LEGEND, style="dim"))
+    out.print(Text(_LEGEND if out.width >= _NARROW else f"{_LEGEND}; {_LEFT_OUT}", style="dim"))
     out.print()
     layers = _table("last angle, rad", *found.forecasts)
     columns = [found.outcomes(name) for name in found.forecasts]
@@ -44,6 +45,8 @@ def print_what_if(found: WhatIf, *, console: Console | None = None) -> None:
         layers.add_row(Text(_short(row[0].layer)), *(_angle(each) for each in row))
     out.print(layers)
     out.print(Text("in brackets: over the equilibrium angle of lr x wd at the end", style="dim"))
+    out.print()
+    out.print(Text(f"Of “{next(iter(found.forecasts))}”; the others' are on the page and in --json:", style="bold"))
     print_notes(first, out)
 
 
@@ -150,7 +153,7 @@ def _layer_rows(found: Sequence[Outcome], forecast: Forecast, out: Console) -> N
         table.add_row(Text(_short(each.layer)), *_cells(each, forecast, out))
     out.print(table)
     more = f"; {len(found) - _MOST_ROWS:,} more layers are in --json" if len(found) > _MOST_ROWS else ""
-    bands = "; in brackets: the 90 % band of single steps" if out.width >= _NARROW else ""
+    bands = "; in brackets: the 90 % band of single steps" if out.width >= _NARROW else f"; {_LEFT_OUT}"
     out.print(Text(f"{_LEGEND}{bands}{more}", style="dim"))
 
 
@@ -175,7 +178,10 @@ def _angle(found: Outcome) -> str:
 
 
 def _interval(total: Total) -> str:
-    return f"{total.value:.3g} ({total.low:.2g}-{total.high:.2g})"
+    low, high = f"{total.low:.2g}", f"{total.high:.2g}"
+    if low == high:  # a band narrower than two digits show
+        low, high = f"{total.low:.3g}", f"{total.high:.3g}"
+    return f"{total.value:.3g} ({low}-{high})"
 
 
 def _plain(total: Total) -> str:
