@@ -140,8 +140,8 @@ def observe(run: RunLike, *, before: int | None = None) -> Observed:
     if not members:
         more = "watch longer, or with every=5 or 1" if before is None else "a later start"
         raise EquilibriaError(
-            f"got a run in which no layer can be forecast ({_grouped(refused)}); expected a normalised layer under SGD, "
-            f"SGDW, AdamW or Adam with {LEAST_SAMPLES} samples"
+            f"got a run in which no layer can be forecast ({_grouped(refused)}); expected a normalised layer under "
+            f"SGD, SGDW, AdamW or Adam with {LEAST_SAMPLES} samples"
             + (f": {more}" if any("samples" in reason for reason in refused.values()) else "")
         )
     cohorts = tuple(_cohort(together) for together in _together(members))
