@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from equilibria.cli._options import NUMBER, apply
 from equilibria.cli._schedule import READS, build_run, schedule_options
@@ -163,6 +162,8 @@ def _scenario(options: dict[str, Any], observed: Observed, name: str) -> Scenari
 
 def _decay(parts: Sequence[DecayPart] | None, recorded: float, *, steps: int, unit: int) -> ScheduleLike | None:
     """The weight decay of every step, None to leave it as it was recorded."""
+    import numpy as np
+
     from equilibria.theory.schedules import FromValues
 
     if parts is None:
