@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _LEAST_COVERED = 0.75  # of what 90 % bands hold
 _GOOD = 0.05  # median error of the angle that is good enough, whatever a guess does
+_USELESS = 0.3  # one that is not, even if every guess is worse
 _LAW = "transient.evolve"
 
 
@@ -41,7 +42,7 @@ def judge(
 def _unbelievable(scores: Mapping[str, Score], coverage: tuple[float, float]) -> Iterator[Finding]:
     (own, *_), (name, *_) = scores.values(), scores
     guess = min((each for each in scores if each != name), key=lambda each: scores[each].angle)
-    if scores[guess].angle < own.angle and own.angle > _GOOD:
+    if own.angle > _USELESS or (scores[guess].angle < own.angle and own.angle > _GOOD):
         yield Finding(
             "warning",
             "do not believe the angles forecast for this kind of run",
