@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "forecasting"))
 from planted_walks import Walk
 
 from equilibria.cli import app
-from equilibria.cli._scenarios import parse_what_if
+from equilibria.cli._scenarios import DecayPart, parse_what_if
 from equilibria.forecasting import Scenario, backtest, what_if
 from equilibria.record import RunWriter
 from equilibria.theory.schedules import Cosine, MultiStep
@@ -113,6 +113,9 @@ def test_the_back_test(recorded, tmp_path):
         ("--from 200 --wd x2", "got --wd with --from"),
         ("--from 10", "at least 20 are needed"),
         ("--from 299", "expected at least"),
+        ("--steps 400 --wd 10:x2,x3", "or POSITION:THAT"),
+        ("--steps 400 --wd 500:x2", "expected a position inside of the run of 400 steps"),
+        ("--from 200 --start 100", "got --start with --from"),
         ("--steps 400 --html /no/such/folder/page.html", "is not a folder"),
     ],
 )
@@ -133,4 +136,21 @@ def test_words_without_dashes_are_flags_too():
         "late drop",
         {"milestones": "10,20", "rescale": True},
     )
-    assert parse_what_if("wd=wd x2") == ("wd", {"wd": ("factor", 2.0)})
+    assert parse_what_if("wd=wd x2") == ("wd", {"wd": (DecayPart(None, True, 2.0),)})
+
+
+def test_what_is_suggested_can_be_typed(recorded):
+    line = "--schedule step --milestones 200,400 --steps 500 --start 150"
+    (*_, best) = run_json(recorded, f"{line} --suggest now")["suggestion"]["proposals"]
+    assert best["changes"] and best["flags"]
+    typed = run_json(recorded, f"{line} --what-if 'typed={best['flags']}'")
+    assert typed["first"] == 150
+    outcome = typed["scenarios"]["typed"]["layers"]
+    travelled = np.mean([layer["outcome"]["integrated_angle"]["value"] for layer in outcome])
+    assert travelled == pytest.approx(best["integrated_angle"], rel=1e-9)
+
+
+def test_the_back_test_of_a_rescaled_run(recorded):
+    got, want = run_json(recorded, "--from 190 --rescale"), backtest(WALK, start=190, rescale=True)
+    assert got["scores"]["forecast"]["angle"] == want.scores["forecast"].angle
+    assert any("rescaled" in finding["subject"] for finding in got["findings"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,9 @@ from equilibria.forecasting import BASELINES, FORECAST, Scenario, backtest, fore
 from equilibria.forecasting.fit import fit
 from equilibria.forecasting.observed import observe
 from equilibria.forecasting.paths import follow
-from equilibria.forecasting.scenario import Course
+from equilibria.forecasting.scenario import Course, courses
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW
+from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.schedules import Cosine, FromValues, MultiStep
 from equilibria.theory.states import State
 from equilibria.theory.transient import evolve
@@ -183,6 +185,20 @@ def test_rescaling_keeps_the_angle_in_equilibrium(constant):
     assert rescaled.angle.value[at] / rescaled.angle_equilibrium[at] == pytest.approx(1, rel=0.05)
     assert rescaled.steps_out.value < 0.5 * plain.steps_out.value  # L falls a little with the angle, so not none
     assert rescaled.steps_out.high <= 600
+
+
+def test_under_a_cosine_weights_are_rescaled_at_every_step(constant):
+    observed = observe(constant)
+    scenario = Scenario(Cosine(0.1, steps=1000), rescale=True)
+    (course,) = courses(scenario, observed, first=300, steps=1000)
+    rule = observed.cohorts[0].rule
+    rules = [dataclasses.replace(rule, lr=float(lr)) for lr in (observed.cohorts[0].lr[-1], *course.lr[:50])]
+    by_hand = [rescale_factors(*pair).weight ** 2 for pair in pairwise(rules)]
+    np.testing.assert_allclose(course.rescale_sq[:50], by_hand, rtol=1e-9)
+    to_a_hundredth = Scenario(Cosine(0.1, steps=1000, end=1e-3), rescale=True)
+    layer = forecast(constant, schedule=to_a_hundredth, steps=1000).layers[0]
+    np.testing.assert_allclose(layer.angle.value, layer.angle_equilibrium, rtol=0.2)
+    assert layer.angle_equilibrium[-1] < 0.15 * layer.angle_equilibrium[0]
 
 
 def test_the_drop_is_a_finding_with_a_remedy(constant):

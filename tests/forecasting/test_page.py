@@ -87,7 +87,7 @@ def test_the_page_of_a_back_test(tmp_path):
     own = test.scores["forecast"]
     assert f"{100 * own.angle:.1f}\u00a0%" in page and f"{100 * own.norm_p90:.1f}\u00a0%" in page
     for first, _ in test.horizons:
-        assert f"from {first:,}" in page
+        assert f"{first:,}–" in page
 
 
 def test_more_scenarios_than_buttons_are_refused(tmp_path):

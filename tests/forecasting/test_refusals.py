@@ -14,6 +14,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.forecasting import backtest, forecast
 from equilibria.forecasting.fit import fit
 from equilibria.forecasting.observed import observe
+from equilibria.theory.schedules import MultiStep
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_a_schedule_shorter_than_the_run(run):
 
 
 def test_too_few_samples(run):
-    with pytest.raises(EquilibriaError, match="10 samples; at least 20 are needed: watch longer"):
+    with pytest.raises(EquilibriaError, match=r"layer0 and 2 more: 10 samples; at least 20 are needed.* a later start"):
         forecast(run, schedule=0.1, steps=500, start=10)
     with pytest.raises(EquilibriaError, match="got a run without samples"):
         forecast(Run(run.table.slice(0, 0), run.metadata), schedule=0.1, steps=500)
@@ -62,7 +63,7 @@ def test_too_few_samples(run):
 
 def test_unknown_optimizer(run):
     unknown = entries(run, rule=None, no_law="no law for RMSprop")
-    with pytest.raises(EquilibriaError, match="layer0: no law for RMSprop"):
+    with pytest.raises(EquilibriaError, match="layer0 and 2 more: no law for RMSprop"):
         forecast(unknown, schedule=0.1, steps=500)
 
 
@@ -102,6 +103,32 @@ def test_bursts_widen_the_band_and_say_so(run):
     assert any("wider than usual" in finding.subject for finding in wild.findings)
 
 
+def test_near_interpolation_l_is_expected_to_fall_with_lr(run):
+    """Told from the median layer: one layer with bursts is not enough."""
+    drop = MultiStep(0.1, milestones=[250], factor=0.1)
+    burst = np.where(np.arange(run.table.num_rows) % 30 < 3, 10.0, 1.0)
+    names = run.table["param"].to_numpy()
+    found = []
+    for hit in (np.full(len(names), False), names == "layer0", np.full(len(names), True)):
+        table = run.table
+        for column in ("unit_grad_sq", "momentum_unit_grad_sq"):
+            values = table[column].to_numpy() * np.where(hit, burst, 1.0)
+            table = table.set_column(table.column_names.index(column), table.field(column), pa.array(values))
+        found.append(forecast(Run(table, run.metadata), schedule=drop, steps=400))
+    levels = [each.layers[1].unit_grad_sq for each in found]
+    falls = [float(np.log(level[-1] / level[0])) for level in levels]
+    assert min(falls[:2]) > -0.5 and falls[2] < -1
+    said = found[2].findings[0]
+    assert said.severity == "warning" and said.evidence.count("near interpolation") == 1
+    assert "more samples do not help" in said.remedy
+
+
+def test_a_forecast_shortly_after_a_drop_says_so():
+    lrs = np.where(np.arange(200) < 150, 0.1, 0.01)
+    said = forecast(Walk(layers=1).run(lrs), schedule=0.01, steps=300).findings[0]
+    assert said.subject == "lr changed 50 steps before the forecast begins"
+
+
 def test_few_samples_are_said(run):
     every_fourth = Run(run.table.filter(pc.equal(pc.bit_wise_and(run.table["step"], 3), 0)), run.metadata)
     found = forecast(every_fourth, schedule=0.1, steps=500)
@@ -122,7 +149,7 @@ def test_sparse_samples_give_nearly_the_same_fit(run):
 
 
 def test_backtest_needs_samples_on_both_sides(run):
-    with pytest.raises(EquilibriaError, match="expected at least 50 samples from there on"):
+    with pytest.raises(EquilibriaError, match="expected at least 50 steps from there on"):
         backtest(run, start=180)
     with pytest.raises(EquilibriaError, match="10 samples; at least 20"):
         backtest(run, start=10)

@@ -60,7 +60,7 @@ def test_what_was_planted_is_found():
 
 def test_in_equilibrium_as_given_by_rescaling():
     found = suggest(RUN, schedule=DROP, steps=STEPS, target="equilibrium")
-    assert found.proposals[1].changes == ("rescale where lr or wd jumps",)
+    assert found.proposals[1].changes == ("rescale as lr or wd changes",)
 
 
 def test_the_same_answer_every_time(held):

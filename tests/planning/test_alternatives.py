@@ -36,6 +36,28 @@ def test_a_rescaled_plan_is_the_recursion_rescaled_by_hand():
     assert result.travelled == pytest.approx(every.sum(), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    "rule", [RULE, SGD(0.1, 5e-3, momentum=0.9, nesterov=True), AdamW(1e-2, 0.1), AdamL2(1e-3, 1e-3), Lion(1e-3, 1.0)]
+)
+def test_under_a_cosine_weights_are_rescaled_at_every_step(rule):
+    schedule = Cosine(rule.lr, steps=40, end=rule.lr / 50)
+    given = {"unit_grad_sq": 2.0, "dim": 100.0} if isinstance(rule, AdamL2) else {}
+    result = plan(rule, schedule, steps=40, rescale=True, **given)
+    scale = given or {"unit_grad_sq": 1.0, "dim": 1.0}
+    lrs = schedule.values(40)
+    rules = [dataclasses.replace(rule, lr=float(lr)) for lr in lrs]
+    state, angle, norm = settled(rules[0], **scale), [], []
+    for old, new in zip([rules[0], *rules], rules, strict=False):
+        state = rescaled(state, rescale_factors(old, new, **scale).weight)
+        path = evolve(new, 1, start=state, **scale)
+        state = path.final
+        angle.append(path.angle[0])
+        norm.append(path.norm[0])
+    np.testing.assert_allclose(result.curve.angle, angle, rtol=1e-9)
+    np.testing.assert_allclose(result.curve.norm, norm, rtol=1e-9)
+    np.testing.assert_allclose(result.curve.angle, result.curve.angle_equilibrium, rtol=0.05)
+
+
 @pytest.mark.parametrize("rule", [RULE, AdamW(1e-2, 0.1), Lion(1e-3, 1.0)], ids=lambda rule: type(rule).__name__)
 def test_what_each_alternative_is_for(rule):
     schedule = MultiStep(rule.lr, milestones=[600], factor=0.1)
@@ -59,7 +81,7 @@ def test_adam_with_l2_holds_another_product():
 
 def test_only_what_differs_is_offered():
     assert alternatives(RULE, 0.1, steps=500) == {}
-    assert list(alternatives(RULE, Cosine(0.1, steps=500, end=0.01), steps=500)) == [HELD]
+    assert list(alternatives(RULE, Cosine(0.1, steps=500, end=0.01), steps=500)) == [RESCALED, HELD, BOTH]
     given = FromValues(np.linspace(5e-3, 1e-2, 1000))
     assert list(alternatives(RULE, DROP, steps=1000, weight_decay=given)) == [RESCALED]
     assert alternatives(SGD(0.1, 0.0), DROP, steps=1000, init_norm=1.0, unit_grad_sq=1.0) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,23 +16,47 @@ from equilibria.errors import EquilibriaError, number, positive
 if TYPE_CHECKING:
     from equilibria.forecasting import Scenario
     from equilibria.forecasting.observed import Observed
+    from equilibria.theory.schedules import ScheduleLike
 
 EXAMPLES = "'rescaled=--rescale' or 'late=--milestones 2000 --wd x2'"
 _LENGTH = ("steps", "epochs", "steps_per_epoch")
 
 
+@dataclass(frozen=True, slots=True)
+class DecayPart:
+    """A weight decay (or a factor of the recorded one) from a position of the run on; from now on without one."""
+
+    at: float | None
+    is_factor: bool
+    value: float
+
+
 class Decay(click.ParamType):  # type: ignore[type-arg]  # not subscriptable before click 8.4
-    """A weight decay, or a factor of the recorded one."""
+    """A weight decay, a factor of the recorded one, or several of them from positions on."""
 
     name = "number or xN"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
-        """What it is, and the number."""
-        kind, text = ("factor", value[1:]) if value[:1] in ("x", "×") else ("value", value)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[DecayPart, ...]:
+        """Its parts."""
         try:
-            return kind, number("value", float(text))
+            return tuple(_decay_part(part, alone="," not in value) for part in value.split(","))
         except ValueError:
-            self.fail(f"got {value!r}; expected a weight decay such as 5e-4, or a factor such as x2", param, ctx)
+            self.fail(
+                f"got {value!r}; expected a weight decay such as 5e-4, a factor such as x2, or POSITION:THAT,... "
+                "such as 800:x10",
+                param,
+                ctx,
+            )
+
+
+def _decay_part(text: str, *, alone: bool) -> DecayPart:
+    at, colon, decay = text.strip().rpartition(":")
+    if not (colon or alone):
+        raise ValueError(text)
+    is_factor = decay[:1] in ("x", "×")
+    return DecayPart(
+        number("position", float(at)) if colon else None, is_factor, number("value", float(decay[is_factor:]))
+    )
 
 
 scenario_options = apply(
@@ -43,10 +68,19 @@ scenario_options = apply(
     ),
     schedule_options,
     click.option(
-        "--wd", "--weight-decay", type=Decay(), help="Weight decay from now on, or xN for N times the recorded one."
+        "--wd",
+        "--weight-decay",
+        type=Decay(),
+        help="Weight decay from now on, or xN for N times the recorded one; POSITION:THAT,... from positions on, such "
+        "as 800:x10.",
     ),
     click.option("--batch-factor", type=NUMBER, default=1.0, help="Batch size from now on over that of the record."),
-    click.option("--rescale", is_flag=True, help="Weights and optimizer state are rescaled where lr or wd jumps."),
+    click.option(
+        "--rescale",
+        is_flag=True,
+        help="Weights and optimizer state are rescaled at every change of lr or wd, however small, as RescaleOnDecay "
+        "does.",
+    ),
 )
 
 
@@ -115,14 +149,32 @@ def _scenario(options: dict[str, Any], observed: Observed, name: str) -> Scenari
     if options["lr"] is None and options["schedule"].lower() != "file":
         constant = options["schedule"].lower() == "constant"
         options = {**options, "lr": float(main.lr[-1] if constant else main.lr.max())}
-    kind, decay = options["wd"] or ("", None)
-    if kind == "factor":
-        decay = positive("--wd", decay) * float(main.weight_decay[-1])
     run = build_run(options)
+    unit = 1 if options["steps"] is not None else run.steps_per_epoch or 1
     return Scenario(
         run.schedule,
-        weight_decay=decay,
+        weight_decay=_decay(options["wd"], float(main.weight_decay[-1]), steps=run.steps, unit=unit),
         batch_factor=positive("--batch-factor", options["batch_factor"]),
         rescale=options["rescale"],
         name=name,
     )
+
+
+def _decay(parts: Sequence[DecayPart] | None, recorded: float, *, steps: int, unit: int) -> ScheduleLike | None:
+    """The weight decay of every step, None to leave it as it was recorded."""
+    import numpy as np
+
+    from equilibria.theory.schedules import FromValues
+
+    if parts is None:
+        return None
+    values = [positive("--wd", part.value) * recorded if part.is_factor else part.value for part in parts]
+    if parts[0].at is None:
+        return values[0]
+    course = np.full(steps, recorded)
+    for part, value in sorted(zip(parts, values, strict=True), key=lambda pair: pair[0].at or 0.0):
+        at = round((part.at or 0.0) * unit)
+        if not 0 <= at < steps:
+            raise EquilibriaError(f"got --wd {part.at:g}:...; expected a position inside of the run of {steps:,} steps")
+        course[at:] = value
+    return FromValues(course)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from equilibria.forecasting import BackTest, Forecast, Suggestion, WhatIf
     from equilibria.forecasting.suggest import Target
 
-_BASE = "as planned"
+_BASE, _SUGGESTED = "as planned", "suggested"
 _FLAGS = {"start": "--from", "schedule": "--schedule", "path": "--html", "target": "--suggest"}
 
 
@@ -37,6 +37,12 @@ _FLAGS = {"start": "--from", "schedule": "--schedule", "path": "--html", "target
     "POSITION:RADIANS,... such as 0:0.03,1500:0.01.",
 )
 @click.option("--from", "start", type=WHOLE, help="Back-test: forecast a finished run from this step, and compare.")
+@click.option(
+    "--start",
+    "begin",
+    type=WHOLE,
+    help="Forecast from this step, as if nothing later were recorded.",
+)
 @click.option("--html", type=Path, help="Also write one offline page to this file.")
 @json_option
 @click.pass_context
@@ -51,7 +57,7 @@ def command(
     with named(_FLAGS):
         if start is not None:
             _alone(ctx)
-            _backtest(run, start, html=html, as_json=as_json)
+            _backtest(run, start, rescale=options["rescale"] or None, html=html, as_json=as_json)
         else:
             _forecast(run, options, html=html, as_json=as_json)
 
@@ -60,19 +66,20 @@ def _alone(ctx: click.Context) -> None:
     """A back-test has the settings that were recorded: others would be ignored without a word."""
     source = click.core.ParameterSource.COMMANDLINE
     given = [name for name in ctx.params if ctx.get_parameter_source(name) is source]
-    strangers = [name for name in given if name not in ("run", "start", "html", "as_json")]
+    strangers = [name for name in given if name not in ("run", "start", "rescale", "html", "as_json")]
     if strangers:
-        typed = flag({"what_ifs": "what_if"}.get(strangers[0], strangers[0]))
+        typed = flag({"what_ifs": "what_if", "begin": "start"}.get(strangers[0], strangers[0]))
         raise EquilibriaError(
-            f"got {typed} with --from; expected --from alone: a back-test takes the lr and wd that were recorded"
+            f"got {typed} with --from; expected --from alone or with --rescale: a back-test takes the lr and wd that "
+            "were recorded (--start N forecasts from an earlier step under another schedule)"
         )
 
 
-def _backtest(run: Path, start: int, *, html: Path | None, as_json: bool) -> None:
+def _backtest(run: Path, start: int, *, rescale: bool | None, html: Path | None, as_json: bool) -> None:
     from equilibria.forecasting import backtest
 
     with _busy("forecasting what has happened"):
-        test = backtest(run, start=start)
+        test = backtest(run, start=start, rescale=rescale)
     if html is not None:
         test.report(html, title=f"Back-test: {run.resolve().name}")
     if as_json:
@@ -87,12 +94,13 @@ def _forecast(run: Path, options: dict[str, Any], *, html: Path | None, as_json:
     from equilibria.forecasting.observed import observe
     from equilibria.forecasting.page import write_page
     from equilibria.forecasting.terminal import print_suggestion
+    from equilibria.pages.toggles import MOST_CHOICES
     from equilibria.report import read_run
 
-    what_ifs, wanted = options.pop("what_ifs"), options.pop("suggest")
+    what_ifs, wanted, begin = options.pop("what_ifs"), options.pop("suggest"), options.pop("begin")
     with _busy("reading the record"):
         recorded = read_run(run)
-        observed = observe(recorded)
+        observed = observe(recorded, before=begin)
     if options["steps_per_epoch"] is None:
         options["steps_per_epoch"] = observed.steps_per_epoch
     courses = scenarios(options, what_ifs, observed, base=_BASE)
@@ -102,24 +110,29 @@ def _forecast(run: Path, options: dict[str, Any], *, html: Path | None, as_json:
     if planned.steps <= observed.last_step + 1:
         raise EquilibriaError(
             f"got a run of {planned.steps:,} steps, of which {observed.last_step + 1:,} are recorded; expected the "
-            "length of the whole run, with steps left to forecast (--from forecasts what has happened, as a check)"
+            "length of the whole run, with steps left to forecast (--start forecasts from an earlier step, --from does "
+            "so and compares with what happened)"
         )
     target = None if wanted is None else _target(wanted, planned.steps_per_epoch if options["epochs"] else None)
     with _busy(f"forecasting {planned.steps - observed.last_step - 1:,} steps"):
-        found = what_if(recorded, courses, steps=planned.steps)
+        found = what_if(recorded, courses, steps=planned.steps, start=begin)
     suggestion = None
     if target is not None:
         with _busy("searching"):
-            suggestion = suggest(recorded, schedule=courses[_BASE], steps=planned.steps, target=target)
+            suggestion = suggest(recorded, schedule=courses[_BASE], steps=planned.steps, target=target, start=begin)
     if html is not None:
-        write_page(found, html, title=f"Forecast: {run.resolve().name}", suggestion=suggestion)
+        shown = found
+        if suggestion is not None and suggestion.best.changes and len(courses) < MOST_CHOICES:
+            scenarios_shown = {**courses, _SUGGESTED: suggestion.best.scenario}
+            shown = what_if(recorded, scenarios_shown, steps=planned.steps, start=begin)
+        write_page(shown, html, title=f"Forecast: {run.resolve().name}", suggestion=suggestion)
     if as_json:
         print_json(_contract(found, suggestion))
         return
     _show(found)
     if suggestion is not None:
         print()
-        print_suggestion(suggestion)
+        print_suggestion(suggestion, unit=1 if options["steps"] is not None else planned.steps_per_epoch or 1)
     _page(html)
 
 
@@ -222,6 +235,7 @@ def _suggestion_contract(suggestion: Suggestion) -> dict[str, Any]:
     proposals = [
         {
             "changes": each.changes,
+            "flags": each.flags(),
             "rescale": each.scenario.rescale,
             **{
                 name: getattr(each, name)
@@ -257,6 +271,7 @@ def _backtest_contract(test: BackTest) -> dict[str, Any]:
         "horizons": [{"first": first, **jsonable(score)} for first, score in test.horizons],
         "angle_coverage": test.angle_coverage,
         "norm_coverage": test.norm_coverage,
+        "findings": jsonable(test.findings),
         "layers": layers,
         "refused": test.refused,
     }

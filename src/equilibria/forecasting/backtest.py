@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, whole
+from equilibria.findings import Finding, counted
 from equilibria.forecasting.fit import fit
 from equilibria.forecasting.forecast import LayerForecast, layer_forecast
-from equilibria.forecasting.observed import Cohort, RunLike, observe
+from equilibria.forecasting.judgement import changed_outside, judge, was_rescaled
+from equilibria.forecasting.observed import Cohort, RunLike, as_run, observe, seen_whole
 from equilibria.forecasting.paths import follow
 from equilibria.forecasting.scenario import recorded_course
 
@@ -93,11 +96,12 @@ class BackTest:
         start: samples before this step were fitted.
         steps: up to here the forecast is compared.
         layers: one per layer that can be forecast.
-        refused: the others, with the reason.
+        refused: every layer that was not compared, with the reason.
         scores: of the forecast and of each baseline, by name.
         angle_coverage: share of single measured angles inside of the 90 % bands.
         norm_coverage: share of measured norms inside of theirs.
         horizons: first step of each part of the remaining steps, and the forecast's score in it.
+        findings: what to make of it, warnings first.
     """
 
     start: int
@@ -108,6 +112,7 @@ class BackTest:
     angle_coverage: float
     norm_coverage: float
     horizons: tuple[tuple[int, Score], ...]
+    findings: tuple[Finding, ...]
 
     def __repr__(self) -> str:
         own = self.scores[FORECAST]
@@ -134,12 +139,14 @@ class BackTest:
         return write_page(self, path, title=title)
 
 
-def backtest(run: RunLike, *, start: int = 300) -> BackTest:
+def backtest(run: RunLike, *, start: int = 300, rescale: bool | None = None) -> BackTest:
     """Forecast a finished run from its samples before ``start``, under the settings that it really had.
 
     Args:
         run: as for `forecast`.
         start: samples before this step are fitted, those from it on are compared.
+        rescale: whether weights were rescaled when lr or weight decay changed (`equilibria.control.RescaleOnDecay`);
+            as the record shows without: it notes weights that were changed outside of the optimizer's step.
 
     Returns:
         Errors, coverage of the bands, and three simpler guesses in the same table.
@@ -148,52 +155,58 @@ def backtest(run: RunLike, *, start: int = 300) -> BackTest:
         EquilibriaError: too few samples on either side of ``start``.
     """
     first = whole("start", start, low=1)
-    known, everything = observe(run, before=first), observe(run)
+    source = as_run(run)
+    known = observe(source, before=first)
     layers: list[LayerTest] = []
+    left_out = dict(known.refused)
+    remarks: list[Finding] = []
     for cohort in known.cohorts:
-        whole_run = _same(cohort, everything.cohorts)
-        if whole_run is not None and whole_run.step[-1] >= first + RMS_SAMPLES:
-            layers += _compare(cohort, whole_run, first)
+        for whole_run in seen_whole(source, cohort):
+            later = whole_run.since(first)
+            if len(later.step) < 2 or later.step[-1] < first + RMS_SAMPLES:
+                reason = f"{counted(len(later.step), 'sample')} from step {first:,} on; nothing to compare with"
+                left_out |= dict.fromkeys(whole_run.names, reason)
+                continue
+            as_done = was_rescaled(whole_run, first) if rescale is None else rescale
+            layers += _compare(cohort, whole_run, later, rescale=as_done)
+            remarks += changed_outside(whole_run, first, rescaled=as_done)
+    steps = max((int(layer.forecast.step[-1]) + 1 for layer in layers), default=first)
     if not layers:
+        name, reason = next(iter(left_out.items()))
         raise EquilibriaError(
-            f"got a run recorded up to step {everything.last_step:,} and start={first:,}; expected at least "
-            f"{RMS_SAMPLES} samples from there on: start earlier, or forecast"
+            f"got start={first:,} for a run without samples to compare with ({name}: {reason}); expected at least "
+            f"{RMS_SAMPLES} steps from there on: start earlier, or forecast"
         )
+    scores = {name: _score(layers, name) for name in (FORECAST, *BASELINES)}
+    angles, norms = (
+        _share([getattr(layer, kind) for layer in layers], layers) for kind in ("angle_coverage", "norm_coverage")
+    )
     return BackTest(
         start=first,
-        steps=everything.last_step + 1,
+        steps=steps,
         layers=tuple(layers),
-        refused=known.refused,
-        scores={name: _score(layers, name) for name in (FORECAST, *BASELINES)},
-        angle_coverage=_share([layer.angle_coverage for layer in layers], layers),
-        norm_coverage=_share([layer.norm_coverage for layer in layers], layers),
-        horizons=_by_horizon(layers, first, everything.last_step + 1),
+        refused=left_out,
+        scores=scores,
+        angle_coverage=angles,
+        norm_coverage=norms,
+        horizons=_by_horizon(layers, first, steps),
+        findings=judge(scores, (angles, norms), [layer.forecast for layer in layers], remarks),
     )
 
 
-def _same(cohort: Cohort, candidates: tuple[Cohort, ...]) -> Cohort | None:
-    return next((each for each in candidates if set(cohort.names) & set(each.names)), None)
-
-
-def _compare(cohort: Cohort, whole_run: Cohort, first: int) -> list[LayerTest]:
-    later = whole_run.since(first)
-    course = recorded_course(whole_run, first=int(cohort.step[-1]) + 1, steps=int(later.step[-1]) + 1)
+def _compare(cohort: Cohort, whole_run: Cohort, later: Cohort, *, rescale: bool) -> list[LayerTest]:
+    """The layers of ``whole_run``, forecast from ``cohort``."""
+    course = recorded_course(whole_run, first=int(cohort.step[-1]) + 1, steps=int(later.step[-1]) + 1, rescale=rescale)
     fitted = fit(cohort)
     paths = follow(cohort, fitted, course, shown=later.step - course.first)
     found = []
-    for at, name in enumerate(cohort.names):
-        if name not in later.names:
-            continue
-        place = later.names.index(name)
+    for place, name in enumerate(whole_run.names):
+        at = cohort.names.index(name)
         layer = layer_forecast(cohort, fitted, course, paths, at)
-        last = float(np.sqrt(np.mean(cohort.angle[-RMS_SAMPLES:, at] ** 2)))
-        guesses = dict(
-            zip(
-                BASELINES,
-                (last * later.lr / cohort.lr[-1], layer.angle_equilibrium, np.full(len(later.step), last)),
-                strict=True,
-            )
-        )
+        last, moving = cohort.angle[-RMS_SAMPLES:, at], cohort.lr[-RMS_SAMPLES:]
+        per_lr = float(np.sqrt(np.mean((last / moving) ** 2)))  # no sample has an lr of 0
+        constant = np.full(len(later.step), np.sqrt(np.mean(last**2)))
+        guesses = dict(zip(BASELINES, (per_lr * later.lr, layer.angle_equilibrium, constant), strict=True))
         norm = np.sqrt(later.norm_sq[:, place])
         found.append(LayerTest(layer, later.angle[:, place], rms(later.angle[:, place]), norm, guesses))
     return found
@@ -212,15 +225,17 @@ def _share(values: list[float], layers: list[LayerTest]) -> float:
     return float(np.average(values, weights=[len(layer.angle) for layer in layers]))
 
 
-def _score(layers: list[LayerTest], name: str, *, part: slice = slice(None)) -> Score:
-    angles = [layer.forecast.angle.value if name == FORECAST else layer.guesses[name] for layer in layers]
-    pairs = list(zip(angles, layers, strict=True))
-    error = np.abs(np.concatenate([(rms(angle) / layer.rms_angle - 1)[part] for angle, layer in pairs]))
-    single = np.abs(np.concatenate([(angle / layer.angle - 1)[part] for angle, layer in pairs]))
-    norm = np.array([np.nan])
-    if name == FORECAST:
-        norm = np.abs(np.concatenate([layer.norm_error[part] for layer in layers]))
-    return Score(*(float(x) for x in (*np.nanpercentile(error, [50, 90]), np.nanmedian(single), *_two(norm))))
+def _score(layers: list[LayerTest], name: str, *, steps: tuple[int, int] | None = None) -> Score:
+    """Over all steps, or those from the first up to the second."""
+    error, single, norm = [], [], []
+    for layer in layers:
+        low, high = (0, len(layer.angle)) if steps is None else np.searchsorted(layer.forecast.step, steps).tolist()
+        angle = layer.forecast.angle.value if name == FORECAST else layer.guesses[name]
+        error.append((rms(angle) / layer.rms_angle - 1)[low:high])
+        single.append((angle / layer.angle - 1)[low:high])
+        norm.append(layer.norm_error[low:high] if name == FORECAST else np.array([np.nan]))
+    off, alone, length = (np.abs(np.concatenate(each)) for each in (error, single, norm))
+    return Score(*(float(x) for x in (*np.nanpercentile(off, [50, 90]), np.nanmedian(alone), *_two(length))))
 
 
 def _two(norm: Array) -> tuple[float, float]:
@@ -228,11 +243,10 @@ def _two(norm: Array) -> tuple[float, float]:
 
 
 def _by_horizon(layers: list[LayerTest], first: int, steps: int) -> tuple[tuple[int, Score], ...]:
-    edges = np.linspace(first, steps, _HORIZONS + 1).round().astype(np.int64)
-    step = layers[0].forecast.step
-    places = np.searchsorted(step, edges)
+    edges = np.linspace(first, steps, _HORIZONS + 1).round().astype(np.int64).tolist()
+    sampled = np.concatenate([layer.forecast.step for layer in layers])
     return tuple(
-        (int(edge), _score(layers, FORECAST, part=slice(low, high)))
-        for edge, low, high in zip(edges[:-1], places[:-1], places[1:], strict=True)
-        if high > low
+        (low, _score(layers, FORECAST, steps=(low, high)))
+        for low, high in pairwise(edges)
+        if ((sampled >= low) & (sampled < high)).any()
     )

@@ -10,6 +10,7 @@ import numpy as np
 from equilibria.forecasting.backtest import FORECAST, BackTest, LayerTest, Score
 from equilibria.forecasting.page import html_row, html_section, layer_options, refused_list, shown_layers
 from equilibria.forecasting.page_data import backtest_data
+from equilibria.pages.cards import card
 from equilibria.pages.document import document
 from equilibria.pages.toggles import toggles
 from equilibria.pages.words import sentence_case, settings_list, text
@@ -99,7 +100,10 @@ def _cells(score: Score) -> list[str]:
 
 def _tables(test: BackTest) -> str:
     scores = [html_row(name, _cells(score)) for name, score in test.scores.items()]
-    horizons = [html_row(f"from {first:,}", _cells(score)) for first, score in test.horizons]
+    ends = [*(first - 1 for first, _ in test.horizons[1:]), test.steps - 1]
+    horizons = [
+        html_row(f"{first:,}–{last:,}", _cells(score)) for (first, score), last in zip(test.horizons, ends, strict=True)
+    ]
     layers = [html_row(each.forecast.name, _layer_cells(each)) for each in test.layers]
     head = ("layer", "angle, median", "90th percentile", "norm, median", "angles in band", "norms in band")
     return "\n".join(
@@ -133,5 +137,6 @@ def _verdict(test: BackTest) -> str:
     covered = test.angle_coverage
     judged = "too narrow" if covered < 0.85 else "wider than they need to be" if covered > 0.95 else "as they should"
     said.append(f"The 90 % bands hold {_percent(covered, digits=0)} of the measured angles: {judged}.")
+    cards = "\n".join(card(finding) for finding in test.findings)
     kind = "finding" if covered >= 0.85 and not lost else "finding warning"
-    return f'<article class="{kind}"><h3>What to make of it</h3><p>{text(" ".join(said))}</p></article>'
+    return f'<article class="{kind}"><h3>What to make of it</h3><p>{text(" ".join(said))}</p></article>\n{cards}'

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.forecasting.doubts import doubts
+from equilibria.forecasting.doubts import doubts, interpolates
 from equilibria.forecasting.observed import Cohort
 from equilibria.forecasting.prior import Prior, prior_of
 from equilibria.forecasting.start import Replay, replay
@@ -80,8 +80,8 @@ class Fit:
 
 def fit(cohort: Cohort) -> Fit:
     """Fit one cohort to its samples."""
-    prior = prior_of(cohort.rule)
     rows = _window(cohort)
+    prior = prior_of(cohort.rule, interpolates=interpolates(cohort, rows))
     speed = _speed(cohort)
     steps, turned = np.broadcast_to((cohort.step + 1.0)[:, np.newaxis], speed.shape), _turned(cohort, speed)
     warmth = _followed(np.log(speed), cohort.step, prior.rate)
@@ -106,7 +106,7 @@ def fit(cohort: Cohort) -> Fit:
         turned=turned[-1],
         wander=np.hypot(prior.wander, seen.wander),
         scatter=np.hypot(_scatter(cohort, rows, beside, scale) * seen.widening, seen.scatter),
-        norm_scatter=_norm_scatter(cohort, rows),
+        norm_scatter=_norm_scatter(cohort, rows) * seen.widening,
         angle_scale=scale,
         angle_error=scale_error,
         size=cohort.entries,

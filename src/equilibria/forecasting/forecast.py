@@ -195,7 +195,8 @@ def forecast(
         steps: length of the whole run in optimizer steps, those recorded included.
         weight_decay: weight decay of the first layer's group; as at the last sample without.
         batch_factor: batch size from now on over that of the record.
-        rescale: whether weights and optimizer state are rescaled where lr or weight decay jump.
+        rescale: whether weights and optimizer state are rescaled whenever lr or weight decay change, as
+            `equilibria.control.RescaleOnDecay` does.
         start: fit only samples before this step and forecast from there; everything recorded without.
 
     Returns:
@@ -218,6 +219,10 @@ def forecast(
         >>> found, found.layers[0].name, found.layers[0].step[-1].item()
         (<Forecast of 1 layer, steps 40 to 399>, '0.weight', 399)
     """
+    if isinstance(schedule, Scenario) and (weight_decay is not None or batch_factor != 1 or rescale):
+        raise EquilibriaError(
+            "got a Scenario and weight_decay, batch_factor or rescale beside it; expected them inside of the Scenario"
+        )
     scenario = (
         schedule
         if isinstance(schedule, Scenario)

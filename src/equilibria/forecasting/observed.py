@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, whole
+from equilibria.measure.samples import CHANGED_OUTSIDE, NOTES
 from equilibria.measure.series import SETTINGS, by_parameter, steps_taken
 from equilibria.measure.summary import is_invariant, rule_of
 from equilibria.report.recorded import read_run
@@ -22,8 +23,12 @@ Array = NDArray[np.float64]
 Steps = NDArray[np.int64]
 
 _VANISHED = 1e-3  # of the highest N of the record
+_STOPPED = 5  # sampling gaps without a sample, after which a layer no longer moves
 LEAST_SAMPLES = 20  # of a layer; fewer say nothing about how far its gradients scatter
 ForecastRule: TypeAlias = SGD | SGDW | AdamW | AdamL2
+
+
+_Member: TypeAlias = tuple[str, Mapping[str, Any], dict[str, Any]]
 
 
 class Sampled(Protocol):
@@ -57,6 +62,7 @@ class Cohort:
         moved_sq: ||w' - w||^2.
         grad_sq: N = ||g||^2 ||w||^2.
         drive: L of the rule: N with the correlation of gradient and momentum where it is recorded.
+        changed: whether the weight was changed outside of the optimizer's step since the sample before.
     """
 
     names: tuple[str, ...]
@@ -71,11 +77,13 @@ class Cohort:
     moved_sq: Array
     grad_sq: Array
     drive: Array
+    changed: NDArray[np.bool_]
 
-    def since(self, step: int) -> Cohort:
-        """Only the samples from a step on."""
-        rows = slice(int(np.searchsorted(self.step, step)), None)
-        series = ("step", *SETTINGS, "norm_sq", "angle", "moved_sq", "grad_sq", "drive")
+    def since(self, step: int, *, before: int | None = None) -> Cohort:
+        """Only the samples from a step on, up to another one."""
+        end = None if before is None else int(np.searchsorted(self.step, before))
+        rows = slice(int(np.searchsorted(self.step, step)), end)
+        series = ("step", *SETTINGS, "norm_sq", "angle", "moved_sq", "grad_sq", "drive", "changed")
         return Cohort(self.names, self.rule, self.entries, *(getattr(self, name)[rows] for name in series))
 
 
@@ -119,22 +127,55 @@ def observe(run: RunLike, *, before: int | None = None) -> Observed:
         )
     entries = {entry["name"]: entry for entry in metadata.get("params", ())}
     series = steps_taken(by_parameter(table, metadata=metadata))
-    found: dict[tuple[Any, ...], list[tuple[str, Mapping[str, Any], dict[str, Any]]]] = {}
+    last_step = int(table["step"].to_numpy().max())
+    members: list[_Member] = []
     refused: dict[str, str] = {}
     for position, name in enumerate(series.names):
         columns, entry = series.of(position), entries.get(name, {})
-        reason = _refusal(entry, columns)
+        reason = _refusal(entry, columns, last_step)
         if reason:
             refused[name] = reason
-            continue
+        else:
+            members.append((name, entry, columns))
+    if not members:
+        more = "watch longer, or with every=5 or 1" if before is None else "a later start"
+        raise EquilibriaError(
+            f"got a run in which no layer can be forecast ({_grouped(refused)}); expected a normalised layer under "
+            f"SGD, SGDW, AdamW or Adam with {LEAST_SAMPLES} samples"
+            + (f": {more}" if any("samples" in reason for reason in refused.values()) else "")
+        )
+    cohorts = tuple(_cohort(together) for together in _together(members))
+    return Observed(cohorts, refused, last_step, metadata.get("steps_per_epoch"))
+
+
+def seen_whole(run: RunLike, cohort: Cohort) -> tuple[Cohort, ...]:
+    """The layers of a cohort over the whole record, whatever happened later; apart where settings came apart."""
+    source = as_run(run)
+    entries = {entry["name"]: entry for entry in source.metadata.get("params", ())}
+    series = steps_taken(by_parameter(source.samples(), metadata=source.metadata))
+    members = [
+        (name, entries[name], series.of(position)) for position, name in enumerate(series.names) if name in cohort.names
+    ]
+    return tuple(_cohort(together, rule=cohort.rule) for together in _together(members))
+
+
+def _together(members: list[_Member]) -> list[list[_Member]]:
+    """Layers of one parameter group that were sampled at the same steps."""
+    found: dict[tuple[Any, ...], list[_Member]] = {}
+    for name, entry, columns in members:
         settings = b"".join(columns[key].tobytes() for key in ("step", *SETTINGS))
         key = (entry.get("optimizer"), entry.get("group"), str(entry["rule"]), settings)
         found.setdefault(key, []).append((name, entry, columns))
-    if not found:
-        listed = "; ".join(f"{name}: {reason}" for name, reason in list(refused.items())[:5])
-        raise EquilibriaError(f"got a run in which no layer can be forecast ({listed}); expected one that can")
-    cohorts = tuple(_cohort(members) for members in found.values())
-    return Observed(cohorts, refused, int(table["step"].to_numpy().max()), metadata.get("steps_per_epoch"))
+    return list(found.values())
+
+
+def _grouped(refused: Mapping[str, str]) -> str:
+    """Each reason once, with the layers that it holds for."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in refused.items():
+        by_reason.setdefault(reason, []).append(name)
+    named = ((names[0], len(names) - 1, reason) for reason, names in by_reason.items())
+    return "; ".join(f"{first}{f' and {more} more' if more else ''}: {reason}" for first, more, reason in named)
 
 
 def as_run(run: RunLike) -> Sampled:
@@ -148,13 +189,16 @@ def as_run(run: RunLike) -> Sampled:
     return run
 
 
-def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any]) -> str:
+def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: int) -> str:
     """Why a layer cannot be forecast, "" if it can."""
     count = len(columns["step"])
     if not entry.get("rule"):
         return str(entry.get("no_law") or "the record does not say which optimizer moves it")
     if count < LEAST_SAMPLES:
-        return f"{count} samples; at least {LEAST_SAMPLES} are needed: watch longer, or with a smaller every"
+        return f"{count} samples; at least {LEAST_SAMPLES} are needed"
+    step = columns["step"]
+    if last_step - step[-1] > _STOPPED * int(np.diff(step)[-_STOPPED:].max()):
+        return f"it has not moved since step {step[-1]:,}, while others moved until step {last_step:,}"
     settings = {name: float(columns[name][-1]) for name in SETTINGS}
     rule = rule_of(entry, settings)
     if rule is None:
@@ -180,11 +224,13 @@ def vanished(grad_sq: Array) -> bool:
     return bool(means[-1] < _VANISHED * means.max())
 
 
-def _cohort(members: list[tuple[str, Mapping[str, Any], dict[str, Any]]]) -> Cohort:
+def _cohort(members: list[_Member], *, rule: ForecastRule | None = None) -> Cohort:
     names, entries, columns = zip(*members, strict=True)
     first = columns[0]
-    rule = rule_of(entries[0], {name: float(first[name][-1]) for name in SETTINGS})
-    assert isinstance(rule, ForecastRule)
+    if rule is None:
+        found = rule_of(entries[0], {name: float(first[name][-1]) for name in SETTINGS})
+        assert isinstance(found, ForecastRule)
+        rule = found
     stack = {
         name: np.stack([each[name] for each in columns], axis=1)
         for name in ("norm", "angle", "update_norm", "unit_grad_sq", "momentum_unit_grad_sq")
@@ -203,4 +249,5 @@ def _cohort(members: list[tuple[str, Mapping[str, Any], dict[str, Any]]]) -> Coh
         moved_sq=stack["update_norm"] ** 2,
         grad_sq=grad_sq,
         drive=np.where(np.isfinite(own), own, grad_sq),
+        changed=np.stack([each["note"] == NOTES.index(CHANGED_OUTSIDE) for each in columns], axis=1),
     )

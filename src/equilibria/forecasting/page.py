@@ -9,6 +9,7 @@ from pathlib import Path
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted
 from equilibria.forecasting.backtest import BackTest
+from equilibria.forecasting.doubts import NEAR_INTERPOLATION
 from equilibria.forecasting.forecast import Forecast, Total
 from equilibria.forecasting.page_data import MOST_LAYERS, forecast_data
 from equilibria.forecasting.suggest import Suggestion
@@ -114,6 +115,8 @@ def headline(result: WhatIf) -> str:
     if better is not None and result.worst(better).steps_out.value < 0.8 * worst.steps_out.value:
         found = _share(result.worst(better).steps_out.value, left)
         said += f"; with “{better}” the worst layer is out for {found}"
+    if any(NEAR_INTERPOLATION in layer.validity for layer in result.forecasts[base].layers):
+        said += " (near interpolation: the direction is worth more than the numbers)"
     return said
 
 
@@ -130,6 +133,8 @@ def layer_options(names: Sequence[str]) -> str:
 def interval(total: Total) -> str:
     """A number with the ends of its band."""
     low, high = number(total.low, digits=2), number(total.high, digits=2)
+    if low == high:  # a band narrower than two digits show
+        low, high = number(total.low), number(total.high)
     return number(total.value) if low == high else f"{number(total.value)} ({low}–{high})"
 
 

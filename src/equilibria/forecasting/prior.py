@@ -66,7 +66,13 @@ _SGD = Prior(
 # Adam's update is 6 % shorter in the mean square than independent gradients would make it.
 _ADAM = replace(_SGD, angle=-0.03, angle_sd=0.015, size_sd=0.08)
 
+# Near interpolation L falls with the noise. From 6 trainings that no reported test uses: digits without label noise,
+# 1,500 steps, lr / 10 or / 5 at step 700, perceptrons and convolutional networks of two layers with BatchNorm, seeds
+# 200 to 205, SGD with momentum and AdamW: ln L fell by 0.2 to 2.8 at the drop (with 30 % label noise by 0.0 to 0.14).
+_POWER, _POWER_SD = 0.35, 0.25
 
-def prior_of(rule: ForecastRule) -> Prior:
-    """The prior of an optimizer."""
-    return _ADAM if isinstance(rule, AdamW | AdamL2) else _SGD
+
+def prior_of(rule: ForecastRule, *, interpolates: bool = False) -> Prior:
+    """The prior of an optimizer, and of a network that is about to know its data by heart."""
+    found = _ADAM if isinstance(rule, AdamW | AdamL2) else _SGD
+    return replace(found, power=_POWER, power_sd=_POWER_SD) if interpolates else found

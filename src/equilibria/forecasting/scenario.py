@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Sized
 from dataclasses import KW_ONLY, dataclass
 
@@ -12,13 +10,12 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, positive
 from equilibria.forecasting.observed import Cohort, Observed
-from equilibria.theory.rescale import rescale_factors
-from equilibria.theory.rules import AdamL2, Rule
+from equilibria.planning.rescaling import rescaled_sq
 from equilibria.theory.schedules import FromValues, ScheduleLike, as_schedule
 
 Array = NDArray[np.float64]
 
-JUMP = 0.1  # relative change of lr or weight decay from one step to the next at which weights are rescaled
+JUMP = 0.1  # relative change of lr or weight decay from one step to the next that is worth a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +30,8 @@ class Scenario:
         lr: learning rate.
         weight_decay: weight decay; None leaves it as at the last sample.
         batch_factor: batch size over that of the record; the gradient is taken to be noise, so that L falls as 1/batch.
-        rescale: whether weights and optimizer state are rescaled where lr or weight decay jump, as
-            `equilibria.control.RescaleOnDecay` does.
+        rescale: whether weights and optimizer state are rescaled whenever lr or weight decay change, in a jump or step
+            by step, as `equilibria.control.RescaleOnDecay` does.
         name: for tables.
     """
 
@@ -89,19 +86,23 @@ def courses(scenario: Scenario, observed: Observed, *, first: int, steps: int) -
         wd = _values(scenario.weight_decay, "weight_decay", first=first, steps=steps)
     found = []
     for cohort in observed.cohorts:
-        own_lr = lr * _ratio(cohort.lr[-1], main.lr[-1])
+        at = max(int(np.searchsorted(main.step, cohort.step[-1], side="right")) - 1, 0)  # the same moment for both
+        own_lr = lr * _ratio("lr", cohort, cohort.lr[-1], main.lr[at])
         held = float(cohort.weight_decay[-1])
-        own_wd = np.full(count, held) if wd is None else wd * _ratio(held, main.weight_decay[-1])
+        own_wd = (
+            np.full(count, held) if wd is None else wd * _ratio("weight decay", cohort, held, main.weight_decay[at])
+        )
         rescale_sq = _rescaling(cohort, own_lr, own_wd) if scenario.rescale else np.ones(count)
         found.append(Course(first, own_lr, own_wd, rescale_sq, float(scenario.batch_factor)))
     return tuple(found)
 
 
-def recorded_course(cohort: Cohort, *, first: int, steps: int) -> Course:
+def recorded_course(cohort: Cohort, *, first: int, steps: int, rescale: bool = False) -> Course:
     """What lr and weight decay really were; between two samples they are the earlier one's."""
     at = np.searchsorted(cohort.step, np.arange(first, steps), side="right") - 1
     lr, wd = cohort.lr[at], cohort.weight_decay[at]
-    return Course(first, lr, wd, np.ones(steps - first), 1.0)
+    before = cohort.since(0, before=first)
+    return Course(first, lr, wd, _rescaling(before, lr, wd) if rescale else np.ones(steps - first), 1.0)
 
 
 def _values(schedule: ScheduleLike, name: str, *, first: int, steps: int) -> Array:
@@ -115,33 +116,26 @@ def _values(schedule: ScheduleLike, name: str, *, first: int, steps: int) -> Arr
     return body.values(steps - first, start=first)
 
 
-def _ratio(own: float, main: float) -> float:
-    return 1.0 if own == main else float(own / main) if main else 0.0
+def _ratio(what: str, cohort: Cohort, own: float, main: float) -> float:
+    if own != main and main == 0:
+        raise EquilibriaError(
+            f"got another {what} for the first layer's parameter group, where it was 0 at the last sample, while it "
+            f"was {own:.4g} for {cohort.names[0]}, which keeps its ratio to it; expected more than 0 in both: "
+            f"leave {what} as it was, or forecast a record in which both have one"
+        )
+    return 1.0 if own == main else float(own / main)
 
 
 def _rescaling(cohort: Cohort, lr: Array, wd: Array) -> Array:
-    """r^2 at every jump of lr or weight decay, the first step included."""
-    before_lr, before_wd = (
-        np.append(last[-1:], now[:-1]) for last, now in ((cohort.lr, lr), (cohort.weight_decay, wd))
-    )
-    jump = (np.abs(lr - before_lr) > JUMP * np.maximum(lr, before_lr)) | (
-        np.abs(wd - before_wd) > JUMP * np.maximum(wd, before_wd)
-    )
-    jump &= (lr * wd > 0) & (before_lr * before_wd > 0)
-    found = np.ones(len(lr))
-    for at in np.flatnonzero(jump):
-        old = _at(cohort.rule, before_lr[at], before_wd[at])
-        new = _at(cohort.rule, lr[at], wd[at])
-        scale = (float(np.nanmean(cohort.drive)), float(np.mean(cohort.entries)))
-        found[at] = _grown_sq(old, new, *scale if isinstance(new, AdamL2) else (1.0, 1.0))
-    return found
+    """r^2 in front of every step: 1 where lr and weight decay stay, and between equilibria that do not exist.
 
-
-@functools.lru_cache(maxsize=1024)  # exact fixed points take milliseconds, and a search asks for the same ones again
-def _grown_sq(old: Rule, new: Rule, unit_grad_sq: float, dim: float) -> float:
-    return rescale_factors(old, new, unit_grad_sq=unit_grad_sq, dim=dim).weight ** 2
-
-
-def _at(rule: Rule, lr: float, wd: float) -> Rule:
-    changed: Rule = dataclasses.replace(rule, lr=float(lr), weight_decay=float(wd))
-    return changed
+    As `equilibria.control.RescaleOnDecay` does at every step of its scheduler, jump or not: from the last equilibrium
+    that there was into the next one that there is.
+    """
+    return rescaled_sq(
+        cohort.rule,
+        np.append(cohort.lr[-1:], lr),
+        np.append(cohort.weight_decay[-1:], wd),
+        unit_grad_sq=float(np.nanmean(cohort.drive)),
+        dim=float(np.mean(cohort.entries)),
+    )[1:]

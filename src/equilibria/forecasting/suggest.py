@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 Steps = NDArray[np.int64]
 Target: TypeAlias = float | str | ScheduleLike
 
-AS_NOW, EQUILIBRIUM = "as now", "equilibrium"
+AS_NOW, EQUILIBRIUM, _ALSO_NOW = "as now", "equilibrium", "now"
 # Weight decay and the time of the drops (shares of the remaining steps), finest first: coarser where time is short.
 _FACTORS = (1.0, 0.1, 0.25, 0.5, 2.0, 4.0, 10.0), (1.0, 0.1, 0.5, 2.0, 10.0), (1.0, 0.3, 3.0), (1.0,)
 _SHIFTS = (0.0, -0.2, -0.1, 0.1, 0.2), (0.0, -0.1, 0.1), (0.0, -0.1, 0.1), (0.0, -0.1, 0.1)
@@ -48,6 +48,8 @@ class Proposal:
         median_off: the same in the median layer.
         integrated_angle: sum of the angles of all remaining steps, radians, in the mean over layers.
         steps_out: steps further than 5 % from equilibrium, in the layer that has the most.
+        decays: factors of the recorded weight decay, each from a step on; None if another one was given.
+        milestones: steps at which lr drops, if they are moved.
     """
 
     scenario: Scenario
@@ -57,6 +59,25 @@ class Proposal:
     median_off: float
     integrated_angle: float
     steps_out: float
+    decays: tuple[tuple[int, float], ...] | None
+    milestones: tuple[int, ...] | None
+
+    def flags(self, *, unit: int = 1) -> str | None:
+        """The flags of `equilibria forecast` that make it; None where there are none.
+
+        Args:
+            unit: steps in the unit of positions: 1, or the steps per epoch.
+        """
+        if self.decays is None or not self.changes:
+            return None
+        decays = ",".join(f"{step / unit:.8g}:x{factor:g}" for step, factor in self.decays)
+        drops = ",".join(f"{step / unit:.8g}" for step in self.milestones or ())
+        parts = (
+            f"--milestones {drops}" if drops else "",
+            f"--wd {decays}" if decays else "",
+            "--rescale" if self.scenario.rescale else "",
+        )
+        return " ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,8 +153,8 @@ def suggest(
         run: as for `forecast`.
         schedule: the plan to improve: a learning-rate schedule of the whole run, or a `Scenario`.
         steps: length of the whole run in optimizer steps, those recorded included.
-        target: radians per step for every layer; a schedule of them over the run; "as now" (what each layer turned in
-            its last 50 samples); or "equilibrium" (what lr x wd of the plan as given asks for).
+        target: radians per step for every layer; a schedule of them over the run; "as now" or "now" (what each layer
+            turned in its last 50 samples); or "equilibrium" (what lr x wd of the plan as given asks for).
         start: fit only samples before this step; everything recorded without.
 
     Returns:
@@ -180,12 +201,12 @@ def _grid(space: _Space, *, layers: int) -> Iterator[_Candidate]:
     """Every combination, on the finest grid that can be searched in some tens of seconds."""
     phases = min(len(space.edges), _MOST_PHASES)
     decays = bool(space.weight_decay[space.first :].any())
-    jumps = len(space.edges) > 1 or space.lr[space.first] != space.lr[space.first - 1]
+    changes = np.ptp(space.lr[max(space.first - 1, 0) :]) > 0
     for factors, shifts in zip(_FACTORS, _SHIFTS, strict=True):
         each = factors if decays else (1.0,)
         moved = [round(share * space.left) for share in shifts] if _can_move(space) else [0]
         moved = [shift for shift in moved if _fits(space, shift)]
-        rescales = (False, True) if decays and (jumps or len(each) > 1) else (False,)
+        rescales = (False, True) if decays and (changes or len(each) > 1) else (False,)
         count = len(rescales) * len(moved) * len(each) ** phases
         small = count <= _MOST_PLANS and count * space.left * layers <= _MOST_WORK
         if small or factors == _FACTORS[-1]:
@@ -222,7 +243,27 @@ def _try(
         math.exp(min(float(np.median(off)), 700.0)),
         float(np.mean(np.concatenate([each.travelled[:, 0] for each in paths]))),
         float(np.max(np.concatenate([each.outside[:, 0] for each in paths]))),
+        _decays(candidate, space),
+        _milestones(candidate, space),
     )
+
+
+def _decays(candidate: _Candidate, space: _Space) -> tuple[tuple[int, float], ...] | None:
+    """Where the factor of the weight decay changes, in steps of the run."""
+    if space.given.weight_decay is not None:
+        return None
+    edges = [space.first + edge + (candidate.shift if edge else 0) for edge in space.edges]
+    pairs = list(zip(edges, candidate.factors, strict=False))
+    before = [1.0, *(factor for _, factor in pairs)]
+    return tuple(pair for pair, last in zip(pairs, before, strict=False) if pair[1] != last)
+
+
+def _milestones(candidate: _Candidate, space: _Space) -> tuple[int, ...] | None:
+    """All changes of lr, those to come moved."""
+    if not candidate.shift:
+        return None
+    past = np.flatnonzero(np.diff(space.lr[: space.first + 1])) + 1
+    return (*past.tolist(), *(space.first + edge + candidate.shift for edge in space.edges[1:]))
 
 
 def _paths(scenario: Scenario, space: _Space, observed: Observed, fits: list[Fit], shown: Steps) -> list[Paths]:
@@ -266,7 +307,7 @@ def _changes(candidate: _Candidate, space: _Space) -> tuple[str, ...]:
         if factor != 1:
             found.append(f"wd x{factor:g} {_when(place, candidate, space)}")
     if candidate.rescale:
-        found.append("rescale where lr or wd jumps")
+        found.append("rescale as lr or wd changes")
     return tuple(found)
 
 
@@ -280,7 +321,7 @@ def _when(place: int, candidate: _Candidate, space: _Space) -> str:
 def _wanted(target: Target, observed: Observed, space: _Space, fits: list[Fit], shown: Steps) -> Array:
     """The angle asked for, shown steps x layers."""
     if isinstance(target, str):
-        if target == AS_NOW:
+        if target in (AS_NOW, _ALSO_NOW):
             now = [np.sqrt(np.nanmean(cohort.angle[-_NOW:] ** 2, axis=0)) for cohort in observed.cohorts]
             return np.broadcast_to(np.concatenate(now), (len(shown), sum(map(len, now))))
         if target != EQUILIBRIUM:
@@ -304,7 +345,7 @@ def _wanted(target: Target, observed: Observed, space: _Space, fits: list[Fit], 
 
 
 def _in_words(target: Target) -> str:
-    if target == AS_NOW:
+    if target in (AS_NOW, _ALSO_NOW):
         return "every layer turns as fast as now"
     if target == EQUILIBRIUM:
         return "every layer turns as lr x wd of the plan as given asks for"
@@ -334,7 +375,7 @@ def _assumptions(space: _Space, grid: list[_Candidate]) -> tuple[str, ...]:
     if len(shifts) > 1:
         tried.append(f"all drops moved together by {', '.join(f'{shift:+,}' for shift in shifts if shift)} steps")
     if any(each.rescale for each in grid):
-        tried.append("weights rescaled where lr or weight decay jumps, or not")
+        tried.append("weights rescaled as lr or weight decay change, or not")
     rest = [f"Phases after the third share its weight decay ({len(space.edges)} phases)."]
     return (
         f"Tried: {'; '.join(tried)}. A better plan outside of these is not found.",

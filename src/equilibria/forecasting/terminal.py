@@ -9,13 +9,14 @@ import numpy as np
 
 from equilibria._rich import Console, Table, Text
 from equilibria.findings import Finding, counted
-from equilibria.forecasting.backtest import BackTest, LayerTest, Score
+from equilibria.forecasting.backtest import RMS_SAMPLES, BackTest, LayerTest, Score
 from equilibria.forecasting.forecast import Forecast, Total
 from equilibria.forecasting.suggest import Suggestion
 from equilibria.forecasting.what_if import Outcome, WhatIf, outcome
 
 _MOST_ROWS = 40
 _NARROW = 100  # columns of a terminal below which bands and norms are left out
+_LEFT_OUT = f"bands and norms are shown from {_NARROW} columns on"
 _LEGEND = "out: further than 5 % from angle*, the equilibrium; travelled: sum of the angles; all in rad"
 
 
@@ -36,7 +37,7 @@ def print_what_if(found: WhatIf, *, console: Console | None = None) -> None:
     for name in found.forecasts:
         table.add_row(Text(name), Text(_short(found.worst(name).layer)), *_cells(found.worst(name), first, out))
     out.print(table)
-    out.print(Text(_LEGEND, style="dim"))
+    out.print(Text(_LEGEND if out.width >= _NARROW else f"{_LEGEND}; {_LEFT_OUT}", style="dim"))
     out.print()
     layers = _table("last angle, rad", *found.forecasts)
     columns = [found.outcomes(name) for name in found.forecasts]
@@ -44,11 +45,13 @@ def print_what_if(found: WhatIf, *, console: Console | None = None) -> None:
         layers.add_row(Text(_short(row[0].layer)), *(_angle(each) for each in row))
     out.print(layers)
     out.print(Text("in brackets: over the equilibrium angle of lr x wd at the end", style="dim"))
+    out.print()
+    out.print(Text(f"Of “{next(iter(found.forecasts))}”; the others' are on the page and in --json:", style="bold"))
     print_notes(first, out)
 
 
-def print_suggestion(suggestion: Suggestion, *, console: Console | None = None) -> None:
-    """Closeness against changes, and what it assumes."""
+def print_suggestion(suggestion: Suggestion, *, unit: int = 1, console: Console | None = None) -> None:
+    """Closeness against changes, the flags of the closest plan (positions in ``unit`` steps), and what it assumes."""
     out = Console() if console is None else console
     out.print(Text(f"Suggested so that {suggestion.target} ({counted(suggestion.searched, 'plan')} tried)"), end="\n\n")
     table = _table("changes", "what", "off by", "median", "rad travelled", "steps out", left=2)
@@ -64,6 +67,9 @@ def print_suggestion(suggestion: Suggestion, *, console: Console | None = None) 
     out.print(table)
     legend = "off by: typical factor between angle and target, in the worst layer and in the median one"
     out.print(Text(legend, style="dim"))
+    flags = suggestion.best.flags(unit=unit)
+    if flags:
+        out.print(Text(f"the last one: --what-if 'suggested={flags}', in Python best.scenario", style="dim"))
     out.print()
     _bullets(suggestion.assumptions, out)
 
@@ -77,31 +83,29 @@ def print_backtest(test: BackTest, *, console: Console | None = None) -> None:
     for name, score in test.scores.items():
         scores.add_row(name, *_errors(score))
     scores.add_section()
-    for first, score in test.horizons:
-        scores.add_row(f"forecast, from step {first:,}", *_errors(score))
+    ends = [*(first - 1 for first, _ in test.horizons[1:]), test.steps - 1]
+    for (first, score), last in zip(test.horizons, ends, strict=True):
+        scores.add_row(f"its steps {first:,}-{last:,}", *_errors(score))
     out.print(scores)
     out.print()
     layers = _table("layer", "angle", "p90", "norm", "angles in band", "norms in band")
     for each in sorted(test.layers, key=_median_error, reverse=True)[:_MOST_ROWS]:
         layers.add_row(Text(_short(each.forecast.name)), *_layer_errors(each))
     out.print(layers)
-    legend = "median of |forecast / measured - 1|, angles as the rms of 50 samples; 1 step: single samples"
+    legend = f"median of |forecast / measured - 1|, angles as the rms of {rms_window(test)}; 1 step: single samples"
     out.print(Text(legend, style="dim"))
     out.print()
+    for finding in test.findings:
+        _finding(finding, out)
     covers = f"{test.angle_coverage:.0%} of the single measured angles and {test.norm_coverage:.0%} of the norms"
     _bullets([f"the 90 % bands hold {covers}", *_refused(test.refused)], out)
 
 
 def print_notes(forecast: Forecast, out: Console) -> None:
-    """Findings, what is wider than usual, what has no forecast, and the assumptions."""
+    """Findings and assumptions."""
     out.print()
     for finding in forecast.findings:
         _finding(finding, out)
-    doubts: dict[str, list[str]] = {}
-    for layer in forecast.layers:
-        for reason in layer.validity:
-            doubts.setdefault(reason, []).append(_short(layer.name))
-    _bullets([f"{_names(names)}: {reason}" for reason, names in doubts.items()], out)
     out.print(Text("Assumed", style="bold"))
     _bullets(forecast.assumptions, out)
 
@@ -128,6 +132,12 @@ def _median_error(layer: LayerTest) -> float:
     return float(np.nanmedian(np.abs(layer.angle_error)))
 
 
+def rms_window(test: BackTest) -> str:
+    """How long the root mean squares are that are compared."""
+    gap = int(np.median(np.diff(test.layers[0].forecast.step)))
+    return f"{RMS_SAMPLES} samples" + (f" ({RMS_SAMPLES * gap:,} steps)" if gap > 1 else "")
+
+
 def _percent(share: float) -> str:
     return "" if math.isnan(share) else f"{share:.1%}"
 
@@ -143,7 +153,7 @@ def _layer_rows(found: Sequence[Outcome], forecast: Forecast, out: Console) -> N
         table.add_row(Text(_short(each.layer)), *_cells(each, forecast, out))
     out.print(table)
     more = f"; {len(found) - _MOST_ROWS:,} more layers are in --json" if len(found) > _MOST_ROWS else ""
-    bands = "; in brackets: the 90 % band of single steps" if out.width >= _NARROW else ""
+    bands = "; in brackets: the 90 % band of single steps" if out.width >= _NARROW else f"; {_LEFT_OUT}"
     out.print(Text(f"{_LEGEND}{bands}{more}", style="dim"))
 
 
@@ -168,7 +178,10 @@ def _angle(found: Outcome) -> str:
 
 
 def _interval(total: Total) -> str:
-    return f"{total.value:.3g} ({total.low:.2g}-{total.high:.2g})"
+    low, high = f"{total.low:.2g}", f"{total.high:.2g}"
+    if low == high:  # a band narrower than two digits show
+        low, high = f"{total.low:.3g}", f"{total.high:.3g}"
+    return f"{total.value:.3g} ({low}-{high})"
 
 
 def _plain(total: Total) -> str:

@@ -1,4 +1,4 @@
-"""The same schedule with what could be done about it: weights rescaled at jumps, weight decay that follows lr."""
+"""The same schedule with what could be done about it: weights rescaled, weight decay that follows lr."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from equilibria.planning.planner import Plan, plan
 from equilibria.theory.rules import AdamL2, Rule
 from equilibria.theory.schedules import FromValues, ScheduleLike, as_schedule
 
-AS_TYPED, RESCALED, HELD, BOTH = "as typed", "rescale at jumps", "hold lr × wd", "rescale and hold"
+AS_TYPED, RESCALED, HELD, BOTH = "as typed", "rescale", "hold lr × wd", "rescale and hold"
 MEANING = {
     AS_TYPED: "The schedule as it was typed.",
-    RESCALED: "Where lr or wd jumps, weights and optimizer state are rescaled into the new equilibrium "
+    RESCALED: "Whenever lr or wd changes, weights and optimizer state are rescaled into the new equilibrium "
     "(equilibria.control.RescaleOnDecay).",
     HELD: "Weight decay rises as lr falls, so that the equilibrium angle and the time to settle stay what they are at "
-    "the peak (equilibria.control.WeightDecayScheduler with hold=).",
-    BOTH: "Weight decay rises as lr falls, and weights are rescaled where lr jumps: the angle stays as it is.",
+    'the peak (equilibria.control.WeightDecayScheduler with hold="time_constant"). Where lr goes to 0 it grows without '
+    "bound.",
+    BOTH: "Weight decay rises as lr falls, and weights are rescaled with both: the angle stays as it is. Where lr goes "
+    "to 0 weight decay grows without bound, and norms fall to 0.",
 }
 
 
@@ -40,8 +42,8 @@ def alternatives(rule: Rule, schedule: ScheduleLike, *, steps: int, **settings: 
         >>> from equilibria.theory import SGD
         >>> from equilibria.theory.schedules import MultiStep
         >>> found = alternatives(SGD(0.1, 5e-4, momentum=0.9), MultiStep(0.1, milestones=[60], factor=0.1), steps=200)
-        >>> list(found), round(found["rescale at jumps"].phases[1].start.angle_ratio, 2)
-        (['rescale at jumps', 'hold lr × wd', 'rescale and hold'], 1.0)
+        >>> list(found), round(found["rescale"].phases[1].start.angle_ratio, 2)
+        (['rescale', 'hold lr × wd', 'rescale and hold'], 1.0)
     """
     courses: dict[str, dict[str, Any]] = {RESCALED: {"rescale": True}}
     held = _held(rule, schedule, steps) if settings.get("weight_decay") is None else None

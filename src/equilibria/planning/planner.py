@@ -15,9 +15,9 @@ from equilibria.errors import EquilibriaError, one_of, positive, whole, within
 from equilibria.findings import Finding
 from equilibria.planning.findings import DTYPES, find
 from equilibria.planning.phases import Span, cut, first_goal
+from equilibria.planning.rescaling import in_scale, rescaled_sq
 from equilibria.planning.scale import check_distance, check_scale, scale_number, update_size
 from equilibria.theory import SGD, SGDW, AdamW, Lion, Rule
-from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 from equilibria.theory.settling import equilibrium_norm_sq, settling_steps
 from equilibria.theory.states import State, cold_start, rescaled, settled
@@ -139,7 +139,7 @@ class Situation:
         unit_grad_sq: L (1 if not given).
         dim: number of entries (1 if not given); for Muon the squared length of its update, from the shape.
         dtype: in which the weights are stored.
-        rescale: weights and optimizer state are rescaled where lr or wd jumps.
+        rescale: weights and optimizer state are rescaled at every change of lr or wd.
     """
 
     rule: Rule
@@ -221,15 +221,15 @@ def plan(
         steps_per_epoch: to speak of epochs.
         weight_decay: weight-decay schedule; the rule's own without.
         init_norm: ||w|| at the start; without it training starts in the equilibrium of its first lr above 0, or of the
-            lr that a warm-up ends at (smooth, or in stairs from 0). Needed where there is no weight decay, hence no
-            equilibrium.
+            lr that a warm-up ends at (smooth, or in stairs from 0; not with rescale). Needed where there is no weight
+            decay, hence no equilibrium.
         unit_grad_sq: L = E||g||^2 ||w||^2; needed with init_norm for SGD-type rules, and always for Adam with L2.
         dim: number of entries; needed with init_norm for AdamW and Lion, and always for Adam with L2. Not for Muon.
         shape: (rows, columns) of the matrix; needed with init_norm for Muon.
         dtype: in which the weights are stored: float32, bfloat16 or float16.
         tolerance: what counts as settled.
-        rescale: whether weights and optimizer state are rescaled into the new equilibrium where lr or wd jumps, as
-            `equilibria.control.RescaleOnDecay` does.
+        rescale: whether weights and optimizer state are rescaled into the new equilibrium at every change of lr or wd,
+            in a jump or step by step, as `equilibria.control.RescaleOnDecay` does.
 
     Returns:
         Phases, curves and findings.
@@ -272,7 +272,8 @@ def plan(
     start_norm = None
     if pull.any():
         top.equilibrium(**scale)  # type: ignore[arg-type]  # refuses an lr * wd without a stable equilibrium
-        start = at(first_goal(pull, spans))
+        # Rescaled weights follow lr up a warm-up too: they begin in the equilibrium of its first step.
+        start = at(int(np.flatnonzero(pull)[0]) if rescale else first_goal(pull, spans))
         start_norm = math.sqrt(equilibrium_norm_sq(start, **scale))
         check_distance(init_norm, start_norm)
     situation = Situation(
@@ -293,9 +294,10 @@ def plan(
 
 def _build(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, ...]) -> Plan:
     goal = _goals(situation, lrs, decays)
-    paths = _follow(situation, lrs, decays, spans)
+    scales = _scales(situation, lrs, decays)
+    paths = _follow(situation, *in_scale(situation.rule, lrs, decays, scales), spans)
     angle = np.concatenate([path.angle for path in paths])
-    norm = np.concatenate([path.norm[:-1] for path in paths])
+    norm = np.concatenate([path.norm[:-1] for path in paths]) * scales
     shown = _thin(situation.steps, spans)
     norm_goal = np.sqrt(goal.norm_sq)
 
@@ -307,7 +309,7 @@ def _build(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, .
         ratio = angle / goal.angle
     inside = np.abs(ratio - 1) <= situation.tolerance
     phases = tuple(
-        _phase(n, span, situation, moment, inside[span.first : span.first + span.steps], path.final)
+        _phase(n, span, situation, moment, inside[span.first : span.first + span.steps], _final(path, span, scales))
         for n, (span, path) in enumerate(zip(spans, paths, strict=True), start=1)
     )
     last = np.flatnonzero(lrs)[-1]
@@ -335,8 +337,6 @@ def _follow(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, 
     """The moment recursion, one trajectory per phase, each from where the last one ended."""
     state, paths = _start(situation), []
     for span in spans:
-        if situation.rescale and span.jump:
-            state = _rescaled(situation, state, span, lrs, decays)
         rests = _rests(situation, span, lrs, decays)
         steps = slice(span.first, span.first + (1 if rests else span.steps))
         path = evolve(
@@ -353,16 +353,17 @@ def _follow(situation: Situation, lrs: Array, decays: Array, spans: tuple[Span, 
     return paths
 
 
-def _rescaled(situation: Situation, state: State, span: Span, lrs: Array, decays: Array) -> State:
-    """The state in front of a jump, from one equilibrium into the other; as it is where either does not exist."""
-    if not all(lrs[step] * decays[step] > 0 for step in (span.first - 1, span.first)):
-        return state
-    old, new = (
-        dataclasses.replace(situation.rule, lr=float(lrs[step]), weight_decay=float(decays[step]))
-        for step in (span.first - 1, span.first)
-    )
-    factors = rescale_factors(old, new, unit_grad_sq=situation.unit_grad_sq, dim=situation.dim)
-    return rescaled(state, factors.weight)
+def _scales(situation: Situation, lrs: Array, decays: Array) -> Array:
+    """By how much weights were rescaled until each step, all together."""
+    if not situation.rescale:
+        return np.ones(len(lrs))
+    factors = rescaled_sq(situation.rule, lrs, decays, unit_grad_sq=situation.unit_grad_sq, dim=situation.dim)
+    return np.asarray(np.sqrt(np.cumprod(factors)))
+
+
+def _final(path: Trajectory, span: Span, scales: Array) -> State:
+    """Where a phase ends, in the scale of its last step."""
+    return rescaled(path.final, float(scales[span.first + span.steps - 1]))
 
 
 def _rests(situation: Situation, span: Span, lrs: Array, decays: Array) -> bool:
