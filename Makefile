@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all lint demo reproduce reproduce-networks bench lock clean
@@ -34,8 +34,8 @@ lint: setup  ## ruff and mypy
 test: setup lint  ## lint, type check, then the tests on two processes (some minutes)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
-test-all: setup lint  ## the same with the slow tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+test-all: setup lint  ## the same with the slow tests, and more examples of each property
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --hypothesis-profile=thorough
 
 demo: setup  ## train a small network for about a minute, watched, and write a report
 	$(BIN)/equilibria demo

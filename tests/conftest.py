@@ -11,7 +11,8 @@ from hypothesis import settings
 # The tests are imported by path (import mode "importlib"), so a helper module needs its folder on the path.
 sys.path.insert(0, str(Path(__file__).parent / "theory"))
 
-settings.register_profile("fast", deadline=None, max_examples=20, derandomize=True)
+settings.register_profile("fast", deadline=None, max_examples=10, derandomize=True)
+settings.register_profile("thorough", deadline=None, max_examples=20, derandomize=True)  # make test-all
 settings.load_profile("fast")
 
 

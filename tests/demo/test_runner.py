@@ -30,6 +30,7 @@ def demo(tmp_path_factory):
     return folder, run_demo(folder, recipe=SHORT, progress=told.__setitem__), told
 
 
+@pytest.mark.slow
 def test_both_branches_are_watched_recorded_reported_and_as_a_slow_monitor_sees_them(demo):
     folder, result, told = demo
     assert told == {"plain": 70, "rescaled": 70}

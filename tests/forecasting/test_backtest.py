@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from planted_walks import Run, Walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import FORECAST, Scenario, backtest, forecast
-
-from .walks import Run, Walk
 
 LRS = np.where(np.arange(500) < 300, 0.1, 0.01)
 

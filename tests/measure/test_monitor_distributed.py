@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+pytestmark = [
+    pytest.mark.slow,  # starting the processes is
+    pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"),
+]
 
 SECONDS = 60  # for everything; the work itself takes a few
 
