@@ -59,8 +59,9 @@ def test_what_is_missing_is_said_once_with_where_to_get_it(tmp_path):
         (IDX[1], b"\x00\x00\x08\x01\x00\x00\x00\x05" + bytes(4), "has 4 bytes of data; expected 5"),
         (IDX[1], b"\x00\x00\x08\x01\x00\x00\x00\x05" + bytes(5), r"images of \(30, 28, 28\) and labels of \(5,\)"),
         (IDX[3], b"\x00\x00\x08\x01\x00\x00\x00\x0a" + bytes(9) + b"\x0b", "labels of 0 to 9"),
-        (IDX[0] + ".gz", gzip.compress(bytes(1000))[:-9], "cannot be read"),
+        (IDX[0] + ".gz", gzip.compress(bytes(1000), mtime=0)[:-9], "cannot be read"),
     ],
+    ids=["too short", "not idx", "data missing", "other count", "unknown label", "gzip cut off"],
 )
 def test_damaged_files(name, content, message, tmp_path):
     write_idx(tmp_path, ARRAYS, compressed=False)
