@@ -41,11 +41,9 @@ from equilibria.experiments.smd.multistage_runs import (
     RESCALED,
     STANDARD,
     Config,
-    key,
-    needs,
     run_task,
-    tasks,
 )
+from equilibria.experiments.smd.seed_tasks import key, needs, tasks
 from equilibria.theory.settling import after_lr_drop, minimum_settling_steps
 
 if TYPE_CHECKING:

@@ -75,21 +75,6 @@ class Config:
         )
 
 
-def key(seed: int) -> str:
-    """Name of a task."""
-    return f"seed-{seed}"
-
-
-def tasks(config: Config) -> dict[str, int]:
-    """Seeds: both branches and the first stage before them, so that they begin at the same weights."""
-    return {key(seed): seed for seed in config.seeds}
-
-
-def needs(config: Config) -> object:
-    """Loads the images."""
-    return load(config.images)
-
-
 def run_task(config: Config, task: int) -> Arrays:
     """Train to the first drop, then on from there in both ways."""
     from equilibria.training import train

@@ -25,7 +25,8 @@ from equilibria.experiments.smd.image_training import (
     Network,
 )
 from equilibria.experiments.smd.layer_angles import inside, layer
-from equilibria.experiments.smd.noise_runs import Config, key, needs, run_task, tasks
+from equilibria.experiments.smd.noise_runs import Config, run_task
+from equilibria.experiments.smd.seed_tasks import key, needs, tasks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -62,21 +62,6 @@ class Config:
         )
 
 
-def key(seed: int) -> str:
-    """Name of a task."""
-    return f"seed-{seed}"
-
-
-def tasks(config: Config) -> dict[str, int]:
-    """Seeds."""
-    return {key(seed): seed for seed in config.seeds}
-
-
-def needs(config: Config) -> object:
-    """Loads the images."""
-    return load(config.images)
-
-
 def run_task(config: Config, task: int) -> Arrays:
     """One training; the batches that are compared are drawn like those it is trained on, in another order."""
     from equilibria.experiments.smd.batch_gradients import NoiseMeasure
