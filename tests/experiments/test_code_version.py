@@ -72,3 +72,11 @@ def test_judging_and_drawing_count_for_results_but_not_for_tasks(copy):
     before, tasks = copy(), copy(tasks_only=True)
     assert copy("experiments/figures.py", '"font.size": 8', '"font.size": 9') != before
     assert copy(tasks_only=True) == tasks
+
+
+def test_how_a_notebook_shows_a_thing_does_not_count(copy):
+    before = copy()
+    shown = "    def _repr_html_(self):\n        from equilibria.demo import recipe\n        return str(recipe)\n\n"
+    held = "    eta: float = 0.002"
+    assert copy("experiments/sharp/hamiltonian.py", held, f"{shown}{held}") == before
+    assert copy("experiments/sharp/hamiltonian.py", "_repr_html_", "repr_html") != before

@@ -33,7 +33,7 @@ def missing(name: str, folder: Path, *, looked_for: str, get: str) -> Equilibria
     """
     return EquilibriaError(
         f"{name} was not found in {folder}; looked for {looked_for}. Get {get}, and put what you get into that folder. "
-        f"To use another one, pass folder=... or set the environment variable {VARIABLE}."
+        f"To use another one, set the environment variable {VARIABLE} to it, or pass folder=... from Python."
     )
 
 

@@ -13,7 +13,14 @@ _PACKAGE = "equilibria"
 _ROOT = Path(__file__).parents[1]
 _AFTER_THE_TASKS = {"equilibria.experiments.claim", "equilibria.experiments.figures"}
 # What people see changes no number: hours of training are not repeated for a word on a page.
-_FOR_PEOPLE = ("equilibria.pages.", "equilibria.planning.", "equilibria.report.", "equilibria.findings")
+_FOR_PEOPLE = (
+    "equilibria._notebook.",
+    "equilibria.pages.",
+    "equilibria.planning.",
+    "equilibria.report.",
+    "equilibria.findings",
+)
+_SHOWN_BY = "_repr_html_"
 
 
 @cache
@@ -41,7 +48,7 @@ def code_version(*modules: str, tasks_only: bool = False) -> str:
 def _read(module: str, path: Path) -> tuple[str, frozenset[str]]:
     """What of a module counts, and what it imports of this package that changes numbers."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    source = ast.unparse(_without_docstrings(tree))
+    source = ast.unparse(_without_docstrings(_without_pictures(tree)))
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found = (name for name in _imported(tree, package) if not f"{name}.".startswith(_FOR_PEOPLE))
     return source, frozenset(found)
@@ -72,6 +79,13 @@ def _source(module: str) -> Path | None:
 
 def _file(module: str) -> Path:
     return _source(module) or Path(str(sys.modules[module].__file__))
+
+
+def _without_pictures(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            node.body = [each for each in node.body if getattr(each, "name", "") != _SHOWN_BY] or [ast.Pass()]
+    return tree
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

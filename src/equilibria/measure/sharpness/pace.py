@@ -8,7 +8,9 @@ import time
 from equilibria.errors import EquilibriaError, whole
 from equilibria.measure.cadence import steady_mean
 
-_SHARE = 0.035  # of the training time for queries; what every step costs comes on top, and all stays below a tenth
+_SHARE = 0.03  # of the training time for queries; what every step costs comes on top
+_MOST = 0.05  # of the training time so far, with the next query: the first search takes part of what is to come
+_MOST_EARLY = 0.06  # the same for a query that the motion calls for
 _CHEAP = 0.01  # of a step: looking at every step then costs next to nothing
 _WARM = 3.0  # products of a warm query, to guess its cost before there was one
 _TIMED = 3  # steps to be timed before anything is planned
@@ -18,8 +20,8 @@ _LOOKS = 14  # before a query: it wants ten comparisons of three weights each
 class Pace:
     """Decides which steps are queried.
 
-    On its own account it spends a share of the training time, and half of that while it is in debt for the first
-    search, which is ten times as dear as the others.
+    On its own account it spends a share of the training time, and waits until training has paid for the first search,
+    which is up to ten times as dear as the others.
 
     Args:
         every: 1, 2, ... or "auto".
@@ -55,22 +57,19 @@ class Pace:
             return self._fixed
         if self._steps < _TIMED:
             return math.inf
-        share = _SHARE / 2 if self._spent > _SHARE * self._trained else _SHARE
-        return max(1.0, self.together * self._query_cost / (share * self._step_time))
+        return max(1.0, self.together * self._query_cost / (_SHARE * self._step_time))
 
-    def enter(self) -> float:
-        """Training has got to its next step; returns the time."""
+    def enter(self) -> None:
+        """Training has got to its next step."""
         now = time.perf_counter()
         if self._left is not None:
             self._trained += now - self._left
             self._step_time = steady_mean(self._step_time, max(now - self._left, 1e-9))
             self._steps += 1
-        return now
 
-    def leave(self, entered: float) -> None:
+    def leave(self) -> None:
         """Training goes on."""
         self._left = time.perf_counter()
-        self._spent += self._left - entered
 
     def looked(self, seconds: float) -> None:
         """Take note of what it cost to look at a step."""
@@ -80,10 +79,10 @@ class Pace:
         """Whether this step is to be queried."""
         if self._last < 0:
             return True
-        if 0 < step - self._first < self.together:
+        if self._is_between(step):
             return True
         if self._fixed is None:
-            return step >= self._first + self.every
+            return step >= self._due(step)
         return step // self._fixed > self._first // self._fixed
 
     def may_wait(self, step: int) -> bool:
@@ -92,18 +91,32 @@ class Pace:
 
     def may_look(self, step: int) -> bool:
         """Whether this step is to be looked at: always if that is cheap or was asked for, else before a query."""
-        if self._fixed is not None or self._look_cost <= _CHEAP * self._step_time:
+        if self._fixed is not None or self._look_cost <= _CHEAP * self._step_time or self._is_between(step):
             return True
-        return step >= self._last + self.every - _LOOKS
+        return step >= self._due(step) - _LOOKS
 
     def may_be_early(self, step: int) -> bool:
         """Whether a query is affordable before its time: after a quarter of the time."""
-        return step >= self._last + max(4.0, self.every / 4)
+        return step >= self._last + max(4.0, self.every / 4) and self._unpaid(_MOST_EARLY) <= 0
+
+    def _is_between(self, step: int) -> bool:
+        """Whether some of the queries that belong together are still to come."""
+        return 0 < step - self._first < self.together
+
+    def _due(self, step: int) -> float:
+        """The step of the next query, as things are now."""
+        return max(self._first + self.every, step + self._unpaid(_MOST) / max(self._step_time, 1e-9))
+
+    def _unpaid(self, share: float) -> float:
+        """Seconds of training until such a share of it pays for what was spent and for the next query."""
+        spent = self._spent + self.together * self._query_cost
+        return spent / share - self._trained if self._fixed is None else 0.0
 
     def queried(self, step: int, seconds: float, *, hvps: int, cold: bool) -> None:
         """Take note of a query."""
         if self._last < 0 or step - self._first >= self.together:
             self._first = step
         self._last = step
+        self._spent += seconds
         warm = seconds * min(1.0, _WARM / max(hvps, 1)) if cold else seconds
         self._query_cost = steady_mean(self._query_cost, warm)

@@ -189,7 +189,7 @@ class SharpnessMonitor:
         """The weights are those at which training has just computed its gradient, so both can be compared with ours."""
         if self._failure is not None:
             return
-        entered = self._pace.enter()
+        self._pace.enter()
         try:
             self._look_and_query()
         except Exception as error:
@@ -197,17 +197,17 @@ class SharpnessMonitor:
             self._motion.forget()
             warn_caller(f"sharpness tracking has stopped: {self._failure}; training goes on", WatchWarning)
         self._steps += 1
-        self._pace.leave(entered)
+        self._pace.leave()
 
     def _look_and_query(self) -> None:
         step = self._steps
-        if self._pace.may_look(step):
-            begun = time.perf_counter()
-            with torch.no_grad():
-                self._motion.see(_flat(self._params), self._training_gradient() if self._full_batch() else None)
-            self._pace.looked(time.perf_counter() - begun)
-        else:
+        if not self._pace.may_look(step):
             self._motion.forget()
+            return
+        begun = time.perf_counter()
+        with torch.no_grad():
+            self._motion.see(_flat(self._params), self._training_gradient() if self._full_batch() else None)
+        self._pace.looked(time.perf_counter() - begun)
         if is_adam(self._optimizer) and step == 0:
             return  # there is no preconditioner yet
         due = self._pace.is_due(step) and not (self._motion.turned_back is None and self._pace.may_wait(step))
