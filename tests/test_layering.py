@@ -20,6 +20,7 @@ ORDER = [
     "_compiled",
     "_processes",
     "_rich",
+    "_notebook",
     "errors",
     "findings",
     "theory",

@@ -131,6 +131,11 @@ class Forecast:
     def __repr__(self) -> str:
         return f"<Forecast of {counted(len(self.layers), 'layer')}, steps {self.first:,} to {self.steps - 1:,}>"
 
+    def _repr_html_(self) -> str:
+        from equilibria.forecasting.notebook import forecast_card
+
+        return forecast_card(self)
+
     def __getitem__(self, name: str) -> LayerForecast:
         """The layer of that name."""
         for layer in self.layers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class WhatIf:
 
     def worst(self, scenario: str) -> Outcome:
         """The layer that is out of equilibrium the longest; among equals the one that ends furthest from it."""
-        return max(self.outcomes(scenario), key=_badness)
+        return worst_of(self.outcomes(scenario))
 
     def table(self) -> None:
         """Print the scenarios side by side: the worst layer of each, and the last angle of every layer."""
@@ -137,6 +137,11 @@ def outcome(scenario: str, layer: LayerForecast) -> Outcome:
         Total(*(float(band[-1]) for band in (layer.norm.value, layer.norm.low, layer.norm.high))),
         layer.integrated_angle,
     )
+
+
+def worst_of(outcomes: Sequence[Outcome]) -> Outcome:
+    """The one that is out of equilibrium the longest; among equals the one that ends furthest from it."""
+    return max(outcomes, key=_badness)
 
 
 def _badness(found: Outcome) -> tuple[float, float]:

@@ -196,6 +196,11 @@ class Plan:
         names = f"{len(self.phases)} phases, {len(self.findings)} findings, {len(self.curve.step)} curve points"
         return f"<Plan of {type(self.situation.rule).__name__} over {self.situation.steps:,} steps: {names}>"
 
+    def _repr_html_(self) -> str:
+        from equilibria.planning.notebook import plan_card
+
+        return plan_card(self)
+
 
 def plan(
     rule: Rule,

@@ -11,6 +11,7 @@ from equilibria.measure.sharpness_findings import sharpness_findings
 from equilibria.measure.summary import summarise
 from equilibria.record import Run
 from equilibria.record import read_run as read_record
+from equilibria.report.notebook import run_card, sharpness_card
 from equilibria.report.page import write_report
 from equilibria.report.sharpness import print_sharpness
 from equilibria.report.terminal import print_table
@@ -29,6 +30,12 @@ class RecordedRun(Run):
             print_table(summarise(samples, metadata=self.metadata), findings=found, notes=self.notes)
         if queries.num_rows:
             print_sharpness(queries, metadata=self.metadata)
+
+    def _repr_html_(self) -> str:
+        samples, queries, found = self.samples(), self.sharpness(), self.findings()
+        if queries.num_rows and not samples.num_rows:
+            return sharpness_card(queries, title=str(self), findings=found)
+        return run_card(samples, summarise(samples, metadata=self.metadata), findings=found, notes=self.notes)
 
     def findings(self) -> tuple[Finding, ...]:
         """What the samples mean, most serious first."""

@@ -53,6 +53,12 @@ class WatchedRun(Monitor):
         parts += [f"recorded in {self.log_dir}"] if self.log_dir else []
         return f"<{type(self).__name__}: {'; '.join(filter(None, parts))}>"
 
+    def _repr_html_(self) -> str:
+        from equilibria.report.notebook import run_card
+
+        samples = self.samples()
+        return run_card(samples, summarise(samples, metadata=self.metadata), findings=self.findings())
+
     def __dir__(self) -> list[str]:
         """What people use: what the hooks call is left out of completions."""
         return [name for name in super().__dir__() if name not in _FOR_HOOKS]

@@ -115,6 +115,11 @@ class SharpnessTracker(SharpnessMonitor):
         parts += [f"recorded in {self.log_dir}"] if self.log_dir else []
         return f"<{type(self).__name__}: {'; '.join(parts)}>"
 
+    def _repr_html_(self) -> str:
+        from equilibria.report.notebook import sharpness_card
+
+        return sharpness_card(self.samples(), title=repr(self), findings=self.findings())
+
     @property
     def log_dir(self) -> Path | None:
         """Where the queries are recorded, None if they are not."""

@@ -132,6 +132,11 @@ class Sharpness:
                 "optimizer: stability_ratio(optimizer)"
             )
 
+    def _repr_html_(self) -> str:
+        from equilibria.measure.sharpness.notebook import sharpness_card
+
+        return sharpness_card(self)
+
     def __str__(self) -> str:
         kind = "spherical " if self.spherical else "preconditioned " if self.preconditioned else ""
         shown = ", ".join(f"{value:.6g}" for value in self.values)

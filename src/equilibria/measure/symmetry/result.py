@@ -105,6 +105,11 @@ class Symmetries:
         """Short, for messages; ``print`` shows the table."""
         return f"<Symmetries: {len(self.alone)} of {len(self.elements)} tensors alone: {_some(list(self.alone))}>"
 
+    def _repr_html_(self) -> str:
+        from equilibria.measure.symmetry.notebook import symmetries_card
+
+        return symmetries_card(self)
+
     def _how_jointly(self, name: str, vector: Mapping[str, int]) -> str:
         said, mixed = describe_joint(name, vector), self.against(name)
         twofold = min(vector.values()) > 0 and mixed is not None

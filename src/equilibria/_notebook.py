@@ -1,0 +1,203 @@
+"""How results show themselves in a notebook: a small card with a picture and a table, as HTML with nothing to load.
+
+Pictures are SVG of our own: a chart of plotly would bring its megabytes into every output cell. Text takes the colour
+of the notebook, so that cards are readable on light and on dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MEASURED, PREDICTED, GOAL, OTHER = "#009e73", "#0072b2", "#d55e00", "#868e97"
+"""Colours of lines, told apart by the colour-blind too."""
+
+_WIDTH, _HEIGHT = 560, 204
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 24, 34
+_TICKS = 4
+_MOST_ROWS = 12
+_MOST_NOTES = 4
+_CELL = "padding:1px 10px 1px 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a chart; points that are not finite, or not positive where the axis is logarithmic, are gaps."""
+
+    label: str
+    x: Sequence[float] | NDArray[Any]
+    y: Sequence[float] | NDArray[Any]
+    colour: str
+    dashed: bool = False
+
+
+def card(
+    title: str,
+    *,
+    picture: str = "",
+    headings: Sequence[str] = (),
+    rows: Iterable[Sequence[str]] = (),
+    notes: Sequence[str] = (),
+) -> str:
+    """A headline, the picture, the table and some sentences.
+
+    Args:
+        title: plain text, as are all cells and notes.
+        picture: of `chart` or `bars`.
+        headings: of the columns; numbers are aligned on the right, words on the left.
+        rows: the cells of each row; the first dozen are shown, the others counted.
+        notes: the first few are shown.
+    """
+    parts = [f'<div style="font-weight:600;margin:2px 0 6px">{escape(title)}</div>', picture]
+    held = list(rows)
+    if held:
+        parts.append(_table(headings, held))
+    parts += [f'<div style="margin-top:4px;max-width:70ch">{escape(note)}</div>' for note in notes[:_MOST_NOTES]]
+    left = len(notes) - _MOST_NOTES
+    parts += [_soft(f"and {left} more")] if left > 0 else []
+    return f'<div style="font:13px/1.45 system-ui,sans-serif;margin:4px 0">{"".join(parts)}</div>'
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    shown = rows[:_MOST_ROWS]
+    sides = ["right" if all(map(_is_number, column)) else "left" for column in zip(*shown, strict=True)]
+
+    def line(kind: str, texts: Sequence[str]) -> str:
+        cells = zip(sides, texts, strict=True)
+        return "".join(f'<{kind} style="text-align:{side};{_CELL}">{escape(each)}</{kind}>' for side, each in cells)
+
+    body = "".join(f"<tr>{line('td', row)}</tr>" for row in shown)
+    more = _soft(f"and {len(rows) - _MOST_ROWS} more") if len(rows) > _MOST_ROWS else ""
+    return f'<table style="border-collapse:collapse;font:inherit"><tr>{line("th", headings)}</tr>{body}</table>{more}'
+
+
+def _is_number(cell: str) -> bool:
+    return cell[:1] in "-0123456789"  # an empty cell too
+
+
+def _soft(text: str) -> str:
+    return f'<div style="opacity:.65">{escape(text)}</div>'
+
+
+def chart(lines: Sequence[Line], *, x: str, y: str, log: bool = False) -> str:
+    """Lines over a common axis, as SVG; empty if there is nothing to draw.
+
+    Args:
+        lines: drawn in order, named in a legend below.
+        x: what the horizontal axis is, with its unit.
+        y: the same of the vertical one.
+        log: whether the vertical axis is logarithmic.
+    """
+    drawn = [(line, _points(line, log)) for line in lines]
+    points = [point for _, stretches in drawn for stretch in stretches for point in stretch]
+    if not points:
+        return ""
+    low_x, high_x = _ends([at for at, _ in points])
+    low_y, high_y = _ends([value for _, value in points])
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def place(at: float, value: float) -> str:
+        across, up = (at - low_x) / (high_x - low_x), (value - low_y) / (high_y - low_y)
+        return f"{_LEFT + width * across:.1f},{_TOP + height * (1 - up):.1f}"
+
+    paths = [
+        f'<polyline fill="none" stroke="{line.colour}" stroke-width="1.6"{_dashes(line)} '
+        f'points="{" ".join(place(at, value) for at, value in stretch)}"/>'
+        for line, stretches in drawn
+        for stretch in stretches
+    ]
+    parts = [at / (_TICKS - 1) for at in range(_TICKS)]
+    levels = [low_y + (high_y - low_y) * part for part in parts]
+    grid = [
+        _level(_TOP + height * (1 - part), _short(10**level if log else level))
+        for part, level in zip(parts, levels, strict=True)
+    ]
+    ends = [
+        _text(_LEFT, _HEIGHT - _BOTTOM + 14, _short(low_x), "start"),
+        _text(_WIDTH - _RIGHT, _HEIGHT - _BOTTOM + 14, f"{_short(high_x)} {x}", "end"),
+    ]
+    return _svg(f"{y} over {x}", [*grid, _text(2, 10, y, "start"), *ends, *paths, *_legend(lines)])
+
+
+def bars(shares: Sequence[tuple[str, float]], *, what: str) -> str:
+    """Shares of a whole as horizontal bars, as SVG; empty if there is nothing to draw.
+
+    Args:
+        shares: names with shares between 0 and 1; at most eight are drawn.
+        what: is shared, for those who do not see it.
+    """
+    drawn, step, left = shares[:8], 20, 200
+    rows = []
+    for at, (name, share) in enumerate(drawn):
+        width, across = (_WIDTH - left - 60) * share, at * step
+        shown = name if len(name) <= 30 else f"…{name[-29:]}"
+        rows += [
+            _text(left - 6, across + 14, shown, "end"),
+            f'<rect x="{left}" y="{across + 4}" width="{max(width, 1):.1f}" height="12" fill="{PREDICTED}"/>',
+            _text(left + width + 6, across + 14, f"{share:.0%}", "start"),
+        ]
+    return _svg(what, rows, height=len(drawn) * step + 6) if drawn else ""
+
+
+def _points(line: Line, log: bool) -> list[list[tuple[float, float]]]:
+    """The stretches between gaps."""
+    found: list[list[tuple[float, float]]] = [[]]
+    for at, value in zip(map(float, line.x), map(float, line.y), strict=True):
+        if math.isfinite(value) and (value > 0 or not log):
+            found[-1].append((at, math.log10(value) if log else value))
+        elif found[-1]:
+            found.append([])
+    return [stretch for stretch in found if stretch]
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    margin = 0.05 * (high - low) or 0.5 * abs(high) or 1.0
+    return (low, high) if low != high else (low - margin, high + margin)
+
+
+def _level(height: float, label: str) -> str:
+    rule = (
+        f'<line x1="{_LEFT}" y1="{height:.1f}" x2="{_WIDTH - _RIGHT}" y2="{height:.1f}" stroke="currentColor" '
+        'stroke-opacity=".15"/>'
+    )
+    return rule + _text(_LEFT - 6, height + 4, label, "end")
+
+
+def _legend(lines: Sequence[Line]) -> list[str]:
+    """The names of the lines, in one row below."""
+    at, found = float(_LEFT), []
+    for line in {line.label: line for line in lines}.values():
+        found.append(
+            f'<line x1="{at:.0f}" y1="{_HEIGHT - 8}" x2="{at + 18:.0f}" y2="{_HEIGHT - 8}" stroke="{line.colour}" '
+            f'stroke-width="2"{_dashes(line)}/>'
+        )
+        found.append(_text(at + 23, _HEIGHT - 4, line.label, "start"))
+        at += 34 + 6.2 * len(line.label)
+    return found
+
+
+def _dashes(line: Line) -> str:
+    return ' stroke-dasharray="5 4"' if line.dashed else ""
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor">{escape(text)}</text>'
+
+
+def _svg(title: str, parts: Sequence[str], *, height: int = _HEIGHT) -> str:
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img" '
+        f'aria-label="{escape(title)}" style="max-width:100%;height:auto;font:11px system-ui,sans-serif">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
