@@ -1,4 +1,4 @@
-"""Every number in the README comes from a command: run each one and compare its output to the letter."""
+"""Every number in the README, and on the pages it was once part of, comes from a command: run each and compare."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ import equilibria as eq
 from equilibria import control
 from equilibria.cli import app
 
-README = Path(__file__).parents[1] / "README.md"
-CONSOLE = re.findall(r"```console\n\$ equilibria (.*?)\n(.*?)```", README.read_text(), flags=re.DOTALL)
+ROOT = Path(__file__).parents[1]
+README, COMMANDS, IN_PYTHON = ROOT / "README.md", ROOT / "docs" / "command-line.md", ROOT / "docs" / "in-python.md"
+CONSOLE = [
+    (line, shown)
+    for page in (README, COMMANDS)
+    for line, shown in re.findall(r"```console\n\$ equilibria (.*?)\n(.*?)```", page.read_text(), flags=re.DOTALL)
+]
 
 
 def test_the_readme_has_commands():
@@ -31,7 +36,9 @@ def test_a_command_prints_what_the_readme_shows(line, shown, monkeypatch):
 
 
 def test_the_python_examples_run():
-    failed, attempted = doctest.testfile(str(README), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    failed, attempted = doctest.testfile(
+        str(IN_PYTHON), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE
+    )
     assert attempted >= 8
     assert failed == 0
 
