@@ -55,7 +55,7 @@ def expected(samples: pa.Table) -> dict[str, dict[int, float]]:
 def assert_logged(
     found: dict[str, dict[int, float]], wanted: dict[str, dict[int, float]], *, rel: float = 1e-12
 ) -> None:
-    """The same tags, the same steps, each once, and the same numbers; ``rel`` is the rounding of the logger's numbers."""
+    """The same tags, the same steps, each once, and the same numbers; ``rel`` is the logger's rounding."""
     assert wanted
     assert set(found) == set(wanted)
     for tag, values in wanted.items():

@@ -74,9 +74,9 @@ def test_names_that_mlflow_does_not_take_are_changed(store):
 def test_without_a_run_there_is_a_warning_and_none_is_begun(store):
     net = make_net()
     optimizer = sgd(net)
-    with eq.watch(net, optimizer, every=1, sinks=[MLflowSink()]) as monitor:
-        with pytest.warns(WatchWarning, match=r"no active MLflow run; expected one: call mlflow.start_run\(\)"):
-            train(net, optimizer, 3)
+    monitor = eq.watch(net, optimizer, every=1, sinks=[MLflowSink()])
+    with monitor, pytest.warns(WatchWarning, match=r"no active MLflow run; expected one: call mlflow.start_run\(\)"):
+        train(net, optimizer, 3)
     assert mlflow.active_run() is None
     assert monitor.samples().num_rows == 9
 

@@ -22,8 +22,8 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 def _packages() -> list[str]:
     """Those that the script has imported already, for a callback of one is none for the other; else one of them."""
     imported = [name for name in _PACKAGES if name in sys.modules]
-    installed = [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0])]
-    return imported or installed[:1] or [_PACKAGES[0]]
+    installed = (name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]))
+    return imported or [next(installed, _PACKAGES[0])]
 
 
 if TYPE_CHECKING:
