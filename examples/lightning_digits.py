@@ -7,10 +7,9 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from digits_network import batches, make_network, make_optimizer
+from digits_network import batches, loss_of, make_network, make_optimizer
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, optim
-from torch.nn import functional
 
 from equilibria.integrations.lightning import EquilibriaCallback
 
@@ -24,7 +23,7 @@ class DigitsModule(pl.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
-        loss = functional.cross_entropy(self.network(images), labels)
+        loss = loss_of(self.network, images, labels)
         self.log("loss", loss)
         return loss
 
@@ -34,11 +33,10 @@ class DigitsModule(pl.LightningModule):
 
 def main(folder: Path, epochs: int) -> None:
     torch.manual_seed(0)
-    callback = EquilibriaCallback(folder / "run", every=5)  # tells what it found when the training ends
     trainer = pl.Trainer(
         accelerator="cpu",
         max_epochs=epochs,
-        callbacks=[callback],
+        callbacks=[EquilibriaCallback(folder / "run", every=4)],  # tells what it found when the training ends
         logger=CSVLogger(folder),
         default_root_dir=folder,
         enable_progress_bar=False,
@@ -47,12 +45,11 @@ def main(folder: Path, epochs: int) -> None:
         log_every_n_steps=10,
     )
     trainer.fit(DigitsModule(), batches())
-    callback.monitor.table()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/lightning_digits"))
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=60)
     given = parser.parse_args()
     main(given.folder, given.epochs)

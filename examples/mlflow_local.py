@@ -8,8 +8,7 @@ from pathlib import Path
 
 import mlflow
 import torch
-from digits_network import batches, make_network, make_optimizer
-from torch.nn import functional
+from digits_network import batches, loss_of, make_network, make_optimizer
 
 import equilibria as eq
 from equilibria.integrations.mlflow import MLflowSink
@@ -21,11 +20,11 @@ def main(folder: Path, epochs: int) -> None:
     optimizer = make_optimizer(network)
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # files need no server and no database
     mlflow.set_tracking_uri((folder / "mlflow").resolve().as_uri())
-    monitor = eq.watch(network, optimizer, log_dir=folder / "run", every=5, sinks=[MLflowSink()])
+    monitor = eq.watch(network, optimizer, log_dir=folder / "run", every=4, sinks=[MLflowSink()])
     with mlflow.start_run() as run, monitor:
         for epoch in range(epochs):
             for images, labels in batches():
-                loss = functional.cross_entropy(network(images), labels)
+                loss = loss_of(network, images, labels)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -38,6 +37,6 @@ def main(folder: Path, epochs: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/mlflow_local"))
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=60)
     given = parser.parse_args()
     main(given.folder, given.epochs)

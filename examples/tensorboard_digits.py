@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from digits_network import batches, make_network, make_optimizer
-from torch.nn import functional
+from digits_network import batches, loss_of, make_network, make_optimizer
 from torch.utils.tensorboard import SummaryWriter
 
 import equilibria as eq
@@ -19,10 +18,10 @@ def main(folder: Path, epochs: int) -> None:
     network = make_network()
     optimizer = make_optimizer(network)
     writer = SummaryWriter(str(folder / "tensorboard"))
-    with eq.watch(network, optimizer, log_dir=folder / "run", every=5, sinks=[TensorBoardSink(writer)]) as monitor:
+    with eq.watch(network, optimizer, log_dir=folder / "run", every=4, sinks=[TensorBoardSink(writer)]) as monitor:
         for epoch in range(epochs):
             for images, labels in batches():
-                loss = functional.cross_entropy(network(images), labels)
+                loss = loss_of(network, images, labels)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -35,6 +34,6 @@ def main(folder: Path, epochs: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/tensorboard_digits"))
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=60)
     given = parser.parse_args()
     main(given.folder, given.epochs)

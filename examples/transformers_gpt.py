@@ -51,7 +51,6 @@ def main(folder: Path, steps: int) -> None:
     )
     with EquilibriaCallback(folder / "run", every=5) as callback:  # tells what it found when the training ends
         Trainer(Qwen3ForCausalLM(size), arguments, train_dataset=make_texts(4096), callbacks=[callback]).train()
-    callback.monitor.table()
 
 
 if __name__ == "__main__":

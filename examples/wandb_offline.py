@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 import wandb
-from digits_network import batches, make_network, make_optimizer
-from torch.nn import functional
+from digits_network import batches, loss_of, make_network, make_optimizer
 
 import equilibria as eq
 from equilibria.integrations.wandb import WandbSink
@@ -20,10 +19,10 @@ def main(folder: Path, epochs: int) -> None:
     optimizer = make_optimizer(network)
     folder.mkdir(parents=True, exist_ok=True)
     run = wandb.init(project="equilibria-examples", mode="offline", dir=folder)
-    with eq.watch(network, optimizer, log_dir=folder / "run", every=5, sinks=[WandbSink(run)]) as monitor:
+    with eq.watch(network, optimizer, log_dir=folder / "run", every=4, sinks=[WandbSink(run)]) as monitor:
         for _ in range(epochs):
             for images, labels in batches():
-                loss = functional.cross_entropy(network(images), labels)
+                loss = loss_of(network, images, labels)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -35,6 +34,6 @@ def main(folder: Path, epochs: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/wandb_offline"))
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=60)
     given = parser.parse_args()
     main(given.folder, given.epochs)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from equilibria._rich import Console, Text
+from equilibria._rich import Console, Table, Text
 from equilibria.errors import EquilibriaError, one_of, warn_caller
 from equilibria.findings import Finding, counted
 from equilibria.integrations.scalars import is_first_process
@@ -145,14 +145,18 @@ def tell(monitor: WatchedRun) -> None:
     """Print a headline, the most serious findings and where the rest is."""
     layers, found = summarise(monitor.samples(), metadata=monitor.metadata), monitor.findings()
     out = Console()
-    for line in [f"equilibria: {headline(layers)}. {worst(layers)}".rstrip(), *map(_sentence, found[:_MOST_TOLD])]:
-        out.print(Text(line))
+    out.print(Text(f"equilibria: {headline(layers)}. {worst(layers)}"))
+    for finding in found[:_MOST_TOLD]:
+        out.print(_paragraph(finding))
     out.print(Text(_where(monitor, len(found) - _MOST_TOLD)))
 
 
-def _sentence(finding: Finding) -> str:
-    mark = "!" if finding.severity == "warning" else "-"
-    return f"{mark} {finding.subject}: {finding.evidence}{f'. {finding.remedy}' if finding.remedy else ''}"
+def _paragraph(finding: Finding) -> Table:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_row(Text("!" if finding.severity == "warning" else "-"), Text(f"{finding.subject}: {finding.evidence}"))
+    if finding.remedy:
+        grid.add_row(Text(""), Text(finding.remedy))
+    return grid
 
 
 def _where(monitor: WatchedRun, more: int) -> str:
