@@ -1,0 +1,67 @@
+"""Samples as metrics of an MLflow run."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from equilibria.errors import EquilibriaError
+from equilibria.integrations.scalars import METRICS, MOST_LAYERS, ScalarSink, require
+
+_NOT_ALLOWED = re.compile(r"[^\w\-. :/]")  # in the name of a metric
+_MOST_AT_ONCE = 1000  # metrics in one request
+
+
+class MLflowSink(ScalarSink):
+    """Shows a watched run in MLflow, over the watched optimizer steps.
+
+    Args:
+        run: a run or its id; None for the one that is active when the first sample comes. It is not ended for you.
+        metrics: columns of the sample table, or "angle_vs_predicted".
+        layers: how many layers have tags of their own, at most.
+        tracking_uri: where the run is kept; None for MLflow's present choice.
+
+    Raises:
+        EquilibriaError: if MLflow is not installed, or ``run`` is no run.
+    """
+
+    def __init__(
+        self,
+        run: Any = None,
+        *,
+        metrics: Iterable[str] = METRICS,
+        layers: int = MOST_LAYERS,
+        tracking_uri: str | None = None,
+    ) -> None:
+        super().__init__(metrics=metrics, layers=layers)
+        self._mlflow = require("mlflow", extra="mlflow")
+        self._given = run if isinstance(run, str) else getattr(getattr(run, "info", None), "run_id", None)
+        if run is not None and self._given is None:
+            raise EquilibriaError(f"got run of type {type(run).__name__}; expected an MLflow run or its id")
+        self._tracking_uri = tracking_uri
+        self._client: Any = None
+        self._run_id: str | None = None
+
+    def write(self, scalars: Mapping[str, float], step: int) -> None:
+        """Send scalars by tag."""
+        if self._client is None:
+            self._begin()
+        metric, now = self._mlflow.entities.Metric, int(1000 * time.time())
+        rows = [metric(_NOT_ALLOWED.sub("_", tag), value, now, step) for tag, value in scalars.items()]
+        for first in range(0, len(rows), _MOST_AT_ONCE):
+            self._client.log_batch(self._run_id, metrics=rows[first : first + _MOST_AT_ONCE])
+
+    def finish(self) -> None:
+        """The next training may be another run's."""
+        self._client = None
+
+    def _begin(self) -> None:
+        self._run_id = self._given
+        if self._run_id is None:
+            active = self._mlflow.active_run()
+            if active is None:  # mlflow.log_metrics would begin one that nobody ends
+                raise EquilibriaError("got no active MLflow run; expected one: call mlflow.start_run() before training")
+            self._run_id = active.info.run_id
+        self._client = self._mlflow.MlflowClient(tracking_uri=self._tracking_uri)

@@ -1,0 +1,275 @@
+"""Short trainings with Lightning's own trainer, watched by the callback."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import pickle
+import sys
+import types
+from pathlib import Path
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import Logger
+from logged import assert_logged, expected, sgd
+from torch.utils.data import DataLoader, TensorDataset
+from watched_worlds import make_net, same_bits
+
+from equilibria.errors import EquilibriaError
+from equilibria.integrations.lightning import EquilibriaCallback, _packages
+from equilibria.measure.monitor import WatchWarning
+from equilibria.record import read_run
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),  # Lightning's advice about speed
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning"),  # Lightning 2.6 on torch 2.13
+]
+
+STEPS = 8
+
+
+class Classifier(pl.LightningModule):
+    """One optimizer, which the trainer steps."""
+
+    def __init__(self, *, fails_at=None):
+        super().__init__()
+        self.net, self.fails_at = make_net(), fails_at
+
+    def loss(self, batch):
+        inputs, targets = batch
+        return torch.nn.functional.cross_entropy(self.net(inputs), targets)
+
+    def training_step(self, batch, batch_idx):
+        if self.fails_at == self.trainer.global_step:
+            raise RuntimeError("the data are gone")
+        return self.loss(batch)
+
+    def configure_optimizers(self):
+        return sgd(self)
+
+
+class Validated(Classifier):
+    """Its weights are swapped for validation, as averaging callbacks do."""
+
+    def on_validation_start(self):
+        self.held = copy.deepcopy(self.net.state_dict())
+        self.net.load_state_dict({name: 3 * value for name, value in self.held.items()})
+
+    def validation_step(self, batch, batch_idx):
+        assert not torch.equal(self.net[0].weight, self.held["0.weight"])
+        self.loss(batch)
+
+    def on_validation_end(self):
+        self.net.load_state_dict(self.held)
+
+
+class Adversaries(pl.LightningModule):
+    """Two optimizers, stepped by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = make_net()
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(torch.nn.functional.cross_entropy(self.net(inputs), targets))
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [sgd(self.net[:4]), sgd(self.net[4:])]
+
+
+class Kept(Logger):
+    """A logger that keeps what it is given."""
+
+    def __init__(self, *, breaks=False):
+        super().__init__()
+        self.breaks, self.found, self.finalized = breaks, {}, False
+
+    name, version = "kept", 0
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+    def log_metrics(self, metrics, step=None):
+        if self.breaks:
+            raise OSError("no connection")
+        for tag, value in metrics.items():
+            assert step not in self.found.setdefault(tag, {}), "logged twice"
+            self.found[tag][step] = value
+
+    def finalize(self, status):
+        self.finalized = True
+
+    def ours(self):
+        return {tag: values for tag, values in self.found.items() if tag.startswith("equilibria/")}
+
+
+def data(batches=STEPS):
+    draw = torch.Generator().manual_seed(1)
+    return DataLoader(
+        TensorDataset(
+            torch.randn(16 * batches, 6, generator=draw), torch.randint(0, 3, (16 * batches,), generator=draw)
+        ),
+        batch_size=16,
+    )
+
+
+def make_trainer(folder, *callbacks, logger=False, **more):
+    options = {"max_epochs": 1, "enable_checkpointing": False, **more}
+    return pl.Trainer(
+        accelerator="cpu",
+        callbacks=list(callbacks),
+        logger=logger,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        **options,
+    )
+
+
+def no_hooks(trainer):
+    return not any(each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for each in trainer.optimizers)
+
+
+def test_a_training_is_watched_logged_and_told_and_not_changed(tmp_path, capsys):
+    callback, logger, model = EquilibriaCallback(tmp_path / "run", every=1), Kept(), Classifier()
+    trainer = make_trainer(tmp_path, callback, logger=logger)
+    trainer.fit(model, data())
+    alone = Classifier()
+    make_trainer(tmp_path).fit(alone, data())
+    assert same_bits(model.net, alone.net)
+    samples = callback.monitor.samples()
+    assert samples["step"].to_pylist() == [step for step in range(STEPS) for _ in range(3)]
+    assert set(samples["note"].to_pylist()) == {None}
+    assert_logged(logger.ours(), expected(samples))
+    assert read_run(tmp_path / "run").samples().num_rows == 3 * STEPS
+    assert read_run(tmp_path / "run").metadata["steps_per_epoch"] == STEPS
+    assert no_hooks(trainer)
+    assert logger.finalized
+    said = capsys.readouterr().out
+    assert said.startswith("equilibria: ")
+    assert f"equilibria report {tmp_path / 'run'}" in said.replace("\n", "")
+    assert len(said.splitlines()) < 20
+
+
+def test_validation_is_not_sampled(tmp_path):
+    with_validation, without = (EquilibriaCallback(every=1, tell=False) for _ in range(2))
+    make_trainer(tmp_path, with_validation, val_check_interval=0.5).fit(Validated(), data(), data(2))
+    make_trainer(tmp_path, without).fit(Classifier(), data())
+    names = ["step", "param", "norm", "angle", "update_norm"]
+    assert with_validation.monitor.samples().select(names) == without.monitor.samples().select(names)
+
+
+def test_accumulated_batches_count_once_and_the_file_logger_takes_the_rows(tmp_path):
+    callback, logger = EquilibriaCallback(every=1, tell=False), CSVLogger(tmp_path)
+    make_trainer(tmp_path, callback, logger=logger, accumulate_grad_batches=2, max_epochs=2).fit(Classifier(), data())
+    assert callback.monitor.step == STEPS
+    assert callback.monitor.metadata["steps_per_epoch"] == STEPS // 2
+    with Path(logger.log_dir, "metrics.csv").open() as lines:
+        rows = [row for row in csv.DictReader(lines) if row["equilibria/norm/net.0.weight"]]
+    norms = callback.monitor.samples()["norm"].to_numpy()[::3]
+    assert [int(row["step"]) for row in rows] == list(range(STEPS))
+    np.testing.assert_allclose([float(row["equilibria/norm/net.0.weight"]) for row in rows], norms, rtol=1e-12)
+
+
+def test_several_optimizers_stepped_by_hand(tmp_path):
+    callback, logger = EquilibriaCallback(every=1, tell=False), Kept()
+    make_trainer(tmp_path, callback, logger=logger).fit(Adversaries(), data())
+    assert callback.monitor.step == STEPS
+    assert len(callback.monitor.metadata["params"]) == 3
+    assert callback.monitor.metadata["steps_per_epoch"] is None
+    assert_logged(logger.ours(), expected(callback.monitor.samples()))
+
+
+def test_a_checkpoint_resumes_the_record(tmp_path):
+    first = EquilibriaCallback(tmp_path / "run", every=1, tell=False)
+    trainer = make_trainer(tmp_path, first)
+    trainer.fit(Classifier(), data())
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    second, logger = EquilibriaCallback(tmp_path / "run", every=1, tell=False), Kept()
+    trainer = make_trainer(tmp_path, second, logger=logger, max_epochs=2)
+    trainer.fit(Classifier(), data(), ckpt_path=tmp_path / "saved.ckpt")
+    assert second.monitor.step == 2 * STEPS
+    run = read_run(tmp_path / "run")
+    assert len(run.sessions) == 2
+    assert run.samples(params=["net.0.weight"])["step"].to_pylist() == list(range(2 * STEPS))
+    assert list(logger.ours()["equilibria/norm/median"]) == list(range(STEPS, 2 * STEPS))
+    whole = EquilibriaCallback(every=1, tell=False)
+    make_trainer(tmp_path, whole, max_epochs=2).fit(Classifier(), data())
+    predicted = [table["angle_predicted"].to_pylist() for table in (whole.monitor.samples(), run.samples())]
+    assert predicted[0] == predicted[1]  # as if it had not stopped, to the last bit
+
+
+def test_a_checkpoint_of_another_model_is_told_and_training_goes_on(tmp_path):
+    first = EquilibriaCallback(every=1, tell=False)
+    trainer = make_trainer(tmp_path, first)
+    trainer.fit(Classifier(), data())
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    second, logger = EquilibriaCallback(every=1, select="net.0.weight", tell=False), Kept()
+    trainer = make_trainer(tmp_path, second, logger=logger, max_epochs=2)
+    with pytest.warns(
+        WatchWarning, match="the record of this run begins anew: got the state of a monitor that watches"
+    ):
+        trainer.fit(Classifier(), data(), ckpt_path=tmp_path / "saved.ckpt")
+    assert second.monitor.step == STEPS
+    assert list(logger.ours()["equilibria/norm/median"]) == list(range(STEPS, 2 * STEPS))  # the trainer's steps
+
+
+def test_an_exception_leaves_no_hooks_and_a_record_that_can_be_read(tmp_path):
+    callback = EquilibriaCallback(tmp_path / "run", every=1)
+    trainer = make_trainer(tmp_path, callback)
+    with pytest.raises(RuntimeError, match="the data are gone"):
+        trainer.fit(Classifier(fails_at=5), data())
+    assert no_hooks(trainer)
+    assert read_run(tmp_path / "run").metadata["steps"] == 5
+    assert read_run(tmp_path / "run").samples().num_rows == 15
+    again = EquilibriaCallback(every=1, tell=False)
+    make_trainer(tmp_path, again).fit(Classifier(), data())
+    assert again.monitor.step == STEPS
+
+
+def test_a_logger_that_fails_breaks_nothing(tmp_path):
+    callback, loggers = EquilibriaCallback(every=1, tell=False), [Kept(breaks=True), Kept()]
+    trainer = make_trainer(tmp_path, callback, logger=loggers)
+    with pytest.warns(WatchWarning, match="takes no more samples: OSError: no connection; watching goes on"):
+        trainer.fit(Classifier(), data())
+    assert_logged(loggers[1].ours(), expected(callback.monitor.samples()))
+
+
+@pytest.mark.parametrize("given", [{"select": "no.such.weight"}, {"log_dir": __file__}], ids=["select", "log_dir"])
+def test_what_cannot_be_watched_is_told_and_training_goes_on(tmp_path, given):
+    callback, model = EquilibriaCallback(**given), Classifier()
+    trainer = make_trainer(tmp_path, callback)
+    with pytest.warns(WatchWarning, match="this training is not watched: got .*; training goes on"):
+        trainer.fit(model, data())
+    assert trainer.global_step == STEPS
+    assert callback.monitor is None
+    assert callback.state_dict() == {}
+
+
+@pytest.mark.parametrize("given", [{"every": 0}, {"granularity": "rows"}, {"metrics": ["angel"]}, {"layers": -1}])
+def test_bad_options_are_refused_at_once(given):
+    with pytest.raises(EquilibriaError, match="got "):
+        EquilibriaCallback(**given)
+
+
+def test_it_can_be_sent_to_other_processes_and_copied():
+    callback = EquilibriaCallback("run", every=3)
+    assert pickle.loads(pickle.dumps(callback))._session._options == copy.deepcopy(callback)._session._options
+
+
+def test_the_package_that_the_script_uses_is_taken(monkeypatch):
+    assert _packages()[0] == "lightning.pytorch"
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", types.ModuleType("pytorch_lightning"))
+    assert _packages() == ["lightning.pytorch", "pytorch_lightning"]
+    monkeypatch.delitem(sys.modules, "lightning.pytorch")
+    assert _packages() == ["pytorch_lightning"]
