@@ -280,6 +280,9 @@ def test_the_command(project):
         (("--diff", ".", "."), "which is a folder; expected a saved output"),
         (("--diff", "rows.json", "rows.json"), "whose row w has no 'shape'"),
         (("--diff", "doctored.py", "doctored.py"), "which is no output of equilibria doctor --json"),
+        (("--diff", "rows.json", "rows.json", "--save", "x.json"), "expected it with TARGET only"),
+        (("doctored:make", "--save", "."), "expected the name of a file"),
+        (("doctored:make", "--save", "nowhere/x.json"), "in a folder that exists"),
     ],
 )
 def test_bad_input_of_the_command(project, line, shown):
@@ -304,6 +307,11 @@ def test_differences(project):
     assert "0.weight: weight_decay 0.0005 -> 0.0" in run("--diff", "old.json", "new.json").output
     assert run("--diff", "old.json", "old.json").output == "no differences\n"
     assert json.loads(run("--diff", "old.json", "new.json", "--json").output) == found
+
+
+def test_what_is_saved_is_what_json_prints(project):
+    result = run("doctored:make", "--save", "saved.json", "--json")
+    assert json.loads((project / "saved.json").read_text()) == json.loads(result.stdout)
 
 
 @pytest.mark.parametrize("changed", [{"momentum": 0.8}, {"nesterov": True}])
