@@ -297,14 +297,17 @@ def test_differences(project):
     (project / "old.json").write_text(first)
     changed = json.loads(first)
     changed["parameters"][0]["weight_decay"] = 0.0
+    changed["parameters"][1]["problem"] = ""
     del changed["parameters"][-1]
     (project / "new.json").write_text(json.dumps(changed))
     found = compare_outputs(project / "old.json", project / "new.json")
     assert found == [
         {"name": "0.weight", "field": "weight_decay", "old": 5e-4, "new": 0.0},
+        {"name": "0.bias", "field": "problem", "old": json.loads(first)["parameters"][1]["problem"], "new": ""},
         {"name": "3.bias", "field": "parameter", "old": "there", "new": "not there"},
     ]
-    assert "0.weight: weight_decay 0.0005 -> 0.0" in run("--diff", "old.json", "new.json").output
+    shown = run("--diff", "old.json", "new.json").output
+    assert "0.weight: weight_decay 0.0005 -> 0.0\n" in shown and "or it is unused -> none\n" in shown
     assert run("--diff", "old.json", "old.json").output == "no differences\n"
     assert json.loads(run("--diff", "old.json", "new.json", "--json").output) == found
 

@@ -69,6 +69,10 @@ def _compare(old: Path, new: Path, *, as_json: bool) -> None:
         print_json(changes)
         return
     for change in changes:
-        print(f"{change['name']}: {change['field']} {change['old']} -> {change['new']}")
+        print(f"{change['name']}: {change['field']} {_shown(change['old'])} -> {_shown(change['new'])}")
     if not changes:
         print("no differences")
+
+
+def _shown(value: Any) -> Any:
+    return "none" if value in ("", None) else value
