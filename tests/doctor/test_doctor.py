@@ -280,6 +280,9 @@ def test_the_command(project):
         (("--diff", ".", "."), "which is a folder; expected a saved output"),
         (("--diff", "rows.json", "rows.json"), "whose row w has no 'shape'"),
         (("--diff", "doctored.py", "doctored.py"), "which is no output of equilibria doctor --json"),
+        (("--diff", "rows.json", "rows.json", "--save", "x.json"), "expected it with TARGET only"),
+        (("doctored:make", "--save", "."), "expected the name of a file"),
+        (("doctored:make", "--save", "nowhere/x.json"), "in a folder that exists"),
     ],
 )
 def test_bad_input_of_the_command(project, line, shown):
@@ -294,16 +297,24 @@ def test_differences(project):
     (project / "old.json").write_text(first)
     changed = json.loads(first)
     changed["parameters"][0]["weight_decay"] = 0.0
+    changed["parameters"][1]["problem"] = ""
     del changed["parameters"][-1]
     (project / "new.json").write_text(json.dumps(changed))
     found = compare_outputs(project / "old.json", project / "new.json")
     assert found == [
         {"name": "0.weight", "field": "weight_decay", "old": 5e-4, "new": 0.0},
+        {"name": "0.bias", "field": "problem", "old": json.loads(first)["parameters"][1]["problem"], "new": ""},
         {"name": "3.bias", "field": "parameter", "old": "there", "new": "not there"},
     ]
-    assert "0.weight: weight_decay 0.0005 -> 0.0" in run("--diff", "old.json", "new.json").output
+    shown = run("--diff", "old.json", "new.json").output
+    assert "0.weight: weight_decay 0.0005 -> 0.0\n" in shown and "or it is unused -> none\n" in shown
     assert run("--diff", "old.json", "old.json").output == "no differences\n"
     assert json.loads(run("--diff", "old.json", "new.json", "--json").output) == found
+
+
+def test_what_is_saved_is_what_json_prints(project):
+    result = run("doctored:make", "--save", "saved.json", "--json")
+    assert json.loads((project / "saved.json").read_text()) == json.loads(result.stdout)
 
 
 @pytest.mark.parametrize("changed", [{"momentum": 0.8}, {"nesterov": True}])

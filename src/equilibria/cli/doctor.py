@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from equilibria.cli._options import json_option
-from equilibria.cli._output import print_json
+from equilibria.cli._output import jsonable, print_json
 from equilibria.errors import EquilibriaError
+
+if TYPE_CHECKING:
+    from equilibria.doctor import Examination
 
 
 @click.command("doctor")
 @click.argument("target", required=False)
-@click.option("--diff", nargs=2, type=Path, help="Compare two saved outputs of --json instead: OLD NEW.")
+@click.option("--save", type=Path, help="Also write what --json prints to this file, for --diff.")
+@click.option("--diff", nargs=2, type=Path, help="Compare two saved outputs instead: OLD NEW.")
 @json_option
-def command(*, target: str | None, diff: tuple[Path, Path] | None, as_json: bool) -> None:
+def command(*, target: str | None, save: Path | None, diff: tuple[Path, Path] | None, as_json: bool) -> None:
     """What the optimizer does to every parameter, beside how it is scale-invariant.
 
     TARGET is package.module:factory, a function without arguments that returns (model, optimizer, batches), or also a
@@ -27,6 +33,10 @@ def command(*, target: str | None, diff: tuple[Path, Path] | None, as_json: bool
         raise EquilibriaError(
             "got neither or both of TARGET and --diff; expected package.module:factory, or --diff OLD NEW"
         )
+    if diff is not None and save is not None:
+        raise EquilibriaError("got --save with --diff; expected it with TARGET only: --diff compares what is saved")
+    if save is not None and (save.is_dir() or not save.parent.is_dir()):
+        raise EquilibriaError(f"got --save {save}; expected the name of a file in a folder that exists")
     if diff is not None:
         _compare(*diff, as_json=as_json)
         return
@@ -34,13 +44,21 @@ def command(*, target: str | None, diff: tuple[Path, Path] | None, as_json: bool
 
     with redirect_stdout(sys.stderr):  # what the factory prints is no part of the answer
         found = examine(load_patient(str(target)))
+    if save is not None:
+        from equilibria.record.files import write_whole
+
+        write_whole(save, json.dumps(jsonable(_answer(found)), allow_nan=False, indent=1).encode())
     if as_json:
-        symmetries = {"gap": found.symmetries.gap, "basis": found.symmetries.basis, "notes": found.symmetries.notes}
-        print_json({"parameters": found.rows, "findings": found.findings, "fix": found.fix, "symmetries": symmetries})
+        print_json(_answer(found))
         return
     from equilibria.doctor.terminal import print_examination
 
     print_examination(found)
+
+
+def _answer(found: Examination) -> dict[str, Any]:
+    symmetries = {"gap": found.symmetries.gap, "basis": found.symmetries.basis, "notes": found.symmetries.notes}
+    return {"parameters": found.rows, "findings": found.findings, "fix": found.fix, "symmetries": symmetries}
 
 
 def _compare(old: Path, new: Path, *, as_json: bool) -> None:
@@ -51,6 +69,10 @@ def _compare(old: Path, new: Path, *, as_json: bool) -> None:
         print_json(changes)
         return
     for change in changes:
-        print(f"{change['name']}: {change['field']} {change['old']} -> {change['new']}")
+        print(f"{change['name']}: {change['field']} {_shown(change['old'])} -> {_shown(change['new'])}")
     if not changes:
         print("no differences")
+
+
+def _shown(value: Any) -> Any:
+    return "none" if value in ("", None) else value
