@@ -15,7 +15,7 @@ A comment on a line before a block, which no reader sees, says what is special a
     <!-- slow -->                         anywhere: the page is left to `make test-all` and `make docs`
 
 What is printed must have the words that are shown; runs of blanks count as one. A number in a ```text block may be off
-by 1 % or by one in its last decimal (training rounds differently from machine to machine), one in a ```console block not
+by 1 % or one in its last decimal (training rounds differently from machine to machine), one in a ```console block not
 at all; a `numbers` comment widens both. A line ``...`` stands for any number of lines.
 """
 
