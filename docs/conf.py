@@ -1,4 +1,4 @@
-"""Sphinx: the site is built from the whole repository, so that links between its pages are the same here and on a forge.
+"""Sphinx: the site is built from the whole repository, so that links between pages are the same here and on a forge.
 
 `make docs` builds it, strictly: `sphinx-build -W -n -c docs . build/docs`.
 """

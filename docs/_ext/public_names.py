@@ -1,4 +1,4 @@
-"""The directive `public-names`: an entry for everything in a package's `__all__`, and the modules below if asked for."""
+"""The directive `public-names`: an entry for everything in a package's `__all__`, and the modules below it."""
 
 from __future__ import annotations
 
