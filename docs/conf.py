@@ -32,6 +32,7 @@ myst_links_external_new_tab = False
 html_theme = "furo"
 html_title = f"equilibria {__version__}"
 html_static_path = ["_static"]
+html_extra_path = ["_root"]  # the first page, which leads to docs/index.html
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False

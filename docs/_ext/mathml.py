@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 from docutils import nodes
-from docutils.utils.math import latex2mathml
+from docutils.utils.math import MathError, latex2mathml
 from sphinx.application import Sphinx
+from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
+
+LOGGER = logging.getLogger(__name__)
 
 
 def _mathml(node: nodes.math | nodes.math_block, *, block: bool) -> str:
-    return latex2mathml.tex2mathml(node.astext(), as_block=block)
+    try:
+        return latex2mathml.tex2mathml(node.astext(), as_block=block)
+    except MathError as error:
+        LOGGER.warning("no MathML for %r: %s", node.astext(), error, location=node)
+        return f"<code>{html.escape(node.astext())}</code>"
 
 
 def inline(self: Any, node: nodes.math) -> None:

@@ -48,13 +48,12 @@ def entries(module: ModuleType, *, modules: bool) -> list[str]:
 
 
 def _entry(module: ModuleType, name: str, value: object, *, modules: bool) -> list[str]:
-    kind, full = kind_of(value), f"{module.__name__}.{name}"
-    if kind == "data":
-        return [f".. py:data:: {full}", "", f"   {_words_about(module, name)}"]
-    home = _described_at(module, name, value, modules=modules)
-    if home:
-        return [f".. py:{kind}:: {full}", "", f"   The same as :py:obj:`{home}`."]
-    return [f".. auto{kind}:: {full}"]
+    kind = kind_of(value)
+    home = "" if kind == "data" else _described_at(module, name, value, modules=modules)
+    if kind != "data" and not home:
+        return [f".. auto{kind}:: {module.__name__}.{name}"]
+    words = f"The same as :py:obj:`{home}`." if home else _words_about(module, name)
+    return [f".. py:{kind}:: {name}", f"   :module: {module.__name__}", "", f"   {words}"]
 
 
 def _described_at(module: ModuleType, name: str, value: Any, *, modules: bool) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import _style as style
 import numpy as np
-import style
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy

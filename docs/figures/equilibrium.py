@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _style as style
 import numpy as np
-import style
 
 from equilibria.problems import RandomWalk, Simulation
 from equilibria.theory import SGD

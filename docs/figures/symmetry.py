@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _style as style
 import numpy as np
-import style
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
