@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from equilibria.theory import PAPERS, Citation, cite
@@ -29,22 +31,26 @@ Where a paper prints something else, the law says so in its own source, and this
 def tests_of(law: str) -> list[str]:
     """The test files that use a law, those named after its module first."""
     module, _, name = law.partition(".")
-    found = [path for path, tree in _TREES.items() if any(_uses(node, module, name) for node in ast.walk(tree))]
-    found += [path for path in _TREES if not found and path.stem == f"test_{module}"]  # through a rule
+    used = {(home, name) for home in ("eq", "equilibria", "theory", module)}
+    found = [path for path, uses in _uses().items() if uses & used]
+    found += [path for path in _uses() if not found and path.stem == f"test_{module}"]  # through a rule
     theirs = sorted(found, key=lambda path: (module not in path.stem, path.parent.name != "theory", path.name))
     return [str(path.relative_to(ROOT)) for path in theirs]
 
 
-def _uses(node: ast.AST, module: str, name: str) -> bool:
-    if isinstance(node, ast.ImportFrom):
-        homes = ("equilibria", "equilibria.theory", f"equilibria.theory.{module}")
-        return node.module in homes and any(alias.name == name for alias in node.names)
-    owner = getattr(node, "value", None)
-    return isinstance(node, ast.Attribute) and node.attr == name and _last(owner) in (module, "theory", "eq")
+@functools.cache
+def _uses() -> dict[Path, set[tuple[str, str]]]:
+    """Of every test file what it takes from where: `from equilibria.theory.angles import x`, `angles.x`."""
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    return {path: set(_uses_in(ast.parse(path.read_text(encoding="utf-8")))) for path in paths}
 
 
-def _last(node: object) -> str:
-    return str(getattr(node, "id", getattr(node, "attr", "")))
+def _uses_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("equilibria"):
+            yield from ((str(node.module).rsplit(".", 1)[-1], alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield str(getattr(node.value, "id", getattr(node.value, "attr", ""))), node.attr
 
 
 def corrections(paper: str) -> str:
@@ -81,8 +87,6 @@ def page() -> str:
     head = HEAD.format(corrected=sum(each.status == "corrected" for each in laws), total=len(laws))
     return head + "".join(corrections(paper) for paper in PAPERS) + register()
 
-
-_TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "tests").rglob("test_*.py"))}
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
