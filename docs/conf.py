@@ -39,7 +39,7 @@ html_show_sourcelink = False
 html_math_renderer = "mathml"  # no script, no font, nothing from elsewhere
 
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"

@@ -24,7 +24,7 @@ HEAD = """# Corrections to the papers
 
 Every formula was derived again before it was written down here, and is tested against an independent slow computation.
 Where a paper prints something else, the law says so in its own source, and this page is generated from there;
-`eq.cite(name)` says the same at a prompt. {corrected} of {total} laws are corrected. "Tested in" is its test.
+`eq.cite(name)` says the same at a prompt. {corrected} of {total} laws are corrected.
 """
 
 
@@ -59,7 +59,7 @@ def corrections(paper: str) -> str:
     if not rows:
         return ""
     more = f"\n\nIts experiments, re-run: [page](papers/{PAPER_PAGES[paper]}.md)." if paper in PAPER_PAGES else ""
-    head = "| where | what is printed, and what is right | law | tested in |\n|---|---|---|---|\n"
+    head = "| where | what is printed, and what is right | law, and its test |\n|---|---|---|\n"
     return f"\n## {PAPERS[paper].title}\n\n`{paper}`{more}\n\n{head}" + "\n".join(rows) + "\n"
 
 
@@ -67,7 +67,7 @@ def _row(each: Citation) -> str:
     tests = tests_of(each.law)
     if not tests:
         raise SystemExit(f"{each.law} is said to be corrected, and no test uses it")
-    return f"| {_cell(each.where)} | {_cell(each.note)} | `{each.law}` | `{tests[0].removeprefix('tests/')}` |"
+    return f"| {_cell(each.where)} | {_cell(each.note)} | `{each.law}`<br>`{Path(tests[0]).name}` |"
 
 
 def register() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -70,7 +70,14 @@ def _words_about(module: ModuleType, name: str) -> str:
         words = ModuleAnalyzer.for_module(found).find_attr_docs().get(("", name))
         if words:
             return " ".join(line.strip() for line in words).strip()
-    return f"A constant of type ``{type(getattr(module, name)).__name__}``."
+    return _words_for(getattr(module, name))
+
+
+def _words_for(value: object) -> str:
+    """What can be said of a constant that says nothing itself."""
+    if isinstance(value, Mapping):
+        return "A mapping with the keys " + ", ".join(f"``{key}``" for key in value) + "."
+    return f"``{value}``" if isinstance(value, str | int | float) else f"A ``{type(value).__name__}``."
 
 
 def submodules(module: ModuleType) -> list[str]:
