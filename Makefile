@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint demo reproduce reproduce-networks bench lock clean
+.PHONY: help setup test test-all lint demo reproduce reproduce-networks bench docs docs-figures docs-generated lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -50,9 +50,21 @@ bench: setup  ## the speed figures, measured side by side (keep the machine idle
 	@missed=0; for name in run watching symmetries control rotational problems sharpness forecast training; do \
 	  $(BIN)/python benchmarks/$$name.py || missed=1; done; exit $$missed
 
+# -W, -n: a warning, or a link to nowhere, is an error.
+docs: setup  ## run every example of the documentation, then build its site into build/docs (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 tests/docs tests/test_docs.py tests/test_readme.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -n -q -j 2 -c docs . build/docs
+	$(BIN)/python docs/check_site.py build/docs
+
+docs-figures: setup  ## draw the figures of the concept pages again
+	@for script in docs/figures/[!_]*.py; done
+
+docs-generated: setup  ## write the page of corrections again, from the laws
+	$(BIN)/python docs/corrections.py
+
 lock: setup  ## write requirements.lock from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock.new
 	mv requirements.lock.new requirements.lock && touch $(STAMP)
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build/docs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Shared test settings: one thread, a fast hypothesis profile, and the helpers beside the theory tests importable."""
+"""Shared test settings: one thread, a fast hypothesis profile, and the helpers beside the tests importable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 # The tests are imported by path (import mode "importlib"), so a helper module needs its folder on the path.
-sys.path.insert(0, str(Path(__file__).parent / "theory"))
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("theory", "docs")]
 
 settings.register_profile("fast", deadline=None, max_examples=10, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=20, derandomize=True)  # make test-all

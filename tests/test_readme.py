@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from page_runner import Page, Tolerance, assert_shown, commands, run_command
 
 import equilibria as eq
 from equilibria import control
-from equilibria.cli import app
 
 ROOT = Path(__file__).parents[1]
 README, COMMANDS, IN_PYTHON = ROOT / "README.md", ROOT / "docs" / "command-line.md", ROOT / "docs" / "in-python.md"
 CONSOLE = [
-    (line, shown)
+    each
     for page in (README, COMMANDS)
-    for line, shown in re.findall(r"```console\n\$ equilibria (.*?)\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    for block in Page(page).blocks()
+    if block.language == "console"
+    for each in commands(block.body, "")
 ]
 
 
@@ -27,18 +28,14 @@ def test_the_readme_has_commands():
     assert len(CONSOLE) >= 4
 
 
-@pytest.mark.parametrize(("line", "shown"), CONSOLE, ids=[line.split()[0] for line, _ in CONSOLE])
+@pytest.mark.parametrize(("line", "shown"), CONSOLE, ids=[line.split()[1] for line, _ in CONSOLE])
 def test_a_command_prints_what_the_readme_shows(line, shown, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    result = CliRunner().invoke(app, line.split())
-    assert result.exit_code == 0
-    assert result.output.strip("\n") == shown.strip("\n")
+    assert_shown(run_command(line, "README.md", 0), shown, Tolerance(exact=True), f"README.md: $ {line}")
 
 
 def test_the_python_examples_run():
-    failed, attempted = doctest.testfile(
-        str(IN_PYTHON), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE
-    )
+    failed, attempted = doctest.testfile(str(IN_PYTHON), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert attempted >= 8
     assert failed == 0
 

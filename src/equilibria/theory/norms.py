@@ -229,12 +229,10 @@ def cone_exit_bound(
 ) -> Array:
     """Steps within which normalised logistic regression with weight decay leaves every narrow cone around its optimum.
 
-    From any step, with probability at least ``1 - failure``, the angle to the separating direction exceeds
-    ``angle`` at least once within ``max(0, ln(32 norm²
-    angle/(lr sqrt(dim)))/(2 (lr weight_decay - 2 angle²))) + 6
-    ln(1/failure)`` steps of single-sample SGD without
-    momentum: weight decay and normalisation together never converge. Li & Arora, Theorem 3.1, corrected
-        wording; training error e corresponds to ``angle = pi e``.
+    From any step, with probability at least ``1 - failure``, the angle to the separating direction exceeds ``angle`` at
+    least once within ``max(0, ln(32 norm² angle/(lr sqrt(dim)))/(2 (lr weight_decay - 2 angle²))) + 6 ln(1/failure)``
+    steps of single-sample SGD without momentum: weight decay and normalisation together never converge. Li & Arora,
+    Theorem 3.1, corrected wording; training error e corresponds to ``angle = pi e``.
 
     Args:
         lr: learning rate, above 0.

@@ -6,42 +6,29 @@ import re
 from pathlib import Path
 
 import pytest
+from page_runner import Page
 
-DOCS = Path(__file__).parents[2] / "docs"
+PAGE = Path(__file__).parents[2] / "docs" / "forecast.md"
 SHORTER = {
     "DROP, STEPS, SEEDS = 1500, 4000, 4": "DROP, STEPS, SEEDS = 150, 320, 1",
     "width: int = 30": "width: int = 3",
 }
 
 
-def code() -> str:
-    return "\n".join(re.findall(r"```python\n(.*?)```", (DOCS / "forecast.md").read_text(), flags=re.DOTALL))
-
-
-def run(text: str, capsys: pytest.CaptureFixture[str]) -> str:
-    exec(compile(text, "forecast.md", "exec"), {"__name__": "forecast"})
-    return capsys.readouterr().out
-
-
 @pytest.mark.slow
-def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
-    text = code()
-    for long, short in SHORTER.items():
-        assert long in text
-        text = text.replace(long, short)
+def test_the_tutorial_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    printed = run(text, capsys)
+    printed = "".join(Page(PAGE).replaced(SHORTER).run(compare=False).printed)
     assert {"forecast.html", "what-if.html"} <= {path.name for path in tmp_path.iterdir()}
     assert all(path.stat().st_size > 1e6 for path in tmp_path.glob("*.html"))
     assert "will turn too slowly when lr falls at step 150" in printed
     assert re.search(r"^off by [\d.]+x: the plan as given$", printed, flags=re.MULTILINE)
-    assert all((DOCS / name).exists() for name in ("forecast.png", "forecast-page.png"))
 
 
 @pytest.mark.slow
-def test_what_the_tutorial_says_is_true(tmp_path, monkeypatch, capsys):
+def test_what_the_tutorial_says_is_true(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    printed = run(code(), capsys)
+    printed = "".join(Page(PAGE).run(compare=False).printed)
     best, dip = (
         float(each) for each in re.search(r"plain: .* drop, ([\d.]+)% at best,.* then ([\d.]+)%", printed).groups()
     )

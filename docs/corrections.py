@@ -1,0 +1,92 @@
+"""Writes docs/corrections.md: what `equilibria.theory` corrects in the papers, and the register of all laws.
+
+`make docs-generated` runs it; a test compares the page with what it would write. What is corrected comes from the
+`corrected=` of a law, "tested in" from the tests that import it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from equilibria.theory import PAPERS, Citation, cite
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "corrections.md"
+PAPER_PAGES = {"smd": "smd", "smd+": "smd", "nrq": "nrq", "explr": "explr", "sharp": "sharp"}
+
+HEAD = """# Corrections to the papers
+
+<!-- Written by docs/corrections.py from the laws themselves: do not edit. -->
+
+Every formula was derived again before it was written down here, and is tested against an independent slow computation.
+Where a paper prints something else, the law says so in its own source, and this page is generated from there;
+`eq.cite(name)` says the same at a prompt. {corrected} of {total} laws are corrected.
+"""
+
+
+def tests_of(law: str) -> list[str]:
+    """The test files that use a law, those named after its module first."""
+    module, _, name = law.partition(".")
+    used = {(home, name) for home in ("eq", "equilibria", "theory", module)}
+    found = [path for path, uses in _uses().items() if uses & used]
+    found += [path for path in _uses() if not found and path.stem == f"test_{module}"]  # through a rule
+    theirs = sorted(found, key=lambda path: (module not in path.stem, path.parent.name != "theory", path.name))
+    return [str(path.relative_to(ROOT)) for path in theirs]
+
+
+@functools.cache
+def _uses() -> dict[Path, set[tuple[str, str]]]:
+    """Of every test file what it takes from where: `from equilibria.theory.angles import x`, `angles.x`."""
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    return {path: set(_uses_in(ast.parse(path.read_text(encoding="utf-8")))) for path in paths}
+
+
+def _uses_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("equilibria"):
+            yield from ((str(node.module).rsplit(".", 1)[-1], alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield str(getattr(node.value, "id", getattr(node.value, "attr", ""))), node.attr
+
+
+def corrections(paper: str) -> str:
+    """A table of what is corrected in one paper."""
+    rows = [_row(each) for each in cite() if each.paper == paper and each.status == "corrected"]
+    if not rows:
+        return ""
+    more = f"\n\nIts experiments, re-run: [page](papers/{PAPER_PAGES[paper]}.md)." if paper in PAPER_PAGES else ""
+    head = "| where | what is printed, and what is right | law, and its test |\n|---|---|---|\n"
+    return f"\n## {PAPERS[paper].title}\n\n`{paper}`{more}\n\n{head}" + "\n".join(rows) + "\n"
+
+
+def _row(each: Citation) -> str:
+    tests = tests_of(each.law)
+    if not tests:
+        raise SystemExit(f"{each.law} is said to be corrected, and no test uses it")
+    return f"| {_cell(each.where)} | {_cell(each.note)} | `{each.law}`<br>`{Path(tests[0]).name}` |"
+
+
+def register() -> str:
+    """A table of all laws."""
+    rows = [f"| `{each.law}` | {each.paper or '-'} | {_cell(each.where)} | {each.status} |" for each in cite()]
+    return "\n## Register\n\n| law | paper | where | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Text for a table of Markdown: a star, a bar or an angle bracket in a formula is no markup."""
+    return re.sub(r"([|*<>_\[\]$~])", r"\\\1", text)
+
+
+def page() -> str:
+    """The whole page."""
+    laws = cite()
+    head = HEAD.format(corrected=sum(each.status == "corrected" for each in laws), total=len(laws))
+    return head + "".join(corrections(paper) for paper in PAPERS) + register()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
