@@ -39,6 +39,7 @@ ORDER = [
     "training",
     "demo",
     "experiments",
+    "serving",
     "cli",
     "__main__",
     "",

@@ -23,9 +23,15 @@ _STALE = "<p class='notice bad'>Stale: its settings or its code have changed sin
 
 def write_gallery(folder: ResultsFolder) -> Path:
     """Write the page beside the results; it needs no other file."""
+    write_whole(folder.path / PAGE, gallery_html(folder).encode())
+    return folder.path / PAGE
+
+
+def gallery_html(folder: ResultsFolder) -> str:
+    """The text of the page."""
     found = sorted(folder.results(), key=lambda each: list(KINDS).index(each[1].kind))
     claims = [claim for _, result in found for claim in result.claims]
-    page = still_document(
+    return still_document(
         _asset("gallery.html"),
         title="equilibria: the papers, re-run",
         style=_asset("gallery.css"),
@@ -33,8 +39,6 @@ def write_gallery(folder: ResultsFolder) -> Path:
         contents="\n".join(_contents([result for _, result in found])),
         results="\n".join(_section(place, result) for place, result in found),
     )
-    write_whole(folder.path / PAGE, page.encode())
-    return folder.path / PAGE
 
 
 def _contents(results: list[Result]) -> Iterator[str]:
