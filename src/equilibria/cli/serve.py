@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from equilibria.serving.asked import AskedForecast, AskedPlan
 
 _ANYWHERE = ("0.0.0.0", "::")
-_NOT_SHOWN = ("json", "html", "lr_file", "help")
+_NOT_SHOWN = ("as_json", "html", "lr_file", "help")  # a server reads and writes no file that a request names
 _ALTERNATIVES: dict[str, dict[str, Any]] = {
     "rescaled": {"rescale": True},
     "wd x2": {"wd": "x2"},
@@ -114,17 +114,16 @@ def _same(options: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
 def _flags(command: click.Command, query: Mapping[str, str]) -> list[str]:
     """A query as it would be typed; switches are on if they say 1."""
     known = {option.name: option for option in command.params if isinstance(option, click.Option)}
+    allowed = [name for name in known if name and name not in _NOT_SHOWN]
+    strangers = sorted(set(query) - set(allowed))
+    if strangers:
+        raise EquilibriaError(f"got {strangers[0]}; expected only: {', '.join(sorted(allowed))}")
     words = []
-    for name, value in query.items():
-        option = known.get(name)
-        if option is None or name in _NOT_SHOWN:
-            shown = ", ".join(sorted(name for name in known if name and name not in _NOT_SHOWN))
-            raise EquilibriaError(f"got {name}; expected only: {shown}")
-        flag = option.opts[0]
-        if option.is_flag:
-            words += [flag] if value == "1" else []
-        else:
-            words += [flag, value]
+    for name in allowed:
+        if name in query and known[name].is_flag:
+            words += known[name].opts[:1] if query[name] == "1" else []
+        elif name in query:
+            words += [known[name].opts[0], query[name]]
     return words
 
 

@@ -30,6 +30,7 @@ from equilibria.serving.views import MOST_COMPARED, comparison, forecast_view, p
 from equilibria.serving.worker import Worker
 
 _FOREVER = "public, max-age=31536000, immutable"
+_ARGUMENTS = r"\b(weight_decay|init_norm|unit_grad_sq|steps_per_epoch|end_lr)\b"
 _MOST_ANSWERS = 64  # plans that are kept, some tens of kilobytes each
 
 
@@ -210,13 +211,14 @@ async def _answered(worker: Worker, work: Callable[[], Any]) -> Any:
 
 
 def _without_dashes(words: str) -> str:
-    """Names of options as the page has them.
+    """Names of options and arguments as the page has them.
 
     Example:
-        >>> _without_dashes("got --steps-per-epoch 0; expected 1 <= --steps-per-epoch")
-        'got steps per epoch 0; expected 1 <= steps per epoch'
+        >>> _without_dashes("got --steps-per-epoch 0, init_norm=None")
+        'got steps per epoch 0, init norm=None'
     """
-    return re.sub(r"(?<!\w)--([a-z][a-z-]*)", lambda match: match[1].replace("-", " "), words)
+    plain = re.sub(r"(?<!\w)--([a-z][a-z-]*)", lambda match: match[1].replace("-", " "), words)
+    return re.sub(_ARGUMENTS, lambda match: match[0].replace("_", " "), plain)
 
 
 def _single(request: Request) -> dict[str, str]:

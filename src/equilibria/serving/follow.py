@@ -283,7 +283,7 @@ class Followed:
         if thinned.stride > 1:
             notes.append(
                 f"a long run: findings and table rest on every {_ordinal(thinned.stride)} sample of a layer, charts on "
-                f"all {totals.rows:,} (`equilibria report` reads all of them for both)"
+                f"all {totals.rows:,} (equilibria report reads all of them for both)"
             )
             for word, (count, last) in totals.notes.items():
                 notes.append(

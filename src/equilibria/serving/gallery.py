@@ -33,7 +33,7 @@ def _page(folder: Path, found: tuple[tuple[str, int], ...]) -> Asset:
         from equilibria.experiments.gallery import gallery_html
         from equilibria.experiments.results import ResultsFolder
 
-        page = gallery_html(ResultsFolder(folder))
+        page = gallery_html(ResultsFolder(folder), judge_age=False)
     else:
         page = still_document(
             _NONE,

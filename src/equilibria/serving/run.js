@@ -27,7 +27,7 @@
     if (!status) return;
     live.say(status.state + (held ? ", held still" : ""), kind(status.state));
     const when = status.updated === null ? "" : ", written " + ago(status.updated);
-    byId("progress").textContent = status.steps === null ? "" : "step " + count(status.steps - 1) + ", " + count(status.samples) + " samples" + when;
+    byId("progress").textContent = status.steps === null ? "" : "· step " + count(status.steps - 1) + ", " + count(status.samples) + " samples" + when;
   };
 
   byId("pause").addEventListener("click", () => {
