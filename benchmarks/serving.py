@@ -44,7 +44,8 @@ sys.path.insert(0, {here!r})
 from serving import LAYERS, SAMPLES, columns
 from equilibria.record import RunWriter
 torch.set_num_threads(1)
-model = torch.nn.Sequential(*[part for _ in range(4) for part in (torch.nn.Linear(256, 256, bias=False), torch.nn.BatchNorm1d(256))])
+layers = [(torch.nn.Linear(256, 256, bias=False), torch.nn.BatchNorm1d(256)) for _ in range(4)]
+model = torch.nn.Sequential(*[part for layer in layers for part in layer])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 inputs, step = torch.randn(64, 256), SAMPLES
 with RunWriter(sys.argv[1], metadata={{}}, resume=True, flush_seconds=1.0) as writer:
@@ -203,6 +204,10 @@ def measure(folder: Path) -> dict[str, object]:
     write_run(folder / "run")
     found: dict[str, object] = {}
     code = TRAINING.format(here=str(Path(__file__).parent))
+    (folder / "empty").mkdir()
+    with server(folder / "empty") as (pid, _):
+        time.sleep(1)
+        found["memory without runs"] = memory(pid, "VmRSS")
     with server(folder) as (pid, port):
         time.sleep(1)  # it reads the runs as soon as it is up, like a person who opens a browser then
         with viewers(port) as looking:
@@ -253,8 +258,9 @@ def table(found: dict[str, object]) -> tuple[list[str], int]:
     lines = [
         "# What twenty viewers cost",
         "",
-        f"A run of {LAYERS} layers x {SAMPLES:,} samples = {LAYERS * SAMPLES:,}, growing; {VIEWERS} viewers, each with its "
-        "stream open and fetching every new view. Everything on one machine.",
+        f"A run of {LAYERS} layers x {SAMPLES:,} samples = {LAYERS * SAMPLES:,}, growing; {VIEWERS} viewers, each with "
+        "its stream open and fetching every new view. Everything on one machine, "
+        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.0f} at the end: a busy machine stretches seconds.",
         "",
         "| what | measured | limit | |",
         "|---|---|---|---|",
@@ -265,6 +271,7 @@ def table(found: dict[str, object]) -> tuple[list[str], int]:
         rows.append(("first paint in Chromium, empty cache", f"{painted:.2f} s", "paint", painted))
         rows.append(("its charts drawn", f"{drawn:.2f} s", "", 0.0))
     rows += [
+        ("server memory without a run", f"{found['memory without runs']:.0f} MB", "", 0.0),
         ("server memory at rest, run loaded", f"{found['memory at rest']:.0f} MB", "", 0.0),
         ("server memory, the most", f"{found['memory at most']:.0f} MB", "memory", found["memory at most"]),
         ("server CPU while the run grows, of one core", f"{100 * float(str(found['share'])):.0f} %", "", 0.0),

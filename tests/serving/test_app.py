@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("starlette", reason='the server needs pip install "equilibria[serve]"')
 pytest.importorskip("httpx", reason="the test client of starlette needs httpx")
 
-from served import columns, serving, training, write_damaged, write_run
+from served import columns, serving, write_damaged, write_run
 from starlette.testclient import TestClient
 
 from equilibria.cli.serve import build_app, read_plan
@@ -411,16 +411,3 @@ def test_ctrl_c_ends_at_once_with_an_open_stream(tmp_path):
         next(stream.iter_bytes())
         began = time.monotonic()
     assert time.monotonic() - began < 15  # of which the interpreter takes some on a busy machine
-
-
-@pytest.mark.slow
-def test_a_real_training_is_seen(tmp_path):
-    import httpx
-
-    with serving(tmp_path) as base, training(tmp_path / "live"):
-        deadline, seen = time.monotonic() + 90, set()
-        while time.monotonic() < deadline and len(seen) < 3:
-            runs = httpx.get(f"{base}/runs", timeout=30).json()["runs"]
-            seen |= {run["samples"] for run in runs if run["state"] == "training now" and run["samples"]}
-            time.sleep(0.5)
-        assert len(seen) >= 3

@@ -42,7 +42,7 @@ def test_a_short_run_is_kept_whole(rows, layers):
     assert (thinned.totals.rows, thinned.totals.steps, thinned.totals.last_step) == (30 * layers, 30, 290)
 
 
-@given(rows=st.integers(1, 400), most=st.integers(300, 900))
+@given(rows=st.integers(40, 400), most=st.integers(300, 900))
 def test_a_long_run_is_thinned_evenly_and_no_angle_is_lost(rows, most):
     samples, _ = run(3, steps=9990, every=10)  # 999 samples a layer: blocks that do not come out even
     thinned = Thinned(most=most)

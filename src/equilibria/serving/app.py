@@ -107,7 +107,7 @@ class App:
                 here="/",
                 body=body("run.html", number=str(number), name=text(name)),
                 styles=["report.css"],
-                scripts=["plotly.js", "shared.js", "report.js", "live.js", "run.js"],
+                scripts=["shared.js", "report.js", "live.js", "run.js", "plotly.js"],
             )
         )
 
@@ -131,7 +131,7 @@ class App:
     # ---- several runs
 
     async def _compare_page(self, _: Request) -> Response:
-        scripts = ["plotly.js", "shared.js", "live.js", "compare.js"]
+        scripts = ["shared.js", "live.js", "compare.js", "plotly.js"]
         page = frame("Compare runs", here="/compare", body=body("compare.html"), styles=["report.css"], scripts=scripts)
         return HTMLResponse(page)
 
@@ -153,7 +153,7 @@ class App:
     # ---- plans and forecasts
 
     async def _plan_page(self, _: Request) -> Response:
-        scripts = ["plotly.js", "shared.js", "plan-charts.js", "live.js", "plan.js"]
+        scripts = ["shared.js", "plan-charts.js", "live.js", "plan.js", "plotly.js"]
         return HTMLResponse(
             frame("Planner", here="/plan", body=body("plan.html"), styles=["plan.css"], scripts=scripts)
         )
@@ -177,7 +177,7 @@ class App:
                 here="/",
                 body=body("forecast.html", number=str(number), name=text(name)),
                 styles=["forecast.css"],
-                scripts=["plotly.js", "shared.js", "forecast-charts.js", "live.js", "forecast.js"],
+                scripts=["shared.js", "forecast-charts.js", "live.js", "forecast.js", "plotly.js"],
             )
         )
 

@@ -95,6 +95,7 @@
     }
     history.replaceState(null, "", "?" + query);
     layers();
+    await live.charts();
     draw();
     document.documentElement.dataset.drawn = found.runs.map((run) => run.id + ":" + (run.x.at(-1) || 0)).join(" ");
   });

@@ -11,6 +11,7 @@
       const view = await live.get("/run/" + number + "/forecast/view?" + query);
       live.problem("");
       live.show(view.inside);
+      await live.charts();
       if (update) update(view.data); else update = drawForecast(view.data);
       byId("page").classList.remove("stale");
       live.say("Up to date");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -26,7 +27,7 @@ class Hub:
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self.worker = Worker("equilibria-serve-records")
-        self._changed = asyncio.Condition()
+        self._beat = asyncio.Event()  # set once something is new, and then replaced
         self._closing = False
         self._viewers = 0
         self._watched: dict[int, int] = {}
@@ -97,12 +98,10 @@ class Hub:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._keep_looking())
             while not self._closing:
+                beat = self._beat  # before the viewer looks: what comes meanwhile is not missed
                 yield
-                async with self._changed:
-                    try:
-                        await asyncio.wait_for(self._changed.wait(), ALIVE_SECONDS)
-                    except TimeoutError:
-                        continue
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(beat.wait(), ALIVE_SECONDS)
         finally:
             self._viewers -= 1
             if number is not None:
@@ -111,12 +110,11 @@ class Hub:
     def close(self) -> None:
         """End all streams."""
         self._closing = True
-        task = asyncio.get_running_loop().create_task(self._wake())
-        task.add_done_callback(lambda _: None)
+        self._wake()
 
-    async def _wake(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _wake(self) -> None:
+        beat, self._beat = self._beat, asyncio.Event()
+        beat.set()
 
     # ---- looking
 
@@ -124,7 +122,7 @@ class Hub:
         while self._viewers and not self._closing:
             watched = [number for number, viewers in self._watched.items() if viewers]
             if await self.worker.do(lambda watched=watched: self._look(watched)):  # type: ignore[misc]
-                await self._wake()
+                self._wake()
             self._begin_loading()
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -156,7 +154,7 @@ class Hub:
             if stale and not self._watched.get(number) and not self._closing:
                 await self.worker.do(lambda number=number: self._show(number))  # type: ignore[misc]
                 self._list = [_entry(each, run) for each, run in self.catalogue.runs.items()]
-                await self._wake()
+                self._wake()
 
 
 def _entry(number: int, run: Followed) -> dict[str, Any]:

@@ -47,6 +47,11 @@ const live = (() => {
     window.addEventListener("pagehide", () => source.close());
   };
 
+  // The library of the charts is large and comes last: words are there before it.
+  const charts = () => (window.Plotly ? Promise.resolve() : new Promise((done) => {
+    document.addEventListener("DOMContentLoaded", () => done());
+  }));
+
   const problem = (words) => {
     const place = byId("problem");
     if (!place) return;
@@ -158,5 +163,5 @@ const live = (() => {
     needed(form);
   };
 
-  return { byId, say, get, oneAtATime, later, listen, problem, show, count, ago, kind, slides, needed, query, refill };
+  return { charts, byId, say, get, oneAtATime, later, listen, problem, show, count, ago, kind, slides, needed, query, refill };
 })();

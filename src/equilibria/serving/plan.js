@@ -15,6 +15,7 @@
       const view = await live.get("/plan/view?" + query);
       live.problem("");
       live.show(view.inside);
+      await live.charts();
       if (update) update(view.data); else update = drawPlan(view.data);
       byId("command").textContent = view.command;
       byId("page").classList.remove("stale");

@@ -10,6 +10,7 @@
     shown = view.view;
     if (view.damaged) { showDamage(view.damaged); return; }
     live.show(view.inside);
+    await live.charts();
     if (update) update(view.data); else update = drawReport(view.data);
     document.documentElement.dataset.view = shown;
   });
