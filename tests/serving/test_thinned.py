@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -212,3 +213,34 @@ def test_the_state_follows_the_writer(tmp_path):
     assert followed.status.state == DAMAGED
     assert "not the description of a run" in followed.show().payload.decode()
     assert str(tmp_path) not in followed.show().payload.decode()
+
+
+def test_a_run_that_takes_the_place_of_another_is_read_anew(tmp_path):
+    write_run(tmp_path / "a", 2, steps=1000)
+    followed = Followed(tmp_path / "a", name="a")
+    followed.look()
+    followed.read()
+    shutil.rmtree(tmp_path / "a")
+    assert followed.look()
+    assert (followed.status.state, followed.status.message) == (DAMAGED, "Cannot be read: No such file or directory")
+    write_run(tmp_path / "a", 1, steps=500)
+    assert followed.look()
+    followed.read()
+    assert (followed.status.state, followed.status.samples) == (FINISHED, 50)
+
+
+def test_a_file_that_cannot_be_read_stays_told(tmp_path):
+    write_run(tmp_path / "a", 1, steps=500)
+    followed = Followed(tmp_path / "a", name="a")
+    followed.look()
+    followed.read()
+    path = segment_paths(tmp_path / "a")[0]
+    path.write_bytes(path.read_bytes()[:100])
+    for _ in range(2):
+        followed.look()
+        followed.read()
+        assert followed.status.state == DAMAGED
+        assert "became shorter" in followed.status.message
+    followed.show()
+    assert not followed.look()
+    assert not followed.is_due()

@@ -138,6 +138,8 @@ class Followed:
         self._tail = RunTail(self._directory)
         self._thinned = Thinned()
         self._queries: list[pa.RecordBatch] = []
+        self._failure = ""
+        self._reading = 0.0
         self.view = None
         self._viewed = -1
 
@@ -147,6 +149,8 @@ class Followed:
         try:
             self._read_manifest()
             status = self._standing()
+            if self._failure:
+                status = Status(DAMAGED, status.steps, status.samples, status.updated, self._failure)
         except (EquilibriaError, OSError) as error:
             status = Status(DAMAGED, before.steps, before.samples, before.updated, self._sentence(error))
         self.status = status
@@ -158,17 +162,20 @@ class Followed:
     def read(self) -> None:
         """Read what was appended."""
         rows = self._thinned.totals.rows
-        try:
-            self._take()
-        except (EquilibriaError, OSError, pa.ArrowException) as error:
-            self.status = Status(DAMAGED, message=self._sentence(error), updated=self.status.updated)
-            self.version += 1
-        else:
-            totals = self._thinned.totals
-            steps = None if totals.last_step is None else totals.last_step + 1
-            self.status = Status(self.status.state, steps, totals.rows, self.status.updated, self.status.message)
-            self.version += totals.rows != rows
+        began = time.monotonic()
+        if not self._failure:
+            try:
+                self._take()
+            except Exception as error:  # whatever a damaged file leads to: the other runs must not suffer
+                self._failure = self._sentence(error)
+                self.version += 1
+        totals = self._thinned.totals
+        steps = None if totals.last_step is None else totals.last_step + 1
+        state, message = (DAMAGED, self._failure) if self._failure else (self.status.state, self.status.message)
+        self.status = Status(state, steps, totals.rows, self.status.updated, message)
+        self.version += totals.rows != rows
         self._loaded = True
+        self._reading += time.monotonic() - began
 
     def is_due(self) -> bool:
         """Whether there is something new, and time for another view: making them takes a tenth of a core at most."""
@@ -180,10 +187,14 @@ class Followed:
             began = time.monotonic()
             version = self.version
             self._views += 1
-            self.view = self._make(self._views)
+            try:
+                self.view = self._make(self._views)
+            except Exception as error:  # a defect must not cost the other runs their pages
+                said = f"Cannot be shown: {self._sentence(error)}"
+                self.view = _view(self._views, {"damaged": said}, said, None)
             self.headline, self.worst = self.view.headline, self.view.worst
             self._viewed = version
-            spent = time.monotonic() - began
+            spent, self._reading = time.monotonic() - began + self._reading, 0.0
             self._next_view = time.monotonic() + max(_LEAST_SECONDS, spent / _SHARE)
         return self.view
 
@@ -193,8 +204,10 @@ class Followed:
         stat = (self._directory / RUN_FILE).stat()
         if (stat.st_mtime_ns, stat.st_size) == self._manifest_seen:
             return
-        self._manifest = read_manifest(self._directory)
+        before, self._manifest = self._manifest, read_manifest(self._directory)
         self._manifest_seen = stat.st_mtime_ns, stat.st_size
+        if before and self._manifest and before.id != self._manifest.id:  # another run in the same place
+            self.forget()
 
     def _standing(self) -> Status:
         updated = self._tail.updated()
@@ -227,7 +240,7 @@ class Followed:
         rows = 0
         for found in self._tail.read():
             if found.table == SHARPNESS:
-                self._queries.append(found.batch)
+                self._take_query(found.batch)
                 continue
             if rows >= _ROWS_AT_ONCE or (batches and found.session not in batches):
                 self._flush(batches)
@@ -235,6 +248,11 @@ class Followed:
             batches.setdefault(found.session, []).append(found.batch)
             rows += found.batch.num_rows
         self._flush(batches)
+
+    def _take_query(self, batch: pa.RecordBatch) -> None:
+        self._queries.append(batch)
+        if sum(each.num_rows for each in self._queries) > 2 * _MOST_QUERIES:
+            self._queries = self._sharpness().combine_chunks().to_batches()
 
     def _flush(self, batches: dict[int, list[pa.RecordBatch]]) -> None:
         for session, together in batches.items():

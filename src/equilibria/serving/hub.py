@@ -128,15 +128,19 @@ class Hub:
 
     def _look(self, watched: Sequence[int] = ()) -> bool:
         """Look at all runs; of those that somebody watches, read what was appended and make a view when it is time."""
-        if time.monotonic() - self._scanned > SCAN_SECONDS:
+        thorough = time.monotonic() - self._scanned > SCAN_SECONDS
+        if thorough:
             self.catalogue.scan()
             self._scanned = time.monotonic()
         changed = False
         for number, run in self.catalogue.runs.items():
-            changed |= run.look()
-            if number in watched:
+            if not (thorough or number in watched or run.status.state == TRAINING):
+                continue  # what is over changes rarely
+            fresh = run.look()
+            changed |= fresh
+            if number in watched and (fresh or (run.is_loaded and run.is_due())):
                 before = run.version, run.view
-                run = self.catalogue.loaded(number)
+                self.catalogue.loaded(number)
                 if run.is_due():
                     run.show()
                 changed |= (run.version, run.view) != before

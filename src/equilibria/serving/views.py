@@ -20,8 +20,8 @@ from equilibria.serving.asked import AskedPlan, Readers
 from equilibria.serving.follow import Followed, Seen
 
 MOST_COMPARED = 8
-_STRETCHES = 240
-_BASE, _SUGGESTED, _TARGETS = "as planned", "suggested", ("now", "equilibrium")
+_STRETCHES, _FEW_STRETCHES, _SAMPLES_PER_MEAN = 240, 30, 6  # a mean over fewer scatters as much as they do
+_SUGGESTED, _TARGETS = "suggested", ("now", "equilibrium")
 
 
 def plan_view(asked: AskedPlan, *, title: str, with_alternatives: bool) -> dict[str, object]:
@@ -86,7 +86,8 @@ def _course(run: Followed, layer: str | None) -> dict[str, Any]:
         table = table.filter(pc.equal(table["param"].cast(pa.string()), layer))
     if layer is None or not table.num_rows:
         return {"x": []}
-    parts = stretches(table["step"].to_numpy(), np.zeros(table.num_rows), most=_STRETCHES)
+    most = min(max(table.num_rows // _SAMPLES_PER_MEAN, _FEW_STRETCHES), _STRETCHES)
+    parts = stretches(table["step"].to_numpy(), np.zeros(table.num_rows), most=most)
     means = {
         name: parts.rms(table[name].to_numpy()) for name in ("angle", "angle_equilibrium", "angle_predicted", "norm")
     }
