@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +289,7 @@ class Followed:
             sampled=(totals.steps, totals.rows),
         )
         content = {"inside": page.inside(), "data": page.data}
-        return _view(number, content, page.parts["headline"], next(iter(findings), None))
+        return _view(number, content, unescape(page.parts["headline"]), next(iter(findings), None))
 
     def _notes(self) -> list[str]:
         """About the record, and about what is left out of memory."""
