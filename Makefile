@@ -47,7 +47,7 @@ reproduce-networks: setup  ## the same for their trained networks: hours, and mo
 	$(BIN)/equilibria reproduce networks --scale desk
 
 bench: setup  ## the speed figures, measured side by side (keep the machine idle)
-	@missed=0; for name in run watching symmetries control rotational problems sharpness forecast training; do \
+	@missed=0; for name in run watching symmetries control rotational problems sharpness forecast training serving; do \
 	  $(BIN)/python benchmarks/$$name.py || missed=1; done; exit $$missed
 
 # -W, -n: a warning, or a link to nowhere, is an error.

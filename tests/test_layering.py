@@ -40,6 +40,7 @@ ORDER = [
     "training",
     "demo",
     "experiments",
+    "serving",
     "cli",
     "__main__",
     "",

@@ -56,15 +56,15 @@ class Browser:
             self._send(f"{domain}.enable")
 
     def open(
-        self, path: Path, *, width: int = 1200, height: int = 900, dark: bool = False, phone: bool = False
+        self, path: Path | str, *, width: int = 1200, height: int = 900, dark: bool = False, phone: bool = False
     ) -> float:
-        """Show a file; returns the seconds until it was loaded and drawn."""
+        """Show a file, or what a server has at an address; returns the seconds until it was loaded and drawn."""
         self.problems.clear()
         self.requests.clear()
         self.look(width=width, height=height, dark=dark, phone=phone)
         self._loaded = False
         began = time.monotonic()
-        self._send("Page.navigate", url=path.resolve().as_uri())
+        self._send("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         while not self._loaded:
             self._receive()
         self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")

@@ -17,7 +17,7 @@ from equilibria.cli._flags import FlagNames
 from equilibria.cli._streams import INTERRUPTED, OutputError, discard, guard_streams, tell
 from equilibria.errors import EquilibriaError
 
-_COMMANDS = ("demo", "doctor", "equilibrium", "plan", "fold", "translate", "forecast", "report", "reproduce")
+_COMMANDS = ("demo", "doctor", "equilibrium", "plan", "fold", "translate", "forecast", "report", "reproduce", "serve")
 
 
 class _Commands(FlagNames):

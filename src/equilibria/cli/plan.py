@@ -22,7 +22,7 @@ from equilibria.cli._options import (
 )
 from equilibria.cli._output import jsonable, paint, print_json, width, wrap
 from equilibria.cli._phase_table import phase_table
-from equilibria.cli._schedule import build_run, schedule_options
+from equilibria.cli._schedule import Run, build_run, schedule_options
 from equilibria.errors import EquilibriaError
 
 if TYPE_CHECKING:
@@ -47,18 +47,7 @@ def command(**options: Any) -> None:
     check_scale(options)
     run = build_run(options)
     rule = build_rule({**options, "lr": run.lr})
-    if options["init_std"] is not None:
-        options |= _from_std(options)
-    settings: dict[str, Any] = {
-        "steps": run.steps,
-        "steps_per_epoch": run.steps_per_epoch,
-        "init_norm": options["init_norm"],
-        "unit_grad_sq": options["unit_grad_sq"],
-        "dim": options["dim"],
-        "shape": shape_of(options),
-        "dtype": _DTYPES.get(options["dtype"].lower(), options["dtype"].lower()),
-        "tolerance": options["tolerance"],
-    }
+    settings = plan_settings(options, run)
     with named({"norm": "--init-norm"}):
         result = plan(rule, run.schedule, **settings)
     if options["html"] is not None:
@@ -72,6 +61,22 @@ def command(**options: Any) -> None:
     _show(result)
     if options["html"] is not None:
         print(f"  Page: {options['html']}\n")
+
+
+def plan_settings(options: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The other arguments of `equilibria.plan`."""
+    if options["init_std"] is not None:
+        options = options | _from_std(options)
+    return {
+        "steps": run.steps,
+        "steps_per_epoch": run.steps_per_epoch,
+        "init_norm": options["init_norm"],
+        "unit_grad_sq": options["unit_grad_sq"],
+        "dim": options["dim"],
+        "shape": shape_of(options),
+        "dtype": _DTYPES.get(options["dtype"].lower(), options["dtype"].lower()),
+        "tolerance": options["tolerance"],
+    }
 
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}

@@ -23,18 +23,27 @@ _STALE = "<p class='notice bad'>Stale: its settings or its code have changed sin
 
 def write_gallery(folder: ResultsFolder) -> Path:
     """Write the page beside the results; it needs no other file."""
+    write_whole(folder.path / PAGE, gallery_html(folder).encode())
+    return folder.path / PAGE
+
+
+def gallery_html(folder: ResultsFolder, *, judge_age: bool = True) -> str:
+    """The text of the page.
+
+    Args:
+        folder: the results.
+        judge_age: whether to mark those whose code has changed since; it takes seconds, to import all experiments.
+    """
     found = sorted(folder.results(), key=lambda each: list(KINDS).index(each[1].kind))
     claims = [claim for _, result in found for claim in result.claims]
-    page = still_document(
+    return still_document(
         _asset("gallery.html"),
         title="equilibria: the papers, re-run",
         style=_asset("gallery.css"),
         headline=escape(wording.headline(claims)),
         contents="\n".join(_contents([result for _, result in found])),
-        results="\n".join(_section(place, result) for place, result in found),
+        results="\n".join(_section(place, result, stale=judge_age and is_stale(result)) for place, result in found),
     )
-    write_whole(folder.path / PAGE, page.encode())
-    return folder.path / PAGE
 
 
 def _contents(results: list[Result]) -> Iterator[str]:
@@ -53,7 +62,7 @@ def _entry(result: Result) -> str:
     )
 
 
-def _section(place: Place, result: Result) -> str:
+def _section(place: Place, result: Result, *, stale: bool) -> str:
     facts = [
         ("scale", result.scale, ""),
         ("seed", str(result.config["seed"]) if "seed" in result.config else "none needed", ""),
@@ -64,7 +73,7 @@ def _section(place: Place, result: Result) -> str:
     return (
         f'<section id="{_anchor(result)}"><h2>{escape(result.title)}</h2>'
         f'<p class="caption"><code>{escape(result.id)}</code>: {escape(wording.after(result.source))}</p>'
-        f"{_STALE if is_stale(result) else ''}"
+        f"{_STALE if stale else ''}"
         f"{''.join(_figure(place, name, result) for name in result.figures)}"
         f"{_table(result)}<dl class='settings'>{settings_list(facts)}</dl>"
         f"<p><code>{escape(result.command)}</code></p></section>"

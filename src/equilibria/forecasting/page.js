@@ -1,7 +1,9 @@
-(() => {
-  const data = JSON.parse(document.getElementById("forecast-data").textContent);
+// Draws once and returns what draws newer data into the same charts, for a page that is live.
+const drawForecast = (first) => {
+  let data = first;
+  const across = [0, data.end]; // changed in place: a zoom ends at what is the whole run by then
   const charts = ["angle-chart", "norm-chart", "elr-chart", "schedule-chart"].map((id) => document.getElementById(id));
-  const select = document.getElementById("layer");
+  const chosenLayer = () => Math.min(Number(document.getElementById("layer").value), data.names.length - 1);
   const { color } = charting;
 
   const line = (x, y, name, style, unit) => ({
@@ -20,7 +22,7 @@
 
   // Measured dots, the band and line of the chosen scenario, and the lines of the others behind.
   const traces = (kind, unit) => {
-    const at = Number(select.value), place = charting.chosen();
+    const at = chosenLayer(), place = charting.chosen();
     const measured = data.measured[at];
     const found = [{ x: measured.x, y: measured[kind], name: "measured", mode: "markers", hoverinfo: "x+y+name",
       hovertemplate: "%{y:.3~g}" + unit, marker: { color: color("naive"), size: 4, opacity: 0.7 } }];
@@ -42,12 +44,12 @@
   };
 
   const chart = (kind, unit, title) => (size) => [
-    traces(kind, unit), layout(size, data.ranges[Number(select.value)][kind], title),
+    traces(kind, unit), layout(size, data.ranges[chosenLayer()][kind], title),
   ];
 
   const scheduleChart = (size) => {
     const scenario = data.scenarios[charting.chosen()];
-    const course = scenario.courses[scenario.layers[Number(select.value)].course];
+    const course = scenario.courses[scenario.layers[chosenLayer()].course];
     return [[
       line(course.x, course.lr, "lr", { color: color("lr"), width: 2 }, ""),
       line(course.x, course.wd, "wd", { color: color("wd"), width: 2, dash: "dash" }, ""),
@@ -63,7 +65,10 @@
 
   drawAll();
   charting.onChoice(drawAll);
-  select.addEventListener("change", drawAll);
-  charting.linkZoom(charts, [0, data.end]);
+  document.addEventListener("change", (event) => { if (event.target.id === "layer") drawAll(); });
+  charting.linkZoom(charts, across);
   charting.keepDrawn(charts, drawAll);
-})();
+  return (next) => { data = next; across[1] = next.end; drawAll(); };
+};
+
+charting.whenInside("forecast-data", drawForecast);

@@ -15,7 +15,7 @@ from equilibria.forecasting.page_data import MOST_LAYERS, forecast_data
 from equilibria.forecasting.suggest import Suggestion
 from equilibria.forecasting.what_if import Outcome, WhatIf
 from equilibria.pages.cards import card
-from equilibria.pages.document import document, write_document
+from equilibria.pages.document import Page, write_document
 from equilibria.pages.toggles import MOST_CHOICES, alternatives, toggles
 from equilibria.pages.words import full_stop, number, ratio_cell, sentence_case, settings_list, text
 
@@ -67,30 +67,34 @@ def write_page(
 
 def page_html(result: WhatIf, *, title: str | None = None, suggestion: Suggestion | None = None) -> str:
     """Forecasts as the text of one HTML page; its scripts, styles and data are inside."""
+    return forecast_page(result, title=title, suggestion=suggestion).document()
+
+
+def forecast_page(result: WhatIf, *, title: str | None = None, suggestion: Suggestion | None = None) -> Page:
+    """The same in parts."""
     forecasts = result.forecasts
     if len(forecasts) > MOST_CHOICES:
         raise EquilibriaError(f"got {len(forecasts)} scenarios for one page; expected at most {MOST_CHOICES}")
     base = next(iter(forecasts))
     names = shown_layers(result.worst(base).layer, [layer.name for layer in forecasts[base].layers])
     several = len(forecasts) > 1
-    return document(
-        "equilibria.forecasting",
-        title="Forecast" if title is None else title,
-        data=forecast_data(forecasts, names=names),
-        headline=text(sentence_case(headline(result))),
-        deck=_DECK,
-        settings=_settings(forecasts[base]),
-        toggles=toggles("Scenario", {name: _sentence(result, name) for name in forecasts}),
-        layers=layer_options(names),
-        chosen="forecast",
-        others_legend=_OTHERS.format(what="scenarios") if several else "",
-        angle_label=text(f"Chart of the angle per step of a layer, measured and forecast. {headline(result)}"),
-        tables=_tables(result, suggestion),
-        findings=alternatives([_findings(each.findings) for each in forecasts.values()]),
-        reading="\n".join(f"<li>{line}</li>" for line in _READING),
-        assumptions="\n".join(f"<li>{text(full_stop(each))}</li>" for each in forecasts[base].assumptions),
-        made="Forecast",
-    )
+    parts = {
+        "headline": text(sentence_case(headline(result))),
+        "deck": _DECK,
+        "settings": _settings(forecasts[base]),
+        "toggles": toggles("Scenario", {name: _sentence(result, name) for name in forecasts}),
+        "layers": layer_options(names),
+        "chosen": "forecast",
+        "others_legend": _OTHERS.format(what="scenarios") if several else "",
+        "angle_label": text(f"Chart of the angle per step of a layer, measured and forecast. {headline(result)}"),
+        "tables": _tables(result, suggestion),
+        "findings": alternatives([_findings(each.findings) for each in forecasts.values()]),
+        "reading": "\n".join(f"<li>{line}</li>" for line in _READING),
+        "assumptions": "\n".join(f"<li>{text(full_stop(each))}</li>" for each in forecasts[base].assumptions),
+        "made": "Forecast",
+    }
+    shown = "Forecast" if title is None else title
+    return Page("equilibria.forecasting", shown, forecast_data(forecasts, names=names), parts)
 
 
 _DECK = (

@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +15,33 @@ from string import Template
 
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page in parts: for one file that holds everything, or for a live page that fetches what has changed.
+
+    Attributes:
+        package: the dotted name of the package with ``page.html``, ``page.css`` and ``page.js``.
+        title: plain text.
+        data: what the script of the page draws; JSON without NaN.
+        parts: HTML for the other placeholders of the template, ``headline`` among them.
+    """
+
+    package: str
+    title: str
+    data: dict[str, object]
+    parts: Mapping[str, str]
+
+    def document(self) -> str:
+        """The text of one HTML file."""
+        return document(self.package, title=self.title, data=self.data, **self.parts)
+
+    def inside(self) -> str:
+        """What stands inside of ``<main>``, without scripts and data."""
+        page = _asset("equilibria.pages", "shared.html").replace("$body", _asset(self.package, "page.html"))
+        inside = page.partition("<main>")[2].partition("</main>")[0]
+        return Template(inside).substitute(self.parts, title=escape(self.title))
 
 
 def document(package: str, *, title: str, data: dict[str, object], **parts: str) -> str:

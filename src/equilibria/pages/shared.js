@@ -79,7 +79,7 @@ const charting = (() => {
   const linkZoom = (charts, all) => charts.forEach((chart) => chart.on("plotly_relayout", (change) => {
     const reset = change["xaxis.autorange"];
     if (!reset && !("xaxis.range[0]" in change)) return;
-    const range = reset ? all : [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+    const range = reset ? [...all] : [change["xaxis.range[0]"], change["xaxis.range[1]"]];
     for (const other of charts) {
       const now = other.layout.xaxis.range;
       if (now[0] !== range[0] || now[1] !== range[1]) Plotly.relayout(other, { "xaxis.range": range });
@@ -88,8 +88,8 @@ const charting = (() => {
 
   // The alternative that is chosen, and what to do when another one is.
   const chosen = () => Number((document.querySelector("input[name=choice]:checked") || { value: 0 }).value);
-  const onChoice = (act) => document.querySelectorAll("input[name=choice]").forEach((button) => {
-    button.addEventListener("change", act);
+  const onChoice = (act) => document.addEventListener("change", (event) => {
+    if (event.target.name === "choice") act();
   });
 
   // Draw again for another colour scheme or width, and on paper.
@@ -109,5 +109,11 @@ const charting = (() => {
     window.addEventListener("afterprint", () => print(false));
   };
 
-  return { color, touch, area, look, size, draw, linkZoom, keepDrawn, chosen, onChoice };
+  // The data of a page that is complete in itself stand in it; a live page gets them otherwise.
+  const whenInside = (id, draw) => {
+    const data = document.getElementById(id);
+    if (data) draw(JSON.parse(data.textContent));
+  };
+
+  return { whenInside, color, touch, area, look, size, draw, linkZoom, keepDrawn, chosen, onChoice };
 })();

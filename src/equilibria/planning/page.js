@@ -1,7 +1,8 @@
-(() => {
-  const typed = JSON.parse(document.getElementById("plan-data").textContent);
-  const plans = [typed, ...typed.alternatives];
+// Draws once and returns what draws newer data into the same charts, for a page that is live.
+const drawPlan = (first) => {
+  let typed = first;
   let plan = typed;
+  const across = [0, typed.end]; // changed in place: a zoom ends at what is the whole run by then
   const charts = ["angle-chart", "norm-chart", "schedule-chart"].map((id) => document.getElementById(id));
   const { color } = charting;
 
@@ -64,7 +65,7 @@
   ], layout(size, plan.schedule_range, "lr, wd")];
 
   const drawAll = () => {
-    plan = plans[charting.chosen()];
+    plan = [typed, ...typed.alternatives][charting.chosen()] || typed;
     [angleChart, normChart, scheduleChart].forEach((chart, index) => {
       charting.draw(charts[index], ...chart(charting.size(charts[index])));
     });
@@ -72,6 +73,9 @@
 
   drawAll();
   charting.onChoice(drawAll);
-  charting.linkZoom(charts, [0, plan.end]);
+  charting.linkZoom(charts, across);
   charting.keepDrawn(charts, drawAll);
-})();
+  return (next) => { typed = next; across[1] = next.end; drawAll(); };
+};
+
+charting.whenInside("plan-data", drawPlan);

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.pages.cards import card
-from equilibria.pages.document import document, write_document
+from equilibria.pages.document import Page, write_document
 from equilibria.pages.toggles import alternatives as choices
 from equilibria.pages.toggles import toggles
 from equilibria.pages.words import number, percent, ratio_cell, sentence_case, settings_list, text
@@ -63,27 +63,31 @@ def page_html(plan: Plan, *, title: str | None = None, alternatives: Mapping[str
         >>> "for the whole run</h1>" in page_html(plan(SGD(0.1, 5e-4, momentum=0.9), 0.1, steps=1000))
         True
     """
+    return plan_page(plan, title=title, alternatives=alternatives).document()
+
+
+def plan_page(plan: Plan, *, title: str | None = None, alternatives: Mapping[str, Plan] | None = None) -> Page:
+    """The same in parts."""
     unit = "step" if plan.situation.steps_per_epoch is None else "epoch"
     plans = {AS_TYPED: plan, **(alternatives or {})}
     told = words(plan, unit=f"{unit}s")
     head = told.pop("phase_head")
-    return document(
-        "equilibria.planning",
-        title=_default_title(plan) if title is None else title,
-        data=page_data(plans),
-        headline=text(headline(plan)),
-        settings=_settings(plan),
+    parts = {
         **told,
-        toggles=toggles("What if?", {name: _meaning(name, each) for name, each in plans.items()}),
-        typed_legend=_TYPED_LEGEND if alternatives else "",
-        compared=_compared(plans) if alternatives else "",
-        angle_label=text(f"Chart of the angle per step over the run. {headline(plan)}"),
-        norm_label=text(_norm_label(plan)),
-        schedule_label=f"Chart of lr ({_from_to(plan.curve.lr)}) and wd ({_from_to(plan.curve.weight_decay)})",
-        phases=choices([_phase_table(each, head) for each in plans.values()]),
-        findings=choices([_cards(each) for each in plans.values()]),
-        start=_start_sentence(plan),
-    )
+        "headline": text(headline(plan)),
+        "settings": _settings(plan),
+        "toggles": toggles("What if?", {name: _meaning(name, each) for name, each in plans.items()}),
+        "typed_legend": _TYPED_LEGEND if alternatives else "",
+        "compared": _compared(plans) if alternatives else "",
+        "angle_label": text(f"Chart of the angle per step over the run. {headline(plan)}"),
+        "norm_label": text(_norm_label(plan)),
+        "schedule_label": f"Chart of lr ({_from_to(plan.curve.lr)}) and wd ({_from_to(plan.curve.weight_decay)})",
+        "phases": choices([_phase_table(each, head) for each in plans.values()]),
+        "findings": choices([_cards(each) for each in plans.values()]),
+        "start": _start_sentence(plan),
+    }
+    shown = _default_title(plan) if title is None else title
+    return Page("equilibria.planning", shown, page_data(plans), parts)
 
 
 def headline(plan: Plan) -> str:

@@ -44,7 +44,8 @@ def curves(samples: pa.Table, names: Sequence[str], *, steps_per_epoch: int | No
     """The curves of the named layers, ready for JSON.
 
     Args:
-        samples: a sample table.
+        samples: a sample table. A row may stand for several samples: ``angle`` is then their root mean square, and
+            further columns ``angle_low`` and ``angle_high`` hold the smallest and the largest.
         names: layers, in the order in which the page numbers them; the first `MOST_LAYERS` get curves.
         steps_per_epoch: None to count in steps.
 
@@ -89,7 +90,7 @@ def _numbers(samples: pa.Table, names: Sequence[str]) -> Integers:
 
 
 def _columns(samples: pa.Table) -> dict[str, Floats]:
-    wanted = {"angle", "norm", *_LINES.values()}
+    wanted = {"angle", "norm", *_LINES.values(), *({"angle_low", "angle_high"} & {*samples.column_names})}
     return {name: np.asarray(samples[name].to_numpy(), dtype=np.float64) for name in wanted}  # null becomes NaN
 
 
@@ -113,7 +114,7 @@ def _averages(parts: Stretches, columns: dict[str, Floats]) -> dict[str, Floats]
         ratio = parts.rms(np.where(both, angle, np.nan)) / parts.rms(np.where(both, predicted, np.nan))
         norm_ratio = parts.rms(columns["norm"] / columns["norm_equilibrium"])
     ratio[~np.isfinite(ratio)] = np.nan
-    low, high = parts.envelope(angle)
+    (low, _), (_, high) = (parts.envelope(columns.get(name, angle)) for name in ("angle_low", "angle_high"))
     found = {"angle": parts.rms(angle), "low": low, "high": high, "ratio": ratio, "norm_ratio": norm_ratio}
     return found | {"norm_rms": parts.rms(columns["norm"])}
 

@@ -1,14 +1,15 @@
+// Both functions below draw once and return what draws newer data into the same charts, for a page that is live.
+
 // ---- sharpness against the edge of stability, where a tracker measured it
-(() => {
-  const found = JSON.parse(document.getElementById("report-data").textContent).sharpness;
-  if (!found) return;
+const drawSharpness = (first) => {
+  let found = first;
   const charts = ["sharpness-chart", "ratio-chart", "loss-chart"].map((id) => document.getElementById(id));
   const { color } = charting;
-  const last = found.step.length - 1;
-  const across = [found.step[0], Math.max(found.step[last], found.step[0] + 1)];
+  const ends = () => [found.step[0], Math.max(found.step.at(-1), found.step[0] + 1)];
+  const across = ends(); // changed in place: a zoom ends at what is the whole run by then
 
   const line = (kind, name, style) => ({
-    x: found.step, y: found[kind], mode: last ? "lines" : "markers", connectgaps: false, line: style, marker: { color: style.color },
+    x: found.step, y: found[kind], mode: found.step.length > 1 ? "lines" : "markers", connectgaps: false, line: style, marker: { color: style.color },
     hovertemplate: name + " %{y:.4~g}<extra></extra>", meta: { kind },
   });
 
@@ -43,12 +44,13 @@
   drawAll();
   charting.linkZoom(charts, across);
   charting.keepDrawn(charts, drawAll);
-})();
+  return (next) => { found = next; across.splice(0, 2, ...ends()); drawAll(); };
+};
 
-(() => {
-  const report = JSON.parse(document.getElementById("report-data").textContent);
-  const layers = report.layers;
-  if (!layers.length) return;
+// ---- angles, norms and settings of every layer
+const drawLayers = (first) => {
+  let report = first;
+  let layers = report.layers;
   const byId = (id) => document.getElementById(id);
   const charts = ["angle-chart", "norm-chart", "schedule-chart"].map(byId);
   const { color } = charting;
@@ -70,6 +72,13 @@
   // ---- what is to be drawn
 
   const state = { chosen: new Set(), words: [], all: report.middle === null, relative: false };
+  const tones = new Map(); // a layer keeps its colour when the order changes
+  const tone = (index) => {
+    const { name } = layers[index];
+    if (!tones.has(name)) tones.set(name, tones.size % COLOURS);
+    return tones.get(name);
+  };
+  const knowAll = () => layers.forEach((_, index) => tone(index));
   const matches = (index) => state.words.every((word) => layers[index].name.toLowerCase().includes(word));
   const matching = () => layers.map((_, index) => index).filter(matches);
 
@@ -82,7 +91,7 @@
 
   const bright = (index) => state.chosen.size === 0 || state.chosen.has(index);
   const detailed = (index, coloured) => state.chosen.has(index) || (state.chosen.size === 0 && coloured.length <= FEW);
-  const hue = (index) => color("c" + (index % COLOURS));
+  const hue = (index) => color("c" + tone(index));
   const veil = (value) => value.replace(/^#(..)(..)(..)$/, (_, ...hex) =>
     "rgba(" + hex.slice(0, 3).map((two) => parseInt(two, 16)).join(",") + ",0.16)");
 
@@ -94,7 +103,7 @@
   });
 
   const escapeText = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/%\{/g, "%&#123;");
-  const where = report.unit === "epoch" ? "epoch %{x:.4~g}" : "step %{x:,.0f}";
+  const where = first.unit === "epoch" ? "epoch %{x:.4~g}" : "step %{x:,.0f}";
 
   const measured = (index, kind, x, text) => {
     const y = curve(layers[index][kind]);
@@ -227,7 +236,7 @@
 
   const drawAll = () => {
     const shown = drawn();
-    const stretch = charts[0].layout ? charts[0].layout.xaxis.range : report.range; // a zoom survives
+    const stretch = charts[0].layout ? charts[0].layout.xaxis.range : whole; // a zoom survives
     [angleChart, normChart, scheduleChart].forEach((chart, index) => {
       const [traces, look] = chart(charts[index], shown);
       look.xaxis.range = [...stretch];
@@ -238,7 +247,8 @@
 
   // ---- the table, the chips and the controls
 
-  const rows = [...document.querySelectorAll("tr[data-layer]")];
+  const whole = [...report.range]; // changed in place: a zoom ends at what is the whole run by then
+  const rows = () => document.querySelectorAll("tr[data-layer]");
 
   const chip = (index) => {
     const item = document.createElement("li");
@@ -246,7 +256,7 @@
     const swatch = document.createElement("span");
     swatch.className = "swatch";
     button.type = "button";
-    button.className = "c" + (index % COLOURS);
+    button.className = "c" + tone(index);
     button.dataset.layer = index;
     button.setAttribute("aria-pressed", state.chosen.has(index));
     button.append(swatch, layers[index].name);
@@ -262,11 +272,11 @@
       if (again) again.focus();
     }
     const inColour = new Set(coloured);
-    for (const row of rows) {
+    for (const row of rows()) {
       const index = Number(row.dataset.layer);
       row.hidden = !matches(index);
       row.classList.toggle("chosen", state.chosen.has(index));
-      row.classList.toggle("c" + (index % COLOURS), inColour.has(index));
+      row.classList.toggle("c" + tone(index), inColour.has(index));
       row.querySelector("button").setAttribute("aria-pressed", state.chosen.has(index));
     }
     const detail = !state.relative && coloured.some((index) => detailed(index, coloured));
@@ -290,7 +300,10 @@
   };
 
   const wire = () => {
-    for (const row of rows) row.addEventListener("click", () => toggle(Number(row.dataset.layer)));
+    document.addEventListener("click", (event) => {
+      const row = event.target.closest("tr[data-layer]");
+      if (row) toggle(Number(row.dataset.layer));
+    });
     byId("chips").addEventListener("click", (event) => {
       const button = event.target.closest("button");
       if (button) toggle(Number(button.dataset.layer));
@@ -313,8 +326,38 @@
   byId("charts").hidden = false;
   byId("everything").hidden = report.middle === null;
   document.querySelector(".search").hidden = layers.length === 1;
+  knowAll();
   wire();
   drawAll();
-  charting.linkZoom(charts, report.range);
+  charting.linkZoom(charts, whole);
   charting.keepDrawn(charts, drawAll);
-})();
+
+  return (next) => {
+    const names = new Set([...state.chosen].map((index) => layers[index].name));
+    const zoomed = charts[0].layout.xaxis.range.some((end, at) => end !== whole[at]);
+    state.all = next.middle === null || (report.middle !== null && state.all);
+    report = next;
+    layers = next.layers;
+    decoded.clear();
+    state.chosen = new Set(layers.flatMap((layer, index) => (names.has(layer.name) ? [index] : [])));
+    whole.splice(0, 2, ...next.range);
+    if (!zoomed) charts[0].layout.xaxis.range = [...whole];
+    byId("everything").hidden = next.middle === null;
+    document.querySelector(".search").hidden = layers.length === 1;
+    knowAll();
+    drawAll();
+  };
+};
+
+// Draws what there is; the function it returns takes newer data, in which there may be more.
+const drawReport = (data) => {
+  let sharpness = null, layers = null;
+  const update = (next) => {
+    if (next.sharpness) { if (sharpness) sharpness(next.sharpness); else sharpness = drawSharpness(next.sharpness); }
+    if (next.layers.length) { if (layers) layers(next); else layers = drawLayers(next); }
+  };
+  update(data);
+  return update;
+};
+
+charting.whenInside("report-data", drawReport);

@@ -14,7 +14,7 @@ from equilibria.measure.diagnose import diagnose
 from equilibria.measure.sharpness_findings import sharpness_findings
 from equilibria.measure.summary import LayerSummary, summarise
 from equilibria.pages.cards import card
-from equilibria.pages.document import document, write_document
+from equilibria.pages.document import Page, write_document
 from equilibria.pages.words import full_stop, percent, sentence_case, settings_list, text
 from equilibria.report.curves import MOST_LAYERS, curves
 from equilibria.report.sharpness import sharpness_curves, sharpness_section, sharpness_settings
@@ -85,6 +85,34 @@ def report_html(
         >>> "Nothing was measured yet</h1>" in report_html(SAMPLE_FIELDS.empty_table(), metadata={})
         True
     """
+    return report_page(
+        samples, metadata=metadata, title=title, notes=notes, findings=findings, sharpness=sharpness
+    ).document()
+
+
+def report_page(
+    samples: pa.Table,
+    *,
+    metadata: Mapping[str, Any],
+    title: str | None = None,
+    notes: Sequence[str] = (),
+    findings: Sequence[Finding] | None = None,
+    sharpness: pa.Table | None = None,
+    drawn: pa.Table | None = None,
+    sampled: tuple[int, int] | None = None,
+) -> Page:
+    """The same in parts, also of a long run of which only a part of the samples is at hand.
+
+    Args:
+        samples: as for `report_html`, like the next five.
+        metadata: of the run.
+        title: above the headline.
+        notes: about the record.
+        findings: about the run.
+        sharpness: of a tracker.
+        drawn: the table that the curves are made of, see `curves`; the samples without it.
+        sampled: how many steps and samples there are in all; what ``samples`` holds without it.
+    """
     layers = worst_first(summarise(samples, metadata=metadata))
     queries = None if sharpness is None or not sharpness.num_rows else sharpness
     about_sharpness = () if sharpness is None else sharpness_findings(sharpness, metadata=metadata)
@@ -93,28 +121,26 @@ def report_html(
     if not layers and about_sharpness:
         said, worst_said = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
     names = [layer.name for layer in layers]
-    drawn = curves(samples, names, steps_per_epoch=metadata.get("steps_per_epoch"))
-    return document(
-        "equilibria.report",
-        title="Training report" if title is None else title,
-        data={**drawn, "sharpness": None if queries is None else sharpness_curves(queries)},
-        tolerance=text(percent(TOLERANCE)),
-        headline=text(said),
-        worst=text(worst_said),
-        settings=settings_list(
-            [*_settings(samples, layers, metadata), *sharpness_settings(queries, metadata=metadata)]
-        ),
-        notes="".join(f'<p class="notice">{text(full_stop(note))}</p>' for note in notes),
-        findings=_findings(found, layers),
-        angle_label=text(f"Chart of measured and predicted angle per step of every layer. {said}"),
-        sharpness="" if queries is None else sharpness_section(queries, metadata=metadata),
-        layers="" if queries is not None and not layers else layer_table(layers, most=MOST_LAYERS),
-        without_layers=" hidden" if queries is not None and not layers else "",
-    )
+    shown = curves(samples if drawn is None else drawn, names, steps_per_epoch=metadata.get("steps_per_epoch"))
+    settings = [*_settings(samples, layers, metadata, sampled), *sharpness_settings(queries, metadata=metadata)]
+    parts = {
+        "tolerance": text(percent(TOLERANCE)),
+        "headline": text(said),
+        "worst": text(worst_said),
+        "settings": settings_list(settings),
+        "notes": "".join(f'<p class="notice">{text(full_stop(note))}</p>' for note in notes),
+        "findings": _findings(found, layers),
+        "angle_label": text(f"Chart of measured and predicted angle per step of every layer. {said}"),
+        "sharpness": "" if queries is None else sharpness_section(queries, metadata=metadata),
+        "layers": "" if queries is not None and not layers else layer_table(layers, most=MOST_LAYERS),
+        "without_layers": " hidden" if queries is not None and not layers else "",
+    }
+    data = {**shown, "sharpness": None if queries is None else sharpness_curves(queries)}
+    return Page("equilibria.report", "Training report" if title is None else title, data, parts)
 
 
 def _settings(
-    samples: pa.Table, layers: Sequence[LayerSummary], metadata: Mapping[str, Any]
+    samples: pa.Table, layers: Sequence[LayerSummary], metadata: Mapping[str, Any], sampled: tuple[int, int] | None
 ) -> list[tuple[str, str, str]]:
     optimizers = _optimizers(layers, metadata)
     pairs = [("optimizer" if len(optimizers) == 1 else "optimizers", "; ".join(optimizers), "")] if optimizers else []
@@ -122,10 +148,10 @@ def _settings(
         return pairs
     ends = pc.min_max(samples["step"])
     first, last = ends["min"].as_py(), max(ends["max"].as_py(), metadata.get("steps", 0) - 1)
-    sampled = pc.count_distinct(samples["step"]).as_py()
+    steps, rows = sampled or (pc.count_distinct(samples["step"]).as_py(), samples.num_rows)
     pairs.append(("length", *_length(first, last, metadata.get("steps_per_epoch"))))
     pairs.append(("layers", f"{len(layers):,}", ""))
-    pairs.append(("sampled", f"{sampled:,} steps", f"{samples.num_rows:,} samples"))
+    pairs.append(("sampled", f"{steps:,} steps", f"{rows:,} samples"))
     return pairs
 
 

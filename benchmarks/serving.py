@@ -1,0 +1,302 @@
+"""What twenty viewers of a million-sample run cost: the first paint, the server's memory, and the training itself.
+
+A run of 50 layers x 20,000 samples lies on disk, and a training in another process appends to it while the viewers
+look: each loads the page, fetches every new view and keeps its stream of events open. CPU time per training step is
+measured with viewers and without, in turns. Chromium, if there is one, opens the page with an empty cache while the
+twenty are there. Run it with `make bench`.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import http.client
+import json
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from equilibria.measure.samples import NUMBERS
+from equilibria.record import RunWriter
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pages"))
+
+LAYERS, SAMPLES, VIEWERS, ROUNDS, STEPS = 50, 20_000, 20, 3, 500
+NAMES = [f"layer{place // 10}.{place % 10}.conv.weight" for place in range(LAYERS)]
+LIMITS = {"paint": 2.0, "data": 2.0, "memory": 500.0, "training": 1.05}
+
+TRAINING = """
+import sys, time
+import numpy as np, torch
+sys.path.insert(0, {here!r})
+from serving import LAYERS, SAMPLES, columns
+from equilibria.record import RunWriter
+torch.set_num_threads(1)
+layers = [(torch.nn.Linear(256, 256, bias=False), torch.nn.BatchNorm1d(256)) for _ in range(4)]
+model = torch.nn.Sequential(*[part for layer in layers for part in layer])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+inputs, step = torch.randn(64, 256), SAMPLES
+with RunWriter(sys.argv[1], metadata={{}}, resume=True, flush_seconds=1.0) as writer:
+    for line in sys.stdin:
+        begin = time.process_time()
+        for _ in range(int(line)):
+            optimizer.zero_grad()
+            (model(inputs) ** 2).mean().backward()
+            optimizer.step()
+            writer.append(columns(np.array([step])))
+            step += 1
+            time.sleep(0.01)
+        print((time.process_time() - begin) / int(line), flush=True)
+"""
+
+
+def columns(steps: np.ndarray) -> dict[str, object]:
+    """Samples of every layer at these steps: an equilibrium with scatter."""
+    random = np.random.default_rng(int(steps[0]))
+    rows = len(steps) * LAYERS
+    scattered = np.exp(random.normal(0, 0.12, rows))
+    levels = {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "angle_equilibrium": 0.01, "angle_predicted": 0.01}
+    levels |= {"norm": 3.0, "norm_equilibrium": 3.0, "norm_predicted": 3.0, "cosine": 1e-4, "steps_to_settle": 0.0}
+    numbers = {name: np.full(rows, levels.get(name, 1.0)) for name in NUMBERS}
+    return {
+        "step": np.repeat(steps, LAYERS),
+        "param": NAMES * len(steps),
+        **numbers,
+        "angle": 0.01 * scattered,
+        "state": ["settled"] * rows,
+    }
+
+
+def metadata() -> dict[str, object]:
+    rule = {"kind": "SGD", "momentum": 0.9, "nesterov": False, "dampening": 0.0}
+    params = [
+        {"name": name, "entries": 9216, "optimizer": 0, "group": 0, "rule": rule, "law": "SGD", "no_law": None}
+        for name in NAMES
+    ]
+    return {"steps_per_epoch": 100, "optimizers": [{"class": "SGD", "settings": "SGD"}], "params": params}
+
+
+def write_run(directory: Path) -> None:
+    with RunWriter(directory, metadata=metadata()) as writer:
+        for begin in range(0, SAMPLES, 100):
+            writer.append(columns(np.arange(begin, begin + 100)))
+
+
+# ---- the server, its viewers, the training
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[tuple[int, int]]:
+    """Process id and port."""
+    command = [sys.executable, "-m", "equilibria", "serve", str(folder), "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        found = re.search(r":(\d+)/", process.stdout.readline())
+        assert found is not None
+        yield process.pid, int(found[1])
+        process.send_signal(signal.SIGINT)
+
+
+class Viewer(threading.Thread):
+    """One page that is open: fetches what is new for as long as it is wanted.
+
+    Attributes:
+        first: seconds from the request of the page until its first view was there.
+        views: how many it fetched.
+    """
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._port, self._ended = port, False
+        self.first, self.views = float("nan"), 0
+
+    def run(self) -> None:
+        began = time.perf_counter()
+        self._get("/run/1")
+        self._get("/run/1/view")
+        self.first, self.views = time.perf_counter() - began, 1
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection.request("GET", "/run/1/events")
+        stream, view = connection.getresponse(), None
+        while not self._ended:
+            line = stream.readline()
+            if line.startswith(b"data: "):
+                now = json.loads(line[6:])["view"]
+                if now != view:
+                    view = now
+                    self._get("/run/1/view")
+                    self.views += 1
+        connection.close()
+
+    def end(self) -> None:
+        self._ended = True
+
+    def _get(self, path: str) -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection.request("GET", path)
+        content = connection.getresponse().read()
+        connection.close()
+        return content
+
+
+@contextmanager
+def viewers(port: int) -> Iterator[list[Viewer]]:
+    found = [Viewer(port) for _ in range(VIEWERS)]
+    for each in found:
+        each.start()
+    yield found
+    for each in found:
+        each.end()
+    for each in found:
+        each.join(60)
+
+
+def memory(pid: int, what: str) -> float:
+    """Megabytes: VmRSS now, VmHWM the most so far."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(rf"{what}:\s+(\d+) kB", text)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def paint(port: int, profile: Path) -> tuple[float, float] | None:
+    """Seconds until Chromium paints something, and until the charts are drawn; None without it."""
+    from browser import Browser, find
+
+    program = find()
+    if program is None:
+        return None
+    browser = Browser(program, profile)
+    try:
+        browser.open(f"http://127.0.0.1:{port}/run/1")
+        drawn = browser.run(
+            """new Promise((done) => { const look = () => document.querySelector('#angle-chart .trace path')
+            ? done(performance.now()) : requestAnimationFrame(look); look(); })"""
+        )
+        painted = browser.run("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        return painted / 1000, drawn / 1000
+    finally:
+        browser.close()
+
+
+# ---- measuring
+
+
+def measure(folder: Path) -> dict[str, object]:
+    write_run(folder / "run")
+    found: dict[str, object] = {}
+    code = TRAINING.format(here=str(Path(__file__).parent))
+    (folder / "empty").mkdir()
+    with server(folder / "empty") as (pid, _):
+        time.sleep(1)
+        found["memory without runs"] = memory(pid, "VmRSS")
+    with server(folder) as (pid, port):
+        time.sleep(1)  # it reads the runs as soon as it is up, like a person who opens a browser then
+        with viewers(port) as looking:
+            while any(np.isnan(viewer.first) for viewer in looking):
+                time.sleep(0.05)
+            found["first data"] = max(viewer.first for viewer in looking)
+            found["paint"] = paint(port, folder / "profile")
+        found["memory at rest"] = memory(pid, "VmRSS")
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(folder / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as training:
+            found |= _alternate(training, pid, port)
+            assert training.stdin is not None
+            training.stdin.close()
+        found["memory at most"] = memory(pid, "VmHWM")
+    return found
+
+
+def _alternate(training: subprocess.Popen[str], pid: int, port: int) -> dict[str, object]:
+    alone, watched, shares, views = [], [], [], []
+    _segment(training, 50)
+    for _ in range(ROUNDS):
+        alone.append(_segment(training, STEPS))
+        with viewers(port) as looking:
+            began, spent = time.perf_counter(), cpu_seconds(pid)
+            watched.append(_segment(training, STEPS))
+            shares.append((cpu_seconds(pid) - spent) / (time.perf_counter() - began))
+            views.append(min(viewer.views for viewer in looking))
+    return {"alone": alone, "watched": watched, "share": statistics.median(shares), "views": min(views)}
+
+
+def _segment(training: subprocess.Popen[str], steps: int) -> float:
+    """CPU seconds per step."""
+    assert training.stdin is not None
+    assert training.stdout is not None
+    training.stdin.write(f"{steps}\n")
+    training.stdin.flush()
+    return float(training.stdout.readline())
+
+
+def table(found: dict[str, object]) -> tuple[list[str], int]:
+    """Markdown lines, and how many limits are missed."""
+    alone, watched = found["alone"], found["watched"]
+    assert isinstance(alone, list)
+    assert isinstance(watched, list)
+    ratios = [with_viewers / without for with_viewers, without in zip(watched, alone, strict=True)]
+    ratio = statistics.median(ratios)
+    lines = [
+        "# What twenty viewers cost",
+        "",
+        f"A run of {LAYERS} layers x {SAMPLES:,} samples = {LAYERS * SAMPLES:,}, growing; {VIEWERS} viewers, each with "
+        "its stream open and fetching every new view. Everything on one machine, "
+        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.0f} at the end: a busy machine stretches seconds.",
+        "",
+        "| what | measured | limit | |",
+        "|---|---|---|---|",
+    ]
+    rows = [("first view fetched, slowest viewer", f"{found['first data']:.2f} s", "data", found["first data"])]
+    if isinstance(found["paint"], tuple):
+        painted, drawn = found["paint"]
+        rows.append(("first paint in Chromium, empty cache", f"{painted:.2f} s", "paint", painted))
+        rows.append(("its charts drawn", f"{drawn:.2f} s", "", 0.0))
+    rows += [
+        ("server memory without a run", f"{found['memory without runs']:.0f} MB", "", 0.0),
+        ("server memory at rest, run loaded", f"{found['memory at rest']:.0f} MB", "", 0.0),
+        ("server memory, the most", f"{found['memory at most']:.0f} MB", "memory", found["memory at most"]),
+        ("server CPU while the run grows, of one core", f"{100 * float(str(found['share'])):.0f} %", "", 0.0),
+        ("new views that every viewer fetched", f"{found['views']}", "", 0.0),
+        ("training, CPU per step, no viewer", f"{1e3 * statistics.median(alone):.2f} ms", "", 0.0),
+        ("training, CPU per step, 20 viewers", f"{1e3 * statistics.median(watched):.2f} ms", "", 0.0),
+        (f"their ratio, {min(ratios):.3f} to {max(ratios):.3f}", f"{ratio:.3f}", "training", ratio),
+    ]
+    missed = 0
+    units = {"data": " s", "paint": " s", "memory": " MB", "training": ""}
+    for what, shown, limit, value in rows:
+        met = not limit or float(str(value)) <= LIMITS[limit]
+        missed += not met
+        said = f"{LIMITS[limit]:g}{units[limit]} | {'met' if met else '**MISSED**'}" if limit else "|"
+        lines.append(f"| {what} | {shown} | {said} |")
+    return lines, missed
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        lines, missed = table(measure(Path(folder)))
+    print("\n".join(lines))
+    Path(__file__).with_name("serving.md").write_text("\n".join(lines) + "\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""`equilibria serve`: runs in a browser, live, with the planner and the forecasts beside them."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equilibria.cli._options import WHOLE
+from equilibria.errors import EquilibriaError, within
+
+if TYPE_CHECKING:
+    from equilibria.forecasting.observed import Observed
+    from equilibria.serving.app import App
+    from equilibria.serving.asked import AskedForecast, AskedPlan
+
+_ANYWHERE = ("0.0.0.0", "::")
+_NOT_SHOWN = ("as_json", "html", "lr_file", "help")  # a server reads and writes no file that a request names
+_ALTERNATIVES: dict[str, dict[str, Any]] = {
+    "rescaled": {"rescale": True},
+    "wd x2": {"wd": "x2"},
+    "wd x0.5": {"wd": "x0.5"},
+}
+_BASE = "as planned"
+
+
+@click.command("serve")
+@click.argument("runs", nargs=-1, required=True, type=Path)
+@click.option("--port", type=WHOLE, default=8000, show_default=True, help="0 for any that is free.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="An address of this machine; 0.0.0.0 for all.")
+@click.option("--results", type=Path, default=Path("results"), show_default=True, help="Of `equilibria reproduce`.")
+@click.option("--open/--no-browser", "browser", default=False, help="Open a browser, or not (the default).")
+def command(*, runs: tuple[Path, ...], port: int, host: str, results: Path, browser: bool) -> None:
+    """Show RUNS in a browser, live while they train: run folders, or folders of runs.
+
+    Read-only, and only for this machine unless --host says otherwise; works without a network.
+    """
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EquilibriaError(f'equilibria serve needs {" and ".join(missing)}: pip install "equilibria[serve]"')
+    from equilibria.serving.server import bind, run
+
+    within("--port", port, low=0, high=65535)
+    app = build_app(runs, host=host, results=results)
+    listening = bind(host, port)
+    if host in _ANYWHERE:
+        click.echo("Everybody who can reach this machine can look at these runs: there is no password.")
+    run(app, listening, tell=lambda address: click.echo(f"Serving {address} (Ctrl-C ends it)"), browser=browser)
+
+
+def build_app(runs: tuple[Path, ...], *, host: str = "127.0.0.1", results: Path = Path("results")) -> App:
+    """What answers the requests."""
+    from equilibria.serving.app import App
+    from equilibria.serving.asked import Readers
+    from equilibria.serving.catalogue import Catalogue
+    from equilibria.serving.guard import LOOPBACK
+
+    hosts = {*LOOPBACK, host, *((socket.gethostname(),) if host in _ANYWHERE else ())}
+    readers = Readers(plan=read_plan, forecast=read_forecast)
+    return App(Catalogue(runs), readers=readers, results=results, hosts=hosts, any_address=host in _ANYWHERE)
+
+
+def read_plan(query: Mapping[str, str]) -> AskedPlan:
+    """The options of `equilibria plan` in a query, checked as there."""
+    from equilibria.cli._options import build_rule, check_scale
+    from equilibria.cli._schedule import build_run
+    from equilibria.cli.plan import command as plan
+    from equilibria.cli.plan import plan_settings
+    from equilibria.serving.asked import AskedPlan
+
+    words = _flags(plan, query)
+    options = _parsed(plan, words)
+    check_scale(options)
+    run = build_run(options)
+    rule = build_rule({**options, "lr": run.lr})
+    return AskedPlan(rule, run.schedule, plan_settings(options, run), f"equilibria plan {shlex.join(words)}")
+
+
+def read_forecast(query: Mapping[str, str], observed: Observed) -> AskedForecast:
+    """The options of `equilibria forecast` in a query, and some alternatives to what they describe."""
+    from equilibria.cli._scenarios import scenario_options, scenarios
+    from equilibria.cli._schedule import build_run
+    from equilibria.serving.asked import AskedForecast
+
+    parser = click.command("forecast")(scenario_options(lambda **_: None))
+    options = _parsed(parser, _flags(parser, query))
+    if options["steps_per_epoch"] is None:
+        options["steps_per_epoch"] = observed.steps_per_epoch
+    main = observed.cohorts[0]
+    steps = build_run({**options, "lr": float(main.lr.max()) if options["lr"] is None else options["lr"]}).steps
+    if steps <= observed.last_step + 1:
+        raise EquilibriaError(
+            f"got a run of {steps:,} steps, of which {observed.last_step + 1:,} are recorded; expected the length of "
+            "the whole run, with steps left to forecast"
+        )
+    others = [f"{name}={_typed(changes)}" for name, changes in _ALTERNATIVES.items() if not _same(options, changes)]
+    return AskedForecast(scenarios(options, others, observed, base=_BASE), steps)
+
+
+def _typed(changes: Mapping[str, Any]) -> str:
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in changes.items())
+
+
+def _same(options: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
+    """Whether the plan says already what an alternative would change."""
+    return any(options[name] not in (None, False) for name in changes)
+
+
+def _flags(command: click.Command, query: Mapping[str, str]) -> list[str]:
+    """A query as it would be typed; switches are on if they say 1."""
+    known = {option.name: option for option in command.params if isinstance(option, click.Option)}
+    allowed = [name for name in known if name and name not in _NOT_SHOWN]
+    strangers = sorted(set(query) - set(allowed))
+    if strangers:
+        raise EquilibriaError(f"got {strangers[0]}; expected only: {', '.join(sorted(allowed))}")
+    words = []
+    for name in allowed:
+        if name in query and known[name].is_flag:
+            words += known[name].opts[:1] if query[name] == "1" else []
+        elif name in query:
+            words += [known[name].opts[0], query[name]]
+    return words
+
+
+def _parsed(command: click.Command, words: list[str]) -> dict[str, Any]:
+    try:
+        return dict(command.make_context(command.name, list(words)).params)
+    except click.UsageError as error:
+        raise EquilibriaError(error.format_message()) from None

@@ -1,0 +1,326 @@
+"""One run, followed while it grows: read once, kept bounded, shown to everyone from one computation."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from equilibria.errors import EquilibriaError
+from equilibria.findings import Finding, counted
+from equilibria.measure.diagnose import diagnose
+from equilibria.measure.sharpness_findings import sharpness_findings
+from equilibria.pages.words import sentence_case
+from equilibria.record.lock import LOCK_FILE, Holder
+from equilibria.record.manifest import RUN_FILE, Manifest, read_manifest
+from equilibria.record.schema import SHARPNESS, TABLES
+from equilibria.report.page import report_page
+from equilibria.serving.tail import RunTail
+from equilibria.serving.thinned import Thinned
+
+TRAINING, FINISHED, INTERRUPTED, DAMAGED = "training now", "finished", "interrupted", "damaged"
+_ROWS_AT_ONCE = 50_000
+_MOST_QUERIES = 50_000  # of a sharpness tracker; each of them cost several passes over the network
+_SILENCE = 120  # seconds after which a writer on another machine, which cannot be asked, is taken for gone
+_SHARE, _LEAST_SECONDS = 0.1, 1.0  # of one core that new views of a run may take; from one view to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the list says about a run.
+
+    Attributes:
+        state: training now, finished, interrupted (no end was recorded, and its process is gone) or damaged.
+        steps: last sampled step + 1, None before the first sample.
+        samples: recorded rows.
+        updated: seconds since 1970 of the last write, None without any.
+        message: why it is damaged, "" if it is not.
+    """
+
+    state: str
+    steps: int | None = None
+    samples: int = 0
+    updated: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A run's page at one moment.
+
+    Attributes:
+        number: grows with every view of the run.
+        payload: JSON, ready to be sent: the inside of the page and what its charts draw.
+        headline: one sentence.
+        worst: the most serious finding, None without any.
+    """
+
+    number: int
+    payload: bytes
+    headline: str
+    worst: Finding | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """A run at one moment, as `equilibria.forecasting` takes it.
+
+    Attributes:
+        name: of the run.
+        metadata: of the run.
+        table: the samples that are kept.
+    """
+
+    name: str
+    metadata: Mapping[str, Any]
+    table: pa.Table
+
+    def samples(self) -> pa.Table:
+        """The sample table."""
+        return self.table
+
+
+class Followed:
+    """A run directory; all methods are called from one thread."""
+
+    def __init__(self, directory: Path, *, name: str) -> None:
+        self.name = name
+        self._directory = directory
+        self.status = Status(INTERRUPTED)
+        self.view: View | None = None
+        self.headline: str | None = None  # of the last view, also when that is forgotten
+        self.worst: Finding | None = None
+        self.version = 0  # of what was read
+        self._viewed = -1  # the version that the view shows
+        self._next_view = 0.0
+        self._views = 0
+        self._manifest: Manifest | None = None
+        self._manifest_seen: tuple[int, int] | None = None
+        self.forget()
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Of all sessions; of two that give the same key, the later."""
+        sessions = self._manifest.sessions if self._manifest else ()
+        return {key: value for session in sessions for key, value in session.metadata.items()}
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether its samples are in memory."""
+        return self._loaded
+
+    def drawn(self) -> pa.Table:
+        """The samples that are kept, for charts."""
+        return self._thinned.drawn()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of its layers."""
+        return self._thinned.names
+
+    def seen(self) -> Seen:
+        """Samples and metadata of this moment, for another thread."""
+        if self.status.state == DAMAGED:
+            raise EquilibriaError(self.status.message)
+        return Seen(self.name, self.metadata, self._thinned.table())
+
+    def forget(self) -> None:
+        """Give the memory back; what the list shows stays."""
+        self._loaded = False
+        self._tail = RunTail(self._directory)
+        self._thinned = Thinned()
+        self._queries: list[pa.RecordBatch] = []
+        self._failure = ""
+        self._reading = 0.0
+        self.view = None
+        self._viewed = -1
+
+    def look(self) -> bool:
+        """Whether something may have changed, without reading samples: the files' sizes and the writer."""
+        before = self.status
+        try:
+            self._read_manifest()
+            status = self._standing()
+            if self._failure:
+                status = Status(DAMAGED, status.steps, status.samples, status.updated, self._failure)
+        except (EquilibriaError, OSError) as error:
+            status = Status(DAMAGED, before.steps, before.samples, before.updated, self._sentence(error))
+        self.status = status
+        if (status.state, status.updated, status.message) == (before.state, before.updated, before.message):
+            return False
+        self.version += 1
+        return True
+
+    def read(self) -> None:
+        """Read what was appended."""
+        rows = self._thinned.totals.rows
+        began = time.monotonic()
+        if not self._failure:
+            try:
+                self._take()
+            except Exception as error:  # whatever a damaged file leads to: the other runs must not suffer
+                self._failure = self._sentence(error)
+                self.version += 1
+        totals = self._thinned.totals
+        steps = None if totals.last_step is None else totals.last_step + 1
+        state, message = (DAMAGED, self._failure) if self._failure else (self.status.state, self.status.message)
+        self.status = Status(state, steps, totals.rows, self.status.updated, message)
+        self.version += totals.rows != rows
+        self._loaded = True
+        self._reading += time.monotonic() - began
+
+    def is_due(self) -> bool:
+        """Whether there is something new, and time for another view: making them takes a tenth of a core at most."""
+        return self.version != self._viewed and time.monotonic() >= self._next_view
+
+    def show(self) -> View:
+        """The page as it is now; made again only where something changed."""
+        if self.view is None or self.version != self._viewed:
+            began = time.monotonic()
+            version = self.version
+            self._views += 1
+            try:
+                self.view = self._make(self._views)
+            except Exception as error:  # a defect must not cost the other runs their pages
+                said = f"Cannot be shown: {self._sentence(error)}"
+                self.view = _view(self._views, {"damaged": said}, said, None)
+            self.headline, self.worst = self.view.headline, self.view.worst
+            self._viewed = version
+            spent, self._reading = time.monotonic() - began + self._reading, 0.0
+            self._next_view = time.monotonic() + max(_LEAST_SECONDS, spent / _SHARE)
+        return self.view
+
+    # ---- reading
+
+    def _read_manifest(self) -> None:
+        stat = (self._directory / RUN_FILE).stat()
+        if (stat.st_mtime_ns, stat.st_size) == self._manifest_seen:
+            return
+        before, self._manifest = self._manifest, read_manifest(self._directory)
+        self._manifest_seen = stat.st_mtime_ns, stat.st_size
+        if before and self._manifest and before.id != self._manifest.id:  # another run in the same place
+            self.forget()
+
+    def _standing(self) -> Status:
+        updated = self._tail.updated()
+        session = self._manifest.sessions[-1] if self._manifest and self._manifest.sessions else None
+        if session is None or session.ended is not None:
+            state = FINISHED
+        else:
+            state = TRAINING if self._writer_lives(updated) else INTERRUPTED
+        return Status(state, self.status.steps, self.status.samples, updated)
+
+    def _writer_lives(self, updated: float | None) -> bool:
+        """By the process that the lock file names: taking the lock to see would keep a writer out."""
+        try:
+            pid, host = (self._directory / LOCK_FILE).read_text(encoding="utf-8").split()
+        except (OSError, ValueError):
+            return False
+        holder = Holder(int(pid), host)
+        return holder.is_alive_here() or (
+            not _is_here(host) and updated is not None and time.time() - updated < _SILENCE
+        )
+
+    def _sentence(self, error: Exception) -> str:
+        """What is wrong, without the path: who looks need not know where it is."""
+        if isinstance(error, OSError) and error.strerror:
+            return f"Cannot be read: {error.strerror}"
+        return sentence_case(str(error).replace(f"{self._directory}{os.sep}", ""))
+
+    def _take(self) -> None:
+        batches: dict[int, list[pa.RecordBatch]] = {}
+        rows = 0
+        for found in self._tail.read():
+            if found.table == SHARPNESS:
+                self._take_query(found.batch)
+                continue
+            if rows >= _ROWS_AT_ONCE or (batches and found.session not in batches):
+                self._flush(batches)
+                rows = 0
+            batches.setdefault(found.session, []).append(found.batch)
+            rows += found.batch.num_rows
+        self._flush(batches)
+
+    def _take_query(self, batch: pa.RecordBatch) -> None:
+        self._queries.append(batch)
+        if sum(each.num_rows for each in self._queries) > 2 * _MOST_QUERIES:
+            self._queries = self._sharpness().combine_chunks().to_batches()
+
+    def _flush(self, batches: dict[int, list[pa.RecordBatch]]) -> None:
+        for session, together in batches.items():
+            self._thinned.add(together, session=session)
+        batches.clear()
+
+    def _sharpness(self) -> pa.Table:
+        table = pa.Table.from_batches(self._queries) if self._queries else TABLES[SHARPNESS].empty_table()
+        table = pa.concat_tables(
+            [TABLES[SHARPNESS].empty_table(), table.unify_dictionaries()], promote_options="default"
+        )
+        steps = table["step"].to_numpy()
+        one_line = steps <= np.minimum.accumulate(steps[::-1])[::-1] if len(steps) else np.zeros(0, dtype=bool)
+        return table.filter(pa.array(one_line))[-_MOST_QUERIES:]
+
+    # ---- the page
+
+    def _make(self, number: int) -> View:
+        if self.status.state == DAMAGED:
+            return _view(number, {"damaged": self.status.message}, self.status.message, None)
+        samples, sharpness, totals = self._thinned.table(), self._sharpness(), self._thinned.totals
+        metadata = {**self.metadata, "steps": (totals.last_step or 0) + 1}
+        findings = diagnose(samples, metadata=metadata)
+        about_sharpness = sharpness_findings(sharpness, metadata=metadata) if sharpness.num_rows else ()
+        page = report_page(
+            samples,
+            metadata=metadata,
+            title=self.name,
+            notes=self._notes(),
+            findings=(*findings, *about_sharpness),
+            sharpness=sharpness if sharpness.num_rows else None,
+            drawn=self._thinned.drawn(),
+            sampled=(totals.steps, totals.rows),
+        )
+        content = {"inside": page.inside(), "data": page.data}
+        return _view(number, content, unescape(page.parts["headline"]), next(iter(findings), None))
+
+    def _notes(self) -> list[str]:
+        """About the record, and about what is left out of memory."""
+        thinned, totals = self._thinned, self._thinned.totals
+        notes = list(self._tail.notes) if self.status.state != TRAINING else []
+        notes += [
+            f"the run went back to step {step:,}; what was recorded after it is left out"
+            for step in thinned.went_back[-3:]
+        ]
+        if thinned.stride > 1:
+            notes.append(
+                f"a long run: findings and table rest on every {_ordinal(thinned.stride)} sample of a layer, charts on "
+                f"all {totals.rows:,} (equilibria report reads all of them for both)"
+            )
+            for word, (count, last) in totals.notes.items():
+                notes.append(
+                    f"{counted(count, 'sample')} in all {'is' if count == 1 else 'are'} marked “{word}”, the last "
+                    f"at step {last:,}"
+                )
+        return notes
+
+
+def _view(number: int, content: Mapping[str, object], headline: str, worst: Finding | None) -> View:
+    payload = json.dumps({"view": number, **content}, allow_nan=False, separators=(",", ":")).encode()
+    return View(number, payload, headline, worst)
+
+
+def _is_here(host: str) -> bool:
+    return host == socket.gethostname()
+
+
+def _ordinal(number: int) -> str:
+    """Of powers of two."""
+    return f"{number}nd" if number % 10 == 2 and number % 100 != 12 else f"{number}th"

@@ -1,0 +1,167 @@
+"use strict";
+// What the pages of the server have in common: fetch, listen, and change only what is new.
+const live = (() => {
+  const byId = (id) => document.getElementById(id);
+
+  // The words of a state reach screen readers, so they are set only when they change.
+  const say = (words, kind = "") => {
+    const state = byId("state");
+    if (state.textContent === words) return;
+    state.className = kind ? "state-" + kind : "";
+    const dot = document.createElement("span");
+    dot.className = "live-dot";
+    state.replaceChildren(...(kind === "training" ? [dot] : []), words);
+  };
+
+  const get = async (address) => {
+    const answer = await fetch(address, { headers: { accept: "application/json" } });
+    const found = await answer.json();
+    if (!answer.ok) throw new Error(found.error || "the server answered " + answer.status);
+    return found;
+  };
+
+  // One request at a time; of those that were asked for meanwhile, the last one.
+  const oneAtATime = (work) => {
+    let busy = false, again = false;
+    const run = async () => {
+      if (busy) { again = true; return; }
+      busy = true;
+      try { await work(); } finally {
+        busy = false;
+        if (again) { again = false; run(); }
+      }
+    };
+    return run;
+  };
+
+  const later = (work, milliseconds) => {
+    let waiting = null;
+    return () => { clearTimeout(waiting); waiting = setTimeout(work, milliseconds); };
+  };
+
+  // A stream of events; the browser connects again by itself.
+  const listen = (address, kind, act) => {
+    const source = new EventSource(address);
+    source.addEventListener(kind, (event) => act(JSON.parse(event.data)));
+    source.addEventListener("error", () => say("No answer from the server; trying again", "interrupted"));
+    window.addEventListener("pagehide", () => source.close());
+  };
+
+  // The library of the charts is large and comes last: words are there before it.
+  const charts = () => (window.Plotly ? Promise.resolve() : new Promise((done) => {
+    document.addEventListener("DOMContentLoaded", () => done());
+  }));
+
+  const problem = (words) => {
+    const place = byId("problem");
+    if (!place) return;
+    place.hidden = !words;
+    if (place.textContent !== words) place.textContent = words;
+  };
+
+  const key = (node) => node.id || node.getAttribute("aria-labelledby") || node.tagName + "." + node.className;
+
+  // Make the children of an element those of another, and keep the nodes that are the same: charts, what has the focus.
+  const morph = (now, next) => {
+    const old = new Map();
+    for (const node of now.children) old.set(key(node), [...(old.get(key(node)) || []), node]);
+    const wanted = [...next.children].map((node) => merged((old.get(key(node)) || []).shift(), node));
+    for (const node of [...now.children]) if (!wanted.includes(node)) node.remove();
+    wanted.forEach((node, place) => {
+      if (now.children[place] !== node) now.insertBefore(node, now.children[place] || null);
+    });
+  };
+
+  const KEPT = ".chart, [data-kept]";
+  const merged = (old, node) => {
+    if (!old) return node;
+    if (node.matches("[data-kept]")) return old;
+    if (node.matches(".chart")) { old.setAttribute("aria-label", node.getAttribute("aria-label")); return old; }
+    if (node.querySelector(KEPT)) { morph(old, node); return old; }
+    if (old.isEqualNode(node)) return old;
+    for (const [place, details] of node.querySelectorAll("details").entries()) {
+      details.open = Boolean((old.querySelectorAll("details")[place] || {}).open);
+    }
+    return node;
+  };
+
+  // Put the inside of a page in place; what is chosen, scrolled to and focused stays.
+  const show = (inside) => {
+    const page = byId("page"), parsed = document.createElement("template");
+    parsed.innerHTML = inside;
+    const chosen = document.querySelector("#page input[name=choice]:checked");
+    const layer = document.querySelector("#page #layer");
+    const picked = layer && layer.selectedOptions[0] ? layer.selectedOptions[0].textContent : null;
+    const scrolled = [...page.querySelectorAll(".scroll")].map((part) => part.scrollLeft);
+    const focus = document.activeElement && page.contains(document.activeElement) ? place(document.activeElement) : null;
+    morph(page, parsed.content);
+    if (chosen) { const again = byId(chosen.id); if (again) again.checked = true; }
+    if (picked !== null) for (const option of byId("layer").options) if (option.textContent === picked) option.selected = true;
+    [...page.querySelectorAll(".scroll")].forEach((part, index) => { part.scrollLeft = scrolled[index] || 0; });
+    if (focus && !page.contains(document.activeElement)) { const again = focus(); if (again) again.focus({ preventScroll: true }); }
+  };
+
+  // How to find again what has the focus, when the nodes around it are new.
+  const place = (node) => {
+    if (node.id) return () => byId(node.id);
+    const alike = node.tagName.toLowerCase(), words = node.textContent;
+    return () => [...document.querySelectorAll("#page " + alike)].find((other) => other.textContent === words);
+  };
+
+  const count = (number) => number.toLocaleString("en");
+  const ago = (seconds) => {
+    const passed = Math.max(0, Date.now() / 1000 - seconds);
+    const units = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
+    const [size, name] = units.find(([least]) => passed >= least) || units[3];
+    const amount = Math.floor(passed / size);
+    return amount < 1 ? "just now" : amount + " " + name + (amount === 1 ? "" : "s") + " ago";
+  };
+  const kind = (state) => state.split(" ")[0];
+
+  // ---- forms: sliders beside their fields, fields that another choice needs, and all of it in the address
+
+  const slides = (form) => form.querySelectorAll("[data-slides]").forEach((slider) => {
+    const field = byId(slider.dataset.slides), log = "log" in slider.dataset;
+    const follow = () => {
+      const value = Number(field.value);
+      if (field.value.trim() !== "" && Number.isFinite(value) && (!log || value > 0)) slider.value = log ? Math.log10(value) : value;
+      else if (field.value.trim() === "") slider.value = slider.min;
+      slider.setAttribute("aria-valuetext", field.value || field.placeholder);
+    };
+    slider.addEventListener("input", () => {
+      const value = Number(slider.value);
+      field.value = log ? String(Number((10 ** value).toPrecision(2))) : String(value);
+      if (field.placeholder && value === Number(slider.min)) field.value = "";
+      slider.setAttribute("aria-valuetext", field.value || field.placeholder);
+    });
+    field.addEventListener("input", follow);
+    form.addEventListener("refilled", follow);
+    follow();
+  });
+
+  const needed = (form) => form.querySelectorAll("[data-optimizer], [data-schedule]").forEach((field) => {
+    const fits = (name) => !(name in field.dataset) || field.dataset[name].split(" ").includes(byId(name).value);
+    field.hidden = !(fits("optimizer") && fits("schedule"));
+  });
+
+  const query = (form) => {
+    const found = new URLSearchParams();
+    for (const field of form.querySelectorAll("[name]")) {
+      if (field.closest("[hidden]") || (field.type === "checkbox" && !field.checked)) continue;
+      if (field.value.trim() !== "") found.set(field.name, field.value.trim());
+    }
+    return found;
+  };
+
+  const refill = (form) => {
+    for (const [name, value] of new URLSearchParams(location.search)) {
+      const field = form.elements[name];
+      if (!field) continue;
+      if (field.type === "checkbox") field.checked = value === "1"; else field.value = value;
+    }
+    form.dispatchEvent(new Event("refilled"));
+    needed(form);
+  };
+
+  return { charts, byId, say, get, oneAtATime, later, listen, problem, show, count, ago, kind, slides, needed, query, refill };
+})();
