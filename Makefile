@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint demo reproduce reproduce-networks bench lock clean
+.PHONY: help setup test test-all lint demo reproduce reproduce-networks bench bench-peers lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -47,12 +47,15 @@ reproduce-networks: setup  ## the same for their trained networks: hours, and mo
 	$(BIN)/equilibria reproduce networks --scale desk
 
 bench: setup  ## the speed figures, measured side by side (keep the machine idle)
-	@missed=0; for name in run watching symmetries control rotational problems sharpness forecast training; do \
+	@missed=0; for name in run watching symmetries control rotational problems sharpness forecast training scale peers; do \
 	  $(BIN)/python benchmarks/$$name.py || missed=1; done; exit $$missed
+
+bench-peers: setup  ## ours beside other tools, which get an environment of their own (minutes, the first time more)
+	$(BIN)/python benchmarks/peers.py
 
 lock: setup  ## write requirements.lock from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock.new
 	mv requirements.lock.new requirements.lock && touch $(STAMP)
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
