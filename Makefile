@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint demo reproduce reproduce-networks bench docs docs-figures docs-generated lock clean
+.PHONY: help setup test test-all lint demo reproduce reproduce-networks bench bench-peers docs docs-figures docs-generated lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -19,7 +19,7 @@ $(STAMP): requirements.lock pyproject.toml Makefile
 	  { echo "need Python 3.11 or newer: '$(PYTHON)' is not; run 'make PYTHON=/path/to/python3.11 ...'"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) "$$(grep '^torch==' requirements.lock)"
-	$(PIP) -r requirements.lock
+	$(PIP) --no-deps -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m compileall -q src  # the first start is as fast as the second
 	@touch $@
@@ -47,8 +47,11 @@ reproduce-networks: setup  ## the same for their trained networks: hours, and mo
 	$(BIN)/equilibria reproduce networks --scale desk
 
 bench: setup  ## the speed figures, measured side by side (keep the machine idle)
-	@missed=0; for name in run watching symmetries control rotational problems sharpness forecast training serving; do \
+	@missed=0; for name in run watching symmetries control rotational problems sharpness forecast training serving scale peers; do \
 	  $(BIN)/python benchmarks/$$name.py || missed=1; done; exit $$missed
+
+bench-peers: setup  ## ours beside other tools, which get an environment of their own (minutes, the first time more)
+	$(BIN)/python benchmarks/peers.py
 
 # -W, -n: a warning, or a link to nowhere, is an error.
 docs: setup  ## run every example of the documentation, then build its site into build/docs (minutes)
@@ -57,7 +60,8 @@ docs: setup  ## run every example of the documentation, then build its site into
 	$(BIN)/python docs/check_site.py build/docs
 
 docs-figures: setup  ## draw the figures of the concept pages again
-	@for script in docs/figures/[!_]*.py; done
+	@for script in $(filter-out docs/figures/style.py docs/figures/demo.py,$(wildcard docs/figures/*.py)); do \
+	  $(BIN)/python $$script || exit 1; done
 
 docs-generated: setup  ## write the page of corrections again, from the laws
 	$(BIN)/python docs/corrections.py
@@ -67,4 +71,4 @@ lock: setup  ## write requirements.lock from what is installed
 	mv requirements.lock.new requirements.lock && touch $(STAMP)
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) build/docs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,266 @@
+"""The page: what every tool answered, what it cost, and where a peer is better than we are."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from peers.eigenvalue import STARTS, Answers
+from peers.environment import Outcome
+from peers.invariance import Verdict
+from peers.overhead import SEGMENTS, STEPS, Watched
+from peers.updates import JUDGED, Errors
+
+BUSY = 0.5  # load before we began, above which the page says so
+RIGHT = 1e-2  # relative error up to which an answer counts as right
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that was measured."""
+
+    installed: list[Outcome]
+    watching: dict[str, list[Watched]]
+    presets: dict[str, tuple[str, str]]
+    eigenvalue: list[Answers]
+    truth: float
+    invariance: list[Verdict]
+    updates: dict[str, list[Errors]]
+    load: float
+
+
+def text(results: Results) -> str:
+    """The whole page in Markdown."""
+    sections = (_head, _installed, _watching, _eigenvalue, _invariance, _updates, _better)
+    return "\n".join(line for section in sections for line in section(results)) + "\n"
+
+
+def goals(results: Results) -> dict[str, bool]:
+    """What we promise of ourselves here."""
+    ours = results.eigenvalue[0]
+    mine = [row for row in results.invariance if row.tool.startswith("equilibria")]
+    told = [row for rows in results.updates.values() for row in rows if row.tool.startswith("equilibria")]
+    default = [rows[1].factor(rows[0]) for rows in results.watching.values()]
+    return {
+        "watching with default settings costs at most 1 %": max(default) <= 1.01,
+        "the top eigenvalue is right to a per cent, from every start": ours.error(results.truth) < RIGHT,
+        "the model is left as it was": not ours.left,
+        "no scale-invariant tensor missed, none named wrongly": not sum(row.missed + row.wrong for row in mine)
+        and not any(row.failure for row in mine),
+        "update norms and angles are right to a thousandth, float32's rounding apart": max(row.excess() for row in told)
+        < 1e-3,
+    }
+
+
+def _head(results: Results) -> Iterator[str]:
+    yield "# Beside its peers"
+    yield ""
+    yield (
+        f"Measured by `make bench-peers` in one process and one thread, everything in turns; CPU time. "
+        f"Python {platform.python_version()}, torch {torch.__version__}, {_processor()}, {os.cpu_count()} cores. "
+        f"Load of the machine at the beginning: {results.load:.1f}"
+        + (
+            " (**other work was running: small ratios are less certain than their ranges say**)."
+            if _busy(results)
+            else "."
+        )
+    )
+    yield ""
+    yield "What a tool raises is shown as it raises it. Peers are used as documented, unless a row says otherwise."
+    yield ""
+
+
+def _busy(results: Results) -> bool:
+    return results.load > BUSY
+
+
+def _processor() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _installed(results: Results) -> Iterator[str]:
+    yield "## Do they install?"
+    yield ""
+    yield "Into an environment of their own, beside this version of torch."
+    yield ""
+    yield "| tool | command | |"
+    yield "|---|---|---|"
+    for each in results.installed:
+        yield f"| {each.peer} | `{each.command}` | {each.version or f'**fails**: {_cell(each.failure or str())}'} |"
+    yield ""
+
+
+def _watching(results: Results) -> Iterator[str]:
+    yield "## What watching costs"
+    yield ""
+    yield (
+        "ResNet-18 of width 16 with BatchNorm, 64 images of 32x32. The second column is CPU time of a step over "
+        "that of a "
+        f"plain step beside it: median and range of {SEGMENTS} segments of {STEPS} steps. The third is free of the "
+        "machine's "
+        "moods, and exists for what works in hooks of the optimizer: step over step without the hooks."
+    )
+    yield ""
+    for optimizer, rows in results.watching.items():
+        yield f"| {optimizer} | step / plain step | by its hooks |"
+        yield "|---|---|---|"
+        for row in rows:
+            yield f"| {row.name} | {_ratio(row, rows[0])} |"
+        yield ""
+    yield "| cockpit's presets | with BatchNorm | without |"
+    yield "|---|---|---|"
+    for preset, outcomes in results.presets.items():
+        yield f"| {preset} | {' | '.join(map(_cell, outcomes))} |"
+    yield ""
+
+
+def _ratio(row: Watched, plain: Watched) -> str:
+    if row.failure:
+        return f"**fails**: {_cell(row.failure)} |"
+    ratios = row.ratios(plain)
+    hooks = "" if row.by_hooks is None else f"{row.by_hooks:.4f}"
+    return f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}] | {hooks}"
+
+
+def _eigenvalue(results: Results) -> Iterator[str]:
+    yield "## The largest Hessian eigenvalue of a BatchNorm network"
+    yield ""
+    yield (
+        "Six convolutions with BatchNorm after 40 steps on handwritten digits, 128 images; the Hessian of the "
+        "loss that is "
+        f"trained, so in training mode: **{results.truth:.5g}** (eigsh in float64, products by hand). {STARTS} random "
+        "starts: values and products from least to most, median CPU seconds, largest error."
+    )
+    yield ""
+    yield "| tool | reports | relative error | products | CPU s | what it changes of the model |"
+    yield "|---|---|---|---|---|---|"
+    for row in results.eigenvalue:
+        yield f"| {row.name} | {_answers(row, results.truth)} |"
+    yield ""
+
+
+def _answers(row: Answers, truth: float) -> str:
+    if row.failure:
+        return f"**fails**: {_cell(row.failure)} | | | |"
+    error = row.error(truth)
+    remark = next((f" ({each.remark})" for each in row.found if each.remark), "")
+    shown = f"{error:.0e}" if error < RIGHT else f"**{error:.2g}**"
+    left = ", ".join(sorted(row.left)) or "nothing"
+    return (
+        f"{_span([each.value for each in row.found], '.4g')}{remark} | {shown} "
+        f"| {_span([each.products for each in row.found], 'd')} | {statistics.median(row.seconds):.2f} | {left}"
+    )
+
+
+def _span(values: Iterable[float], form: str) -> str:
+    low, high = (format(pick(values), form) for pick in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def _invariance(results: Results) -> Iterator[str]:
+    yield "## Which tensors are scale-invariant?"
+    yield ""
+    yield (
+        "The answer is known: every weight was scaled by itself, in float64. AdamP asks at every step, so its "
+        "mistakes are "
+        "counted over tensors and steps."
+    )
+    yield ""
+    yield "| network | tool | invariant ones missed | others named | others named at some step | CPU s | cost |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in results.invariance:
+        if row.failure:
+            yield f"| {row.case} | {row.tool} | **fails**: {_cell(row.failure)} | | | | |"
+            continue
+        yield (
+            f"| {row.case} | {row.tool} | {_share(row.missed, row.invariant * row.times)} "
+            f"| {_share(row.wrong, row.others * row.times)} | {row.ever_wrong} of {row.others} "
+            f"| {row.seconds:.1f} | {row.cost} |"
+        )
+    yield ""
+
+
+def _share(count: int, total: int) -> str:
+    if not total:
+        return "none there"
+    return f"0 of {total}" if not count else f"**{count} of {total}** ({100 * count / total:.1f} %)"
+
+
+def _updates(results: Results) -> Iterator[str]:
+    yield "## Is the update that is reported the one that was made?"
+    yield ""
+    yield (
+        f"Relative error against w_new - w_old in float64, over all layers and {JUDGED} steps of the same network. "
+        "An error "
+        "of 1 means that nothing is reported, or twice the truth. With SGD `watch` takes the update from the "
+        "momentum buffer, "
+        "without a copy of the weights: at tiny learning rates that is what was asked for, of which float32 "
+        "weights then "
+        "round a part away."
+    )
+    yield ""
+    yield "| optimizer | tool | quantity | median error | largest |"
+    yield "|---|---|---|---|---|"
+    for setting, rows in results.updates.items():
+        for row in rows:
+            yield f"| {setting} | {row.tool} | {row.quantity} | {row.text()} |"
+    yield ""
+
+
+def _better(results: Results) -> Iterator[str]:
+    yield "## Where a peer is better"
+    yield ""
+    yield from _cheaper_watchers(results)
+    yield from _cheaper_eigenvalues(results)
+    yield (
+        "- cockpit plots what it tracks while a network trains, and knows quantities of gradient noise that we do not "
+        "measure; curvlinops has many more matrices than the Hessian; hessian-eigenthings the density of the "
+        "spectrum and the "
+        "trace; wandb keeps histograms, and a server for many people."
+    )
+    yield (
+        "- AdamP's test costs next to nothing and needs no extra pass: an optimizer that asks at every step "
+        "cannot afford "
+        "ours."
+    )
+    yield ""
+
+
+def _cheaper_watchers(results: Results) -> Iterator[str]:
+    for optimizer, rows in results.watching.items():
+        plain, _default, every_step, *peers = rows
+        mine = every_step.factor(plain)
+        for row in peers:
+            if not row.failure and row.factor(plain) < mine:
+                yield (
+                    f"- {row.name} with {optimizer} costs {_percent(row.factor(plain))} of a step, ours at every step "
+                    f"{_percent(mine)}."
+                )
+
+
+def _percent(factor: float) -> str:
+    return f"{100 * (factor - 1):.2f} %"
+
+
+def _cheaper_eigenvalues(results: Results) -> Iterator[str]:
+    ours, *peers = results.eigenvalue
+    mine = statistics.median(ours.seconds)
+    for row in peers:
+        if row.failure or row.error(results.truth) > RIGHT:
+            continue
+        theirs = statistics.median(row.seconds)
+        if theirs < mine:
+            yield f"- {row.name} finds the eigenvalue in {theirs:.2f} s, ours in {mine:.2f} s."
+
+
+def _cell(message: str) -> str:
+    return message.replace("|", "\\|").replace("\n", " ")

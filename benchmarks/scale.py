@@ -1,0 +1,381 @@
+"""What watching costs when a model is sharded: measured on two processes, computed for 1 B and 100 B parameters.
+
+Measured with FSDP2 on two gloo processes, language models of 1 to 50 M parameters, AdamW and SGD: bytes read of every
+parameter, collectives and how many numbers are in them, bytes of the log per row, and the time. What grows with the
+number of parameters or of tensors is then carried on by the same counts. Writes docs/scale.md.
+
+    python benchmarks/scale.py
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import json
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+
+import equilibria as eq
+from equilibria.measure.dots import MovesPass, ProductsPass
+from equilibria.measure.probes import CopyProbe
+from equilibria.nets import GPT
+from equilibria.record import read_run
+
+PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
+SIZES = {"1 M": (128, 4), "10 M": (384, 6), "50 M": (704, 8)}  # width, layers
+VOCABULARY, TOKENS, SENTENCES = 512, 32, 2
+ROUNDS, STEPS = 3, 2
+LOGGED = 200  # steps of the run whose log is weighed
+LARGE = {"1 B": (1792, 24, 50_304, 8), "100 B": (10_240, 80, 50_304, 1024)}  # width, layers, vocabulary, processes
+DAY = 86_400
+SAMPLE_SECONDS = 10  # between samples, for the size of the log
+
+
+# ---- one of the two processes
+
+
+@dataclass
+class Measured:
+    """Of one model and optimizer, in one process, per sampled step.
+
+    Attributes:
+        parameters: of the whole model.
+        watched: of these, in the watched tensors, and how many of them this process holds.
+        read: bytes of weights, gradients, copies and buffers that were read or written for a sample by itself.
+        collectives: how many numbers each collective held.
+        ratios: time of a step watched at every step over the same without what the hooks took, round by round.
+    """
+
+    name: str
+    optimizer: str
+    parameters: int
+    tensors: int
+    watched: int
+    held: int
+    read: int
+    collectives: list[int]
+    ratios: list[float]
+
+
+class Counted:
+    """Counts what a sample reads and sends, by standing in front of the functions that do it."""
+
+    def __init__(self) -> None:
+        self.bytes, self.collectives = 0, list[int]()
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        originals = [
+            (ProductsPass, "add", self._reader),
+            (MovesPass, "add", self._reader),
+            (CopyProbe, "remember", self._copier),
+            (dist, "all_reduce", self._sender),
+        ]
+        kept = [(owner, name, getattr(owner, name)) for owner, name, _ in originals]
+        for owner, name, wrap in originals:
+            setattr(owner, name, wrap(getattr(owner, name)))
+        yield
+        for owner, name, original in kept:
+            setattr(owner, name, original)
+
+    def _reader(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def add(one_pass: Any, place: int, *tensors: Any, **named: Any) -> Any:
+            self.bytes += sum(each.numel() * each.element_size() for each in tensors if each is not None)
+            if named.get("refresh"):  # the copy is written on the way
+                self.bytes += tensors[0].numel() * tensors[0].element_size()
+            return original(one_pass, place, *tensors, **named)
+
+        return add
+
+    def _copier(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def remember(probe: Any) -> Any:
+            before = None if probe._copy is None else probe._copy._version
+            found = original(probe)
+            if before is None or probe._copy._version != before:
+                self.bytes += 2 * probe._copy.numel() * probe._copy.element_size()
+            return found
+
+        return remember
+
+    def _sender(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def all_reduce(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:
+            self.collectives.append(tensor.numel())
+            return original(tensor, *args, **named)
+
+        return all_reduce
+
+
+def optimizers() -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
+    return {
+        "AdamW": lambda net: torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1),
+        "SGD": lambda net: torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3),
+    }
+
+
+def sharded(width: int, layers: int) -> nn.Module:
+    torch.manual_seed(0)
+    net = GPT(VOCABULARY, width, layers=layers, heads=4, context=TOKENS)
+    for block in net.blocks:
+        fully_shard(block)
+    return fully_shard(net)
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    tokens = torch.randint(VOCABULARY, (SENTENCES, TOKENS + 1))
+    optimizer.zero_grad()
+    functional.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    optimizer.step()
+
+
+def hook_seconds(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Appended to by every hook of the optimizer from now on: by the clock, for a collective waits for the other."""
+    spent: list[float] = []
+
+    def timed(hook: Callable[..., None]) -> Callable[..., None]:
+        def inside(*args: object) -> None:
+            begin = time.perf_counter()
+            hook(*args)
+            spent.append(time.perf_counter() - begin)
+
+        return inside
+
+    for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+        hooks.update({key: timed(hook) for key, hook in hooks.items()})
+    return spent
+
+
+def one_sample(net: nn.Module, optimizer: torch.optim.Optimizer) -> Counted:
+    """A sample by itself, as by default: where the next step is sampled too, the copy is brought up to date for less."""
+    counted = Counted()
+    with eq.watch(net, optimizer, every=2):
+        for _ in range(2):
+            step(net, optimizer)
+        with counted.counting():
+            step(net, optimizer)
+    return counted
+
+
+def measured(name: str, kind: str) -> Measured:
+    net = sharded(*SIZES[name])
+    optimizer = optimizers()[kind](net)
+    counted = one_sample(net, optimizer)
+    with eq.watch(net, optimizer, every=1) as run:
+        names = {each["name"] for each in run.metadata["params"]}
+        step(net, optimizer)  # copies are made
+        spent, ratios = hook_seconds(optimizer), []
+        for _ in range(ROUNDS):
+            spent.clear()
+            begin = time.perf_counter()
+            for _ in range(STEPS):
+                step(net, optimizer)
+            total = time.perf_counter() - begin
+            ratios.append(total / (total - sum(spent)))
+        assert run.failure is None, run.failure
+    tensors = {each: param for each, param in net.named_parameters() if each in names}
+    return Measured(
+        name,
+        kind,
+        sum(param.numel() for param in net.parameters()),
+        len(tensors),
+        sum(param.numel() for param in tensors.values()),
+        sum(param.to_local().numel() for param in tensors.values()),
+        counted.bytes,
+        counted.collectives,
+        ratios,
+    )
+
+
+def worker(folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows = [measured(name, kind) for kind in optimizers() for name in SIZES]
+    if dist.get_rank() == 0:
+        (folder / "measured.json").write_text(json.dumps([asdict(row) for row in rows]))
+    dist.destroy_process_group()
+
+
+# ---- the parent
+
+
+def two_processes() -> list[Measured]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            subprocess.Popen([sys.executable, __file__, folder], env={**os.environ, **shared, "RANK": str(rank)})
+            for rank in range(2)
+        ]
+        codes = [process.wait() for process in processes]
+        assert codes == [0, 0], f"the processes ended with {codes}"
+        return [Measured(**row) for row in json.loads(Path(folder, "measured.json").read_text())]
+
+
+def log_bytes_per_row() -> tuple[float, int]:
+    """Of a real run's directory, everything in it counted; and how many rows it has."""
+    torch.manual_seed(0)
+    net = GPT(64, 16, layers=4, heads=2, context=TOKENS)
+    optimizer = optimizers()["AdamW"](net)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "run")
+        with eq.watch(net, optimizer, every=1, log_dir=log):
+            for _ in range(LOGGED):
+                tokens = torch.randint(64, (2, TOKENS + 1))
+                optimizer.zero_grad()
+                functional.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+                optimizer.step()
+        rows = read_run(log).samples(["step"]).num_rows
+        return sum(file.stat().st_size for file in log.rglob("*") if file.is_file()) / rows, rows
+
+
+@dataclass(frozen=True)
+class Large:
+    """A model that is computed, not run: a transformer of six matrices a layer, embedding and head."""
+
+    name: str
+    width: int
+    layers: int
+    vocabulary: int
+    processes: int
+
+    @property
+    def tensors(self) -> int:
+        return 6 * self.layers + 2
+
+    @property
+    def parameters(self) -> int:
+        return 12 * self.layers * self.width**2 + 2 * self.vocabulary * self.width
+
+
+def numbers_per_tensor(rows: list[Measured]) -> tuple[float, float]:
+    """Slope and rest of the numbers in the collectives over the number of tensors, from the smallest and largest."""
+    small, large = (pick(rows, key=lambda row: row.tensors) for pick in (min, max))
+    slope = (sum(large.collectives) - sum(small.collectives)) / (large.tensors - small.tensors)
+    return slope, sum(small.collectives) - slope * small.tensors
+
+
+def page(rows: list[Measured], per_row: float, logged: int, load: float) -> str:
+    slope, rest = numbers_per_tensor(rows)
+    per_parameter = {kind: max(row.read / row.held for row in rows if row.optimizer == kind) for kind in optimizers()}
+    lines = [
+        "# What watching costs at scale",
+        "",
+        "A sampled step reads what a process holds of every watched tensor, once, adds the sums of all processes "
+        "in one "
+        "all-reduce of a few numbers per tensor, and writes a row per tensor in one process. Nothing is gathered: no "
+        "process ever sees a whole tensor. Steps that are not sampled cost a glance.",
+        "",
+        f"Written by `python benchmarks/scale.py`; torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} "
+        f"cores, load at the beginning {load:.1f}.",
+        "",
+        "## Measured: FSDP2 on two processes",
+        "",
+        f"Language models on gloo, main memory, float32, one thread each, {SENTENCES} x {TOKENS} tokens per "
+        "process and "
+        "step: far fewer tokens per parameter than in real training, so that the ratio is an upper end. It is the time "
+        "of a step watched at **every** step over that without the hooks, median and range of "
+        f"{ROUNDS} rounds; by default far fewer steps are sampled, as many as cost 0.6 %.",
+        "",
+        "| parameters | optimizer | watched tensors | bytes read and written per parameter held | collectives per sample "
+        "| numbers in them | step watched / not |",
+        "|---|---|---|---|---|---|---|",
+        *(_measured_row(row) for row in rows),
+        "",
+        f"The collectives hold {slope:g} numbers (float64) per watched tensor and {rest:g} more. "
+        "With SGD weight, gradient and momentum buffer are read before the step; any other optimizer's weights are "
+        "copied before it, and copy, weight and gradient compared after it: one more copy of the watched weights in memory.",
+        "",
+        f"A row of the log takes {per_row:.0f} bytes on disk: the directory of a run of {logged:,} rows, over its "
+        "rows.",
+        "",
+        "## Computed: 1 B and 100 B parameters",
+        "",
+        "With the counts above, for a transformer with six matrices a layer, embedding and head, all of them "
+        "watched as "
+        f"whole tensors, AdamW with float32 weights. The log is for a sample every {SAMPLE_SECONDS} s, whatever the "
+        "length of a step. Not measured: GPUs, where torch forms the products one by one and reads the numbers several "
+        "times over, and networks between machines.",
+        "",
+        "| | " + " | ".join(LARGE) + " |",
+        "|---|" + "---|" * len(LARGE),
+        *_computed_rows(per_parameter["AdamW"], slope, rest, per_row),
+        "",
+        'By rows (`granularity="row"`) there are as many numbers and rows of the log per tensor as it has rows: '
+        "choose a few tensors for it with `select`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _measured_row(row: Measured) -> str:
+    middle = statistics.median(row.ratios)
+    return (
+        f"| {row.parameters / 1e6:.1f} M | {row.optimizer} | {row.tensors} | {row.read / row.held:.1f} "
+        f"| {len(row.collectives)} | {sum(row.collectives)} "
+        f"| {middle:.3f} [{min(row.ratios):.3f}, {max(row.ratios):.3f}] |"
+    )
+
+
+def _computed_rows(per_parameter: float, slope: float, rest: float, per_row: float) -> Iterator[str]:
+    models = [Large(name, *shape) for name, shape in LARGE.items()]
+
+    def row(label: str, of: Callable[[Large], str]) -> str:
+        return f"| {label} | " + " | ".join(of(model) for model in models) + " |"
+
+    yield row("width, layers, vocabulary", lambda model: f"{model.width}, {model.layers}, {model.vocabulary}")
+    yield row("parameters", lambda model: f"{model.parameters / 1e9:.2f} B")
+    yield row("processes", lambda model: f"{model.processes}")
+    yield row("watched tensors", lambda model: f"{model.tensors}")
+    yield row(
+        "read and written per sampled step and process",
+        lambda model: f"{per_parameter * model.parameters / model.processes / 1e9:.2f} GB",
+    )
+    yield row(
+        "memory for the copy, per process", lambda model: f"{4 * model.parameters / model.processes / 1e9:.2f} GB"
+    )
+    yield row("numbers in the all-reduce", lambda model: f"{slope * model.tensors + rest:.0f}")
+    yield row("the same in kB", lambda model: f"{8 * (slope * model.tensors + rest) / 1e3:.1f}")
+    yield row("log per sample", lambda model: f"{per_row * model.tensors / 1e3:.1f} kB")
+    yield row("log per day", lambda model: f"{per_row * model.tensors * DAY / SAMPLE_SECONDS / 1e6:.0f} MB")
+
+
+def main() -> int:
+    if "RANK" in os.environ:
+        worker(Path(sys.argv[1]))
+        return 0
+    load = os.getloadavg()[0]
+    rows = two_processes()
+    per_row, logged = log_bytes_per_row()
+    text = page(rows, per_row, logged, load)
+    print(text)
+    PAGE.write_text(text, encoding="utf-8")
+    goals = {
+        "one collective per sample": all(len(row.collectives) == 1 for row in rows),
+        "nothing is gathered: at most 20 bytes per parameter held": all(row.read <= 20 * row.held for row in rows),
+    }
+    for goal, met in goals.items():
+        print(f"{'met' if met else 'MISSED'}: {goal}")
+    return 0 if all(goals.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
