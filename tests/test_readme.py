@@ -35,7 +35,9 @@ def test_a_command_prints_what_the_readme_shows(line, shown, monkeypatch):
 
 
 def test_the_python_examples_run():
-    failed, attempted = doctest.testfile(str(IN_PYTHON), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    failed, attempted = doctest.testfile(
+        str(IN_PYTHON), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE
+    )
     assert attempted >= 8
     assert failed == 0
 
