@@ -66,7 +66,7 @@ def test_a_test_is_found_only_if_it_uses_the_law():
 def test_every_concept_has_a_figure_that_a_script_draws():
     pages = {path.stem for path in (DOCS / "concepts").glob("*.md")} - {"index"}
     drawn = {path.stem.replace("_", "-") for path in (DOCS / "figures").glob("[!_]*.py")}
-    assert pages == drawn
+    assert pages <= drawn  # the README has one too
     for name in pages:
         assert f"]({name}.png)" in (DOCS / "concepts" / f"{name}.md").read_text()
         assert (DOCS / "concepts" / f"{name}.png").stat().st_size < 150_000
