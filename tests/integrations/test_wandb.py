@@ -36,6 +36,8 @@ def records(data):
             at += left
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + RECORD_HEADER])
+        if at + RECORD_HEADER + length > len(data):
+            return  # still being written
         piece += data[at + RECORD_HEADER : at + RECORD_HEADER + length]
         at += RECORD_HEADER + length
         if kind in (WHOLE, LAST):
