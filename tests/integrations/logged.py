@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,15 @@ import pyarrow as pa
 import torch
 
 from equilibria.integrations.scalars import METRICS
+
+PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+
+
+def snippet(title: str) -> str:
+    """The lines that the page shows under a title."""
+    section = PAGE.read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    return code
 
 
 def sgd(net: torch.nn.Module) -> torch.optim.SGD:

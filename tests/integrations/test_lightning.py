@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import pickle
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
-from logged import assert_logged, expected, sgd
+from logged import assert_logged, expected, sgd, snippet
 from torch.utils.data import DataLoader, TensorDataset
 from watched_worlds import make_net, same_bits
 
@@ -273,3 +274,37 @@ def test_the_package_that_the_script_uses_is_taken(monkeypatch):
     assert _packages() == ["lightning.pytorch", "pytorch_lightning"]
     monkeypatch.delitem(sys.modules, "lightning.pytorch")
     assert _packages() == ["pytorch_lightning"]
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")  # so short that nothing else would be logged
+def test_the_lines_on_the_page_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(snippet("Lightning"), {"module": Classifier(), "data": data()})
+    assert read_run("runs/a").metadata["steps"] == 2 * STEPS
+    assert "equilibria report runs/a" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # another import of another package
+def test_pytorch_lightning_alone_will_do(tmp_path):
+    code = (
+        "import sys\n"
+        "sys.modules['lightning'] = None  # as if it were not installed\n"
+        "import pytorch_lightning as pl, torch\n"
+        "from equilibria.integrations.lightning import EquilibriaCallback\n"
+        "class Module(pl.LightningModule):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(4, 4)\n"
+        "    def training_step(self, batch, batch_idx):\n"
+        "        return self.layer(batch).square().mean()\n"
+        "    def configure_optimizers(self):\n"
+        "        return torch.optim.SGD(self.parameters(), lr=0.1)\n"
+        "callback = EquilibriaCallback('run', every=1, tell=False)\n"
+        "trainer = pl.Trainer(accelerator='cpu', max_epochs=1, callbacks=[callback], logger=False,\n"
+        "    enable_checkpointing=False, enable_progress_bar=False)\n"
+        "trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(6, 4), batch_size=2))\n"
+        "assert callback.monitor.step == 3\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read_run(tmp_path / "run").metadata["steps"] == 3

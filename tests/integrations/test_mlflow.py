@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlflow
 import pytest
-from logged import assert_logged, expected, sgd
+from logged import assert_logged, expected, sgd, snippet
 from watched_worlds import make_net, train
 
 import equilibria as eq
@@ -84,3 +84,13 @@ def test_without_a_run_there_is_a_warning_and_none_is_begun(store):
 def test_something_else_is_refused():
     with pytest.raises(EquilibriaError, match="got run of type int; expected an MLflow run or its id"):
         MLflowSink(3)
+
+
+def test_the_lines_on_the_page_run(store):
+    net = make_net()
+    optimizer = sgd(net)
+    world = {"model": net, "optimizer": optimizer}
+    exec(snippet("MLflow"), world)
+    with mlflow.start_run() as run, world["monitor"]:
+        train(net, optimizer, 1)
+    assert_logged(read(store, run.info.run_id), expected(world["monitor"].samples()))

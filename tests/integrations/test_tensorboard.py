@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from logged import assert_logged, expected, sgd
+from logged import assert_logged, expected, sgd, snippet
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 from watched_worlds import make_net, train
@@ -65,3 +65,14 @@ def test_without_a_sample_no_file_is_made(tmp_path):
 def test_something_else_is_refused():
     with pytest.raises(EquilibriaError, match="got where of type int; expected a folder or a SummaryWriter"):
         TensorBoardSink(3)
+
+
+def test_the_lines_on_the_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = make_net()
+    optimizer = sgd(net)
+    world = {"model": net, "optimizer": optimizer}
+    exec(snippet("TensorBoard"), world)
+    with world["monitor"]:
+        train(net, optimizer, 1)
+    assert_logged(read("runs/tensorboard"), expected(world["monitor"].samples()), rel=SINGLE)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from logged import sgd
+from logged import sgd, snippet
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -236,6 +236,12 @@ def test_a_damaged_state_is_told_and_training_goes_on(tmp_path):
 def test_bad_options_are_refused_at_once(given):
     with pytest.raises(EquilibriaError, match="got "):
         EquilibriaCallback(**given)
+
+
+def test_the_lines_on_the_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(snippet("transformers"), {"model": Classifier(), "arguments": make_trainer("out").args, "dataset": examples()})
+    assert read_run("runs/a").metadata["steps"] == STEPS
 
 
 # ---- accelerate by itself

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 
 import pyarrow.compute as pc
 import pytest
 import wandb
-from logged import assert_logged, expected, sgd
+from logged import assert_logged, expected, sgd, snippet
 from wandb.proto import wandb_internal_pb2
 from watched_worlds import make_net, train
 
@@ -22,6 +23,7 @@ from equilibria.integrations.wandb import WandbSink
 from equilibria.measure.monitor import WatchWarning
 
 BLOCK, FILE_HEADER, RECORD_HEADER = 32768, 7, 7
+SECONDS = 60
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
@@ -34,6 +36,8 @@ def records(data):
             at += left
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + RECORD_HEADER])
+        if at + RECORD_HEADER + length > len(data):
+            return  # still being written
         piece += data[at + RECORD_HEADER : at + RECORD_HEADER + length]
         at += RECORD_HEADER + length
         if kind in (WHOLE, LAST):
@@ -41,12 +45,23 @@ def records(data):
             piece = b""
 
 
+def all_records(path):
+    """Those of a finished run: W&B's own process may write the last of them a moment after `finish` has returned."""
+    end = time.monotonic() + SECONDS
+    while True:
+        found = list(records(path.read_bytes()))
+        if any(each.HasField("exit") for each in found):
+            return found
+        assert time.monotonic() < end, "the run is not finished"
+        time.sleep(0.02)
+
+
 class Logged:
     """What is in the file of an offline run."""
 
     def __init__(self, folder):
         (path,) = folder.glob("wandb/offline-run-*/*.wandb")
-        everything = list(records(path.read_bytes()))
+        everything = all_records(path)
         self.history = [
             {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in each.history.item}
             for each in everything
@@ -130,3 +145,14 @@ def test_without_a_run_there_is_a_warning():
 def test_something_else_is_refused():
     with pytest.raises(EquilibriaError, match=r"got run of type str; expected what wandb.init\(\) returned"):
         WandbSink("my run")
+
+
+def test_the_lines_on_the_page_run(run, tmp_path):
+    net = make_net()
+    optimizer = sgd(net)
+    world = {"model": net, "optimizer": optimizer, "run": run}
+    exec(snippet("Weights & Biases"), world)
+    with world["monitor"]:
+        train(net, optimizer, 1)
+    run.finish()
+    assert_logged(Logged(tmp_path).by_tag(), expected(world["monitor"].samples()))

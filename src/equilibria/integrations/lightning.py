@@ -81,16 +81,14 @@ class EquilibriaCallback(_Callback):
     # Not at on_fit_start: the optimizers' state of a checkpoint is loaded only after that.
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch."""
-        sinks: list[_LoggerSink] = []
-        with training_goes_on("nothing is logged to the trainer's loggers"):
-            if self._to_loggers:
-                sinks = [_LoggerSink(logger, **self._scalars) for logger in trainer.loggers]
-        self._session.begin(
-            pl_module, trainer.optimizers, steps_per_epoch=_steps_per_epoch(trainer, pl_module), sinks=sinks
-        )
-        if self.monitor is not None and self.monitor.step == 0:  # not resumed, whatever the trainer was
-            for sink in sinks:
-                sink.first_step = int(trainer.global_step)
+        with training_goes_on("this training is not watched"):
+            loggers = trainer.loggers if self._to_loggers else []
+            sinks = [_LoggerSink(logger, **self._scalars) for logger in loggers]
+            epoch = _steps_per_epoch(trainer, pl_module)
+            self._session.begin(pl_module, trainer.optimizers, steps_per_epoch=epoch, sinks=sinks)
+            if self.monitor is not None and self.monitor.step == 0:  # not resumed, whatever the trainer was
+                for sink in sinks:
+                    sink.first_step = int(trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close, and tell what was found."""

@@ -72,13 +72,14 @@ class EquilibriaCallback(_TrainerCallback):
         with training_goes_on("the record of this run begins anew"):
             if state.global_step:
                 self._session.load_state_dict(_load(args, state.global_step))
-        epoch = _steps_per_epoch(args, kwargs.get("train_dataloader"))
-        self._session.begin(kwargs.get("model"), kwargs.get("optimizer"), steps_per_epoch=epoch)  # type: ignore[arg-type]
+        with training_goes_on("this training is not watched"):
+            epoch = _steps_per_epoch(args, kwargs["train_dataloader"])
+            self._session.begin(kwargs["model"], kwargs["optimizer"], steps_per_epoch=epoch)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add to the trainer's checkpoint."""
-        folder = _checkpoint(args, state.global_step)
         with training_goes_on("this checkpoint is without the state of the monitor"):
+            folder = _checkpoint(args, state.global_step)
             held = self._session.state_dict()
             if held and is_first_process() and folder.is_dir():
                 torch.save(held, folder / _STATE)
