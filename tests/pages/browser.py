@@ -115,6 +115,16 @@ class Browser:
         answer = self._send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(answer["data"]))
 
+    def count_cpu(self) -> None:
+        """Count from now on what `cpu_seconds` returns."""
+        self._send("Performance.setTimeDomain", timeDomain="threadTicks")
+        self._send("Performance.enable")
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the page's main thread took, however busy the machine is."""
+        metrics = self._send("Performance.getMetrics")["metrics"]
+        return next(float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
+
     def close(self) -> None:
         self._session = None
         try:

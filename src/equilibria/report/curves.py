@@ -19,10 +19,12 @@ Integers = NDArray[np.int64]
 MOST_LAYERS = 500
 """Layers with curves; a page with more would be slow to open."""
 
+MOST_STRETCHES = 800
+"""Of a line: as many as a wide screen has room for."""
+
 _LINE_BYTES = 2_500_000
 _POINTS_PER_STRETCH = 8  # of one layer: two for each of the lines that are its own
 _BYTES_PER_POINT = 16 / 3  # four, in base64
-_MOST_STRETCHES = 800  # as many as a wide screen has room for
 _SAMPLES_PER_AVERAGE = 8  # an average over fewer scatters as much as they do
 _AVERAGES = (60, 240)
 _MOST_BREAKS = 50  # an lr that jumps more often than this is a zigzag, not steps
@@ -40,7 +42,9 @@ _LINES = {
 }
 
 
-def curves(samples: pa.Table, names: Sequence[str], *, steps_per_epoch: int | None) -> dict[str, object]:
+def curves(
+    samples: pa.Table, names: Sequence[str], *, steps_per_epoch: int | None, most: int = MOST_STRETCHES
+) -> dict[str, object]:
     """The curves of the named layers, ready for JSON.
 
     Args:
@@ -48,6 +52,7 @@ def curves(samples: pa.Table, names: Sequence[str], *, steps_per_epoch: int | No
             further columns ``angle_low`` and ``angle_high`` hold the smallest and the largest.
         names: layers, in the order in which the page numbers them; the first `MOST_LAYERS` get curves.
         steps_per_epoch: None to count in steps.
+        most: stretches of a line, two points each; fewer are drawn faster.
 
     Returns:
         ``arrays`` (see `Arrays`), ``layers`` (name of a curve -> number of its array, None where there is nothing to
@@ -57,7 +62,7 @@ def curves(samples: pa.Table, names: Sequence[str], *, steps_per_epoch: int | No
     shown, unit = list(names[:MOST_LAYERS]), steps_per_epoch or 1
     steps, layers, columns = samples["step"].to_numpy(), _numbers(samples, shown), _columns(samples)
     breaks = _breaks(steps, layers, columns)
-    fine = stretches(steps, layers, most=_most_stretches(len(shown)), breaks=breaks)
+    fine = stretches(steps, layers, most=min(most, _most_stretches(len(shown))), breaks=breaks)
     coarse = stretches(steps, layers, most=_most_averages(steps, len(shown)), breaks=breaks)
     averages = {"x": (coarse.first + coarse.last) / 2 / unit, **_averages(coarse, columns)}
     lines = {"line_x": fine.line_steps() / unit, **_lines(fine, columns)}
@@ -74,7 +79,7 @@ def curves(samples: pa.Table, names: Sequence[str], *, steps_per_epoch: int | No
 
 def _most_stretches(layers: int) -> int:
     room = _LINE_BYTES / (_POINTS_PER_STRETCH * _BYTES_PER_POINT * max(layers, 1))
-    return min(_MOST_STRETCHES, int(room))
+    return min(MOST_STRETCHES, int(room))
 
 
 def _most_averages(steps: Integers, layers: int) -> int:

@@ -16,7 +16,7 @@ from equilibria.measure.summary import LayerSummary, summarise
 from equilibria.pages.cards import card
 from equilibria.pages.document import Page, write_document
 from equilibria.pages.words import full_stop, percent, sentence_case, settings_list, text
-from equilibria.report.curves import MOST_LAYERS, curves
+from equilibria.report.curves import MOST_LAYERS, MOST_STRETCHES, curves
 from equilibria.report.sharpness import sharpness_curves, sharpness_section, sharpness_settings
 from equilibria.report.table import layer_table
 from equilibria.report.verdict import TOLERANCE, headline, without_findings, worst, worst_first
@@ -100,6 +100,7 @@ def report_page(
     sharpness: pa.Table | None = None,
     drawn: pa.Table | None = None,
     sampled: tuple[int, int] | None = None,
+    stretches: int = MOST_STRETCHES,
 ) -> Page:
     """The same in parts, also of a long run of which only a part of the samples is at hand.
 
@@ -112,6 +113,7 @@ def report_page(
         sharpness: of a tracker.
         drawn: the table that the curves are made of, see `curves`; the samples without it.
         sampled: how many steps and samples there are in all; what ``samples`` holds without it.
+        stretches: of a line, see `curves`.
     """
     layers = worst_first(summarise(samples, metadata=metadata))
     queries = None if sharpness is None or not sharpness.num_rows else sharpness
@@ -121,7 +123,8 @@ def report_page(
     if not layers and about_sharpness:
         said, worst_said = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
     names = [layer.name for layer in layers]
-    shown = curves(samples if drawn is None else drawn, names, steps_per_epoch=metadata.get("steps_per_epoch"))
+    table, epoch = samples if drawn is None else drawn, metadata.get("steps_per_epoch")
+    shown = curves(table, names, steps_per_epoch=epoch, most=stretches)
     settings = [*_settings(samples, layers, metadata, sampled), *sharpness_settings(queries, metadata=metadata)]
     parts = {
         "tolerance": text(percent(TOLERANCE)),

@@ -29,6 +29,7 @@ from equilibria.serving.thinned import Thinned
 
 TRAINING, FINISHED, INTERRUPTED, DAMAGED = "training now", "finished", "interrupted", "damaged"
 _ROWS_AT_ONCE = 50_000
+_STRETCHES = 150  # of a line: drawn again every few seconds, also on a phone
 _MOST_QUERIES = 50_000  # of a sharpness tracker; each of them cost several passes over the network
 _SILENCE = 120  # seconds after which a writer on another machine, which cannot be asked, is taken for gone
 _SHARE, _LEAST_SECONDS = 0.1, 1.0  # of one core that new views of a run may take; from one view to the next
@@ -287,6 +288,7 @@ class Followed:
             sharpness=sharpness if sharpness.num_rows else None,
             drawn=self._thinned.drawn(),
             sampled=(totals.steps, totals.rows),
+            stretches=_STRETCHES,
         )
         content = {"inside": page.inside(), "data": page.data}
         return _view(number, content, unescape(page.parts["headline"]), next(iter(findings), None))

@@ -29,16 +29,22 @@ def frame(title: str, *, here: str, body: str, styles: Sequence[str], scripts: S
         here: the path of the entry of the navigation that is marked.
         body: HTML of ``<main>`` and what belongs around it.
         styles: names of assets, after what all pages share.
-        scripts: names of assets, in order.
+        scripts: names of assets, in order; the library of the charts, if it is among them, waits until it is needed.
     """
     return _template("frame.html").substitute(
         title=escape(title),
         navigation=navigation(here),
         version=escape(__version__),
         styles="\n".join(f'<link rel="stylesheet" href="{address(name)}">' for name in ("shared.css", *styles)),
-        scripts="\n".join(f'<script src="{address(name)}" defer></script>' for name in scripts),
+        scripts="\n".join(map(_script, scripts)),
         body=body,
     )
+
+
+def _script(name: str) -> str:
+    if name == "plotly.js":
+        return f'<link rel="preload" as="script" id="chart-library" href="{address(name)}">'
+    return f'<script src="{address(name)}" defer></script>'
 
 
 def body(file: str, /, **parts: str) -> str:

@@ -47,10 +47,18 @@ const live = (() => {
     window.addEventListener("pagehide", () => source.close());
   };
 
-  // The library of the charts is large and comes last: words are there before it.
-  const charts = () => (window.Plotly ? Promise.resolve() : new Promise((done) => {
-    document.addEventListener("DOMContentLoaded", () => done());
-  }));
+  // The library of the charts takes seconds to compile where it was never used: the words are painted before.
+  let loading = null;
+  const charts = () => {
+    loading = loading || new Promise((done, fail) => requestAnimationFrame(() => setTimeout(() => {
+      const script = document.createElement("script");
+      script.src = document.getElementById("chart-library").href;
+      script.addEventListener("load", done);
+      script.addEventListener("error", () => fail(new Error("the charts could not be loaded; load the page again")));
+      document.head.append(script);
+    })));
+    return loading;
+  };
 
   const problem = (words) => {
     const place = byId("problem");

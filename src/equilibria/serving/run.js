@@ -5,13 +5,16 @@
   let update = null, shown = null, held = false, status = null;
 
   const refresh = live.oneAtATime(async () => {
+    if (shown !== null && status && status.view === shown) return; // asked for while it was on its way
     const view = await live.get("/run/" + number + "/view");
     if (view.view === shown) return;
     shown = view.view;
     if (view.damaged) { showDamage(view.damaged); return; }
     live.show(view.inside);
+    performance.mark("words");
     await live.charts();
     if (update) update(view.data); else update = drawReport(view.data);
+    performance.mark("charts");
     document.documentElement.dataset.view = shown;
   });
 
@@ -35,7 +38,7 @@
     held = !held;
     byId("pause").setAttribute("aria-pressed", held);
     tell();
-    if (!held) refresh();
+    if (!held) refresh().catch(failed);
   });
 
   const failed = (error) => live.say("Cannot be shown: " + error.message, "interrupted");
