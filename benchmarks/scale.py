@@ -292,8 +292,8 @@ def page(rows: list[Measured], per_row: float, logged: int, load: float) -> str:
         f"Language models on gloo, main memory, float32, one thread each, {SENTENCES} x {TOKENS} tokens per process "
         "and step: far fewer tokens per parameter than in real training, which makes watching look dear, and slow "
         "collectives, which make it look cheap. The ratio is the time of a step watched at **every** step over that "
-        f"without the hooks, by the clock, median and range of {ROUNDS} rounds; by default far fewer steps are sampled, "
-        "as many as cost 0.6 %.",
+        f"without the hooks, by the clock, median and range of {ROUNDS} rounds; by default far fewer steps are "
+        "sampled, as many as cost 0.6 %.",
         "",
         "| parameters | optimizer | watched tensors | bytes read and written per parameter held "
         "| collectives per sample | numbers in them | step watched / not |",
