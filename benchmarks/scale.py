@@ -163,7 +163,7 @@ def hook_seconds(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def one_sample(net: nn.Module, optimizer: torch.optim.Optimizer) -> Counted:
-    """A sample by itself, as by default: where the next step is sampled too, the copy is brought up to date for less."""
+    """A sample by itself, as by default: where the next step is sampled too, the copy costs less."""
     counted = Counted()
     with eq.watch(net, optimizer, every=2):
         for _ in range(2):
@@ -289,20 +289,21 @@ def page(rows: list[Measured], per_row: float, logged: int, load: float) -> str:
         "",
         "## Measured: FSDP2 on two processes",
         "",
-        f"Language models on gloo, main memory, float32, one thread each, {SENTENCES} x {TOKENS} tokens per "
-        "process and "
-        "step: far fewer tokens per parameter than in real training, so that the ratio is an upper end. It is the time "
-        "of a step watched at **every** step over that without the hooks, median and range of "
-        f"{ROUNDS} rounds; by default far fewer steps are sampled, as many as cost 0.6 %.",
+        f"Language models on gloo, main memory, float32, one thread each, {SENTENCES} x {TOKENS} tokens per process "
+        "and step: far fewer tokens per parameter than in real training, which makes watching look dear, and slow "
+        "collectives, which make it look cheap. The ratio is the time of a step watched at **every** step over that "
+        f"without the hooks, by the clock, median and range of {ROUNDS} rounds; by default far fewer steps are "
+        "sampled, as many as cost 0.6 %.",
         "",
-        "| parameters | optimizer | watched tensors | bytes read and written per parameter held | collectives per sample "
-        "| numbers in them | step watched / not |",
+        "| parameters | optimizer | watched tensors | bytes read and written per parameter held "
+        "| collectives per sample | numbers in them | step watched / not |",
         "|---|---|---|---|---|---|---|",
         *(_measured_row(row) for row in rows),
         "",
         f"The collectives hold {slope:g} numbers (float64) per watched tensor and {rest:g} more. "
         "With SGD weight, gradient and momentum buffer are read before the step; any other optimizer's weights are "
-        "copied before it, and copy, weight and gradient compared after it: one more copy of the watched weights in memory.",
+        "copied before it, and copy, weight and gradient compared after it: one more copy of the watched weights in "
+        "memory.",
         "",
         f"A row of the log takes {per_row:.0f} bytes on disk: the directory of a run of {logged:,} rows, over its "
         "rows.",
