@@ -20,12 +20,10 @@ SHORT = {  # enough to see it work; what is shown takes longer
     "lightning_digits": ["--epochs", "2"],
     "transformers_gpt": ["--steps", "12"],
 }
-QUICKEST = "tensorboard_digits"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == QUICKEST else pytest.mark.slow) for name in SHORT]
-)
+@pytest.mark.slow  # each imports a whole framework in a process of its own
+@pytest.mark.parametrize("name", SHORT)
 def test_an_example_runs_and_leaves_a_run(name, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true", "COLUMNS": "100"}
     done = subprocess.run(
