@@ -57,7 +57,7 @@ docs: setup  ## run every example of the documentation, then build its site into
 	$(BIN)/python docs/check_site.py build/docs
 
 docs-figures: setup  ## draw the figures of the concept pages again
-	@for script in docs/figures/[!_]*.py; done
+	@for script in docs/figures/[!_]*.py; do $(BIN)/python $$script || exit 1; done
 
 docs-generated: setup  ## write the page of corrections again, from the laws
 	$(BIN)/python docs/corrections.py
