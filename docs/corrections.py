@@ -22,7 +22,7 @@ HEAD = """# Corrections to the papers
 
 <!-- Written by docs/corrections.py from the laws themselves: do not edit. -->
 
-Every formula was derived again before it was written down here, and is tested against an independent slow computation.
+The laws here are not copied from the papers: each is tested against an independent slow computation.
 Where a paper prints something else, the law says so in its own source, and this page is generated from there;
 `eq.cite(name)` says the same at a prompt. {corrected} of {total} laws are corrected.
 """

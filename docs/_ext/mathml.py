@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from typing import Any
 
 from docutils import nodes
@@ -12,11 +13,17 @@ from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
 
 LOGGER = logging.getLogger(__name__)
+APPLIED = re.compile(r"(<mo>&ApplyFunction;</mo>)(?!\s*(?:<mrow>\s*)?<mo)")
+
+
+def converted(equation: str, *, block: bool) -> str:
+    """LaTeX to MathML, with the space between a function and a name that browsers leave out."""
+    return APPLIED.sub(r'\1<mspace width="0.17em"/>', latex2mathml.tex2mathml(equation, as_block=block))
 
 
 def _mathml(node: nodes.math | nodes.math_block, *, block: bool) -> str:
     try:
-        return latex2mathml.tex2mathml(node.astext(), as_block=block)
+        return converted(node.astext(), block=block)
     except MathError as error:
         LOGGER.warning("no MathML for %r: %s", node.astext(), error, location=node)
         return f"<code>{html.escape(node.astext())}</code>"

@@ -97,3 +97,9 @@ def test_docstrings_keep_their_bars_and_stars():
     assert escaped("||w||^2 of M* and x_ but not in_side") == r"\|\|w\|\|^2 of M\* and x\_ but not in_side"
     assert escaped("`a|b` and ``c*d_`` stay") == "`a|b` and ``c*d_`` stay"
     assert escaped("* an item, a*b") == r"* an item, a\*b"
+
+
+def test_a_function_keeps_its_distance_from_a_name_but_not_from_a_bracket():
+    converted = pytest.importorskip("mathml").converted
+    assert converted(r"\ln\cos x", block=False).count("<mspace") == 2
+    assert "<mspace" not in converted(r"\ln(x)", block=False)
