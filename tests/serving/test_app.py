@@ -18,7 +18,7 @@ pytest.importorskip("httpx", reason="the test client of starlette needs httpx")
 from served import columns, serving, write_damaged, write_run
 from starlette.testclient import TestClient
 
-from equilibria.cli.serve import build_app, read_plan
+from equilibria.cli.serve import build_app, missing_folders, read_plan
 from equilibria.errors import EquilibriaError
 from equilibria.planning import plan
 from equilibria.record import RunWriter
@@ -369,6 +369,16 @@ def test_a_file_is_no_folder_of_runs(tmp_path):
     (tmp_path / "a").write_text("")
     with pytest.raises(EquilibriaError, match="which is a file"):
         Catalogue([tmp_path / "a"])
+
+
+def test_a_folder_that_is_not_there_yet_is_told_and_awaited(tmp_path):
+    assert missing_folders((tmp_path, tmp_path / "later")) == [tmp_path / "later"]
+    catalogue = Catalogue([tmp_path / "later"])
+    catalogue.scan()
+    assert catalogue.empty == ("later",)
+    write_run(tmp_path / "later" / "a", 1, steps=100)
+    assert catalogue.scan()
+    assert [run.name for run in catalogue.runs.values()] == ["a"]
 
 
 def test_a_taken_port_is_told():

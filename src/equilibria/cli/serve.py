@@ -48,9 +48,16 @@ def command(*, runs: tuple[Path, ...], port: int, host: str, results: Path, brow
     within("--port", port, low=0, high=65535)
     app = build_app(runs, host=host, results=results)
     listening = bind(host, port)
+    for folder in missing_folders(runs):
+        click.echo(f"There is no folder {folder} (is that its name?); what begins there later is shown.", err=True)
     if host in _ANYWHERE:
         click.echo("Everybody who can reach this machine can look at these runs: there is no password.")
     run(app, listening, tell=lambda address: click.echo(f"Serving {address} (Ctrl-C ends it)"), browser=browser)
+
+
+def missing_folders(runs: tuple[Path, ...]) -> list[Path]:
+    """Those that a training may be about to make, or that are misspelt."""
+    return [folder for folder in runs if not folder.exists()]
 
 
 def build_app(runs: tuple[Path, ...], *, host: str = "127.0.0.1", results: Path = Path("results")) -> App:

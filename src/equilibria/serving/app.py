@@ -93,7 +93,7 @@ class App:
         return HTMLResponse(frame("Runs", here="/", body=body("runs.html"), styles=[], scripts=["live.js", "runs.js"]))
 
     async def _list(self, _: Request) -> Response:
-        return _json({"runs": await self.hub.runs(), "empty": self.hub.catalogue.empty})
+        return _json(await self.hub.runs())
 
     async def _list_events(self, _: Request) -> Response:
         return _stream(self.hub.list_events())

@@ -7,11 +7,10 @@
   const TITLES = { ratio: "angle ÷ equilibrium", angle: "angle per step, rad", norm: "norm of the weights" };
   const chosen = new Set(new URLSearchParams(location.search).getAll("run").map(Number));
   let wantedLayer = new URLSearchParams(location.search).get("layer");
-  let found = null, seen = "", zoom = null;
+  let found = null, seen = "";
 
   const kind = () => form.elements.kind.value;
   const hue = (place) => color("c" + place);
-  const shape = (place) => ["solid", "8px,4px", "3px,3px", "10px,3px,3px,3px"][Math.floor(place / 2) % 4];
 
   const line = (run, y, place, more, name) => ({
     x: run.x, y, mode: run.x.length > 1 ? "lines" : "markers", connectgaps: false, name: run.name,

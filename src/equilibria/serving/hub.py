@@ -38,11 +38,16 @@ class Hub:
 
     # ---- asked by requests
 
-    async def runs(self) -> list[dict[str, Any]]:
+    @property
+    def listing(self) -> dict[str, Any]:
+        """What the list shows: runs, the folders without any, and whether some are left out."""
+        return {"runs": self._list, "empty": self.catalogue.empty, "left_out": self.catalogue.left_out}
+
+    async def runs(self) -> dict[str, Any]:
         """The list as it is now; what takes time to read follows as events."""
         await self.worker.do(self._look)
         self._begin_loading()
-        return self._list
+        return self.listing
 
     async def view(self, number: int) -> View | None:
         """The page of a run, None if there is no such number."""
@@ -62,7 +67,7 @@ class Hub:
         async for _ in self._moments(None):
             if self._list != sent:
                 sent = self._list
-                yield event("runs", {"runs": sent, "empty": self.catalogue.empty})
+                yield event("runs", self.listing)
             else:
                 yield ALIVE
 

@@ -50,7 +50,7 @@
     while (body.children.length > rows.length) body.lastChild.remove();
   };
 
-  const show = ({ runs: found, empty }) => {
+  const show = ({ runs: found, empty, left_out: leftOut }) => {
     runs = found;
     const training = runs.filter((run) => kind(run.state) === "training").length;
     const words = runs.length + (runs.length === 1 ? " run" : " runs") + (training ? ", " + training + " training now" : "");
@@ -58,6 +58,7 @@
     byId("empty").textContent = empty.length
       ? "No run in " + empty.join(", ") + " yet. A run is a folder that equilibria.watch(..., log_dir=...) writes; it appears here by itself."
       : "";
+    if (leftOut) byId("empty").textContent += " There are more runs: only the first " + count(runs.length) + " are shown.";
     draw();
   };
 
