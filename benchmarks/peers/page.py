@@ -147,8 +147,8 @@ def _eigenvalue(results: Results) -> Iterator[str]:
         yield f"| {row.name} | {_answers(row, results.truth)} |"
     yield ""
     yield (
-        "What is reported in evaluation mode (PyHessian puts the model there itself) is an eigenvalue too, but of another "
-        "loss: one whose normalisation does not depend on the weights."
+        "What is reported in evaluation mode (PyHessian puts the model there itself) is an eigenvalue too, but of "
+        "another loss: one whose normalisation does not depend on the weights."
     )
     yield ""
 
