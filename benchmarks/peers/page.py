@@ -146,6 +146,11 @@ def _eigenvalue(results: Results) -> Iterator[str]:
     for row in results.eigenvalue:
         yield f"| {row.name} | {_answers(row, results.truth)} |"
     yield ""
+    yield (
+        "What is reported in evaluation mode (PyHessian puts the model there itself) is an eigenvalue too, but of "
+        "another loss: one whose normalisation does not depend on the weights."
+    )
+    yield ""
 
 
 def _answers(row: Answers, truth: float) -> str:
@@ -170,9 +175,9 @@ def _invariance(results: Results) -> Iterator[str]:
     yield "## Which tensors are scale-invariant?"
     yield ""
     yield (
-        "The answer is known: every weight was scaled by itself, in float64. AdamP asks at every step, so its "
-        "mistakes are "
-        "counted over tensors and steps."
+        "The answer is known: every weight was scaled by itself, in float64, on a copy with ten times the weights (as "
+        "they start, attention is so even that queries and keys hardly matter). AdamP asks at every step, so its "
+        "mistakes are counted over tensors and steps."
     )
     yield ""
     yield "| network | tool | invariant ones missed | others named | others named at some step | CPU s | cost |"
