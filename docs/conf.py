@@ -20,7 +20,14 @@ copyright = "the equilibria contributors, MIT licence"
 release = version = __version__
 
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "results/RESULTS.md", "benchmarks/*.md", "examples/README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+include_patterns = [
+    "docs/**.md",
+    "results/RESULTS.md",
+    "benchmarks/*.md",
+    "examples/README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+]
 exclude_patterns = [".venv", "build", "src", "tests", "**/records-*"]
 source_suffix = {".md": "markdown"}
 
