@@ -304,7 +304,7 @@ class Followed:
         if thinned.stride > 1:
             notes.append(
                 f"a long run: findings and table rest on every {_ordinal(thinned.stride)} sample of a layer, and so do "
-                f"the lines of norms and predictions; the angles drawn, on all {totals.rows:,} (equilibria report reads "
+                f"the lines of norms and predictions; the angles drawn on all {totals.rows:,} (equilibria report reads "
                 "all of them for everything)"
             )
             for word, (count, last) in totals.notes.items():
