@@ -58,7 +58,10 @@ def card(
     held = list(rows)
     if held:
         parts.append(_table(headings, held))
-    parts += [f'<div style="margin-top:4px;max-width:70ch">{escape(note)}</div>' for note in notes[:_MOST_NOTES]]
+    parts += [
+        f'<div style="margin-top:4px;max-width:70ch">{escape(note[:1].upper() + note[1:])}</div>'
+        for note in notes[:_MOST_NOTES]
+    ]
     left = len(notes) - _MOST_NOTES
     parts += [_soft(f"and {left} more")] if left > 0 else []
     return f'<div style="font:13px/1.45 system-ui,sans-serif;margin:4px 0">{"".join(parts)}</div>'

@@ -138,7 +138,7 @@ def test_the_headline_counts_and_names_the_worst():
     good = sum(ratio is not None and 0.95 <= ratio <= 1.05 for ratio in ratios)
     off = [finding.subject for finding in diagnose(SAMPLES, metadata=METADATA) if "than predicted" in finding.subject]
     assert off == [f"{OUTLIER} turns faster than predicted"] and good == 17  # one is 5 % off, but by chance
-    assert "17 of 19 layers turn as predicted; for 1 there are too few samples to judge; for 1 there is no" in told
+    assert "17 of 19 layers turn as predicted; 1 may be off by chance; for 1 more there is no" in told
     assert f"The one that is furthest off: {OUTLIER} turns 0.0" in told
     assert "The layer turns as predicted" in words(PAGES["one"])
 
@@ -177,7 +177,10 @@ def test_the_headline_agrees_with_the_findings():
     off = dataclasses.replace(layer, angle_vs_predicted=1.3, how_wrong=0.26, angle_error=0.01)
     scattered, few = dataclasses.replace(off, angle_error=0.1), dataclasses.replace(off, samples=5)
     assert [as_predicted(each) for each in (layer, off, scattered, few)] == [True, False, None, None]
-    assert headline([few, scattered]) == "Too few samples to judge both layers"
+    assert headline([few, few]) == "Too few samples to judge both layers"
+    assert headline([scattered]) == "The layer is not sure to turn as predicted; 1 may be off by chance"
+    few_and_scattered = "for 1 there are too few samples to judge; 1 may be off by chance"
+    assert headline([few, scattered]) == f"No layer of 2 is sure to turn as predicted; {few_and_scattered}"
     assert headline([off]) == "The layer does not turn as predicted"
     assert headline([off] * 3) == "None of 3 layers turns as predicted"
     unsure = "for 1 there are too few samples to judge"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -50,6 +51,12 @@ class Whole(click.ParamType):  # type: ignore[type-arg]
 
 
 NUMBER, WHOLE = Number(), Whole()
+PATH = click.Path(path_type=Path)
+
+
+def completes(words: Iterable[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """What the shell offers for a value: the words that begin as typed."""
+    return lambda _context, _parameter, typed: [word for word in words if word.startswith(typed.lower())]
 
 
 def apply(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -64,7 +71,12 @@ def apply(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 
 rule_options = apply(
-    click.option("--optimizer", required=True, help=f"One of: {', '.join(OPTIMIZERS)} (adam: coupled L2)."),
+    click.option(
+        "--optimizer",
+        required=True,
+        shell_complete=completes(OPTIMIZERS),
+        help=f"One of: {', '.join(OPTIMIZERS)} (adam: coupled L2).",
+    ),
     click.option("--lr", type=NUMBER, help="Learning rate (the peak, with a schedule; not needed with --lr-file)."),
     click.option("--wd", "--weight-decay", type=NUMBER, required=True, help="Weight decay, as torch takes it."),
     click.option("--momentum", type=NUMBER, help="Momentum (sgd, sgdw: 0 if not given; muon: 0.95)."),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equilibria.cli._flags import flag, named
-from equilibria.cli._options import NUMBER, WHOLE, apply, numbers
+from equilibria.cli._options import NUMBER, PATH, WHOLE, apply, completes, numbers
 from equilibria.errors import EquilibriaError, one_of, positive, whole, within
 
 if TYPE_CHECKING:
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 SCHEDULES = ("constant", "step", "linear", "cosine", "polynomial", "exponential", "wsd", "file")
 
 schedule_options = apply(
-    click.option("--schedule", default="constant", show_default=True, help=f"One of: {', '.join(SCHEDULES)}."),
+    click.option(
+        "--schedule",
+        default="constant",
+        show_default=True,
+        shell_complete=completes(SCHEDULES),
+        help=f"One of: {', '.join(SCHEDULES)}.",
+    ),
     click.option("--steps", type=WHOLE, help="Length of the run in optimizer steps (positions are steps then)."),
     click.option("--epochs", type=NUMBER, help="Length of the run in epochs (positions are epochs then)."),
     click.option("--steps-per-epoch", type=WHOLE, help="Optimizer steps per epoch."),
@@ -33,7 +39,7 @@ schedule_options = apply(
     click.option("--cycles", type=WHOLE, help="cosine: number of warm restarts plus one."),
     click.option("--power", type=NUMBER, help="polynomial: the power (1 if not given)."),
     click.option("--decay", type=NUMBER, help="wsd: length of the final decay."),
-    click.option("--lr-file", type=Path, help="file: one lr per step, as a JSON list or one per line."),
+    click.option("--lr-file", type=PATH, help="file: one lr per step, as a JSON list or one per line."),
     click.option("--per-epoch", is_flag=True, help="Hold lr during an epoch, as one scheduler.step() per epoch does."),
 )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._options import json_option
+from equilibria.cli._options import PATH, json_option
 from equilibria.cli._output import jsonable, print_json
 from equilibria.errors import EquilibriaError
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @click.command("doctor")
 @click.argument("target", required=False)
-@click.option("--save", type=Path, help="Also write what --json prints to this file, for --diff.")
-@click.option("--diff", nargs=2, type=Path, help="Compare two saved outputs instead: OLD NEW.")
+@click.option("--save", type=PATH, help="Also write what --json prints to this file, for --diff.")
+@click.option("--diff", nargs=2, type=PATH, help="Compare two saved outputs instead: OLD NEW.")
 @json_option
 def command(*, target: str | None, save: Path | None, diff: tuple[Path, Path] | None, as_json: bool) -> None:
     """What the optimizer does to every parameter, beside how it is scale-invariant.

@@ -11,7 +11,7 @@ import click
 
 from equilibria.cli._chart import chart
 from equilibria.cli._flags import flag, named
-from equilibria.cli._options import WHOLE, json_option
+from equilibria.cli._options import PATH, WHOLE, json_option
 from equilibria.cli._output import jsonable, print_json, width
 from equilibria.cli._scenarios import EXAMPLES, scenario_options, scenarios
 from equilibria.cli._schedule import build_run
@@ -26,7 +26,7 @@ _FLAGS = {"start": "--from", "schedule": "--schedule", "path": "--html", "target
 
 
 @click.command("forecast")
-@click.argument("run", type=Path)
+@click.argument("run", type=PATH)
 @scenario_options
 @click.option(
     "--what-if", "what_ifs", multiple=True, help=f"NAME=FLAGS: another scenario, by what differs: {EXAMPLES}."
@@ -43,7 +43,7 @@ _FLAGS = {"start": "--from", "schedule": "--schedule", "path": "--html", "target
     type=WHOLE,
     help="Forecast from this step, as if nothing later were recorded.",
 )
-@click.option("--html", type=Path, help="Also write one offline page to this file.")
+@click.option("--html", type=PATH, help="Also write one offline page to this file.")
 @json_option
 @click.pass_context
 def command(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,7 @@ from equilibria.cli._chart import chart
 from equilibria.cli._flags import named
 from equilibria.cli._options import (
     NUMBER,
+    PATH,
     build_rule,
     check_scale,
     json_option,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--init-std", type=NUMBER, help="adamw, lion: rms of the entries at the start, such as 0.02.")
 @click.option("--dtype", default="float32", help="In which the weights are stored: float32, bfloat16 or float16.")
 @click.option("--tolerance", type=NUMBER, default=0.05, show_default=True, help="What counts as settled.")
-@click.option("--html", type=Path, help="Also write one offline page to this file.")
+@click.option("--html", type=PATH, help="Also write one offline page to this file.")
 @json_option
 def command(**options: Any) -> None:
     """What a schedule does before it runs: phase by phase, as a curve, and in plain sentences."""

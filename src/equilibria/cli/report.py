@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equilibria.cli._flags import named
-from equilibria.cli._options import json_option
+from equilibria.cli._options import PATH, json_option
 from equilibria.cli._output import jsonable, print_json
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ _MOST_ROWS = 40
 
 
 @click.command("report")
-@click.argument("run", type=Path)
-@click.option("--html", type=Path, help="Also write one offline page to this file.")
+@click.argument("run", type=PATH)
+@click.option("--html", type=PATH, help="Also write one offline page to this file.")
 @json_option
 def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     """What the run recorded in the directory RUN did, layer by layer, beside what theory predicts."""

@@ -108,7 +108,9 @@ def widened(layers: Sequence[LayerForecast]) -> Iterator[Finding]:
         "it); augmentation or label smoothing bring the gradient back"
         if NEAR_INTERPOLATION in by_reason
         else "",
-        "watch longer, or with every=5 or 1" if by_reason.keys() - {NEAR_INTERPOLATION} else "",
+        "watch longer, or sample every fifth step or each (see eq.watch)"
+        if by_reason.keys() - {NEAR_INTERPOLATION}
+        else "",
     ]
     yield Finding(
         "warning",

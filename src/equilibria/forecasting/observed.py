@@ -138,7 +138,7 @@ def observe(run: RunLike, *, before: int | None = None) -> Observed:
         else:
             members.append((name, entry, columns))
     if not members:
-        more = "watch longer, or with every=5 or 1" if before is None else "a later start"
+        more = "watch longer, or sample every fifth step or each (see eq.watch)" if before is None else "a later start"
         raise EquilibriaError(
             f"got a run in which no layer can be forecast ({_grouped(refused)}); expected a normalised layer under "
             f"SGD, SGDW, AdamW or Adam with {LEAST_SAMPLES} samples"

@@ -38,13 +38,17 @@ def _row(plan: Plan, phase: Phase, unit: int) -> list[str]:
     ratios = [moment.angle_ratio for moment in (phase.start, phase.middle, phase.end)]
     return [
         f"{phase.number}",
-        f"{first:,.4g}-{last:,.4g}",
+        f"{_position(first)}-{_position(last)}",
         f"{phase.end.lr:.3g}",
         f"{phase.end.weight_decay:.3g}",
         f"{phase.end.angle_equilibrium:.3g}",
         *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
         _settles(plan, phase),
     ]
+
+
+def _position(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
 def _settles(plan: Plan, phase: Phase) -> str:

@@ -12,6 +12,7 @@ from equilibria._notebook import GOAL, MEASURED, PREDICTED, Line, card, chart
 from equilibria.findings import Finding
 from equilibria.measure.summary import LayerSummary
 from equilibria.report.decimate import stretches
+from equilibria.report.terminal import state_word
 from equilibria.report.verdict import headline, worst, worst_first
 
 _STRETCHES = 120
@@ -87,7 +88,7 @@ def _row(layer: LayerSummary) -> list[str]:
         "" if ratio is None else f"{ratio:.2f}",
         _number(layer.norm),
         _number(layer.norm_equilibrium),
-        layer.state or "",
+        state_word(layer),
     ]
 
 

@@ -101,7 +101,7 @@ def layer_table(layers: Sequence[LayerSummary], columns: Sequence[_Column], *, w
     for layer in layers:
         name = layer.name.removesuffix(".weight") if short else layer.name
         label = [Text(_short(layer.how or ""))] if labelled else []
-        table.add_row(Text(name), *(column.cell(layer) for column in columns), _state(layer), *label)
+        table.add_row(Text(name), *(column.cell(layer) for column in columns), state_word(layer), *label)
     return table
 
 
@@ -162,7 +162,8 @@ def _count(value: float) -> str:
     return f"{value:.1f}" if value < 100 and value != int(value) else f"{value:,.0f}"
 
 
-def _state(layer: LayerSummary) -> str:
+def state_word(layer: LayerSummary) -> str:
+    """The state of a layer, or why it has none."""
     if layer.no_law is not None:
         return "no law"
     if layer.invariant is False:

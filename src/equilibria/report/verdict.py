@@ -56,10 +56,12 @@ def headline(layers: Sequence[LayerSummary]) -> str:
         return _without_prediction(layers)
     verdicts = [as_predicted(layer) for layer in compared]
     unsure, without = verdicts.count(None), len(layers) - len(compared)
-    rest = f"; for {without:,} there is no prediction" if without else ""
-    if unsure == len(compared):
-        return f"Too few samples to judge {_which(unsure)}{rest}"
-    doubt = f"; for {unsure:,} there are too few samples to judge" if unsure else ""
+    few = sum(layer.few for layer in compared)
+    rest = f"; for {without:,} more there is no prediction" if without else ""
+    if few == len(compared):
+        return f"Too few samples to judge {_which(few)}{rest}"
+    doubt = f"; for {few:,} there are too few samples to judge" if few else ""
+    doubt += f"; {unsure - few:,} may be off by chance" if unsure > few else ""
     return f"{_how_many(verdicts.count(True), verdicts.count(False), len(compared))} as predicted{doubt}{rest}"
 
 
@@ -67,6 +69,8 @@ def _how_many(good: int, off: int, compared: int) -> str:
     if good == compared:
         which = _which(compared)
         return f"{which[0].upper()}{which[1:]} {_turn(compared)}"
+    if good == 0 and off == 0:
+        return f"No layer of {compared:,} is sure to turn" if compared > 1 else "The layer is not sure to turn"
     if good == 0 and off < compared:
         return f"{off:,} of {_count(compared)} {'does' if off == 1 else 'do'} not turn"
     if good == 0:
