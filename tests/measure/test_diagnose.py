@@ -466,6 +466,23 @@ def test_nobody_waits_for_a_norm_that_is_there():
     assert layer.sentence.endswith("its norm is right to 1 %, but it still turns at 1.5x its equilibrium.")
 
 
+@pytest.mark.parametrize(("turns", "length"), [(1.5, 1.08), (0.6, 0.9)])
+def test_no_rescaling_that_would_lead_further_away_is_advised(turns, length):
+    """A weight that turns too fast is not to be made shorter."""
+    run = world(HEAVY_BALL, 600)
+    angle, count = run.samples["angle_equilibrium"].to_numpy() * turns, len(run.samples)
+    table = edited(
+        run.samples,
+        angle=angle,
+        angle_predicted=angle,
+        norm_equilibrium=run.samples["norm"].to_numpy() / length,
+        steps_to_settle=np.full(count, 50.0),
+        state=["approaching"] * count,
+    )
+    (finding,) = [each for each in diagnose(table, metadata=run.metadata) if "out of eq" in each.subject]
+    assert finding.remedy.startswith("nothing to rescale: angle and norm are off to the same side")
+
+
 def test_weights_that_are_not_scale_invariant_are_no_finding():
     run = world(SGD(0.1, 0.0, momentum=0.9), 600)
     assert diagnose(edited(run.samples, cosine=np.full(len(run.samples), 0.1)), metadata=run.metadata) == ()

@@ -19,6 +19,8 @@ _FOR_PEOPLE = (
     "equilibria.planning.",
     "equilibria.report.",
     "equilibria.findings",
+    "equilibria.measure.diagnose.",
+    "equilibria.measure.sharpness_findings.",
 )
 _SHOWN_BY = "_repr_html_"
 

@@ -98,6 +98,11 @@ def _remedy(layer: Layer, *, moving: bool) -> str:
             "nothing to rescale, since the norm is where it settles: the angle follows the recent gradients and moves "
             "on with them"
         )
+    if (ratio > 1) == ((layer.summary.angle_vs_equilibrium or 1.0) > 1):  # a longer weight turns more slowly
+        return (
+            "nothing to rescale: angle and norm are off to the same side, so the norm has moved while these samples "
+            "were taken; look again when it has come to rest"
+        )
     at_once = f"for {layer.name} at once: {rescaling(layer.rule, 1 / ratio)}"
     if wait:
         return f"wait, or {at_once}"
