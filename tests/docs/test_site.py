@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -14,7 +15,8 @@ import pytest
 
 import equilibria
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 sys.path[:0] = [str(DOCS), str(DOCS / "_ext")]
 
 import check_site  # noqa: E402
@@ -52,6 +54,69 @@ def test_every_public_name_says_what_it_is(package):
         if not value.__doc__
     ]
     assert silent == []
+
+
+WITHOUT_PUBLIC_NAMES = {"cli", "experiments", "integrations", "measure", "pages", "serving"}
+"""Packages that hold nothing public themselves, or whose public names are those of the modules in them."""
+
+
+def test_a_package_says_what_is_public_in_it():
+    silent = [path for path in (ROOT / "src" / "equilibria").rglob("__init__.py") if not exported(path)]
+    assert {path.relative_to(ROOT / "src" / "equilibria").parts[0] for path in silent} <= WITHOUT_PUBLIC_NAMES
+
+
+def exported(path: Path) -> list[str]:
+    """What is in the `__all__` of a file, which is not imported: some need lightning."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def source_of(module: str) -> Path:
+    path = ROOT.joinpath("src", *module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def members(module: str) -> set[str]:
+    """What autodoc describes of a module: its `__all__`, or what is defined there."""
+    path = source_of(module)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    defined = [each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+    return {f"{module}.{name}" for name in exported(path) or defined}
+
+
+def described(text: str) -> set[str]:
+    """The names that a page of the reference has an entry for."""
+    found = set(re.findall(r"auto(?:class|function|exception|data):: (\S+)", text))
+    for directive, module, options in re.findall(r"(public-names|automodule):: (\S+)\n((?:   :.*\n)*)", text):
+        below = source_of(module).parent.glob("[!_]*.py") if ":modules:" in options else []
+        found |= set() if ":no-members:" in options else members(module)
+        found |= {name for path in below for name in members(f"{module}.{path.stem}")}
+        assert directive == "automodule" or exported(source_of(module))
+    return found
+
+
+def imported(text: str) -> set[str]:
+    """The names that examples take from modules of ours, without the modules among them."""
+    found = re.findall(r"^[ >]*from (equilibria[\w.]*) import (\([^)]*\)|[^\n#]+)", text, flags=re.MULTILINE)
+    names = {f"{module}.{name}" for module, several in found for name in re.findall(r"\w+", several)}
+    return {name for name in names if not source_of(name).is_file()}
+
+
+def test_imports_and_entries_are_found():
+    text = "from equilibria.theory import SGD\n>>> from equilibria.data import (\n    Batches,\n)\nfrom equilibria import theory"
+    assert imported(text) == {"equilibria.theory.SGD", "equilibria.data.Batches"}
+    reference = described(".. public-names:: equilibria.theory\n   :modules:\n")
+    assert {"equilibria.theory.SGD", "equilibria.theory.angles.linear_scaling_ratio"} <= reference
+    assert "equilibria.theory.linear_scaling_ratio" not in reference
+
+
+def test_everything_that_an_example_imports_is_in_the_reference():
+    pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").glob("*.*"))]
+    used = {name for page in pages for name in imported(page.read_text(encoding="utf-8"))}
+    reference = {name for page in (DOCS / "api").glob("*.md") for name in described(page.read_text(encoding="utf-8"))}
+    assert sorted(used - reference) == [], "add an entry to docs/api, or import it from where it is public"
 
 
 def test_the_page_of_corrections_is_what_the_laws_say_now():
