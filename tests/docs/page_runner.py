@@ -181,8 +181,8 @@ def _refuse_blind(tolerance: Tolerance, shown: str, where: str) -> None:
     values = [float(text.replace(",", "")) for text in NUMBER.findall(shown)]
     for value in values if not tolerance.exact else []:
         assert value == 0 or max(tolerance.rel, tolerance.abs / value) <= 0.5, (
-            f"{where}: shows {value:g}, and `numbers: rel={tolerance.rel:g} abs={tolerance.abs:g}` lets it be off by more "
-            "than half; give a smaller abs, or only rel"
+            f"{where}: shows {value:g}, and `numbers: rel={tolerance.rel:g} abs={tolerance.abs:g}` lets it be off "
+            "by more than half; give a smaller abs, or only rel"
         )
 
 

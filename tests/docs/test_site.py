@@ -105,8 +105,8 @@ def imported(text: str) -> set[str]:
 
 
 def test_imports_and_entries_are_found():
-    text = "from equilibria.theory import SGD\n>>> from equilibria.data import (\n    Batches,\n)\nfrom equilibria import theory"
-    assert imported(text) == {"equilibria.theory.SGD", "equilibria.data.Batches"}
+    text = "from equilibria.theory import SGD\n>>> from equilibria.data import (\n    Batches,\n)\n"
+    assert imported(f"{text}from equilibria import theory") == {"equilibria.theory.SGD", "equilibria.data.Batches"}
     reference = described(".. public-names:: equilibria.theory\n   :modules:\n")
     assert {"equilibria.theory.SGD", "equilibria.theory.angles.linear_scaling_ratio"} <= reference
     assert "equilibria.theory.linear_scaling_ratio" not in reference
@@ -121,6 +121,14 @@ def test_everything_that_an_example_imports_is_in_the_reference():
 
 def test_the_page_of_corrections_is_what_the_laws_say_now():
     assert corrections.PAGE.read_text(encoding="utf-8") == corrections.page(), "run `make docs-generated`"
+
+
+def test_a_merged_row_names_all_its_laws_and_an_extension_corrects_nothing():
+    table = corrections.corrections("nrq")
+    (row,) = (line for line in table.splitlines() if "`rayleigh.equilibrium_norm_sq`" in line)
+    assert "`rayleigh.norm_sq_along`" in row and "`rayleigh.norm_sq_at`" in row
+    assert "targets.targets" not in corrections.corrections("smd")
+    assert "`targets.targets`" in corrections.extensions()
 
 
 def test_a_test_is_found_only_if_it_uses_the_law():
