@@ -136,6 +136,32 @@ def test_a_test_is_found_only_if_it_uses_the_law():
     assert corrections.tests_of("nothing.no_such_law") == []
 
 
+def listed(page: Path) -> set[Path]:
+    """The pages that the tables of contents of a page name, patterns filled in."""
+    trees = re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for tree in trees for line in tree.splitlines() if line and line[0] != ":"]
+    names = [page.parent / re.sub(r"^.*<(.*)>$", r"\1", line) for line in lines]  # also of "A title <name>"
+    return {found.resolve() for name in names for found in name.parent.glob(f"{name.name}.md")}
+
+
+def reached(page: Path) -> set[Path]:
+    """A page, and all that can be reached from it by tables of contents."""
+    found, new = set(), {page}
+    while new:
+        found |= new
+        new = {below for above in new for below in listed(above)} - found
+    return found
+
+
+def test_every_page_is_in_a_table_of_contents(tmp_path):
+    pages = {page.resolve() for page in DOCS.rglob("*.md")}
+    assert sorted(pages - reached(DOCS.resolve() / "index.md")) == [], "add it to a toctree"
+    (tmp_path / "index.md").write_text("```{toctree}\n:hidden:\n\nA title <one>\n```\n")
+    (tmp_path / "one.md").write_text("# One\n")
+    (tmp_path / "lost.md").write_text("# Lost\n")
+    assert {page.name for page in reached(tmp_path / "index.md")} == {"index.md", "one.md"}
+
+
 def test_every_concept_has_a_figure_that_a_script_draws():
     pages = {path.stem for path in (DOCS / "concepts").glob("*.md")} - {"index"}
     drawn = {path.stem.replace("_", "-") for path in (DOCS / "figures").glob("[!_]*.py")}
