@@ -13,7 +13,7 @@ from pathlib import Path
 from sphinx.util.inventory import InventoryFile
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
-from public_names import public_packages
+from public_names import public_modules
 
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\b(?:src|srcset)\s*=\s*["'](?:https?:)?//[^"']+"""
@@ -36,14 +36,12 @@ def foreign(site: Path) -> Iterator[str]:
 
 
 def public_names() -> list[str]:
-    """Every name that a package says is public, in full; modules are pages, not names."""
-    sys.path.insert(0, str(Path(__file__).parent / "_ext"))
-
+    """Every name that a package or module says is public, in full; modules are pages, not names."""
     return [
-        f"{package.__name__}.{name}"
-        for package in public_packages()
-        for name in package.__all__
-        if not isinstance(getattr(package, name), type(sys))
+        f"{module.__name__}.{name}"
+        for module in public_modules()
+        for name in module.__all__
+        if not isinstance(getattr(module, name), type(sys))
     ]
 
 
@@ -58,7 +56,8 @@ def main(site: Path) -> int:
     """Say what is wrong; 1 if anything is."""
     faults = [f"from elsewhere: {found}" for found in foreign(site)]
     faults += [
-        f"not in the reference: {name} (add `public-names` of its package to docs/api)" for name in missing(site)
+        f"not in the reference: {name} (add `public-names` or `automodule` of its home to docs/api)"
+        for name in missing(site)
     ]
     print("\n".join(faults) or f"{site}: complete, and nothing from elsewhere")  # noqa: T201
     return 1 if faults else 0

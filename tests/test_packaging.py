@@ -115,7 +115,9 @@ def test_the_sdist_builds_the_same_wheel(wheel, tmp_path):
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "source", filter="data")
     (source,) = (tmp_path / "source").iterdir()
-    assert {"LICENSE", "README.md", "pyproject.toml"} <= {file.name for file in source.iterdir()}
+    held = {file.name for file in source.iterdir()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "src"} <= held
+    assert not {"results", "tests"} & held  # the tests need the results
     again = _build("wheel", tmp_path / "again", source)
     assert _names(again) == _names(wheel)
 

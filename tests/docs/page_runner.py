@@ -16,7 +16,8 @@ A comment on a line before a block, which no reader sees, says what is special a
 
 What is printed must have the words that are shown; runs of blanks count as one. A number in a ```text block may be off
 by 1 % or one in its last decimal (training rounds differently from machine to machine), one in a ```console block not
-at all; a `numbers` comment widens both. A line ``...`` stands for any number of lines.
+at all; a `numbers` comment widens both, by at most half of any number shown (0 aside). A line ``...`` stands for any
+number of lines.
 """
 
 from __future__ import annotations
@@ -168,10 +169,21 @@ def fresh_modules() -> Iterator[None]:
 
 def assert_shown(printed: str, shown: str, tolerance: Tolerance, where: str) -> None:
     """What was printed is what the page shows."""
+    _refuse_blind(tolerance, shown, where)
     found, expected = (_lines(text) for text in (printed, shown))
     if not _same(found, expected, tolerance):
         both = "\n".join(["--- the page shows", *expected, "--- the example prints", *found])
         raise AssertionError(f"{where}\n{both}")
+
+
+def _refuse_blind(tolerance: Tolerance, shown: str, where: str) -> None:
+    """A tolerance of more than half a number would let nearly anything pass for it."""
+    values = [float(text.replace(",", "")) for text in NUMBER.findall(shown)]
+    for value in values if not tolerance.exact else []:
+        assert value == 0 or max(tolerance.rel, tolerance.abs / value) <= 0.5, (
+            f"{where}: shows {value:g}, and `numbers: rel={tolerance.rel:g} abs={tolerance.abs:g}` lets it be off "
+            "by more than half; give a smaller abs, or only rel"
+        )
 
 
 def _lines(text: str) -> list[str]:

@@ -95,6 +95,15 @@ def test_a_comment_widens_the_tolerance_from_there_on():
         page(f"<!-- numbers: rel=0.05 abs=0.05 -->\n{text.replace('0.6', '0.61')}").run()
 
 
+@pytest.mark.parametrize("given", ["rel=0.01 abs=0.15", "rel=0.6 abs=0"])
+def test_a_tolerance_that_lets_anything_pass_is_refused(given):
+    text = f"<!-- numbers: {given} -->\n```python\nprint('0.20 rad after 0 of 1,000 steps')\n```\n\n"
+    shown = "```text\n0.20 rad after 0 of 1,000 steps\n```\n"
+    with pytest.raises(AssertionError, match=r"shows 0\.2, .* lets it be off by more than half"):
+        page(text + shown).run()
+    page(text.replace(given, "rel=0.1 abs=0.1") + shown).run()
+
+
 def test_a_page_says_itself_that_it_is_slow():
     assert page("# Title\n\n<!-- slow -->\n").slow
     assert not page("# slow\n").slow

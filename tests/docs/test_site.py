@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -14,7 +15,8 @@ import pytest
 
 import equilibria
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 sys.path[:0] = [str(DOCS), str(DOCS / "_ext")]
 
 import check_site  # noqa: E402
@@ -54,13 +56,110 @@ def test_every_public_name_says_what_it_is(package):
     assert silent == []
 
 
+WITHOUT_PUBLIC_NAMES = {"cli", "experiments", "integrations", "measure", "pages", "serving"}
+"""Packages that hold nothing public themselves, or whose public names are those of the modules in them."""
+
+
+def test_a_package_says_what_is_public_in_it():
+    silent = [path for path in (ROOT / "src" / "equilibria").rglob("__init__.py") if not exported(path)]
+    assert {path.relative_to(ROOT / "src" / "equilibria").parts[0] for path in silent} <= WITHOUT_PUBLIC_NAMES
+
+
+def exported(path: Path) -> list[str]:
+    """What is in the `__all__` of a file, which is not imported: some need lightning."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def source_of(module: str) -> Path:
+    path = ROOT.joinpath("src", *module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def members(module: str) -> set[str]:
+    """What autodoc describes of a module: its `__all__`, or what is defined there."""
+    path = source_of(module)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    defined = [each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+    return {f"{module}.{name}" for name in exported(path) or defined}
+
+
+def described(text: str) -> set[str]:
+    """The names that a page of the reference has an entry for."""
+    found = set(re.findall(r"auto(?:class|function|exception|data):: (\S+)", text))
+    for directive, module, options in re.findall(r"(public-names|automodule):: (\S+)\n((?:   :.*\n)*)", text):
+        below = source_of(module).parent.glob("[!_]*.py") if ":modules:" in options else []
+        found |= set() if ":no-members:" in options else members(module)
+        found |= {name for path in below for name in members(f"{module}.{path.stem}")}
+        assert directive == "automodule" or exported(source_of(module))
+    return found
+
+
+def imported(text: str) -> set[str]:
+    """The names that examples take from modules of ours, without the modules among them."""
+    found = re.findall(r"^[ >]*from (equilibria[\w.]*) import (\([^)]*\)|[^\n#]+)", text, flags=re.MULTILINE)
+    names = {f"{module}.{name}" for module, several in found for name in re.findall(r"\w+", several)}
+    return {name for name in names if not source_of(name).is_file()}
+
+
+def test_imports_and_entries_are_found():
+    text = "from equilibria.theory import SGD\n>>> from equilibria.data import (\n    Batches,\n)\n"
+    assert imported(f"{text}from equilibria import theory") == {"equilibria.theory.SGD", "equilibria.data.Batches"}
+    reference = described(".. public-names:: equilibria.theory\n   :modules:\n")
+    assert {"equilibria.theory.SGD", "equilibria.theory.angles.linear_scaling_ratio"} <= reference
+    assert "equilibria.theory.linear_scaling_ratio" not in reference
+
+
+def test_everything_that_an_example_imports_is_in_the_reference():
+    pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").glob("*.*"))]
+    used = {name for page in pages for name in imported(page.read_text(encoding="utf-8"))}
+    reference = {name for page in (DOCS / "api").glob("*.md") for name in described(page.read_text(encoding="utf-8"))}
+    assert sorted(used - reference) == [], "add an entry to docs/api, or import it from where it is public"
+
+
 def test_the_page_of_corrections_is_what_the_laws_say_now():
     assert corrections.PAGE.read_text(encoding="utf-8") == corrections.page(), "run `make docs-generated`"
+
+
+def test_a_merged_row_names_all_its_laws_and_an_extension_corrects_nothing():
+    table = corrections.corrections("nrq")
+    (row,) = (line for line in table.splitlines() if "`rayleigh.equilibrium_norm_sq`" in line)
+    assert "`rayleigh.norm_sq_along`" in row and "`rayleigh.norm_sq_at`" in row
+    assert "targets.targets" not in corrections.corrections("smd")
+    assert "`targets.targets`" in corrections.extensions()
 
 
 def test_a_test_is_found_only_if_it_uses_the_law():
     assert corrections.tests_of("rescale.rescale_factors")[0] == "tests/theory/test_rescale.py"
     assert corrections.tests_of("nothing.no_such_law") == []
+
+
+def listed(page: Path) -> set[Path]:
+    """The pages that the tables of contents of a page name, patterns filled in."""
+    trees = re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for tree in trees for line in tree.splitlines() if line and line[0] != ":"]
+    names = [page.parent / re.sub(r"^.*<(.*)>$", r"\1", line) for line in lines]  # also of "A title <name>"
+    return {found.resolve() for name in names for found in name.parent.glob(f"{name.name}.md")}
+
+
+def reached(page: Path) -> set[Path]:
+    """A page, and all that can be reached from it by tables of contents."""
+    found, new = set(), {page}
+    while new:
+        found |= new
+        new = {below for above in new for below in listed(above)} - found
+    return found
+
+
+def test_every_page_is_in_a_table_of_contents(tmp_path):
+    pages = {page.resolve() for page in DOCS.rglob("*.md")}
+    assert sorted(pages - reached(DOCS.resolve() / "index.md")) == [], "add it to a toctree"
+    (tmp_path / "index.md").write_text("```{toctree}\n:hidden:\n\nA title <one>\n```\n")
+    (tmp_path / "one.md").write_text("# One\n")
+    (tmp_path / "lost.md").write_text("# Lost\n")
+    assert {page.name for page in reached(tmp_path / "index.md")} == {"index.md", "one.md"}
 
 
 def test_every_concept_has_a_figure_that_a_script_draws():

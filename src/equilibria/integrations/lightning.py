@@ -16,6 +16,8 @@ from equilibria.measure.parameters import Select
 from equilibria.measure.told import Told
 from equilibria.watching import WatchedRun
 
+__all__ = ["EquilibriaCallback"]
+
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 

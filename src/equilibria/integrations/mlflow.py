@@ -10,6 +10,8 @@ from typing import Any
 from equilibria.errors import EquilibriaError
 from equilibria.integrations.scalars import METRICS, MOST_LAYERS, ScalarSink, require
 
+__all__ = ["MLflowSink"]
+
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")  # in the name of a metric
 _MOST_AT_ONCE = 1000  # metrics in one request
 

@@ -9,6 +9,8 @@ from typing import Any
 from equilibria.errors import EquilibriaError
 from equilibria.integrations.scalars import METRICS, MOST_LAYERS, ScalarSink, require
 
+__all__ = ["TensorBoardSink"]
+
 
 class TensorBoardSink(ScalarSink):
     """Shows a watched run in TensorBoard, over the watched optimizer steps.

@@ -18,6 +18,8 @@ from equilibria.measure.parameters import Select
 from equilibria.measure.told import Told
 from equilibria.watching import WatchedRun
 
+__all__ = ["EquilibriaCallback"]
+
 if TYPE_CHECKING:
     _TrainerCallback = object
 else:

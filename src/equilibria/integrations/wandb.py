@@ -9,6 +9,8 @@ from equilibria.errors import EquilibriaError, warn_caller
 from equilibria.integrations.scalars import METRICS, MOST_LAYERS, PREFIX, ScalarSink, require
 from equilibria.measure.monitor import WatchWarning
 
+__all__ = ["WandbSink"]
+
 _STEP = f"{PREFIX}/step"
 
 

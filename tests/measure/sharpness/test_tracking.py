@@ -47,7 +47,7 @@ def run(world, steps, **settings):
     return tracker, np.array(weights.seen), np.array(losses)
 
 
-# ---- matrix completion: numbers of the theory sheet, section 7
+# ---- matrix completion, beside eigsh
 
 
 @pytest.fixture(scope="module")

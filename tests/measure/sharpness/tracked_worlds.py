@@ -38,7 +38,7 @@ class World:
 
 
 def completion(*, lr: float = 0.1, weight_decay: float = 0.01) -> tuple[World, Completion]:
-    """Matrix completion of the theory sheet: 800 entries, seed 0."""
+    """Matrix completion with BatchNorm (fig. 1 of the paper on sharpness reduction): 800 entries, seed 0."""
     problem = Completion.generate([0])
     start = torch.tensor(problem.initial[0]).reshape(2, 50, 50)
     params = {name: nn.Parameter(start[at].clone()) for at, name in enumerate(("U", "V"))}
