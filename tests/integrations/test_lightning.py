@@ -23,7 +23,7 @@ from watched_worlds import make_net, same_bits
 from equilibria.errors import EquilibriaError
 from equilibria.integrations.lightning import EquilibriaCallback, _packages
 from equilibria.measure.monitor import WatchWarning
-from equilibria.record import read_run
+from equilibria.record import RecordWarning, read_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),  # Lightning's advice about speed
@@ -208,6 +208,72 @@ def test_a_checkpoint_resumes_the_record(tmp_path):
     make_trainer(tmp_path, whole, max_epochs=2).fit(Classifier(), data())
     predicted = [table["angle_predicted"].to_pylist() for table in (whole.monitor.samples(), run.samples())]
     assert predicted[0] == predicted[1]  # as if it had not stopped, to the last bit
+
+
+def steps_in(folder):
+    return read_run(folder).samples(params=["net.0.weight"])["step"].to_pylist()
+
+
+def fit_and_save(folder, log_dir, *, epochs=1):
+    """A training of its own; the second with a ``log_dir`` goes beside the first."""
+    trainer = make_trainer(folder, EquilibriaCallback(log_dir, every=1, tell=False), max_epochs=epochs)
+    trainer.fit(Classifier(), data())
+    trainer.save_checkpoint(folder / "saved.ckpt")
+
+
+def resume(folder, log_dir, *, epochs=2):
+    callback = EquilibriaCallback(log_dir, every=1, tell=False)
+    make_trainer(folder, callback, max_epochs=epochs).fit(Classifier(), data(), ckpt_path=folder / "saved.ckpt")
+    return callback.monitor
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_checkpoint_goes_on_in_its_own_run_and_not_in_another_of_that_name(tmp_path, moved):
+    fit_and_save(tmp_path, tmp_path / "runs" / "a", epochs=2)
+    with pytest.warns(RecordWarning, match="holds a run already; this one is recorded into .*a-2"):
+        fit_and_save(tmp_path, tmp_path / "runs" / "a")
+    folder = (tmp_path / "runs").rename(tmp_path / "moved") if moved else tmp_path / "runs"
+    monitor = resume(tmp_path, folder / "a")
+    assert monitor.log_dir == folder / "a-2"
+    assert steps_in(folder / "a-2") == list(range(2 * STEPS))
+    assert len(read_run(folder / "a-2").sessions) == 2
+    assert len(read_run(folder / "a").sessions) == 1
+    assert not read_run(folder / "a").notes
+
+
+def test_a_second_fit_is_resumed_in_its_own_run(tmp_path):
+    trainer = make_trainer(tmp_path, EquilibriaCallback(tmp_path / "a", every=1, tell=False))
+    model = Classifier()
+    trainer.fit(model, data())
+    trainer.fit_loop.max_epochs = 2
+    with pytest.warns(RecordWarning, match="this one is recorded into .*a-2"):
+        trainer.fit(model, data())
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    assert resume(tmp_path, tmp_path / "a", epochs=3).log_dir == tmp_path / "a-2"
+    assert steps_in(tmp_path / "a") == list(range(STEPS))
+    assert steps_in(tmp_path / "a-2") == list(range(2 * STEPS))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_checkpoint_whose_record_is_not_there_begins_beside_what_is(tmp_path, recorded):
+    fit_and_save(tmp_path, tmp_path / "a")
+    fit_and_save(tmp_path, tmp_path / "b" if recorded else None)
+    whose = "of the run in .*b" if recorded else "of a run that was not recorded"
+    with pytest.warns(RecordWarning, match=f"a holds another run: the checkpoint is {whose}. .* recorded into .*a-2"):
+        assert resume(tmp_path, tmp_path / "a").log_dir == tmp_path / "a-2"
+    assert steps_in(tmp_path / "a") == list(range(STEPS))
+    assert steps_in(tmp_path / "a-2") == list(range(STEPS, 2 * STEPS))
+    assert resume(tmp_path, tmp_path / "c").log_dir == tmp_path / "c"  # nothing is there: no warning
+
+
+def test_a_checkpoint_that_was_loaded_for_validation_does_not_shift_the_next_training(tmp_path):
+    fit_and_save(tmp_path, None)
+    callback, logger = EquilibriaCallback(tmp_path / "run", every=1, tell=False), Kept()
+    trainer, model = make_trainer(tmp_path, callback, logger=logger), Validated()
+    trainer.validate(model, data(2), ckpt_path=tmp_path / "saved.ckpt", verbose=False)
+    trainer.fit(model, data(), data(2))
+    assert steps_in(tmp_path / "run") == list(range(STEPS))
+    assert list(logger.ours()["equilibria/norm/median"]) == list(range(STEPS))
 
 
 def test_a_checkpoint_of_another_model_is_told_and_training_goes_on(tmp_path):

@@ -13,6 +13,7 @@ from torch import nn
 from equilibria._rich import Console, Table, Text
 from equilibria.errors import EquilibriaError, one_of, warn_caller
 from equilibria.findings import Finding, counted
+from equilibria.integrations.resuming import record_at, where_to_go_on
 from equilibria.integrations.scalars import is_first_process
 from equilibria.measure.cadence import Cadence
 from equilibria.measure.monitor import Sink, WatchWarning
@@ -22,6 +23,7 @@ from equilibria.measure.told import Told
 from equilibria.report.verdict import headline, worst
 from equilibria.watching import WatchedRun, watch
 
+_RECORD = "record"  # in the state, beside the monitor's own
 _MOST_TOLD = 3  # findings at the end of a training; the report has all
 
 
@@ -79,6 +81,7 @@ class Session:
         sinks: Iterable[Sink] = (),
     ) -> None:
         """Watch from now on, from where a loaded checkpoint stopped; call it when model and optimizer are loaded."""
+        held = self._held
         self.close()
         with training_goes_on("this training is not watched"):
             self._close_others()
@@ -86,13 +89,15 @@ class Session:
             self.monitor = watch(
                 model,
                 optimizers,
-                log_dir=self.log_dir,
+                log_dir=self._directory(held),
                 steps_per_epoch=steps_per_epoch,
                 sinks=[*self._sinks, *sinks],
                 **self._options,
             )
             Session._open.add(self)
-            self._resume(self.monitor)
+            if held is not None:
+                with training_goes_on("the record of this run begins anew"):
+                    self.monitor.load_state_dict(held)
 
     def end(self) -> None:
         """Close, and tell what was found."""
@@ -102,7 +107,11 @@ class Session:
                 tell(self.monitor)
 
     def close(self) -> None:
-        """Take the hooks off and close the run directory; what was measured can still be looked at."""
+        """Take the hooks off and close the run directory; what was measured can still be looked at.
+
+        A checkpoint that was loaded for something else than training, such as validation, is forgotten.
+        """
+        self._held = None
         Session._open.discard(self)
         with training_goes_on("the run directory may lack its last samples"):
             if self.monitor is not None:
@@ -112,18 +121,17 @@ class Session:
         """For a checkpoint; empty if nothing is watched."""
         with training_goes_on("this checkpoint is without the state of the monitor"):
             if self.monitor is not None:
-                return self.monitor.state_dict()
+                return {**self.monitor.state_dict(), _RECORD: record_at(self.monitor.log_dir)}
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a checkpoint when the next training begins."""
         self._held = state or None
 
-    def _resume(self, monitor: WatchedRun) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            with training_goes_on("the record of this run begins anew"):
-                monitor.load_state_dict(held)
+    def _directory(self, held: Mapping[str, Any] | None) -> Path | None:
+        if held is None or self.log_dir is None or not is_first_process():
+            return self.log_dir
+        return where_to_go_on(self.log_dir, held.get(_RECORD, {}))
 
     def _close_others(self) -> None:
         """Close what a training that broke off left open in this directory: not every trainer tells when it does."""
