@@ -44,6 +44,7 @@ class Session:
 
     Attributes:
         monitor: the watched run, during training and after it; None before, or if it could not be watched.
+        options: those for `equilibria.watch`.
     """
 
     _open: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
@@ -63,13 +64,14 @@ class Session:
         one_of("granularity", granularity, ["tensor", "row"])
         self.log_dir = None if log_dir is None else Path(log_dir)
         self.monitor: WatchedRun | None = None
-        self._options: dict[str, Any] = {
+        self.options: dict[str, Any] = {
             "every": every,
             "select": select,
             "granularity": granularity,
             "symmetries": symmetries,
         }
         self._sinks, self._tells = list(sinks), tell
+        self._listens_to: set[int] = set()
         self._held: Mapping[str, Any] | None = None  # a checkpoint's, until the weights it belongs to are there
 
     def begin(
@@ -84,7 +86,7 @@ class Session:
         held = self._held
         self.close()
         with training_goes_on("this training is not watched"):
-            self._close_others()
+            self._close_others(optimizers)
             self.monitor = None
             self.monitor = watch(
                 model,
@@ -92,7 +94,7 @@ class Session:
                 log_dir=self._directory(held),
                 steps_per_epoch=steps_per_epoch,
                 sinks=[*self._sinks, *sinks],
-                **self._options,
+                **self.options,
             )
             Session._open.add(self)
             if held is not None:
@@ -133,10 +135,15 @@ class Session:
             return self.log_dir
         return where_to_go_on(self.log_dir, held.get(_RECORD, {}))
 
-    def _close_others(self) -> None:
-        """Close what a training that broke off left open in this directory: not every trainer tells when it does."""
+    def _close_others(self, optimizers: Any) -> None:
+        """Close what a training that broke off left open in this directory: not every trainer tells when it does.
+
+        One that listens to the same optimizers belongs to the training that begins now, and is left alone.
+        """
+        self._listens_to = {id(each) for each in (optimizers if isinstance(optimizers, Iterable) else [optimizers])}
         for other in [each for each in Session._open if self.log_dir is not None and each.log_dir == self.log_dir]:
-            other.close()
+            if not other._listens_to & self._listens_to:
+                other.close()
 
 
 @contextlib.contextmanager
