@@ -23,12 +23,14 @@ from watched_worlds import make_net, same_bits
 from equilibria.errors import EquilibriaError
 from equilibria.integrations.lightning import EquilibriaCallback, _packages
 from equilibria.measure.monitor import WatchWarning
-from equilibria.record import read_run
+from equilibria.record import RecordWarning, read_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),  # Lightning's advice about speed
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning"),  # Lightning 2.6 on torch 2.13
 ]
+
+OTHER_OPTIONS = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")  # Lightning's
 
 STEPS = 8
 
@@ -71,8 +73,9 @@ class Validated(Classifier):
 class Adversaries(pl.LightningModule):
     """Two optimizers, stepped by hand."""
 
-    def __init__(self):
+    def __init__(self, *, logs=False):
         super().__init__()
+        self.logs = logs
         self.automatic_optimization = False
         self.net = make_net()
 
@@ -82,6 +85,8 @@ class Adversaries(pl.LightningModule):
             optimizer.zero_grad()
             self.manual_backward(torch.nn.functional.cross_entropy(self.net(inputs), targets))
             optimizer.step()
+        if self.logs:
+            self.log("loss", 1.0)
 
     def configure_optimizers(self):
         return [sgd(self.net[:4]), sgd(self.net[4:])]
@@ -210,6 +215,128 @@ def test_a_checkpoint_resumes_the_record(tmp_path):
     assert predicted[0] == predicted[1]  # as if it had not stopped, to the last bit
 
 
+def steps_in(folder):
+    return read_run(folder).samples(params=["net.0.weight"])["step"].to_pylist()
+
+
+def fit_and_save(folder, log_dir, *, epochs=1):
+    """A training of its own; the second with a ``log_dir`` goes beside the first."""
+    trainer = make_trainer(folder, EquilibriaCallback(log_dir, every=1, tell=False), max_epochs=epochs)
+    trainer.fit(Classifier(), data())
+    trainer.save_checkpoint(folder / "saved.ckpt")
+
+
+def resume(folder, log_dir, *, epochs=2):
+    callback = EquilibriaCallback(log_dir, every=1, tell=False)
+    make_trainer(folder, callback, max_epochs=epochs).fit(Classifier(), data(), ckpt_path=folder / "saved.ckpt")
+    return callback.monitor
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_checkpoint_goes_on_in_its_own_run_and_not_in_another_of_that_name(tmp_path, moved):
+    fit_and_save(tmp_path, tmp_path / "runs" / "a", epochs=2)
+    with pytest.warns(RecordWarning, match="holds a run already; this one is recorded into .*a-2"):
+        fit_and_save(tmp_path, tmp_path / "runs" / "a")
+    folder = (tmp_path / "runs").rename(tmp_path / "moved") if moved else tmp_path / "runs"
+    monitor = resume(tmp_path, folder / "a")
+    assert monitor.log_dir == folder / "a-2"
+    assert steps_in(folder / "a-2") == list(range(2 * STEPS))
+    assert len(read_run(folder / "a-2").sessions) == 2
+    assert len(read_run(folder / "a").sessions) == 1
+    assert not read_run(folder / "a").notes
+
+
+def test_a_second_fit_is_resumed_in_its_own_run(tmp_path):
+    trainer = make_trainer(tmp_path, EquilibriaCallback(tmp_path / "a", every=1, tell=False))
+    model = Classifier()
+    trainer.fit(model, data())
+    trainer.fit_loop.max_epochs = 2
+    with pytest.warns(RecordWarning, match="this one is recorded into .*a-2"):
+        trainer.fit(model, data())
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    assert resume(tmp_path, tmp_path / "a", epochs=3).log_dir == tmp_path / "a-2"
+    assert steps_in(tmp_path / "a") == list(range(STEPS))
+    assert steps_in(tmp_path / "a-2") == list(range(2 * STEPS))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_checkpoint_whose_record_is_not_there_begins_beside_what_is(tmp_path, recorded):
+    fit_and_save(tmp_path, tmp_path / "a")
+    fit_and_save(tmp_path, tmp_path / "b" if recorded else None)
+    whose = "of the run in .*b" if recorded else "of a run that was not recorded"
+    with pytest.warns(RecordWarning, match=f"a holds another run: the checkpoint is {whose}. .* recorded into .*a-2"):
+        assert resume(tmp_path, tmp_path / "a").log_dir == tmp_path / "a-2"
+    assert steps_in(tmp_path / "a") == list(range(STEPS))
+    assert steps_in(tmp_path / "a-2") == list(range(STEPS, 2 * STEPS))
+    assert resume(tmp_path, tmp_path / "c").log_dir == tmp_path / "c"  # nothing is there: no warning
+
+
+def test_a_checkpoint_that_was_loaded_for_validation_does_not_shift_the_next_training(tmp_path):
+    fit_and_save(tmp_path, None)
+    callback, logger = EquilibriaCallback(tmp_path / "run", every=1, tell=False), Kept()
+    trainer, model = make_trainer(tmp_path, callback, logger=logger), Validated()
+    trainer.validate(model, data(2), ckpt_path=tmp_path / "saved.ckpt", verbose=False)
+    trainer.fit(model, data(), data(2))
+    assert steps_in(tmp_path / "run") == list(range(STEPS))
+    assert list(logger.ours()["equilibria/norm/median"]) == list(range(STEPS))
+
+
+def test_the_axis_of_the_curves_is_the_trainers_also_after_a_second_fit_and_a_checkpoint(tmp_path):
+    callback, logger, model = EquilibriaCallback(every=1, tell=False), Kept(), Adversaries(logs=True)
+    trainer = make_trainer(tmp_path, callback, logger=logger)
+    trainer.fit(model, data())
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(model, data())
+    assert trainer.global_step == 4 * STEPS  # of both optimizers
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    callback, resumed = EquilibriaCallback(every=1, tell=False), Kept()
+    trainer = make_trainer(tmp_path, callback, logger=resumed, max_epochs=3)
+    trainer.fit(Adversaries(logs=True), data(), ckpt_path=tmp_path / "saved.ckpt")
+    assert callback.monitor.step == 2 * STEPS  # since the second fit
+    for kept, steps in ((logger, range(2 * STEPS)), (resumed, range(2 * STEPS, 3 * STEPS))):
+        assert list(kept.found["loss"]) == list(kept.ours()["equilibria/norm/median"]) == list(steps)
+
+
+def by_name(name, tensor):
+    return name == "net.0.weight"
+
+
+def test_several_callbacks_in_one_trainer(tmp_path):
+    def callbacks():
+        given = ({}, {"select": by_name}, {"select": ["net.4.weight"]}, {"granularity": "row"})
+        return [
+            EquilibriaCallback(tmp_path / str(at), every=1, to_loggers=False, tell=False, **each)
+            for at, each in enumerate(given)
+        ]
+
+    trainer = make_trainer(tmp_path, *callbacks())
+    trainer.fit(Classifier(), data())
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    again = callbacks()
+    make_trainer(tmp_path, *again, max_epochs=2).fit(Classifier(), data(), ckpt_path=tmp_path / "saved.ckpt")
+    assert [each.monitor.step for each in again] == [2 * STEPS] * 4
+    assert [len(read_run(tmp_path / str(at)).sessions) for at in range(4)] == [2] * 4
+    assert "0x" not in again[1].state_key  # no address: the next process has another
+
+
+def test_two_callbacks_with_one_directory_do_not_stop_each_other(tmp_path):
+    first, second = (EquilibriaCallback(tmp_path / "run", every=every, tell=False) for every in (1, 2))
+    with pytest.warns(WatchWarning, match="this training is not watched: .*run"):
+        make_trainer(tmp_path, first, second).fit(Classifier(), data())
+    assert steps_in(tmp_path / "run") == list(range(STEPS))
+    assert first.monitor.step == STEPS
+    assert second.monitor is None
+
+
+@OTHER_OPTIONS
+def test_a_resumed_training_may_have_other_options(tmp_path):
+    fit_and_save(tmp_path, tmp_path / "run")
+    callback = EquilibriaCallback(tmp_path / "run", every=2, tell=False)
+    make_trainer(tmp_path, callback, max_epochs=2).fit(Classifier(), data(), ckpt_path=tmp_path / "saved.ckpt")
+    assert steps_in(tmp_path / "run") == [*range(STEPS), *range(STEPS, 2 * STEPS, 2)]
+
+
+@OTHER_OPTIONS
 def test_a_checkpoint_of_another_model_is_told_and_training_goes_on(tmp_path):
     first = EquilibriaCallback(every=1, tell=False)
     trainer = make_trainer(tmp_path, first)
@@ -265,7 +392,7 @@ def test_bad_options_are_refused_at_once(given):
 
 def test_it_can_be_sent_to_other_processes_and_copied():
     callback = EquilibriaCallback("run", every=3)
-    assert pickle.loads(pickle.dumps(callback))._session._options == copy.deepcopy(callback)._session._options
+    assert pickle.loads(pickle.dumps(callback))._session.options == copy.deepcopy(callback)._session.options
 
 
 def test_the_package_that_the_script_uses_is_taken(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlflow
 import pytest
+import torch
 from logged import assert_logged, expected, sgd, snippet
 from watched_worlds import make_net, train
 
@@ -69,6 +70,39 @@ def test_names_that_mlflow_does_not_take_are_changed(store):
     ):
         train(net, optimizer, 1)
     assert "equilibria/norm/0.weight_7_" in read(store, run.info.run_id)
+
+
+class Named(torch.nn.Module):
+    """Layers of the given names, one after the other."""
+
+    def __init__(self, names):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleDict({name: torch.nn.Linear(6, 6, bias=False) for name in names})
+
+    def forward(self, inputs):
+        for layer in self.layers.values():
+            inputs = layer(inputs)
+        return inputs
+
+
+def test_every_layer_has_a_name_of_its_own_that_mlflow_takes(store):
+    names = ["q[1]", "q(1)", "q_1_", "x" * 250 + "1", "x" * 250 + "2", "a//b", "a/b", "é" * 120]
+    net = Named(names)
+    optimizer = sgd(net)
+    with (
+        mlflow.start_run() as run,
+        eq.watch(net, optimizer, every=1, sinks=[MLflowSink(metrics=["norm"])]) as monitor,
+    ):
+        train(net, optimizer, 3)
+    found = read(store, run.info.run_id)
+    single = {tag: tuple(found[tag][step] for step in range(3)) for tag in found if tag.startswith("equilibria/norm/l")}
+    samples = monitor.samples().select(["param", "norm"]).to_pylist()
+    wanted = {tuple(row["norm"] for row in samples if row["param"] == f"layers.{name}.weight") for name in names}
+    assert set(single.values()) == wanted
+    assert len(single) == len(wanted) == len(names)
+    assert max(map(len, single)) == 250
+    assert "equilibria/norm/layers.q_1_.weight" in single
 
 
 def test_without_a_run_there_is_a_warning_and_none_is_begun(store):

@@ -18,6 +18,7 @@ from equilibria.watching import WatchedRun
 
 __all__ = ["EquilibriaCallback"]
 
+_FIRST_STEP = "first_step"  # in the state, beside the session's own
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
@@ -38,8 +39,8 @@ class EquilibriaCallback(_Callback):
     """Watches every optimizer of the trainer during ``fit``, and logs to its loggers.
 
     It measures in the optimizers' own steps: validation, accumulated batches and steps that were skipped do not count.
-    Its state is in the trainer's checkpoints: a resumed run goes on in its run directory. An error in here becomes a
-    warning.
+    Its state is in the trainer's checkpoints: a resumed run goes on in its run directory. Several in one trainer must
+    differ in ``every``, ``select`` or ``granularity``, and in ``log_dir``. An error in here becomes a warning.
 
     Args:
         log_dir: a directory to record into, for `equilibria report` and `equilibria.read_run`.
@@ -73,6 +74,7 @@ class EquilibriaCallback(_Callback):
         )
         self._scalars: dict[str, Any] = {"metrics": tuple(metrics), "layers": layers}
         self._to_loggers = to_loggers
+        self._first_step = 0  # of the loggers' axis, when watching began
         Tags(**self._scalars)  # refuses what cannot be logged
 
     @property
@@ -89,8 +91,9 @@ class EquilibriaCallback(_Callback):
             epoch = _steps_per_epoch(trainer, pl_module)
             self._session.begin(pl_module, trainer.optimizers, steps_per_epoch=epoch, sinks=sinks)
             if self.monitor is not None and self.monitor.step == 0:  # not resumed, whatever the trainer was
-                for sink in sinks:
-                    sink.first_step = int(trainer.global_step)
+                self._first_step = _logged_step(trainer)
+            for sink in sinks:
+                sink.first_step = self._first_step
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close, and tell what was found."""
@@ -104,19 +107,34 @@ class EquilibriaCallback(_Callback):
         """Close, however the training ended."""
         self._session.close()
 
+    @property
+    def state_key(self) -> str:
+        """Where the state is in a checkpoint. Not by ``log_dir``, which a resumed training may choose anew."""
+        options = {name: _plain(self._session.options[name]) for name in ("every", "select", "granularity")}
+        return f"{type(self).__qualname__}{options}"
+
     def state_dict(self) -> dict[str, Any]:
         """The monitor's, for the trainer's checkpoint."""
-        return self._session.state_dict()
+        held = self._session.state_dict()
+        return {**held, _FIRST_STEP: self._first_step} if held else {}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
+        """Go on with other options too, where there was one such callback and there is one now."""
+        states = checkpoint.get("callbacks", {}).items()
+        held = [state for key, state in states if str(key).startswith(type(self).__qualname__)]
+        if len(held) == sum(isinstance(each, EquilibriaCallback) for each in trainer.callbacks) == 1:
+            self.load_state_dict(held[0])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
+        self._first_step = int(state_dict.get(_FIRST_STEP, 0))
         self._session.load_state_dict(state_dict)
 
 
 class _LoggerSink(ScalarSink):
     """A logger of the trainer, which closes it."""
 
-    first_step = 0  # of the trainer, when watching began
+    first_step = 0  # of its axis, when watching began
 
     def __init__(self, logger: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -133,3 +151,15 @@ def _steps_per_epoch(trainer: Any, pl_module: Any) -> int | None:
     if not pl_module.automatic_optimization or not math.isfinite(batches) or batches < 1:
         return None
     return math.ceil(batches / int(trainer.accumulate_grad_batches))
+
+
+def _logged_step(trainer: Any) -> int:
+    """Where the trainer's own curves are. ``global_step`` counts the steps of all optimizers together."""
+    return int(getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step))
+
+
+def _plain(option: Any) -> Any:
+    """An option in words that are the same in the next process: a function by its name, a set in order."""
+    if callable(option):
+        return getattr(option, "__qualname__", type(option).__qualname__)
+    return sorted(map(str, option)) if isinstance(option, list | tuple | set | frozenset) else str(option)

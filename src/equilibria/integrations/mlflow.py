@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import posixpath
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -13,6 +15,7 @@ from equilibria.integrations.scalars import METRICS, MOST_LAYERS, ScalarSink, re
 __all__ = ["MLflowSink"]
 
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")  # in the name of a metric
+_LONGEST = 250  # name of a metric
 _MOST_AT_ONCE = 1000  # metrics in one request
 
 
@@ -45,19 +48,25 @@ class MLflowSink(ScalarSink):
         self._tracking_uri = tracking_uri
         self._client: Any = None
         self._run_id: str | None = None
+        self._tag_of: dict[str, str] = {}  # by the name that it has in MLflow
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
         """Send scalars by tag."""
         if self._client is None:
             self._begin()
         metric, now = self._mlflow.entities.Metric, int(1000 * time.time())
-        rows = [metric(_NOT_ALLOWED.sub("_", tag), value, now, step) for tag, value in scalars.items()]
+        rows = [metric(self._name(tag), value, now, step) for tag, value in scalars.items()]
         for first in range(0, len(rows), _MOST_AT_ONCE):
             self._client.log_batch(self._run_id, metrics=rows[first : first + _MOST_AT_ONCE])
 
     def finish(self) -> None:
         """The next training may be another run's."""
         self._client = None
+
+    def _name(self, tag: str) -> str:
+        """One that MLflow takes, and that no other tag has."""
+        name = _allowed(tag)
+        return name if self._tag_of.setdefault(name, tag) == tag else _marked(name, tag)
 
     def _begin(self) -> None:
         self._run_id = self._given
@@ -67,3 +76,15 @@ class MLflowSink(ScalarSink):
                 raise EquilibriaError("got no active MLflow run; expected one: call mlflow.start_run() before training")
             self._run_id = active.info.run_id
         self._client = self._mlflow.MlflowClient(tracking_uri=self._tracking_uri)
+
+
+def _allowed(tag: str) -> str:
+    name = _NOT_ALLOWED.sub("_", tag)
+    path = posixpath.normpath(name)  # MLflow takes a name for a path, and refuses one with detours
+    return name if path == name and len(name) <= _LONGEST else _marked(path, tag)
+
+
+def _marked(name: str, tag: str) -> str:
+    """With a mark that is the tag's alone, and not longer than allowed."""
+    mark = hashlib.sha256(tag.encode(errors="backslashreplace")).hexdigest()[:8]
+    return f"{name[: _LONGEST - len(mark) - 1]}-{mark}"

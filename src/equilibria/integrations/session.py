@@ -13,6 +13,7 @@ from torch import nn
 from equilibria._rich import Console, Table, Text
 from equilibria.errors import EquilibriaError, one_of, warn_caller
 from equilibria.findings import Finding, counted
+from equilibria.integrations.resuming import record_at, where_to_go_on
 from equilibria.integrations.scalars import is_first_process
 from equilibria.measure.cadence import Cadence
 from equilibria.measure.monitor import Sink, WatchWarning
@@ -22,6 +23,7 @@ from equilibria.measure.told import Told
 from equilibria.report.verdict import headline, worst
 from equilibria.watching import WatchedRun, watch
 
+_RECORD = "record"  # in the state, beside the monitor's own
 _MOST_TOLD = 3  # findings at the end of a training; the report has all
 
 
@@ -42,6 +44,7 @@ class Session:
 
     Attributes:
         monitor: the watched run, during training and after it; None before, or if it could not be watched.
+        options: those for `equilibria.watch`.
     """
 
     _open: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
@@ -61,13 +64,14 @@ class Session:
         one_of("granularity", granularity, ["tensor", "row"])
         self.log_dir = None if log_dir is None else Path(log_dir)
         self.monitor: WatchedRun | None = None
-        self._options: dict[str, Any] = {
+        self.options: dict[str, Any] = {
             "every": every,
             "select": select,
             "granularity": granularity,
             "symmetries": symmetries,
         }
         self._sinks, self._tells = list(sinks), tell
+        self._listens_to: set[int] = set()
         self._held: Mapping[str, Any] | None = None  # a checkpoint's, until the weights it belongs to are there
 
     def begin(
@@ -79,20 +83,23 @@ class Session:
         sinks: Iterable[Sink] = (),
     ) -> None:
         """Watch from now on, from where a loaded checkpoint stopped; call it when model and optimizer are loaded."""
+        held = self._held
         self.close()
         with training_goes_on("this training is not watched"):
-            self._close_others()
+            self._close_others(optimizers)
             self.monitor = None
             self.monitor = watch(
                 model,
                 optimizers,
-                log_dir=self.log_dir,
+                log_dir=self._directory(held),
                 steps_per_epoch=steps_per_epoch,
                 sinks=[*self._sinks, *sinks],
-                **self._options,
+                **self.options,
             )
             Session._open.add(self)
-            self._resume(self.monitor)
+            if held is not None:
+                with training_goes_on("the record of this run begins anew"):
+                    self.monitor.load_state_dict(held)
 
     def end(self) -> None:
         """Close, and tell what was found."""
@@ -102,7 +109,11 @@ class Session:
                 tell(self.monitor)
 
     def close(self) -> None:
-        """Take the hooks off and close the run directory; what was measured can still be looked at."""
+        """Take the hooks off and close the run directory; what was measured can still be looked at.
+
+        A checkpoint that was loaded for something else than training, such as validation, is forgotten.
+        """
+        self._held = None
         Session._open.discard(self)
         with training_goes_on("the run directory may lack its last samples"):
             if self.monitor is not None:
@@ -112,23 +123,27 @@ class Session:
         """For a checkpoint; empty if nothing is watched."""
         with training_goes_on("this checkpoint is without the state of the monitor"):
             if self.monitor is not None:
-                return self.monitor.state_dict()
+                return {**self.monitor.state_dict(), _RECORD: record_at(self.monitor.log_dir)}
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a checkpoint when the next training begins."""
         self._held = state or None
 
-    def _resume(self, monitor: WatchedRun) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            with training_goes_on("the record of this run begins anew"):
-                monitor.load_state_dict(held)
+    def _directory(self, held: Mapping[str, Any] | None) -> Path | None:
+        if held is None or self.log_dir is None or not is_first_process():
+            return self.log_dir
+        return where_to_go_on(self.log_dir, held.get(_RECORD, {}))
 
-    def _close_others(self) -> None:
-        """Close what a training that broke off left open in this directory: not every trainer tells when it does."""
+    def _close_others(self, optimizers: Any) -> None:
+        """Close what a training that broke off left open in this directory: not every trainer tells when it does.
+
+        One that listens to the same optimizers belongs to the training that begins now, and is left alone.
+        """
+        self._listens_to = {id(each) for each in (optimizers if isinstance(optimizers, Iterable) else [optimizers])}
         for other in [each for each in Session._open if self.log_dir is not None and each.log_dir == self.log_dir]:
-            other.close()
+            if not other._listens_to & self._listens_to:
+                other.close()
 
 
 @contextlib.contextmanager
