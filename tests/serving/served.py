@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -89,6 +90,16 @@ def training(directory: Path) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
+
+
+def events(text: bytes) -> list[tuple[str, Any]]:
+    """What a stream has sent: kinds and data."""
+    found = []
+    for part in text.decode().split("\n\n"):
+        if part.startswith("event: "):
+            kind, data = part.split("\n")
+            found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
 
 
 def wait_for(condition: Any, *, seconds: float = 60) -> Any:

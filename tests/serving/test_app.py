@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("starlette", reason='the server needs pip install "equilibria[serve]"')
 pytest.importorskip("httpx", reason="the test client of starlette needs httpx")
 
-from served import columns, serving, write_damaged, write_run
+from served import columns, events, serving, write_damaged, write_run
 from starlette.testclient import TestClient
 
 from equilibria.cli.serve import build_app, missing_folders, read_plan
@@ -284,15 +284,6 @@ def test_a_plan_reads_as_typed():
 
 
 # ---- the stream
-
-
-def events(text):
-    found = []
-    for part in text.decode().split("\n\n"):
-        if part.startswith("event: "):
-            kind, data = part.split("\n")
-            found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
-    return found
 
 
 def test_the_stream_tells_of_new_samples_and_new_runs(tmp_path, monkeypatch):

@@ -7,9 +7,10 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ _ROWS_AT_ONCE = 50_000
 _STRETCHES = 150  # of a line: drawn again every few seconds, also on a phone
 _MOST_QUERIES = 50_000  # of a sharpness tracker; each of them cost several passes over the network
 _SILENCE = 120  # seconds after which a writer on another machine, which cannot be asked, is taken for gone
+_MOST_PID = 2**31 - 1  # as the system has it
 _SHARE, _LEAST_SECONDS = 0.1, 1.0  # of one core that new views of a run may take; from one view to the next
 
 
@@ -152,14 +154,21 @@ class Followed:
             self._read_manifest()
             status = self._standing()
             if self._failure:
-                status = Status(DAMAGED, status.steps, status.samples, status.updated, self._failure)
-        except (EquilibriaError, OSError) as error:
-            status = Status(DAMAGED, before.steps, before.samples, before.updated, self._sentence(error))
+                status = replace(status, state=DAMAGED, message=self._failure)
+        except Exception as error:  # whatever an odd folder leads to: the other runs must not suffer
+            status = replace(before, state=DAMAGED, message=self._sentence(error))
         self.status = status
         if (status.state, status.updated, status.message) == (before.state, before.updated, before.message):
             return False
         self.version += 1
         return True
+
+    def fail(self, error: Exception) -> bool:
+        """Take the run for damaged from now on; whether it was not before."""
+        before, self._failure = self._failure, self._sentence(error)
+        self.status = replace(self.status, state=DAMAGED, message=self._failure)
+        self.version += before != self._failure
+        return before != self._failure
 
     def read(self) -> None:
         """Read what was appended."""
@@ -169,8 +178,7 @@ class Followed:
             try:
                 self._take()
             except Exception as error:  # whatever a damaged file leads to: the other runs must not suffer
-                self._failure = self._sentence(error)
-                self.version += 1
+                self.fail(error)
         totals = self._thinned.totals
         steps = None if totals.last_step is None else totals.last_step + 1
         state, message = (DAMAGED, self._failure) if self._failure else (self.status.state, self.status.message)
@@ -204,9 +212,14 @@ class Followed:
 
     def _read_manifest(self) -> None:
         stat = (self._directory / RUN_FILE).stat()
+        if not S_ISREG(stat.st_mode):  # opening a pipe would wait for ever
+            raise EquilibriaError(f"{RUN_FILE} is not a file")
         if (stat.st_mtime_ns, stat.st_size) == self._manifest_seen:
             return
-        before, self._manifest = self._manifest, read_manifest(self._directory)
+        try:
+            before, self._manifest = self._manifest, read_manifest(self._directory)
+        except RecursionError:
+            raise EquilibriaError(f"{RUN_FILE}: not the description of a run (lists in lists)") from None
         self._manifest_seen = stat.st_mtime_ns, stat.st_size
         if before and self._manifest and before.id != self._manifest.id:  # another run in the same place
             self.forget()
@@ -222,14 +235,23 @@ class Followed:
 
     def _writer_lives(self, updated: float | None) -> bool:
         """By the process that the lock file names: taking the lock to see would keep a writer out."""
-        try:
-            pid, host = (self._directory / LOCK_FILE).read_text(encoding="utf-8").split()
-        except (OSError, ValueError):
+        holder = self._holder()
+        if holder is None:
             return False
-        holder = Holder(int(pid), host)
         return holder.is_alive_here() or (
-            not _is_here(host) and updated is not None and time.time() - updated < _SILENCE
+            not _is_here(holder.host) and updated is not None and time.time() - updated < _SILENCE
         )
+
+    def _holder(self) -> Holder | None:
+        path = self._directory / LOCK_FILE
+        try:
+            if not path.is_file():
+                return None
+            pid, host = path.read_text(encoding="utf-8").split()
+            number = int(pid)
+        except (OSError, ValueError):
+            return None
+        return Holder(number, host) if 0 < number <= _MOST_PID else None  # 0 and below are groups of processes
 
     def _sentence(self, error: Exception) -> str:
         """What is wrong, without the path: who looks need not know where it is."""

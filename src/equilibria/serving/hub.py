@@ -141,16 +141,22 @@ class Hub:
         for number, run in self.catalogue.runs.items():
             if not (thorough or number in watched or run.status.state == TRAINING):
                 continue  # what is over changes rarely
-            fresh = run.look()
-            changed |= fresh
-            if number in watched and (fresh or (run.is_loaded and run.is_due())):
-                before = run.version, run.view
-                self.catalogue.loaded(number)
-                if run.is_due():
-                    run.show()
-                changed |= (run.version, run.view) != before
+            try:
+                changed |= self._look_at(number, run, watched=number in watched)
+            except Exception as error:  # a defect must not cost the other runs their updates
+                changed |= run.fail(error)
         before_list, self._list = self._list, [_entry(number, run) for number, run in self.catalogue.runs.items()]
         return changed or before_list != self._list
+
+    def _look_at(self, number: int, run: Followed, *, watched: bool) -> bool:
+        fresh = run.look()
+        if not watched or not (fresh or (run.is_loaded and run.is_due())):
+            return fresh
+        before = run.version, run.view
+        self.catalogue.loaded(number)
+        if run.is_due():
+            run.show()
+        return fresh or (run.version, run.view) != before
 
     def _begin_loading(self) -> None:
         if self._loading is None or self._loading.done():

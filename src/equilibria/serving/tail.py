@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -62,10 +63,13 @@ class SegmentTail:
         """The batches that are whole by now and were not given before.
 
         Raises:
-            EquilibriaError: the file is of a newer format, or became shorter.
+            EquilibriaError: the file is of a newer format, became shorter, or is no regular file.
             OSError: it cannot be read.
         """
-        size = self._path.stat().st_size
+        stat = self._path.stat()
+        if not S_ISREG(stat.st_mode):  # opening a pipe would wait for ever
+            raise EquilibriaError(f"{self._path.name} is not a file")
+        size = stat.st_size
         if size < self._size:
             raise EquilibriaError(f"{self._path.name} became shorter: the run was replaced or damaged")
         if size == self._size or self._broken:

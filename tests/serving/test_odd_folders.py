@@ -1,0 +1,117 @@
+"""Folders that no writer leaves behind: they are told as damaged, and the runs beside them do not suffer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+
+import pytest
+
+pytest.importorskip("starlette", reason='the server needs pip install "equilibria[serve]"')
+pytest.importorskip("httpx", reason="the test client of starlette needs httpx")
+
+from served import columns, events, write_run
+from starlette.testclient import TestClient
+
+from equilibria.cli.serve import build_app
+from equilibria.record import RunWriter
+from equilibria.serving import hub as hubs
+from equilibria.serving.catalogue import Catalogue
+from equilibria.serving.follow import DAMAGED, INTERRUPTED, Followed
+
+
+def without_end(directory, lock):
+    """A run whose writer is gone, with something else in its lock file."""
+    write_run(directory, 1, steps=200)
+    content = json.loads((directory / "run.json").read_text())
+    content["sessions"][-1]["ended"] = None
+    (directory / "run.json").write_text(json.dumps(content))
+    (directory / "writer.lock").write_text(lock)
+
+
+def odd_lock(words):
+    return lambda directory: without_end(directory, words.format(host=socket.gethostname()))
+
+
+def nested_lists(directory):
+    directory.mkdir()
+    (directory / "run.json").write_text("[" * 100_000)
+
+
+def pipe_for_description(directory):
+    directory.mkdir()
+    os.mkfifo(directory / "run.json")
+
+
+def pipe_for_lock(directory):
+    without_end(directory, "")
+    (directory / "writer.lock").unlink()
+    os.mkfifo(directory / "writer.lock")
+
+
+LOCKS = ("abc vm", "99999999999999999999 {host}", "-1 {host}", "0 {host}", "1", "\0")
+ODD = {
+    **{f"lock {words!r}": (odd_lock(words), INTERRUPTED) for words in LOCKS},
+    "lists in lists": (nested_lists, DAMAGED),
+    "run.json a pipe": (pipe_for_description, DAMAGED),
+    "lock a pipe": (pipe_for_lock, INTERRUPTED),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_folder_has_a_state(tmp_path, kind):
+    make, state = ODD[kind]
+    make(tmp_path / "odd")
+    followed = Followed(tmp_path / "odd", name="odd")
+    followed.look()
+    assert followed.status.state == state
+    assert (followed.status.message != "") == (state == DAMAGED)
+    followed.read()
+    followed.show()
+
+
+def test_odd_folders_do_not_disturb_the_list_or_the_pages(tmp_path):
+    for place, (make, _) in enumerate(ODD.values()):
+        make(tmp_path / f"odd{place}")
+    write_run(tmp_path / "good", 1, steps=200)
+    with TestClient(build_app((tmp_path,)).asgi, base_url="http://localhost") as client:
+        for _ in range(2):
+            runs = {run["name"]: run for run in client.get("/runs").json()["runs"]}
+            assert runs["good"]["state"] == "finished"
+        for run in runs.values():
+            assert client.get(f"/run/{run['id']}/view").status_code == 200
+            assert client.get(f"/compare/view?run={run['id']}").status_code == 200
+
+
+def test_a_defect_in_one_run_leaves_the_others_their_updates(tmp_path, monkeypatch):
+    monkeypatch.setattr(hubs, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(hubs, "SCAN_SECONDS", 0.02)
+    samples = write_run(tmp_path / "b", 1, steps=200)
+    write_run(tmp_path / "a", 1, steps=200)
+    look = Followed.look
+
+    def broken(run):
+        if run.name == "a":
+            raise RuntimeError("a defect")
+        return look(run)
+
+    async def watch():
+        hub = hubs.Hub(Catalogue([tmp_path]))
+        await hub.view(2)
+        monkeypatch.setattr(Followed, "look", broken)
+        stream = hub.run_events(2)
+        found = events(await anext(stream))
+        with RunWriter(tmp_path / "b", metadata={}, resume=True) as writer:
+            later = columns(samples)
+            writer.append(later | {"step": later["step"] + 1000})
+            writer.flush()
+            while found[-1][1]["samples"] < 40:
+                found += events(await anext(stream))
+        states = {run["name"]: (run["state"], run["message"]) for run in hub.listing["runs"]}
+        hub.close()
+        return states
+
+    states = asyncio.run(asyncio.wait_for(watch(), 60))
+    assert states["a"] == ("damaged", "A defect")
