@@ -69,22 +69,25 @@ def _results(page):  # type: ignore[no-untyped-def]
         "equilibria watch, default": ours.watched("auto"),
         "equilibria watch, every step": ours.watched(1),
         "naive loop, every step": naive.attach,
-        "composer's metrics (emulated; with SGD gradients alone), every step": composer.attach,
+        "composer's metrics (emulated; with SGD gradients alone), default (every 10 steps)": composer.every(10),
+        "composer's metrics (emulated; with SGD gradients alone), every step": composer.every(1),
     }
     heavy = {  # whatever the optimizer
-        'wandb.watch(log="all"), every step': wandb_watch.attach,
+        "wandb.watch, default (gradients, every 1000 steps)": wandb_watch.watching(),
+        'wandb.watch(log="all"), every step': wandb_watch.watching(log="all", log_freq=1),
         "cockpit, economy, every step": cockpit.attach,
     }
     solvers = {
         "equilibria sharpness": ours.sharpness,
-        "scipy eigsh, products by hand": eigenvalue.by_hand,
+        "scipy eigsh, default settings, products by hand": eigenvalue.by_eigsh(),
+        "scipy eigsh, ncv=10, tol=1e-3, products by hand": eigenvalue.by_eigsh(tol=1e-3, vectors=10),
         "PyHessian": pyhessian.as_documented,
         "PyHessian, patched to stay in training mode": pyhessian.in_training_mode,
         "curvlinops with eigsh": curvlinops.as_documented,
         "curvlinops with eigsh, evaluation mode": curvlinops.in_evaluation_mode,
         "curvlinops with eigsh, BatchNorm without statistics": curvlinops.without_statistics,
-        "hessian-eigenthings Lanczos, default": eigenthings.lanczos(None),
-        "hessian-eigenthings Lanczos, 20 steps": eigenthings.lanczos(20),
+        "hessian-eigenthings, k=5 as in its README": eigenthings.lanczos(5),
+        "hessian-eigenthings, k=1, so 2 steps: not as documented": eigenthings.lanczos(1),
         "cockpit HessMaxEV": cockpit.largest_eigenvalue,
     }
     net, batch = eigenvalue.digits_net()

@@ -1,31 +1,38 @@
 """composer's OptimizerMonitor, emulated: it pins torch below 2.7.1, so that it cannot be installed beside this one.
 
 Written anew from the quantities that it logs (mosaicml 0.32.1): the norm of the gradient of every layer, and with its
-decoupled AdamW also those of the first moment, the weight and the update; every 10 steps by default, here at every one.
+decoupled AdamW also those of the first moment, the weight and the update; every 10 steps by default.
 It forms the update as step - decay * w, where the optimizer applies -(step + decay * w).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from peers.bench import Bench, Step
+from peers.bench import Bench, Step, Watcher
 
 
-@contextmanager
-def attach(bench: Bench) -> Iterator[Step]:
-    def after(*_: object) -> None:
-        with torch.no_grad():
-            for weight in bench.weights.values():
-                metrics(bench.optimizer, weight)
+def every(steps: int) -> Watcher:
+    @contextmanager
+    def attach(bench: Bench) -> Iterator[Step]:
+        count = itertools.count()
 
-    handle = bench.optimizer.register_step_post_hook(after)
-    yield bench.step
-    handle.remove()
+        def after(*_: object) -> None:
+            if next(count) % steps == 0:
+                with torch.no_grad():
+                    for weight in bench.weights.values():
+                        metrics(bench.optimizer, weight)
+
+        handle = bench.optimizer.register_step_post_hook(after)
+        yield bench.step
+        handle.remove()
+
+    return attach
 
 
 def metrics(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, float]:

@@ -52,6 +52,10 @@ class Answers:
         """The largest relative one."""
         return max(abs(each.value / truth - 1) for each in self.found)
 
+    @property
+    def products(self) -> list[int]:
+        return [each.products for each in self.found]
+
 
 def digits_net() -> tuple[nn.Module, Batch]:
     """Six convolutions with BatchNorm after 40 steps on handwritten digits; 128 of them."""
@@ -76,43 +80,37 @@ def plain_net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-def by_hand(net: nn.Module, batch: Batch, start: int) -> Answer:
-    """scipy's eigsh with its default settings and products as the recipes have them: two backward passes for each."""
-    params = list(net.parameters())
+def by_eigsh(*, tol: float = 0, vectors: int | None = None) -> Solver:
+    """scipy's Lanczos with its default settings, or others, and products by hand."""
 
-    def product(vector: Tensor) -> Tensor:
-        loss = functional.cross_entropy(net(batch[0]), batch[1])
-        flat = _flat(torch.autograd.grad(loss, params, create_graph=True))
-        return _flat(torch.autograd.grad(flat @ vector, params))
+    def solve(net: nn.Module, batch: Batch, start: int) -> Answer:
+        return _by_eigsh(net, batch, start, tol=tol, vectors=vectors)
 
-    return by_eigsh(product, params, start, tol=0)
+    return solve
 
 
 def truth(net: nn.Module, batch: Batch) -> float:
-    """In float64, in training mode; the graph of the gradient is kept from product to product."""
-    wide = copy.deepcopy(net).double()
-    params = list(wide.parameters())
-    loss = functional.cross_entropy(wide(batch[0].double()), batch[1])
+    """In float64, in training mode."""
+    return _by_eigsh(copy.deepcopy(net).double(), (batch[0].double(), batch[1]), 99, tol=1e-8, vectors=None).value
+
+
+def _by_eigsh(net: nn.Module, batch: Batch, start: int, *, tol: float, vectors: int | None) -> Answer:
+    """One forward pass; the graph of the gradient is kept from product to product, as ours keeps it."""
+    params = list(net.parameters())
+    loss = functional.cross_entropy(net(batch[0]), batch[1])
     flat = _flat(torch.autograd.grad(loss, params, create_graph=True))
-
-    def product(vector: Tensor) -> Tensor:
-        return _flat(torch.autograd.grad(flat @ vector, params, retain_graph=True))
-
-    return by_eigsh(product, params, 99, tol=1e-8).value
-
-
-def by_eigsh(product: Callable[[Tensor], Tensor], params: list[nn.Parameter], start: int, *, tol: float) -> Answer:
-    """scipy's Lanczos, and how many products it asked for."""
-    size, kind, calls = sum(param.numel() for param in params), params[0].detach().numpy().dtype, []
+    size, kind, calls = flat.numel(), flat.detach().numpy().dtype, []
 
     def matvec(vector: np.ndarray) -> np.ndarray:
         calls.append(1)
-        found: np.ndarray = product(torch.from_numpy(np.ascontiguousarray(vector.reshape(-1)))).numpy()
+        direction = torch.from_numpy(np.ascontiguousarray(vector.reshape(-1)))
+        found: np.ndarray = _flat(torch.autograd.grad(flat @ direction, params, retain_graph=True)).numpy()
         return found
 
     operator = LinearOperator((size, size), matvec=matvec, dtype=kind)
     first = np.random.default_rng(start).normal(size=size).astype(kind)
-    return Answer(float(eigsh(operator, k=1, which="LA", v0=first, tol=tol)[0][0]), len(calls))
+    found = eigsh(operator, k=1, which="LA", v0=first, tol=tol, ncv=vectors)[0]
+    return Answer(float(found[0]), len(calls))
 
 
 def ask(solvers: dict[str, Solver], net: nn.Module, batch: Batch) -> Iterable[Answers]:

@@ -21,12 +21,16 @@ def attach(bench: Bench) -> Iterator[Step]:
 
     def after(*_: object) -> None:
         for weight, old in zip(weights, copies, strict=True):
-            weight.norm().item(), weight.grad.norm().item(), angle(weight, old)
+            weight.norm().item(), weight.grad.norm().item(), update_norm(weight, old), angle(weight, old)
 
     handles = [bench.optimizer.register_step_pre_hook(before), bench.optimizer.register_step_post_hook(after)]
     yield bench.step
     for handle in handles:
         handle.remove()
+
+
+def update_norm(new: Tensor, old: Tensor) -> float:
+    return (new - old).norm().item()
 
 
 def angle(new: Tensor, old: Tensor) -> float:

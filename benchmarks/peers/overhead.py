@@ -5,7 +5,6 @@ Not step by step: the default of `watch` chooses its pace by the time between st
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -32,15 +31,15 @@ class Watched:
         return [mine / other for mine, other in zip(self.steps, plain.steps, strict=True)]
 
     @property
-    def by_hooks(self) -> float | None:
-        """Step over step without the hooks: free of what else the machine does. None if there are no hooks."""
+    def by_hooks(self) -> list[float]:
+        """Step over step without the hooks, segment by segment: both of the same steps. Empty without hooks."""
         if not any(self.hooks):
-            return None
-        return statistics.median(step / (step - inside) for step, inside in zip(self.steps, self.hooks, strict=True))
+            return []
+        return [step / (step - inside) for step, inside in zip(self.steps, self.hooks, strict=True)]
 
-    def factor(self, plain: Watched) -> float:
+    def factors(self, plain: Watched) -> list[float]:
         """The better known of the two."""
-        return self.by_hooks or statistics.median(self.ratios(plain))
+        return self.by_hooks or self.ratios(plain)
 
 
 class _Runner:

@@ -19,6 +19,7 @@ from peers.updates import JUDGED, Errors
 
 BUSY = 0.5  # load before we began, above which the page says so
 RIGHT = 1e-2  # relative error up to which an answer counts as right
+ALIKE = 0.1  # relative difference of two errors that makes neither better
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ def goals(results: Results) -> dict[str, bool]:
     ours = results.eigenvalue[0]
     mine = [row for row in results.invariance if row.tool.startswith("equilibria")]
     told = [row for rows in results.updates.values() for row in rows if row.tool.startswith("equilibria")]
-    default = [rows[1].factor(rows[0]) for rows in results.watching.values()]
+    default = [statistics.median(rows[1].factors(rows[0])) for rows in results.watching.values()]
     return {
-        "watching with default settings costs at most 1 %": max(default) <= 1.01,
+        "watching with default settings costs at most 1 %, at the median": max(default) <= 1.01,
         "the top eigenvalue is right to a per cent, from every start": ours.error(results.truth) < RIGHT,
         "the model is left as it was": not ours.left,
         "no scale-invariant tensor missed, none named wrongly": not sum(row.missed + row.wrong for row in mine)
@@ -105,9 +106,10 @@ def _watching(results: Results) -> Iterator[str]:
     yield (
         "ResNet-18 of width 16 with BatchNorm, 64 images of 32x32. The second column is CPU time of a step over "
         "that of a "
-        f"plain step beside it: median and range of {SEGMENTS} segments of {STEPS} steps. The third is free of the "
-        "machine's "
-        "moods, and exists for what works in hooks of the optimizer: step over step without the hooks."
+        f"plain step beside it: median and range of {SEGMENTS} segments of {STEPS} steps. The third exists for what "
+        "works in hooks of the optimizer: step over the same step without the hooks, which depends less on what else "
+        "the machine does, but on it too. The naive loop takes norms of weight, gradient and update, and the angle. "
+        "No step that was measured is one at which wandb.watch writes by default."
     )
     yield ""
     for optimizer, rows in results.watching.items():
@@ -126,9 +128,12 @@ def _watching(results: Results) -> Iterator[str]:
 def _ratio(row: Watched, plain: Watched) -> str:
     if row.failure:
         return f"**fails**: {_cell(row.failure)} |"
-    ratios = row.ratios(plain)
-    hooks = "" if row.by_hooks is None else f"{row.by_hooks:.4f}"
-    return f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}] | {hooks}"
+    return f"{_ranged(row.ratios(plain), '.3f')} | {_ranged(row.by_hooks, '.4f') if row.by_hooks else ''}"
+
+
+def _ranged(values: list[float], form: str) -> str:
+    low, high = (format(pick(values), form) for pick in (min, max))
+    return f"{statistics.median(values):{form}} [{low}, {high}]"
 
 
 def _eigenvalue(results: Results) -> Iterator[str]:
@@ -138,7 +143,8 @@ def _eigenvalue(results: Results) -> Iterator[str]:
         "Six convolutions with BatchNorm after 40 steps on handwritten digits, 128 images; the Hessian of the "
         "loss that is "
         f"trained, so in training mode: **{results.truth:.5g}** (eigsh in float64, products by hand). {STARTS} random "
-        "starts: values and products from least to most, median CPU seconds, largest error."
+        "starts: values and products from least to most, median CPU seconds, largest error. By hand, as in ours, "
+        "the graph of the gradient is kept from product to product."
     )
     yield ""
     yield "| tool | reports | relative error | products | CPU s | what it changes of the model |"
@@ -162,7 +168,7 @@ def _answers(row: Answers, truth: float) -> str:
     left = ", ".join(sorted(row.left)) or "nothing"
     return (
         f"{_span([each.value for each in row.found], '.4g')}{remark} | {shown} "
-        f"| {_span([each.products for each in row.found], 'd')} | {statistics.median(row.seconds):.2f} | {left}"
+        f"| {_span(row.products, 'd')} | {statistics.median(row.seconds):.2f} | {left}"
     )
 
 
@@ -180,16 +186,16 @@ def _invariance(results: Results) -> Iterator[str]:
         "mistakes are counted over tensors and steps."
     )
     yield ""
-    yield "| network | tool | invariant ones missed | others named | others named at some step | CPU s | cost |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| network | tool | invariant ones missed | others named | others named at some step | cost |"
+    yield "|---|---|---|---|---|---|"
     for row in results.invariance:
         if row.failure:
-            yield f"| {row.case} | {row.tool} | **fails**: {_cell(row.failure)} | | | | |"
+            yield f"| {row.case} | {row.tool} | **fails**: {_cell(row.failure)} | | | |"
             continue
         yield (
             f"| {row.case} | {row.tool} | {_share(row.missed, row.invariant * row.times)} "
             f"| {_share(row.wrong, row.others * row.times)} | {row.ever_wrong} of {row.others} "
-            f"| {row.seconds:.1f} | {row.cost} |"
+            f"| {row.cost} |"
         )
     yield ""
 
@@ -217,15 +223,18 @@ def _updates(results: Results) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for setting, rows in results.updates.items():
         for row in rows:
-            yield f"| {setting} | {row.tool} | {row.quantity} | {row.text()} |"
+            yield f"| {setting} | {row.tool} | {row.quantity} | {row.median:.1e} | {row.largest:.1e} |"
     yield ""
 
 
 def _better(results: Results) -> Iterator[str]:
     yield "## Where a peer is better"
     yield ""
+    yield "In one respect at least, or as good as ours, by the numbers above."
+    yield ""
     yield from _cheaper_watchers(results)
-    yield from _cheaper_eigenvalues(results)
+    yield from _better_eigenvalues(results)
+    yield from _better_updates(results)
     yield (
         "- cockpit plots what it tracks while a network trains, and knows quantities of gradient noise that we do not "
         "measure; curvlinops has many more matrices than the Hessian; hessian-eigenthings the density of the "
@@ -241,30 +250,61 @@ def _better(results: Results) -> Iterator[str]:
 
 
 def _cheaper_watchers(results: Results) -> Iterator[str]:
-    for optimizer, rows in results.watching.items():
-        plain, _default, every_step, *peers = rows
-        mine = every_step.factor(plain)
+    """Cheaper where the ranges are apart; as cheap where they overlap."""
+    for optimizer, (plain, default, every_step, *peers) in results.watching.items():
         for row in peers:
-            if not row.failure and row.factor(plain) < mine:
-                yield (
-                    f"- {row.name} with {optimizer} costs {_percent(row.factor(plain))} of a step, ours at every step "
-                    f"{_percent(mine)}."
-                )
+            ours = every_step if "every step" in row.name else default
+            if row.failure or min(row.factors(plain)) > max(ours.factors(plain)):
+                continue
+            apart = max(row.factors(plain)) < min(ours.factors(plain))
+            yield (
+                f"- {row.name}, with {optimizer} costs {_percent(row.factors(plain))} of a step, "
+                f"{ours.name} {_percent(ours.factors(plain))}" + ("." if apart else ": no difference beyond the noise.")
+            )
 
 
-def _percent(factor: float) -> str:
-    return f"{100 * (factor - 1):.2f} %"
+def _percent(factors: list[float]) -> str:
+    return f"{_ranged([100 * (factor - 1) for factor in factors], '.2f')} %"
 
 
-def _cheaper_eigenvalues(results: Results) -> Iterator[str]:
+def _better_eigenvalues(results: Results) -> Iterator[str]:
+    """In seconds, in products or in the error; all three are told."""
     ours, *peers = results.eigenvalue
-    mine = statistics.median(ours.seconds)
+    mine = _cost(ours, results.truth)
     for row in peers:
         if row.failure or row.error(results.truth) > RIGHT:
             continue
-        theirs = statistics.median(row.seconds)
-        if theirs < mine:
-            yield f"- {row.name} finds the eigenvalue in {theirs:.2f} s, ours in {mine:.2f} s."
+        if any(theirs < own for theirs, own in zip(_cost(row, results.truth), mine, strict=True)):
+            yield f"- {row.name}: {_costs(row, results.truth)}; {ours.name}: {_costs(ours, results.truth)}."
+
+
+def _cost(row: Answers, truth: float) -> tuple[float, int, float]:
+    return statistics.median(row.seconds), min(row.products), row.error(truth)
+
+
+def _costs(row: Answers, truth: float) -> str:
+    return f"{_span(row.products, 'd')} products, {statistics.median(row.seconds):.2f} s, error {row.error(truth):.0e}"
+
+
+def _better_updates(results: Results) -> Iterator[str]:
+    for setting, rows in results.updates.items():
+        ours = {row.quantity: row for row in rows if row.tool.startswith("equilibria")}
+        ours["relative update"] = ours["update norm"]  # over the norm of the weight, which both have right
+        for row in rows:
+            verdict = "" if row in ours.values() else _verdict(row, ours[row.quantity])
+            if verdict:
+                own = ours[row.quantity]
+                yield (
+                    f"- {row.tool}, {row.quantity}, with {setting}: {verdict}, median error {row.median:.1e} and "
+                    f"largest {row.largest:.1e}, ours {own.median:.1e} and {own.largest:.1e}."
+                )
+
+
+def _verdict(theirs: Errors, ours: Errors) -> str:
+    ratios = theirs.median / ours.median, theirs.largest / ours.largest
+    if min(ratios) < 1 - ALIKE:
+        return "better"
+    return "as good" if max(ratios) < 1 + ALIKE else ""
 
 
 def _cell(message: str) -> str:

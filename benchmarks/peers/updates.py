@@ -24,6 +24,9 @@ SETTINGS: dict[str, Make] = {
         net.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4
     ),
     "SGD, lr 1e-5": lambda net: torch.optim.SGD(net.parameters(), lr=1e-5),
+    "AdamW, lr 1e-3, decay 0.01 (1e-5 a step, composer's default)": lambda net: torch.optim.AdamW(
+        net.parameters(), lr=1e-3, weight_decay=0.01
+    ),
     "AdamW, lr 1e-3, decay 0.1": lambda net: torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1),
     "AdamW, lr 1e-3, decay 1": lambda net: torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=1.0),
 }
@@ -46,8 +49,13 @@ class Errors:
         """The largest error beyond rounding."""
         return max(error - allowed for error, allowed in zip(self.found, self.rounding, strict=True))
 
-    def text(self) -> str:
-        return f"{statistics.median(self.found):.1e} | {max(self.found):.1e}"
+    @property
+    def median(self) -> float:
+        return statistics.median(self.found)
+
+    @property
+    def largest(self) -> float:
+        return max(self.found)
 
 
 def measure(net: nn.Module, batch: Batch) -> dict[str, list[Errors]]:
@@ -85,6 +93,7 @@ def _errors(
     found = {
         ("equilibria watch", "update norm"): measured[0] / norm,
         ("equilibria watch", "angle"): measured[1] / angle,
+        ("naive loop", "update norm"): naive.update_norm(new, old) / norm,
         ("naive loop", "angle"): naive.angle(new, old) / angle,
         ("folk rule lr ‖g‖ / ‖w‖", "relative update"): naive.folk_ratio(weight, lr=lr) / (norm / old.double().norm()),
     }

@@ -5,22 +5,30 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from peers.bench import Bench, Step
+from peers.bench import Bench, Step, Watcher
 
 
-@contextmanager
-def attach(bench: Bench) -> Iterator[Step]:
-    """log="all" at every step; its default is gradients alone, every 1000 steps."""
-    import wandb
+def watching(**settings: Any) -> Watcher:
+    """With these settings of ``watch``; none: its default, gradients alone every 1000 steps.
 
-    with tempfile.TemporaryDirectory() as folder:
-        run = wandb.init(mode="offline", dir=folder, settings=wandb.Settings(silent=True))
-        run.watch(bench.model, log="all", log_freq=1)
+    Two at a time share one run, for the hooks of ``watch`` write to the one of the process.
+    """
 
-        def step() -> None:
-            bench.step()
-            run.log({"step": 1})
+    @contextmanager
+    def attach(bench: Bench) -> Iterator[Step]:
+        import wandb
 
-        yield step
-        run.finish()
+        with tempfile.TemporaryDirectory() as folder:
+            run = wandb.init(mode="offline", dir=folder, settings=wandb.Settings(silent=True))
+            run.watch(bench.model, **settings)
+
+            def step() -> None:
+                bench.step()
+                run.log({"step": 1})
+
+            yield step
+            run.finish()
+
+    return attach
