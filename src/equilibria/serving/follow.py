@@ -179,8 +179,7 @@ class Followed:
                 self._take()
             except Exception as error:  # whatever a damaged file leads to: the other runs must not suffer
                 self.fail(error)
-        totals = self._thinned.totals
-        steps = None if totals.last_step is None else totals.last_step + 1
+        totals, steps = self._thinned.totals, self._steps_taken()
         state, message = (DAMAGED, self._failure) if self._failure else (self.status.state, self.status.message)
         self.status = Status(state, steps, totals.rows, self.status.updated, message)
         self.version += totals.rows != rows
@@ -292,13 +291,20 @@ class Followed:
         one_line = steps <= np.minimum.accumulate(steps[::-1])[::-1] if len(steps) else np.zeros(0, dtype=bool)
         return table.filter(pa.array(one_line))[-_MOST_QUERIES:]
 
+    def _steps_taken(self) -> int | None:
+        """As many as were recorded at the end of a run, for the last sample comes before it; else as were sampled."""
+        last, told = self._thinned.totals.last_step, self.metadata.get("steps")
+        if last is None:
+            return None
+        return max(last + 1, told) if isinstance(told, int) and self.status.state != TRAINING else last + 1
+
     # ---- the page
 
     def _make(self, number: int) -> View:
         if self.status.state == DAMAGED:
             return _view(number, {"damaged": self.status.message}, self.status.message, None)
         samples, sharpness, totals = self._thinned.table(), self._sharpness(), self._thinned.totals
-        metadata = {**self.metadata, "steps": (totals.last_step or 0) + 1}
+        metadata = {**self.metadata, "steps": self._steps_taken() or 0}
         findings = diagnose(samples, metadata=metadata)
         about_sharpness = sharpness_findings(sharpness, metadata=metadata) if sharpness.num_rows else ()
         page = report_page(
