@@ -12,7 +12,7 @@ from typing import Any
 from equilibria.pages.words import sentence_case
 from equilibria.serving.catalogue import Catalogue
 from equilibria.serving.follow import TRAINING, Followed, View
-from equilibria.serving.worker import Worker
+from equilibria.serving.worker import EndedError, Worker
 
 LOOK_SECONDS, SCAN_SECONDS, ALIVE_SECONDS = 1.0, 3.0, 15.0
 
@@ -113,8 +113,9 @@ class Hub:
                 self._watched[number] -= 1
 
     def close(self) -> None:
-        """End all streams."""
+        """End all streams, and all waiting."""
         self._closing = True
+        self.worker.close()
         self._wake()
 
     def _wake(self) -> None:
@@ -124,6 +125,10 @@ class Hub:
     # ---- looking
 
     async def _keep_looking(self) -> None:
+        with contextlib.suppress(EndedError):
+            await self._look_again_and_again()
+
+    async def _look_again_and_again(self) -> None:
         while self._viewers and not self._closing:
             watched = [number for number, viewers in self._watched.items() if viewers]
             if await self.worker.do(lambda watched=watched: self._look(watched)):  # type: ignore[misc]
@@ -163,7 +168,11 @@ class Hub:
             self._loading = asyncio.create_task(self._load_all())
 
     async def _load_all(self) -> None:
-        """Read the runs whose findings the list does not know yet, one after the other."""
+        with contextlib.suppress(EndedError):
+            await self._load_one_by_one()
+
+    async def _load_one_by_one(self) -> None:
+        """Read the runs whose findings the list does not know yet."""
         for number, run in list(self.catalogue.runs.items()):
             stale = run.headline is None or (run.status.state == TRAINING and run.is_due())
             if stale and not self._watched.get(number) and not self._closing:
