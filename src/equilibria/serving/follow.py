@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import unescape
@@ -260,6 +261,13 @@ class Followed:
         return sentence_case(str(error).replace(f"{self._directory}{os.sep}", ""))
 
     def _take(self) -> None:
+        self._take_appended()
+        if not self._thinned.exact:  # from the start, now that it is known what does not count
+            self._tail, self._queries = RunTail(self._directory), []
+            self._thinned = Thinned(returns=self._thinned.returns)
+            self._take_appended()
+
+    def _take_appended(self) -> None:
         batches: dict[int, list[pa.RecordBatch]] = {}
         rows = 0
         for found in self._tail.read():
@@ -319,9 +327,10 @@ class Followed:
         """About the record, and about what is left out of memory."""
         thinned, totals = self._thinned, self._thinned.totals
         notes = list(self._tail.notes) if self.status.state != TRAINING else []
+        went_back = Counter(each.step for each in thinned.returns)
         notes += [
-            f"the run went back to step {step:,}; what was recorded after it is left out"
-            for step in thinned.went_back[-3:]
+            f"the run went back to step {step:,}{_times(count)}; what was recorded after it is left out"
+            for step, count in list(went_back.items())[-3:]
         ]
         if thinned.stride > 1:
             notes.append(
@@ -344,6 +353,10 @@ def _view(number: int, content: Mapping[str, object], headline: str, worst: Find
 
 def _is_here(host: str) -> bool:
     return host == socket.gethostname()
+
+
+def _times(count: int) -> str:
+    return "" if count == 1 else f", {count:,} times"
 
 
 def _ordinal(number: int) -> str:
