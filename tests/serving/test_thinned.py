@@ -19,7 +19,7 @@ from equilibria.measure.summary import summarise
 from equilibria.record import RunWriter, read_run
 from equilibria.record.segment import segment_paths
 from equilibria.report.curves import curves
-from equilibria.serving.follow import DAMAGED, FINISHED, TRAINING, Followed
+from equilibria.serving.follow import DAMAGED, DELETED, FINISHED, TRAINING, Followed
 from equilibria.serving.tail import RunTail
 from equilibria.serving.thinned import Thinned
 
@@ -280,7 +280,7 @@ def test_a_run_that_takes_the_place_of_another_is_read_anew(tmp_path):
     followed.read()
     shutil.rmtree(tmp_path / "a")
     assert followed.look()
-    assert (followed.status.state, followed.status.message) == (DAMAGED, "Cannot be read: No such file or directory")
+    assert (followed.status.state, followed.status.message) == (DELETED, "Its folder is gone")
     write_run(tmp_path / "a", 1, steps=500)
     assert followed.look()
     followed.read()

@@ -138,7 +138,9 @@ class App:
         if number not in self.hub.catalogue.runs:
             await self.hub.worker.do(self.hub.catalogue.scan)
         if number not in self.hub.catalogue.runs:
-            raise HTTPException(404, f"There is no run {number}; the list at / has all of them.")
+            gone = self.hub.catalogue.known(number)
+            said = f"There is no run {number}" if gone is None else f"The run {gone.name} was deleted"
+            raise HTTPException(404, f"{said}; the list at / has all of them.")
         return number
 
     # ---- several runs
@@ -153,7 +155,7 @@ class App:
         numbers = list(dict.fromkeys(map(_number, request.query_params.getlist("run"))))
         if len(numbers) > MOST_COMPARED:
             raise HTTPException(400, f"got {len(numbers)} runs; expected at most {MOST_COMPARED} to compare.")
-        strangers = [number for number in numbers if number not in self.hub.catalogue.runs]
+        strangers = [number for number in numbers if self.hub.catalogue.known(number) is None]
         if strangers:
             raise HTTPException(400, f"got run={strangers[0]}; expected numbers of runs that the list has.")
         layer = request.query_params.get("layer") or None

@@ -53,7 +53,7 @@ class Hub:
         """The page of a run, None if there is no such number."""
         if number not in self.catalogue.runs:
             await self.worker.do(self.catalogue.scan)
-        if number not in self.catalogue.runs:
+        if self.catalogue.known(number) is None:
             return None
         return await self.worker.do(lambda: self._show(number))
 
@@ -83,7 +83,8 @@ class Hub:
                 yield ALIVE
 
     def _run_status(self, number: int) -> dict[str, Any]:
-        run = self.catalogue.runs[number]
+        run = self.catalogue.known(number)
+        assert run is not None
         status = run.status
         return {
             "view": None if run.view is None else run.view.number,
