@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -92,12 +93,39 @@ def test_nothing_can_be_changed(client, method):
         ("evil.example:8000", 403),
         ("192.168.0.7", 403),
         ("", 403),
+        ("[localhost]evil.example", 403),
+        ("[::1]evil.example", 403),
+        ("[localhost]", 403),
+        ("localhost:8731@evil.example", 403),
+        ("localhost:evil", 403),
+        ("localhost:", 403),
+        ("localhost:80:80", 403),
     ],
 )
 def test_only_names_of_this_server_are_answered(client, host, code):
     answer = client.get("/runs", headers={"host": host})
     assert answer.status_code == code
     assert code == 200 or "does not answer to the name" in answer.text
+
+
+LINK = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "code"),
+    [
+        ("/runs", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}, 403),
+        ("/plan", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}, 403),
+        ("/run/1/view", {"sec-fetch-site": "cross-site"} | LINK, 403),
+        ("/run/1", {"sec-fetch-site": "cross-site"} | LINK, 200),
+        ("/run/1/view", {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, 200),
+        ("/run/1/view", {"sec-fetch-site": "none"} | LINK, 200),
+    ],
+)
+def test_a_page_of_another_site_can_link_here_and_ask_for_nothing(client, path, headers, code):
+    answer = client.get(path, headers=headers)
+    assert answer.status_code == code
+    assert code == 200 or "A page of another site" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -215,6 +243,8 @@ def test_alternatives_come_when_asked_for(client):
         ({"schedule": "step"}, "milestones"),
         ({"steps": "1e12"}, "steps"),
         ({"betas": "0.9,0.99"}, "expected it only with"),
+        ({"steps": "1000001"}, "at most 1,000,000 on this page (equilibria plan in a terminal"),
+        ({"schedule": "file"}, "expected one of: constant"),
         ({"html": "/tmp/x.html"}, "expected only"),
         ({"lr_file": "/etc/passwd"}, "expected only"),
         ({"colour": "red"}, "expected only"),
@@ -251,6 +281,7 @@ def test_a_forecast_has_alternatives(client, numbers):
     [
         ("steps=100", "steps left to forecast"),
         ("steps=6000&suggest=magic", "expected one of"),
+        ("steps=1e7", "at most 1,000,000 on this page"),
         ("steps=6000&wd=lots", "weight decay"),
         ("", "steps"),
     ],
@@ -293,6 +324,84 @@ def test_a_plan_reads_as_typed():
     asked = read_plan(PLAN | {"nesterov": "1"})
     assert asked.rule == SGD(0.1, 5e-3, momentum=0.9, nesterov=True)
     assert "--nesterov" in asked.command
+
+
+# ---- waiting
+
+
+def asked(path, *, leaves):
+    """The scope of a request and what it receives: nothing more, until its viewer leaves."""
+    headers = [(b"host", b"localhost")]
+    path, _, query = path.partition("?")
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": headers}
+
+    async def receive():
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    return scope | {"root_path": "", "http_version": "1.1", "scheme": "http"}, receive
+
+
+@pytest.fixture
+def held_up(folder):
+    """An app whose planner waits for a signal, and what it was asked for."""
+    app = build_app((folder,), results=folder / "none")
+    signal, computed = threading.Event(), []
+
+    def compute(query):
+        computed.append(dict(query)["lr"])
+        assert signal.wait(30)
+        return b"{}"
+
+    app._plan = compute
+    yield app, signal, computed
+    signal.set()
+
+
+async def ask(app, path, *, leaves):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await app.asgi(*asked(path, leaves=leaves), send)
+    return sent[0]["status"]
+
+
+def test_what_a_viewer_who_left_asked_for_is_not_computed(held_up):
+    app, signal, computed = held_up
+
+    async def visit():
+        stays, leaves = asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(ask(app, "/plan/view?lr=1", leaves=stays))
+        while not computed:
+            await asyncio.sleep(0.01)
+        left = [asyncio.create_task(ask(app, f"/plan/view?lr={lr}", leaves=leaves)) for lr in (2, 3)]
+        last = asyncio.create_task(ask(app, "/plan/view?lr=4", leaves=stays))
+        await asyncio.sleep(0.05)
+        leaves.set()
+        await asyncio.gather(*left)
+        page = await ask(app, "/gallery", leaves=stays)  # does not wait for plans
+        signal.set()
+        return page, await first, await last
+
+    assert asyncio.run(asyncio.wait_for(visit(), 30)) == (200, 200, 200)
+    assert computed == ["1", "4"]
+
+
+def test_who_waits_is_told_when_the_server_ends(held_up):
+    app, _, computed = held_up
+
+    async def visit():
+        stays = asyncio.Event()
+        waiting = [asyncio.create_task(ask(app, f"/plan/view?lr={lr}", leaves=stays)) for lr in (1, 2, 3)]
+        while not computed:
+            await asyncio.sleep(0.01)
+        app.close()
+        return [*await asyncio.gather(*waiting), await ask(app, "/runs", leaves=stays)]
+
+    assert asyncio.run(asyncio.wait_for(visit(), 30)) == [503] * 4
+    assert computed == ["1"]
 
 
 # ---- the stream
@@ -380,7 +489,7 @@ def test_a_folder_that_is_not_there_yet_is_told_and_awaited(tmp_path):
     catalogue.scan()
     assert catalogue.empty == ("later",)
     write_run(tmp_path / "later" / "a", 1, steps=100)
-    assert catalogue.scan()
+    catalogue.scan()
     assert [run.name for run in catalogue.runs.values()] == ["a"]
 
 

@@ -19,7 +19,7 @@ from equilibria.measure.summary import summarise
 from equilibria.record import RunWriter, read_run
 from equilibria.record.segment import segment_paths
 from equilibria.report.curves import curves
-from equilibria.serving.follow import DAMAGED, FINISHED, TRAINING, Followed
+from equilibria.serving.follow import DAMAGED, DELETED, FINISHED, TRAINING, Followed
 from equilibria.serving.tail import RunTail
 from equilibria.serving.thinned import Thinned
 
@@ -102,6 +102,64 @@ def test_where_a_run_goes_back_it_is_as_when_read_at_once(tmp_path_factory, back
     writer.close()
     assert sorted_rows(thinned.table()) == sorted_rows(read_run(directory).samples())
     assert thinned.totals.rows == read_run(directory).samples().num_rows
+
+
+@given(
+    lines=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 60), st.booleans()), min_size=1, max_size=6),
+    rows=st.integers(1, 90),
+    most=st.sampled_from([200, 100_000]),  # at least 100 of a layer are kept
+)
+def test_counts_are_exact_however_often_a_run_goes_back(lines, rows, most):
+    """Against a list of all rows, from which every going back removes what it goes over."""
+    samples, _ = run(1, steps=700, every=1)
+    notes = ["gradient not finite" if step % 7 == 0 else None for step in range(700)]
+    samples = samples.set_column(samples.column_names.index("note"), "note", pa.array(notes).dictionary_encode())
+    parts, whole, session, went_back = [(0, samples.slice(0, 500))], [(0, step) for step in range(500)], 0, 0
+    for begin, length, new_session in lines:
+        session, back = session + new_session, begin * 8
+        went_back += back < whole[-1][1] + new_session
+        whole = [(own, step) for own, step in whole if step < back + (own == session)]
+        whole += [(session, step) for step in range(back, back + length)]
+        parts.append((session, samples.slice(back, length)))
+    kept = [step for _, step in whole]
+    thinned = Thinned(most=most)
+    for _ in range(2):
+        for number in range(session + 1):
+            feed(
+                thinned,
+                pa.concat_tables([part for own, part in parts if own == number] or [samples[:0]]),
+                rows=rows,
+                session=number,
+            )
+        if thinned.exact:
+            break
+        thinned = Thinned(most=most, returns=thinned.returns)
+    assert thinned.exact
+    noted = [step for step in kept if step % 7 == 0]
+    assert (thinned.totals.rows, thinned.totals.steps) == (len(kept), len(set(kept)))
+    assert thinned.totals.last_step == kept[-1]
+    assert thinned.totals.notes == ({"gradient not finite": (len(noted), noted[-1])} if noted else {})
+    assert len(thinned.returns) == went_back
+    assert thinned.table()["step"].to_pylist() == kept[:: thinned.stride]
+
+
+def test_a_long_run_that_was_resumed_is_counted_exactly(tmp_path, monkeypatch):
+    monkeypatch.setattr(Thinned.__init__, "__kwdefaults__", {"most": 500, "returns": ()})
+    samples, metadata = run(2, steps=1000, every=1)
+    again = columns(samples.filter(pa.compute.greater_equal(samples["step"], 601)))
+    followed = Followed(tmp_path / "a", name="a")
+    for session in range(3):
+        with RunWriter(tmp_path / "a", metadata=metadata, resume=session > 0) as writer:
+            writer.append(columns(samples) if session == 0 else again)
+        followed.look()
+        followed.read()
+        assert followed.status.samples == 2000
+    anew = Followed(tmp_path / "a", name="a")
+    anew.look()
+    anew.read()
+    assert anew.status == followed.status
+    said = followed.show().payload.decode()
+    assert said.count("went back to step 601, 2 times") == 1
 
 
 def test_notes_are_counted_also_where_their_samples_are_left_out():
@@ -222,7 +280,7 @@ def test_a_run_that_takes_the_place_of_another_is_read_anew(tmp_path):
     followed.read()
     shutil.rmtree(tmp_path / "a")
     assert followed.look()
-    assert (followed.status.state, followed.status.message) == (DAMAGED, "Cannot be read: No such file or directory")
+    assert (followed.status.state, followed.status.message) == (DELETED, "Its folder is gone")
     write_run(tmp_path / "a", 1, steps=500)
     assert followed.look()
     followed.read()

@@ -129,7 +129,7 @@ def _with_file(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _length(options: dict[str, Any]) -> _Length:
-    steps, unit = _steps(options["steps"], options["epochs"], options["steps_per_epoch"])
+    steps, unit = run_steps(options["steps"], options["epochs"], options["steps_per_epoch"])
     run = _Length(steps, 0, unit)
     if options["warmup"] is None:
         return run
@@ -141,7 +141,7 @@ def _length(options: dict[str, Any]) -> _Length:
     return _Length(steps, int(warmup), unit)
 
 
-def _steps(steps: int | None, epochs: float | None, steps_per_epoch: int | None) -> tuple[int, int]:
+def run_steps(steps: int | None, epochs: float | None, steps_per_epoch: int | None) -> tuple[int, int]:
     """Total steps, and the steps per unit in which positions are given."""
     from equilibria.planning.planner import MOST_STEPS
 

@@ -27,6 +27,7 @@ _ALTERNATIVES: dict[str, dict[str, Any]] = {
     "wd x0.5": {"wd": "x0.5"},
 }
 _BASE = "as planned"
+_MOST_STEPS = 1_000_000  # of a plan: some seconds with alternatives, for which other viewers wait
 
 
 @click.command("serve")
@@ -83,6 +84,7 @@ def read_plan(query: Mapping[str, str]) -> AskedPlan:
     words = _flags(plan, query)
     options = _parsed(plan, words)
     check_scale(options)
+    _refuse_what_a_page_cannot(options, command="equilibria plan")
     run = build_run(options)
     rule = build_rule({**options, "lr": run.lr})
     return AskedPlan(rule, run.schedule, plan_settings(options, run), f"equilibria plan {shlex.join(words)}")
@@ -98,6 +100,7 @@ def read_forecast(query: Mapping[str, str], observed: Observed) -> AskedForecast
     options = _parsed(parser, _flags(parser, query))
     if options["steps_per_epoch"] is None:
         options["steps_per_epoch"] = observed.steps_per_epoch
+    _refuse_what_a_page_cannot(options, command="equilibria forecast")
     main = observed.cohorts[0]
     steps = build_run({**options, "lr": float(main.lr.max()) if options["lr"] is None else options["lr"]}).steps
     if steps <= observed.last_step + 1:
@@ -107,6 +110,21 @@ def read_forecast(query: Mapping[str, str], observed: Observed) -> AskedForecast
         )
     others = [f"{name}={_typed(changes)}" for name, changes in _ALTERNATIVES.items() if not _same(options, changes)]
     return AskedForecast(scenarios(options, others, observed, base=_BASE), steps)
+
+
+def _refuse_what_a_page_cannot(options: Mapping[str, Any], *, command: str) -> None:
+    """Files, and plans that take long: there is one server for all viewers."""
+    from equilibria.cli._schedule import SCHEDULES, run_steps
+
+    if options["schedule"].lower() == "file":
+        shown = ", ".join(name for name in SCHEDULES if name != "file")
+        raise EquilibriaError(f"got schedule=file; expected one of: {shown} ({command} in a terminal reads files)")
+    steps, _ = run_steps(options["steps"], options["epochs"], options["steps_per_epoch"])
+    if steps > _MOST_STEPS:
+        raise EquilibriaError(
+            f"got a run of {steps:,} steps; expected at most {_MOST_STEPS:,} on this page ({command} in a terminal "
+            "takes longer runs)"
+        )
 
 
 def _typed(changes: Mapping[str, Any]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from equilibria.serving.gallery import gallery
 from equilibria.serving.guard import LOOPBACK, Guard
 from equilibria.serving.hub import Hub
 from equilibria.serving.views import MOST_COMPARED, comparison, forecast_view, plan_view
-from equilibria.serving.worker import Worker
+from equilibria.serving.worker import EndedError, Worker
 
 _FOREVER = "public, max-age=31536000, immutable"
 _ARGUMENTS = r"\b(weight_decay|init_norm|unit_grad_sq|steps_per_epoch|end_lr)\b"
@@ -56,9 +56,11 @@ class App:
     ) -> None:
         self.hub = Hub(catalogue)
         self._calculator = Worker("equilibria-serve-plans")
+        self._gallery_maker = Worker("equilibria-serve-gallery")  # takes seconds, for which no plan should wait
         self._readers, self._results = readers, results
         self._plan = lru_cache(_MOST_ANSWERS)(self._plan_now)
-        app = Starlette(routes=self._routes(), exception_handlers={HTTPException: _told}, lifespan=self._lifespan)
+        handlers = {HTTPException: _told, EndedError: _ended}
+        app = Starlette(routes=self._routes(), exception_handlers=handlers, lifespan=self._lifespan)
         self.asgi = Guard(app, hosts=hosts, any_address=any_address)
 
     def _routes(self) -> list[Route]:
@@ -82,10 +84,21 @@ class App:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        reading = asyncio.create_task(self.hub.runs())  # so that the first viewer does not wait
+        reading = asyncio.create_task(self._begin())
         yield
         reading.cancel()
+        self.close()
+
+    async def _begin(self) -> None:
+        """Read before anybody asks, so that the first viewer does not wait."""
+        with suppress(EndedError):
+            await self.hub.runs()
+
+    def close(self) -> None:
+        """End all streams, and answer all who wait that the server ends."""
         self.hub.close()
+        self._calculator.close()
+        self._gallery_maker.close()
 
     # ---- runs
 
@@ -125,7 +138,9 @@ class App:
         if number not in self.hub.catalogue.runs:
             await self.hub.worker.do(self.hub.catalogue.scan)
         if number not in self.hub.catalogue.runs:
-            raise HTTPException(404, f"There is no run {number}; the list at / has all of them.")
+            gone = self.hub.catalogue.known(number)
+            said = f"There is no run {number}" if gone is None else f"The run {gone.name} was deleted"
+            raise HTTPException(404, f"{said}; the list at / has all of them.")
         return number
 
     # ---- several runs
@@ -140,7 +155,7 @@ class App:
         numbers = list(dict.fromkeys(map(_number, request.query_params.getlist("run"))))
         if len(numbers) > MOST_COMPARED:
             raise HTTPException(400, f"got {len(numbers)} runs; expected at most {MOST_COMPARED} to compare.")
-        strangers = [number for number in numbers if number not in self.hub.catalogue.runs]
+        strangers = [number for number in numbers if self.hub.catalogue.known(number) is None]
         if strangers:
             raise HTTPException(400, f"got run={strangers[0]}; expected numbers of runs that the list has.")
         layer = request.query_params.get("layer") or None
@@ -148,7 +163,7 @@ class App:
         def work() -> dict[str, object]:
             return comparison({number: self.hub.catalogue.loaded(number) for number in numbers}, layer)
 
-        return _json(await _answered(self.hub.worker, work))
+        return _json(await _answered(request, self.hub.worker, work))
 
     # ---- plans and forecasts
 
@@ -160,7 +175,8 @@ class App:
 
     async def _plan_view(self, request: Request) -> Response:
         query = tuple(sorted(_single(request).items()))
-        return Response(await _answered(self._calculator, lambda: self._plan(query)), media_type="application/json")
+        found = await _answered(request, self._calculator, lambda: self._plan(query))
+        return Response(found, media_type="application/json")
 
     def _plan_now(self, query: tuple[tuple[str, str], ...]) -> bytes:
         options = dict(query)
@@ -183,13 +199,14 @@ class App:
 
     async def _forecast_view(self, request: Request) -> Response:
         number, query = await self._known(request), _single(request)
-        seen = await _answered(self.hub.worker, lambda: self.hub.catalogue.loaded(number).seen())
-        return _json(await _answered(self._calculator, lambda: forecast_view(seen, query, self._readers)))
+        seen = await _answered(request, self.hub.worker, lambda: self.hub.catalogue.loaded(number).seen())
+        found = await _answered(request, self._calculator, lambda: forecast_view(seen, query, self._readers))
+        return _json(found)
 
     # ---- the reproduction
 
     async def _gallery(self, request: Request) -> Response:
-        page = await self._calculator.do(lambda: gallery(self._results))
+        page = await _answered(request, self._gallery_maker, lambda: gallery(self._results))
         return _tagged(request, page.content, page.tag, kind="text/html; charset=utf-8")
 
 
@@ -202,12 +219,30 @@ async def _asset(request: Request) -> Response:
     return answer
 
 
-async def _answered(worker: Worker, work: Callable[[], Any]) -> Any:
+async def _answered(request: Request, worker: Worker, work: Callable[[], Any]) -> Any:
     """What the work gives; what it cannot do with this query becomes a sentence."""
     try:
-        return await worker.do(work)
+        return await _while_connected(request, worker.do(work))
     except EquilibriaError as error:
         raise HTTPException(400, full_stop(_without_dashes(str(error)))) from error
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """What the work gives; given up where the viewer goes away: the next one would wait for nobody's answer."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HTTPException(499, "The viewer has gone away.")  # which nobody reads
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _without_dashes(words: str) -> str:
@@ -251,6 +286,10 @@ async def _told(request: Request, error: Exception) -> Response:
     if request.url.path.endswith("/view"):
         return _json({"error": said}, status=error.status_code)
     return PlainTextResponse(f"{said}\n", status_code=error.status_code, headers=error.headers)
+
+
+async def _ended(request: Request, _: Exception) -> Response:
+    return await _told(request, HTTPException(503, "The server ends."))
 
 
 def _encoded(data: object) -> bytes:

@@ -32,6 +32,7 @@ class Catalogue:
                 raise EquilibriaError(f"got {root}, which is a file; expected the folder of a run, or a folder of runs")
         self._roots = [root.resolve() for root in roots]
         self._numbers: dict[Path, int] = {}
+        self._known: dict[int, Followed] = {}
         self._runs: dict[int, Followed] = {}
         self._loaded: OrderedDict[int, None] = OrderedDict()
         self._most_loaded = most_loaded
@@ -43,35 +44,43 @@ class Catalogue:
         """By number, in the order in which they were found."""
         return self._runs
 
-    def scan(self) -> bool:
-        """Look for runs; whether there are others than before."""
+    def known(self, number: int) -> Followed | None:
+        """A run that is there, or was."""
+        return self._known.get(number)
+
+    def scan(self) -> None:
+        """Look for runs; those that are gone leave the list, and keep their numbers in case they come back."""
         found = {path: root for root in self._roots for path in _runs_below(root)}
-        empty = tuple(root.name for root in self._roots if root not in found.values())
-        before = len(self._runs), self.empty
         for path, root in list(found.items())[:MOST_RUNS]:
             if path not in self._numbers:
                 number = len(self._numbers) + 1
+                self._known[number] = Followed(path, name=self._name(path, root))
                 self._numbers[path] = number
-                self._runs[number] = Followed(path, name=self._name(path, root))
-        self.empty, self.left_out = empty, len(found) > MOST_RUNS
-        return before != (len(self._runs), self.empty)
+        there = {number: self._known[number] for path, number in self._numbers.items() if path in found}
+        for number in self._runs.keys() - there.keys():
+            self._known[number].look()
+            self._known[number].forget()
+            self._loaded.pop(number, None)
+        self._runs = there  # at once: requests look at it from another thread
+        self.empty = tuple(root.name for root in self._roots if root not in found.values())
+        self.left_out = len(found) > MOST_RUNS
 
     def loaded(self, number: int) -> Followed:
         """A run with its samples up to now; those of the one that nobody asked for longest are forgotten."""
-        run = self._runs[number]
+        run = self._known[number]
         run.look()
         run.read()
         self._loaded[number] = None
         self._loaded.move_to_end(number)
         while len(self._loaded) > self._most_loaded:
             oldest, _ = self._loaded.popitem(last=False)
-            self._runs[oldest].forget()
+            self._known[oldest].forget()
         return run
 
     def _name(self, path: Path, root: Path) -> str:
         below = path.relative_to(root)
         name = root.name if path == root else str(below)
-        taken = {run.name for run in self._runs.values()}
+        taken = {run.name for run in self._known.values()}
         return name if name not in taken else f"{root.name if path != root else root.parent.name}/{name}"
 
 

@@ -45,10 +45,11 @@
 
   const caption = (drawn) => {
     if (!found.runs.length) return "Choose one run or more above.";
-    const without = found.runs.filter((run) => !run.x.length).map((run) => run.name);
+    const without = found.runs.filter((run) => !run.x.length && !run.message).map((run) => run.name);
+    const told = found.runs.filter((run) => run.message).map((run) => " " + run.name + " is " + run.message + ".").join("");
     const lines = { ratio: "Root mean squares of the measured angle over that of equilibrium; 1 is what lr × wd asks for.",
       angle: "Measured, root mean square; dotted: the equilibrium of lr × wd.", norm: "Norm of the weights before the step." };
-    return (drawn.length ? lines[kind()] : "") + (without.length ? " Without this layer: " + without.join(", ") + "." : "");
+    return (drawn.length ? lines[kind()] : "") + (without.length ? " Without this layer: " + without.join(", ") + "." : "") + told;
   };
 
   const key = (name, place) => {
@@ -112,12 +113,17 @@
       place.append(label);
     }
   };
+  const markGone = (runs) => {
+    const there = new Set(runs.map((run) => String(run.id)));
+    for (const label of byId("picks").children) label.classList.toggle("gone", !there.has(label.querySelector("input").value));
+  };
   const kindOf = (run) => live.kind(run.state);
 
   const arrived = ({ runs }) => {
     const first = byId("picks").children.length === 0;
     if (first && chosen.size === 0) runs.filter((run) => kindOf(run) !== "damaged").slice(0, 3).forEach((run) => chosen.add(run.id));
     picks(runs);
+    markGone(runs);
     live.say(runs.length ? chosen.size + " of " + runs.length + " runs chosen" : "No runs yet");
     const now = JSON.stringify(runs.filter((run) => chosen.has(run.id)).map((run) => [run.id, run.samples, run.updated]));
     if (now !== seen || first) { seen = now; refresh(); }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from html import unescape
 from pathlib import Path
 from stat import S_ISREG
@@ -22,17 +25,22 @@ from equilibria.measure.diagnose import diagnose
 from equilibria.measure.sharpness_findings import sharpness_findings
 from equilibria.pages.words import sentence_case
 from equilibria.record.lock import LOCK_FILE, Holder
-from equilibria.record.manifest import RUN_FILE, Manifest, read_manifest
+from equilibria.record.manifest import RUN_FILE, Manifest, Session, read_manifest
 from equilibria.record.schema import SHARPNESS, TABLES
 from equilibria.report.page import report_page
+from equilibria.serving import process
 from equilibria.serving.tail import RunTail
 from equilibria.serving.thinned import Thinned
 
-TRAINING, FINISHED, INTERRUPTED, DAMAGED = "training now", "finished", "interrupted", "damaged"
+TRAINING, FINISHED, INTERRUPTED = "training now", "finished", "interrupted"
+DAMAGED, DELETED = "damaged", "deleted"
+UNREADABLE = (DAMAGED, DELETED)
 _ROWS_AT_ONCE = 50_000
 _STRETCHES = 150  # of a line: drawn again every few seconds, also on a phone
 _MOST_QUERIES = 50_000  # of a sharpness tracker; each of them cost several passes over the network
 _SILENCE = 120  # seconds after which a writer on another machine, which cannot be asked, is taken for gone
+_LONG_SILENCE = 3600  # the same of a writer here, where the system does not tell when a process began
+_CLOCKS = 10  # seconds by which the clocks of processes and of records may differ
 _MOST_PID = 2**31 - 1  # as the system has it
 _SHARE, _LEAST_SECONDS = 0.1, 1.0  # of one core that new views of a run may take; from one view to the next
 
@@ -42,11 +50,11 @@ class Status:
     """What the list says about a run.
 
     Attributes:
-        state: training now, finished, interrupted (no end was recorded, and its process is gone) or damaged.
+        state: training now, finished, interrupted (no end was recorded, and its process is gone), damaged or deleted.
         steps: last sampled step + 1, None before the first sample.
         samples: recorded rows.
         updated: seconds since 1970 of the last write, None without any.
-        message: why it is damaged, "" if it is not.
+        message: why it cannot be read, "" if it can.
     """
 
     state: str
@@ -132,7 +140,7 @@ class Followed:
 
     def seen(self) -> Seen:
         """Samples and metadata of this moment, for another thread."""
-        if self.status.state == DAMAGED:
+        if self.status.state in UNREADABLE:
             raise EquilibriaError(self.status.message)
         return Seen(self.name, self.metadata, self._thinned.table())
 
@@ -155,6 +163,8 @@ class Followed:
             status = self._standing()
             if self._failure:
                 status = replace(status, state=DAMAGED, message=self._failure)
+        except FileNotFoundError:
+            status = replace(before, state=DELETED, message="Its folder is gone")
         except Exception as error:  # whatever an odd folder leads to: the other runs must not suffer
             status = replace(before, state=DAMAGED, message=self._sentence(error))
         self.status = status
@@ -174,7 +184,7 @@ class Followed:
         """Read what was appended."""
         rows = self._thinned.totals.rows
         began = time.monotonic()
-        if not self._failure:
+        if not self._failure and self.status.state != DELETED:
             try:
                 self._take()
             except Exception as error:  # whatever a damaged file leads to: the other runs must not suffer
@@ -229,17 +239,18 @@ class Followed:
         if session is None or session.ended is not None:
             state = FINISHED
         else:
-            state = TRAINING if self._writer_lives(updated) else INTERRUPTED
+            state = TRAINING if self._writer_lives(session, updated) else INTERRUPTED
         return Status(state, self.status.steps, self.status.samples, updated)
 
-    def _writer_lives(self, updated: float | None) -> bool:
+    def _writer_lives(self, session: Session, updated: float | None) -> bool:
         """By the process that the lock file names: taking the lock to see would keep a writer out."""
         holder = self._holder()
-        if holder is None:
+        if holder is None or (holder.pid, holder.host) != (session.pid, session.host):
             return False
-        return holder.is_alive_here() or (
-            not _is_here(holder.host) and updated is not None and time.time() - updated < _SILENCE
-        )
+        silence = math.inf if updated is None else time.time() - updated
+        if not _is_here(holder.host):
+            return silence < _SILENCE
+        return holder.is_alive_here() and (silence < _SILENCE or _is_old_enough(holder.pid, session, silence))
 
     def _holder(self) -> Holder | None:
         path = self._directory / LOCK_FILE
@@ -259,6 +270,13 @@ class Followed:
         return sentence_case(str(error).replace(f"{self._directory}{os.sep}", ""))
 
     def _take(self) -> None:
+        self._take_appended()
+        if not self._thinned.exact:  # from the start, now that it is known what does not count
+            self._tail, self._queries = RunTail(self._directory), []
+            self._thinned = Thinned(returns=self._thinned.returns)
+            self._take_appended()
+
+    def _take_appended(self) -> None:
         batches: dict[int, list[pa.RecordBatch]] = {}
         rows = 0
         for found in self._tail.read():
@@ -301,7 +319,7 @@ class Followed:
     # ---- the page
 
     def _make(self, number: int) -> View:
-        if self.status.state == DAMAGED:
+        if self.status.state in UNREADABLE:
             return _view(number, {"damaged": self.status.message}, self.status.message, None)
         samples, sharpness, totals = self._thinned.table(), self._sharpness(), self._thinned.totals
         metadata = {**self.metadata, "steps": self._steps_taken() or 0}
@@ -325,9 +343,10 @@ class Followed:
         """About the record, and about what is left out of memory."""
         thinned, totals = self._thinned, self._thinned.totals
         notes = list(self._tail.notes) if self.status.state != TRAINING else []
+        went_back = Counter(each.step for each in thinned.returns)
         notes += [
-            f"the run went back to step {step:,}; what was recorded after it is left out"
-            for step in thinned.went_back[-3:]
+            f"the run went back to step {step:,}{_times(count)}; what was recorded after it is left out"
+            for step, count in list(went_back.items())[-3:]
         ]
         if thinned.stride > 1:
             notes.append(
@@ -348,8 +367,20 @@ def _view(number: int, content: Mapping[str, object], headline: str, worst: Find
     return View(number, payload, headline, worst)
 
 
+def _is_old_enough(pid: int, session: Session, silence: float) -> bool:
+    """Whether a process may be a session's: one that began after it has only inherited the number."""
+    began = process.began(pid)
+    if began is None:
+        return silence < _LONG_SILENCE
+    return began <= datetime.fromisoformat(session.started).timestamp() + _CLOCKS
+
+
 def _is_here(host: str) -> bool:
     return host == socket.gethostname()
+
+
+def _times(count: int) -> str:
+    return "" if count == 1 else f", {count:,} times"
 
 
 def _ordinal(number: int) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:@/\s]+))(?::[0-9]{1,5})?", re.ASCII)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -24,10 +26,10 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuses foreign Host headers and everything but GET and HEAD, and adds the headers that keep a page at home.
+    """Refuses foreign Host headers, what pages of other sites ask for, and all but GET and HEAD; keeps pages at home.
 
     A page of another site could have its own name point at this machine and then read what is served here: the Host
-    header gives it away.
+    header gives it away. It could also ask without reading, to keep the server busy: Sec-Fetch-Site gives that away.
 
     Args:
         app: what answers.
@@ -57,12 +59,17 @@ class Guard:
         await (refusal or self._app)(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> PlainTextResponse | None:
-        host = host_name(Headers(scope=scope).get("host", ""))
+        headers = Headers(scope=scope)
+        host = host_name(headers.get("host", ""))
         if host not in self._hosts and not (self._any_address and _is_address(host)):
             names = ", ".join(sorted(self._hosts))
             said = (
-                f"This server does not answer to the name {host!r}; it is reached as: {names} (--host adds a name).\n"
+                f"This server does not answer to the name {headers.get('host', '')!r}; it is reached as: "
+                f"{names} (--host adds a name).\n"
             )
+            return PlainTextResponse(said, status_code=403)
+        if headers.get("sec-fetch-site") == "cross-site" and not _opens_a_page(scope["path"], headers):
+            said = "A page of another site asked for this; only the pages of this server may.\n"
             return PlainTextResponse(said, status_code=403)
         if scope["method"] not in ("GET", "HEAD"):
             said = f"This server only shows: {scope['method']} is not answered, GET and HEAD are.\n"
@@ -71,16 +78,20 @@ class Guard:
 
 
 def host_name(header: str) -> str:
-    """The name in a Host header, without its port.
+    """The name in a Host header, without its port; empty if it is not one.
 
     Example:
-        >>> host_name("Localhost:8000"), host_name("[::1]:8000"), host_name("")
+        >>> host_name("Localhost:8000"), host_name("[::1]:8000"), host_name("[::1]evil.example")
         ('localhost', '::1', '')
     """
-    host = header.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    found = _HOST.fullmatch(header.strip().lower())
+    return (found["address"] or found["name"]) if found else ""
+
+
+def _opens_a_page(path: str, headers: Headers) -> bool:
+    """Whether somebody follows a link to a page, and not to what its script fetches, which may take long."""
+    is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return is_link and not path.endswith("/view")
 
 
 def _is_address(host: str) -> bool:

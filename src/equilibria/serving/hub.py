@@ -12,7 +12,7 @@ from typing import Any
 from equilibria.pages.words import sentence_case
 from equilibria.serving.catalogue import Catalogue
 from equilibria.serving.follow import TRAINING, Followed, View
-from equilibria.serving.worker import Worker
+from equilibria.serving.worker import EndedError, Worker
 
 LOOK_SECONDS, SCAN_SECONDS, ALIVE_SECONDS = 1.0, 3.0, 15.0
 
@@ -53,7 +53,7 @@ class Hub:
         """The page of a run, None if there is no such number."""
         if number not in self.catalogue.runs:
             await self.worker.do(self.catalogue.scan)
-        if number not in self.catalogue.runs:
+        if self.catalogue.known(number) is None:
             return None
         return await self.worker.do(lambda: self._show(number))
 
@@ -83,7 +83,8 @@ class Hub:
                 yield ALIVE
 
     def _run_status(self, number: int) -> dict[str, Any]:
-        run = self.catalogue.runs[number]
+        run = self.catalogue.known(number)
+        assert run is not None
         status = run.status
         return {
             "view": None if run.view is None else run.view.number,
@@ -113,8 +114,9 @@ class Hub:
                 self._watched[number] -= 1
 
     def close(self) -> None:
-        """End all streams."""
+        """End all streams, and all waiting."""
         self._closing = True
+        self.worker.close()
         self._wake()
 
     def _wake(self) -> None:
@@ -124,6 +126,10 @@ class Hub:
     # ---- looking
 
     async def _keep_looking(self) -> None:
+        with contextlib.suppress(EndedError):
+            await self._look_again_and_again()
+
+    async def _look_again_and_again(self) -> None:
         while self._viewers and not self._closing:
             watched = [number for number, viewers in self._watched.items() if viewers]
             if await self.worker.do(lambda watched=watched: self._look(watched)):  # type: ignore[misc]
@@ -163,7 +169,11 @@ class Hub:
             self._loading = asyncio.create_task(self._load_all())
 
     async def _load_all(self) -> None:
-        """Read the runs whose findings the list does not know yet, one after the other."""
+        with contextlib.suppress(EndedError):
+            await self._load_one_by_one()
+
+    async def _load_one_by_one(self) -> None:
+        """Read the runs whose findings the list does not know yet."""
         for number, run in list(self.catalogue.runs.items()):
             stale = run.headline is None or (run.status.state == TRAINING and run.is_due())
             if stale and not self._watched.get(number) and not self._closing:

@@ -72,7 +72,7 @@ def run(app: App, listening: socket.socket, *, tell: Callable[[str], None], brow
                 threading.Thread(target=webbrowser.open, args=(address(listening),), daemon=True).start()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.hub.close()  # ends the streams, which would be waited for
+            app.close()  # ends the streams and the waiting, which would be waited for
             await super().shutdown(sockets=sockets)
 
     with contextlib.suppress(AttributeError, OSError):  # Windows has no such thing

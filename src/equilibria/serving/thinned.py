@@ -31,32 +31,54 @@ class Totals:
     Attributes:
         rows: samples.
         steps: sampled steps.
-        first_step: the first of them, None without any.
-        last_step: the last of them.
+        last_step: the last of them, None without any.
         notes: how many samples carry a note, and the last step with it, by note.
     """
 
     rows: int = 0
     steps: int = 0
-    first_step: int | None = None
     last_step: int | None = None
     notes: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Where a run went back: of what was recorded before, later steps than this do not count any more.
+
+    Of earlier sessions this step does not count either, as in `equilibria.read_run`.
+
+    Attributes:
+        session: in which it went back.
+        row: of that session, the first after it.
+        step: of that row.
+    """
+
+    session: int
+    row: int
+    step: int
 
 
 class Thinned:
     """Takes batches of the sample table; keeps at most `MOST_ROWS` rows (or `LEAST_PER_LAYER` of every layer).
 
+    Args:
+        most: rows to keep.
+        returns: where the run is known to go back, from an earlier reading: what does not count is never taken then.
+
     Attributes:
         stride: one sample of so many of a layer is kept.
-        totals: exact counts.
-        went_back: the steps to which the run went back, with what was recorded after them left out.
+        totals: exact counts, as long as ``exact``.
+        returns: where the run went back.
+        exact: False once it went back over samples that were thinned already: read it again, with its ``returns``.
     """
 
-    def __init__(self, *, most: int = MOST_ROWS) -> None:
+    def __init__(self, *, most: int = MOST_ROWS, returns: Sequence[Return] = ()) -> None:
         self.stride = 1
         self.totals = Totals()
-        self.went_back: list[int] = []
+        self.returns = list(returns)
+        self.exact = True
         self._most = most
+        self._taken: dict[int, int] = {}  # rows of each session so far, with those that do not count
         self._names: dict[str, int] = {}
         self._seen = np.zeros(0, dtype=np.int64)  # samples of each layer so far
         self._session = -1
@@ -74,13 +96,19 @@ class Thinned:
         steps = table["step"].to_numpy()
         if not len(steps):
             return
-        one_line = steps == np.minimum.accumulate(steps[::-1])[::-1]
-        if not one_line.all():
-            self.went_back.append(int(steps[1:][np.diff(steps) < 0].min()))
-            table, steps = table.filter(pa.array(one_line)), steps[one_line]
-        self._go_back(int(steps[0]), new_session=session != self._session)
+        first = self._taken.get(session, 0)
+        self._taken[session] = first + len(steps)
+        counts = self._counting(steps, session=session, first=first)
+        new = self._new_returns(steps, counts, session=session, first=first)
+        if new:
+            self.returns += new
+            self._go_back(min(each.step for each in new), session=session)
+            counts = self._counting(steps, session=session, first=first)
         self._session = session
-        rows = self._numbered(table, steps)
+        if not counts.any():
+            return
+        table, steps = (table, steps) if counts.all() else (table.filter(pa.array(counts)), steps[counts])
+        rows = self._numbered(table, steps) | {"session": np.full(len(steps), session)}
         self._count(steps, rows)
         self._pending.append(rows)
         if sum(len(each["step"]) for each in self._pending) > _PENDING:
@@ -136,27 +164,53 @@ class Thinned:
         fresh = int(steps[0] != totals.last_step)
         totals.rows += len(steps)
         totals.steps += int(np.count_nonzero(np.diff(steps))) + fresh
-        totals.first_step = int(steps[0]) if totals.first_step is None else min(totals.first_step, int(steps[0]))
         totals.last_step = int(steps[-1])
         for number, word in enumerate(NOTES):
             found = steps[rows["note"] == number]
             if len(found):
                 totals.notes[word] = totals.notes.get(word, (0, 0))[0] + len(found), int(found[-1])
 
-    def _go_back(self, step: int, *, new_session: bool) -> None:
+    # ---- going back
+
+    def _counting(self, steps: Integers, *, session: int, first: int) -> NDArray[np.bool_]:
+        """Of rows of a session, from its row ``first``: which of them the run does not go back over later."""
+        later = [each for each in self.returns if (each.session, each.row) > (session, first)]
+        counts = np.ones(len(steps), dtype=bool)
+        if not later:
+            return counts
+        ends = [each.row - first if each.session == session else len(steps) for each in later]
+        lowest = np.minimum.accumulate([each.step + (each.session == session) for each in later][::-1])[::-1]
+        place = np.searchsorted(ends, np.arange(len(steps)), side="right")
+        bounds = np.append(lowest, np.iinfo(np.int64).max)
+        return counts & (steps < bounds[place])
+
+    def _new_returns(self, steps: Integers, counts: NDArray[np.bool_], *, session: int, first: int) -> list[Return]:
+        """Where rows go back that are not known to: before the first of them, or inside."""
+        rows = np.flatnonzero(counts)
+        if not len(rows):
+            return []
+        own = steps[rows]
+        back = rows[1:][np.diff(own) < 0]
+        found = [Return(session, first + int(row), int(steps[row])) for row in back]
+        last, step, new_session = self.totals.last_step, int(own[0]), session != self._session
+        if last is not None and (step < last or (step == last and new_session)):
+            found.insert(0, Return(session, first + int(rows[0]), step))
+        return found
+
+    def _go_back(self, step: int, *, session: int) -> None:
+        """Drop what was taken of later steps."""
         last = self.totals.last_step
-        if last is None or step > last or (step == last and not new_session):
+        if last is None or last < step + (session == self._session):
             return
         self._compact()
-        steps = self._kept["step"]
-        self.went_back.append(step)
-        keep = steps < step if new_session else steps <= step
-        lost = int(np.count_nonzero(~keep))
+        self.exact &= self.stride == 1
+        keep = self._kept["step"] < step + (self._kept["session"] == session)
         self._kept = {name: values[keep] for name, values in self._kept.items()}
-        left = self._kept["step"]
-        self.totals.rows = max(self.totals.rows - lost * self.stride, 0)  # exact as long as nothing is left out
-        self.totals.steps = len(np.unique(left)) * self.stride
-        self.totals.last_step = int(left.max()) if len(left) else None
+        self._seen = np.bincount(self._kept["layer"], minlength=len(self._names)) * self.stride
+        self.totals = Totals()
+        order = np.argsort(self._kept["step"], kind="stable")
+        if len(order):
+            self._count(self._kept["step"][order], {"note": self._kept["note"][order]})
 
     # ---- thinning
 
@@ -189,7 +243,7 @@ class Thinned:
 
 def _rows(count: int) -> Rows:
     numbers = {name: np.zeros(count) for name in (*NUMBERS, "square", "low", "high")}
-    whole = {name: np.zeros(count, dtype=np.int64) for name in ("step", "layer", "place", "count", *_WORDS)}
+    whole = {name: np.zeros(count, dtype=np.int64) for name in ("step", "session", "layer", "place", "count", *_WORDS)}
     return {**numbers, **whole}
 
 

@@ -17,7 +17,7 @@ from equilibria.planning import alternatives, plan
 from equilibria.planning.page import plan_page
 from equilibria.report.decimate import stretches
 from equilibria.serving.asked import AskedPlan, Readers
-from equilibria.serving.follow import Followed, Seen
+from equilibria.serving.follow import UNREADABLE, Followed, Seen
 
 MOST_COMPARED = 8
 _STRETCHES, _FEW_STRETCHES, _SAMPLES_PER_MEAN = 240, 30, 6  # a mean over fewer scatters as much as they do
@@ -61,7 +61,7 @@ def comparison(runs: Mapping[int, Followed], layer: str | None) -> dict[str, obj
         runs: by number.
         layer: its name; None for the first that all of them have.
     """
-    names = _common_first([run.layers for run in runs.values()])
+    names = _common_first([run.layers for run in runs.values() if run.status.state not in UNREADABLE])
     chosen = layer if layer is not None else next(iter(names), None)
     if chosen is not None and chosen not in names:
         raise EquilibriaError(
@@ -80,7 +80,9 @@ def _common_first(lists: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _course(run: Followed, layer: str | None) -> dict[str, Any]:
-    """Root mean square angles, measured, predicted and in equilibrium, and norms."""
+    """Root mean square angles, measured, predicted and in equilibrium, and norms; or why there are none."""
+    if run.status.state in UNREADABLE:
+        return {"x": [], "message": f"{run.status.state}: {run.status.message}"}
     table = run.drawn()
     if layer is not None:
         table = table.filter(pc.equal(table["param"].cast(pa.string()), layer))
