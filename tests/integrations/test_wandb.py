@@ -112,6 +112,15 @@ def test_samples_join_your_rows_and_your_steps_stay_yours(run, tmp_path):
     samples = monitor.samples()
     assert_logged(logged.by_tag(), expected(samples.filter(pc.field("step") > 0)))
     assert logged.metrics["equilibria/*"].step_metric == "equilibria/step"
+    beside = {row["loss"]: row.get("equilibria/step") for row in logged.history if "loss" in row}
+    assert beside == {0.0: 1, 1.0: 2, 2.0: 3, 3.0: 4, 4.0: 5, 5.0: None}  # each joins the row of the call before it
+
+
+def test_without_steps_of_your_own_a_sample_joins_the_row_of_your_next_call(run, tmp_path):
+    watched(WandbSink(run), steps=4, each_step=lambda step: run.log({"loss": float(step)}))
+    run.finish()
+    beside = {row["loss"]: row.get("equilibria/step") for row in Logged(tmp_path).history}
+    assert beside == {0.0: None, 1.0: 1, 2.0: 2, 3.0: 3}
 
 
 def test_every_sample_has_a_row_of_its_own_if_asked_for(run, tmp_path):

@@ -17,15 +17,19 @@ _STEP = f"{PREFIX}/step"
 class WandbSink(ScalarSink):
     """Shows a watched run in Weights & Biases, over an axis of its own: ``equilibria/step``, the optimizer steps.
 
-    Your own steps are left alone. Each sample goes into the row that your next ``run.log`` completes, so that of the
-    samples between two of your calls the last one is kept; a run directory keeps all of them.
+    Your own steps are left alone: each sample goes into the row that is open. That is the row of your next ``run.log``,
+    or, if you log with ``step=``, the row of your call before: W&B keeps it open until a later step comes. Beside your
+    numbers stands then the sample of the optimizer steps that followed them; ``equilibria/step`` is right either way.
+    Of the samples for one row the last is kept, and sample 0, which is sent together with the next, is mostly lost; a
+    run directory keeps all of them.
 
     Args:
         run: the run, which is not finished for you; None for the one that is active when the first sample comes.
         metrics: columns of the sample table, or "angle_vs_predicted".
         layers: how many layers have tags of their own, at most.
-        commit: give every sample a row of its own. That moves W&B's step on, and W&B drops what is logged for a step
-            that has passed: only where nothing is logged with ``step=``, as in Lightning and transformers.
+        commit: give every sample a row of its own. That moves W&B's step on, and W&B drops what you log for a step that
+            has passed, which cannot be seen from here: only where nothing is logged with ``step=``, as in Lightning
+            and transformers.
 
     Raises:
         EquilibriaError: if W&B is not installed, or ``run`` is no run.
