@@ -248,7 +248,10 @@ def test_alternatives_come_when_asked_for(client):
         ({"html": "/tmp/x.html"}, "expected only"),
         ({"lr_file": "/etc/passwd"}, "expected only"),
         ({"colour": "red"}, "expected only"),
-        ({"wd": "0"}, "init norm"),
+        ({"schedule": "bogus"}, "wsd."),
+        ({"schedule": "constant", "end_lr": "1"}, "end_lr with schedule constant"),
+        ({"lr": "1e308", "wd": "1e3"}, "lr"),
+        ({"wd": "0"}, "init_norm"),
     ],
 )
 def test_a_plan_that_cannot_be_is_answered_with_a_sentence(client, change, words):

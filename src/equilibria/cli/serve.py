@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equilibria.cli._options import WHOLE
-from equilibria.errors import EquilibriaError, within
+from equilibria.errors import EquilibriaError, one_of, within
 
 if TYPE_CHECKING:
     from equilibria.forecasting.observed import Observed
@@ -116,9 +116,7 @@ def _refuse_what_a_page_cannot(options: Mapping[str, Any], *, command: str) -> N
     """Files, and plans that take long: there is one server for all viewers."""
     from equilibria.cli._schedule import SCHEDULES, run_steps
 
-    if options["schedule"].lower() == "file":
-        shown = ", ".join(name for name in SCHEDULES if name != "file")
-        raise EquilibriaError(f"got schedule=file; expected one of: {shown} ({command} in a terminal reads files)")
+    one_of("--schedule", options["schedule"].lower(), [name for name in SCHEDULES if name != "file"])
     steps, _ = run_steps(options["steps"], options["epochs"], options["steps_per_epoch"])
     if steps > _MOST_STEPS:
         raise EquilibriaError(

@@ -261,7 +261,8 @@ def plan(
     decays = as_schedule(rule.weight_decay if weight_decay is None else weight_decay, name="weight_decay").values(count)
     if not lrs.any():
         raise EquilibriaError("got a schedule whose lr is 0 at every step; expected a positive lr somewhere")
-    pull = lrs * decays
+    with np.errstate(over="ignore"):  # infinite is refused below, as without a stable equilibrium
+        pull = lrs * decays
     check_scale(rule, init_norm, unit_grad_sq, dim, shape, settles=bool(pull.any()))
     spans = cut(lrs, decays)
     scale = {

@@ -30,7 +30,6 @@ from equilibria.serving.views import MOST_COMPARED, comparison, forecast_view, p
 from equilibria.serving.worker import EndedError, Worker
 
 _FOREVER = "public, max-age=31536000, immutable"
-_ARGUMENTS = r"\b(weight_decay|init_norm|unit_grad_sq|steps_per_epoch|end_lr)\b"
 _MOST_ANSWERS = 64  # plans that are kept, some tens of kilobytes each
 
 
@@ -246,14 +245,14 @@ async def _gone(request: Request) -> None:
 
 
 def _without_dashes(words: str) -> str:
-    """Names of options and arguments as the page has them.
+    """Options as a query has them.
 
     Example:
-        >>> _without_dashes("got --steps-per-epoch 0, init_norm=None")
-        'got steps per epoch 0, init norm=None'
+        >>> _without_dashes("got --steps-per-epoch 0 and --weight-decay 1, init_norm=None")
+        'got steps_per_epoch 0 and wd 1, init_norm=None'
     """
-    plain = re.sub(r"(?<!\w)--([a-z][a-z-]*)", lambda match: match[1].replace("-", " "), words)
-    return re.sub(_ARGUMENTS, lambda match: match[0].replace("_", " "), plain)
+    plain = re.sub(r"(?<!\w)--([a-z][a-z-]*)", lambda match: match[1].replace("-", "_"), words)
+    return re.sub(r"\bweight_decay\b", "wd", plain)
 
 
 def _single(request: Request) -> dict[str, str]:
