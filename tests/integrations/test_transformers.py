@@ -146,6 +146,18 @@ def test_a_checkpoint_resumes_the_record(tmp_path):
         assert run.samples()[name].to_pylist() == whole.monitor.samples()[name].to_pylist()
 
 
+def test_a_checkpoint_goes_on_in_its_own_run_and_not_in_another_of_that_name(tmp_path):
+    def callback():
+        return EquilibriaCallback(tmp_path / "run", every=1, tell=False)
+
+    make_trainer(tmp_path / "first", callback()).train()
+    with pytest.warns(RecordWarning, match="this one is recorded into .*run-2"):
+        make_trainer(tmp_path / "second", callback(), max_steps=3, save_strategy="steps", save_steps=3).train()
+    make_trainer(tmp_path / "second", callback()).train(resume_from_checkpoint=True)
+    assert [len(read_run(tmp_path / name).sessions) for name in ("run", "run-2")] == [1, 2]
+    assert read_run(tmp_path / "run-2").samples(params=["net.0.weight"])["step"].to_pylist() == list(range(STEPS))
+
+
 def test_a_checkpoint_without_our_state_is_told_and_one_elsewhere_is_found_by_its_argument(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 3}
     make_trainer(tmp_path / "out", EquilibriaCallback(tmp_path / "run", every=1, tell=False), **saving).train()
