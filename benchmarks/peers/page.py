@@ -163,7 +163,8 @@ def _answers(row: Answers, truth: float) -> str:
     if row.failure:
         return f"**fails**: {_cell(row.failure)} | | | |"
     error = row.error(truth)
-    remark = next((f" ({each.remark})" for each in row.found if each.remark), "")
+    remarks = [each.remark for each in row.found if each.remark]
+    remark = f" ({remarks[0]}, from {len(remarks)} of {STARTS} starts)" if remarks else ""
     shown = f"{error:.0e}" if error < RIGHT else f"**{error:.2g}**"
     left = ", ".join(sorted(row.left)) or "nothing"
     return (
