@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
     plain.text(2250, 0.0083, "what lr × wd asks for: ÷ 3.2", color=GOAL)
     plain.text(2450, 0.0019, "what the lr alone says: ÷ 10", color="#6b7280")
     plain.text(2600, 0.0037, "predicted: 1,600 steps\nuntil it is true", color=PREDICTED, weight="bold", va="top")
-    plain.text(60, 0.0135, "measured, 6 layers", color=MEASURED, weight="bold")
+    plain.text(260, 0.0285, "measured, 6 layers", color=MEASURED, weight="bold")
     rescaled.text(1650, 0.0083, "settled at once", color=PREDICTED, weight="bold")
     figure.savefig(Path(__file__).parents[1] / "demo.png", dpi=110)
 
