@@ -73,9 +73,9 @@ class Digits:
     ("target", "kind"),
     [
         ("constant", "heavy ball"),
-        ("cosine", "heavy ball"),
-        ("step", "heavy ball"),
-        ("step", "sgd"),
+        pytest.param("cosine", "heavy ball", marks=pytest.mark.slow),
+        pytest.param("step", "heavy ball", marks=pytest.mark.slow),
+        pytest.param("step", "sgd", marks=pytest.mark.slow),
         ("cosine", "adamw"),
     ],
 )

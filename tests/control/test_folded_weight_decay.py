@@ -61,7 +61,9 @@ def chained(optimizer):
     return ChainedScheduler([ExponentialLR(optimizer, 0.999), MultiStepLR(optimizer, [100], gamma=0.3)])
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in ("constant", "step") else pytest.mark.slow) for kind in SCHEDULES]
+)
 def test_the_network_is_the_one_of_the_run_with_weight_decay_in_train_and_eval_mode(kind):
     plain, folded = folded_net(), folded_net()
     schedulers = {id(plain[1]): SCHEDULES[kind](plain[1]), id(folded[1]): fold_all(SCHEDULES[kind], *folded)}
@@ -129,6 +131,7 @@ def test_other_hooks_see_the_settings_of_the_step():
 # ---- renormalisation
 
 
+@pytest.mark.slow
 def test_float32_renormalised_is_bit_identical_to_without_until_that_overflows():
     nets = [bn_net(dtype=torch.float32) for _ in range(2)]
     optimizers = [sgd(net, weight_decay=1.0, momentum=0.0) for net in nets]
@@ -437,6 +440,7 @@ def test_the_search_at_the_first_batch_draws_no_random_numbers_and_leaves_the_st
     assert net[1].num_batches_tracked == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     lr=st.floats(1e-3, 0.2),
@@ -470,6 +474,7 @@ def test_a_watched_run_turns_by_the_angles_of_the_run_with_weight_decay(watch_fi
     assert angles[1] == pytest.approx(angles[0], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
 def test_a_compiled_step_with_a_tensor_lr():
     plain, folded = folded_net(), folded_net(lr=torch.tensor(0.1, dtype=torch.float64))

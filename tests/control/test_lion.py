@@ -86,6 +86,7 @@ def test_it_settles_where_the_theory_says():
         assert 4 * error + finite < 0.02  # so that the test can fail
 
 
+@pytest.mark.slow
 def test_it_approaches_that_equilibrium_from_elsewhere():
     rule = theory.Lion(0.01, 0.5)
     predicted = rule.equilibrium(dim=300)

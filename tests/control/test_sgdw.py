@@ -65,6 +65,7 @@ def test_without_decay_it_is_torch_sgd_to_the_bit(momentum):
     assert torch.equal(ours, torchs)
 
 
+@pytest.mark.slow
 def test_it_settles_where_the_theory_says():
     """Random-walk model: the mean over replicas within four standard errors."""
     rule = theory.SGDW(0.1, 0.02, momentum=0.5)

@@ -12,6 +12,7 @@ from equilibria.measure.sharpness_table import EDGE, SHARPNESS_FIELDS
 PAGE = Page(Path(__file__).parents[2] / "docs" / "sharpness.md")
 
 
+@pytest.mark.slow
 def test_the_run_of_the_page_reaches_the_edge_and_becomes_flatter(tmp_path, monkeypatch):
     """The numbers at the edge differ between machines; the first rows and the course of the run do not."""
     (shown,) = (block.body for block in PAGE.blocks() if block.language == "text")

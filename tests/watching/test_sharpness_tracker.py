@@ -144,6 +144,7 @@ for step in range(100_000):
 """
 
 
+@pytest.mark.slow
 def test_a_kill_loses_only_what_was_not_flushed(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, tmp_path / "run"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -24,7 +24,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(16, 4, generator=made), torch.randint(3, (16,), generator=made)
 
 
-@pytest.mark.parametrize("depth", [10, 40])
+@pytest.mark.parametrize("depth", [10, pytest.param(40, marks=pytest.mark.slow)])
 def test_every_rescaling_of_a_relu_network_is_found(depth):
     """Weight and bias of a layer against the next weight: as many as there are ReLUs."""
     found = symmetries(objective(deep(nn.ReLU, depth), functional.cross_entropy), [batch()])

@@ -68,6 +68,7 @@ def test_gpt2():
     assert found.alone == ()
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_changes_nothing():
     config = transformers.LlamaConfig(
         vocab_size=TOKENS, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
@@ -82,6 +83,7 @@ def test_gradient_checkpointing_changes_nothing():
     assert (found.how, found.notes) == (expected.how, expected.notes)
 
 
+@pytest.mark.slow
 def test_llama_like_with_qk_norm():
     config = transformers.Qwen3Config(
         vocab_size=TOKENS, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
@@ -116,6 +118,7 @@ def images(side):
     return torch.randn(12, 3, side, side), torch.randint(5, (12,))
 
 
+@pytest.mark.slow
 def test_resnet():
     config = transformers.ResNetConfig(
         embedding_size=4, hidden_sizes=[4, 6], depths=[2, 1], layer_type="basic", num_labels=5
