@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from page_runner import Page
 
 from equilibria.measure.sharpness_table import EDGE, SHARPNESS_FIELDS
