@@ -265,6 +265,7 @@ def test_too_few_samples_to_judge_are_one_note():
     assert "smaller every= (a step in 40 would do), or wait for 15 more samples" in finding.remedy
     dropped = find(world(HEAVY_BALL, 121, every=30, lr=lambda step: 0.1 if step < 100 else 0.05))
     (rarely,) = [each for each in dropped if "too few to judge" in each.subject]
+    assert rarely.subject == "only 1 sample of at most 30 steps at these settings: too few to judge"
     assert "(every step would do)" in rarely.remedy
     off = world(HEAVY_BALL, 960, every=200)
     off = edited(off.samples, angle=off.samples["angle"].to_numpy() * 3, norm=off.samples["norm"].to_numpy() * 2)

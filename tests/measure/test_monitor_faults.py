@@ -12,6 +12,7 @@ from watched_worlds import column, make_net, same_bits, train
 
 import equilibria.measure.monitor as monitor_module
 import equilibria.measure.tap as tap_module
+from equilibria.errors import EquilibriaError
 from equilibria.measure.monitor import Monitor, WatchWarning
 from equilibria.measure.reckoning import Reckoning
 
@@ -112,6 +113,25 @@ class Sink:
 
     def close(self):
         self.closed += 1
+
+
+@pytest.mark.parametrize(
+    ("sinks", "message"),
+    [
+        (
+            [print],
+            r"got a sink of type builtin_function_or_method without append\(\) and close\(\); expected",
+        ),
+        ([[]], r"of type list without close\(\)"),
+        (7, "got sinks of type int; expected a list of sinks"),
+    ],
+)
+def test_what_cannot_take_samples_is_refused_at_once(sinks, message):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(EquilibriaError, match=message):
+        Monitor(net, optimizer, sinks=sinks)
+    assert not optimizer._optimizer_step_pre_hooks
 
 
 def test_sinks_get_every_sample_once_and_are_closed_once():

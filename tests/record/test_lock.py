@@ -145,3 +145,9 @@ def test_a_living_process_of_somebody_else_counts_as_living(monkeypatch):
 
     monkeypatch.setattr(os, "kill", refuse)
     assert lock_module.Holder(1, socket.gethostname()).is_alive_here()
+
+
+def test_windows_is_not_asked_by_a_signal_which_would_interrupt_the_process(monkeypatch):
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal was sent"))
+    monkeypatch.setattr(lock_module.sys, "platform", "win32")
+    assert not lock_module.Holder(os.getpid(), socket.gethostname()).is_alive_here()

@@ -113,6 +113,33 @@ def test_a_resumed_run_is_appended_to(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_checkpoint_of_another_run_appends_to_neither(tmp_path):
+    net, optimizer, monitor = watched(tmp_path / "mine")
+    train(net, optimizer, 2)
+    mine = monitor.state_dict()
+    monitor.close()
+    for directory in ("a", "a"):  # the second goes beside the first, which is another run
+        net, optimizer, monitor = watched(tmp_path / directory)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RecordWarning)
+            train(net, optimizer, 2)
+        second = monitor.state_dict()
+        monitor.close()
+    net, optimizer, monitor = watched(tmp_path / "a")
+    monitor.load_state_dict(second)
+    assert monitor.log_dir == tmp_path / "a-2"  # its own, although "a" was asked for
+    train(net, optimizer, 1)
+    monitor.close()
+    for state, whose in ((mine, "is of the run in .*mine"), ({**mine, "record": {}}, "of a run that was not recorded")):
+        net, optimizer, monitor = watched(tmp_path / "a")
+        monitor.load_state_dict(state)
+        with pytest.warns(RecordWarning, match=f"a holds a run already; .*recorded into .*a-.*{whose}"):
+            train(net, optimizer, 1)
+        monitor.close()
+    steps = {path.name: read_run(path).samples(params=["0.weight"]).num_rows for path in tmp_path.iterdir()}
+    assert steps == {"mine": 2, "a": 2, "a-2": 3, "a-3": 1, "a-4": 1}
+
+
 def test_a_directory_in_use_is_refused_at_once(tmp_path):
     _, _, first = watched(tmp_path / "run")
     net = make_net()

@@ -13,7 +13,6 @@ from torch import nn
 from equilibria._rich import Console, Table, Text
 from equilibria.errors import EquilibriaError, one_of, warn_caller
 from equilibria.findings import Finding, counted
-from equilibria.integrations.resuming import record_at, where_to_go_on
 from equilibria.integrations.scalars import is_first_process
 from equilibria.measure.cadence import Cadence
 from equilibria.measure.monitor import Sink, WatchWarning
@@ -23,7 +22,6 @@ from equilibria.measure.told import Told
 from equilibria.report.verdict import headline, worst
 from equilibria.watching import WatchedRun, watch
 
-_RECORD = "record"  # in the state, beside the monitor's own
 _MOST_TOLD = 3  # findings at the end of a training; the report has all
 
 
@@ -91,7 +89,7 @@ class Session:
             self.monitor = watch(
                 model,
                 optimizers,
-                log_dir=self._directory(held),
+                log_dir=self.log_dir,
                 steps_per_epoch=steps_per_epoch,
                 sinks=[*self._sinks, *sinks],
                 **self.options,
@@ -123,17 +121,12 @@ class Session:
         """For a checkpoint; empty if nothing is watched."""
         with training_goes_on("this checkpoint is without the state of the monitor"):
             if self.monitor is not None:
-                return {**self.monitor.state_dict(), _RECORD: record_at(self.monitor.log_dir)}
+                return self.monitor.state_dict()
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a checkpoint when the next training begins."""
         self._held = state or None
-
-    def _directory(self, held: Mapping[str, Any] | None) -> Path | None:
-        if held is None or self.log_dir is None or not is_first_process():
-            return self.log_dir
-        return where_to_go_on(self.log_dir, held.get(_RECORD, {}))
 
     def _close_others(self, optimizers: Any) -> None:
         """Close what a training that broke off left open in this directory: not every trainer tells when it does.

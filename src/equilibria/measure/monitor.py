@@ -92,7 +92,11 @@ class Monitor:
         self._select = select if select is None or callable(select) or isinstance(select, str) else list(select)
         watched = find_watched(model, found, select=self._select, by_row=granularity == "row")
         watched = watched if symmetries is None else with_symmetries(watched, symmetries)
-        self._sinks = list(sinks)
+        self._sinks: list[Sink] = []
+        if not isinstance(sinks, Iterable):
+            raise EquilibriaError(f"got sinks of type {type(sinks).__name__}; expected a list of sinks")
+        for sink in sinks:
+            self.add_sink(sink)
         self._history = History()
         self._pending: list[tuple[Tap, Reading, torch.Tensor]] = []
         self._flushed = time.monotonic()
@@ -159,7 +163,17 @@ class Monitor:
             self._fail(error)
 
     def add_sink(self, sink: Sink) -> None:
-        """Send samples there from now on."""
+        """Send samples there from now on.
+
+        Raises:
+            EquilibriaError: if it lacks ``append(columns)`` or ``close()``.
+        """
+        lacking = [name for name in ("append", "close") if not callable(getattr(sink, name, None))]
+        if lacking:
+            raise EquilibriaError(
+                f"got a sink of type {type(sink).__name__} without {' and '.join(f'{name}()' for name in lacking)}; "
+                "expected an object with append(columns) and close(), not a class"
+            )
         self._sinks.append(sink)
 
     def remove_sink(self, sink: Sink) -> None:

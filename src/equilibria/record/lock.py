@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,7 +40,8 @@ class Holder:
 
     def is_alive_here(self) -> bool:
         """Whether it runs on this machine; False if that cannot be known."""
-        if self.host != socket.gethostname():
+        # Windows has no signal that only asks: os.kill(pid, 0) would interrupt the process.
+        if self.host != socket.gethostname() or sys.platform == "win32":
             return False
         try:
             os.kill(self.pid, 0)

@@ -13,6 +13,7 @@ from equilibria.record import RecordWarning, RunWriter
 from equilibria.record.lock import RunLock
 from equilibria.record.manifest import read_manifest
 from equilibria.record.schema import SAMPLES
+from equilibria.watching.resuming import own_run
 
 _FLUSH_SECONDS = 1.0  # what a kill may lose
 _LOAD_STATE = "To append to the first, load the monitor's state (monitor.load_state_dict) before training goes on"
@@ -21,8 +22,8 @@ _LOAD_STATE = "To append to the first, load the monitor's state (monitor.load_st
 class Recording:
     """Writes samples into a run directory.
 
-    A directory that holds a run already is appended to if the monitor was resumed from a checkpoint. Otherwise a new
-    run goes into a directory beside it (``runs/a-2``): running a script a second time destroys nothing.
+    A run that the directory holds already is appended to if the monitor was resumed from a checkpoint of that run.
+    Otherwise a new run goes into a directory beside it (``runs/a-2``): running a script a second time destroys nothing.
 
     Args:
         directory: where to record; created if absent.
@@ -46,7 +47,7 @@ class Recording:
         self._asked, self._describe, self._count_steps = Path(directory), describe, count_steps
         self._writer: RunWriter | None = None
         self._last_words: list[Callable[[], Mapping[str, Any]]] = []
-        self.resumes = False
+        self._resumes = False
         if _holds_a_run(self._asked):
             _refuse_a_second_writer(self._asked)
         else:
@@ -57,12 +58,31 @@ class Recording:
         """Where the samples are, or will be."""
         if self._writer is not None:
             return self._writer.directory
-        return self._asked if self.resumes else _beside(self._asked)
+        return self._asked if self._resumes else _beside(self._asked)
 
     @property
     def failure(self) -> str | None:
         """Why nothing is written any more, or None."""
         return None if self._writer is None else self._writer.failure
+
+    def go_on_from(self, record: Mapping[str, str]) -> None:
+        """Append to the run that a checkpoint is of; if it is not there, record beside what is, and say so.
+
+        Args:
+            record: what `record_at` gave when the checkpoint was saved.
+
+        Raises:
+            EquilibriaError: if another process records into that run.
+        """
+        if self._writer is not None:  # a new directory: nothing to append to
+            return
+        own = own_run(self._asked, record)
+        if own is None:
+            whose = f"the run in {record['directory']}" if record else "a run that was not recorded"
+            self._advice = f"The checkpoint that was loaded is of {whose}"
+        else:
+            _refuse_a_second_writer(own)
+            self._asked, self._resumes = own, True
 
     def tell_at_end(self, describe: Callable[[], Mapping[str, Any]]) -> None:
         """Add to the metadata what is known only when the recording is closed."""
@@ -86,7 +106,7 @@ class Recording:
             self._writer.close(metadata={**told, "steps": self._count_steps()})
 
     def _open(self) -> RunWriter:
-        if self.resumes:
+        if self._resumes:
             return self._begin(self._asked, resume=True)
         writer = self._begin_beside()
         warn_caller(

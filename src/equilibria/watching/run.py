@@ -24,7 +24,10 @@ from equilibria.measure.told import Told
 from equilibria.report import write_report
 from equilibria.report.terminal import print_table
 from equilibria.watching.recording import Recording
+from equilibria.watching.resuming import record_at
 from equilibria.watching.status import StatusLine
+
+_RECORD = "record"  # in the state, beside the monitor's own
 
 # Not for people.
 _FOR_HOOKS = {
@@ -106,11 +109,18 @@ class WatchedRun(Monitor):
     def __del__(self) -> None:
         self.close()  # a run that nobody holds any more, nor its optimizer: what waits is written, the directory freed
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on as if it had not stopped, and which record to append to."""
+        return {**super().state_dict(), _RECORD: record_at(self.log_dir)}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint, appending to the run directory; call it after model and optimizer were loaded."""
+        """Go on from a checkpoint, appending to its own record; call it after model and optimizer were loaded.
+
+        If ``log_dir`` holds the record of another run, this one is recorded beside it, with a warning.
+        """
         super().load_state_dict(state)
         if self._recording is not None:
-            self._recording.resumes = True
+            self._recording.go_on_from(state.get(_RECORD, {}))
 
 
 def watch(

@@ -99,9 +99,11 @@ def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
     worst = min(few, key=lambda layer: layer.summary.samples)
     samples, steps = worst.summary.samples, _steps_at_present(worst)
     missing = LEAST_WINDOW - samples
+    # Settings that changed did so somewhere between two samples.
+    of = "" if samples == len(worst.rows["step"]) else "at most "
     yield Finding(
         "note",
-        f"only {counted(samples, 'sample')} of {counted(steps, 'step')} at these settings: too few to judge",
+        f"only {counted(samples, 'sample')} of {of}{counted(steps, 'step')} at these settings: too few to judge",
         f"{many(few, able, worst)} {are(few, 'was', 'were')} sampled too rarely since lr, weight decay and momentum "
         f"are about what they are now; {LEAST_WINDOW} samples tell an angle to about 5 %",
         f"watch with a smaller every= ({_a_step_in(steps // LEAST_WINDOW)} would do), or wait for "

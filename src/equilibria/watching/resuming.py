@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from equilibria.errors import EquilibriaError, warn_caller
-from equilibria.record import RecordWarning
+from equilibria.errors import EquilibriaError
 from equilibria.record.manifest import read_manifest
 
 
@@ -19,8 +17,8 @@ def record_at(directory: Path | None) -> dict[str, str]:
     return {} if found is None else {"directory": str(directory), "id": found}
 
 
-def where_to_go_on(log_dir: Path, record: Mapping[str, str]) -> Path:
-    """The directory to append to, or to begin in.
+def own_run(log_dir: Path, record: Mapping[str, str]) -> Path | None:
+    """The directory of the run that a checkpoint is of: ``log_dir`` or one beside it; None if it is not there.
 
     A second run with the same ``log_dir`` was recorded beside it (``runs/a-2``), so the name alone does not tell.
 
@@ -29,17 +27,8 @@ def where_to_go_on(log_dir: Path, record: Mapping[str, str]) -> Path:
         record: what `record_at` gave when the checkpoint was saved.
     """
     own = [each for each in _with_same_name(log_dir) if record and _run_id(each) == record["id"]]
-    if own:  # of copies, the one of the same name
-        return min(own, key=lambda each: each.name != Path(record["directory"]).name)
-    if _run_id(log_dir) is None:
-        return log_dir
-    unused = _unused(log_dir)
-    whose = f"of the run in {record['directory']}" if record else "of a run that was not recorded"
-    warn_caller(
-        f"{log_dir} holds another run: the checkpoint is {whose}. This training is recorded into {unused}",
-        RecordWarning,
-    )
-    return unused
+    # of copies, the one of the same name
+    return min(own, key=lambda each: each.name != Path(record["directory"]).name, default=None)
 
 
 def _with_same_name(log_dir: Path) -> list[Path]:
@@ -47,11 +36,6 @@ def _with_same_name(log_dir: Path) -> list[Path]:
     pattern = re.compile(re.escape(log_dir.name) + r"(-\d+)?")
     beside = log_dir.parent.iterdir() if log_dir.parent.is_dir() else ()
     return sorted(each for each in beside if pattern.fullmatch(each.name))
-
-
-def _unused(log_dir: Path) -> Path:
-    names = (log_dir.with_name(f"{log_dir.name}-{number}") for number in itertools.count(2))
-    return next(name for name in names if not name.exists())
 
 
 def _run_id(directory: Path) -> str | None:
