@@ -264,9 +264,7 @@ def test_a_checkpoint_whose_record_is_not_there_begins_beside_what_is(tmp_path, 
     fit_and_save(tmp_path, tmp_path / "a")
     fit_and_save(tmp_path, tmp_path / "b" if recorded else None)
     whose = "of the run in .*b" if recorded else "of a run that was not recorded"
-    with pytest.warns(
-        RecordWarning, match=f"a holds a run already; .* into .*a-2. The checkpoint .* is {whose}"
-    ):
+    with pytest.warns(RecordWarning, match=f"a holds a run already; .* into .*a-2. The checkpoint .* is {whose}"):
         assert resume(tmp_path, tmp_path / "a").log_dir == tmp_path / "a-2"
     assert steps_in(tmp_path / "a") == list(range(STEPS))
     assert steps_in(tmp_path / "a-2") == list(range(STEPS, 2 * STEPS))
