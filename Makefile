@@ -63,8 +63,9 @@ docs-figures: setup  ## draw the figures of the concept pages again
 	@for script in $(filter-out docs/figures/_style.py docs/figures/demo.py,$(wildcard docs/figures/*.py)); do \
 	  $(BIN)/python $$script || exit 1; done
 
-docs-generated: setup  ## write the page of corrections again, from the laws
+docs-generated: setup  ## write again the pages that come from the laws and from results
 	$(BIN)/python docs/corrections.py
+	$(BIN)/python docs/transformer.py
 
 lock: setup  ## write requirements.lock from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock.new

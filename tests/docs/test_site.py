@@ -21,6 +21,7 @@ sys.path[:0] = [str(DOCS), str(DOCS / "_ext")]
 
 import check_site  # noqa: E402
 import corrections  # noqa: E402
+import transformer  # noqa: E402
 
 
 def public_packages() -> list[ModuleType]:
@@ -121,6 +122,10 @@ def test_everything_that_an_example_imports_is_in_the_reference():
 
 def test_the_page_of_corrections_is_what_the_laws_say_now():
     assert corrections.PAGE.read_text(encoding="utf-8") == corrections.page(), "run `make docs-generated`"
+
+
+def test_the_page_of_the_transformer_is_what_its_result_says_now():
+    assert transformer.PAGE.read_text(encoding="utf-8") == transformer.page(), "run `make docs-generated`"
 
 
 def test_a_merged_row_names_all_its_laws_and_an_extension_corrects_nothing():

@@ -11,7 +11,7 @@ import torch
 from equilibria.errors import EquilibriaError
 from equilibria.experiments.claim import CONTRADICTED, SHOWN
 from equilibria.experiments.eq.text import CHARACTERS, Windows, documentation
-from equilibria.experiments.eq.transformer import collect, predicted_angle, stream_ratio
+from equilibria.experiments.eq.transformer import Tensor, collect, kind_of, predicted_angle, stream_ratio
 from equilibria.experiments.eq.transformer_runs import QK_NORM, Config, tasks
 
 NAMES = {
@@ -104,3 +104,19 @@ def test_invariant_tensors_that_turn_otherwise_contradict():
     verdicts = {claim.text.split(":")[0]: claim.verdict for claim in claims}
     assert verdicts["normalised queries and keys"] == CONTRADICTED
     assert verdicts["all other matrices are farther from it"] == CONTRADICTED
+
+
+@pytest.mark.parametrize(
+    ("ratio", "radial", "why"),
+    [
+        ((1.3, 1.3, 1.3), 0.5, "the loss makes it smaller, so it turns faster"),
+        ((0.7, 0.7, 0.7), -0.5, "the loss makes it larger, so it turns slower"),
+        ((1.3, 1.3, 1.3), -0.5, "not explained: the loss makes it larger, and yet it turns faster"),
+        ((0.7, 0.7, 0.7), 0.5, "not explained: the loss makes it smaller, and yet it turns slower"),
+        ((1.01, 1.0, 0.99), 0.5, "near the law although its norm matters"),
+        ((1.0, 1.2, 1.4), 0.5, "seeds differ too much to tell"),
+    ],
+)
+def test_a_reason_is_given_only_where_it_explains_the_angle(ratio, radial, why):
+    tensor = Tensor("head.weight", "against norm.weight", kind_of("against norm.weight"), ratio, (radial,) * 3)
+    assert tensor.why == why

@@ -30,9 +30,7 @@ _AS_PREDICTED = 0.1
 # Spearman's, between how much the loss pulls a norm inwards and how much faster than the law its tensor turns; chosen
 # after one trial of another seed, which had 0.9.
 _RELATED = 0.7
-_NOT_TOGETHER = (
-    "Adam divides each tensor's gradient by its own size, so being invariant together need not hold its norm"
-)
+_PULLS = {("smaller", "faster"), ("larger", "slower")}
 _STREAM = ("embedding.weight", "positions.weight", ".out.weight", ".down.weight")
 _ALONE, _JOINT, _AGAINST = "invariant alone", "invariant together with others", "scaled against others only"
 _KINDS = (_ALONE, _JOINT, _AGAINST)
@@ -65,16 +63,19 @@ class Tensor:
 
     @property
     def why(self) -> str:
-        """What the law is missing, or not."""
+        """What the law is missing, or not; and where the gradient's pull does not explain it, that."""
         if self.kind == _ALONE:
             return "its norm does not matter: weight decay and the steps themselves set it"
-        smaller = float(np.mean(self.radial)) > 0
-        pull = (
-            "the loss makes it smaller, so it turns faster"
-            if smaller
-            else "the loss makes it larger, so it turns slower"
-        )
-        return pull if self.kind == _AGAINST else f"{pull}; {_NOT_TOGETHER}"
+        if self.as_predicted:
+            return "near the law although its norm matters"
+        _, (low, high) = mean_interval(self.ratio)
+        if low <= 1 <= high:
+            return "seeds differ too much to tell"
+        size = "smaller" if float(np.mean(self.radial)) > 0 else "larger"
+        speed = "faster" if low > 1 else "slower"
+        if (size, speed) in _PULLS:
+            return f"the loss makes it {size}, so it turns {speed}"
+        return f"not explained: the loss makes it {size}, and yet it turns {speed}"
 
 
 def kind_of(how: str) -> str:
