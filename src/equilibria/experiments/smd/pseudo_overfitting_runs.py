@@ -37,7 +37,7 @@ class Rule:
     weight_decay: float
     other_lr: float
     momentum: float = 0.0
-    seeds: tuple[int, ...] = (10, 11, 12)
+    seeds: tuple[int, ...] = (20, 21, 22)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Config:
     """
 
     rules: tuple[Rule, ...] = (
-        Rule("SGD", "sgd", lr=0.5, weight_decay=5e-3, other_lr=0.1, seeds=(10, 11, 12, 13)),
+        Rule("SGD", "sgd", lr=0.5, weight_decay=5e-3, other_lr=0.1, seeds=(20, 21, 22, 23)),
         Rule("SGDM", "sgd", lr=0.05, weight_decay=5e-3, other_lr=0.01, momentum=0.9),
         Rule("Adam", "adam", lr=3e-3, weight_decay=1e-3, other_lr=1e-3),
     )
