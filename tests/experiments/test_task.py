@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -184,3 +184,28 @@ def test_a_result_that_is_there_needs_no_data(tmp_path):
     file.unlink()
     (again,) = reproduce([needy(file)], results=tmp_path / "results")
     assert again.reused and again.lacks == ""
+
+
+class Images:
+    """Says what it is, as a data set does."""
+
+    def __init__(self, contents):
+        self.counts, self.digest = f"{len(contents)} images", contents
+
+
+def read(config):
+    return Images(Path(config.file).read_text())
+
+
+def test_a_result_says_its_data_and_tasks_of_other_data_are_done_again(tmp_path):
+    file = tmp_path / "data"
+    file.write_text("abc")
+    with_data = replace(needy(file), needs=read)
+    results = tmp_path / "results"
+    assert reproduce([with_data], results=results)[0].result.data == "3 images (abc)"
+    (records,) = (results / "needy" / "desk").glob("records-*")
+    file.write_text("abcd")
+    assert reproduce([with_data], results=results)[0].reused, "a finished result needs no data"
+    again = reproduce([with_data], results=results, force=True)[0].result
+    assert again.data == "4 images (abcd)" and not records.exists()
+    assert "Data: 4 images (abcd)." in (results / "RESULTS.md").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,19 @@ Arrays = Mapping[str, NDArray[Any]]
 """What a task found, by name."""
 Findings = Mapping[str, Arrays]
 """What all tasks of an experiment found, by the key of the task."""
+
+
+@runtime_checkable
+class Data(Protocol):
+    """A data set that can say what it is."""
+
+    @property
+    def counts(self) -> str:
+        """How many there are of what, in words."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of the contents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +71,8 @@ class Experiment(Generic[Config]):
         collect: settings, arrays of all tasks by key -> claims and numbers; quick.
         draw: settings, arrays of all tasks by key -> figures by the name of the file; quick.
         kind: "synthetic": exact small worlds, which need nothing but time; "networks": trained ones.
-        needs: raises an EquilibriaError that says what these settings need and this machine lacks, such as a data set;
-            None if they need nothing.
+        needs: gives the data that these settings need, if any; raises an EquilibriaError that says what this machine
+            lacks. None if they need nothing.
     """
 
     id: str
@@ -91,14 +104,14 @@ class Experiment(Generic[Config]):
         check_settings(self.scales[scale])
         return self.scales[scale]
 
-    def lacks(self, config: Config) -> str:
-        """What this machine lacks for these settings; "" if nothing."""
-        try:
-            if self.needs is not None:
-                self.needs(config)
-        except EquilibriaError as error:
-            return str(error)
-        return ""
+    def data(self, config: Config) -> str:
+        """Which data these settings use: how many, and a digest; "" if none, or if they do not tell.
+
+        Raises:
+            EquilibriaError: if this machine lacks them.
+        """
+        found = None if self.needs is None else self.needs(config)
+        return f"{found.counts} ({found.digest})" if isinstance(found, Data) else ""
 
     def describe(self) -> dict[str, Any]:
         """Plain values for the list."""

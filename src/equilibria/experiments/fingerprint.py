@@ -19,9 +19,9 @@ def result_fingerprint(experiment: Experiment[Any], config: Any) -> str:
     return _hash(config, code_version(*sorted({function.__module__ for function in functions})))
 
 
-def task_fingerprint(experiment: Experiment[Any], config: Any) -> str:
-    """Of what computes the tasks alone: a word on a figure is no reason to train again."""
-    return _hash(config, code_version(experiment.run_task.__module__, tasks_only=True))
+def task_fingerprint(experiment: Experiment[Any], config: Any, *, data: str = "") -> str:
+    """Of what computes the tasks alone, and from which data: a word on a figure is no reason to train again."""
+    return _hash(config, code_version(experiment.run_task.__module__, tasks_only=True) + data)
 
 
 def is_stale(result: Result) -> bool:

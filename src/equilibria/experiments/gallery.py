@@ -65,7 +65,8 @@ def _entry(result: Result) -> str:
 def _section(place: Place, result: Result, *, stale: bool) -> str:
     facts = [
         ("scale", result.scale, ""),
-        ("seed", str(result.config["seed"]) if "seed" in result.config else "none needed", ""),
+        ("seeds", wording.seeds(result.config) or "none needed", ""),
+        *([("data", result.data, "")] if result.data else []),
         ("CPU time", wording.duration(result.seconds), ""),
         ("settings and code", result.fingerprint, "hash"),
         ("finished", result.finished.replace("T", " ").replace("+00:00", " UTC"), f"equilibria {result.version}"),

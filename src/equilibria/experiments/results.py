@@ -48,6 +48,7 @@ class Result:
         numbers: further numbers.
         figures: names of files beside the result, without their suffix; each is there as .png and .pdf.
         kind: of the experiment: synthetic or networks.
+        data: what it was trained on: how many images, and a digest of them; "" where there are none.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Result:
     numbers: Mapping[str, Any]
     figures: tuple[str, ...]
     kind: str = SYNTHETIC
+    data: str = ""
 
     @property
     def fails(self) -> bool:
@@ -89,6 +91,7 @@ class Result:
             of_kind(name, values[name], dict)
         within("seconds", values["seconds"], low=0)
         one_of("kind", values.get("kind", SYNTHETIC), KINDS)
+        of_kind("data", values.get("data", ""), str)
         claims = tuple(Claim.from_dict(claim) for claim in of_kind("claims", values["claims"], list))
         figures = tuple(of_kind("figure", name, str) for name in of_kind("figures", values["figures"], list))
         return cls(**{**values, "claims": claims, "figures": figures})

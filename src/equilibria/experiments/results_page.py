@@ -56,12 +56,14 @@ def _group(folder: ResultsFolder, kind: str, found: list[tuple[Place, Result]]) 
 
 def _section(folder: ResultsFolder, place: Place, result: Result) -> str:
     where = place.path.relative_to(folder.path).as_posix()
-    seed = f", seed {result.config['seed']}" if "seed" in result.config else ""
+    seeds = wording.seeds(result.config)
+    seed = f", {seeds}" if seeds else ""
+    data = f" Data: {result.data}." if result.data else ""
     lines = [
         f"### {result.id}: {_literal(result.title)}",
         "",
         f"{wording.after(result.source)}. `{result.command}`{seed}, {wording.duration(result.seconds)} of CPU time, "
-        f"`{result.fingerprint}`.",
+        f"`{result.fingerprint}`.{data}",
         "",
         "| claim | source | as printed | expected | measured | verdict |",
         "|---|---|---|---|---|---|",

@@ -67,8 +67,9 @@ class _Run:
     config: Any
     place: Place
     fingerprint: str
-    task_fingerprint: str
     tasks: dict[str, Any]
+    data: str = ""
+    task_fingerprint: str = ""  # when the data are known
     done: dict[str, Done] = field(default_factory=dict)
     failure: str = ""
 
@@ -120,7 +121,7 @@ def reproduce(
         _prepare(experiment, scale, config, folder) for experiment, config in zip(experiments, configs, strict=True)
     ]
     reports = _reuse(runs, force=force)
-    reports |= _leave_out([run for run in runs if run.experiment.id not in reports])
+    reports |= _find_data([run for run in runs if run.experiment.id not in reports])
     pending = [run for run in runs if run.experiment.id not in reports]
     with ExitStack() as locks:
         for run in pending:
@@ -160,7 +161,6 @@ def _prepare(experiment: Experiment[Any], scale: str, config: Any, folder: Resul
         config,
         folder.place(experiment.id, scale),
         result_fingerprint(experiment, config),
-        task_fingerprint(experiment, config),
         dict(experiment.tasks(config)),
     )
 
@@ -177,10 +177,16 @@ def _reuse(runs: Sequence[_Run], *, force: bool) -> dict[str, Report]:
     }
 
 
-def _leave_out(runs: Sequence[_Run]) -> dict[str, Report]:
-    """Reports of what cannot be run here."""
-    found = {run.experiment.id: run.experiment.lacks(run.config) for run in runs}
-    return {name: Report(name, None, lacks=lacks) for name, lacks in found.items() if lacks}
+def _find_data(runs: Sequence[_Run]) -> dict[str, Report]:
+    """Note which data each run uses; reports of what cannot be run here. Tasks of other data are done again."""
+    lacking = {}
+    for run in runs:
+        try:
+            run.data = run.experiment.data(run.config)
+        except EquilibriaError as error:
+            lacking[run.experiment.id] = Report(run.experiment.id, None, lacks=str(error))
+        run.task_fingerprint = task_fingerprint(run.experiment, run.config, data=run.data)
+    return lacking
 
 
 def _begin(runs: Sequence[_Run], *, force: bool) -> int:
@@ -279,6 +285,7 @@ def _conclude(run: _Run) -> Report:
         numbers=plain(outcome.numbers),
         figures=tuple(drawn),
         kind=run.experiment.kind,
+        data=run.data,
     )
     run.place.write(result)
     return Report(name, result)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from equilibria.experiments.claim import CLAIM, COMPARISON, IDENTITY, NOT_SHOWN, SHOWN, Claim
 from equilibria.pages.words import number
@@ -80,6 +81,28 @@ def after(source: str) -> str:
         ('After smd fig. 4', 'Beyond the papers')
     """
     return f"After {source}" if source != BEYOND else BEYOND.capitalize()
+
+
+def seeds(config: Mapping[str, Any]) -> str:
+    """Those of the settings, also of parts of them; "" if there are none.
+
+    Example:
+        >>> seeds({"seeds": [3, 4], "rules": [{"seeds": [4, 5]}]}), seeds({"seed": 7}), seeds({"lr": 0.1})
+        ('seeds 3, 4, 5', 'seed 7', '')
+    """
+    found = sorted(set(_seeds(config)))
+    return f"{'seed' if len(found) == 1 else 'seeds'} {', '.join(map(str, found))}" if found else ""
+
+
+def _seeds(value: Any) -> Iterator[int]:
+    if isinstance(value, Mapping):
+        yield from [value["seed"]] if "seed" in value else []
+        yield from value.get("seeds", [])
+        for part in value.values():
+            yield from _seeds(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _seeds(part)
 
 
 def duration(seconds: float) -> str:
