@@ -90,5 +90,5 @@ def test_the_papers_settings_start_and_run_on_a_stand_in(place):
 
 
 def test_tasks_are_named_by_rule_and_seed():
-    assert list(tasks(Config()))[:5] == ["sgd-10", "sgd-11", "sgd-12", "sgd-13", "sgdm-10"]
+    assert list(tasks(Config()))[:5] == ["sgd-20", "sgd-21", "sgd-22", "sgd-23", "sgdm-20"]
     assert key(Config().rules[2], 12) == "adam-12"

@@ -115,15 +115,16 @@ def test_windows_and_layers_that_are_not_there_are_refused():
         layer({"names": np.array(["a", "b"])}, "c")
 
 
-def test_arrival_is_the_first_step_near_the_theory_or_the_last_of_all():
-    off = np.array([[2.0, 2.0], [1.02, 2.0], [1.2, 2.0]])
-    assert arrivals(np.array([0, 10, 20]), off).tolist() == [10, 20]
+def test_arrival_is_the_first_step_that_stays_near_the_theory_or_the_last_of_all():
+    off = np.array([[2.0, 2.0, 1.0], [1.02, 2.0, 1.2], [1.0, 2.0, 1.04], [1.2, 2.0, 1.0]])
+    assert arrivals(np.array([0, 10, 20, 30]), off, stay=2).tolist() == [10, 30, 20]
+    assert arrivals(np.array([0, 10, 20, 30]), off, stay=1).tolist() == [10, 30, 0]
 
 
 def test_the_law_of_later_stages_begins_where_the_stage_before_ended():
     """Two drops at once are one by the square: with no time between them the law must be that of k^2."""
     config = replace(multistage.EXPERIMENT.config("desk"), drops=(700, 701, 702), steps=703)
-    third, fourth = multistage._predicted(config)
+    _, third, fourth = multistage._predicted(config)
     assert third == pytest.approx(config.divisor**-1.0, rel=0.01)
     assert fourth == pytest.approx(config.divisor**-1.5, rel=0.01)
 

@@ -21,8 +21,12 @@ POINTS = "points"
 
 
 def mean_in(run: Arrays, name: str, window: Window) -> float:
-    """Mean over the measurements in a window of steps, both ends included; accuracies in points."""
-    inside = (window[0] <= run["step"]) & (run["step"] <= window[1])
+    """Mean over the measurements in a window of steps; accuracies in points.
+
+    A loss is the mean since the measurement before, so the one at the first step of the window is of steps before it.
+    """
+    begins = window[0] < run["step"] if name == "loss" else window[0] <= run["step"]
+    inside = begins & (run["step"] <= window[1])
     return float(run[name][inside].mean()) * (100 if name.endswith("accuracy") else 1)
 
 

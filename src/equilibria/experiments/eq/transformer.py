@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from equilibria.experiments.claim import Claim, Source, near, not_demanded
+from equilibria.experiments.claim import Claim, Source, identity, near, not_demanded
 from equilibria.experiments.eq.transformer_runs import MODELS, PLAIN, QK_NORM, Config, key, run_task, tasks
 from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import COLOURS, THEORY, panels, title
@@ -159,7 +159,7 @@ def collect(config: Config, found: Findings) -> Outcome:
         }
         for model, table in tables.items()
     }
-    return Outcome([*_judge_symmetries(config, tables), *measured], numbers)
+    return Outcome([*map(identity, _judge_symmetries(config, tables)), *measured], numbers)
 
 
 def _row(tensor: Tensor) -> dict[str, object]:

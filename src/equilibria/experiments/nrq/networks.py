@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.experiments.claim import Claim, Source, not_demanded
+from equilibria.experiments.claim import Claim, Source, identity, not_demanded
 from equilibria.experiments.curves import POINTS, Window, binned_angles, draw_over, line_style, mean_in, rms_angle
 from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.figures import THEORY, panels, title
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PRODUCT = Source("nrq", "fig. 3 (a)-(d), section 4")
-_SCALE = Source("nrq", "fig. 3 (i)-(l), fig. 4, corollary 3", law="rayleigh.NoisyRayleigh")
+_SCALE = Source("nrq", "fig. 3 (i)-(l), corollary 3", law="rayleigh.NoisyRayleigh")
 _BEGINNING = Source(
     "nrq",
     "fig. 3 (i)-(l), section 4",
@@ -68,7 +68,7 @@ def collect(config: Config, found: Findings) -> Outcome:
         }
         for name, each in several.items()
     }
-    exact = _judge_first_steps(config, several)
+    exact = [identity(claim) for claim in _judge_first_steps(config, several)]
     return Outcome(
         [*exact, *([not_demanded(claim) for claim in claims] if config.data == "digits" else claims)], numbers
     )
@@ -272,7 +272,7 @@ _PAPER = Config(  # figure 3; the learning rate of what is no convolution is tha
 EXPERIMENT = Experiment(
     id="nrq-networks",
     title="Networks with equal lr times weight decay end alike; the scale of the first weights is undone",
-    source="nrq fig. 3 a-d, i-l, fig. 4",
+    source="nrq fig. 3 a-d, i-l",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
     tasks=tasks,
     run_task=run_task,

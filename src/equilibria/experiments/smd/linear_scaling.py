@@ -117,7 +117,7 @@ def _judge(
         for images in (factor, config.long)
     )
     enlarged = [_enlarged(config, found[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
-    share = _expected_share(config, found, place, factor)
+    expected = [_expected(config, found[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
     numbers |= {f"short_{factor}": short, f"long_{factor}": long, f"gradient_{factor}": enlarged}
     apart = n_step_angles(rule, config.long)[-1] / n_step_angles(large, config.long // factor)[-1]
     return (
@@ -137,23 +137,25 @@ def _judge(
             relative=_NEAR,
         ),
         mean_near(
-            f"{sgd.name}: norm of the gradient summed over {factor} times the batch, over that of one batch; "
-            + (f"with the mean gradient that a factor of {config.factors[1]} shows" if share else "noise alone"),
+            f"{sgd.name}: norm of the gradient summed over {factor} times the batch, over that of one batch, over what "
+            + (
+                "noise alone leads to"
+                if factor == config.factors[1]
+                else f"noise and the mean gradient that a factor of {config.factors[1]} shows lead to, seed by seed"
+            ),
             _GRADIENTS,
-            expected=enlargement(share, factor),
-            values=enlarged,
+            expected=1.0,
+            values=np.divide(enlarged, expected),
             relative=_NEAR,
         ),
     )
 
 
-def _expected_share(config: Config, found: Findings, place: int, factor: int) -> float:
-    """None for the first factor, where the noise should be alone; for the others, what the first one showed."""
+def _expected(config: Config, run: Arrays, place: int, factor: int) -> float:
+    """For the first factor by noise alone; for the others also by the mean gradient that the first one showed."""
     first = config.factors[1]
-    if factor == first:
-        return 0.0
-    grown = [_enlarged(config, found[key(config, place, 1, seed)], place, first) for seed in config.seeds]
-    return max(signal_share(float(np.mean(grown)), first), 0.0)
+    share = 0.0 if factor == first else max(signal_share(_enlarged(config, run, place, first), first), 0.0)
+    return enlargement(share, factor)
 
 
 def draw(config: Config, found: Findings) -> Mapping[str, Figure]:

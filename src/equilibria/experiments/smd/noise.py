@@ -101,7 +101,8 @@ def _judge(config: Config, courses: Sequence[_Course]) -> list[Claim]:
     return [
         *(
             mean_at_most(
-                f"Stage {stage + 1}: squared mean of the unit gradient over its variance, {config.layer}",
+                f"Stage {stage + 1}: squared mean of the unit gradient over its variance in batches of "
+                f"{config.batch_size}, {config.layer}",
                 _SPLIT,
                 bound=_MUCH,
                 values=[course.stages[stage] for course in courses],
