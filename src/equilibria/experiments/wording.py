@@ -97,7 +97,8 @@ def seeds(config: Mapping[str, Any]) -> str:
 def _seeds(value: Any) -> Iterator[int]:
     if isinstance(value, Mapping):
         yield from [value["seed"]] if "seed" in value else []
-        yield from value.get("seeds", [])
+        named = value.get("seeds", [])
+        yield from named if isinstance(named, list) else []  # else how many there are
         for part in value.values():
             yield from _seeds(part)
     elif isinstance(value, list):

@@ -131,9 +131,8 @@ def _judge_angles(config: Config, rule: Rule, courses: Sequence[_Course]) -> lis
 def _judge_return(config: Config, rule: Rule, courses: Sequence[_Course]) -> Claim:
     text = f"{rule.name}: without rescale it has climbed back {config.late[0]} to {config.late[1]} steps after"
     values = [course.settled[STANDARD] for course in courses]
-    if (
-        rule.optimizer == "adam"
-    ):  # its equilibrium moves with the gradient's norm, which falls: the angle is ahead of it
+    # Adam's equilibrium moves with the gradient's norm, which goes on falling: the angle is ahead of it.
+    if rule.optimizer == "adam":
         return mean_at_least(text, _LAW, bound=1 - _AT_ONCE, values=values)
     return mean_near(text, _LAW, expected=1.0, values=values, relative=_AT_ONCE)
 
