@@ -10,14 +10,16 @@ import torch
 
 from equilibria.data import ImageSet, load_digits
 from equilibria.experiments import find
-from equilibria.experiments.claim import CONTRADICTED, SHOWN
+from equilibria.experiments.claim import CONTRADICTED, IDENTITY, SHOWN
 from equilibria.experiments.curves import mean_in, rms_angle
 from equilibria.experiments.explr import networks
-from equilibria.experiments.explr.angle import KEEPS, LESS_DECAY
-from equilibria.experiments.explr.lines import SMOKE
-from equilibria.experiments.explr.networks import COSINE, DECAY, FOLDED, ROUNDED, Setting, Variant
-from equilibria.experiments.explr.stepdecay import collect as collect_stepdecay
+from equilibria.experiments.explr.angle import FALLS, KEEPS, LESS_DECAY
+from equilibria.experiments.explr.lines import EPOCH, SMOKE
+from equilibria.experiments.explr.networks import COSINE, DECAY, FOLDED, ROUNDED, TEXP, TEXP_V2, Setting, Variant
 from equilibria.experiments.nrq import networks_runs
+from equilibria.theory.exponential import constant_schedule
+from equilibria.theory.folding import fold
+from equilibria.theory.texp import texp
 from equilibria.training import train
 
 
@@ -102,24 +104,132 @@ def test_means_and_angles_of_a_window():
     assert rms_angle(run, (5, 10)) == pytest.approx(4.0)
 
 
+def planted(name: str, angle=lambda variant, step: 1e-2, shift=lambda variant: 0.0):
+    """An experiment's desk config, and curves that are level but for noise: those of a variant shifted by so much."""
+    config = find([name])[0].config("desk")
+    step, sampled = np.arange(0.0, config.steps + 1, config.epoch), np.arange(0, config.steps, config.watch_every)
+    found = {}
+    for task, (at, seed) in networks.tasks(config).items():
+        rng, variant = np.random.default_rng([seed, at]), config.variants[at]
+        curve = 0.6 + shift(variant) + rng.normal(0, 1e-3, step.shape)
+        angles = np.array([angle(variant, int(t)) for t in sampled])
+        found[task] = {
+            "step": step,
+            **dict.fromkeys(("test_accuracy", "train_accuracy", "loss"), curve),
+            "sampled_step": sampled,
+            "layer_angle": angles[:, None] * (1 + rng.normal(0, 1e-4, (len(sampled), 5))),
+            "epoch_angle": np.full((len(step), 5), 0.1),
+        }
+    return config, found
+
+
+def verdicts(name: str, config, found, containing: str) -> list[str]:
+    return [claim.verdict for claim in find([name])[0].collect(config, found).claims if containing in claim.text]
+
+
 @pytest.mark.parametrize(("apart", "verdict"), [(0.0, SHOWN), (0.05, CONTRADICTED)])
 def test_curves_that_are_apart_do_not_coincide(apart, verdict):
-    config = find(["explr-stepdecay"])[0].config("desk")
-    step = np.arange(0.0, config.steps + 1, config.epoch)
-    found = {}
-    for name, (at, seed) in networks.tasks(config).items():
-        noise = np.random.default_rng([seed, at]).normal(0, 1e-3, step.shape)
-        shift = apart if config.variants[at].name == FOLDED else 0.0
-        curve = 0.6 + shift + noise
-        found[name] = {"step": step, "test_accuracy": curve, "train_accuracy": curve, "loss": curve}
-    claims = [claim for claim in collect_stepdecay(config, found).claims if claim.text.startswith("Folded")]
-    assert {claim.verdict for claim in claims} == {verdict}
+    config, found = planted(
+        "explr-stepdecay",
+        angle=lambda variant, step: 1e-2 * (1 + apart * (variant.name == FOLDED)),
+        shift=lambda variant: apart * (variant.name == FOLDED),
+    )
+    claims = verdicts("explr-stepdecay", config, found, "Folded")
+    assert len(claims) == 4 and set(claims) == {verdict}
+
+
+@pytest.mark.parametrize(("wrong", "same", "another"), [(TEXP, SHOWN, SHOWN), (FOLDED, CONTRADICTED, CONTRADICTED)])
+def test_the_first_steps_tell_the_lr_of_texp_from_the_exact_one(wrong, same, another):
+    """Curves that are equally good all along, of angles that are off by T-EXP's error in one of the runs."""
+    rule = find(["explr-stepdecay"])[0].config("desk")
+    exact = fold([rule.lr] * 10, rule.weight_decay, momentum=rule.momentum).lr
+    error = texp([(0, rule.lr)], rule.weight_decay, steps=10, momentum=rule.momentum).lr / exact
+    config, found = planted(
+        "explr-stepdecay",
+        angle=lambda variant, step: 1e-2 * (error[step] if variant.name == wrong and step < 10 else 1.0),
+    )
+    assert verdicts("explr-stepdecay", config, found, "as good in the end") == 4 * [SHOWN]
+    assert verdicts("explr-stepdecay", config, found, "the same trajectory") == [same]
+    assert verdicts("explr-stepdecay", config, found, "another trajectory") == [another]
+
+
+def test_the_growth_of_the_lr_is_no_claim_and_the_start_of_figure_1_is_one():
+    config, found = planted("explr-constant")
+    for run in found.values():
+        at = np.maximum(run["step"] - 1, 0)
+        run["lr"] = constant_schedule(config.lr, config.weight_decay, step=at, momentum=config.momentum).lr
+        run["norm_sq"] = run["lr"] * 100
+    claims = find(["explr-constant"])[0].collect(config, found).claims
+    assert [claim.text[:6] for claim in claims if claim.role == IDENTITY] == ["Growth"]
+    assert verdicts("explr-constant", config, found, "the same trajectory") == [SHOWN]
+
+
+def test_the_second_drop_finds_norms_as_the_first_phase_left_them():
+    """3.2 time constants after the first drop."""
+    config = find(["explr-v2"])[0].config("desk")
+    left = np.exp(-3.2)
+    assert config.start(TEXP, 0) ** 4 == pytest.approx(10) and config.start(TEXP_V2, 0) ** 4 == pytest.approx(0.1)
+    assert config.start(TEXP, 1) ** 4 == pytest.approx(10 * (1 + 9 * left))
+    assert config.start(TEXP_V2, 1) ** 4 == pytest.approx(0.1 * (1 - 0.9 * left))
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, SHOWN), (1.5, CONTRADICTED), (0.5, CONTRADICTED)])
+def test_angles_after_drops_are_judged_by_the_law(factor, verdict):
+    config = find(["explr-v2"])[0].config("desk")
+
+    def angle(variant: Variant, step: int) -> float:
+        drops = sum(step >= at for at in variant.drops_at)
+        if not drops:
+            return 1e-2
+        since = np.array(float(step - variant.drops_at[drops - 1]))
+        return factor * config.equilibrium(drops - 1) * float(config.angle_course(variant.name, drops - 1, since))
+
+    config, found = planted("explr-v2", angle=angle)
+    assert verdicts("explr-v2", config, found, "angle of T-EXP") == 7 * [verdict]
+    assert verdicts("explr-v2", config, found, "0.80 and 1.03 of equilibrium by the law: equally good") == [SHOWN]
+
+
+@pytest.mark.parametrize(
+    ("lag", "verdict"), [(1.0, SHOWN), (9.0, CONTRADICTED), (0.7, CONTRADICTED)], ids=["law", "a little", "too far"]
+)
+def test_the_fall_at_a_drop_is_judged_by_the_law(lag, verdict):
+    """By hand: the norm's fourth power begins at 100 and at 10 of its new equilibrium; an angle that falls by a tenth
+    only is below the old one, too."""
+
+    def angle(variant: Variant, step: int) -> float:
+        since = step - 1000
+        if not 0 <= since < 100:
+            return 1e-2
+        fall = {
+            KEEPS: (1 + 99 * np.exp(-since / 50)) ** -0.5,
+            FALLS: 0.1**0.5 * (1 + 9 * np.exp(-since / 500)) ** -0.5,
+            LESS_DECAY: 1.0,
+        }
+        return 1e-2 * lag * fall[variant.name]
+
+    config, found = planted("explr-angle", angle=angle)
+    assert verdicts("explr-angle", config, found, "in the first epoch after the drop") == 2 * [verdict]
 
 
 def stand_in() -> ImageSet:
     images = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(8) % 10
     return ImageSet(images, labels, images, labels, tuple("abcdefghij"), "random")
+
+
+@pytest.mark.parametrize("name", ["explr-stepdecay", "explr-cosine", "explr-v2", "explr-angle"])
+def test_all_that_the_papers_presets_train_is_invariant_and_decays(name):
+    paper = find([name])[0].config("paper")
+    with torch.device("meta"):
+        model = networks.network(paper, stand_in())
+    (group,) = [
+        group
+        for group in networks._optimizer(paper, model).param_groups
+        if any(param.requires_grad for param in group["params"])
+    ]
+    trained = [param for param in model.parameters() if param.requires_grad]
+    assert len(trained) == len(group["params"]) == 33 and group["weight_decay"] == 5e-4
+    assert paper.depth == 32 and paper.epoch == EPOCH == 50_000 // paper.batch_size
 
 
 @pytest.mark.parametrize(

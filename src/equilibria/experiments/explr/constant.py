@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.experiments.claim import Claim, Source, near
+from equilibria.experiments.claim import Claim, Source, identity, near
 from equilibria.experiments.curves import Window, draw_over, mean_in
 from equilibria.experiments.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.experiments.explr.lines import (
@@ -17,6 +17,7 @@ from equilibria.experiments.explr.lines import (
     demanded,
     judge_coincidence,
     judge_rounding,
+    judge_start,
     named,
     runs,
 )
@@ -64,6 +65,7 @@ def collect(config: Config, found: Findings) -> Outcome:
     decay, folded, rounded = (runs(config, found, at[name]) for name in (DECAY, FOLDED, ROUNDED))
     exact = judge_coincidence("Exponential lr", _FIGURE, decay=decay, other=folded, late=config.late)
     claims = [
+        judge_start("Exponential lr", _FIGURE, config, decay=decay, other=folded),
         judge_rounding("Exponential lr", _FIGURE, decay=decay, other=folded, rounded=rounded),
         _judge_growth(config, folded[0]),
         mean_near(
@@ -98,7 +100,7 @@ def _judge_growth(config: Config, run: Arrays) -> Claim:
     passed = run["step"][-1] - run["step"][len(run["lr"]) // 2]
     roots = decay_roots(config.lr, config.weight_decay, momentum=config.momentum)
     is_theirs = (config.lr, config.weight_decay, config.momentum) == (0.1, 5e-4, 0.9)
-    return near(
+    growth = near(
         f"Growth of the lr in {_PAPER_EPOCH} steps, in the second half of the training",
         _FIGURE,
         expected=float(roots.z1) ** (-2 * _PAPER_EPOCH),
@@ -106,6 +108,7 @@ def _judge_growth(config: Config, run: Arrays) -> Claim:
         relative=1e-6,  # the transient of the start is gone, to rounding
         printed=_PAPER_GROWTH if is_theirs else None,
     )
+    return identity(growth)  # a recursion and its own root: the settings alone decide
 
 
 def _inside(config: Config, run: Arrays) -> np.ndarray:

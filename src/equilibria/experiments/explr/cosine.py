@@ -66,7 +66,10 @@ class Config(Setting):
 
 
 def collect(config: Config, found: Findings) -> Outcome:
-    """Both schedules against their counterparts, and against each other."""
+    """Both schedules against their counterparts, and against each other.
+
+    That they take the same steps at first is not judged again: the first epoch is that of explr-stepdecay.
+    """
     at = named(config)
     lines = {name: runs(config, found, variant) for name, variant in at.items()}
     late = {name: [mean_in(run, "test_accuracy", config.late) for run in each] for name, each in lines.items()}

@@ -16,7 +16,9 @@ from equilibria.experiments.explr.lines import (
     SMOKE,
     demanded,
     judge_coincidence,
+    judge_control,
     judge_rounding,
+    judge_start,
     named,
     runs,
 )
@@ -61,6 +63,8 @@ def collect(config: Config, found: Findings) -> Outcome:
     decay, folded, texp, rounded = (runs(config, found, at[way]) for way in (DECAY, FOLDED, TEXP, ROUNDED))
     exact = judge_coincidence("Folded", _EXACT, decay=decay, other=folded, late=config.late)
     claims = [
+        judge_start("Folded", _EXACT, config, decay=decay, other=folded),
+        judge_control("T-EXP", _TAPERED, config, decay=decay, other=texp),
         judge_rounding("Folded", _EXACT, decay=decay, other=folded, rounded=rounded),
         *judge_coincidence("T-EXP", _TAPERED, decay=decay, other=texp, late=config.late),
     ]
