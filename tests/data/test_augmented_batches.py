@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equilibria.data import Batches
+from equilibria.data import Batches, ImageSet
 from equilibria.data.augmentation import crop, flip
 from equilibria.errors import EquilibriaError
 
@@ -82,6 +82,21 @@ def test_the_transform_comes_last():
     plain = islice(batches(flip=True, crop=1), 3)
     transformed = islice(batches(flip=True, crop=1, transform=lambda images: images / 2 + 1), 3)
     assert all(torch.equal(a / 2 + 1, b) for (a, _), (b, _) in zip(plain, transformed, strict=True))
+
+
+def test_the_frame_is_black_where_pixels_are_standardised_behind_the_crop():
+    """The other way round it has the mean colour, 0."""
+    pixels = torch.randint(256, (40, 2, 6, 5), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    images = ImageSet(pixels, LABELS, pixels, LABELS, tuple("abcdefghij"), "random")
+    black = images.standardiser()(torch.zeros(1, 2, 1, 1, dtype=torch.uint8))
+    assert (black < -1).all()
+    settings = {"batch_size": 40, "crop": 2, "seed": 1}
+    behind, _ = next(iter(Batches(pixels, LABELS, transform=images.standardiser(), **settings)))
+    before, _ = next(iter(Batches(images.standardised().train_images, LABELS, **settings)))
+    frame = before == 0
+    assert 0.1 < frame.float().mean() < 0.9
+    assert torch.equal(behind[frame], black.expand_as(behind)[frame])
+    assert torch.equal(behind[~frame], before[~frame])
 
 
 def test_a_seed_means_these_images_on_any_machine():

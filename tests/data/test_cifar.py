@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import tarfile
+import zipfile
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from official_files import (
 )
 
 from equilibria.data import cifar, cifar10, cifar10_2k
-from equilibria.data.cifar_formats import read_batch
+from equilibria.data.cifar_formats import read_batch, read_records, write_records
 from equilibria.errors import EquilibriaError
 
 BATCHES = some_batches()
@@ -75,19 +77,52 @@ def test_official_files_are_verified(form, tmp_path, monkeypatch):
             cifar10(tmp_path)
 
 
-def test_fewer_npz_files_are_fewer_images_but_a_gap_is_refused(tmp_path):
-    write_npz(tmp_path, BATCHES, numbers=(1, 2))
-    found = cifar10(tmp_path)
-    assert len(found.train_images) == 40 and found.source == "cifar10_train_1.npz, cifar10_train_2.npz"
-    write_npz(tmp_path, BATCHES, numbers=(4,))
-    with pytest.raises(EquilibriaError, match=r"has .*train_2.npz, cifar10_train_4.npz; expected no gap"):
+def test_npz_files_are_verified_by_their_images(tmp_path, monkeypatch):
+    """Whatever wrote them: by the binary version's files with the same images. Each file is, and one bit is enough."""
+    write_npz(tmp_path, BATCHES)
+    with pytest.raises(
+        EquilibriaError,
+        match=r"cifar10_train_1\.npz has images of SHA-256 [0-9a-f]{64}; expected cee91656.*verify=False",
+    ):
         cifar10(tmp_path)
+    official = [hashlib.sha256(content).hexdigest() for content in binary_files(BATCHES).values()]
+    names = [*(f"cifar10_train_{number}.npz" for number in range(1, 6)), "cifar10_test.npz"]
+    monkeypatch.setattr(cifar, "NPZ_SHA256", dict(zip(names, official, strict=True)))
+    x, y = BATCHES["data_batch_4"]
+    np.savez_compressed(tmp_path / "cifar10_train_4.npz", x=np.asfortranarray(x), y=y.astype(">i4"))
+    assert len(cifar10(tmp_path).train_images) == 100
+    for name, (x, y) in zip(names, BATCHES.values(), strict=True):
+        for changed in ({"x": x ^ (np.arange(x.size) == 5).astype(np.uint8).reshape(x.shape)}, {"y": np.roll(y, 1)}):
+            np.savez(tmp_path / name, **{"x": x, "y": y, **changed})
+            with pytest.raises(EquilibriaError, match=f"{name} has images of SHA-256"):
+                cifar10(tmp_path)
+        np.savez(tmp_path / name, x=x, y=y)
+    assert len(cifar10(tmp_path).train_images) == 100
+
+
+def test_fewer_npz_files_are_fewer_images_and_a_warning_but_a_gap_is_refused(tmp_path):
+    write_npz(tmp_path, BATCHES, numbers=(1, 2, 3))
+    expected = r"only 60 of its 50,000 training images: .* has no cifar10_train_4\.npz, cifar10_train_5\.npz$"
+    with pytest.warns(UserWarning, match=expected) as caught:
+        found = cifar10(tmp_path, verify=False)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert found.source == "cifar10_train_1.npz, cifar10_train_2.npz, cifar10_train_3.npz"
+    assert found.counts == "60 training and 20 test images"
+    (tmp_path / "cifar10_train_2.npz").unlink()
+    with pytest.raises(EquilibriaError, match=r"has .*train_1.npz, cifar10_train_3.npz; expected no gap"):
+        cifar10(tmp_path, verify=False)
+
+
+def test_2k_of_fewer_files_is_the_same_2k(tmp_path):
+    """Nothing is missing then, and nothing is said: warnings are errors here."""
+    write_npz(tmp_path, some_batches(2500), numbers=(1,))
+    assert cifar10_2k(tmp_path, verify=False).counts == "2,000 training and 2,500 test images"
 
 
 def test_2k_is_the_first_200_of_each_class_in_order(tmp_path):
     batches = some_batches(500, seed=1)
     write_npz(tmp_path, batches)
-    found = cifar10_2k(tmp_path)
+    found = cifar10_2k(tmp_path, verify=False)
     images, labels = (np.concatenate([batches[f"data_batch_{n}"][part] for n in range(1, 6)]) for part in (0, 1))
     seen, taken = [0] * 10, []
     for index, label in enumerate(labels):
@@ -102,7 +137,7 @@ def test_2k_is_the_first_200_of_each_class_in_order(tmp_path):
     for number in range(1, 6):
         (tmp_path / f"cifar10_train_{number}.npz").unlink()
     np.savez(tmp_path / "cifar10_2k.npz", x=images[taken], y=labels[taken], index=taken)
-    again = cifar10_2k(tmp_path, size=16, classes=(5, 2))
+    again = cifar10_2k(tmp_path, size=16, classes=(5, 2), verify=False)
     assert torch.equal(again.train_images, found.select_classes((5, 2)).pooled(16).train_images)
     with pytest.raises(EquilibriaError, match="was not found"):  # 2,000 images are not CIFAR-10
         cifar10(tmp_path)
@@ -128,7 +163,7 @@ def test_what_is_missing_is_said_once_with_where_to_get_it(tmp_path, monkeypatch
 def test_the_environment_variable_is_used_and_an_argument_wins(tmp_path, monkeypatch):
     write_npz(tmp_path, BATCHES)
     monkeypatch.setenv("EQUILIBRIA_DATA", str(tmp_path))
-    assert len(cifar10().test_images) == 20
+    assert len(cifar10(verify=False).test_images) == 20
     with pytest.raises(EquilibriaError, match="was not found"):
         cifar10(tmp_path / "other")
 
@@ -151,17 +186,88 @@ def test_incomplete_and_damaged_files(tmp_path):
         cifar10(archive)
 
 
-def test_bad_npz(tmp_path):
+PIXELS = np.zeros((2, 3, 32, 32), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((2, 32, 32, 3), np.uint8), "y": np.zeros(2, int)}, r"x of uint8 \(2, 32, 32, 3\)"),
+        ({"x": PIXELS.astype(np.float32), "y": np.zeros(2, int)}, r"x of float32 \(2, 3, 32, 32\)"),
+        ({"x": PIXELS, "y": np.zeros(3, int)}, r"y of \(3,\); expected"),
+        ({"x": PIXELS, "y": np.array(3)}, r"y of \(\); expected"),
+        ({"x": np.array(3, np.uint8), "y": np.array(3)}, r"x of uint8 \(\)"),
+        ({"x": PIXELS, "y": np.array([[1], [2]])}, r"y of \(2, 1\)"),
+        ({"x": PIXELS, "y": np.array([3, 10], np.uint8)}, "has a label of 10; expected labels of 0 to 9"),
+        ({"x": PIXELS, "y": np.array([-1, 3])}, "has a label of -1; expected labels of 0 to 9"),
+        ({"x": PIXELS, "y": np.array([2**63, 1], np.uint64)}, f"has a label of {2**63}"),
+        ({"x": PIXELS, "y": np.array([1.7, 3.0])}, "has labels of float64"),
+        ({"x": PIXELS, "y": np.array([np.nan, 3.0])}, "has labels of float64"),
+        ({"x": PIXELS, "y": np.array(["cat", "dog"])}, "has labels of <U3"),
+        ({"x": PIXELS, "y": np.array([True, False])}, "has labels of bool"),
+        ({"x": PIXELS}, "cannot be read .*y.*; expected an npz file with x and y"),
+    ],
+)
+@pytest.mark.parametrize("name", ["cifar10_train_2.npz", "cifar10_test.npz"])
+def test_bad_arrays_in_npz(name, arrays, message, tmp_path):
     write_npz(tmp_path, BATCHES)
-    np.savez(tmp_path / "cifar10_test.npz", x=np.zeros((2, 32, 32, 3), np.uint8), y=np.zeros(2))
-    with pytest.raises(EquilibriaError, match=r"x of uint8 \(2, 32, 32, 3\)"):
-        cifar10(tmp_path)
-    (tmp_path / "cifar10_test.npz").unlink()
+    np.savez(tmp_path / name, **arrays)
+    with pytest.raises(EquilibriaError, match=rf"{name} .*{message}"):
+        cifar10(tmp_path, verify=False, classes=(9, 0))
+
+
+def test_what_is_no_npz(tmp_path):
+    write_npz(tmp_path, BATCHES)
+    file = tmp_path / "cifar10_test.npz"
+    whole = file.read_bytes()
+    np.save(tmp_path / "array.npy", PIXELS)
+    (tmp_path / "array.npy").rename(file)
+    with pytest.raises(EquilibriaError, match=r"cifar10_test\.npz cannot be read \(it is a single array\)"):
+        cifar10(tmp_path, verify=False)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x", b"text")
+        archive.writestr("y", b"text")
+    with pytest.raises(EquilibriaError, match=r"cifar10_test\.npz has x of \|S4 \(\)"):
+        cifar10(tmp_path, verify=False)
+    for content in (b"", b"text", whole[:-200], pickle.dumps([1])):
+        file.write_bytes(content)
+        with pytest.raises(EquilibriaError, match=r"cifar10_test\.npz cannot be read"):
+            cifar10(tmp_path, verify=False)
+    file.unlink()
     with pytest.raises(EquilibriaError, match=r"no cifar10_test\.npz"):
-        cifar10(tmp_path)
-    np.savez(tmp_path / "cifar10_test.npz", x=np.zeros((1, 3, 32, 32), np.uint8), y=np.array([10], np.uint8))
-    with pytest.raises(EquilibriaError, match="label of 10"):
-        cifar10(tmp_path)
+        cifar10(tmp_path, verify=False)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
+def test_only_files_of_an_archive_are_read(kind, tmp_path):
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
+        member.type, member.linkname = kind, "elsewhere" if kind != tarfile.DIRTYPE else ""
+        archive.addfile(member)
+    with pytest.raises(EquilibriaError, match=r"tar\.gz has data_batch_1 as a link or a folder; expected a file"):
+        cifar10(tmp_path, verify=False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"), [([1.5], "labels of float64"), ([-1], "label of -1"), ([10], "label of 10")]
+)
+def test_labels_of_pickles_are_checked(labels, message):
+    content = pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": labels}, 2)
+    with pytest.raises(EquilibriaError, match=f"file has .*{message}"):
+        read_batch(content, "file")
+
+
+def test_labels_of_records_are_checked():
+    with pytest.raises(EquilibriaError, match="file has a label of 10"):
+        read_records(b"\x0a" + bytes(3072), "file")
+
+
+def test_records_are_written_as_they_are_read():
+    images, labels = BATCHES["data_batch_1"]
+    content = write_records(images, labels)
+    assert content == binary_files(BATCHES)["data_batch_1.bin"]
+    found = read_records(content, "file")
+    assert np.array_equal(found[0], images) and np.array_equal(found[1], labels)
 
 
 @pytest.mark.parametrize("by_columns", [False, True])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
+import struct
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
 import pytest
 import torch
 
-from equilibria.data import ImageSet
+from equilibria.data import ImageSet, image_set
 from equilibria.errors import EquilibriaError
 
 
@@ -61,6 +64,20 @@ def test_pooling_is_the_exact_mean_of_squares(size):
     assert given.pooled(8) is given
 
 
+@pytest.mark.parametrize("step", [3, 5, 7])
+def test_pooling_of_other_squares_is_the_nearest_number(step):
+    """The mean of uint8 pixels has no more error than the rounding of one division, and mostly has one."""
+    given = some_set(20, side=2 * step)
+    found, inexact = given.pooled(2), 0
+    for image, row, column in product(range(20), range(2), range(2)):
+        rows, columns = (slice(at * step, (at + 1) * step) for at in (row, column))
+        total = int(given.train_images[image, 2, rows, columns].long().sum())
+        pixel = found.train_images[image, 2, row, column]
+        assert pixel.item() == torch.tensor(total / step**2, dtype=torch.float64).to(torch.float32).item()
+        inexact += Fraction(pixel.item()) != Fraction(total, step**2)
+    assert inexact > 40
+
+
 @pytest.mark.parametrize("size", [3, 16, 0])
 def test_bad_size(size):
     with pytest.raises(EquilibriaError, match=f"size={size}"):
@@ -100,3 +117,79 @@ def test_equal_pixels_cannot_be_standardised():
     images = torch.full((4, 1, 2, 2), 7, dtype=torch.uint8)
     with pytest.raises(EquilibriaError, match="equal pixels"):
         ImageSet(images, torch.zeros(4).long(), images, torch.zeros(4).long(), ("a",), "").standardised()
+
+
+def test_counts():
+    many = torch.zeros(12_345, 1, 1, 1), torch.zeros(12_345).long()
+    assert ImageSet(*many, *many, ("a",), "").counts == "12,345 training and 12,345 test images"
+
+
+def digest_by_hand(given: ImageSet) -> str:
+    """Number by number, with the byte order written out."""
+    content = b""
+    for images, labels in ((given.train_images, given.train_labels), (given.test_images, given.test_labels)):
+        content += repr((*images.shape, 1)).encode()
+        content += struct.pack(f"<{images.numel()}f", *images.flatten().tolist())
+        content += struct.pack(f"<{len(labels)}q", *labels.tolist())
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def test_the_digest_is_that_of_the_numbers_in_any_type_and_order_of_memory():
+    given = some_set()
+    assert given.digest == digest_by_hand(given) == "e1c14d77147889b7"
+    turned = given.train_images.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
+    for other in (
+        replace(given, train_images=given.train_images.float(), train_labels=given.train_labels.int()),
+        replace(given, train_images=turned, source="elsewhere", class_names=tuple("wxyz")),
+    ):
+        assert other.digest == given.digest
+    for size in (4, 2):
+        small = given.pooled(size).standardised()
+        assert small.digest == digest_by_hand(small)
+
+
+def test_whatever_is_given_to_a_network_changes_the_digest():
+    given = some_set()
+    pixel, label = given.train_images.clone(), given.train_labels.clone()
+    pixel[-1, -1, -1, -1] ^= 1
+    label[-1] = (label[-1] + 1) % 4
+    others = [
+        replace(given, train_images=pixel),
+        replace(given, train_labels=label),
+        replace(given, test_images=pixel[30:]),
+        replace(given, test_labels=label[30:]),
+        replace(given, train_images=given.train_images.flip(0), train_labels=given.train_labels.flip(0)),
+        replace(given, train_images=given.train_images.view(60, 3, 4, 16)),
+        given.per_class(5),
+        given.per_class(5, block=1),
+        given.select_classes((1, 0)),
+        given.select_classes((0, 1)),
+        given.pooled(4),
+        given.standardised(),
+        given.pooled(4).standardised(),
+    ]
+    digests = [given.digest, *(other.digest for other in others)]
+    assert len(set(digests)) == len(digests)
+
+
+def test_large_sets_have_a_digest_of_every_few_images_and_all_labels(monkeypatch):
+    given = some_set()  # 60 images of 192 numbers, and 30
+    monkeypatch.setattr(image_set, "_HASHED", 192 * 25)
+    kept, left_out, label = given.train_images.clone(), given.train_images.clone(), given.train_labels.clone()
+    kept[57, 0, 0, 0] ^= 1
+    left_out[58, 0, 0, 0] ^= 1
+    label[58] = (label[58] + 1) % 4
+    assert replace(given, train_images=left_out).digest == given.digest
+    assert replace(given, train_images=kept).digest != given.digest
+    assert replace(given, train_labels=label).digest != given.digest
+    assert given.per_class(14).digest != given.digest
+
+
+def test_a_digest_is_computed_once_for_a_set(monkeypatch):
+    given = some_set()
+    first = given.digest
+    monkeypatch.setattr(image_set.hashlib, "sha256", None)
+    assert given.digest == first
+    assert pickle.loads(pickle.dumps(given)).digest == first
+    with pytest.raises(TypeError):
+        given.pooled(4).digest  # noqa: B018

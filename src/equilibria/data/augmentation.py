@@ -24,6 +24,10 @@ def flip(images: Tensor, flipped: Tensor) -> Tensor:
 def crop(images: Tensor, corners: Tensor, *, padding: int) -> Tensor:
     """A window of the old size out of each image, after a frame of zeros was put around it.
 
+    Zeros are black in pixels, and the mean colour of the training images where these were standardised before. Usual
+    recipes have a black frame: crop pixels, and standardise behind it (``transform=images.standardiser()`` of
+    `equilibria.data.Batches`).
+
     Args:
         images: (count, channels, height, width).
         corners: (count, 2), top and left of each window in the framed image: 0 to twice the padding.

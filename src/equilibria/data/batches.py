@@ -34,15 +34,16 @@ class Batches:
 
     Args:
         images: one image per row; uint8 if ``transform`` makes floats of them.
-        labels: one label per image.
+        labels: one label per image, whole numbers from 0.
         batch_size: images per batch.
         label_noise: probability that a label is replaced by one drawn uniformly from all classes. Because it is drawn
             anew each time, the labels can never be learnt by heart and the gradient never vanishes.
-        classes: number of classes.
+        classes: number of classes; default: one more than the largest label.
         seed: of the order, of the noise, and of flips and crops.
         flip: whether to exchange left and right with probability 1/2.
         crop: how many pixels a window of the image's size may be off its middle, each way; zeros where there is no
-            image.
+            image. They are black in pixels, and the mean colour in images that are already standardised; for a black
+            frame, as usual recipes have it, give uint8 pixels and ``transform=images.standardiser()``.
         transform: applied to every batch of images, after flip and crop, such as `ImageSet.standardiser`.
 
     Example:
@@ -59,7 +60,7 @@ class Batches:
         *,
         batch_size: int,
         label_noise: float = 0.0,
-        classes: int = 10,
+        classes: int | None = None,
         seed: int = 0,
         flip: bool = False,
         crop: int = 0,
@@ -74,7 +75,7 @@ class Batches:
         self.images, self.labels = images, labels
         self.batch_size = batch_size
         self.label_noise = within("label_noise", label_noise, low=0, high=1)
-        self.classes = whole("classes", classes, low=1)
+        self.classes = _classes(labels, classes)
         self.seed = whole("seed", seed)
         self.flip, self.crop = flip, whole("crop", crop)
         self.transform = transform
@@ -122,3 +123,15 @@ class Batches:
         if self.transform is not None:
             chosen = self.transform(chosen)
         return chosen, torch.where(replaced, drawn, labels)
+
+
+def _classes(labels: Tensor, classes: int | None) -> int:
+    """The number of classes, if labels are numbers of them."""
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise EquilibriaError(f"got labels of {labels.dtype} {tuple(labels.shape)}; expected whole numbers (count,)")
+    lowest, highest = int(labels.min()), int(labels.max())
+    count = highest + 1 if classes is None else whole("classes", classes, low=1)
+    if lowest < 0 or highest >= count:
+        asked = "labels from 0" if classes is None else f"0 to {count - 1} with classes={count}"
+        raise EquilibriaError(f"got labels of {lowest} to {highest}; expected {asked}")
+    return count

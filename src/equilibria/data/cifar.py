@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equilibria.data.cifar_formats import read_batch, read_records
+from equilibria.data.cifar_formats import CLASSES, read_batch, read_records, write_records
 from equilibria.data.image_set import ImageSet
-from equilibria.data.places import data_folder, missing, verify_md5
-from equilibria.errors import EquilibriaError
+from equilibria.data.labels import label_array
+from equilibria.data.places import data_folder, missing, verify_md5, verify_sha256
+from equilibria.errors import EquilibriaError, warn_caller
 
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -34,6 +35,19 @@ BINARY_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 _FOLDER, _ARCHIVE, _BINARY = "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz"
 _TRAIN_NPZ, _TEST_NPZ, _2K_NPZ = "cifar10_train_{}.npz", "cifar10_test.npz", "cifar10_2k.npz"
 _2K_PER_CLASS = 200
+_TRAIN_IMAGES = 50_000
+
+# SHA-256 of the binary version's data_batch_1.bin to data_batch_5.bin and test_batch.bin, which have the images of the
+# npz files, however these were written; that of the 2,000 images was computed from the first ones.
+NPZ_SHA256 = {
+    "cifar10_train_1.npz": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "cifar10_train_2.npz": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "cifar10_train_3.npz": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "cifar10_train_4.npz": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "cifar10_train_5.npz": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "cifar10_test.npz": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+    "cifar10_2k.npz": "85e1bcd937bff4e1a96822ecf457c7d8b520eb14496e76876f04aadd1e5205d3",
+}
 
 _Batch = tuple[np.ndarray, np.ndarray]
 
@@ -49,14 +63,16 @@ def cifar10(
 
     It is read from the first of these that the folder has: the unpacked ``cifar-10-batches-py`` (or the folder is that
     one), ``cifar-10-python.tar.gz``, ``cifar-10-binary.tar.gz``, or ``cifar10_train_1.npz`` to ``cifar10_train_5.npz``
-    and ``cifar10_test.npz`` with pixels ``x`` (count, 3, 32, 32) and labels ``y``, both uint8. The last npz
-    files may be missing: then there are fewer training images, and ``source`` says so.
+    and ``cifar10_test.npz`` with the images of the five official batches and of the test batch: pixels ``x`` of uint8
+    (count, 3, 32, 32) and labels ``y``, whole numbers. The last npz files may be missing: then there are fewer training
+    images, which a warning, ``source`` and `ImageSet.counts` say.
 
     Args:
         folder: where the files are; default: the environment variable EQUILIBRIA_DATA, else ~/.cache/equilibria/data.
         size: height and width: 32, or smaller by average pooling.
         classes: labels of the classes to keep, renumbered in this order; default: all.
-        verify: whether official files must have their official MD5; False for data of your own in their format.
+        verify: whether the files must have the official MD5, and the images of npz files the official SHA-256; False
+            for data of your own in their format.
 
     Returns:
         The images, uint8 (float32 where pooled); `ImageSet.standardised` makes them ready for a network.
@@ -100,7 +116,11 @@ def _read(folder: str | os.PathLike[str] | None, *, or_2k: bool = False, verify:
         return _from_binary_archive(place / _BINARY, verify=verify)
     train = _full_npz(place) or [file for file in [place / _2K_NPZ] if or_2k and file.exists()]
     if train:
-        return _image_set([_npz(file) for file in train], _npz(place / _TEST_NPZ), ", ".join(f.name for f in train))
+        *batches, test = (_npz(file, verify=verify) for file in [*train, place / _TEST_NPZ])
+        found = _image_set(batches, test, ", ".join(file.name for file in train))
+        if not or_2k:
+            _warn_of_missing(found, train)
+        return found
     npz = f"{_TRAIN_NPZ.format(1)} or {_2K_NPZ}" if or_2k else _TRAIN_NPZ.format(1)
     raise missing(
         "CIFAR-10",
@@ -149,8 +169,10 @@ def _members(archive: Path, names: list[str]) -> dict[str, bytes]:
         with tarfile.open(archive) as members:
             for member in members:
                 name = member.name.rpartition("/")[2]
-                content = members.extractfile(member) if name in names else None
-                if content is not None:
+                if name in names:
+                    content = members.extractfile(member) if member.isfile() else None
+                    if content is None:
+                        raise EquilibriaError(f"{archive} has {name} as a link or a folder; expected a file")
                     found[name] = content.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise EquilibriaError(f"{archive} cannot be read ({error}); expected a whole archive: get it again") from None
@@ -170,34 +192,45 @@ def _full_npz(place: Path) -> list[Path]:
     return files[: sum(there)]
 
 
-def _npz(file: Path) -> _Batch:
+def _warn_of_missing(found: ImageSet, files: list[Path]) -> None:
+    absent = [_TRAIN_NPZ.format(number) for number in range(len(files) + 1, 6)]
+    if absent:
+        warn_caller(
+            f"CIFAR-10 has only {len(found.train_images):,} of its {_TRAIN_IMAGES:,} training images: "
+            f"{files[0].parent} has no {', '.join(absent)}",
+            UserWarning,
+        )
+
+
+def _npz(file: Path, *, verify: bool) -> _Batch:
     if not file.exists():
         raise EquilibriaError(f"{file.parent} has training images but no {file.name}; expected both")
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            images, labels = arrays["x"], arrays["y"]
-    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        with file.open("rb") as opened:  # numpy leaves what it opens itself open where it is no archive
+            arrays = np.load(opened, allow_pickle=False)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array")
+            images, labels = np.asarray(arrays["x"]), np.asarray(arrays["y"])  # what is no array there comes as bytes
+    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise EquilibriaError(f"{file} cannot be read ({error}); expected an npz file with x and y") from None
-    if images.dtype != np.uint8 or images.shape != (len(labels), 3, 32, 32) or labels.shape != (len(images),):
+    if images.dtype != np.uint8 or images.shape[1:] != (3, 32, 32) or labels.shape != images.shape[:1]:
         raise EquilibriaError(
             f"{file} has x of {images.dtype} {images.shape} and y of {labels.shape}; expected x of uint8 "
             "(count, 3, 32, 32) and y of (count,)"
         )
+    labels = label_array(labels, file=file, classes=CLASSES)
+    if verify:
+        verify_sha256(write_records(images, labels), NPZ_SHA256[file.name], file=file)
     return images, labels
 
 
 def _image_set(train: list[_Batch], test: _Batch, source: str) -> ImageSet:
     pixels, labels = (np.concatenate(part) for part in zip(*train, strict=True))
-    for part in (labels, test[1]):
-        if part.size and part.max() >= len(CLASS_NAMES):
-            raise EquilibriaError(
-                f"{source} has a label of {part.max()}; expected labels of 0 to {len(CLASS_NAMES) - 1}"
-            )
     return ImageSet(
         torch.from_numpy(pixels),
-        torch.from_numpy(labels.astype(np.int64)),
+        torch.from_numpy(labels),
         torch.from_numpy(test[0].copy()),
-        torch.from_numpy(test[1].astype(np.int64)),
+        torch.from_numpy(test[1]),
         CLASS_NAMES,
         source,
     )

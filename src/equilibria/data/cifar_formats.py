@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from equilibria.data.labels import label_array
 from equilibria.errors import EquilibriaError
 
+CLASSES = 10
 _SIDE, _CHANNELS = 32, 3
 _PIXELS = _CHANNELS * _SIDE * _SIDE
 
@@ -48,7 +50,7 @@ class _Reader(pickle.Unpickler):
 
 
 def read_batch(content: bytes, file: str) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (count, 3, 32, 32) and labels (count,), both uint8, of a file such as ``data_batch_1``.
+    """Pixels (count, 3, 32, 32), uint8, and labels (count,), int64, of a file such as ``data_batch_1``.
 
     Args:
         content: of the file.
@@ -58,13 +60,14 @@ def read_batch(content: bytes, file: str) -> tuple[np.ndarray, np.ndarray]:
         found = _Reader(io.BytesIO(content), encoding="bytes").load()
         _, shape, _, by_columns, content = found[b"data"].state  # what numpy needs to build an array
         pixels = np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_columns else "C")
-        labels = np.array(found[b"labels"], np.uint8)
-        return pixels.reshape(len(labels), _CHANNELS, _SIDE, _SIDE), labels
+        labels = np.array(found[b"labels"])
+        pixels = pixels.reshape(len(labels), _CHANNELS, _SIDE, _SIDE)
     except Exception as error:  # a pickle that is not one may raise anything
         raise EquilibriaError(
             f"{file} is no batch of CIFAR-10's python version ({type(error).__name__}: {error}); expected a pickled "
             f"dict with 'data', uint8 of (count, {_PIXELS}), and 'labels'"
         ) from None
+    return pixels, label_array(labels, file=file, classes=CLASSES)
 
 
 def read_records(content: bytes, file: str) -> tuple[np.ndarray, np.ndarray]:
@@ -72,4 +75,9 @@ def read_records(content: bytes, file: str) -> tuple[np.ndarray, np.ndarray]:
     if not content or len(content) % (1 + _PIXELS):
         raise EquilibriaError(f"{file} has {len(content)} bytes; expected a multiple of {1 + _PIXELS}")
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + _PIXELS)
-    return records[:, 1:].reshape(-1, _CHANNELS, _SIDE, _SIDE), records[:, 0]
+    return records[:, 1:].reshape(-1, _CHANNELS, _SIDE, _SIDE), label_array(records[:, 0], file=file, classes=CLASSES)
+
+
+def write_records(pixels: np.ndarray, labels: np.ndarray) -> bytes:
+    """The file of the binary version that has these images: what `read_records` reads."""
+    return np.column_stack([labels.astype(np.uint8), pixels.reshape(len(labels), _PIXELS)]).tobytes()

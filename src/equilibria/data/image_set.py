@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch.nn import functional
 from equilibria.errors import EquilibriaError, whole
 
 _CHUNK = 4096  # images that are turned into floats at once where whole sets would cost eight times their memory
+_HASHED = 2**26  # numbers of each part that a digest reads at most: half a second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,12 +35,12 @@ class Standardise:
         return (images - mean).div_(deviation)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ImageSet:
     """A data set of labelled images. Every method gives a new set and leaves this one alone.
 
     Attributes:
-        train_images: (count, channels, height, width): pixels 0 to 255 as uint8, as float32 where `pooled` (exactly) or
+        train_images: (count, channels, height, width): pixels 0 to 255 as uint8, as float32 where `pooled` or
             `standardised`.
         train_labels: 0 to the number of classes less 1, int64.
         test_images: like the training images.
@@ -64,12 +67,35 @@ class ImageSet:
         """Number of classes."""
         return len(self.class_names)
 
+    @property
+    def counts(self) -> str:
+        """How many images there are, such as "50,000 training and 10,000 test images"."""
+        return f"{len(self.train_images):,} training and {len(self.test_images):,} test images"
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells these images from others: the first 16 hex digits of a SHA-256 over images and labels.
+
+        Of the training images, then of the test images: shape, numbers as float32 and labels as int64, both
+        little-endian. So it is the same on any machine, and for the same numbers as uint8 or as float32. It is that of
+        the images as they are here, pooled or standardised. Where a part has more than 2**26 numbers (CIFAR-10 has at
+        32x32, not at 16x16) only every k-th image is read, with the smallest k that keeps to that limit; shape and
+        labels are those of all.
+        """
+        hashed = hashlib.sha256()
+        for images, labels in ((self.train_images, self.train_labels), (self.test_images, self.test_labels)):
+            every = max(1, -(-images.numel() // _HASHED))
+            hashed.update(repr((*images.shape, every)).encode())
+            for chunk in torch.split(images[::every], _CHUNK):
+                hashed.update(chunk.to("cpu", torch.float32).numpy().astype("<f4", copy=False).tobytes())
+            hashed.update(labels.to("cpu", torch.int64).numpy().astype("<i8", copy=False).tobytes())
+        return hashed.hexdigest()[:16]
+
     def __repr__(self) -> str:
         images, kind = self.train_images, str(self.train_images.dtype).removeprefix("torch.")
         return (
-            f"ImageSet({len(images)} training and {len(self.test_images)} test images of "
-            f"{'x'.join(map(str, images.shape[1:]))}, {kind}, {self.classes} classes: {', '.join(self.class_names)}; "
-            f"from {self.source})"
+            f"ImageSet({self.counts} of {'x'.join(map(str, images.shape[1:]))}, {kind}, {self.classes} classes: "
+            f"{', '.join(self.class_names)}; from {self.source})"
         )
 
     def select_classes(self, classes: Sequence[int]) -> ImageSet:
@@ -115,7 +141,10 @@ class ImageSet:
         return replace(self, train_images=self.train_images[taken], train_labels=self.train_labels[taken])
 
     def pooled(self, size: int) -> ImageSet:
-        """Images of ``size`` x ``size``, each pixel the mean of a square of pixels, as float32; exact for uint8.
+        """Images of ``size`` x ``size``, each pixel the mean of a square of pixels, as float32.
+
+        Of uint8 pixels the mean is exact where the side of the square is a power of two, as it always is for CIFAR-10,
+        and the nearest float32 elsewhere (such as 28 to 4 pixels: squares of 7).
 
         Args:
             size: a divisor of the present height and width.
@@ -130,7 +159,9 @@ class ImageSet:
     def standardiser(self) -> Standardise:
         """What standardises images by the statistics of the training images, batch by batch.
 
-        Sums of pixels have no rounding errors, in whatever order they are taken: every machine has the same statistics.
+        Pixels of uint8, and those that `pooled` gives exactly, are summed without rounding errors, in whatever order:
+        every machine has the same statistics. Sums of other numbers are rounded in float64, before the statistics are
+        rounded to float32.
         """
         count = self.train_images[:, 0].numel()
         sums = torch.zeros(2, self.train_images.shape[1], dtype=torch.float64)

@@ -10,18 +10,21 @@ import torch
 from torch import Tensor
 
 from equilibria.data.image_set import ImageSet
+from equilibria.data.labels import label_array
 from equilibria.data.places import data_folder, missing
 from equilibria.errors import EquilibriaError
 
 PAGE = "https://www.image-net.org"
+_CLASSES = 1000
 _IMAGES, _LABELS = "imagenet_{}_x.npy", "imagenet_{}_y.npy"
 
 
 def imagenet(folder: str | os.PathLike[str] | None = None) -> ImageSet:
     """ImageNet as four files of numpy: ``imagenet_train_x.npy``, ``imagenet_train_y.npy``, and the same for ``val``.
 
-    x are pixels (count, 3, height, width), uint8, and y labels from 0; both as `numpy.save` writes them, made from the
-    official images by whatever tool you have (shorter side to 256, the middle 224x224). The pixels stay on the disk.
+    x are pixels (count, 3, height, width), uint8, and y labels of 0 to 999, whole numbers; both as `numpy.save` writes
+    them, made from the official images by whatever tool you have (shorter side to 256, the middle 224x224). The pixels
+    stay on the disk.
 
     Args:
         folder: where the files are; default: the environment variable EQUILIBRIA_DATA, else ~/.cache/equilibria/data.
@@ -47,11 +50,19 @@ def imagenet(folder: str | os.PathLike[str] | None = None) -> ImageSet:
 
 
 def _pair(place: Path, part: str) -> tuple[Tensor, Tensor]:
-    images = np.load(place / _IMAGES.format(part), mmap_mode="c", allow_pickle=False)  # torch wants what may be written
-    labels = np.load(place / _LABELS.format(part), allow_pickle=False).astype(np.int64)
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] != 3 or labels.shape != (len(images),):
+    images = _array(place / _IMAGES.format(part))
+    labels = label_array(_array(place / _LABELS.format(part)), file=place / _LABELS.format(part), classes=_CLASSES)
+    right_form = images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] == 3
+    if not right_form or not labels.size or labels.shape != images.shape[:1]:
         raise EquilibriaError(
             f"{place / _IMAGES.format(part)} has {images.dtype} {images.shape} and labels of {labels.shape}; expected "
             "uint8 (count, 3, height, width) and (count,)"
         )
     return torch.from_numpy(images), torch.from_numpy(labels)
+
+
+def _array(file: Path) -> np.ndarray:
+    try:
+        return np.lib.format.open_memmap(file, mode="c")  # torch wants what may be written
+    except (ValueError, OSError) as error:
+        raise EquilibriaError(f"{file} cannot be read ({error}); expected an array from numpy.save") from None

@@ -44,7 +44,18 @@ def verify_md5(content: bytes, expected: str, *, file: Path | str) -> None:
     """
     got = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if got != expected:
-        raise EquilibriaError(
-            f"{file} has MD5 {got}; expected {expected}, that of the official file. Get it again, or pass verify=False "
-            "to read data of your own in this format."
-        )
+        raise _other("MD5", got, expected, file)
+
+
+def verify_sha256(images: bytes, expected: str, *, file: Path | str) -> None:
+    """Refuse a file whose images, in the form of the official file that has the same ones, are not that file."""
+    got = hashlib.sha256(images).hexdigest()
+    if got != expected:
+        raise _other("images of SHA-256", got, expected, file)
+
+
+def _other(what: str, got: str, expected: str, file: Path | str) -> EquilibriaError:
+    return EquilibriaError(
+        f"{file} has {what} {got}; expected {expected}, that of the official file. Get it again, or pass verify=False "
+        "to read data of your own in this format."
+    )

@@ -67,6 +67,7 @@ class BasicBlockResNet(nn.Module):
     ) -> None:
         super().__init__()
         plan = stage_plan(width, blocks)
+        whole("classes", classes, low=1)
         self.stem = ConvNorm(in_channels, width, norm=norm)
         self.blocks = nn.Sequential()
         channels = width

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
@@ -18,9 +19,11 @@ class ConvNorm(nn.Module):
     """A convolution and the normalisation that makes its weight scale-invariant.
 
     Behind "batch" (BatchNorm) every row of the weight is invariant by itself, behind "group" (GroupNorm, 4 channels
-    together) every 4 rows, behind "layer" (LayerNorm over channels and image) the weight as a whole. With "weight"
-    (WeightNorm) nothing is behind the convolution: its weight is ``g v/|v|`` for each row, and every row of ``v``
-    (``conv.weight.original1``) is invariant; it has a bias, the others need none.
+    together) every 4 rows, behind "layer" (LayerNorm over channels and image) the weight as a whole. Where 4 does not
+    divide the number of channels, "group" has 2 together, and in odd numbers each by itself: then it is an
+    InstanceNorm. With "weight" (WeightNorm) nothing is behind the convolution: its weight is ``g v/|v|`` for each row,
+    and every row of ``v`` (``conv.parametrizations.weight.original1`` in ``named_parameters``) is invariant; it has a
+    bias, the others need none.
 
     Args:
         in_channels: of its input.
@@ -42,6 +45,8 @@ class ConvNorm(nn.Module):
         norm: str = "batch",
     ) -> None:
         super().__init__()
+        if whole("kernel", kernel, low=1) % 2 == 0:
+            raise EquilibriaError(f"got kernel={kernel}; expected an odd number: the image keeps its size at stride 1")
         by_weight = one_of("norm", norm, NORMS) == "weight"
         conv = nn.Conv2d(
             in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=by_weight
@@ -63,6 +68,12 @@ def _normalisation(norm: str, channels: int) -> nn.Module:
     return nn.GroupNorm(1, channels) if norm == "layer" else nn.Identity()
 
 
+def are_counts(given: object) -> bool:
+    """Whether it is a sequence of whole numbers from 1."""
+    counts = given if isinstance(given, Sequence) else ()
+    return len(counts) > 0 and all(isinstance(count, Integral) and int(count) >= 1 for count in counts)
+
+
 def stage_plan(width: int, blocks: Sequence[int]) -> list[tuple[int, int]]:
     """Channels and stride of every block: each stage is twice as wide and, from the second on, halves the image.
 
@@ -71,7 +82,7 @@ def stage_plan(width: int, blocks: Sequence[int]) -> list[tuple[int, int]]:
         [(8, 1), (16, 2), (16, 1)]
     """
     whole("width", width, low=1)
-    if not blocks or any(count < 1 for count in blocks):
+    if not are_counts(blocks):
         raise EquilibriaError(f"got blocks={blocks!r}; expected at least one block in each stage, such as (1, 1)")
     return [
         (width * 2**stage, 2 if stage > 0 and block == 0 else 1)

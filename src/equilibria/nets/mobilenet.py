@@ -67,6 +67,7 @@ class MobileNetV2(nn.Module):
         super().__init__()
         plan = stage_plan(width, blocks)
         whole("expansion", expansion, low=1)
+        whole("classes", classes, low=1)
         self.stem = ConvNorm(in_channels, width)
         self.blocks = nn.Sequential()
         channels = width

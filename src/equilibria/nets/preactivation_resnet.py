@@ -40,10 +40,12 @@ class PreActivationResNet(nn.Module):
     normalisations have no parameters, a shortcut that changes the shape has a BatchNorm with parameters, and a
     BatchNorm with a fixed scale follows the linear layer, which has no bias: all of it is scale-invariant.
 
-    Invariances: the first convolution of every block alone, by rows. What writes into the stream of a stage (second
-    convolutions, and stem or shortcut) jointly; in the standard form against the shortcut that leaves the stage, scale
-    and shift of a first normalisation jointly, those of a second one against the convolution behind it, those of the
-    last against the linear layer. In the scale-invariant form all may be scaled by one factor.
+    Invariances: the first convolution of every block alone, by rows. What writes into the stream of a stage jointly.
+    In the standard form these are second convolutions, and stem or shortcut, against the shortcut that leaves the
+    stage; scale and shift of a first normalisation are invariant jointly, those of a second one against the convolution
+    behind it, those of the last against the linear layer. In the scale-invariant form these are second convolutions,
+    and the stem or scale and shift of the shortcut's normalisation, whose shift has no effect; the shortcut's
+    convolution and the linear layer are invariant alone, by rows; and all may be scaled by one factor.
 
     Args:
         depth: 2 more than a multiple of 6, such as 20 or 32 (`preresnet20`, `preresnet32`).
@@ -72,6 +74,7 @@ class PreActivationResNet(nn.Module):
     ) -> None:
         super().__init__()
         whole("width", width, low=1)
+        whole("classes", classes, low=1)
         if whole("depth", depth, low=8) % 6 != 2:
             raise EquilibriaError(f"got depth={depth}; expected 6 n + 2, such as 20 or 32")
         affine = not scale_invariant

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from equilibria.errors import EquilibriaError
+from equilibria.errors import EquilibriaError, whole
 from equilibria.nets.conv_norm import ConvNorm, stage_plan
 
 
@@ -69,10 +69,10 @@ class ShuffleNetV2(nn.Module):
     The units are those of ShuffleNet-V2; each stage is twice as wide as the one before and, from the second on, halves
     the image, which may have any size.
 
-    Invariances: every convolution's weight, by rows, depthwise ones too. Scale and shift of the first normalisation of
-    a branch jointly; of the depthwise one the scale alone, and its shift has no effect, for a 1x1 convolution and a
-    BatchNorm follow; of all that write into the channels of a stage jointly, for they are shuffled and read together;
-    of the last one against the linear layer.
+    Invariances: every convolution's weight, by rows, depthwise ones too. Scale and shift of the stem's normalisation
+    jointly, and of the first one of a branch; of the depthwise one the scale alone, and its shift has no effect, for a
+    1x1 convolution and a BatchNorm follow; of all that write into the channels of a stage jointly, for they are
+    shuffled and read together; of the last one against the linear layer.
 
     Args:
         width: channels of the stem and of the first stage, even.
@@ -90,6 +90,7 @@ class ShuffleNetV2(nn.Module):
     ) -> None:
         super().__init__()
         plan = stage_plan(width, blocks)
+        whole("classes", classes, low=1)
         if width % 2:
             raise EquilibriaError(f"got width={width}; expected an even number: channels are split into halves")
         self.stem = ConvNorm(in_channels, width)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from equilibria.errors import EquilibriaError, positive, whole
+from equilibria.nets.conv_norm import are_counts
 from equilibria.theory.generalization import final_bn_scale
 
 # The paper's scale of the last normalisation (appendix R), 0.3 ln 91: with 10 classes a label smoothing of 0.1.
@@ -63,7 +64,8 @@ class ScaleInvariantVGG(nn.Module):
     ) -> None:
         super().__init__()
         whole("width", width, low=1)
-        if not stages or any(count < 1 for count in stages):
+        whole("classes", classes, low=1)
+        if not are_counts(stages):
             raise EquilibriaError(f"got stages={stages!r}; expected a convolution or more in each, such as (1, 1, 2)")
         self.features = nn.Sequential()
         channels = in_channels
