@@ -12,8 +12,9 @@ from torch.nn import functional
 from equilibria.data import ImageSet
 from equilibria.experiments.claim import CONTRADICTED, SHOWN
 from equilibria.experiments.sharp import ablations, resnet, vgg
-from equilibria.experiments.sharp.courses import course, least_loss
+from equilibria.experiments.sharp.courses import course, least_loss, returns
 from equilibria.experiments.sharp.descents import (
+    FINAL_SCALE,
     INVARIANT_RESNET,
     STANDARD_RESNET,
     Config,
@@ -46,17 +47,27 @@ def planted(config: Config, *, gain: float):
         wobble = 1 + 0.05 * np.abs(np.sin(step / 7)) + 0.001 * rng.random(len(step))
         first = np.where(step < 100, 3.0, 1.0)
         better = gain * np.log(start / edge) / np.log(start / floor)
-        found[name] = {
-            "step": step,
+        bursts = (variant.scale > FINAL_SCALE) & (step > config.early[1]) & (step % 1000 == 0)
+        sides = {
             "sharpness": 1.05 * edge * wobble * first,
             "norm_sq": edge * variant.lr / 2,
             "train_loss": least_loss(config, variant) + 0.01 * wobble,
-            "loss": least_loss(config, variant) + 0.01 * (1 + 0.3 * np.sin(step / 9)),
             "train_accuracy": np.where(step < 100, 0.9, 1.0),
+        }
+        found[name] = {
+            "step": step,
+            "loss": least_loss(config, variant) + 0.01 * (1 + 0.3 * np.sin(step / 9)) * np.where(bursts, 100, 1),
             "test_accuracy": 0.57 + better + 1e-4 * rng.standard_normal(len(step)),
             "grad_norm_sq": np.ones_like(step),
+            **sides,
+            **{f"{name}_before": values for name, values in sides.items()},
         }
     return found
+
+
+def judged(module, found, words: str):
+    """The claims of a desk run with these words."""
+    return [claim for claim in module.collect(module.EXPERIMENT.config("desk"), found).claims if words in claim.text]
 
 
 @pytest.mark.parametrize("module", [vgg, ablations, resnet])
@@ -76,9 +87,73 @@ def test_a_loss_of_accuracy_contradicts(module):
 def test_sharpness_that_does_not_fall_contradicts():
     config = vgg.EXPERIMENT.config("desk")
     found = planted(config, gain=0.0)
-    flat = {name: {**run, "sharpness": np.full_like(run["step"], 5000.0)} for name, run in found.items()}
-    (claim,) = [each for each in vgg.collect(config, flat).claims if "falls" in each.text]
+    level = np.full_like(found["decay-20"]["step"], 5000.0)
+    flat = {
+        name: {**run, "sharpness": level, "sharpness_before": level} if name.startswith("decay") else run
+        for name, run in found.items()
+    }
+    (claim,) = judged(vgg, flat, "falls")
     assert claim.verdict == CONTRADICTED
+
+
+def test_sharpness_and_edge_are_means_over_two_steps():
+    """One side of the valley alone would be below the edge, the other far above it."""
+    config = vgg.EXPERIMENT.config("desk")
+    found = planted(config, gain=0.05)
+    sides = {
+        name: {**run, "sharpness": 0.8 * run["sharpness"], "sharpness_before": 1.2 * run["sharpness"]}
+        for name, run in found.items()
+    }
+    for words in ("middle window", "how often sharpness is above"):
+        (one,), (two,) = judged(vgg, found, words), judged(vgg, sides, words)
+        assert two.measured == pytest.approx(one.measured) and two.verdict == SHOWN
+    below = {name: {**run, "sharpness": 0.5 * run["sharpness"]} for name, run in sides.items()}
+    (claim,) = judged(vgg, below, "how often sharpness is above")
+    assert claim.verdict == CONTRADICTED
+
+
+def test_the_first_ratio_is_that_of_the_papers_learning_rate():
+    config = vgg.EXPERIMENT.config("desk")
+    found = planted(config, gain=0.05)
+    (claim,) = judged(vgg, found, "first weights")
+    run, c = found["decay-20"], 1 - 0.1 * 5e-4
+    assert claim.measured == pytest.approx(run["sharpness"][0] * 0.1 / (2 * c * run["norm_sq"][0]), rel=1e-3)
+    flatter = {name: {**each, "sharpness_before": each["sharpness"] / 20} for name, each in found.items()}
+    flatter = {name: {**each, "sharpness": each["sharpness_before"]} for name, each in flatter.items()}
+    (claim,) = judged(vgg, flatter, "first weights")
+    assert claim.verdict == CONTRADICTED
+
+
+def test_a_loss_that_only_falls_does_not_come_and_go():
+    """Not even by the mean over the steps before the window, which its first measurement has."""
+    config = vgg.EXPERIMENT.config("desk")
+    found = planted(config, gain=0.05)
+    trend = {
+        name: {**run, "loss": least_loss(config, config.variants[0]) + 0.01 * np.exp(-run["step"] / 400)}
+        for name, run in found.items()
+    }
+    (claim,) = judged(vgg, trend, "comes and goes")
+    assert claim.verdict == CONTRADICTED and claim.measured == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "count"),
+    [([5, 4, 3, 2, 1], 0), ([1, 2, 3], 0), ([1, 2, 1, 2, 1, 2], 2), ([10, 9, 10, 9, 10], 0), ([4, 3, 2, 2.2, 2.4], 1)],
+)
+def test_returns_are_rises_after_falls(values, count):
+    assert returns(np.array(values, dtype=np.float64), factor=1.2) == count
+
+
+def test_as_many_bursts_at_every_scale_are_not_more_of_them():
+    config = ablations.EXPERIMENT.config("desk")
+    found = planted(config, gain=0.05)
+    excess = found["scale-twice-20"]["loss"] - least_loss(config, config.variants[-1])
+    same = {
+        name: {**found[name], "loss": least_loss(config, config.variants[place]) + excess}
+        for name, (place, _) in tasks(config).items()
+    }
+    (claim,) = judged(ablations, same, "bursts are more frequent")
+    assert claim.verdict == CONTRADICTED and claim.measured == 0
 
 
 def stand_in(size: int, *, classes: int = 10, count: int = 20) -> ImageSet:
@@ -111,6 +186,45 @@ def test_the_parts_of_a_descent_are_one_descent(monkeypatch):
     assert parts["step"].tolist() == [0, 2, 4, 5, 10]
     for name in ("norm_sq", "test_loss", "train_loss", "grad_norm_sq"):
         assert parts[name][-1] == once[name][-1]
+
+
+def test_every_measurement_is_of_its_step_and_of_the_one_before():
+    """And leaves the weights as they are, bit for bit."""
+    images = stand_in(8, classes=4, count=12)
+    variant = Variant("one", 0.05, 0.1, ((6, 1),))
+    config = Config((variant,), early=(0, 1), late=(5, 6), size=8, width=2, stages=(1, 1))
+    every = train(recipe(config, variant, seed=0, images=images, part=(6, 1)))
+    once = train(recipe(config, variant, seed=0, images=images, part=(6, 6)))
+    for name in ("norm_sq", "train_loss", "train_accuracy", "sharpness"):
+        values, before = every.curves[name], every.curves[f"{name}_before"]
+        assert before[0] == pytest.approx(values[0], rel=0.02)
+        # The undone step is off by rounding; sharpness by its tolerance.
+        assert before[1:] == pytest.approx(values[:-1], rel=0.02 if name == "sharpness" else 1e-4)
+    assert np.ptp(every.curves["norm_sq"]) > 1e-3 * every.curves["norm_sq"][0]
+    for one, other in zip(every.model.parameters(), once.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_descent_that_is_taken_up_again_finds_the_same_numbers(tmp_path):
+    images = stand_in(8, classes=4, count=12)
+    variant = Variant("one", 0.05, 0.1, ((8, 2),))
+    config = Config((variant,), early=(0, 1), late=(5, 6), size=8, width=2, stages=(1, 1))
+    whole = train(recipe(config, variant, seed=0, images=images, part=(8, 2))).curves
+
+    def killed(step: int) -> None:
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            recipe(config, variant, seed=0, images=images, part=(8, 2)),
+            folder=tmp_path,
+            checkpoint_steps=1,
+            progress=killed,
+        )
+    again = train(recipe(config, variant, seed=0, images=images, part=(8, 2)), folder=tmp_path).curves
+    for name, values in whole.items():
+        np.testing.assert_array_equal(again[name], values)
 
 
 def test_the_gradient_of_a_measurement_is_that_of_the_last_step():
@@ -150,6 +264,10 @@ def test_the_least_loss_is_that_of_the_last_batchnorm():
 
 def test_the_edge_has_the_factor_that_decay_brings():
     config = Config((Variant("any", 0.5, 0.4, ((1, 1),)),), late=(0, 1))
-    run = {name: np.ones(1) for name in ("step", "sharpness", "train_loss", "loss", "train_accuracy", "test_accuracy")}
-    one = course(config, config.variants[0], {**run, "grad_norm_sq": np.ones(1), "norm_sq": np.array([2.5])})
-    assert one.edge.tolist() == [8.0]  # 2 * 0.8 * 2.5 / 0.5
+    sides = {"sharpness": 1.0, "train_loss": 1.0, "train_accuracy": 1.0, "norm_sq": 2.5}
+    run = {name: np.ones(1) for name in ("step", "loss", "test_accuracy", "grad_norm_sq")}
+    run |= {name + side: np.array([value]) for name, value in sides.items() for side in ("", "_before")}
+    assert course(config, config.variants[0], run).edge.tolist() == [8.0]  # 2 * 0.8 * 2.5 / 0.5
+    changed = course(config, config.variants[0], {**run, "norm_sq": np.array([7.5]), "sharpness": np.array([6.0])})
+    assert changed.edge.tolist() == [16.0] and changed.ratio.tolist() == [0.1875]
+    assert changed.unit_gradient.tolist() == [2.5]  # the gradient is that of the step before

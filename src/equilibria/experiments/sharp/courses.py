@@ -29,20 +29,25 @@ FITTED = 99.0
 class Course:
     """One descent, a number per measurement.
 
+    What alternates from step to step at the edge of stability is the mean over two steps, that of the measurement and
+    the one before it.
+
     Attributes:
         step: of each.
-        sharpness: largest eigenvalue of the Hessian at the direction of the weights.
-        edge: 2 over the effective learning rate: above it the direction of largest curvature is unstable.
-        excess: training loss above the least that the last BatchNorm allows.
-        train: accuracy in per cent.
+        sharpness: largest eigenvalue of the Hessian at the direction of the weights, mean over two steps.
+        edge: 2 over the effective learning rate: above it the direction of largest curvature is unstable; the same.
+        ratio: sharpness over edge, the same.
+        excess: training loss above the least that the last BatchNorm allows, the same.
+        train: accuracy in per cent, the same.
         test: accuracy in per cent.
-        unit_gradient: squared norm of the gradient at the direction of the weights.
+        unit_gradient: squared norm of the gradient at the direction of the weights, of the step before.
         loss: mean training loss of the steps since the measurement before, above its minimum.
     """
 
     step: Array
     sharpness: Array
     edge: Array
+    ratio: Array
     excess: Array
     train: Array
     test: Array
@@ -52,6 +57,10 @@ class Course:
     def within(self, window: Window) -> NDArray[np.bool_]:
         """Which measurements are in a window, both ends included."""
         return np.asarray((window[0] <= self.step) & (self.step <= window[1]))
+
+    def since(self, window: Window) -> NDArray[np.bool_]:
+        """Which measurements tell of steps within a window only: the first one's ``loss`` is of the steps before."""
+        return np.asarray((window[0] < self.step) & (self.step <= window[1]))
 
     def mean(self, what: str, window: Window) -> float:
         """Over a window."""
@@ -67,7 +76,7 @@ class Course:
 
     def at_edge(self, window: Window) -> float:
         """Sharpness over 2 / effective learning rate: mean over a window."""
-        return float((self.sharpness / self.edge)[self.within(window)].mean())
+        return self.mean("ratio", window)
 
     def fitted(self) -> float:
         """The first measured step at which every training image is right; infinite if there is none."""
@@ -78,15 +87,20 @@ class Course:
 def course(config: Config, variant: Variant, run: Arrays) -> Course:
     """The numbers of a descent in the units of the figures."""
     least = least_loss(config, variant)
-    edge = 2 / effective_lr(variant.lr, variant.weight_decay, norm_sq=run["norm_sq"])
+    sharpness, norm_sq, loss, accuracy = (
+        np.stack([run[f"{name}_before"], run[name]])
+        for name in ("sharpness", "norm_sq", "train_loss", "train_accuracy")
+    )
+    edge = 2 / effective_lr(variant.lr, variant.weight_decay, norm_sq=norm_sq)
     return Course(
         step=run["step"],
-        sharpness=run["sharpness"],
-        edge=edge,
-        excess=run["train_loss"] - least,
-        train=100 * run["train_accuracy"],
+        sharpness=sharpness.mean(0),
+        edge=edge.mean(0),
+        ratio=(sharpness / edge).mean(0),
+        excess=loss.mean(0) - least,
+        train=100 * accuracy.mean(0),
         test=100 * run["test_accuracy"],
-        unit_gradient=run["grad_norm_sq"] * run["norm_sq"],
+        unit_gradient=run["grad_norm_sq"] * norm_sq[0],
         loss=run["loss"] - least,
     )
 
@@ -96,6 +110,19 @@ def least_loss(config: Config, variant: Variant) -> float:
     if variant.network == STANDARD_RESNET:
         return 0.0
     return float(final_bn_minimum(variant.scale, len(config.classes) or 10).loss)
+
+
+def returns(values: Array, *, factor: float) -> int:
+    """How often they rise by a factor after a fall by it: never, on a course that only falls."""
+    found, falling, extreme = 0, False, values[0]
+    for value in values:
+        if falling and value >= factor * extreme:
+            found, falling, extreme = found + 1, False, value
+        elif not falling and value <= extreme / factor:
+            falling, extreme = True, value
+        else:
+            extreme = min(extreme, value) if falling else max(extreme, value)
+    return found
 
 
 def courses(config: Config, variant: Variant, found: Findings) -> list[Course]:

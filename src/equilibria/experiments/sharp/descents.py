@@ -5,7 +5,8 @@ What judges and draws them is apart, so that it can change without repeating the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from equilibria.data import ImageSet
-    from equilibria.training import Recipe, Training
+    from equilibria.training import Measure, Recipe, Training
 
 DATA = ("cifar10", "cifar10-2k", "digits")
 VGG, INVARIANT_RESNET, STANDARD_RESNET = "vgg", "invariant resnet", "standard resnet"
@@ -32,7 +33,7 @@ _SHARPNESS_TOLERANCE = 0.02  # of its relative error; the effects are far larger
 _SYMMETRY_IMAGES = 32
 
 Part = tuple[int, int]
-"""Up to which step, and how many steps from one measurement to the next."""
+"""Up to which step, and how many steps from one measurement to the next; each is of two steps, see `_BothSteps`."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Config:
     """
 
     variants: tuple[Variant, ...]
-    seeds: tuple[int, ...] = (10, 11, 12)
+    seeds: tuple[int, ...] = (20, 21, 22)
     early: tuple[int, int] = (200, 400)
     middle: tuple[int, int] = (1000, 1400)
     late: tuple[int, int] = (2600, 3200)
@@ -154,7 +155,7 @@ def recipe(config: Config, variant: Variant, *, seed: int, images: ImageSet, par
 
     until, every = part
     train = _fast(images.train_images), images.train_labels
-    chunks = _chunks(config, train)
+    statistics = [inputs for inputs, _ in _chunks(config, train)]
     select = None if variant.network != STANDARD_RESNET else invariant_part(config, variant, images)
     count = config.hessian_images or len(train[0])
     seen = _chunks(config, (train[0][:count], train[1][:count]))
@@ -166,16 +167,70 @@ def recipe(config: Config, variant: Variant, *, seed: int, images: ImageSet, par
         steps=until,
         seed=seed,
         measures={
-            "sets": Evaluation(
-                [inputs for inputs, _ in chunks], train=train, test=(_fast(images.test_images), images.test_labels)
-            ),
-            "sharpness": SharpnessMeasure(
-                seen if len(seen) > 1 else seen[0], select=select, spherical=True, tol=_SHARPNESS_TOLERANCE
+            "train": _BothSteps(lambda: Evaluation(statistics, train=train), variant),
+            "test": Evaluation(statistics, test=(_fast(images.test_images), images.test_labels)),
+            "sharpness": _BothSteps(
+                lambda: SharpnessMeasure(
+                    seen if len(seen) > 1 else seen[0], select=select, spherical=True, tol=_SHARPNESS_TOLERANCE
+                ),
+                variant,
             ),
             "gradient": _GradientNorm(select),
         },
         measure_every=every,
     )
+
+
+class _BothSteps:
+    """A `Measure`: another one at the present weights and, with "_before" in its names, at those a step earlier.
+
+    At the edge of stability every step crosses the valley: measured at even steps only, everything is of one side.
+    The weights before are the present ones with the last step undone, but for rounding; before the first step they are
+    the same. What a measure remembers is of one side, too, so each has its own: a third fewer products than with one.
+    """
+
+    def __init__(self, make: Callable[[], Measure], variant: Variant) -> None:
+        self._now, self._before, self._variant = make(), make(), variant
+
+    def __call__(self, training: Training) -> dict[str, Any]:
+        """See `Measure`."""
+        with _undone(training.model, self._variant):
+            before = self._before(training)
+        return {**self._now(training), **{f"{name}_before": value for name, value in before.items()}}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of both, if they have one."""
+        return {name: each.state_dict() for name, each in self._remembering().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        for name, each in self._remembering().items():
+            each.load_state_dict(state[name])
+
+    def _remembering(self) -> dict[str, Any]:
+        return {
+            name: each
+            for name, each in (("now", self._now), ("before", self._before))
+            if hasattr(each, "load_state_dict")
+        }
+
+
+@contextmanager
+def _undone(model: nn.Module, variant: Variant) -> Iterator[None]:
+    """Within it, the weights are those that the last step was taken from."""
+    import torch
+
+    moved = [(param, param.grad) for param in model.parameters() if param.grad is not None]
+    held = [param.detach().clone() for param, _ in moved]
+    with torch.no_grad():
+        for param, grad in moved:
+            param.add_(grad, alpha=variant.lr).div_(1 - variant.intrinsic_lr)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for (param, _), value in zip(moved, held, strict=True):
+                param.copy_(value)
 
 
 class _GradientNorm:

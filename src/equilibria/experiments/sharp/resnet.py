@@ -110,10 +110,11 @@ def _variants(lr: float, weight_decay: float, *, parts: tuple[Part, ...]) -> tup
 
 
 _SMOKE = Config(
-    variants=_variants(0.05, 0.1, parts=((12, 4),)),
+    variants=_variants(0.05, 0.1, parts=((8, 4),)),
+    seeds=(0, 1, 2),
     early=(4, 4),
-    middle=(8, 8),
-    late=(12, 12),
+    middle=(4, 4),
+    late=(8, 8),
     data="digits",
     per_class=4,
     size=8,
@@ -121,7 +122,7 @@ _SMOKE = Config(
     depth=8,
 )
 _DESK = Config(
-    variants=_variants(0.1, 0.01, parts=((100, 20), (1600, 100))),
+    variants=_variants(0.1, 0.01, parts=((100, 50), (400, 100), (1200, 200), (1600, 100))),
     early=(200, 400),
     middle=(600, 1000),
     late=(1300, 1600),

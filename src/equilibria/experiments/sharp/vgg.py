@@ -20,8 +20,10 @@ from equilibria.experiments.sharp.courses import (
     draw_mean,
     mark_windows,
     numbers,
+    returns,
 )
 from equilibria.experiments.sharp.descents import Config, Variant, load, run_task, tasks
+from equilibria.theory.stability import effective_lr
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,13 +32,22 @@ _FIGURE_2 = Source("sharp", "fig. 2")
 _FIGURE_10 = Source("sharp", "fig. 10")
 _FIGURE_12 = Source("sharp", "fig. 12")
 _FIGURE_13 = Source("sharp", "fig. 13")
-_GAIN = 84.3 - 69.1  # of the paper's test accuracy, after every training image is right
+# Of the paper's test accuracy after every training image is right, while sharpness falls smoothly: up to step 47,000.
+# The bursts after it, which our windows do not have, bring it to 84.3.
+_GAIN = 72.0 - 69.1
+_PAPER_LR, _PAPER_DECAY = 0.1, 5e-4
 _CONTROL_GAIN = 0.0  # "stuck at 66.4 %"
 # Oscillation at the edge puts the sharpness of the present weights above that of the minimiser: by 11 to 14 per cent in
-# this window in the trials that fixed it, of other seeds and other images.
+# this window in the trials that fixed it, of other seeds and other images, measured at even steps only; by 16 per cent
+# as the mean over even and odd steps a little later, up to step 1600, in one of them.
 _AT_EDGE = 0.2
-# By 11 to 24 per cent in the early window.
+# By 11 to 24 per cent in the early window, at even steps.
 _EARLY_EDGE = 0.35
+# Of the measurements; the paper says always.
+_ALWAYS = 0.95
+# The period of small oscillations, pi / sqrt(2 lr wd), is 99 steps: two of them in 200. In a trial of another seed (0)
+# there were four rises, by 70 to 110 per cent.
+_SWING, _RETURNS = 1.2, 2.0
 # Without weight decay the trials' sharpness fell by 9 per cent from the early to the late window, and their accuracy
 # moved by 0.2 points; single accuracies of 4,000 images have a standard error of 0.8 points.
 _STAYS, _STUCK = 0.25, 1.0
@@ -88,10 +99,11 @@ def _judge_decayed(config: Config, each: Sequence[Course]) -> list[Claim]:
             printed=_GAIN,
         ),
         mean_at_least(
-            "at the start sharpness is much larger than 2 / effective lr: over it, at step 0",
+            f"with the paper's lr of {_PAPER_LR:g} the sharpness of our first weights is much larger than "
+            "2 / effective lr: over it, at step 0",
             _FIGURE_10,
             bound=2.0,
-            values=[float(one.sharpness[0] / one.edge[0]) for one in each],
+            values=[_first_ratio(config.variants[0], one) for one in each],
         ),
         mean_near(
             "some steps later it is at the level of 2 / effective lr: over it, in the early window",
@@ -103,23 +115,30 @@ def _judge_decayed(config: Config, each: Sequence[Course]) -> list[Claim]:
     ]
 
 
+def _first_ratio(variant: Variant, one: Course) -> float:
+    """Sharpness over 2 / effective learning rate at step 0, had the paper's learning rate and decay been set.
+
+    It is proportional to the learning rate, and ours is smaller: with ours it would tell how that was chosen.
+    """
+    theirs = effective_lr(_PAPER_LR, _PAPER_DECAY, norm_sq=1.0)
+    return float(one.ratio[0] * theirs / effective_lr(variant.lr, variant.weight_decay, norm_sq=1.0))
+
+
 def _judge_closer(config: Config, each: Sequence[Course]) -> list[Claim]:
-    inside = [one.within(config.closer) for one in each]
-    above = [float((one.sharpness > one.edge)[here].mean()) for one, here in zip(each, inside, strict=True)]
-    swing = [float(one.loss[here].max() / one.loss[here].min()) for one, here in zip(each, inside, strict=True)]
     return [
         mean_at_least(
             f"steps {config.closer[0]} to {config.closer[1]}: how often sharpness is above 2 / effective lr",
             _FIGURE_12,
-            bound=0.5,
-            values=above,
+            bound=_ALWAYS,
+            values=[float((one.ratio > 1)[one.within(config.closer)].mean()) for one in each],
             printed=1.0,
         ),
         mean_at_least(
-            "and yet the training loss comes and goes: largest over smallest distance from its minimum there",
+            "and yet the training loss comes and goes: how often its distance from the minimum rises by a factor of "
+            f"{_SWING:g} after a fall by it",
             _FIGURE_12,
-            bound=1.1,
-            values=swing,
+            bound=_RETURNS,
+            values=[returns(one.loss[one.since(config.closer)], factor=_SWING) for one in each],
         ),
     ]
 
@@ -193,7 +212,8 @@ def _draw_part(config: Config, found: Findings, window: tuple[int, int]) -> Figu
     edge.plot(one.step[here], one.sharpness[here], color=COLOURS[0], label="sharpness")
     edge.plot(one.step[here], one.edge[here], color=THEORY, lw=0.8, ls="--", label="2 / effective lr")
     edge.legend()
-    loss.plot(one.step[here], one.loss[here], color=COLOURS[0])
+    since = one.since(window)
+    loss.plot(one.step[since], one.loss[since], color=COLOURS[0])
     gradient.plot(one.step[here], np.sqrt(one.unit_gradient[here]), color=COLOURS[0])
     for axis in (loss, gradient):
         axis.set_yscale("log")
@@ -205,12 +225,15 @@ def _draw_part(config: Config, found: Findings, window: tuple[int, int]) -> Figu
     return figure
 
 
-_CONTROL_PARTS = ((100, 20), (3200, 100))
+# Closely within the windows that are compared, less so between them: a sharpness costs as much as 50 steps.
+_PARTS = ((100, 20), (400, 100), (1000, 200), (1400, 100), (1600, 8), (2600, 200), (3200, 100))
+_CONTROL_PARTS = ((100, 20), (400, 100), (3200, 200))
 _SMOKE = Config(
     variants=(
-        Variant("decay", 0.05, 0.1, ((8, 4), (40, 8), (48, 2), (64, 8))),
-        Variant("no decay", 0.05, 0.0, ((8, 4), (64, 8))),
+        Variant("decay", 0.05, 0.1, ((8, 4), (40, 16), (48, 4), (64, 8))),
+        Variant("no decay", 0.05, 0.0, ((8, 4), (64, 16))),
     ),
+    seeds=(0, 1, 2),
     early=(8, 16),
     middle=(24, 40),
     late=(48, 64),
@@ -223,15 +246,15 @@ _SMOKE = Config(
 )
 _DESK = Config(
     variants=(
-        Variant("decay", 0.02, 0.025, ((100, 10), (1400, 100), (1600, 4), (3200, 100))),
+        Variant("decay", 0.02, 0.025, _PARTS),
         Variant("no decay", 0.02, 0.0, _CONTROL_PARTS),
     ),
     closer=(1400, 1600),
 )
 _PAPER = Config(  # 50 ghost batches of 1,000 images; sharpness on the first 5,000
     variants=(
-        Variant("decay", 0.1, 5e-4, ((1500, 10), (25_000, 100), (25_200, 1), (100_000, 100))),
-        Variant("no decay", 0.1, 0.0, ((1500, 10), (100_000, 100))),
+        Variant("decay", _PAPER_LR, _PAPER_DECAY, ((1500, 10), (25_000, 100), (25_200, 2), (100_000, 100))),
+        Variant("no decay", _PAPER_LR, 0.0, ((1500, 10), (100_000, 100))),
     ),
     seeds=(0, 1, 2),
     early=(680, 1500),
