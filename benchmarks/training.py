@@ -1,9 +1,12 @@
 """What the training harness costs: steps of `equilibria.training.train` beside those of a bare torch loop.
 
 Both train the same network on the same batches from the same weights. The harness watches all convolutions at every
-fifth step, keeps checkpoints and samples in a folder, and tells its progress; evaluations are left out of both, since
-they are work that is asked for. Segments of both alternate in one run, in processor time of this process, all its
-threads: a busy machine cancels out. Run it with `make bench`.
+fifth step, keeps samples and checkpoints in a folder, and tells its progress; evaluations are left out of both, since
+they are work that is asked for. Segments of both alternate in one run. Processor time of this process is what is
+judged: in it a busy machine cancels out. Wall time holds the waiting for the disk too, and is shown beside it.
+
+A sample of the watched weights costs a few milliseconds whatever the network: of the two networks the small one shows
+it most. Run it with `make bench`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -23,17 +28,49 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equilibria.data import Batches
+from equilibria.data import Batches, load_digits
 from equilibria.experiments.task import tell_progress, workplace
 from equilibria.nets import BasicBlockResNet
 from equilibria.training import Recipe, train, two_groups
 
-STEPS, ROUNDS, LIMIT = 200, 5, 1.05
+ROUNDS, LIMIT, CHECKPOINT_STEPS = 5, 1.05, 100
 
 
-def network() -> nn.Module:
-    """The network of smd-pseudo-overfitting at desk scale."""
-    return BasicBlockResNet(32, (1, 1, 1), in_channels=3, classes=4)
+@dataclass(frozen=True)
+class Case:
+    """A network and its images."""
+
+    name: str
+    network: Callable[[], BasicBlockResNet]
+    batches: Callable[[], Batches]
+    steps: int
+
+
+def noise() -> Batches:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(4096, 3, 8, 8, generator=generator)
+    return Batches(images, torch.randint(4, (4096,), generator=generator), batch_size=128, classes=4)
+
+
+def digits() -> Batches:
+    found = load_digits()
+    return Batches(found.train_images, found.train_labels, batch_size=64)
+
+
+CASES = (
+    Case(
+        "ResNet-8 of smd-pseudo-overfitting (308,000 parameters), 8x8 images in batches of 128",
+        lambda: BasicBlockResNet(32, (1, 1, 1), in_channels=3, classes=4),
+        noise,
+        steps=200,
+    ),
+    Case(
+        "ResNet-8 of width 8 (20,000 parameters), digits in batches of 64",
+        lambda: BasicBlockResNet(8, (1, 1, 1)),
+        digits,
+        steps=600,
+    ),
+)
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -42,62 +79,78 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(two_groups(model, names, lr=0.5, weight_decay=5e-3, other_lr=0.1))
 
 
-def batches() -> Batches:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(4096, 3, 8, 8, generator=generator)
-    return Batches(images, torch.randint(4, (4096,), generator=generator), batch_size=128, classes=4)
-
-
-def bare() -> None:
+def bare(case: Case) -> None:
     torch.manual_seed(0)
-    model = network()
+    model = case.network()
     model.train()
     rule = optimizer(model)
-    for images, labels in islice(batches(), STEPS):
+    for images, labels in islice(case.batches(), case.steps):
         rule.zero_grad()
         functional.cross_entropy(model(images), labels).backward()
         rule.step()
 
 
-def harness() -> None:
+def harness(case: Case) -> None:
     recipe = Recipe(
-        model=network,
+        model=case.network,
         optimizer=optimizer,
-        data=batches(),
-        steps=STEPS,
+        data=case.batches(),
+        steps=case.steps,
         watch_every=5,
         watch_select=["*.conv.weight"],
     )
     with tempfile.TemporaryDirectory() as folder, workplace(Path(folder) / "scratch" / "task"):
-        train(recipe, folder=Path(folder) / "run", progress=tell_progress(STEPS))
+        train(
+            recipe,
+            folder=Path(folder) / "run",
+            checkpoint_steps=CHECKPOINT_STEPS,
+            progress=tell_progress(case.steps),
+        )
 
 
-def seconds(work: object) -> float:
-    begin = time.process_time()
-    work()  # type: ignore[operator]
-    return time.process_time() - begin
+def spent(work: Callable[[Case], None], case: Case) -> tuple[float, float]:
+    """Milliseconds per step: of processor time, and of wall time."""
+    begin = time.process_time(), time.perf_counter()
+    work(case)
+    end = time.process_time(), time.perf_counter()
+    processor, wall = (1e3 * (late - early) / case.steps for early, late in zip(begin, end, strict=True))
+    return processor, wall
+
+
+def rows(case: Case) -> tuple[list[str], bool]:
+    """Lines of the table, and whether the limit is kept."""
+    pairs = [(spent(bare, case), spent(harness, case)) for _ in range(ROUNDS + 1)][1:]  # the first only warms up
+    lines, kept = [], True
+    for place, clock in enumerate(("processor", "wall")):
+        here, there = ([pair[which][place] for pair in pairs] for which in (0, 1))
+        ratio = statistics.median(full / base for base, full in zip(here, there, strict=True))
+        limit, verdict = "", ""
+        if clock == "processor":
+            kept = ratio <= LIMIT
+            limit, verdict = f"{LIMIT:g}", "ok" if kept else "**missed**"
+        base, full = statistics.median(here), statistics.median(there)
+        lines.append(f"| {case.name} | {clock} | {base:.2f} | {full:.2f} | {ratio:.3f} | {limit} | {verdict} |")
+        print(lines[-1], flush=True)
+    return lines, kept
 
 
 def main() -> int:
     torch.set_num_threads(1)
-    pairs = [(seconds(bare), seconds(harness)) for _ in range(ROUNDS + 1)][1:]  # the first round only warms up
-    base, full = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(there / here for here, there in pairs)
-    verdict = "ok" if ratio <= LIMIT else "**missed**"
+    found = [rows(case) for case in CASES]
     lines = [
         "# What the training harness costs",
         "",
-        f"Median of {ROUNDS} rounds of {STEPS} steps, processor time; torch {torch.__version__}, one thread. ResNet-8",
-        "of 308,000 parameters on 8x8 images, batches of 128; watched every fifth step, with samples and a checkpoint",
-        "on disk.",
+        f"Medians of {ROUNDS} rounds; torch {torch.__version__}, one thread. Watched every fifth step; samples on disk,",
+        f"and a checkpoint every {CHECKPOINT_STEPS} steps (in the experiments: every 30 s). A sample of the weights costs",
+        "a few milliseconds whatever the network, so a small one shows it most. The limit is for processor time; wall",
+        "time has the waiting for the disk in it, and what else the machine does.",
         "",
-        "| bare loop, ms/step | harness, ms/step | ratio | limit | |",
-        "|---|---|---|---|---|",
-        f"| {1e3 * base / STEPS:.2f} | {1e3 * full / STEPS:.2f} | {ratio:.3f} | {LIMIT:g} | {verdict} |",
+        "| network | time | bare loop, ms/step | harness, ms/step | ratio | limit | |",
+        "|---|---|---|---|---|---|---|",
+        *(line for lines, _ in found for line in lines),
     ]
-    print(lines[-1], flush=True)
     Path(__file__).with_name("training.md").write_text("\n".join(lines) + "\n")
-    return 0 if ratio <= LIMIT else 1
+    return 0 if all(kept for _, kept in found) else 1
 
 
 if __name__ == "__main__":

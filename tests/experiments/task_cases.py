@@ -8,17 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from equilibria.experiments.task import scratch, tell_progress
+from equilibria.experiments.task import device, scratch, tell_progress
 
 
 @dataclass(frozen=True)
 class Config:
-    """``fail_once``: a file; while it is not there, task 1 makes it and fails. ``slow``: seconds that task 1 waits."""
+    """``fail_once``: a file; while it is not there, task 1 makes it and fails. ``slow``: seconds that task 1 waits.
+
+    ``device_to``: a file in which the tasks note where they are to train.
+    """
 
     fail_once: str = ""
     slow: float = 0.0
     seed: int = 3
     expected: float = 0.0
+    device_to: str = ""
 
 
 def tasks(config):
@@ -26,6 +30,8 @@ def tasks(config):
 
 
 def run_task(config, index):
+    if config.device_to:
+        Path(config.device_to).write_text(device())
     if index == 1:
         steps = scratch() / "steps"
         begun = steps.read_text() if steps.exists() else "0"

@@ -63,14 +63,16 @@ def test_a_worker_killed_at_work_costs_nothing_and_counts_nothing_twice(two_work
 
 def test_a_worker_has_the_folder_of_its_task_and_tells_how_far_it_is(two_workers, tmp_path, monkeypatch):
     monkeypatch.setitem(UnderWay.__init__.__kwdefaults__, "seconds", 0.05)
-    small = replace(experiment(), scales={"desk": Config(slow=0.5)}, tasks=tasks, run_task=run_task)
+    device = tmp_path / "device"
+    config = Config(slow=0.5, device_to=str(device))
+    small = replace(experiment(), scales={"desk": config}, tasks=tasks, run_task=run_task)
     told: list[float] = []
     cluster = Cluster(two_workers.scheduler_address, timeout=20)
     try:
-        (report,) = reproduce([small], results=tmp_path / "r", workers=cluster, under_way=told.append)
+        (report,) = reproduce([small], results=tmp_path / "r", workers=cluster, device="cuda", under_way=told.append)
     finally:
         cluster.close()
-    assert report.failure == "" and 0.75 in told
+    assert report.failure == "" and 0.75 in told and device.read_text() == "cuda"
     assert list((tmp_path / "r" / "small" / "desk").glob("scratch-*")) == []
 
 

@@ -124,6 +124,9 @@ def test_groups_of_experiments(known):
         ("small-one --scale big", "got --scale='big'; expected one of: smoke, desk, paper"),
         ("small-one --workers 0", "got --workers=0"),
         ("small-one --workers 2 --cluster tcp://127.0.0.1:1", "expected one of the two"),
+        ("small-one --device gpu", "got --device='gpu'; expected 'cpu', 'cuda'"),
+        ("small-one --device cuda:99", "expected one that is there, or 'cpu'"),
+        ("small-one --device cuda:99 --cluster tcp://127.0.0.1:1", "where no Dask scheduler answers"),
         ("small-one --workers 1 --results thesis", "got --results='thesis', which holds other things"),
     ],
 )
@@ -154,6 +157,13 @@ def test_a_cluster_without_an_address_is_refused_before_anything_is_tried(addres
 
 def run_words(*words: str) -> Result:
     return CliRunner().invoke(app, ["reproduce", *words])
+
+
+def test_the_device_is_handed_on(monkeypatch):
+    monkeypatch.setattr("equilibria.training.device.present_device", lambda name: None)
+    run("small-one --workers 1 --device cuda --results out")
+    (found,) = json.loads(run("small-one --workers 1 --results out --json").stdout)
+    assert found["reused"] and found["command"] == "equilibria reproduce small-one --scale desk --device cuda"
 
 
 def test_ctrl_c_before_any_work_is_told(monkeypatch, capsys):

@@ -15,10 +15,10 @@ from small_experiments import collect, draw, experiment
 from task_cases import Config, run_task, tasks
 
 from equilibria.errors import EquilibriaError
-from equilibria.experiments import reproduce
+from equilibria.experiments import registry, reproduce
 from equilibria.experiments.experiment import Experiment
 from equilibria.experiments.pool import Processes
-from equilibria.experiments.task import progress_file, read_progress, scratch, tell_progress, workplace
+from equilibria.experiments.task import device, progress_file, read_progress, scratch, tell_progress, workplace
 from equilibria.experiments.under_way import UnderWay
 from equilibria.record.lock import RunLock
 
@@ -67,6 +67,46 @@ def test_where_there_are_no_results_nothing_is_left(tmp_path):
 def test_outside_of_a_task_it_is_temporary():
     assert scratch().is_dir() and scratch() != scratch()
     tell_progress(10)(3)
+
+
+def test_the_device_is_that_of_the_workplace(place):
+    assert device() == "cpu"
+    with workplace(place / "scratch-1" / "a", device="cuda:1"):
+        assert device() == "cuda:1"
+    assert device() == "cpu"
+
+
+@pytest.mark.parametrize("workers", [None, Processes(1)])
+def test_the_device_reaches_the_tasks_and_changes_no_fingerprint(workers, tmp_path):
+    told = tmp_path / "told"
+    (first,) = reproduce([keeping(device_to=str(told))], results=tmp_path / "a", workers=workers, device="cuda:1")
+    assert told.read_text() == "cuda:1"
+    assert first.result.command == "equilibria reproduce keeping --scale desk --device cuda:1"
+    (second,) = reproduce([keeping(device_to=str(told))], results=tmp_path / "b", workers=workers)
+    assert told.read_text() == "cpu" and second.result.command == "equilibria reproduce keeping --scale desk"
+    assert first.result.fingerprint == second.result.fingerprint
+    (again,) = reproduce([keeping(device_to=str(told))], results=tmp_path / "a", workers=workers)
+    assert again.reused
+
+
+_SMALL = {"eq-forecast"}  # has loops of its own, on the CPU
+_NETWORKS = sorted({name for name, each in registry.experiments().items() if each.kind == "networks"} - _SMALL)
+
+
+@pytest.mark.parametrize("name", _NETWORKS)
+def test_every_training_of_the_experiments_is_where_it_was_told_to_be(name, place, monkeypatch):
+    class StoppedError(Exception):
+        pass
+
+    def stop(recipe, **options):
+        assert recipe.device == "cuda"
+        raise StoppedError
+
+    monkeypatch.setattr("equilibria.training.train", stop)
+    found = registry.experiments()[name]
+    config = found.config("smoke")
+    with workplace(place / "scratch-1" / "a", device="cuda"), pytest.raises(StoppedError):
+        found.run_task(config, next(iter(found.tasks(config).values())))
 
 
 def test_progress_is_told_seldom_and_read_whole(place, monkeypatch):

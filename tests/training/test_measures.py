@@ -55,12 +55,40 @@ def test_statistics_are_the_mean_over_the_batches_and_come_back_bit_for_bit():
     with recomputed_statistics(model, batches):
         assert not any(module.training for module in model.modules())
         hidden = [batch @ model[0].weight.T for batch in batches]
-        mean = sum(each.mean(0) for each in hidden) / 2
-        var = sum(each.var(0) for each in hidden) / 2
+        mean = sum(len(each) * each.mean(0) for each in hidden) / 24
+        var = sum(len(each) * each.var(0, correction=0) for each in hidden) / 24
         torch.testing.assert_close(model[1].running_mean, mean, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(model[1].running_var, var, rtol=1e-12, atol=1e-14)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
     assert model.training and not model[0].training and model[1].momentum == 0.1
+
+
+def test_on_the_batch_that_is_trained_on_an_evaluation_is_the_training_loss():
+    """Torch's running variance is larger by n / (n - 1), which a small batch shows."""
+    inputs, labels = samples(8)
+    training = Training(descent(nn.BatchNorm1d(5)))
+    trained = float(functional.cross_entropy(training.model(inputs), labels).detach())
+    found = Evaluation([inputs], train=(inputs, labels))(training)["train_loss"]
+    assert found == pytest.approx(trained, rel=1e-12)
+
+
+def test_of_images_every_pixel_counts():
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2)).double()
+    images = torch.randn(3, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wanted = model(images)
+    with recomputed_statistics(model, [images]):
+        torch.testing.assert_close(model(images), wanted, rtol=1e-12, atol=1e-14)
+
+
+def test_layers_that_are_frozen_keep_their_statistics():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3)).double()
+    model[0].eval()
+    with recomputed_statistics(model, [samples()[0] + 5]):
+        assert torch.equal(model[0].running_mean, torch.zeros(3).double())
+        torch.testing.assert_close(model[1].running_mean, model[0](samples()[0] + 5).mean(0))
+    model.eval()  # as a whole: nothing is frozen
+    with recomputed_statistics(model, [samples()[0] + 5]):
+        torch.testing.assert_close(model[0].running_mean, (samples()[0] + 5).mean(0))
 
 
 def test_they_come_back_after_an_error_too():

@@ -183,3 +183,36 @@ def test_the_control_is_the_one_that_was_asked_for():
 def test_an_impossible_recipe_is_refused(changes, message):
     with pytest.raises(EquilibriaError, match=message):
         recipe(**changes)
+
+
+def test_a_watched_branch_off_an_unwatched_stem_counts_the_steps_of_the_training(tmp_path):
+    stem = train(replace(recipe(watch_every=None), steps=DROP + 1))
+    step = by_layer(train(recipe(), start=stem.state, folder=tmp_path).samples).step
+    assert step.tolist() == [step for step in range(DROP + 1, STEPS) if step % 3 == 0]
+    whole = by_layer(train(recipe()).samples, ["norm"])
+    branch = by_layer(train(recipe(), start=stem.state).samples, ["norm"])
+    np.testing.assert_array_equal(branch.columns["norm"], whole.columns["norm"][-len(branch.step) :])
+
+
+class Counts:
+    """A measure that remembers."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, training):
+        self._count += 1
+        return {"count": self._count}
+
+    def state_dict(self):
+        return {"count": self._count}
+
+    def load_state_dict(self, state):
+        self._count = state["count"]
+
+
+def test_measures_of_a_branch_go_on_with_what_those_of_the_same_name_remembered():
+    stem = train(replace(recipe(measures={"one": Counts()}), steps=DROP))
+    assert stem.curves["count"].tolist() == [1, 2, 3, 4]
+    assert train(recipe(measures={"one": Counts()}), start=stem.state).curves["count"].tolist() == [5, 6, 7]
+    assert train(recipe(measures={"another": Counts()}), start=stem.state).curves["count"].tolist() == [1, 2, 3]

@@ -31,6 +31,12 @@ _MARKS = {"shown": ("✓", "32;1"), "not shown": ("?", "33;1"), "contradicted": 
 @click.option("--force", is_flag=True, help="Compute again what is there.")
 @click.option("--workers", type=WHOLE, help="Processes on this machine (default: one per core).")
 @click.option("--cluster", help="Run on this Dask cluster instead, such as tcp://host:8786.")
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="Where networks are trained: cpu, cuda or cuda:1. We have had no GPU: not run there yet.",
+)
 @json_option
 def command(
     *,
@@ -41,6 +47,7 @@ def command(
     force: bool,
     workers: int | None,
     cluster: str | None,
+    device: str,
     as_json: bool,
 ) -> None:
     """Run the papers' experiments again: figures, numbers, and a verdict on every claim."""
@@ -52,6 +59,7 @@ def command(
     if not ids:
         raise click.UsageError("Missing argument: an ID, or all; --list shows them", click.get_current_context())
     chosen = find(ids)
+    _check_device(device, cluster)
     with ExitStack() as stack:
         hands = stack.enter_context(_workers(workers, cluster))
         progress, under_way, started, finished = stack.enter_context(_progress(quiet=as_json))
@@ -62,6 +70,7 @@ def command(
                 results=results,
                 force=force,
                 workers=hands,
+                device=device,
                 progress=progress,
                 under_way=under_way,
                 started=started,
@@ -77,6 +86,14 @@ def command(
         _show(reports, scale, results)
     if not all(report.good and not (report.lacks and report.experiment in ids) for report in reports):
         raise click.exceptions.Exit(1)
+
+
+def _check_device(device: str, cluster: str | None) -> None:
+    """Before hours of work; what the machines of a cluster have, they know alone."""
+    if device != "cpu":  # torch takes a second to import
+        from equilibria.training.device import named_device, present_device
+
+        present_device(device) if cluster is None else named_device(device)
 
 
 def _resume() -> str:

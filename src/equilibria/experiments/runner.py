@@ -85,6 +85,7 @@ def reproduce(
     results: str | Path = "results",
     force: bool = False,
     workers: Workers | None = None,
+    device: str = "cpu",
     progress: Progress = lambda done, total: None,
     under_way: Share | None = None,
     started: Started = lambda ids, left: None,
@@ -102,6 +103,7 @@ def reproduce(
         results: the folder; new, empty or with earlier results.
         force: compute again what is there.
         workers: who does the tasks; without it this process does, one after the other.
+        device: where networks are trained; "cuda" has not been run by us. Tasks that were done elsewhere count too.
         progress: told how many tasks are done.
         under_way: told every second how much of the others is done, as far as they tell, from another thread.
         started: told once, before the work, of the experiments that have some, and of all their tasks that are left.
@@ -130,14 +132,14 @@ def reproduce(
             finished(report)
 
         def ended(run: _Run) -> None:
-            report = reports[run.experiment.id] = _conclude(run)
+            report = reports[run.experiment.id] = _conclude(run, device)
             finished(report)
 
         try:
             left = _begin(pending, force=force)
             if left:
                 started([run.experiment.id for run in pending if not run.ended], left)
-            _work_off(pending, workers or Here(), progress=progress, under_way=under_way, ended=ended)
+            _work_off(pending, workers or Here(), device=device, progress=progress, under_way=under_way, ended=ended)
         finally:  # also after Ctrl-C: some experiments may have ended
             write_gallery(folder)
             write_results_page(folder)
@@ -202,6 +204,7 @@ def _work_off(
     runs: Sequence[_Run],
     workers: Workers,
     *,
+    device: str,
     progress: Progress,
     under_way: Share | None,
     ended: Callable[[_Run], None],
@@ -229,17 +232,17 @@ def _work_off(
         if run.ended and not any(other is run for other, _ in owners.values()):
             ended(run)
 
-    calls = {name: _call(run, key) for name, (run, key) in owners.items()}
+    calls = {name: _call(run, key, device) for name, (run, key) in owners.items()}
     with ExitStack() as stack:
         if poll is not None:
             stack.enter_context(poll)
         workers.run(calls, take)
 
 
-def _call(run: _Run, key: str) -> Call:
+def _call(run: _Run, key: str, device: str) -> Call:
     function = run.experiment.run_task
     code = code_version(function.__module__, tasks_only=True)
-    return Call(function, run.config, run.tasks[key], code, str(_scratch(run, key)))
+    return Call(function, run.config, run.tasks[key], code, str(_scratch(run, key)), device)
 
 
 def _scratch(run: _Run, key: str) -> Path:
@@ -255,7 +258,7 @@ def _take(run: _Run, key: str, outcome: Done | Failed) -> None:
     run.done[key] = outcome
 
 
-def _conclude(run: _Run) -> Report:
+def _conclude(run: _Run, device: str) -> Report:
     """Claims, numbers and figures of an experiment whose tasks have all ended."""
     name = run.experiment.id
     if run.failure:
@@ -276,7 +279,7 @@ def _conclude(run: _Run) -> Report:
         scale=run.scale,
         config=settings(run.config),
         fingerprint=run.fingerprint,
-        command=f"equilibria reproduce {name} --scale {run.scale}",
+        command=f"equilibria reproduce {name} --scale {run.scale}" + (f" --device {device}" if device != "cpu" else ""),
         version=__version__,
         packages=_packages(),
         seconds=round(sum(done.seconds for done in run.done.values()), 2),

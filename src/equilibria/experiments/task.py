@@ -1,4 +1,4 @@
-"""What a task may ask for while it runs: a folder that survives a kill, and somebody to tell how far it is."""
+"""What a task may ask for while it runs: a folder that survives a kill, somebody to tell how far it is, a device."""
 
 from __future__ import annotations
 
@@ -57,17 +57,24 @@ class _Workplace:
 
 
 _HERE: ContextVar[_Workplace | None] = ContextVar("workplace", default=None)
+_DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
 
 
 @contextmanager
-def workplace(folder: str | Path) -> Iterator[None]:
-    """Within it, `scratch` is this folder and `tell_progress` writes beside it; both only if they are used."""
+def workplace(folder: str | Path, *, device: str = "cpu") -> Iterator[None]:
+    """Within it, `scratch` is this folder and `tell_progress` writes beside it, only if they are used, and `device`."""
     with ExitStack() as stack:
-        token = _HERE.set(_Workplace(Path(folder), stack))
+        token, held = _HERE.set(_Workplace(Path(folder), stack)), _DEVICE.set(device)
         try:
             yield
         finally:
             _HERE.reset(token)
+            _DEVICE.reset(held)
+
+
+def device() -> str:
+    """Where networks are to be trained, such as "cuda"; "cpu" unless somebody asked for another."""
+    return _DEVICE.get()
 
 
 def scratch() -> Path:

@@ -25,6 +25,7 @@ class Call:
         task: the task.
         code: the version of the code that asks, which must be that of the code that works.
         folder: for what the task keeps while it runs; see `equilibria.experiments.task.scratch`.
+        device: where it trains networks; see `equilibria.experiments.task.device`.
     """
 
     function: Callable[[Any, Any], Arrays]
@@ -32,6 +33,7 @@ class Call:
     task: Any
     code: str
     folder: str
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def work(call: Call) -> Done | Failed:
         return Failed(f"this process has other code ({found}) than the one that asks ({call.code}): install the same")
     started = time.thread_time()  # a worker of a cluster may do several tasks at once
     try:
-        with threadpool_limits(1), workplace(call.folder):
+        with threadpool_limits(1), workplace(call.folder, device=call.device):
             arrays = {name: np.asarray(value) for name, value in call.function(call.config, call.task).items()}
     except Exception:
         return Failed(traceback.format_exc())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from equilibria.errors import EquilibriaError
 from equilibria.measure.statistics_behind import normalisations
 from equilibria.training.recipe import Batch
 from equilibria.training.training import Training
@@ -19,11 +21,16 @@ _AT_ONCE = 500  # samples; larger batches fall out of the cache
 def recomputed_statistics(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[None]:
     """Within it, the model is in evaluation mode with running statistics that are the mean over these batches.
 
-    Running averages lag behind weights that turn fast: accuracies then flicker by several points. Afterwards modes and
-    statistics are what they were, bit for bit. Without batches, or without such statistics, the model is only put into
-    evaluation mode.
+    Running averages lag behind weights that turn fast: accuracies then flicker by several points. Mean and variance are
+    those that training normalises with, weighted by the numbers of values: on one batch alone the model gives what it
+    gives in training mode, where torch's own running variance is larger by n / (n - 1). Normalisations that are frozen
+    (in evaluation mode while the model trains) keep theirs. Afterwards modes and statistics are what they were, bit for
+    bit. Without batches, or without such statistics, the model is only put into evaluation mode.
+
+    Raises:
+        EquilibriaError: a batch of one sample, of which BatchNorm can make no variance.
     """
-    norms = list(normalisations(model).values())
+    norms = [module for module in normalisations(model).values() if module.training or not model.training]
     modes = [(module, module.training) for module in model.modules()]
     held = [(module, module.momentum, [buffer.clone() for buffer in module.buffers()]) for module in norms]
     model.eval()  # dropout draws nothing
@@ -40,28 +47,72 @@ def recomputed_statistics(model: nn.Module, batches: Sequence[Tensor]) -> Iterat
             module.training = training
 
 
+class _Moments:
+    """Mean and variance of all that one normalisation is given, from what torch makes of each input."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._count = 0
+        self._mean, self._var = (
+            torch.zeros_like(each, dtype=torch.float64) for each in (module.running_mean, module.running_var)
+        )
+        module.reset_running_stats()
+        module.momentum = 1.0  # the running statistics are those of the last input
+        module.training = True
+
+    def add(self, _module: nn.Module, given: tuple[Tensor, ...], _output: Tensor) -> None:
+        """A forward hook."""
+        count = given[0].numel() // self._module.running_mean.numel()
+        self._mean += count * self._module.running_mean
+        self._var += (count - 1) * self._module.running_var  # torch's is the unbiased one
+        self._count += count
+
+    def finish(self) -> None:
+        if self._count:
+            self._module.running_mean.copy_(self._mean / self._count)
+            self._module.running_var.copy_(self._var / self._count)
+        self._module.training = False
+
+
 @torch.no_grad()
 def _recompute(model: nn.Module, norms: Sequence[nn.Module], batches: Sequence[Tensor]) -> None:
-    for module in norms:
-        module.reset_running_stats()  # type: ignore[operator]
-        module.momentum = None  # type: ignore[assignment]  # a plain mean over all batches
-        module.training = True
-    for inputs in batches:
-        model(inputs)
-    for module in norms:
-        module.training = False
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
+    moments = [_Moments(module) for module in norms]
+    with ExitStack() as hooks:
+        for module, each in zip(norms, moments, strict=True):
+            hooks.callback(module.register_forward_hook(each.add).remove)
+        for inputs in batches:
+            try:
+                model(inputs.to(device))
+            except ValueError as error:
+                if len(inputs) > 1:
+                    raise
+                raise EquilibriaError(
+                    f"got a batch of one sample for BatchNorm's statistics ({error}); expected two or more samples"
+                ) from error
+    for each in moments:
+        each.finish()
 
 
 class Evaluation:
     """A `Measure`: mean loss and accuracy on data sets, named ``test_loss``, ``test_accuracy`` for one named test.
 
     Args:
-        statistics: inputs, as they are in training but not augmented, whose mean statistics BatchNorm is given;
-            empty to evaluate with the running averages.
+        statistics: inputs, as they are in training but not augmented, whose mean statistics BatchNorm is given, but for
+            layers that are frozen; empty to evaluate with the running averages.
         sets: name -> (inputs, labels).
+
+    Raises:
+        EquilibriaError: a set without samples, or with another number of labels.
     """
 
     def __init__(self, statistics: Sequence[Tensor] = (), **sets: Batch) -> None:
+        for name, (inputs, labels) in sets.items():
+            if len(inputs) != len(labels) or not len(inputs):
+                raise EquilibriaError(
+                    f"got {name} with {len(inputs)} inputs and {len(labels)} labels; expected one label per input, "
+                    "and at least one"
+                )
         self._statistics, self._sets = tuple(statistics), sets
 
     def __call__(self, training: Training) -> dict[str, float]:
@@ -75,7 +126,8 @@ class Evaluation:
 
 def _score(training: Training, inputs: Tensor, labels: Tensor) -> dict[str, float]:
     loss = right = 0.0
-    for some, wanted in zip(torch.split(inputs, _AT_ONCE), torch.split(labels, _AT_ONCE), strict=True):
+    for batch in zip(torch.split(inputs, _AT_ONCE), torch.split(labels, _AT_ONCE), strict=True):
+        some, wanted = training.placed(batch)
         outputs = training.model(some)
         loss += float(training.recipe.loss(outputs, wanted)) * len(some)
         right += float((outputs.argmax(dim=1) == wanted).sum())

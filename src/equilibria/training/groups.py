@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from equilibria.errors import EquilibriaError
+from equilibria.errors import EquilibriaError, within
 
 
 def two_groups(
@@ -23,7 +23,7 @@ def two_groups(
         other_lr: of the others, such as BatchNorm's scales and the last layer.
 
     Raises:
-        EquilibriaError: a name that the model does not have.
+        EquilibriaError: a name that the model does not have, or a negative number.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4))
@@ -39,5 +39,10 @@ def two_groups(
         )
     chosen = set(invariant)
     others = [param for name, param in params.items() if name not in chosen]
-    first = {"params": [params[name] for name in params if name in chosen], "lr": lr, "weight_decay": weight_decay}
-    return [first, *([{"params": others, "lr": other_lr, "weight_decay": 0.0}] if others else [])]
+    first = {
+        "params": [params[name] for name in params if name in chosen],
+        "lr": within("lr", lr, low=0),
+        "weight_decay": within("weight_decay", weight_decay, low=0),
+    }
+    rest = {"params": others, "lr": within("other_lr", other_lr, low=0), "weight_decay": 0.0}
+    return [first, *([rest] if others else [])]

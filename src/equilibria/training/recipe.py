@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from equilibria.errors import positive, whole
 from equilibria.measure.parameters import Select
+from equilibria.training.device import named_device
 
 if TYPE_CHECKING:
     from equilibria.training.training import Training
@@ -38,22 +39,28 @@ class Measure(Protocol):
 class Recipe:
     """All that a training consists of; equal recipes give equal weights, bit for bit, on one kind of machine.
 
+    This holds on the CPU; some kernels of GPUs sum in another order each time.
+
     Attributes:
-        model: makes the network; called once, after torch's generator was seeded.
+        model: makes the network; called once, after torch's generator was seeded. It is put into training mode; what
+            is to stay frozen in evaluation mode sees to that in its own ``train()``.
         optimizer: makes the optimizer of that network; see `two_groups`.
         data: batches (inputs, targets) without end, the same each time it is iterated: `equilibria.data.Batches`, or a
             `FullBatch`. Two recipes with equal data train on the same batches in the same order, whatever else differs.
         steps: in all, from the first weights on.
         seed: of the first weights, and of what the network itself draws, such as dropout.
         loss: outputs, targets -> their mean loss.
-        schedule: step -> what the learning rates of all groups are multiplied by in that step, counted from 0.
+        schedule: step -> what the learning rates of all groups are multiplied by in that step, counted from 0; not
+            negative.
         control: scheduler, model -> the same wrapped, such as `equilibria.control.rescale_on_decay.RescaleOnDecay`.
         chunk: samples per backward pass; None for all of a batch at once. The gradient is that of the mean loss over
             the batch, unless the samples of a chunk are coupled, as BatchNorm does: see `Trained.covers`.
-        measures: what is measured, by name.
+        measures: what is measured, by name; no two may give numbers of one name.
         measure_every: steps from one measurement to the next; before the first step and after the last one, too.
         watch_every: steps from one sample of `equilibria.watch` to the next; None to watch nothing.
         watch_select: which parameters are watched, as for `equilibria.watch`.
+        device: where it is trained: "cpu", "cuda" or "cuda:1". The network is made on the CPU and moved there, so that
+            its first weights are the same; batches are moved one by one.
     """
 
     model: Callable[[], nn.Module]
@@ -69,6 +76,7 @@ class Recipe:
     measure_every: int = 100
     watch_every: int | None = None
     watch_select: Select | None = None
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         whole("steps", self.steps, low=1)
@@ -78,6 +86,7 @@ class Recipe:
             whole("chunk", self.chunk, low=1)
         if self.watch_every is not None:
             whole("watch_every", self.watch_every, low=1)
+        named_device(self.device)
 
     def is_measured(self, step: int) -> bool:
         """Whether there is a measurement when so many steps are done."""

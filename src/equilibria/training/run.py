@@ -19,7 +19,9 @@ from equilibria.errors import EquilibriaError, positive, whole
 from equilibria.measure.curvature.chunks import ONE_BATCH, as_chunks
 from equilibria.measure.objective import objective, preserved_rng
 from equilibria.record import read_run
-from equilibria.training.checkpoint import State, read_checkpoint, write_checkpoint
+from equilibria.training.checkpoint import Checkpoint, State, read_checkpoint, remove_leftovers
+from equilibria.training.device import present_device
+from equilibria.training.made_of import first_batch
 from equilibria.training.recipe import Recipe
 from equilibria.training.training import Training
 from equilibria.watching import WatchedRun, watch
@@ -63,14 +65,15 @@ def train(
 
     With a folder, checkpoints and samples are kept in it. A training that was killed, by whatever means, goes on when
     this is called again with the same recipe and folder, and ends with the same weights, measurements and samples, bit
-    for bit; one that has ended is only read.
+    for bit; one that has ended is only read. With more steps than before it goes on beyond its old end.
 
     Args:
         recipe: what to train.
         folder: for this training alone; created if absent.
         start: `Trained.state` of another training, to branch off: weights, optimizer state, random numbers and the
-            place in the data are its; control and measures are this recipe's. The recipes must have the same networks
-            and parameter groups, and the same schedule up to there.
+            place in the data are its; control and measures are this recipe's, but a measure that remembers something
+            goes on with what the one of the same name remembered. The recipes must have the same networks and parameter
+            groups, which is checked, and the same schedule up to there.
         checkpoint_seconds: from one checkpoint to the next.
         checkpoint_steps: the same in steps, if that is sooner.
         progress: called with the number of steps done, after each.
@@ -80,18 +83,23 @@ def train(
         The network, what was measured, what was seen, and the state at the end.
 
     Raises:
-        EquilibriaError: a start that is beyond the end, or was not made by `train`.
+        EquilibriaError: a start that is beyond the end, or was not made by `train`; a start or a folder with the
+            training of another network or optimizer, or a folder with one of another seed, other data or more steps;
+            data that end before the last step, with a checkpoint of what was done before; what a checkpoint cannot
+            hold; a device that is not there.
     """
     clock = _Clock(
         positive("checkpoint_seconds", checkpoint_seconds),
         None if checkpoint_steps is None else whole("checkpoint_steps", checkpoint_steps, low=1),
     )
     place = None if folder is None else Path(folder)
-    with preserved_rng(), _torch_threads(whole("threads", threads, low=1)):
+    device = present_device(recipe.device)
+    with preserved_rng([torch.empty(0, device=device)]), _torch_threads(whole("threads", threads, low=1)):
         training = Training(recipe)
         covers = _covers(training)
         held = None if place is None else _prepare(place)
-        _restore(training, held, start)
+        checkpoint = None if place is None else Checkpoint(place / _CHECKPOINT)
+        _restore(training, held, start, place)
         with ExitStack() as stack:
             eyes = _Eyes(stack, training, place, held or start)
             if held is None and start is None:
@@ -100,12 +108,19 @@ def train(
                 training.advance(batch)
                 if recipe.is_measured(training.step):
                     training.measure()
-                if place is not None and (training.step == recipe.steps or clock.is_due(training.step)):
-                    write_checkpoint(place / _CHECKPOINT, eyes.state_dict())
+                if checkpoint is not None and (training.step == recipe.steps or clock.is_due(training.step)):
+                    checkpoint.write(eyes.state_dict())
                     clock.reset(training.step)
                 progress(training.step)
                 if training.step == recipe.steps:
                     break
+            if training.step < recipe.steps:
+                if checkpoint is not None:
+                    checkpoint.write(eyes.state_dict())
+                raise EquilibriaError(
+                    f"got data that end after {training.step} batches; expected {recipe.steps}, one for each step: "
+                    "batches without end, such as equilibria.data.Batches"
+                )
             state = copy.deepcopy(eyes.state_dict())
             samples = eyes.samples()
     if place is not None and recipe.watch_every is not None:
@@ -146,8 +161,8 @@ class _Eyes:
                 place / _RECORD, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step
             )
             monitor.record_into(self._recording)
-        if held is not None and held.get("monitor"):
-            monitor.load_state_dict(held["monitor"])
+        if held is not None:
+            monitor.load_state_dict(held["monitor"] or _counted_from(training.step, monitor.state_dict()))
             monitor.mark_weights()  # a control may rescale them before the first step
 
     def state_dict(self) -> State:
@@ -161,9 +176,18 @@ class _Eyes:
         return None if self._monitor is None else self._monitor.samples()
 
 
+def _counted_from(step: int, fresh: State) -> State:
+    """The state of a monitor that begins in the middle of a training."""
+    return {**fresh, "taps": [{**tap, "count": step, "last": step - 1} for tap in fresh["taps"]]}
+
+
 def _prepare(place: Path) -> State | None:
     """What was saved there; samples without a checkpoint are of a training that begins anew."""
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise EquilibriaError(f"got folder={str(place)!r}, where a file is; expected a folder, or nothing") from None
+    remove_leftovers(place / _CHECKPOINT)
     held = read_checkpoint(place / _CHECKPOINT)
     if held is None:
         with suppress(FileNotFoundError):
@@ -171,23 +195,28 @@ def _prepare(place: Path) -> State | None:
     return held
 
 
-def _restore(training: Training, held: State | None, start: State | None) -> None:
+def _restore(training: Training, held: State | None, start: State | None, place: Path | None) -> None:
     if held is not None:
-        training.load_state_dict(held)
+        training.load_state_dict(held, source=f"the folder {place}")
+        if training.step > training.recipe.steps:
+            raise EquilibriaError(
+                f"got the folder {place}, whose training has done {training.step} steps; expected at most the "
+                f"{training.recipe.steps} steps of this recipe: give each training a folder of its own"
+            )
     elif start is not None:
         if "step" not in start or start["step"] >= training.recipe.steps:
             raise EquilibriaError(
                 f"got a start with {start.get('step', 'no')} steps; expected the state of a training with fewer than "
                 f"the {training.recipe.steps} steps of this recipe"
             )
-        training.load_state_dict(copy.deepcopy(start), branch=True)
+        training.load_state_dict(copy.deepcopy(start), source="a start", branch=True)
 
 
 def _covers(training: Training) -> str:
     recipe = training.recipe
     if recipe.chunk is None:
         return ONE_BATCH
-    inputs, targets = next(iter(recipe.data))
+    inputs, targets = training.placed(first_batch(recipe))
     chunks = list(zip(torch.split(inputs, recipe.chunk), torch.split(targets, recipe.chunk), strict=True))
     return as_chunks(objective(training.model, recipe.loss), chunks).covers
 

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from equilibria.measure.curvature import Eigenpairs
 from equilibria.measure.curvature.memory import Memory
@@ -39,8 +41,9 @@ class SharpnessMeasure:
     def __call__(self, training: Training) -> dict[str, float]:
         """See `Measure`."""
         loss = objective(training.model, training.recipe.loss, select=self._select)
+        batch = tree_map_only(Tensor, lambda tensor: tensor.to(training.device), self._batch)
         self._last = sharpness(
-            loss, self._batch, spherical=self._spherical, tol=self._tol, budget=self._budget, warm=self._last
+            loss, batch, spherical=self._spherical, tol=self._tol, budget=self._budget, warm=self._last
         )
         return {"sharpness": self._last.value, "norm_sq": self._last.norm_sq, "products": float(self._last.hvps)}
 
@@ -59,5 +62,5 @@ class SharpnessMeasure:
             self._last = None
             return
         memory = state["pairs"]["memory"]
-        kept = Memory(**{**memory, **{name: memory[name].numpy() for name in _MATRICES}})
+        kept = Memory(**{**memory, **{name: memory[name].cpu().numpy() for name in _MATRICES}})
         self._last = Sharpness(**{**state, "pairs": Eigenpairs(**{**state["pairs"], "memory": kept})})

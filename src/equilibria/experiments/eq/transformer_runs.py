@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.experiments.experiment import Arrays
-from equilibria.experiments.task import scratch, tell_progress
+from equilibria.experiments.task import device, scratch, tell_progress
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +93,7 @@ def recipe(config: Config, model: str, *, seed: int) -> Recipe:
         measures={"test": _TestLoss(Windows(test, length=config.context, batch_size=config.batch_size))},
         measure_every=config.measure_every,
         watch_every=config.watch_every,
+        device=device(),
     )
 
 
@@ -165,6 +166,6 @@ class _TestLoss:
         with torch.no_grad():
             losses = [
                 float(next_character_loss(training.model(inputs), targets))
-                for inputs, targets in (self._windows.batch(step) for step in range(_TEST_BATCHES))  # type: ignore[attr-defined]
+                for inputs, targets in (training.placed(self._windows.batch(step)) for step in range(_TEST_BATCHES))  # type: ignore[attr-defined]
             ]
         return {"test_loss": float(np.mean(losses))}

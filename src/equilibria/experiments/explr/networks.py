@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import one_of
 from equilibria.experiments.experiment import Arrays
-from equilibria.experiments.task import scratch, tell_progress
+from equilibria.experiments.task import device, scratch, tell_progress
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -167,6 +167,7 @@ def recipe(config: Setting, variant: Variant, *, seed: int, images: ImageSet) ->
         measure_every=config.epoch,
         watch_every=config.watch_every,
         watch_select=names,
+        device=device(),
     )
 
 
@@ -228,7 +229,7 @@ def _control(
     def folded(scheduler: LRScheduler, model: nn.Module) -> LRScheduler:
         options: dict[str, Any] = {
             "invariant": invariant_names(config, model),
-            "example": images.train_images[: config.batch_size],
+            "example": images.train_images[: config.batch_size].to(device()),
             "renormalise": config.renormalise,
         }
         if variant.way == FOLDED:

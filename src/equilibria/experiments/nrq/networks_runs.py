@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from equilibria.errors import one_of
 from equilibria.experiments.experiment import Arrays
-from equilibria.experiments.task import scratch, tell_progress
+from equilibria.experiments.task import device, scratch, tell_progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -140,6 +140,7 @@ def recipe(config: Config, line: Line, *, seed: int, images: ImageSet) -> Recipe
         measure_every=config.measure_every,
         watch_every=config.watch_every,
         watch_select=["*" + _CONVOLUTIONS],
+        device=device(),
     )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.experiments.experiment import Arrays
-from equilibria.experiments.task import scratch, tell_progress
+from equilibria.experiments.task import device, scratch, tell_progress
 from equilibria.theory.generalization import final_bn_scale
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ def recipe(config: Config, variant: Variant, *, seed: int, images: ImageSet, par
             "gradient": _GradientNorm(select),
         },
         measure_every=every,
+        device=device(),
     )
 
 

@@ -30,7 +30,7 @@ def batch_gradients(training: Training, batches: Sequence[Batch]) -> Iterator[li
     weights = convolutions(training)
     held = [(buffer, buffer.clone()) for buffer in training.model.buffers()]
     try:
-        for inputs, targets in batches:
+        for inputs, targets in map(training.placed, batches):
             loss = training.recipe.loss(training.model(inputs), targets)
             yield list(torch.autograd.grad(loss, weights))
     finally:

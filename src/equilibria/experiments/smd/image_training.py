@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equilibria.errors import one_of
+from equilibria.experiments.task import device
 from equilibria.theory.rules import SGD
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def recipe(plan: Plan, loaded: ImageSet, *, seed: int) -> Recipe:
     from equilibria.training import Recipe, drops
 
     def rescaling(scheduler: LRScheduler, model: nn.Module) -> LRScheduler:
-        example = loaded.train_images[: plan.batch_size]
+        example = loaded.train_images[: plan.batch_size].to(device())
         return RescaleOnDecay(scheduler, model, invariant=invariant(model), example=example)
 
     return Recipe(
@@ -132,6 +133,7 @@ def recipe(plan: Plan, loaded: ImageSet, *, seed: int) -> Recipe:
         measure_every=plan.measure_every,
         watch_every=plan.watch_every,
         watch_select=is_convolution,
+        device=device(),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.experiments.experiment import Arrays
-from equilibria.experiments.task import scratch, tell_progress
+from equilibria.experiments.task import device, scratch, tell_progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -141,7 +141,7 @@ def recipe(config: Config, rule: Rule, *, seed: int, images: ImageSet, steps: in
     from equilibria.training import Evaluation, Recipe, drops
 
     def rescaling(scheduler: LRScheduler, model: nn.Module) -> LRScheduler:
-        example = images.train_images[: config.batch_size]
+        example = images.train_images[: config.batch_size].to(device())
         return RescaleOnDecay(scheduler, model, invariant=_invariant(model), example=example)
 
     count, size = config.statistics
@@ -167,6 +167,7 @@ def recipe(config: Config, rule: Rule, *, seed: int, images: ImageSet, steps: in
         measure_every=config.measure_every,
         watch_every=config.watch_every,
         watch_select=[_WATCHED],
+        device=device(),
     )
 
 

@@ -1,0 +1,238 @@
+"""What a training refuses: other trainings' checkpoints, data that end, states that cannot be read, bare mistakes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training_cases import DROP, STEPS, StoppedError, optimizer, recipe, stop_at
+
+from equilibria.data import Batches, load_digits
+from equilibria.errors import EquilibriaError
+from equilibria.nets import BasicBlockResNet
+from equilibria.training import Evaluation, FullBatch, Recipe, Training, train, two_groups
+from equilibria.training.checkpoint import Checkpoint, read_checkpoint
+
+
+def plain(**changes) -> Recipe:
+    """Without measures and watching."""
+    return recipe(**{"measures": {}, "watch_every": None, **changes})
+
+
+def some_batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [batch for batch, _ in zip(plain().data, range(count), strict=False)]
+
+
+def perceptron(**changes) -> Recipe:
+    inputs = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    base = Recipe(
+        model=lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        data=FullBatch(inputs, torch.arange(9) % 2),
+        steps=4,
+    )
+    return replace(base, **changes)
+
+
+# ---- data
+
+
+@pytest.mark.parametrize("loader", [list, lambda found: torch.utils.data.DataLoader(found, batch_size=None)])
+def test_data_that_end_early_are_an_error_after_a_checkpoint(loader, tmp_path):
+    data = loader(some_batches(5))
+    with pytest.raises(EquilibriaError, match="got data that end after 5 batches; expected 20, one for each step"):
+        train(plain(data=data, steps=20), folder=tmp_path)
+    assert read_checkpoint(tmp_path / "checkpoint.pt")["step"] == 5
+    whole, cut = train(plain(steps=20)), train(plain(data=some_batches(20), steps=20), folder=tmp_path)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, cut.model.state_dict()[name]), name
+
+
+def test_data_that_can_be_gone_through_once_are_refused():
+    with pytest.raises(EquilibriaError, match="got data of type list_iterator, which can be gone through only once"):
+        train(plain(data=iter(some_batches(STEPS))))
+    with pytest.raises(EquilibriaError, match="got data without a batch; expected 24"):
+        train(plain(data=[]))
+
+
+# ---- checkpoints that cannot be read
+
+
+def test_a_schedule_of_numpy_is_a_plain_number_in_the_checkpoint(tmp_path):
+    numpy_schedule = plain(schedule=lambda step: np.float64(0.5) if step >= 3 else np.float64(1))
+    with pytest.raises(StoppedError):
+        train(numpy_schedule, folder=tmp_path, checkpoint_steps=4, progress=stop_at(6))
+    told: list[int] = []
+    train(numpy_schedule, folder=tmp_path, progress=told.append)
+    assert told[0] == 5
+
+
+def test_a_state_that_could_not_be_read_is_not_written(tmp_path):
+    def rule(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=np.float64(0.1))
+
+    with pytest.raises(EquilibriaError, match=r"got a state with an object of numpy\S*, which could not be read again"):
+        train(plain(optimizer=rule), folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_written_is_read_once_only(tmp_path, monkeypatch):
+    reads: list[int] = []
+    load = torch.load
+    monkeypatch.setattr(torch, "load", lambda *args, **more: (reads.append(1), load(*args, **more))[1])
+    checkpoint = Checkpoint(tmp_path / "c.pt")
+    for step in range(3):
+        checkpoint.write({"step": step})
+    assert len(reads) == 1
+
+
+def test_a_checkpoint_with_foreign_objects_is_no_damage(tmp_path):
+    train(recipe(), folder=tmp_path)
+    torch.save({"lr": np.float64(1)}, tmp_path / "checkpoint.pt")
+    with pytest.raises(EquilibriaError, match=r"got the checkpoint .*checkpoint\.pt, which holds an object of numpy"):
+        train(recipe(), folder=tmp_path)
+    assert (tmp_path / "record").is_dir()
+
+
+def test_a_checkpoint_that_cannot_be_had_is_not_taken_for_none(tmp_path, monkeypatch):
+    train(recipe(), folder=tmp_path)
+
+    def fail(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", fail)
+    with pytest.raises(PermissionError):
+        train(recipe(), folder=tmp_path)
+    assert (tmp_path / "record").is_dir()
+
+
+def test_what_a_kill_in_the_middle_of_a_write_left_is_removed(tmp_path):
+    (tmp_path / ".checkpoint.pt-0123abcd.tmp").write_bytes(b"half")
+    (tmp_path / "mine.tmp").touch()
+    train(perceptron(), folder=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pt", "mine.tmp"]
+
+
+# ---- other trainings' checkpoints
+
+
+class Wider(BasicBlockResNet):
+    def __init__(self) -> None:
+        super().__init__(6, (1,))
+
+
+def other_data() -> Batches:
+    digits = load_digits()
+    return Batches(digits.train_images, digits.train_labels, batch_size=32, seed=6)
+
+
+def other_rule(name: str, value: float):
+    def made(model: nn.Module) -> torch.optim.Optimizer:
+        rule = optimizer("sgd", model)
+        rule.param_groups[0][name] = value
+        return rule
+
+    return made
+
+
+OTHERS = {
+    "seed is 3 there and 4 here": {"seed": 4},
+    "first batch is [0-9a-f]{16} there and [0-9a-f]{16} here": {"data": other_data()},
+    "lr of group 0 is 0.1 there and 0.2 here": {"optimizer": other_rule("lr", 0.2)},
+    "weight_decay of group 0 is 0.005 there and 0.1 here": {"optimizer": other_rule("weight_decay", 0.1)},
+    "momentum of group 0 is 0.9 there and 0.5 here": {"optimizer": other_rule("momentum", 0.5)},
+    r"shape of \S+ is \[.*\] there and none here": {"model": Wider},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_folder_with_another_training_is_refused(what, tmp_path):
+    train(plain(steps=4), folder=tmp_path)
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    with pytest.raises(EquilibriaError, match=rf"got the folder {tmp_path}, of another training: {what}; expected the"):
+        train(plain(**OTHERS[what]), folder=tmp_path)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+def test_fewer_steps_than_were_done_are_refused_and_more_are_done(tmp_path):
+    train(plain(steps=6), folder=tmp_path)
+    with pytest.raises(EquilibriaError, match="whose training has done 6 steps; expected at most the 5 steps"):
+        train(plain(steps=5), folder=tmp_path)
+    further, whole = train(plain(steps=9), folder=tmp_path), train(plain(steps=9))
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, further.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("what", [what for what, changes in OTHERS.items() if not changes.keys() & {"seed", "data"}])
+def test_a_branch_with_another_network_or_optimizer_is_refused(what):
+    stem = train(plain(steps=4))
+    with pytest.raises(EquilibriaError, match=rf"got a start, of another training: {what}; expected the same network"):
+        train(plain(**OTHERS[what]), start=stem.state)
+
+
+def test_a_branch_beyond_a_drop_has_the_optimizer_of_its_stem():
+    """What is compared are the settings as they were first made, not those of the schedule."""
+    stem = train(plain(steps=DROP + 2))
+    assert stem.state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.02)
+    train(plain(), start=stem.state)
+
+
+def test_a_start_that_is_none_is_refused():
+    with pytest.raises(EquilibriaError, match=r"got a start without model, optimizer, .*; expected the state of a"):
+        train(plain(), start={"step": 3})
+
+
+# ---- other mistakes
+
+
+@pytest.mark.parametrize("name", ["step", "loss", "test_loss"])
+def test_two_measures_with_one_name_are_refused(name):
+    digits = load_digits()
+    measures = {
+        "sets": Evaluation(test=(digits.test_images, digits.test_labels)),
+        "twice": lambda training: {name: 1.0},
+    }
+    with pytest.raises(EquilibriaError, match=f"got a measure 'twice' that gives '{name}', which is there already"):
+        train(plain(measures=measures))
+
+
+def test_a_network_without_parameters_is_refused():
+    with pytest.raises(EquilibriaError, match="got a ReLU without parameters; expected a network to train"):
+        train(perceptron(model=nn.ReLU))
+
+
+@pytest.mark.parametrize("below", ["", "further"])
+def test_a_folder_that_is_a_file_is_refused(below, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(EquilibriaError, match="where a file is; expected a folder, or nothing"):
+        train(perceptron(), folder=tmp_path / "file" / below)
+
+
+def test_a_set_without_samples_is_refused():
+    with pytest.raises(EquilibriaError, match="got test with 0 inputs and 0 labels; expected one label per input"):
+        Evaluation(test=(torch.zeros(0, 3), torch.zeros(0)))
+    with pytest.raises(EquilibriaError, match="got test with 2 inputs and 3 labels"):
+        Evaluation(test=(torch.zeros(2, 3), torch.zeros(3)))
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay", "other_lr"])
+def test_negative_settings_are_refused(name):
+    settings = {"lr": 0.1, "weight_decay": 0.1, "other_lr": 0.1, name: -0.5}
+    with pytest.raises(EquilibriaError, match=f"got {name}=-0.5; expected 0 <= {name}"):
+        two_groups(nn.Linear(2, 2), ["weight"], **settings)
+
+
+def test_a_schedule_that_falls_below_zero_is_refused():
+    with pytest.raises(EquilibriaError, match=r"got schedule\(2\)=-1; expected 0 <= schedule\(2\)"):
+        train(perceptron(schedule=lambda step: 1.0 - step))
+
+
+def test_a_last_chunk_of_one_sample_is_refused_where_it_cannot_be_normalised():
+    with pytest.raises(EquilibriaError, match="got a single sample to train on, of a batch of 9 with chunk=8"):
+        train(perceptron(chunk=8))
+    train(perceptron(chunk=8, model=lambda: nn.Linear(3, 2)))
+    with pytest.raises(EquilibriaError, match="got a batch of one sample for BatchNorm's statistics"):
+        Evaluation([torch.zeros(1, 3)], test=(torch.zeros(2, 3), torch.zeros(2).long()))(Training(perceptron()))
