@@ -162,7 +162,7 @@ class _Eyes:
             )
             monitor.record_into(self._recording)
         if held is not None:
-            monitor.load_state_dict(held["monitor"] or _counted_from(training.step, monitor.state_dict()))
+            monitor.load_state_dict(held.get("monitor") or _counted_from(training.step, monitor.state_dict()))
             monitor.mark_weights()  # a control may rescale them before the first step
 
     def state_dict(self) -> State:
