@@ -87,9 +87,15 @@ def test_the_results_page_has_the_largest_scale_of_each(folder):
     row = "| norm \\| of &lt;w> | smd Theorem 1 | 7.125 rad | 2.5 rad ± 1 % | 2.49 rad | shown |"
     assert row in page
     assert "- smd Theorem 1: a &lt;root> is missing (derivation: `equilibria.theory.equilibrium.heavy_ball`)" in page
-    assert "**3 of 5 claims shown, 2 contradicted.**" in page
+    assert "**3 of 4 claims shown, 1 contradicted; 1 more not demanded at its scale.**" in page
     for link in re.findall(r"!\[[^]]*\]\(([^)]*)\)", page):
         assert (folder.path / link).stat().st_size > 100
+
+
+def test_the_gallery_has_all_scales_and_counts_each_experiment_once(folder):
+    page = (folder.path / "index.html").read_text()
+    assert "(smoke)" in page and "(desk)" in page
+    assert "3 of 4 claims shown, 1 contradicted; 1 more not demanded at its scale</h" in page
 
 
 def test_networks_have_a_part_of_their_own(tmp_path):

@@ -189,7 +189,7 @@ def test_ctrl_c_leaves_a_state_that_goes_on_and_says_how(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to the children too
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "interrupted; finished tasks are kept in out: the same command goes on from there" in stderr
+    assert "interrupted; finished tasks and checkpoints are kept in out: the same command goes on from there" in stderr
     assert "Traceback" not in stderr and stdout == ""
     kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/small/desk/records-*/*.npz")}
     assert 2 <= len(kept) < 40
@@ -197,3 +197,9 @@ def test_ctrl_c_leaves_a_state_that_goes_on_and_says_how(tmp_path):
     assert again.returncode == 0, again.stderr
     after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/small/desk/records-*/*.npz")}
     assert len(after) == 40 and {name: after[name] for name in kept} == kept
+
+
+def test_networks_at_the_papers_scale_on_a_cpu_are_begun_with_a_warning(known):
+    small = known["small-one"]
+    known["small-one"] = replace(small, scales={"paper": small.scales["desk"]}, kind="networks")
+    assert "take weeks on a CPU; see --device" in run("small-one --scale paper --workers 1").stderr

@@ -26,7 +26,12 @@ _MARKS = {"shown": ("✓", "32;1"), "not shown": ("?", "33;1"), "contradicted": 
 @click.command("reproduce")
 @click.argument("ids", nargs=-1, metavar="[ID... | synthetic | networks | all]")
 @click.option("--list", "listing", is_flag=True, help="Only list the experiments.")
-@click.option("--scale", default="desk", show_default=True, help="smoke (seconds), desk (minutes) or paper.")
+@click.option(
+    "--scale",
+    default="desk",
+    show_default=True,
+    help="smoke (seconds), desk (minutes; networks: up to an hour) or paper (days, on a GPU).",
+)
 @click.option("--results", default="results", show_default=True, help="Folder for results, figures and the gallery.")
 @click.option("--force", is_flag=True, help="Compute again what is there.")
 @click.option("--workers", type=WHOLE, help="Processes on this machine (default: one per core).")
@@ -60,6 +65,8 @@ def command(
         raise click.UsageError("Missing argument: an ID, or all; --list shows them", click.get_current_context())
     chosen = find(ids)
     _check_device(device, cluster)
+    if scale == "paper" and device == "cpu" and any(experiment.kind == "networks" for experiment in chosen):
+        print("equilibria: networks at the papers' scale take weeks on a CPU; see --device", file=sys.stderr)
     with ExitStack() as stack:
         hands = stack.enter_context(_workers(workers, cluster))
         progress, under_way, started, finished = stack.enter_context(_progress(quiet=as_json))
@@ -78,7 +85,8 @@ def command(
             )
         except KeyboardInterrupt:
             stack.close()  # the bar goes first
-            print(f"equilibria: interrupted; finished tasks are kept in {results}: {_resume()}", file=sys.stderr)
+            kept = f"finished tasks and checkpoints are kept in {results}"
+            print(f"equilibria: interrupted; {kept}: {_resume()}", file=sys.stderr)
             raise click.exceptions.Exit(INTERRUPTED) from None
     if as_json:
         print_json([_contract(report) for report in reports])
@@ -126,7 +134,7 @@ def _legend(rows: list[dict[str, Any]]) -> str:
     papers = [f"{key}: {paper.title}" for key, paper in PAPERS.items() if key in used]
     kinds = (
         "synthetic: exact small worlds, which need nothing but minutes.",
-        "networks: trained ones, which need hours.",
+        "networks: trained ones, which need minutes to an hour each.",
         "*: with images: CIFAR-10 at the scale desk, that of the paper at the scale paper, none at smoke; "
         "EQUILIBRIA_DATA=FOLDER before the command says where they are.",
     )
@@ -162,7 +170,7 @@ def _progress(*, quiet: bool) -> Iterator[tuple[Told, Share | None, Started, Cal
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True, highlight=False, markup=False)
-    columns = (TextColumn("  tasks"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("  tasks"), BarColumn(), MofNCompleteColumn(), TextColumn("left:"), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("tasks", total=None)
 
@@ -177,6 +185,8 @@ def _progress(*, quiet: bool) -> Iterator[tuple[Told, Share | None, Started, Cal
 
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
+            if done > counted[0] and not quiet and not console.is_terminal:
+                console.print(f"  {done} of {total} tasks done")
             counted[0] = done
 
         def under_way(share: float) -> None:
@@ -207,11 +217,12 @@ def _show(reports: list[Report], scale: str, results: str) -> None:
     from equilibria.experiments import gallery, results_page
     from equilibria.experiments.wording import headline
 
-    for report in reports:
+    for lacks in dict.fromkeys(report.lacks for report in reports if report.lacks):
+        names = ", ".join(report.experiment for report in reports if report.lacks == lacks)
+        print(f"\n  {paint(names, '1')}")
+        print(wrap(f"left out: {lacks}", indent="    - ", hang="      "))
+    for report in (report for report in reports if not report.lacks):
         print(f"\n  {paint(report.experiment, '1')}")
-        if report.lacks:
-            print(wrap(f"left out: {report.lacks}", indent="    - ", hang="      "))
-            continue
         if report.result is None:
             print(wrap(f"failed: {report.failure.strip()}", indent=f"    {paint('✗', '31;1')} ", hang="      "))
             continue
@@ -223,7 +234,7 @@ def _show(reports: list[Report], scale: str, results: str) -> None:
     also += f"; {left} of {len(reports)} experiments left out" if left else ""
     if left:
         print(wrap("EQUILIBRIA_DATA=FOLDER before the command says where data sets are.", indent="\n  "))
-    print(f"\n  {headline(claims)}{also} (scale: {scale}).")
+    print(f"\n  {headline(claims) if claims else 'nothing was judged'}{also} (scale: {scale}).")
     print(f"  Gallery: {results}/{gallery.PAGE} (all scales)")
     print(f"  Table:   {results}/{results_page.PAGE} (of each experiment the largest scale that is there)\n")
 

@@ -35,7 +35,8 @@ def gallery_html(folder: ResultsFolder, *, judge_age: bool = True) -> str:
         judge_age: whether to mark those whose code has changed since; it takes seconds, to import all experiments.
     """
     found = sorted(folder.results(), key=lambda each: list(KINDS).index(each[1].kind))
-    claims = [claim for _, result in found for claim in result.claims]
+    largest = {result.id: result for _, result in reversed(found)}  # of each experiment the largest scale comes first
+    claims = [claim for result in largest.values() for claim in result.claims]
     return still_document(
         _asset("gallery.html"),
         title="equilibria: the papers, re-run",
@@ -57,14 +58,14 @@ def _contents(results: list[Result]) -> Iterator[str]:
 def _entry(result: Result) -> str:
     state = wording.headline(result.claims)
     return (
-        f'<li><a href="#{_anchor(result)}"><code>{escape(result.id)}</code></a> {escape(result.title)} '
+        f'<li><a href="#{_anchor(result)}"><code>{escape(result.id)}</code></a> ({escape(result.scale)}) '
+        f"{escape(result.title)} "
         f'<span class="{wording.mark(result.claims)}">{escape(state)}</span></li>'
     )
 
 
 def _section(place: Place, result: Result, *, stale: bool) -> str:
     facts = [
-        ("scale", result.scale, ""),
         ("seeds", wording.seeds(result.config) or "none needed", ""),
         *([("data", result.data, "")] if result.data else []),
         ("CPU time", wording.duration(result.seconds), ""),
@@ -73,11 +74,13 @@ def _section(place: Place, result: Result, *, stale: bool) -> str:
     ]
     return (
         f'<section id="{_anchor(result)}"><h2>{escape(result.title)}</h2>'
-        f'<p class="caption"><code>{escape(result.id)}</code>: {escape(wording.after(result.source))}</p>'
+        f'<p class="caption"><code>{escape(result.id)}</code> at scale {escape(result.scale)}: '
+        f"{escape(wording.after(result.source))}</p>"
         f"{_STALE if stale else ''}"
         f"{''.join(_figure(place, name, result) for name in result.figures)}"
         f"{_table(result)}<dl class='settings'>{settings_list(facts)}</dl>"
-        f"<p><code>{escape(result.command)}</code></p></section>"
+        f"<p><code>{escape(result.command)}</code></p>"
+        f"<details><summary>settings</summary><p>{text(wording.settings(result.config))}</p></details></section>"
     )
 
 

@@ -63,7 +63,7 @@ def _section(folder: ResultsFolder, place: Place, result: Result) -> str:
         f"### {result.id}: {_literal(result.title)}",
         "",
         f"{wording.after(result.source)}. `{result.command}`{seed}, {wording.duration(result.seconds)} of CPU time, "
-        f"`{result.fingerprint}`.{data}",
+        f"`{result.fingerprint}`.{data} Settings: `{wording.settings(result.config)}`.",
         "",
         "| claim | source | as printed | expected | measured | verdict |",
         "|---|---|---|---|---|---|",

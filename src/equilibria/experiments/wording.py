@@ -106,6 +106,24 @@ def _seeds(value: Any) -> Iterator[int]:
             yield from _seeds(part)
 
 
+def settings(config: Mapping[str, Any]) -> str:
+    """All settings but the seeds in one line.
+
+    Example:
+        >>> settings({"lr": 0.1, "seed": 3, "net": {"width": 8, "blocks": [1, 1]}, "rules": [{"lr": 1}, {"lr": 2}]})
+        'lr=0.1, net(width=8, blocks=1 1), rules((lr=1), (lr=2))'
+    """
+    return ", ".join(_setting(name, value) for name, value in config.items() if name not in ("seed", "seeds"))
+
+
+def _setting(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{name}({settings(value)})"
+    if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
+        return f"{name}({', '.join(f'({settings(part)})' for part in value)})"
+    return f"{name}={' '.join(map(str, value)) or 'none' if isinstance(value, list) else value}"
+
+
 def duration(seconds: float) -> str:
     """Computing time.
 
@@ -130,20 +148,31 @@ def headline(claims: Sequence[Claim]) -> str:
     """All verdicts in a sentence; identities and comparisons are not counted among the claims.
 
     Example:
-        >>> from equilibria.experiments.claim import Source, at_most, identity
+        >>> from equilibria.experiments.claim import Source, at_most, identity, not_demanded
         >>> claim = at_most("", Source("", "ours"), bound=1, measured=0.5)
         >>> headline([claim])
         '1 of 1 claim shown'
         >>> headline([claim, claim, identity(claim)])
         '2 of 2 claims shown; 1 of 1 identity holds'
+        >>> headline([claim, not_demanded(claim)])
+        '1 of 1 claim shown; 1 more not demanded at its scale'
     """
     if not claims:
         return "no results yet"
     asserted = [claim for claim in claims if claim.role == CLAIM]
-    counts = Counter(claim.verdict for claim in asserted)
-    shown = f"{counts.pop(SHOWN, 0)} of {_count(asserted, 'claim', 'claims')} shown"
-    words = ", ".join([shown, *(f"{count} {verdict}" for verdict, count in sorted(counts.items()))])
-    return "; ".join(filter(None, [words, _also(claims, IDENTITY), _also(claims, COMPARISON)]))
+    words = [_verdicts([claim for claim in asserted if claim.demanded])]
+    left = sum(not claim.demanded for claim in asserted)
+    if left:
+        words.append(f"{left}{' more' if any(words) else ''} not demanded at {'its' if left == 1 else 'their'} scale")
+    return "; ".join(filter(None, [*words, _also(claims, IDENTITY), _also(claims, COMPARISON)]))
+
+
+def _verdicts(claims: Sequence[Claim]) -> str:
+    """Nothing if there are no claims."""
+    counts = Counter(claim.verdict for claim in claims)
+    shown = f"{counts.pop(SHOWN, 0)} of {_count(claims, 'claim', 'claims')} shown"
+    words = [shown, *(f"{count} {verdict}" for verdict, count in sorted(counts.items()))]
+    return ", ".join(words) if claims else ""
 
 
 def _also(claims: Sequence[Claim], role: str) -> str:

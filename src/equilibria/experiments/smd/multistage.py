@@ -298,7 +298,7 @@ def _draw_angles(config: Config, runs: Mapping[str, Arrays]) -> Figure:
         draw_layers(axes, runs[branch], average=10)
         axes.set_yscale("log")
         low = float(runs[branch]["angle_equilibrium"].min())
-        axes.set_ylim(low / 6, 6 * float(runs[branch]["angle_equilibrium"].max()))
+        axes.set_ylim(low / 20, 6 * float(runs[branch]["angle_equilibrium"].max()))
         title(axes, letter, f"angles of all layers, {branch}")
     standard.legend(loc="lower left")
     for colour, branch in zip(COLOURS, BRANCHES, strict=False):
