@@ -124,3 +124,9 @@ def test_only_images_can_be_flipped():
         Batches(torch.zeros(4, 3), torch.zeros(4), batch_size=2, flip=True)
     with pytest.raises(EquilibriaError, match="step=-1"):
         batches().starting_at(-1)
+
+
+def test_a_batch_size_may_be_a_float_if_it_is_whole():
+    images, labels = torch.arange(10.0).view(10, 1), torch.arange(10) % 2
+    one, two = (next(iter(Batches(images, labels, batch_size=size))) for size in (4, 4.0))
+    assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from official_files import (
     binary_files,
+    official_meta,
     python2_pickle,
     python_files,
     some_batches,
@@ -20,7 +21,7 @@ from official_files import (
 )
 
 from equilibria.data import cifar, cifar10, cifar10_2k
-from equilibria.data.cifar_formats import read_batch, read_records, write_records
+from equilibria.data.cifar_formats import read_batch, read_names, read_records, write_records
 from equilibria.errors import EquilibriaError
 
 BATCHES = some_batches()
@@ -82,7 +83,8 @@ def test_npz_files_are_verified_by_their_images(tmp_path, monkeypatch):
     write_npz(tmp_path, BATCHES)
     with pytest.raises(
         EquilibriaError,
-        match=r"cifar10_train_1\.npz has images of SHA-256 [0-9a-f]{64}; expected cee91656.*verify=False",
+        match=r"cifar10_train_1\.npz has images of SHA-256 [0-9a-f]{64}; expected cee91656.*"
+        "read from Python alone, with verify=False",
     ):
         cifar10(tmp_path)
     official = [hashlib.sha256(content).hexdigest() for content in binary_files(BATCHES).values()]
@@ -279,11 +281,143 @@ def test_pickles_of_python_2_in_either_order(by_columns):
     assert np.array_equal(reference[b"data"].reshape(images.shape), images)
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_pickles_of_python_3(protocol):
+def key(name: str, kind: type) -> str | bytes:
+    return name if kind is str else name.encode()
+
+
+@pytest.mark.parametrize("kind", [str, bytes])
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_pickles_of_python_3(protocol, kind):
+    """With keys of text or bytes, labels in a list or an array of any whole numbers, pixels in either order."""
     images, labels = BATCHES["data_batch_1"]
-    content = pickle.dumps({b"data": images.reshape(len(images), -1), b"labels": labels.tolist()}, protocol)
-    assert np.array_equal(read_batch(content, "file")[0], images)
+    flat = images.reshape(len(images), -1)
+    for numbers in (labels.tolist(), labels, labels.astype(">i4"), labels.astype(np.int64)):
+        for pixels in (flat, np.asfortranarray(flat), images):
+            content = pickle.dumps({key("data", kind): pixels, key("labels", kind): numbers}, protocol)
+            found = read_batch(content, "file")
+            assert np.array_equal(found[0], images) and np.array_equal(found[1], labels)
+            assert (found[0].dtype, found[1].dtype) == (np.uint8, np.int64)
+
+
+FLAT = np.zeros((3, 3072), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("found", "cause"),
+    [
+        ({"data": FLAT.astype(np.float32), "labels": [1, 2, 3]}, r"it has data of float32 \(3, 3072\)"),
+        ({"data": FLAT.astype(np.int8), "labels": [1, 2, 3]}, r"it has data of int8 \(3, 3072\)"),
+        ({"data": FLAT, "labels": [1, 2]}, "it has 3 images and 2 labels"),
+        ({"data": FLAT, "labels": np.array([1, 2, 3, 4])}, "it has 3 images and 4 labels"),
+        ({"data": FLAT.reshape(3, 32, 32, 3), "labels": [1, 2, 3]}, r"it has data of uint8 \(3, 32, 32, 3\)"),
+        ({"data": FLAT.T, "labels": [1, 2, 3]}, r"it has data of uint8 \(3072, 3\)"),
+        ({"data": FLAT.tolist(), "labels": [1, 2, 3]}, r"it has data of int64 \(3, 3072\)"),
+        ({"data": FLAT, "fine_labels": [1, 2, 3]}, "UnpicklingError: it has data, fine_labels"),
+        ({"data": FLAT, "labels": [np.int64(1), 2, 3]}, "UnpicklingError: it asks for numpy.*multiarray.scalar"),
+        ({"data": FLAT, "labels": [[1], [2, 3], 4]}, "ValueError: .*inhomogeneous"),
+        ([FLAT, [1, 2, 3]], "UnpicklingError: it is a list"),
+    ],
+)
+def test_the_cause_is_named_where_a_batch_is_of_another_form(found, cause):
+    expected = r"expected a pickled dict with 'data', uint8 of \(count, 3072\), and 'labels', as many whole numbers"
+    with pytest.raises(
+        EquilibriaError, match=rf"^file is no batch of CIFAR-10's python version \({cause}.*\); {expected}"
+    ):
+        read_batch(pickle.dumps(found, 4), "file")
+
+
+@pytest.mark.parametrize(
+    ("labels", "got"), [(np.array(3), r"int64 \(\)"), (3, r"int64 \(\)"), (np.zeros((3, 1), int), r"int64 \(3, 1\)")]
+)
+def test_labels_that_are_no_list_are_named(labels, got):
+    with pytest.raises(EquilibriaError, match=rf"^file has labels of {got}; expected whole numbers \(count,\)"):
+        read_batch(pickle.dumps({"data": FLAT, "labels": labels}, 4), "file")
+
+
+# ---- names of the classes
+
+OWN = ("oak", "elm", "fir", "ash", "yew", "bay", "box", "fig", "sal", "may", "asp")
+
+
+def with_names(form: str, folder, names: bytes) -> None:
+    if form == "binary archive":
+        files = {**binary_files(BATCHES), "batches.meta.txt": names}
+        write_archive(folder / "cifar-10-binary.tar.gz", files, folder="cifar-10-batches-bin")
+    elif form == "python archive":
+        files = {**python_files(BATCHES), "batches.meta": names}
+        write_archive(folder / "cifar-10-python.tar.gz", files, folder="cifar-10-batches-py")
+    else:
+        write(form, folder)
+        (folder / "cifar-10-batches-py" / "batches.meta").write_bytes(names)
+
+
+@pytest.mark.parametrize("count", [11, 10, 9])
+@pytest.mark.parametrize("form", ["python archive", "binary archive", "unpacked"])
+def test_classes_of_ones_own_have_their_names_and_their_number(form, count, tmp_path):
+    """Labels are 0 to 9 here: one name more is no fault, one less is."""
+    own = OWN[:count]
+    names = "\n".join([*own, "", ""]).encode() if form == "binary archive" else pickle.dumps({"label_names": list(own)})
+    with_names(form, tmp_path, names)
+    if count == 9:
+        with pytest.raises(EquilibriaError, match="has a label of 9; expected labels of 0 to 8"):
+            cifar10(tmp_path, verify=False)
+        return
+    found = cifar10(tmp_path, verify=False)
+    assert found.class_names == own and len(found.train_images) == 100
+    assert cifar10(tmp_path, verify=False, classes=("fir", "oak")).class_names == ("fir", "oak")
+
+
+def test_the_official_names_are_read_and_verified(tmp_path, monkeypatch):
+    assert hashlib.md5(official_meta()).hexdigest() == cifar.META_MD5
+    assert read_names(official_meta(), "file") == cifar.CLASS_NAMES
+    known = {name: hashlib.md5(content).hexdigest() for name, content in python_files(BATCHES).items()}
+    monkeypatch.setattr(cifar, "PYTHON_MD5", known)
+    with_names("unpacked", tmp_path, official_meta())
+    assert cifar10(tmp_path).class_names == cifar.CLASS_NAMES
+    with_names("unpacked", tmp_path, official_meta().replace(b"cat", b"cow"))
+    with pytest.raises(EquilibriaError, match=f"batches.meta has MD5 .*; expected {cifar.META_MD5}"):
+        cifar10(tmp_path)
+    assert cifar10(tmp_path, verify=False).class_names[3] == "cow"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"text", "has no names of classes"),
+        (
+            pickle.dumps({"fine_label_names": ["a"]}),
+            r"has no names of classes \(UnpicklingError: it has fine_label_names",
+        ),
+        (pickle.dumps({"label_names": "cat"}), r"its label_names are 'cat'\); expected .* a list of words"),
+        (pickle.dumps({"label_names": ["a", 3]}), r"its label_names are \['a', 3\]"),
+        (pickle.dumps({"label_names": ["a", b"a"]}), "has the classes a, a; expected names that differ"),
+        (pickle.dumps({"label_names": []}), "has the classes none; expected names that differ"),
+        (pickle.dumps({"label_names": [b"\xff"]}), "has no names of classes .UnicodeDecodeError"),
+    ],
+)
+def test_names_that_are_none(content, message):
+    with pytest.raises(EquilibriaError, match=f"^file .*{message}"):
+        read_names(content, "file")
+
+
+# ---- arguments
+
+
+def test_classes_by_name_and_sizes_by_any_whole_number(tmp_path):
+    write_npz(tmp_path, BATCHES)
+    named, numbered = (cifar10(tmp_path, verify=False, classes=each) for each in (("dog", "cat"), (5, 3)))
+    assert named.class_names == numbered.class_names == ("dog", "cat")
+    assert torch.equal(named.train_images, numbered.train_images)
+    assert torch.equal(named.train_labels, numbered.train_labels)
+    halves = [cifar10(tmp_path, verify=False, size=size).train_images for size in (16, 16.0)]
+    assert torch.equal(*halves)
+    for size in ("16", 12, None):
+        with pytest.raises(
+            EquilibriaError, match=rf"^got size={size!r}; expected a divisor of 32: 1, 2, 4, 8, 16, 32$"
+        ):
+            cifar10(tmp_path, verify=False, size=size)
+    with pytest.raises(EquilibriaError, match=r"but there is no 'cow'; .* 0 to 9, or names, .*: airplane, .*, truck$"):
+        cifar10(tmp_path, verify=False, classes=("cat", "cow"))
 
 
 def test_a_pickle_runs_nothing(tmp_path):

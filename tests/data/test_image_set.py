@@ -34,10 +34,49 @@ def test_classes_are_selected_and_renumbered_in_order():
     assert torch.equal(found.test_images, given.test_images[[i for i in kept if i < 30]])
 
 
-@pytest.mark.parametrize("classes", [(), (0, 0), (4,), (-1,)])
-def test_bad_classes(classes):
-    with pytest.raises(EquilibriaError, match=r"classes="):
+def test_classes_may_be_given_by_name():
+    given = some_set()
+    for classes in (("d", "a"), ["d", 0], (3.0, "a")):
+        found, same = given.select_classes(classes), given.select_classes((3, 0))
+        assert found.class_names == ("d", "a") and found.digest == same.digest
+
+
+@pytest.mark.parametrize(
+    ("classes", "got"),
+    [
+        ((), r"classes=\[\]"),
+        ((0, 0), r"classes=\[0, 0\]"),
+        (("b", 1), r"classes=\['b', 1\]"),
+        ((4,), r"classes=\[4\], but there is no 4"),
+        ((-1,), r"classes=\[-1\], but there is no -1"),
+        ((0, 1.5), r"classes=\[0, 1.5\], but there is no 1.5"),
+        ((True,), r"classes=\[True\], but there is no True"),
+        ([[1]], r"classes=\[\[1\]\], but there is no \[1\]"),
+        (("a", "e", "f"), r"classes=\['a', 'e', 'f'\], but there is no 'e', no 'f'"),
+    ],
+)
+def test_bad_classes(classes, got):
+    expected = "expected labels of 0 to 3, or names, each once, of: a, b, c, d"
+    with pytest.raises(EquilibriaError, match=rf"^got {got}; {expected}$"):
         some_set().select_classes(classes)
+
+
+@pytest.mark.parametrize("classes", [2, "ab", None])
+def test_classes_that_are_no_list(classes):
+    with pytest.raises(
+        EquilibriaError, match=rf"^got classes={classes!r}; expected a list such as \[{classes!r}\]: lab"
+    ):
+        some_set().select_classes(classes)
+
+
+def test_many_names_are_not_all_listed():
+    given = replace(some_set(), class_names=tuple(f"n{number}" for number in range(30)))
+    with pytest.raises(EquilibriaError, match=r"0 to 29, .*: n0, .*, n19, \.\.\.$"):
+        given.select_classes(("x",))
+
+
+def test_one_class_is_singular():
+    assert ", 1 class: c; from" in repr(some_set().select_classes((2,)))
 
 
 def test_blocks_have_the_same_size_in_each_class_and_nothing_in_common():
@@ -78,10 +117,16 @@ def test_pooling_of_other_squares_is_the_nearest_number(step):
     assert inexact > 40
 
 
-@pytest.mark.parametrize("size", [3, 16, 0])
+@pytest.mark.parametrize("size", [3, 16, 0, -4, 2.5, "4", None, True])
 def test_bad_size(size):
-    with pytest.raises(EquilibriaError, match=f"size={size}"):
+    with pytest.raises(EquilibriaError, match=rf"^got size={size!r}; expected a divisor of 8: 1, 2, 4, 8$"):
         some_set().pooled(size)
+
+
+def test_whole_numbers_may_be_floats():
+    given = some_set()
+    assert torch.equal(given.pooled(4.0).train_images, given.pooled(4).train_images)
+    assert torch.equal(given.per_class(5.0, block=1.0).train_images, given.per_class(5, block=1).train_images)
 
 
 @pytest.mark.parametrize("size", [8, 4])

@@ -68,7 +68,8 @@ class Batches:
     ) -> None:
         if len(images) != len(labels):
             raise EquilibriaError(f"got {len(images)} images and {len(labels)} labels; expected one label per image")
-        if whole("batch_size", batch_size, low=1) > len(images):
+        batch_size = whole("batch_size", batch_size, low=1)
+        if batch_size > len(images):
             raise EquilibriaError(f"got batch_size={batch_size}; expected at most the {len(images)} images there are")
         if (flip or crop) and images.ndim != 4:
             raise EquilibriaError(f"got images of {tuple(images.shape)}; expected (count, channels, height, width)")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equilibria.data.cifar_formats import CLASSES, read_batch, read_records, write_records
+from equilibria.data.cifar_formats import CLASSES, read_batch, read_lines, read_names, read_records, write_records
 from equilibria.data.image_set import ImageSet
 from equilibria.data.labels import label_array
 from equilibria.data.places import data_folder, missing, verify_md5, verify_sha256
@@ -30,8 +30,10 @@ PYTHON_MD5 = {
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
+META_MD5 = "5ff9c542aee3614f3951f8cda6e48888"
 BINARY_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 
+_META, _META_TEXT = "batches.meta", "batches.meta.txt"
 _FOLDER, _ARCHIVE, _BINARY = "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz"
 _TRAIN_NPZ, _TEST_NPZ, _2K_NPZ = "cifar10_train_{}.npz", "cifar10_test.npz", "cifar10_2k.npz"
 _2K_PER_CLASS = 200
@@ -56,7 +58,7 @@ def cifar10(
     folder: str | os.PathLike[str] | None = None,
     *,
     size: int = 32,
-    classes: Sequence[int] | None = None,
+    classes: Sequence[int | str] | None = None,
     verify: bool = True,
 ) -> ImageSet:
     """CIFAR-10: 50,000 training and 10,000 test images in colour, of ten classes.
@@ -67,10 +69,15 @@ def cifar10(
     (count, 3, 32, 32) and labels ``y``, whole numbers. The last npz files may be missing: then there are fewer training
     images, which a warning, ``source`` and `ImageSet.counts` say.
 
+    Data of your own in one of these formats are read with ``verify=False``. The names of their classes, which need not
+    be ten, are taken from ``label_names`` in a pickled ``batches.meta``, in the binary archive from the lines of
+    ``batches.meta.txt``; where there is no such file, and in npz files, the classes are CIFAR-10's.
+
     Args:
         folder: where the files are; default: the environment variable EQUILIBRIA_DATA, else ~/.cache/equilibria/data.
         size: height and width: 32, or smaller by average pooling.
-        classes: labels of the classes to keep, renumbered in this order; default: all.
+        classes: labels or names of the classes to keep, such as (3, 5) or ("cat", "dog"), renumbered in this order;
+            default: all.
         verify: whether the files must have the official MD5, and the images of npz files the official SHA-256; False
             for data of your own in their format.
 
@@ -88,7 +95,7 @@ def cifar10_2k(
     folder: str | os.PathLike[str] | None = None,
     *,
     size: int = 32,
-    classes: Sequence[int] | None = None,
+    classes: Sequence[int | str] | None = None,
     verify: bool = True,
 ) -> ImageSet:
     """CIFAR-10-2k of the sharpness-reduction paper (appendix Q.1): the first 200 training images of each class.
@@ -100,7 +107,7 @@ def cifar10_2k(
     return _shaped(_read(folder, or_2k=True, verify=verify).per_class(_2K_PER_CLASS), size, classes)
 
 
-def _shaped(images: ImageSet, size: int, classes: Sequence[int] | None) -> ImageSet:
+def _shaped(images: ImageSet, size: int, classes: Sequence[int | str] | None) -> ImageSet:
     return (images if classes is None else images.select_classes(classes)).pooled(size)
 
 
@@ -136,40 +143,54 @@ def _from_unpacked(folder: Path, *, verify: bool) -> ImageSet:
         raise EquilibriaError(
             f"{folder} has data_batch_1 but not {', '.join(absent)}; expected {', '.join(PYTHON_MD5)}"
         )
-    contents = {name: (folder / name).read_bytes() for name in PYTHON_MD5}
-    return _from_python_files(contents, folder, verify=verify)
+    names = [*PYTHON_MD5, *([_META] if (folder / _META).exists() else [])]
+    return _from_python_files({name: (folder / name).read_bytes() for name in names}, folder, verify=verify)
 
 
 def _from_python_archive(archive: Path, *, verify: bool) -> ImageSet:
-    return _from_python_files(_members(archive, list(PYTHON_MD5)), archive, verify=verify)
+    return _from_python_files(_members(archive, list(PYTHON_MD5), also=_META), archive, verify=verify)
 
 
 def _from_python_files(contents: dict[str, bytes], where: Path, *, verify: bool) -> ImageSet:
+    meta = contents.pop(_META, None)
+    if verify and meta is not None:
+        verify_md5(meta, META_MD5, file=where / _META)
+    class_names = CLASS_NAMES if meta is None else read_names(meta, str(where / _META))
     batches = []
     for name, expected in PYTHON_MD5.items():
         content = contents.pop(name)  # what has been read need not be kept
         if verify:
             verify_md5(content, expected, file=where / name)
-        batches.append(read_batch(content, str(where / name)))
-    return _image_set(batches[:-1], batches[-1], where.name)
+        batches.append(read_batch(content, str(where / name), classes=len(class_names)))
+    return _image_set(batches[:-1], batches[-1], where.name, class_names)
 
 
 def _from_binary_archive(archive: Path, *, verify: bool) -> ImageSet:
     if verify:
         verify_md5(archive.read_bytes(), BINARY_MD5, file=archive)
-    contents = _members(archive, [f"{name}.bin" for name in PYTHON_MD5])
-    batches = [read_records(content, str(archive / name)) for name, content in contents.items()]
-    return _image_set(batches[:-1], batches[-1], archive.name)
+    contents = _members(archive, [f"{name}.bin" for name in PYTHON_MD5], also=_META_TEXT)
+    meta = contents.pop(_META_TEXT, None)
+    class_names = CLASS_NAMES if meta is None else read_lines(meta, str(archive / _META_TEXT))
+    batches = [
+        read_records(content, str(archive / name), classes=len(class_names)) for name, content in contents.items()
+    ]
+    return _image_set(batches[:-1], batches[-1], archive.name, class_names)
 
 
-def _members(archive: Path, names: list[str]) -> dict[str, bytes]:
-    """The contents of some files of an archive, by their name without folder; nothing is unpacked to disk."""
+def _members(archive: Path, names: list[str], *, also: str) -> dict[str, bytes]:
+    """The contents of some files of an archive, by their name without folder; nothing is unpacked to disk.
+
+    Args:
+        archive: where.
+        names: that must be there.
+        also: one that may be there, which comes last.
+    """
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(archive) as members:
             for member in members:
                 name = member.name.rpartition("/")[2]
-                if name in names:
+                if name in (*names, also):
                     content = members.extractfile(member) if member.isfile() else None
                     if content is None:
                         raise EquilibriaError(f"{archive} has {name} as a link or a folder; expected a file")
@@ -179,7 +200,7 @@ def _members(archive: Path, names: list[str]) -> dict[str, bytes]:
     absent = [name for name in names if name not in found]
     if absent:
         raise EquilibriaError(f"{archive} has no {', '.join(absent)}; expected {', '.join(names)}")
-    return {name: found[name] for name in names}
+    return {name: found[name] for name in (*names, also) if name in found}
 
 
 def _full_npz(place: Path) -> list[Path]:
@@ -224,13 +245,13 @@ def _npz(file: Path, *, verify: bool) -> _Batch:
     return images, labels
 
 
-def _image_set(train: list[_Batch], test: _Batch, source: str) -> ImageSet:
+def _image_set(train: list[_Batch], test: _Batch, source: str, class_names: tuple[str, ...] = CLASS_NAMES) -> ImageSet:
     pixels, labels = (np.concatenate(part) for part in zip(*train, strict=True))
     return ImageSet(
         torch.from_numpy(pixels),
         torch.from_numpy(labels),
         torch.from_numpy(test[0].copy()),
         torch.from_numpy(test[1]),
-        CLASS_NAMES,
+        class_names,
         source,
     )

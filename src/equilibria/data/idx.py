@@ -69,7 +69,7 @@ def mnist(
     folder: str | os.PathLike[str] | None = None,
     *,
     size: int = 28,
-    classes: Sequence[int] | None = None,
+    classes: Sequence[int | str] | None = None,
     verify: bool = True,
 ) -> ImageSet:
     """MNIST: 60,000 training and 10,000 test images of handwritten digits.
@@ -80,7 +80,7 @@ def mnist(
     Args:
         folder: where the files are; default: the environment variable EQUILIBRIA_DATA, else ~/.cache/equilibria/data.
         size: height and width: 28, or smaller by average pooling (14, 7).
-        classes: labels of the classes to keep, renumbered in this order; default: all.
+        classes: labels or names of the classes to keep, renumbered in this order; default: all.
         verify: whether the files, uncompressed, must have their official MD5; False for data of your own in their
             format.
 
@@ -97,7 +97,7 @@ def fashion_mnist(
     folder: str | os.PathLike[str] | None = None,
     *,
     size: int = 28,
-    classes: Sequence[int] | None = None,
+    classes: Sequence[int | str] | None = None,
     verify: bool = True,
 ) -> ImageSet:
     """Fashion-MNIST: 60,000 training and 10,000 test images of ten kinds of clothes.
@@ -109,7 +109,7 @@ def fashion_mnist(
 
 
 def _load(
-    kind: _Kind, folder: str | os.PathLike[str] | None, size: int, classes: Sequence[int] | None, *, verify: bool
+    kind: _Kind, folder: str | os.PathLike[str] | None, size: int, classes: Sequence[int | str] | None, *, verify: bool
 ) -> ImageSet:
     files = _find(kind, data_folder(folder))
     arrays = []

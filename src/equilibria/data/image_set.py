@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.nn import functional
 from equilibria.errors import EquilibriaError, whole
 
 _CHUNK = 4096  # images that are turned into floats at once where whole sets would cost eight times their memory
+_LISTED = 20  # names of classes in a message, at most
 _HASHED = 2**26  # numbers of each part that a digest reads at most: half a second
 
 
@@ -94,21 +96,17 @@ class ImageSet:
     def __repr__(self) -> str:
         images, kind = self.train_images, str(self.train_images.dtype).removeprefix("torch.")
         return (
-            f"ImageSet({self.counts} of {'x'.join(map(str, images.shape[1:]))}, {kind}, {self.classes} classes: "
-            f"{', '.join(self.class_names)}; from {self.source})"
+            f"ImageSet({self.counts} of {'x'.join(map(str, images.shape[1:]))}, {kind}, {self.classes} "
+            f"{'class' if self.classes == 1 else 'classes'}: {', '.join(self.class_names)}; from {self.source})"
         )
 
-    def select_classes(self, classes: Sequence[int]) -> ImageSet:
+    def select_classes(self, classes: Sequence[int | str]) -> ImageSet:
         """Only the images of some classes, in their order; labels are renumbered in the order in which they are given.
 
         Args:
-            classes: their present labels, each once.
+            classes: their present labels, or their names, each once.
         """
-        wanted = [whole("classes", each) for each in classes]
-        if not wanted or len(set(wanted)) < len(wanted) or max(wanted) >= self.classes:
-            raise EquilibriaError(
-                f"got classes={tuple(classes)}; expected labels of 0 to {self.classes - 1}, each once"
-            )
+        wanted = self._labels(classes)
         number = torch.full((self.classes,), -1)
         number[wanted] = torch.arange(len(wanted))
         train, test = number[self.train_labels], number[self.test_labels]
@@ -121,6 +119,30 @@ class ImageSet:
             self.source,
         )
 
+    def _labels(self, classes: Sequence[int | str]) -> list[int]:
+        names = f"{', '.join(self.class_names[:_LISTED])}{', ...' if self.classes > _LISTED else ''}"
+        allowed = f"labels of 0 to {self.classes - 1}, or names, each once, of: {names}"
+        if isinstance(classes, str) or not isinstance(classes, Iterable):
+            raise EquilibriaError(f"got classes={classes!r}; expected a list such as [{classes!r}]: {allowed}")
+        given = list(classes)
+        labels = [self._label(each) for each in given]
+        unknown = [repr(each) for each, label in zip(given, labels, strict=True) if label is None]
+        if unknown:
+            raise EquilibriaError(f"got classes={given}, but there is no {', no '.join(unknown)}; expected {allowed}")
+        found = [label for label in labels if label is not None]
+        if not found or len(set(found)) < len(found):
+            raise EquilibriaError(f"got classes={given}; expected {allowed}")
+        return found
+
+    def _label(self, each: int | str) -> int | None:
+        if isinstance(each, str):
+            return self.class_names.index(each) if each in self.class_names else None
+        try:
+            label = whole("classes", each)
+        except EquilibriaError:
+            return None
+        return label if label < self.classes else None
+
     def per_class(self, count: int, *, block: int = 0) -> ImageSet:
         """The first ``count`` training images of every class, in their order; all test images stay.
 
@@ -128,7 +150,8 @@ class ImageSet:
             count: images of each class.
             block: how many times ``count`` images of each class to leave out before: blocks have no image in common.
         """
-        first = whole("count", count, low=1) * whole("block", block)
+        count, block = whole("count", count, low=1), whole("block", block)
+        first = count * block
         fewest = int(torch.bincount(self.train_labels, minlength=self.classes).min())
         if first + count > fewest:
             raise EquilibriaError(
@@ -150,8 +173,7 @@ class ImageSet:
             size: a divisor of the present height and width.
         """
         sides = self.train_images.shape[2:]
-        if any(side % whole("size", size, low=1) for side in sides):
-            raise EquilibriaError(f"got size={size}; expected a divisor of {sides[0]}, such as {sides[0] // 2}")
+        size = _divisor(size, gcd(*sides))
         if all(side == size for side in sides):
             return self
         return replace(self, train_images=_pool(self.train_images, size), test_images=_pool(self.test_images, size))
@@ -178,6 +200,17 @@ class ImageSet:
         """float32 images of mean 0 and deviation 1 in each channel, over all training images."""
         standardise = self.standardiser()
         return replace(self, train_images=standardise(self.train_images), test_images=standardise(self.test_images))
+
+
+def _divisor(size: object, side: int) -> int:
+    try:
+        found = whole("size", size, low=1)
+    except EquilibriaError:
+        found = 0
+    if not found or side % found:
+        allowed = ", ".join(str(each) for each in range(1, side + 1) if side % each == 0)
+        raise EquilibriaError(f"got size={size!r}; expected a divisor of {side}: {allowed}")
+    return found
 
 
 def _pool(images: Tensor, size: int) -> Tensor:

@@ -56,6 +56,6 @@ def verify_sha256(images: bytes, expected: str, *, file: Path | str) -> None:
 
 def _other(what: str, got: str, expected: str, file: Path | str) -> EquilibriaError:
     return EquilibriaError(
-        f"{file} has {what} {got}; expected {expected}, that of the official file. Get it again, or pass verify=False "
-        "to read data of your own in this format."
+        f"{file} has {what} {got}; expected {expected}, that of the official file. Get it again; data of your own "
+        "in this format are read from Python alone, with verify=False."
     )
