@@ -110,10 +110,74 @@ def test_a_checkpoint_that_cannot_be_had_is_not_taken_for_none(tmp_path, monkeyp
 
 
 def test_what_a_kill_in_the_middle_of_a_write_left_is_removed(tmp_path):
-    (tmp_path / ".checkpoint.pt-0123abcd.tmp").write_bytes(b"half")
-    (tmp_path / "mine.tmp").touch()
+    for _ in range(2):  # before the first checkpoint, and beside it
+        (tmp_path / ".checkpoint.pt-0123abcd.tmp").write_bytes(b"half")
+        train(perceptron(), folder=tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+# ---- folders that are no training's
+
+
+def names(folder) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "mine.tmp", "deep/x", "record/mine.csv", "record/deep/x", "record"])
+@pytest.mark.parametrize("watched", [None, 1])
+def test_a_folder_with_other_things_is_refused_and_left_as_it_was(foreign, watched, tmp_path):
+    (tmp_path / foreign).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / foreign).write_text("mine")
+    before = names(tmp_path)
+    expected = "expected a folder that is new, empty or of an earlier training: choose another"
+    with pytest.raises(EquilibriaError, match=rf"got folder='{tmp_path}', which holds other things \(.+\); {expected}"):
+        train(perceptron(watch_every=watched), folder=tmp_path)
+    assert names(tmp_path) == before and (tmp_path / foreign).read_text() == "mine"
+
+
+def test_other_things_beside_a_checkpoint_are_kept(tmp_path):
     train(perceptron(), folder=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pt", "mine.tmp"]
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "checkpoint.pt").write_bytes((tmp_path / "checkpoint.pt").read_bytes()[:-100])
+    train(perceptron(steps=6), folder=tmp_path)
+    assert names(tmp_path) == ["checkpoint.pt", "notes.txt"]
+
+
+def test_a_record_of_others_is_not_removed_with_a_damaged_checkpoint(tmp_path):
+    train(perceptron(), folder=tmp_path)
+    (tmp_path / "checkpoint.pt").write_bytes((tmp_path / "checkpoint.pt").read_bytes()[:-100])
+    (tmp_path / "record").mkdir()
+    (tmp_path / "record" / "mine.csv").write_text("mine")
+    with pytest.raises(EquilibriaError, match=r"which holds other things \(record\)"):
+        train(perceptron(), folder=tmp_path)
+    assert (tmp_path / "record" / "mine.csv").read_text() == "mine"
+
+
+LEFT = {  # by a kill before the first checkpoint: while the record was begun, was written, or was removed again
+    "nothing": [],
+    "a record that was just begun": ["record/writer.lock"],
+    "half a description": ["record/writer.lock", "record/run.json.tmp"],
+    "rows without their description": ["record/samples-000.arrows", "record/writer.lock"],
+    "half a checkpoint": [".checkpoint.pt-0123abcd.tmp", "record/writer.lock"],
+    "the lock of a task": ["writer.lock"],
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_what_a_kill_left_before_the_first_checkpoint_is_no_hindrance(what, tmp_path):
+    (tmp_path / "record").mkdir()
+    for name in LEFT[what]:
+        (tmp_path / name).write_bytes(b"")
+    again, whole = train(recipe(steps=6), folder=tmp_path), train(recipe(steps=6))
+    assert again.samples.equals(whole.samples)
+
+
+def test_a_record_without_a_checkpoint_is_begun_anew(tmp_path):
+    with pytest.raises(StoppedError):
+        train(recipe(), folder=tmp_path, progress=stop_at(7))
+    assert (tmp_path / "record" / "run.json").exists() and not (tmp_path / "checkpoint.pt").exists()
+    again, whole = train(recipe(), folder=tmp_path), train(recipe())
+    assert again.samples.equals(whole.samples)
 
 
 # ---- other trainings' checkpoints
@@ -185,7 +249,118 @@ def test_a_start_that_is_none_is_refused():
         train(plain(), start={"step": 3})
 
 
+@pytest.mark.parametrize("start", [3, "state.pt"])
+def test_a_start_that_is_no_state_is_refused(start):
+    with pytest.raises(
+        EquilibriaError, match=f"got start of type {type(start).__name__}; expected the state of another"
+    ):
+        train(plain(), start=start)
+
+
+def test_a_training_itself_is_no_start():
+    stem = train(perceptron(steps=2))
+    with pytest.raises(EquilibriaError, match=r"got start of type Trained; expected .*: start=trained\.state"):
+        train(perceptron(), start=stem)
+    train(perceptron(), start=stem.state)
+
+
+# ---- recipes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": nn.Linear(3, 2)}, "got model=an object of Linear; expected a function that makes the network"),
+        ({"model": None}, r"got model=an object of NoneType; expected .*: model=lambda: \.\.\."),
+        (
+            {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)},
+            r"got optimizer=an object of SGD; expected a function .*: optimizer=lambda model: torch\.optim\.SGD\(model",
+        ),
+        ({"optimizer": torch.optim.SGD}, "got optimizer=the class SGD; expected a function that makes it for the"),
+        ({"optimizer": "sgd"}, "got optimizer=an object of str; expected a function"),
+    ],
+)
+def test_what_is_made_already_is_refused(changes, message):
+    with pytest.raises(EquilibriaError, match=message):
+        perceptron(**changes)
+
+
+def test_whole_numbers_of_a_recipe_may_be_floats():
+    floats, ints = (
+        {"steps": kind(4), "chunk": kind(3), "measure_every": kind(2), "seed": kind(1)} for kind in (float, int)
+    )
+    one, two = (train(perceptron(model=lambda: nn.Linear(3, 2), **each)) for each in (floats, ints))
+    assert one.state["made_of"] == two.state["made_of"]
+    assert torch.equal(one.model.weight, two.model.weight)
+
+
+# ---- pixels
+
+
+PIXELS = torch.arange(9 * 16).to(torch.uint8).view(9, 1, 4, 4)
+LABELS = torch.arange(9) % 2
+
+
+def on_pixels(**changes) -> Recipe:
+    base = {"model": lambda: BasicBlockResNet(4, (1,)), "data": FullBatch((PIXELS - 70) / 40, LABELS), "steps": 1}
+    return perceptron(**{**base, **changes})
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_pixels_to_train_on_are_named(chunk):
+    expected = r"expected floats: images\.standardised\(\), or Batches\(\.\.\., transform=images\.standardiser\(\)\)"
+    with pytest.raises(EquilibriaError, match=rf"got inputs of uint8 \(\d, 1, 4, 4\), pixels as files .*; {expected}"):
+        train(on_pixels(data=FullBatch(PIXELS, LABELS), chunk=chunk))
+
+
+@pytest.mark.parametrize("statistics", [[], [PIXELS]])
+def test_pixels_to_evaluate_on_are_named(statistics):
+    floats = next(iter(on_pixels().data))
+    given = Evaluation(statistics, test=floats if statistics else (PIXELS, LABELS))
+    with pytest.raises(
+        EquilibriaError, match=r"got inputs of uint8 .*: standardise these images as those of the train"
+    ):
+        train(on_pixels(measures={"test": given}))
+
+
+class OnPixels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+
+    def forward(self, images):
+        return self.body(images / 255)
+
+
+def test_a_network_may_take_pixels():
+    measures = {"test": Evaluation([PIXELS], test=(PIXELS, LABELS))}
+    train(on_pixels(model=OnPixels, data=FullBatch(PIXELS, LABELS), measures=measures))
+
+
+def test_other_failures_of_networks_are_not_laid_on_pixels():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        train(perceptron(data=FullBatch(torch.zeros(4, 5), torch.zeros(4).long())))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        train(perceptron(measures={"test": Evaluation(test=(torch.zeros(4, 5), torch.zeros(4).long()))}))
+
+
 # ---- other mistakes
+
+
+def test_statistics_that_are_no_list_of_batches_are_refused():
+    inputs, labels = torch.zeros(4, 3), torch.zeros(4).long()
+    with pytest.raises(EquilibriaError, match=r"got statistics as one tensor of \(4, 3\); expected a list of batches"):
+        Evaluation(inputs, test=(inputs, labels))
+    with pytest.raises(EquilibriaError, match=r"got a tuple among the statistics; expected .* without labels"):
+        Evaluation([inputs, (inputs, labels)], test=(inputs, labels))
+
+
+def test_one_name_of_invariant_weights_is_no_list():
+    settings = {"lr": 0.1, "weight_decay": 0.1, "other_lr": 0.1}
+    with pytest.raises(EquilibriaError, match=r"got invariant='weight'; expected a list of names: \['weight'\]"):
+        two_groups(nn.Linear(2, 2), "weight", **settings)
+    groups = two_groups(nn.Linear(2, 2), (name for name in ["weight"]), **settings)
+    assert [len(group["params"]) for group in groups] == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["step", "loss", "test_loss"])

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from equilibria.errors import EquilibriaError
 from equilibria.measure.statistics_behind import normalisations
+from equilibria.training.pixels import refuse_pixels
 from equilibria.training.recipe import Batch
 from equilibria.training.training import Training
 
 _AT_ONCE = 500  # samples; larger batches fall out of the cache
+_STANDARDISE = "standardise these images as those of the training: images.standardised(), or images.standardiser()(...)"
 
 
 @contextmanager
@@ -90,6 +92,9 @@ def _recompute(model: nn.Module, norms: Sequence[nn.Module], batches: Sequence[T
                 raise EquilibriaError(
                     f"got a batch of one sample for BatchNorm's statistics ({error}); expected two or more samples"
                 ) from error
+            except RuntimeError as error:
+                refuse_pixels(inputs, error, mend=_STANDARDISE)
+                raise
     for each in moments:
         each.finish()
 
@@ -99,21 +104,34 @@ class Evaluation:
 
     Args:
         statistics: inputs, as they are in training but not augmented, whose mean statistics BatchNorm is given, but for
-            layers that are frozen; empty to evaluate with the running averages.
-        sets: name -> (inputs, labels).
+            layers that are frozen, as a list of batches; empty to evaluate with the running averages.
+        sets: name -> (inputs, labels); standardised as the network is trained.
 
     Raises:
-        EquilibriaError: a set without samples, or with another number of labels.
+        EquilibriaError: a set without samples, or with another number of labels; statistics that are no list of
+            batches of inputs.
     """
 
     def __init__(self, statistics: Sequence[Tensor] = (), **sets: Batch) -> None:
+        if isinstance(statistics, Tensor):
+            raise EquilibriaError(
+                f"got statistics as one tensor of {tuple(statistics.shape)}; expected a list of batches of inputs: "
+                "[images[:500]]"
+            )
+        batches = tuple(statistics)
+        others = [type(each).__name__ for each in batches if not isinstance(each, Tensor)]
+        if others:
+            raise EquilibriaError(
+                f"got a {others[0]} among the statistics; expected a list of batches of inputs, without labels: "
+                "[images[:500]]"
+            )
         for name, (inputs, labels) in sets.items():
             if len(inputs) != len(labels) or not len(inputs):
                 raise EquilibriaError(
                     f"got {name} with {len(inputs)} inputs and {len(labels)} labels; expected one label per input, "
                     "and at least one"
                 )
-        self._statistics, self._sets = tuple(statistics), sets
+        self._statistics, self._sets = batches, sets
 
     def __call__(self, training: Training) -> dict[str, float]:
         """See `Measure`."""
@@ -128,7 +146,11 @@ def _score(training: Training, inputs: Tensor, labels: Tensor) -> dict[str, floa
     loss = right = 0.0
     for batch in zip(torch.split(inputs, _AT_ONCE), torch.split(labels, _AT_ONCE), strict=True):
         some, wanted = training.placed(batch)
-        outputs = training.model(some)
+        try:
+            outputs = training.model(some)
+        except RuntimeError as error:
+            refuse_pixels(some, error, mend=_STANDARDISE)
+            raise
         loss += float(training.recipe.loss(outputs, wanted)) * len(some)
         right += float((outputs.argmax(dim=1) == wanted).sum())
     return {"loss": loss / len(inputs), "accuracy": right / len(inputs)}

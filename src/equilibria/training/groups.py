@@ -23,7 +23,7 @@ def two_groups(
         other_lr: of the others, such as BatchNorm's scales and the last layer.
 
     Raises:
-        EquilibriaError: a name that the model does not have, or a negative number.
+        EquilibriaError: a name that the model does not have, one name that is in no list, or a negative number.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4))
@@ -31,13 +31,15 @@ def two_groups(
         >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in groups]
         [(1, 0.5, 0.005), (2, 0.1, 0.0)]
     """
+    if isinstance(invariant, str):
+        raise EquilibriaError(f"got invariant={invariant!r}; expected a list of names: [{invariant!r}]")
     params = dict(model.named_parameters())
-    unknown = [name for name in invariant if name not in params]
+    chosen = dict.fromkeys(invariant)
+    unknown = [name for name in chosen if name not in params]
     if unknown:
         raise EquilibriaError(
             f"got invariant={unknown[0]!r}, which the model lacks; expected names such as {next(iter(params))!r}"
         )
-    chosen = set(invariant)
     others = [param for name, param in params.items() if name not in chosen]
     first = {
         "params": [params[name] for name in params if name in chosen],

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from equilibria.errors import positive, whole
+from equilibria.errors import EquilibriaError, positive, whole
 from equilibria.measure.parameters import Select
 from equilibria.training.device import named_device
 
@@ -42,9 +42,9 @@ class Recipe:
     This holds on the CPU; some kernels of GPUs sum in another order each time.
 
     Attributes:
-        model: makes the network; called once, after torch's generator was seeded. It is put into training mode; what
-            is to stay frozen in evaluation mode sees to that in its own ``train()``.
-        optimizer: makes the optimizer of that network; see `two_groups`.
+        model: a function that makes the network; called once, after torch's generator was seeded. It is put into
+            training mode; what is to stay frozen in evaluation mode sees to that in its own ``train()``.
+        optimizer: a function that makes the optimizer of that network; see `two_groups`.
         data: batches (inputs, targets) without end, the same each time it is iterated: `equilibria.data.Batches`, or a
             `FullBatch`. Two recipes with equal data train on the same batches in the same order, whatever else differs.
         steps: in all, from the first weights on.
@@ -79,18 +79,35 @@ class Recipe:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        whole("steps", self.steps, low=1)
-        whole("seed", self.seed)
-        whole("measure_every", self.measure_every, low=1)
+        if isinstance(self.model, nn.Module) or not callable(self.model):
+            raise EquilibriaError(
+                f"got model={_kind(self.model)}; expected a function that makes the network, called when the seed is "
+                "set: model=lambda: ..."
+            )
+        if isinstance(self.optimizer, Optimizer | type) or not callable(self.optimizer):
+            raise EquilibriaError(
+                f"got optimizer={_kind(self.optimizer)}; expected a function that makes it for the network: "
+                "optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=...)"
+            )
+        self._make_whole("steps", low=1)
+        self._make_whole("seed", low=0)
+        self._make_whole("measure_every", low=1)
         if self.chunk is not None:
-            whole("chunk", self.chunk, low=1)
+            self._make_whole("chunk", low=1)
         if self.watch_every is not None:
-            whole("watch_every", self.watch_every, low=1)
+            self._make_whole("watch_every", low=1)
         named_device(self.device)
+
+    def _make_whole(self, name: str, *, low: int) -> None:
+        object.__setattr__(self, name, whole(name, getattr(self, name), low=low))
 
     def is_measured(self, step: int) -> bool:
         """Whether there is a measurement when so many steps are done."""
         return step % self.measure_every == 0 or step == self.steps
+
+
+def _kind(given: object) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else f"an object of {type(given).__name__}"
 
 
 def drops(at: Sequence[int], factor: float) -> Schedule:

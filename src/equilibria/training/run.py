@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,12 @@ from equilibria.measure.objective import objective, preserved_rng
 from equilibria.record import read_run
 from equilibria.training.checkpoint import Checkpoint, State, read_checkpoint, remove_leftovers
 from equilibria.training.device import present_device
+from equilibria.training.folder import CHECKPOINT, RECORD, refuse_foreign
 from equilibria.training.made_of import first_batch
 from equilibria.training.recipe import Recipe
 from equilibria.training.training import Training
 from equilibria.watching import WatchedRun, watch
 from equilibria.watching.recording import Recording
-
-_CHECKPOINT, _RECORD = "checkpoint.pt", "record"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +68,7 @@ def train(
 
     Args:
         recipe: what to train.
-        folder: for this training alone; created if absent.
+        folder: for this training alone; created if absent. One that holds anything else, and no training, is refused.
         start: `Trained.state` of another training, to branch off: weights, optimizer state, random numbers and the
             place in the data are its; control and measures are this recipe's, but a measure that remembers something
             goes on with what the one of the same name remembered. The recipes must have the same networks and parameter
@@ -84,10 +83,38 @@ def train(
 
     Raises:
         EquilibriaError: a start that is beyond the end, or was not made by `train`; a start or a folder with the
-            training of another network or optimizer, or a folder with one of another seed, other data or more steps;
-            data that end before the last step, with a checkpoint of what was done before; what a checkpoint cannot
-            hold; a device that is not there.
+            training of another network or optimizer, or a folder with one of another seed, other data or more steps, or
+            with files that are no training's; data that end before the last step, with a checkpoint of what was done
+            before; what a checkpoint cannot hold; a device that is not there.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from equilibria.data import Batches, load_digits
+        >>> from equilibria.nets import BasicBlockResNet
+        >>> from equilibria.training import Evaluation, Recipe, train, two_groups
+        >>> digits = load_digits()
+        >>> test = Evaluation([digits.train_images[:256]], test=(digits.test_images, digits.test_labels))
+        >>> def optimizer(net):
+        ...     invariant = [f"{name}.conv.weight" for name, _ in net.normalised()]
+        ...     groups = two_groups(net, invariant, lr=0.2, weight_decay=5e-3, other_lr=0.1)
+        ...     return torch.optim.SGD(groups, momentum=0.9)
+        >>> recipe = Recipe(
+        ...     model=lambda: BasicBlockResNet(8, (1,)),
+        ...     optimizer=optimizer,
+        ...     data=Batches(digits.train_images, digits.train_labels, batch_size=64),
+        ...     steps=60,
+        ...     measures={"test": test},
+        ...     measure_every=30,
+        ... )
+        >>> with TemporaryDirectory() as folder:  # killed, the same call with the same folder goes on
+        ...     trained = train(recipe, folder=folder)
+        >>> trained.curves["step"].tolist(), bool(trained.curves["test_accuracy"][-1] > 0.5)
+        ([0.0, 30.0, 60.0], True)
     """
+    if start is not None and not isinstance(start, Mapping):
+        raise EquilibriaError(
+            f"got start of type {type(start).__name__}; expected the state of another training: start=trained.state"
+        )
     clock = _Clock(
         positive("checkpoint_seconds", checkpoint_seconds),
         None if checkpoint_steps is None else whole("checkpoint_steps", checkpoint_steps, low=1),
@@ -98,7 +125,7 @@ def train(
         training = Training(recipe)
         covers = _covers(training)
         held = None if place is None else _prepare(place)
-        checkpoint = None if place is None else Checkpoint(place / _CHECKPOINT)
+        checkpoint = None if place is None else Checkpoint(place / CHECKPOINT)
         _restore(training, held, start, place)
         with ExitStack() as stack:
             eyes = _Eyes(stack, training, place, held or start)
@@ -124,7 +151,7 @@ def train(
             state = copy.deepcopy(eyes.state_dict())
             samples = eyes.samples()
     if place is not None and recipe.watch_every is not None:
-        samples = read_run(place / _RECORD).samples()
+        samples = read_run(place / RECORD).samples()
     return Trained(training.model, training.curves(), samples, state, covers)
 
 
@@ -158,7 +185,7 @@ class _Eyes:
         )
         if place is not None:
             self._recording = Recording(
-                place / _RECORD, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step
+                place / RECORD, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step
             )
             monitor.record_into(self._recording)
         if held is not None:
@@ -187,11 +214,12 @@ def _prepare(place: Path) -> State | None:
         place.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise EquilibriaError(f"got folder={str(place)!r}, where a file is; expected a folder, or nothing") from None
-    remove_leftovers(place / _CHECKPOINT)
-    held = read_checkpoint(place / _CHECKPOINT)
+    remove_leftovers(place / CHECKPOINT)
+    held = read_checkpoint(place / CHECKPOINT)
     if held is None:
+        refuse_foreign(place)
         with suppress(FileNotFoundError):
-            shutil.rmtree(place / _RECORD)
+            shutil.rmtree(place / RECORD)
     return held
 
 

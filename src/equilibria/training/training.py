@@ -19,6 +19,7 @@ from equilibria.measure.objective import preserved_rng
 from equilibria.training.checkpoint import State
 from equilibria.training.device import present_device
 from equilibria.training.made_of import FIRST_BATCH, SEED, difference, made_of
+from equilibria.training.pixels import refuse_pixels
 from equilibria.training.recipe import Batch, Recipe, Schedule
 
 _PARTS = (
@@ -117,6 +118,9 @@ class Training:
                 f"got a single sample to train on, of a batch of {of} with chunk={self.recipe.chunk} ({error}); "
                 "expected chunks of two or more, the last one too"
             ) from error
+        except RuntimeError as error:
+            refuse_pixels(some, error, mend="images.standardised(), or Batches(..., transform=images.standardiser())")
+            raise
 
     def measure(self) -> None:
         """Take all measures of the recipe, and the mean loss of the steps since the last time.
