@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import click.core
 import pytest
+
+from equilibria.cli import _show_warning
 
 COMMAND = f"{sys.executable} -m equilibria.cli"
 SGD = "--optimizer sgd --lr 0.1 --wd 5e-4 --momentum 0.9"
@@ -60,3 +63,9 @@ def test_a_page_that_cannot_be_written_is_bad_usage(tmp_path):
     done = shell(f"{COMMAND} plan {SGD} --steps 20 --html {tmp_path}/no-such-folder/page.html")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--html" in done.stderr and "no-such-folder" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_warning_has_a_place_only_where_that_is_the_users_own(capsys):
+    _show_warning(UserWarning("ours"), UserWarning, click.core.__file__, 911)
+    _show_warning(UserWarning("theirs"), UserWarning, "train.py", 4)
+    assert capsys.readouterr().err == "equilibria: warning: ours\ntrain.py:4: UserWarning: theirs\n"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from difflib import get_close_matches
+from typing import TextIO
 
 import click
 
@@ -58,7 +60,9 @@ def main() -> None:
     guard_streams()
     code = 0
     try:
-        code = _run()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = _run()
         sys.stdout.flush()
     except OutputError as error:
         discard(sys.stdout)
@@ -66,6 +70,21 @@ def main() -> None:
             tell(f"equilibria: standard output cannot be written: {error}")
             code = code or 1
     raise SystemExit(code)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Without a place where none of the user's lines led there, only click's, which called the command."""
+    if filename == click.core.__file__:
+        tell(f"equilibria: warning: {message}")
+    else:
+        tell(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
 
 
 def _run() -> int:
