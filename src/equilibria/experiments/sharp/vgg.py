@@ -211,6 +211,7 @@ def _draw_part(config: Config, found: Findings, window: tuple[int, int]) -> Figu
     figure, (edge, loss, gradient) = panels(1, 3, width=2.4, height=1.9)
     edge.plot(one.step[here], one.sharpness[here], color=COLOURS[0], label="sharpness")
     edge.plot(one.step[here], one.edge[here], color=THEORY, lw=0.8, ls="--", label="2 / effective lr")
+    edge.margins(y=0.3)  # room for the legend
     edge.legend()
     since = one.since(window)
     loss.plot(one.step[since], one.loss[since], color=COLOURS[0])
