@@ -199,6 +199,7 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
             _draw_curves(loss, config, runs, f"{branch}_loss", colour=colour)
             _draw_curves(accuracy, config, runs, f"{branch}_test_accuracy", colour=colour, factor=100)
         angle.axhline(1, color=THEORY, lw=0.8, ls="--")
+        angle.set_ylim(bottom=0)
         for axis in (angle, loss, accuracy):
             for window in (config.early, config.late):
                 axis.axvspan(*window, color="#eef1f4", zorder=0)
@@ -220,7 +221,6 @@ def _draw_angles(axis: Axes, config: Config, runs: Sequence[Arrays], branch: str
     for each in middle:
         axis.plot(steps, each, color=colour, lw=0.4, alpha=0.5)
     axis.plot(steps, np.mean(middle, axis=0), color=colour, label=branch)
-    axis.set_ylim(bottom=0)
 
 
 def _draw_curves(
