@@ -17,7 +17,23 @@ from equilibria.theory import cite
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.mark.parametrize("name", list(experiments()))
+# Of the exact small worlds these are the longest; `make reproduce` runs all of them.
+LONG = {
+    "eq-optimizers",
+    "explr-equivalence",
+    "explr-toy",
+    "nrq-equilibrium",
+    "nrq-escape",
+    "nrq-initialization",
+    "sharp-completion",
+    "smd-rescale-law",
+    "smd-synthetic",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in experiments()]
+)
 def test_smoke(name, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "SUFFIXES", ("png",))  # drawing costs more than most of the runs
     monkeypatch.setitem(figures._STYLE, "savefig.dpi", 60)

@@ -177,6 +177,7 @@ def cut(tmp_path):
     return tmp_path, (tmp_path / "samples-000.arrows").read_bytes(), ends
 
 
+@pytest.mark.slow
 def test_a_stream_cut_at_every_byte_of_its_last_batch(cut):
     directory, data, ends = cut
     path = directory / "samples-000.arrows"

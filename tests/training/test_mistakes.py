@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from training_cases import DROP, STEPS, StoppedError, optimizer, recipe, stop_at
 
 from equilibria.data import Batches, load_digits
 from equilibria.errors import EquilibriaError
 from equilibria.nets import BasicBlockResNet
-from equilibria.training import Evaluation, FullBatch, Recipe, Training, train, two_groups
+from equilibria.training import Evaluation, FullBatch, Recipe, Training, drops, train, two_groups
 from equilibria.training.checkpoint import Checkpoint, read_checkpoint
 
 
@@ -188,9 +190,9 @@ class Wider(BasicBlockResNet):
         super().__init__(6, (1,))
 
 
-def other_data() -> Batches:
-    digits = load_digits()
-    return Batches(digits.train_images, digits.train_labels, batch_size=32, seed=6)
+def same_data(**changes) -> Batches:
+    digits, settings = load_digits(), {"batch_size": 32, "seed": 5, "crop": 1, "label_noise": 0.1, **changes}
+    return Batches(digits.train_images, digits.train_labels, **settings)
 
 
 def other_rule(name: str, value: float):
@@ -204,7 +206,7 @@ def other_rule(name: str, value: float):
 
 OTHERS = {
     "seed is 3 there and 4 here": {"seed": 4},
-    "first batch is [0-9a-f]{16} there and [0-9a-f]{16} here": {"data": other_data()},
+    "first batch is [0-9a-f]{16} there and [0-9a-f]{16} here": {"data": same_data(seed=6)},
     "lr of group 0 is 0.1 there and 0.2 here": {"optimizer": other_rule("lr", 0.2)},
     "weight_decay of group 0 is 0.005 there and 0.1 here": {"optimizer": other_rule("weight_decay", 0.1)},
     "momentum of group 0 is 0.9 there and 0.5 here": {"optimizer": other_rule("momentum", 0.5)},
@@ -212,13 +214,65 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
+def smoothed(amount: float):
+    return lambda outputs, targets: cross_entropy(outputs, targets, label_smoothing=amount)
+
+
+# A branch may differ from its stem in these.
+OF_STEPS = {
+    r"loss is \S+\.cross_entropy\(.*\) there and \S+<lambda>\(.*amount=0.1.*\) here": {"loss": smoothed(0.1)},
+    r"loss is .* there and \S+\.cross_entropy\(.*\)\(label_smoothing=0.1\) here": {
+        "loss": partial(cross_entropy, label_smoothing=0.1)
+    },
+    r"loss is .* there and \S+\.CrossEntropyLoss\(.*label_smoothing=0.1.*\) here": {
+        "loss": nn.CrossEntropyLoss(label_smoothing=0.1)
+    },
+    "control is none there and .*rescaled.* here": {"control": recipe(rescale=True).control},
+    "chunk is None there and 16 here": {"chunk": 16},
+    "data's label_noise is 0.1 there and 0.2 here": {"data": same_data(label_noise=0.2)},
+    "data's crop is 1 there and 0 here": {"data": same_data(crop=0)},
+}
+
+
+@pytest.mark.parametrize("what", [*OTHERS, *OF_STEPS])
 def test_a_folder_with_another_training_is_refused(what, tmp_path):
     train(plain(steps=4), folder=tmp_path)
     before = (tmp_path / "checkpoint.pt").read_bytes()
     with pytest.raises(EquilibriaError, match=rf"got the folder {tmp_path}, of another training: {what}; expected the"):
-        train(plain(**OTHERS[what]), folder=tmp_path)
+        train(plain(**(OTHERS | OF_STEPS)[what]), folder=tmp_path)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+def test_a_control_that_is_gone_is_refused(tmp_path):
+    train(plain(rescale=True, steps=4), folder=tmp_path)
+    with pytest.raises(EquilibriaError, match=r"control is \S*rescaled\(.*\) there and none here"):
+        train(plain(), folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "what"),
+    [
+        (drops([70], 5), r"50 to 99 is 1.0 to 0.2 \([0-9a-f]{8}\) there and 1.0 to 0.2 \([0-9a-f]{8}\) here"),
+        (lambda step: 1 - step / 200, r"0 to 49 is 1.0 there and 1.0 to 0.755 \([0-9a-f]{8}\) here"),
+    ],
+)
+def test_another_schedule_is_refused(schedule, what, tmp_path):
+    base = perceptron(steps=120, schedule=drops([60], 5))
+    with pytest.raises(StoppedError):
+        train(base, folder=tmp_path, checkpoint_steps=1, progress=stop_at(3))
+    with pytest.raises(EquilibriaError, match=f"schedule in steps {what}"):
+        train(replace(base, schedule=schedule), folder=tmp_path)
+    train(replace(base, schedule=lambda step: 1.0 if step < 60 else 0.2), folder=tmp_path)  # the same in other words
+
+
+def test_a_schedule_that_changes_behind_the_old_end_goes_on(tmp_path):
+    train(perceptron(steps=100), folder=tmp_path)
+    train(perceptron(steps=150, schedule=drops([100], 5)), folder=tmp_path)
+
+
+@pytest.mark.parametrize("what", OF_STEPS)
+def test_a_branch_may_go_on_otherwise(what):
+    train(plain(steps=6, **OF_STEPS[what]), start=train(plain(steps=4)).state)
 
 
 def test_fewer_steps_than_were_done_are_refused_and_more_are_done(tmp_path):

@@ -23,6 +23,8 @@ _FOR_PEOPLE = (
     "equilibria.measure.sharpness_findings.",
 )
 _SHOWN_BY = "_repr_html_"
+# What only compares a training with the one in its folder, and refuses it, changes no number either.
+_FOR_REFUSING = ("equilibria.training.made_of.",)
 
 
 @cache
@@ -52,7 +54,7 @@ def _read(module: str, path: Path) -> tuple[str, frozenset[str]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     source = ast.unparse(_without_docstrings(_without_pictures(tree)))
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    found = (name for name in _imported(tree, package) if not f"{name}.".startswith(_FOR_PEOPLE))
+    found = (name for name in _imported(tree, package) if not f"{name}.".startswith(_FOR_PEOPLE + _FOR_REFUSING))
     return source, frozenset(found)
 
 

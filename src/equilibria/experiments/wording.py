@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from equilibria.experiments.claim import CLAIM, COMPARISON, IDENTITY, NOT_SHOWN, SHOWN, Claim
+from equilibria.experiments.claim import CLAIM, COMPARISON, CONTRADICTED, IDENTITY, NOT_SHOWN, SHOWN, Claim
 from equilibria.pages.words import number
 
 BEYOND = "beyond the papers"
 """Where no paper makes the claim, or has the figure."""
 _DIGITS, _MOST_DIGITS = 4, 8
+_VERDICTS = (SHOWN, CONTRADICTED, NOT_SHOWN)
 _ROLE_WORDS = {
     IDENTITY: ("identity", "identities", "holds", "hold"),
     COMPARISON: ("comparison", "comparisons", "agrees", "agree"),
@@ -155,15 +156,18 @@ def headline(claims: Sequence[Claim]) -> str:
         >>> headline([claim, claim, identity(claim)])
         '2 of 2 claims shown; 1 of 1 identity holds'
         >>> headline([claim, not_demanded(claim)])
-        '1 of 1 claim shown; 1 more not demanded at its scale'
+        '1 of 1 claim shown; 1 more not demanded at its scale (1 shown)'
     """
     if not claims:
         return "no results yet"
     asserted = [claim for claim in claims if claim.role == CLAIM]
     words = [_verdicts([claim for claim in asserted if claim.demanded])]
-    left = sum(not claim.demanded for claim in asserted)
+    left = [claim for claim in asserted if not claim.demanded]
     if left:
-        words.append(f"{left}{' more' if any(words) else ''} not demanded at {'its' if left == 1 else 'their'} scale")
+        counts = Counter(claim.verdict for claim in left)
+        told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict])
+        more, whose = " more" if any(words) else "", "its" if len(left) == 1 else "their"
+        words.append(f"{len(left)}{more} not demanded at {whose} scale ({told})")
     return "; ".join(filter(None, [*words, _also(claims, IDENTITY), _also(claims, COMPARISON)]))
 
 

@@ -83,9 +83,9 @@ def train(
 
     Raises:
         EquilibriaError: a start that is beyond the end, or was not made by `train`; a start or a folder with the
-            training of another network or optimizer, or a folder with one of another seed, other data or more steps, or
-            with files that are no training's; data that end before the last step, with a checkpoint of what was done
-            before; what a checkpoint cannot hold; a device that is not there.
+            training of another network or optimizer, or a folder with one of another seed, data, loss, schedule,
+            control or chunk, of more steps, or with files that are no training's; data that end before the last step,
+            with a checkpoint of what was done before; what a checkpoint cannot hold; a device that is not there.
 
     Example:
         >>> from tempfile import TemporaryDirectory

@@ -40,6 +40,7 @@ def spectra(size: int, seed: int) -> dict[str, np.ndarray]:
 CASES = [(seed, name) for seed, name in itertools.product(range(25), spectra(30, 0))]
 
 
+@pytest.mark.slow
 def test_the_error_is_within_the_bound_in_200_of_200():
     assert len(CASES) == 200
     beyond, missed, converged = [], [], 0

@@ -222,8 +222,6 @@ def _distance(table: Sequence[Tensor]) -> Array:
 def _judge_reasons(config: Config, model: str, table: Sequence[Tensor], runs: Sequence[Arrays]) -> list[Claim]:
     others = [tensor for tensor in table if tensor.kind != _ALONE]
     radial, ratio = (np.array([getattr(tensor, what) for tensor in others]).T for what in ("radial", "ratio"))
-    joint = np.abs(np.log([stream_ratio(config, run) for run in runs]))
-    writers = [tensor for tensor in table if tensor.name.endswith(_STREAM)]
     return [
         mean_at_least(
             f"{model}: what the loss pulls inwards turns faster than the law: rank correlation of pull and angle over "
@@ -232,12 +230,13 @@ def _judge_reasons(config: Config, model: str, table: Sequence[Tensor], runs: Se
             bound=_RELATED,
             values=[float(spearmanr(*pair).statistic) for pair in zip(radial, ratio, strict=True)],
         ),
-        mean_at_least(
-            f"{model}: all that writes into the stream, as one vector, is nearer to the law than its parts are: mean "
-            "|ln(angle / law)| of the parts less that of the whole",
-            _OURS,
-            bound=0.0,
-            values=_distance(writers) - joint,
+        mean_near(
+            f"{model}: all that writes into the stream, as one vector, which is invariant as a whole and whose entries "
+            "AdamW treats alike: rms angle per step over its law",
+            _LAW,
+            expected=1.0,
+            values=[stream_ratio(config, run) for run in runs],
+            relative=_AS_PREDICTED,
         ),
     ]
 

@@ -164,8 +164,10 @@ def _start_differences(config: Setting, decay: Sequence[Arrays], other: Sequence
 def _texp_error(config: Setting) -> NDArray[np.float64]:
     """Logarithm of T-EXP's lr over the exact one, for the steps up to the end of the start."""
     steps = _START[1] + 1
-    exact = fold([config.lr] * steps, config.weight_decay, momentum=config.momentum)
-    near = texp([(0, config.lr)], config.weight_decay, steps=steps, momentum=config.momentum)
+    rates = [config.lr * config.factor(config.variants[0], step) for step in range(steps)]
+    phases = [(step, rate) for step, rate in enumerate(rates) if step == 0 or rate != rates[step - 1]]
+    exact = fold(rates, config.weight_decay, momentum=config.momentum)
+    near = texp(phases, config.weight_decay, steps=steps, momentum=config.momentum)
     return np.asarray(np.log(near.lr / exact.lr))
 
 

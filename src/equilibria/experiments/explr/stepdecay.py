@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.experiments.claim import Source
+from equilibria.experiments.claim import Claim, Source
 from equilibria.experiments.curves import Window, draw_over, mean_in
 from equilibria.experiments.experiment import NETWORKS, Experiment, Findings, Outcome
 from equilibria.experiments.explr.lines import (
@@ -22,7 +22,8 @@ from equilibria.experiments.explr.lines import (
     named,
     runs,
 )
-from equilibria.experiments.explr.networks import DECAY, FOLDED, ROUNDED, TEXP, Setting, Variant, load, run_task, tasks
+from equilibria.experiments.explr.networks import DECAY, FOLDED, ROUNDED, TEXP, Setting, Variant, load
+from equilibria.experiments.explr.stepdecay_runs import DROP, across, across_key, run_task, tasks, variants
 from equilibria.experiments.figures import THEORY, panels, title
 from equilibria.theory.folding import fold
 
@@ -44,11 +45,6 @@ LABELS = {
 }
 
 
-def variants(*drops_at: int) -> tuple[Variant, ...]:
-    """The four runs for drops at these steps."""
-    return tuple(Variant(way, way, drops_at=drops_at) for way in (DECAY, FOLDED, TEXP, ROUNDED))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Config(Setting):
     """Two drops by ten; the late window is the last phase's."""
@@ -65,6 +61,7 @@ def collect(config: Config, found: Findings) -> Outcome:
     claims = [
         judge_start("Folded", _EXACT, config, decay=decay, other=folded),
         judge_control("T-EXP", _TAPERED, config, decay=decay, other=texp),
+        *_judge_across(config, found),
         judge_rounding("Folded", _EXACT, decay=decay, other=folded, rounded=rounded),
         *judge_coincidence("T-EXP", _TAPERED, decay=decay, other=texp, late=config.late),
     ]
@@ -74,6 +71,17 @@ def collect(config: Config, found: Findings) -> Outcome:
         for what in ("test_accuracy", "train_accuracy", "loss")
     }
     return Outcome([*exact, *demanded(config, claims)], numbers)
+
+
+def _judge_across(config: Config, found: Findings) -> list[Claim]:
+    """The first steps once more, with a drop among them."""
+    few = across(config)
+    decay, folded, texp = ([found[across_key(variant, seed)] for seed in few.seeds] for variant in few.variants)
+    label = f"lr / {few.variants[0].divisor:g} at step {DROP}"
+    return [
+        judge_start(f"Folded, {label}", _EXACT, few, decay=decay, other=folded),
+        judge_control(f"T-EXP, {label}", _TAPERED, few, decay=decay, other=texp),
+    ]
 
 
 def draw(config: Config, found: Findings) -> dict[str, Figure]:
