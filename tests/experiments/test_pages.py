@@ -83,19 +83,24 @@ def test_what_no_paper_has_is_said_in_english(tmp_path):
 def test_the_results_page_has_the_largest_scale_of_each(folder):
     page = results_page(folder)
     assert (folder.path / "RESULTS.md").read_text() == page
-    assert page.count("## judged: Judged &amp; drawn") == 1 and "--scale desk" in page and "--scale smoke" not in page
+    assert (
+        page.count("### judged\n\n**Judged &amp; drawn.**") == 1
+        and "--scale desk" in page
+        and "--scale smoke" not in page
+    )
     row = "| norm \\| of &lt;w> | smd Theorem 1 | 7.125 rad | 2.5 rad ± 1 % | 2.49 rad | shown |"
     assert row in page
     assert "- smd Theorem 1: a &lt;root> is missing (derivation: `equilibria.theory.equilibrium.heavy_ball`)" in page
-    assert "**3 of 4 claims shown, 1 contradicted; 1 more not demanded at its scale.**" in page
+    assert "**3 of 4 claims shown, 1 contradicted; 1 more not demanded at its scale (1 contradicted).**" in page
     for link in re.findall(r"!\[[^]]*\]\(([^)]*)\)", page):
         assert (folder.path / link).stat().st_size > 100
+    assert "| [judged](#judged) | 4 | 2 |  | 2 |" in page
 
 
 def test_the_gallery_has_all_scales_and_counts_each_experiment_once(folder):
     page = (folder.path / "index.html").read_text()
     assert "(smoke)" in page and "(desk)" in page
-    assert "3 of 4 claims shown, 1 contradicted; 1 more not demanded at its scale</h" in page
+    assert "3 of 4 claims shown, 1 contradicted; 1 more not demanded at its scale (1 contradicted)</h" in page
 
 
 def test_networks_have_a_part_of_their_own(tmp_path):
@@ -105,7 +110,7 @@ def test_networks_have_a_part_of_their_own(tmp_path):
         text = (path / page).read_text()
         order = [text.index(heading.format(title)) for title in ("Exact small worlds", "Networks")]
         assert order == sorted(order)
-        assert order[0] < text.index("exact", order[0]) < order[1] < text.index("a-trained")
+        assert order[0] < text.index("exact", order[0]) < order[1] < text.index("a-trained", order[0])
 
 
 def test_a_figure_that_was_removed_is_told(folder, tmp_path):

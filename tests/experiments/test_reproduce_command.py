@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,14 @@ def test_claims_verdicts_and_where_the_gallery_is():
     assert result.stderr.startswith("  2 experiments begin: small-one, small-two (4 tasks to do)\n")
     assert "small-two: 1 of 1 claim shown" in result.stderr
     assert Path("out/index.html").is_file() and Path("out/RESULTS.md").is_file()
-    assert "there already" in (again := run("small-one --workers 1 --results out").stderr) and "begin" not in again
+    again = run("small-one --workers 1 --results out")
+    assert "there already" in again.stderr and "begin" not in again.stderr
+    text = " ".join(again.stdout.split())
+    assert (
+        f"This result was there already, of {datetime.now(UTC).date()}, and not computed now: --force computes again"
+        in text
+    )
+    assert "not computed now" not in " ".join(result.stdout.split())
 
 
 def test_json_is_one_value_and_nothing_else_anywhere():

@@ -237,15 +237,15 @@ def read(config):
     return Images(Path(config.file).read_text())
 
 
-def test_a_result_says_its_data_and_tasks_of_other_data_are_done_again(tmp_path):
+def test_a_result_says_its_data_and_that_of_other_data_is_done_again(tmp_path):
     file = tmp_path / "data"
     file.write_text("abc")
     with_data = replace(needy(file), needs=read)
     results = tmp_path / "results"
     assert reproduce([with_data], results=results)[0].result.data == "3 images (abc)"
     (records,) = (results / "needy" / "desk").glob("records-*")
+    assert reproduce([with_data], results=results)[0].reused
     file.write_text("abcd")
-    assert reproduce([with_data], results=results)[0].reused, "a finished result needs no data"
-    again = reproduce([with_data], results=results, force=True)[0].result
+    again = reproduce([with_data], results=results)[0].result
     assert again.data == "4 images (abcd)" and not records.exists()
     assert "Data: 4 images (abcd)." in (results / "RESULTS.md").read_text()

@@ -232,6 +232,13 @@ def _show(reports: list[Report], scale: str, results: str) -> None:
     failed, left = sum(bool(report.failure) for report in reports), sum(bool(report.lacks) for report in reports)
     also = f"; {failed} of {len(reports)} experiments failed" if failed else ""
     also += f"; {left} of {len(reports)} experiments left out" if left else ""
+    kept = [report for report in reports if report.reused and report.result]
+    if kept:
+        days = sorted({report.result.finished[:10] for report in kept if report.result})
+        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        which = "This result was" if len(reports) == 1 else f"{len(kept)} of these results were"
+        again = f"there already, of {when}, and not computed now: --force computes again, --results FOLDER elsewhere."
+        print(wrap(f"{which} {again}", indent="\n  ", hang="  "))
     if left:
         print(wrap("EQUILIBRIA_DATA=FOLDER before the command says where data sets are.", indent="\n  "))
     print(f"\n  {headline(claims) if claims else 'nothing was judged'}{also} (scale: {scale}).")

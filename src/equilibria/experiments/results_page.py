@@ -20,6 +20,9 @@ tolerance. Behind a mean over seeds stands its 95 % confidence interval: shown i
 of it does, otherwise not shown at this scale, which is no fault of the code. Networks are smaller and trained for less
 time than in the papers: a claim that is contradicted there stays here as such.
 
+Titles say what the paper claims or looks at, verdicts what came out here. What a scale is too small to show is not
+demanded of it: its verdict is told in brackets, and fails nothing.
+
 An identity is true by algebra or by the settings alone: it checks the code, and is not counted among the claims.
 Neither is a comparison with what the paper read off a single draw of its data: it agrees if the paper's number lies in
 the brackets, where 95 % of further draws of ours would be (Student, in the logarithm).
@@ -44,8 +47,24 @@ def results_page(folder: ResultsFolder) -> str:
     claims = [claim for result in results for claim in result.claims]
     groups = [_group(folder, kind, list(largest.values())) for kind in KINDS]
     headline = wording.headline(claims)
-    parts = [f"**{headline[0].upper()}{headline[1:]}.**\n", *groups, _missing(set(largest)), _papers(results)]
+    parts = [
+        f"**{headline[0].upper()}{headline[1:]}.**\n",
+        _summary(results),
+        *groups,
+        _missing(set(largest)),
+        _papers(results),
+    ]
     return "\n".join([_HEAD, *filter(None, parts)])
+
+
+def _summary(results: list[Result]) -> str:
+    """A line per experiment; nothing if there are none."""
+    rows = []
+    for result in (result for kind in KINDS for result in results if result.kind == kind):
+        counts = wording.counted(result.claims)
+        rows.append(f"| [{result.id}](#{result.id}) | {' | '.join(str(count or '') for count in counts)} |")
+    head = ["| experiment | claims | shown | not shown | contradicted |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *rows, ""]) if rows else ""
 
 
 def _group(folder: ResultsFolder, kind: str, found: list[tuple[Place, Result]]) -> str:
@@ -60,8 +79,9 @@ def _section(folder: ResultsFolder, place: Place, result: Result) -> str:
     seed = f", {seeds}" if seeds else ""
     data = f" Data: {result.data}." if result.data else ""
     lines = [
-        f"### {result.id}: {_literal(result.title)}",
+        f"### {result.id}",
         "",
+        f"**{_literal(result.title)}.**",
         f"{wording.after(result.source)}. `{result.command}`{seed}, {wording.duration(result.seconds)} of CPU time, "
         f"`{result.fingerprint}`.{data} Settings: `{wording.settings(result.config)}`.",
         "",

@@ -94,7 +94,7 @@ def reproduce(
     """Run experiments, keep what they show, and renew the pages over all results.
 
     Every finished task is stored at once: a run that was interrupted goes on from there when it is started again. A
-    result of the same settings and the same code is not computed again. An experiment that needs what this machine does
+    result of the same settings, code and data is not computed again. An experiment that needs what this machine does
     not have, such as a data set, is left out.
 
     Args:
@@ -122,8 +122,8 @@ def reproduce(
     runs = [
         _prepare(experiment, scale, config, folder) for experiment, config in zip(experiments, configs, strict=True)
     ]
-    reports = _reuse(runs, force=force)
-    reports |= _find_data([run for run in runs if run.experiment.id not in reports])
+    lacking = _find_data(runs)
+    reports = lacking | _reuse(runs, force=force)
     pending = [run for run in runs if run.experiment.id not in reports]
     with ExitStack() as locks:
         for run in pending:
@@ -168,13 +168,14 @@ def _prepare(experiment: Experiment[Any], scale: str, config: Any, folder: Resul
 
 
 def _reuse(runs: Sequence[_Run], *, force: bool) -> dict[str, Report]:
-    """Reports of what is there already."""
+    """Reports of what is there already, from the data that are here if there are some."""
     found = {run.experiment.id: None if force else run.place.read() for run in runs}
     return {
         run.experiment.id: Report(run.experiment.id, result, reused=True)
         for run in runs
         if (result := found[run.experiment.id]) is not None
         and result.fingerprint == run.fingerprint
+        and (not run.data or result.data in ("", run.data))
         and run.place.has_figures(result)
     }
 

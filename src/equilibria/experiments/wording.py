@@ -171,6 +171,12 @@ def headline(claims: Sequence[Claim]) -> str:
     return "; ".join(filter(None, [*words, _also(claims, IDENTITY), _also(claims, COMPARISON)]))
 
 
+def counted(claims: Sequence[Claim]) -> tuple[int, int, int, int]:
+    """How many claims there are, demanded or not, and how many of them are shown, not shown and contradicted."""
+    counts = Counter(claim.verdict for claim in claims if claim.role == CLAIM)
+    return counts.total(), counts[SHOWN], counts[NOT_SHOWN], counts[CONTRADICTED]
+
+
 def _verdicts(claims: Sequence[Claim]) -> str:
     """Nothing if there are no claims."""
     counts = Counter(claim.verdict for claim in claims)

@@ -80,8 +80,8 @@ class Config(Setting):
         rule = SGD(self.lr, self.weight_decay, momentum=self.momentum)
         base = rule.lr if way == TEXP else rule.weight_decay
         falls = MultiStep(base, milestones=self.variants[0].drops_at, factor=1 / self.variants[0].divisor)
-        schedules = {"lr" if way == TEXP else "weight_decay": falls}
-        return evolve(rule, self.steps, start=settled(rule), **schedules).angle
+        lr, weight_decay = (falls, None) if way == TEXP else (None, falls)
+        return evolve(rule, self.steps, start=settled(rule), lr=lr, weight_decay=weight_decay).angle
 
 
 def collect(config: Config, found: Findings) -> Outcome:
