@@ -62,6 +62,13 @@ def test_what_people_see_does_not(copy, monkeypatch):
     assert copy("measure/tap.py", "def has_grown", "def has_shrunk") != before
 
 
+def test_what_only_refuses_a_folder_does_not(copy, monkeypatch):
+    monkeypatch.setitem(globals(), "NAME", "equilibria.training.run")
+    before = copy()
+    assert copy("training/made_of.py", "_BLOCK = 50", "_BLOCK = 51") == before
+    assert copy("training/training.py", "self.step += 1", "self.step += 2") != before
+
+
 def test_comments_docstrings_and_layout_do_not_count(copy):
     before = copy()
     assert copy("theory/hamiltonian.py", '"""Potential of the particle', '"""The potential of the particle') == before

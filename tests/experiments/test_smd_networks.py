@@ -13,7 +13,7 @@ from torch.nn import functional
 from equilibria.data import ImageSet, imagenet
 from equilibria.errors import EquilibriaError
 from equilibria.experiments.registry import experiments
-from equilibria.experiments.smd import linear_scaling, linear_scaling_runs, multistage
+from equilibria.experiments.smd import architectures, linear_scaling, linear_scaling_runs, multistage
 from equilibria.experiments.smd.batch_gradients import GradientNorms, NoiseMeasure, batch_gradients, convolutions
 from equilibria.experiments.smd.fixed_lr import arrivals
 from equilibria.experiments.smd.image_training import Images, Network, Plan, Sgd, batches, load, make_network, recipe
@@ -137,6 +137,29 @@ def test_linear_scaling_trains_on_equally_many_images():
         assert len({each.sgd.lr / each.batch_size for each in plans}) == 1
     assert config.spans(1) == (4, 16, 1024) and config.spans(16) == (64,)
     assert linear_scaling_runs.key(config, 1, 16, 50) == "sgdm-16-50"
+
+
+@pytest.mark.parametrize(("steps", "ratio"), [(0, 1.0), (20, 2.0)])
+def test_directions_that_diffuse_twice_as_fast_are_found_to_even_near_a_right_angle(steps, ratio):
+    """A random walk on the sphere: the angle itself saturates, and would tell less than half of it."""
+    rng, ends = np.random.default_rng(0), {}
+    for number in (20, 20 + steps):
+        walkers = np.tile(np.eye(1, 400), (2000, 1))
+        for _ in range(number):
+            walkers += rng.normal(0, 0.014, walkers.shape)
+            walkers /= np.linalg.norm(walkers, axis=1, keepdims=True)
+        ends[number] = np.arccos(walkers[:, :1])
+    found = linear_scaling.diffusion(ends[20 + steps]) / linear_scaling.diffusion(ends[20])
+    assert found[0] == pytest.approx(ratio, rel=0.02)
+    assert steps == 0 or ends[40].mean() / ends[20].mean() < 1.3 < 2**0.5
+
+
+def test_right_after_a_drop_the_norm_has_begun_to_follow():
+    """By the closed form with time constant 500 over steps 10 to 100; momentum lags some steps behind it."""
+    steps = np.arange(10, 100)
+    closed = np.sqrt(np.mean(10 / (1 + 9 * np.exp(-steps / 500))))
+    assert architectures._lagging(architectures.Config()) == pytest.approx(closed, rel=0.01)
+    assert closed == pytest.approx(1.05, abs=0.01)
 
 
 def test_the_share_of_the_mean_gradient_comes_back_from_the_growth_it_leads_to():
