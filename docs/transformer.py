@@ -36,7 +36,7 @@ Software Foundation License), character by character.
   one that weight decay and the steps agree on. Where that does not explain it, the table says so. Being invariant
   together does not help: Adam divides each matrix's gradient by its own size, which need not keep any one's norm.
 
-`equilibria.symmetries` finds the second column ([symmetries](../symmetries.md));
+Within 10 % is a matrix whose whole interval is. `equilibria.symmetries` finds the second column ([symmetries](../symmetries.md));
 [RESULTS](../../results/RESULTS.md) has the claims with their intervals and verdicts.
 
     equilibria reproduce eq-transformer --scale desk
