@@ -14,7 +14,7 @@ from equilibria.experiments.claim import CONTRADICTED, IDENTITY, SHOWN
 from equilibria.experiments.curves import mean_in, rms_angle
 from equilibria.experiments.explr import networks
 from equilibria.experiments.explr.angle import FALLS, KEEPS, LESS_DECAY
-from equilibria.experiments.explr.lines import EPOCH, SMOKE
+from equilibria.experiments.explr.lines import EPOCH, SMOKE, exact_runs, runs
 from equilibria.experiments.explr.networks import COSINE, DECAY, FOLDED, ROUNDED, TEXP, TEXP_V2, Setting, Variant
 from equilibria.experiments.explr.stepdecay_runs import across, across_key
 from equilibria.experiments.nrq import networks_runs
@@ -86,6 +86,16 @@ def test_epoch_angles_go_on_after_an_interruption():
     rest = train(networks.recipe(setting, variant, seed=0, images=images), start=half.state).curves
     np.testing.assert_array_equal(rest["epoch_angle"][-1], whole["epoch_angle"][-1])
     assert np.isnan(whole["epoch_angle"][0]).all() and (whole["epoch_angle"][1:] > 0).all()
+
+
+def test_the_lr_that_is_drawn_is_that_of_the_step_also_where_powers_of_two_are_taken_out_after_it():
+    images, variant = load_digits(), Variant(FOLDED, FOLDED, drops_at=(20,))
+    setting = small(variant, seeds=(0,), steps=40, epoch=1, weight_decay=0.5, momentum=0.0)
+    found = {networks.key(variant, 0): train(networks.recipe(setting, variant, seed=0, images=images)).curves}
+    (raw,), (shown,) = runs(setting, found, variant), exact_runs(setting, found, variant)
+    exact = fold([0.1] * 20 + [0.01] * 20, 0.5, momentum=0.0).lr
+    np.testing.assert_allclose(shown["lr"][1:], exact, rtol=1e-6)
+    assert set(np.round(raw["lr"][1:] / exact)) == {1.0, 4.0}
 
 
 def test_the_angle_of_an_epoch_is_that_of_the_cosine():

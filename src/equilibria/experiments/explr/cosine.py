@@ -15,6 +15,7 @@ from equilibria.experiments.explr.lines import (
     PAPER,
     SMOKE,
     demanded,
+    exact_runs,
     judge_coincidence,
     judge_rounding,
     named,
@@ -94,6 +95,7 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
     """Four runs over each other."""
     at = named(config)
     lines = {label: runs(config, found, at[name]) for name, label in LABELS.items()}
+    lines |= {LABELS[name]: exact_runs(config, found, at[name]) for name in (FOLDED, _STEP_FOLDED)}
     figure, (loss, test, rate) = panels(1, 3, width=2.6, height=2.5)
     draw_over(loss, lines, "loss")
     draw_over(test, lines, "test_accuracy", factor=100)

@@ -70,6 +70,19 @@ def named(config: Setting) -> dict[str, Variant]:
     return {variant.name: variant for variant in config.variants}
 
 
+def exact_runs(config: Setting, found: Findings, variant: Variant) -> list[Arrays]:
+    """Those of an exactly folded variant, with the learning rates of the steps they were measured after.
+
+    Where a power of two was taken out of the weights right after that step, the measurement counts it as if it had been
+    taken out before.
+    """
+    several = runs(config, found, variant)
+    rates = [config.lr * config.factor(variant, step) for step in range(config.steps)]
+    scale = fold(rates, config.weight_decay, momentum=config.momentum).log_scale
+    taken_out = np.diff(np.floor(scale / np.log(2)))[np.maximum(several[0]["step"] - 1, 0).astype(int)]
+    return [{**run, "lr": run["lr"] / 4.0**taken_out} for run in several]
+
+
 def difference(one: Arrays, other: Arrays, name: str) -> float:
     """Root mean square difference of two curves, from the first step on."""
     return _rms((one[name] - other[name])[1:])

@@ -15,6 +15,7 @@ from equilibria.experiments.explr.lines import (
     PAPER,
     SMOKE,
     demanded,
+    exact_runs,
     judge_coincidence,
     judge_control,
     judge_rounding,
@@ -88,6 +89,7 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
     """Training loss, accuracies and learning rate of three runs over each other."""
     at = named(config)
     lines = {LABELS[way]: runs(config, found, at[way]) for way in (DECAY, FOLDED, TEXP)}
+    lines[LABELS[FOLDED]] = exact_runs(config, found, at[FOLDED])
     figure, axes = panels(2, 2, width=3.3, height=2.2)
     loss, train, test, rate = axes
     draw_over(loss, lines, "loss")
