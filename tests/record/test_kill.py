@@ -177,12 +177,13 @@ def cut(tmp_path):
     return tmp_path, (tmp_path / "samples-000.arrows").read_bytes(), ends
 
 
-@pytest.mark.slow
-def test_a_stream_cut_at_every_byte_of_its_last_batch(cut):
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_stream_cut_at_every_byte_of_its_last_batch(every, cut):
     directory, data, ends = cut
     path = directory / "samples-000.arrows"
     read = {}
-    sizes = {*range(ends[1], len(data) + 1), *range(0, ends[1], 8)}  # every byte of the last batch, every word before
+    inside = {*range(ends[1], len(data) + 1, every), ends[1] + 100, len(data), *ends}
+    sizes = inside | {*range(0, ends[1], 8)}  # every byte of the last batch, every word before
     for size in sorted(sizes, reverse=True):
         os.truncate(path, size)
         run = read_run(directory)

@@ -52,7 +52,6 @@ def rows(browser):
     return browser.run("[...document.querySelectorAll('#runs tr')].map((row) => row.innerText)")
 
 
-@pytest.mark.slow
 def test_a_training_in_another_process_makes_the_chart_grow(browser, base, folder):
     browser.open(base)
     until(browser, "document.querySelectorAll('#runs tr').length >= 3")

@@ -173,7 +173,6 @@ elif end == "raises":
 """
 
 
-@pytest.mark.slow
 def test_what_was_measured_is_written_when_the_program_ends(tmp_path):
     """Also into a directory beside an existing run, which is only opened with the first samples."""
     ends = ["lost", "raises", "plain"]

@@ -40,11 +40,11 @@ def spectra(size: int, seed: int) -> dict[str, np.ndarray]:
 CASES = [(seed, name) for seed, name in itertools.product(range(25), spectra(30, 0))]
 
 
-@pytest.mark.slow
-def test_the_error_is_within_the_bound_in_200_of_200():
+@pytest.mark.parametrize("cases", [CASES[:40], pytest.param(CASES, marks=pytest.mark.slow)], ids=["40", "200"])
+def test_the_error_is_within_the_bound_in_200_of_200(cases):
     assert len(CASES) == 200
     beyond, missed, converged = [], [], 0
-    for seed, name in CASES:
+    for seed, name in cases:
         size = (60, 150, 400)[seed % 3]
         values = spectra(size, seed)[name]
         found = eigenpairs(diagonal(values), size, seed=seed, budget=120)
@@ -55,7 +55,7 @@ def test_the_error_is_within_the_bound_in_200_of_200():
         assert found.values[0] <= values.max() * (1 + 1e-13 * np.sign(values.max()))  # never overestimated
     assert beyond == []
     assert missed == []
-    assert converged > 180
+    assert converged > 0.9 * len(cases)
 
 
 @pytest.mark.parametrize("risk", [0.3, 0.05])
