@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,8 +24,7 @@ from equilibria.experiments.smd.image_training import (
     Network,
     Sgd,
 )
-from equilibria.experiments.smd.layer_angles import draw_layers, explained, inside, rms_ratio
-from equilibria.theory import evolve, settled
+from equilibria.experiments.smd.layer_angles import draw_layers, explained, inside, law_after_drop, rms_ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,11 +75,7 @@ def _explained(config: Config, run: Arrays, ratio: Array) -> float:
 
 def _lagging(config: Config) -> float:
     """What `_explained` is by the law for a unit gradient of constant norm: 1, but that the norm begins to follow."""
-    old = config.sgd.rule
-    new = replace(old, lr=old.lr / config.divisor)
-    first, end = config.at_once
-    course = evolve(new, end, start=settled(old)).angle[first:] / new.equilibrium().angle
-    return float(np.sqrt(np.mean(course**2)) * config.divisor**0.5)
+    return law_after_drop(config.sgd.rule, config.divisor, config.at_once) * math.sqrt(config.divisor)
 
 
 def _is_depthwise(name: str) -> bool:
@@ -110,7 +106,7 @@ def _judge(config: Config, case: Case, courses: Sequence[_Course]) -> list[Claim
             relative=_MEDIAN,
         ),
         mean_at_most(
-            f"{case.name}: the same for the layer that is farthest off",
+            f"{case.name}: |angle / theory - 1| of the layer that is farthest off",
             source,
             bound=_ANY_LAYER,
             values=[course.farthest for course in courses],

@@ -131,7 +131,7 @@ def _judge(config: Config, sgd: Sgd, courses: Sequence[_Course]) -> list[Claim]:
             relative=_ONE_LAYER,
         ),
         mean_at_most(
-            f"{sgd.name}: the same for the layer that is farthest off",
+            f"{sgd.name}: |angle / theory - 1| of the layer that is farthest off",
             _ANGLE,
             bound=_ANY_LAYER,
             values=[course.farthest for course in courses],
@@ -229,12 +229,13 @@ _PAPER = Config(
     layer="net.resnet.encoder.stages.1.layers.0.layer.1.convolution.weight",  # layer2.0.conv2
     watch_every=20,
 )
+_DESK = Config(seeds=tuple(range(23, 29)))  # with 20 to 22 alone the ratio of arrivals stayed open
 
 EXPERIMENT = Experiment(
     id="smd-fixed-lr",
     title="Unit gradient, norm and angle of a convolution at a fixed learning rate",
     source="smd fig. 2",
-    scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
+    scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
     tasks=tasks,
     run_task=run_task,
     collect=collect,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from equilibria.errors import EquilibriaError, whole
 from equilibria.experiments.experiment import Arrays
 from equilibria.experiments.figures import COLOURS, THEORY
+from equilibria.theory import SGD, evolve, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +64,23 @@ def explained(ratio: Array, start: float, *, before: Array, after: Array) -> flo
     old, new = before.mean(axis=0), after.mean(axis=0)
     known = (old > 0) & (new > 0)  # with momentum a mean over few samples may be negative
     return float(np.median(ratio[known] / (start * np.sqrt(new[known] / old[known])))) if known.any() else float("nan")
+
+
+def law_after_drop(rule: SGD, divisor: float, window: Window) -> float:
+    """Root mean square angle over its new equilibrium in a window after lr / k, for a constant unit gradient.
+
+    Args:
+        rule: before the drop, in equilibrium.
+        divisor: k.
+        window: in steps after the drop.
+
+    Example:
+        >>> round(law_after_drop(SGD(0.1, 5e-4, momentum=0.9), 10, (0, 1)), 4)  # 1/sqrt(10), before the norm follows
+        0.3162
+    """
+    new = replace(rule, lr=rule.lr / divisor)
+    course = evolve(new, window[1], start=settled(rule)).angle[window[0] :]
+    return float(np.sqrt(np.mean(course**2)) / new.equilibrium().angle)
 
 
 def running_mean(values: Array, count: int) -> Array:
