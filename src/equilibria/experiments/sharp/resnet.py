@@ -96,7 +96,7 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
         title(accuracy, letters[0], f"{variant.name}: accuracy, %")
         title(edge, letters[1], "spherical sharpness" + (", invariant part" if row else ""))
         title(loss, letters[2], "training loss" + ("" if row else " above its minimum"))
-    axes[0].legend(loc="center right")
+    axes[0].legend(loc="lower right")
     axes[1].plot([], [], color=THEORY, lw=0.8, ls="--", label="2 / effective lr")
     axes[1].legend(loc="best")
     return {"figures-8-9": figure}
