@@ -87,7 +87,7 @@ def test_a_loss_of_accuracy_contradicts(module):
 def test_sharpness_that_does_not_fall_contradicts():
     config = vgg.EXPERIMENT.config("desk")
     found = planted(config, gain=0.0)
-    level = np.full_like(found["decay-20"]["step"], 5000.0)
+    level = np.full_like(found[f"decay-{config.seeds[0]}"]["step"], 5000.0)
     flat = {
         name: {**run, "sharpness": level, "sharpness_before": level} if name.startswith("decay") else run
         for name, run in found.items()
@@ -116,7 +116,7 @@ def test_the_first_ratio_is_that_of_the_papers_learning_rate():
     config = vgg.EXPERIMENT.config("desk")
     found = planted(config, gain=0.05)
     (claim,) = judged(vgg, found, "first weights")
-    run, c = found["decay-20"], 1 - 0.1 * 5e-4
+    run, c = found[f"decay-{config.seeds[0]}"], 1 - 0.1 * 5e-4
     assert claim.measured == pytest.approx(run["sharpness"][0] * 0.1 / (2 * c * run["norm_sq"][0]), rel=1e-3)
     flatter = {name: {**each, "sharpness_before": each["sharpness"] / 20} for name, each in found.items()}
     flatter = {name: {**each, "sharpness": each["sharpness_before"]} for name, each in flatter.items()}
