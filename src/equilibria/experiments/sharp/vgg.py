@@ -33,7 +33,7 @@ _FIGURE_10 = Source("sharp", "fig. 10")
 _FIGURE_12 = Source("sharp", "fig. 12")
 _FIGURE_13 = Source("sharp", "fig. 13")
 # Of the paper's test accuracy after every training image is right, while sharpness falls smoothly: up to step 47,000.
-# The bursts after it bring it to 84.3; ours begin within the late window.
+# The bursts after it bring it to 84.3; ours begin before the late window ends.
 _GAIN = 72.0 - 69.1
 _PAPER_LR, _PAPER_DECAY = 0.1, 5e-4
 _CONTROL_GAIN = 0.0  # "stuck at 66.4 %"
