@@ -34,9 +34,9 @@ Software Foundation License), character by character.
 - With normalised queries and keys, those two are: they turn as predicted, and no other kind does as a whole.
 - Of the others, what the loss makes smaller mostly turns faster and what it makes larger slower: the norm is not the
   one that weight decay and the steps agree on. Where that does not explain it, the table says so. Being invariant
-  together does not help a single one: Adam divides each matrix's gradient by its own size, which need not keep any one's
-  norm. As one vector, those that write into the stream turn {plain:.2f} times as far as the law says, and {qk:.2f} times with
-  normalised queries and keys.
+  together does not help a single one: Adam divides each matrix's gradient by its own size, which need not keep any
+  one's norm. As one vector, those that write into the stream turn {plain:.2f} times as far as the law says, and
+  {qk:.2f} times with normalised queries and keys.
 
 Within 10 % is a matrix whose whole interval is. `equilibria.symmetries` finds the second column
 ([symmetries](../symmetries.md)); [RESULTS](../../results/RESULTS.md) has the claims with their intervals and verdicts.

@@ -272,7 +272,7 @@ def _draw_reasons(axis: Axes, table: Sequence[Tensor]) -> None:
         axis.plot(radial, [np.mean(tensor.ratio) for tensor in some], "o", color=colour, label=kind)
     axis.axhline(1, color=THEORY, lw=0.8, ls="--")
     axis.axvline(0, color=THEORY, lw=0.4)
-    axis.set_xlabel("mean cos(weight, gradient), random direction = 1")
+    axis.set(xlabel=r"mean cos(weight, gradient) $\times$ $\sqrt{\mathrm{entries}}$", ylabel="angle per step / law")
 
 
 def _short(name: str) -> str:

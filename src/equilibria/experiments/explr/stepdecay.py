@@ -103,7 +103,7 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
     )
     rate.plot(np.arange(1, config.steps + 1), exact.lr, color=THEORY, lw=0.8, ls=":", label="theorem 2.5, exact")
     rate.set(yscale="log")
-    rate.legend(loc="upper left")
+    rate.legend(loc="center right")
     title(loss, "a", "training loss")
     title(train, "b", "training accuracy, %")
     title(test, "c", "test accuracy, %")
