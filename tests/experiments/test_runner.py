@@ -13,7 +13,7 @@ import small_experiments
 from small_experiments import experiment
 
 from equilibria.errors import EquilibriaError
-from equilibria.experiments import fingerprint, registry, reproduce, runner
+from equilibria.experiments import registry, reproduce, runner
 from equilibria.experiments.claim import SHOWN
 from equilibria.experiments.pool import Processes
 from equilibria.experiments.results import Place, Result, open_results
@@ -72,12 +72,11 @@ def test_force_computes_again(results, log):
     assert started(log) == sorted([*range(6)] * 2)
 
 
-def test_other_settings_or_other_code_are_computed_again(results, log, monkeypatch):
+def test_other_settings_or_another_version_are_computed_again(results, log):
     reproduce([experiment(log=str(log))], results=results)
     (other,) = reproduce([experiment(log=str(log), seed=4)], results=results)
     assert not other.reused and len(started(log)) == 12
-    monkeypatch.setattr(fingerprint, "__version__", "99.0")
-    (newer,) = reproduce([experiment(log=str(log), seed=4)], results=results)
+    (newer,) = reproduce([replace(experiment(log=str(log), seed=4), version=2)], results=results)
     assert not newer.reused and len(started(log)) == 18
     assert len(list((results / "small" / "desk").glob("records-*"))) == 1
 
@@ -211,10 +210,10 @@ def test_an_error_after_the_tasks_fails_the_experiment_alone(results, monkeypatc
     assert "ValueError: no line through one point" in report.failure
 
 
-def test_a_worker_with_other_code_is_refused(results, monkeypatch):
-    monkeypatch.setattr(runner, "code_version", lambda *modules, tasks_only=False: "0" * 16)
+def test_a_worker_with_another_version_is_refused(results, monkeypatch):
+    monkeypatch.setattr(runner, "__version__", "99.0")
     (report,) = reproduce([experiment()], results=results)
-    assert "other code" in report.failure
+    assert "the one that asks has 99.0" in report.failure
 
 
 def test_two_at_once_in_one_place_are_refused(results):

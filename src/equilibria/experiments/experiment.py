@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -73,6 +75,8 @@ class Experiment(Generic[Config]):
         kind: "synthetic": exact small worlds, which need nothing but time; "networks": trained ones.
         needs: gives the data that these settings need, if any; raises an EquilibriaError that says what this machine
             lacks. None if they need nothing.
+        version: raise it by one when a change of the code changes a number; results of another version are computed
+            again.
     """
 
     id: str
@@ -85,6 +89,7 @@ class Experiment(Generic[Config]):
     draw: Callable[[Config, Findings], Mapping[str, Figure]]
     kind: str = SYNTHETIC
     needs: Callable[[Config], object] | None = None
+    version: int = 1
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, KINDS)
@@ -112,6 +117,15 @@ class Experiment(Generic[Config]):
         """
         found = None if self.needs is None else self.needs(config)
         return f"{found.counts} ({found.digest})" if isinstance(found, Data) else ""
+
+    def fingerprint(self, config: Config, *, data: str = "") -> str:
+        """A hash of the version, these settings and the data: equal fingerprints mean equal numbers.
+
+        Returns:
+            Sixteen hexadecimal digits.
+        """
+        content = json.dumps([self.id, self.version, settings(config), data], sort_keys=True, allow_nan=False)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
         """Plain values for the list."""

@@ -11,14 +11,14 @@ from pathlib import Path
 from equilibria.experiments import wording
 from equilibria.experiments.claim import Claim
 from equilibria.experiments.experiment import KINDS
-from equilibria.experiments.fingerprint import is_stale
+from equilibria.experiments.registry import is_stale
 from equilibria.experiments.results import Place, Result, ResultsFolder
 from equilibria.pages.document import still_document
 from equilibria.pages.words import settings_list, text
 from equilibria.record.files import write_whole
 
 PAGE = "index.html"
-_STALE = "<p class='notice bad'>Stale: its settings or its code have changed since; run it again.</p>"
+_STALE = "<p class='notice bad'>Stale: the experiment's version or settings have changed since; run it again.</p>"
 
 
 def write_gallery(folder: ResultsFolder) -> Path:
@@ -32,7 +32,7 @@ def gallery_html(folder: ResultsFolder, *, judge_age: bool = True) -> str:
 
     Args:
         folder: the results.
-        judge_age: whether to mark those whose code has changed since; it takes seconds, to import all experiments.
+        judge_age: whether to mark results of another version or other settings; it imports all experiments.
     """
     found = sorted(folder.results(), key=lambda each: list(KINDS).index(each[1].kind))
     largest = {result.id: result for _, result in reversed(found)}  # of each experiment the largest scale comes first
@@ -69,7 +69,7 @@ def _section(place: Place, result: Result, *, stale: bool) -> str:
         ("seeds", wording.seeds(result.config) or "none needed", ""),
         *([("data", result.data, "")] if result.data else []),
         ("CPU time", wording.duration(result.seconds), ""),
-        ("settings and code", result.fingerprint, "hash"),
+        ("settings", result.fingerprint, "hash"),
         ("finished", result.finished.replace("T", " ").replace("+00:00", " UTC"), f"equilibria {result.version}"),
     ]
     return (

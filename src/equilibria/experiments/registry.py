@@ -13,6 +13,7 @@ from typing import Any
 
 from equilibria.errors import EquilibriaError
 from equilibria.experiments.experiment import KINDS, Experiment
+from equilibria.experiments.results import Result
 
 FOLDERS = ("smd", "nrq", "explr", "sharp", "eq")  # one per paper, in the order of the list; eq: beyond the papers
 ALL = "all"
@@ -41,6 +42,14 @@ def find(ids: Sequence[str]) -> list[Experiment[Any]]:
             advice = f"did you mean {near[0]}?" if near else "`equilibria reproduce --list` shows them"
             raise EquilibriaError(f"got the experiment {name!r}, which is unknown; {advice}")
     return [each for each in known.values() if {ALL, each.kind, each.id} & set(ids)]
+
+
+def is_stale(result: Result) -> bool:
+    """Whether its experiment has another version or other settings by now; an unknown one is never stale."""
+    known = experiments().get(result.id)
+    if known is None or result.scale not in known.scales:
+        return False
+    return result.fingerprint != known.fingerprint(known.scales[result.scale])
 
 
 def _below(folder: str) -> list[Experiment[Any]]:

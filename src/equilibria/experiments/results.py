@@ -38,7 +38,7 @@ class Result:
         source: what it reproduces.
         scale: of its settings.
         config: its settings, as JSON values.
-        fingerprint: of the settings and the code, by which a later run knows that there is nothing to do.
+        fingerprint: of the experiment's version and settings; a later run with the same one reuses the result.
         command: what repeats it.
         version: of equilibria.
         packages: versions of what computed it, by name.

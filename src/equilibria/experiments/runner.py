@@ -15,9 +15,7 @@ from typing import Any
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.experiments import figures
-from equilibria.experiments.code_version import code_version
 from equilibria.experiments.experiment import SCALES, Experiment, plain, settings
-from equilibria.experiments.fingerprint import result_fingerprint, task_fingerprint
 from equilibria.experiments.gallery import write_gallery
 from equilibria.experiments.results import Place, Result, ResultsFolder, open_results
 from equilibria.experiments.results_page import write_results_page
@@ -94,7 +92,7 @@ def reproduce(
     """Run experiments, keep what they show, and renew the pages over all results.
 
     Every finished task is stored at once: a run that was interrupted goes on from there when it is started again. A
-    result of the same settings, code and data is not computed again. An experiment that needs what this machine does
+    result of the same version, settings and data is not computed again. An experiment that needs what this machine does
     not have, such as a data set, is left out.
 
     Args:
@@ -162,7 +160,7 @@ def _prepare(experiment: Experiment[Any], scale: str, config: Any, folder: Resul
         scale,
         config,
         folder.place(experiment.id, scale),
-        result_fingerprint(experiment, config),
+        experiment.fingerprint(config),
         dict(experiment.tasks(config)),
     )
 
@@ -188,7 +186,7 @@ def _find_data(runs: Sequence[_Run]) -> dict[str, Report]:
             run.data = run.experiment.data(run.config)
         except EquilibriaError as error:
             lacking[run.experiment.id] = Report(run.experiment.id, None, lacks=str(error))
-        run.task_fingerprint = task_fingerprint(run.experiment, run.config, data=run.data)
+        run.task_fingerprint = run.experiment.fingerprint(run.config, data=run.data)
     return lacking
 
 
@@ -241,9 +239,8 @@ def _work_off(
 
 
 def _call(run: _Run, key: str, device: str) -> Call:
-    function = run.experiment.run_task
-    code = code_version(function.__module__, tasks_only=True)
-    return Call(function, run.config, run.tasks[key], code, str(_scratch(run, key)), device)
+    scratch = str(_scratch(run, key))
+    return Call(run.experiment.run_task, run.config, run.tasks[key], __version__, scratch, device)
 
 
 def _scratch(run: _Run, key: str) -> Path:

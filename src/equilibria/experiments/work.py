@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from equilibria.experiments.code_version import code_version
+from equilibria._version import __version__
 from equilibria.experiments.experiment import Arrays
 from equilibria.experiments.task import workplace
 
@@ -23,7 +23,7 @@ class Call:
         function: `Experiment.run_task`.
         config: the settings.
         task: the task.
-        code: the version of the code that asks, which must be that of the code that works.
+        version: of equilibria in the process that asks; the process that works must have the same.
         folder: for what the task keeps while it runs; see `equilibria.experiments.task.scratch`.
         device: where it trains networks; see `equilibria.experiments.task.device`.
     """
@@ -31,7 +31,7 @@ class Call:
     function: Callable[[Any, Any], Arrays]
     config: Any
     task: Any
-    code: str
+    version: str
     folder: str
     device: str = "cpu"
 
@@ -71,9 +71,10 @@ def work(call: Call) -> Done | Failed:
     """Do a task with one thread for linear algebra: the sums are then the same on every machine."""
     from threadpoolctl import threadpool_limits
 
-    found = code_version(call.function.__module__, tasks_only=True)
-    if found != call.code:
-        return Failed(f"this process has other code ({found}) than the one that asks ({call.code}): install the same")
+    if __version__ != call.version:
+        return Failed(
+            f"this process has equilibria {__version__}, the one that asks has {call.version}; install the same version"
+        )
     started = time.thread_time()  # a worker of a cluster may do several tasks at once
     try:
         with threadpool_limits(1), workplace(call.folder, device=call.device):
