@@ -37,7 +37,7 @@ _KINDS = (_ALONE, _JOINT, _AGAINST)
 
 
 @dataclass(frozen=True)
-class Tensor:
+class WatchedTensor:
     """What one tensor did in the window, a number per seed.
 
     Attributes:
@@ -90,7 +90,7 @@ def kind_of(how: str) -> str:
     return _JOINT if how.startswith("jointly") else _AGAINST
 
 
-def tensors(config: Config, runs: Sequence[Arrays]) -> list[Tensor]:
+def tensors(config: Config, runs: Sequence[Arrays]) -> list[WatchedTensor]:
     """Every tensor of a model, over its seeds."""
     law, first = predicted_angle(config), runs[0]
     names = [str(name) for name in first["names"]]
@@ -99,7 +99,7 @@ def tensors(config: Config, runs: Sequence[Arrays]) -> list[Tensor]:
         return tuple(number(run, place) for run in runs)
 
     return [
-        Tensor(
+        WatchedTensor(
             name=name,
             how=str(first["how"][place]),
             kind=kind_of(str(first["how"][place])),
@@ -162,7 +162,7 @@ def collect(config: Config, found: Findings) -> Outcome:
     return Outcome([*map(identity, _judge_symmetries(config, tables)), *measured], numbers)
 
 
-def _row(tensor: Tensor) -> dict[str, object]:
+def _row(tensor: WatchedTensor) -> dict[str, object]:
     return {
         "tensor": tensor.name,
         "how": tensor.how,
@@ -173,7 +173,7 @@ def _row(tensor: Tensor) -> dict[str, object]:
     }
 
 
-def _judge_symmetries(config: Config, tables: dict[str, list[Tensor]]) -> list[Claim]:
+def _judge_symmetries(config: Config, tables: dict[str, list[WatchedTensor]]) -> list[Claim]:
     alone = {model: [tensor for tensor in table if tensor.kind == _ALONE] for model, table in tables.items()}
     return [
         near(
@@ -193,7 +193,7 @@ def _judge_symmetries(config: Config, tables: dict[str, list[Tensor]]) -> list[C
     ]
 
 
-def _judge_invariant(table: Sequence[Tensor]) -> list[Claim]:
+def _judge_invariant(table: Sequence[WatchedTensor]) -> list[Claim]:
     alone = [tensor for tensor in table if tensor.kind == _ALONE]
     others = [tensor for tensor in table if tensor.kind != _ALONE]
     return [
@@ -213,13 +213,13 @@ def _judge_invariant(table: Sequence[Tensor]) -> list[Claim]:
     ]
 
 
-def _distance(table: Sequence[Tensor]) -> Array:
+def _distance(table: Sequence[WatchedTensor]) -> Array:
     """Mean over tensors, a number per seed."""
     distance: Array = np.mean(np.abs(np.log([tensor.ratio for tensor in table])), axis=0)
     return distance
 
 
-def _judge_reasons(config: Config, model: str, table: Sequence[Tensor], runs: Sequence[Arrays]) -> list[Claim]:
+def _judge_reasons(config: Config, model: str, table: Sequence[WatchedTensor], runs: Sequence[Arrays]) -> list[Claim]:
     others = [tensor for tensor in table if tensor.kind != _ALONE]
     radial, ratio = (np.array([getattr(tensor, what) for tensor in others]).T for what in ("radial", "ratio"))
     return [
@@ -256,7 +256,7 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
     return {"transformer": figure}
 
 
-def _draw_table(axis: Axes, table: Sequence[Tensor]) -> None:
+def _draw_table(axis: Axes, table: Sequence[WatchedTensor]) -> None:
     for place, tensor in enumerate(table):
         colour = COLOURS[_KINDS.index(tensor.kind)]
         axis.plot(tensor.ratio, [place] * len(tensor.ratio), "o", color=colour, ms=2.5, alpha=0.7)
@@ -265,7 +265,7 @@ def _draw_table(axis: Axes, table: Sequence[Tensor]) -> None:
     axis.invert_yaxis()
 
 
-def _draw_reasons(axis: Axes, table: Sequence[Tensor]) -> None:
+def _draw_reasons(axis: Axes, table: Sequence[WatchedTensor]) -> None:
     for colour, kind in zip(COLOURS, _KINDS, strict=False):
         some = [tensor for tensor in table if tensor.kind == kind]
         radial = [np.mean(tensor.radial) for tensor in some]
