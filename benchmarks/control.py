@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from equilibria.control import FoldedWeightDecay, RescaleOnDecay
-from equilibria.nets import BasicBlockResNet
+from equilibria.lab.nets import BasicBlockResNet
 
 ROUNDS, STEPS = 5, 8
 WARM_UP = 3  # rounds: in their first twenty steps controllers look whether the weights are scale-invariant

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from equilibria.forecasting import forecast
-from equilibria.measure.samples import NUMBERS, SAMPLE_FIELDS
+from equilibria.records.tables import NUMBERS, SAMPLE_FIELDS
 from equilibria.theory import SGD, AdamW, cold_start, evolve
 from equilibria.theory.schedules import Cosine
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equilibria.problems import Completion, RayleighQuotient, Regression, Simulation
+from equilibria.lab.problems import Completion, RayleighQuotient, Regression, Simulation
 from equilibria.theory import SGD
 
 ROUNDS = 5

@@ -36,10 +36,10 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import functional
 
 import equilibria as eq
-from equilibria.measure.dots import MovesPass, ProductsPass
-from equilibria.measure.probes import CopyProbe
-from equilibria.nets import GPT
-from equilibria.record import read_run
+from equilibria.lab.nets import GPT
+from equilibria.monitor.reading import CopyProbe
+from equilibria.records import read_run
+from equilibria.tensors.inner_products import MovesPass, ProductsPass
 
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 SIZES = {"1 M": (128, 4), "10 M": (384, 6), "50 M": (704, 8)}  # width, layers

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.measure.samples import NUMBERS
-from equilibria.record import RunWriter
+from equilibria.records import RunWriter
+from equilibria.records.tables import NUMBERS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pages"))
 
 if TYPE_CHECKING:
-    from browser import Browser
+    from tests.helpers.browser import Browser
 
 LAYERS, SAMPLES, VIEWERS, ROUNDS, STEPS = 50, 20_000, 20, 9, 250
 NAMES = [f"layer{place // 10}.{place % 10}.conv.weight" for place in range(LAYERS)]
@@ -46,7 +46,7 @@ import sys, time
 import numpy as np, torch
 sys.path.insert(0, {here!r})
 from serving import LAYERS, SAMPLES, columns
-from equilibria.record import RunWriter
+from equilibria.records import RunWriter
 torch.set_num_threads(1)
 layers = [(torch.nn.Linear(256, 256, bias=False), torch.nn.BatchNorm1d(256)) for _ in range(4)]
 model = torch.nn.Sequential(*[part for layer in layers for part in layer])
@@ -188,7 +188,7 @@ def paint(port: int, profile: Path) -> dict[str, float] | None:
 
     The first time its caches are empty and plotly is compiled, once per browser; CPU is that of the page's thread.
     """
-    from browser import Browser, find
+    from tests.helpers.browser import Browser, find
 
     program = find()
     if program is None:

@@ -40,8 +40,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import equilibria as eq
-from equilibria.data.digits import load_digits
-from equilibria.measure.curvature import HessianProducts
+from equilibria.curvature import HessianProducts
+from equilibria.lab.data.digits import load_digits
 
 STARTS, POINTS, EVERY = 3, 100, 20
 TURNS = 3

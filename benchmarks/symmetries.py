@@ -23,8 +23,8 @@ import torch
 from torch.nn import functional
 
 import equilibria as eq
-from equilibria.measure.symmetry import Symmetries
-from equilibria.nets import BasicBlockResNet
+from equilibria.lab.nets import BasicBlockResNet
+from equilibria.symmetry import Symmetries
 
 ROUNDS, SAMPLES, LIMIT_SECONDS = 3, 16, 60.0
 BUSY = 0.3  # load of the machine before we begin, above which its numbers are marked

@@ -1,4 +1,4 @@
-"""What the training harness costs: steps of `equilibria.training.train` beside those of a bare torch loop.
+"""What the training harness costs: steps of `equilibria.lab.training.train` beside those of a bare torch loop.
 
 Both train the same network on the same batches from the same weights. The harness watches all convolutions at every
 fifth step, keeps samples and checkpoints in a folder, and tells its progress; evaluations are left out of both, since
@@ -29,10 +29,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equilibria.data import Batches, load_digits
-from equilibria.experiments.task import tell_progress, workplace
-from equilibria.nets import BasicBlockResNet
-from equilibria.training import Recipe, train, two_groups
+from equilibria.lab.data import Batches, load_digits
+from equilibria.lab.harness.task import tell_progress, workplace
+from equilibria.lab.nets import BasicBlockResNet
+from equilibria.lab.training import Recipe, train, two_groups
 
 LIMIT, CHECKPOINT_STEPS = 1.05, 100
 SHORT_ROUNDS, LONG_ROUNDS, LONG = 5, 2, 5

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import equilibria as eq
-from equilibria.nets import BasicBlockResNet
+from equilibria.lab.nets import BasicBlockResNet
 
 ROUNDS = 3
 STEPS = {"resnet": 8, "mlp": 32}  # per segment, of which the first few only warm up

@@ -6,7 +6,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from equilibria.data import load_digits
+from equilibria.lab.data import load_digits
 
 
 def make_network(width: int = 16) -> nn.Sequential:

@@ -1,15 +1,16 @@
-"""Shared test settings: one thread, a fast hypothesis profile, and the helpers beside the tests importable."""
+"""Shared test settings: one thread, a fast hypothesis profile, and helpers that child processes can import."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import os
 
 import pytest
 from hypothesis import settings
 
-# The tests are imported by path (import mode "importlib"), so a helper module needs its folder on the path.
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("theory", "docs")]
+from tests.helpers import ROOT
+
+# Processes that tests start import `tests.helpers` too.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 settings.register_profile("fast", deadline=None, max_examples=10, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=20, derandomize=True)  # make test-all

@@ -13,40 +13,40 @@ import pytest
 PACKAGE = "equilibria"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 
-# Left to right; a part may import itself and what stands before it. "" is the package's own __init__, which
-# resolves its names lazily: to import from it would hide what is needed.
+# Left to right: what needs numbers and tables only, then what touches models, then what people see. A part may import
+# itself and what stands before it. "" is the package's own __init__, which resolves its names lazily: to import from it
+# would hide what is needed. `_display` looks up the renderers in `views` by name: the only way to the right.
 ORDER = [
     "_version",
     "_compiled",
-    "_processes",
-    "_rich",
-    "_notebook",
+    "_display",
+    "_lazy",
     "errors",
     "findings",
     "theory",
-    "problems",
-    "nets",
-    "data",
-    "measure",
-    "control",
-    "record",
-    "pages",
+    "records",
+    "diagnosis",
     "planning",
-    "report",
     "forecasting",
-    "watching",
+    "tensors",
+    "optimizers",
+    "objectives",
+    "symmetry",
+    "curvature",
+    "control",
+    "monitor",
     "doctor",
+    "views",
+    "watching",
     "integrations",
-    "training",
-    "demo",
-    "experiments",
-    "serving",
+    "lab",
+    "serve",
     "cli",
     "__main__",
     "",
 ]
 IMPORTS_ANYTHING = {"cli", "__main__", ""}
-WITHOUT_TORCH = {"_version", "_compiled", "_processes", "errors", "findings", "theory"}
+WITHOUT_TORCH = set(ORDER[: ORDER.index("tensors")])
 
 
 def read_sources() -> dict[str, str]:
@@ -114,26 +114,26 @@ CLEAN = {
     "equilibria.errors": "import math",
     "equilibria.theory.__init__": "from equilibria.theory import laws\nfrom . import laws",
     "equilibria.theory.laws": "import numpy\nfrom ..errors import number\nfrom equilibria import theory",
-    "equilibria.measure.__init__": "",
-    "equilibria.measure.monitor": "import torch\nfrom ..theory import laws\nfrom equilibria import theory",
-    "equilibria.planning.run": "import equilibria.measure.monitor",
-    "equilibria.cli.__init__": "import equilibria\nfrom equilibria.planning import run",
+    "equilibria.monitor.__init__": "",
+    "equilibria.monitor.monitor": "import torch\nfrom ..theory import laws\nfrom equilibria import theory",
+    "equilibria.watching.run": "import equilibria.monitor.monitor",
+    "equilibria.cli.__init__": "import equilibria\nfrom equilibria.watching import run",
 }
 
 PLANTED = {
-    "import": ("equilibria.theory.laws", "import equilibria.measure.monitor"),
-    "from package": ("equilibria.theory.laws", "from equilibria import measure"),
-    "from module": ("equilibria.measure.monitor", "from equilibria.planning.run import x"),
-    "relative, to the right": ("equilibria.measure.monitor", "from ..plan import run"),
-    "relative, from an __init__": ("equilibria.theory.__init__", "from ..measure import monitor"),
+    "import": ("equilibria.theory.laws", "import equilibria.monitor.monitor"),
+    "from package": ("equilibria.theory.laws", "from equilibria import monitor"),
+    "from module": ("equilibria.monitor.monitor", "from equilibria.watching.run import x"),
+    "relative, to the right": ("equilibria.monitor.monitor", "from ..watching import run"),
+    "relative, from an __init__": ("equilibria.theory.__init__", "from ..monitor import monitor"),
     "inside a function": ("equilibria.theory.laws", "def f():\n    from equilibria.cli import main"),
     "for types only": (
         "equilibria.theory.laws",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import equilibria.planning.run",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import equilibria.watching.run",
     ),
-    "by name": ("equilibria.theory.laws", "import importlib\nimportlib.import_module('equilibria.planning.run')"),
-    "the whole package": ("equilibria.measure.monitor", "import equilibria as eq"),
-    "a lazy verb": ("equilibria.planning.run", "from equilibria import watch"),
+    "by name": ("equilibria.theory.laws", "import importlib\nimportlib.import_module('equilibria.watching.run')"),
+    "the whole package": ("equilibria.monitor.monitor", "import equilibria as eq"),
+    "a lazy verb": ("equilibria.watching.run", "from equilibria import watch"),
     "the lowest file": ("equilibria.errors", "from equilibria.theory import laws"),
     "torch": ("equilibria.theory.laws", "import torch"),
     "part of torch": ("equilibria.theory.laws", "def f():\n    from torch.nn import functional"),

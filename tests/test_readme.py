@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from page_runner import Page, Tolerance, assert_shown, commands, run_command
 
 import equilibria as eq
 from equilibria import control
+from tests.helpers.page_runner import Page, Tolerance, assert_shown, commands, run_command
 
 ROOT = Path(__file__).parents[1]
 README, COMMANDS, IN_PYTHON = ROOT / "README.md", ROOT / "docs" / "command-line.md", ROOT / "docs" / "in-python.md"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from equilibria.nets import BasicBlockResNet
+from equilibria.lab.nets import BasicBlockResNet
 
 Step = Callable[[], None]
 

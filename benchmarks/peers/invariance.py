@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from equilibria.data.digits import load_digits
-from equilibria.nets import GPT, BasicBlockResNet
+from equilibria.lab.data.digits import load_digits
+from equilibria.lab.nets import GPT, BasicBlockResNet
 from peers import adamp, failure, ours
 from peers.eigenvalue import Batch
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import equilibria as eq
-from equilibria.data import Batches, load_digits
+from equilibria.lab.data import Batches, load_digits
 
 STEPS, LR = 800, 0.1
 

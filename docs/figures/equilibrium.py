@@ -5,7 +5,7 @@ from __future__ import annotations
 import _style as style
 import numpy as np
 
-from equilibria.problems import RandomWalk, Simulation
+from equilibria.lab.problems import RandomWalk, Simulation
 from equilibria.theory import SGD
 
 ENTRIES, STEPS = 400, 1500

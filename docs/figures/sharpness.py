@@ -5,7 +5,7 @@ from __future__ import annotations
 import _style as style
 import numpy as np
 
-from equilibria.problems import Regression, Simulation
+from equilibria.lab.problems import Regression, Simulation
 from equilibria.theory import SGD
 
 STEPS, EVERY = 24_000, 21  # an odd stride: at the edge every other step lies on the other side of the valley

@@ -19,25 +19,24 @@ The verbs, imported on first use:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from equilibria._lazy import lazy_names
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError
 
 if TYPE_CHECKING:
     from equilibria import theory
-    from equilibria.control.split_decay import split_decay
-    from equilibria.forecasting.forecast import forecast
-    from equilibria.measure.objective import Objective, objective
-    from equilibria.measure.sharpness import sharpness
-    from equilibria.measure.symmetry import symmetries
+    from equilibria.control import split_decay
+    from equilibria.curvature import sharpness
+    from equilibria.forecasting import forecast
+    from equilibria.objectives import Objective, objective
     from equilibria.planning import plan
-    from equilibria.report import read_run
+    from equilibria.symmetry import symmetries
     from equilibria.theory.citations import cite
     from equilibria.theory.folding import fold
     from equilibria.theory.translation import translate
-    from equilibria.watching import SharpnessTracker, watch
+    from equilibria.watching import SharpnessTracker, read_run, watch
 
 __all__ = [
     "EquilibriaError",
@@ -58,30 +57,22 @@ __all__ = [
     "watch",
 ]
 
-_HOMES = {
-    "Objective": "equilibria.measure.objective",
-    "SharpnessTracker": "equilibria.watching",
-    "cite": "equilibria.theory.citations",
-    "fold": "equilibria.theory.folding",
-    "forecast": "equilibria.forecasting.forecast",
-    "objective": "equilibria.measure.objective",
-    "plan": "equilibria.planning",
-    "read_run": "equilibria.report",
-    "sharpness": "equilibria.measure.sharpness",
-    "split_decay": "equilibria.control.split_decay",
-    "symmetries": "equilibria.measure.symmetry",
-    "translate": "equilibria.theory.translation",
-    "watch": "equilibria.watching",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "theory":
-        return importlib.import_module("equilibria.theory")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Objective": "objectives",
+        "SharpnessTracker": "watching",
+        "cite": "theory.citations",
+        "fold": "theory.folding",
+        "forecast": "forecasting",
+        "objective": "objectives",
+        "plan": "planning",
+        "read_run": "watching",
+        "sharpness": "curvature",
+        "split_decay": "control",
+        "symmetries": "symmetry",
+        "theory": "theory",
+        "translate": "theory.translation",
+        "watch": "watching",
+    },
+)

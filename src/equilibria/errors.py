@@ -18,6 +18,10 @@ class EquilibriaError(ValueError):
     """Bad input or an impossible request; the message says what was received and what is allowed."""
 
 
+class WatchWarning(UserWarning):
+    """Watching has stopped or lost something; training goes on."""
+
+
 def number(name: str, value: object) -> float:
     """``value`` as a finite float, or an error that names it.
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "forecasting"))
-
-from planted_walks import Walk
+from tests.helpers.planted_walks import Walk
 
 from equilibria.cli import app
 from equilibria.cli._scenarios import DecayPart, parse_what_if
 from equilibria.forecasting import Scenario, backtest, what_if
-from equilibria.record import RunWriter
+from equilibria.records import RunWriter
 from equilibria.theory.schedules import Cosine, MultiStep
 
 WALK = Walk(layers=2).run(np.where(np.arange(300) < 220, 0.1, 0.01))

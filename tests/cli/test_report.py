@@ -7,22 +7,18 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
-
-from report_helpers import layer_names, run
+from tests.helpers.report_helpers import layer_names, run
 
 from equilibria.cli import app
+from equilibria.diagnosis import diagnose
+from equilibria.diagnosis.summary import summarise
 from equilibria.errors import EquilibriaError
-from equilibria.measure.diagnose import diagnose
-from equilibria.measure.summary import summarise
-from equilibria.record import RunWriter
-from equilibria.report.verdict import worst_first
+from equilibria.records import RunWriter
+from equilibria.views.run.headline import worst_first
 
 SAMPLES, METADATA = run(5, steps=3000, outlier=2, lawless=4)
 FINDINGS = diagnose(SAMPLES, metadata=METADATA)

@@ -8,16 +8,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from bn_worlds import bn_net, invariant_of, sgd, take_step
-from random_walk import Gradients, angles, start_weights
+from tests.helpers.bn_worlds import bn_net, invariant_of, sgd, take_step
+from tests.helpers.random_walk import Gradients, angles, start_weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from equilibria import theory
 from equilibria.control import AngularSchedule, Lion
-from equilibria.data import Batches, load_digits
 from equilibria.errors import EquilibriaError
-from equilibria.nets import BasicBlockResNet
+from equilibria.lab.data import Batches, load_digits
+from equilibria.lab.nets import BasicBlockResNet
 from equilibria.theory.requested import decay_for_angle
 from equilibria.theory.schedules import Constant, Cosine, MultiStep
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from equilibria.control._clipping import ClippingWatch
+from equilibria.control._folded_weight_decay import ClippingWatch
 from equilibria.errors import EquilibriaError
 
 

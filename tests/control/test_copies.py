@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from bn_worlds import bn_net, deviation, eval_logits, invariant_of, sgd, take_step
+from tests.helpers.bn_worlds import bn_net, deviation, eval_logits, invariant_of, sgd, take_step
 from torch.optim.lr_scheduler import StepLR
 
 from equilibria.control import AngularSchedule, FoldedWeightDecay, RescaleOnDecay

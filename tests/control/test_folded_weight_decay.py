@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
-from bn_worlds import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.helpers.bn_worlds import (
     INPUTS,
     LABELS,
     bn_net,
@@ -18,8 +20,6 @@ from bn_worlds import (
     sgd,
     take_step,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, MultiStepLR, OneCycleLR, StepLR
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_walk import walk
+from tests.helpers.random_walk import walk
 
 from equilibria import theory
 from equilibria.control import Lion

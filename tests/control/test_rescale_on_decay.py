@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bn_worlds import bn_net, deviation, eval_logits, invariant_of, sgd, take_step
-from random_walk import SGDW, settled_adam, walk
+from tests.helpers.bn_worlds import bn_net, deviation, eval_logits, invariant_of, sgd, take_step
+from tests.helpers.random_walk import SGDW, settled_adam, walk
 from torch import nn
 from torch.optim.lr_scheduler import (
     ConstantLR,
@@ -23,9 +23,9 @@ from torch.optim.lr_scheduler import (
 
 from equilibria import theory
 from equilibria.control import Lion, RescaleOnDecay, WeightDecayScheduler
-from equilibria.control.rescale_on_decay import RescaleWarning
+from equilibria.control._rescale_on_decay import RescaleWarning
 from equilibria.errors import EquilibriaError
-from equilibria.measure.laws import law_of
+from equilibria.optimizers.rules import law_of
 
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 5e-4}, -1 / 4),
@@ -511,7 +511,7 @@ def test_what_is_owed_survives_a_checkpoint():
 
 
 @pytest.mark.parametrize(("over_eps", "is_applied"), [(4.4e3, True), (3.6e3, False)])
-@pytest.mark.filterwarnings("ignore:.*is not made smaller:equilibria.control.rescale_on_decay.RescaleWarning")
+@pytest.mark.filterwarnings("ignore:.*is not made smaller:equilibria.control._rescale_on_decay.RescaleWarning")
 def test_a_variance_stays_a_thousand_times_its_eps(over_eps, is_applied):
     """lr / 16 halves the norm, which leaves a quarter of the variance."""
     net = small_net()
@@ -574,7 +574,7 @@ def test_a_schedule_that_holds_what_cannot_be_copied_is_stepped():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
 
-@pytest.mark.filterwarnings("error:.*is not made smaller:equilibria.control.rescale_on_decay.RescaleWarning")
+@pytest.mark.filterwarnings("error:.*is not made smaller:equilibria.control._rescale_on_decay.RescaleWarning")
 def test_a_warning_that_is_an_error_leaves_everything_as_it_was():
     scheduler = stepping(small_net(), [0.1, 1e-9])
     before = copy.deepcopy([scheduler.state_dict(), scheduler.optimizer.state_dict()])

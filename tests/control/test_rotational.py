@@ -16,10 +16,10 @@ from torch import nn
 from equilibria import theory
 from equilibria.control import SGDW, Lion, Rotational, ScalarRMSprop
 from equilibria.control._radial import InvarianceWatch
-from equilibria.data import Batches, load_digits
 from equilibria.errors import EquilibriaError
-from equilibria.measure.laws import law_of
-from equilibria.nets import BasicBlockResNet
+from equilibria.lab.data import Batches, load_digits
+from equilibria.lab.nets import BasicBlockResNet
+from equilibria.optimizers.rules import law_of
 
 PLAIN = {
     "sgd": (lambda p, **k: torch.optim.SGD(p, lr=0.1, weight_decay=5e-4, **k), theory.SGD(0.1, 5e-4)),

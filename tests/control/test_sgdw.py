@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_walk import walk
+from tests.helpers.random_walk import walk
 
 from equilibria import theory
 from equilibria.control import SGDW
 from equilibria.errors import EquilibriaError
-from equilibria.measure.laws import law_of
+from equilibria.optimizers.rules import law_of
 
 
 def parameter(*shape: int, seed: int = 0) -> torch.nn.Parameter:

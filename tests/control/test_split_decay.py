@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional
 
 from equilibria.control import FoldedWeightDecay
-from equilibria.control.split_decay import split_decay
+from equilibria.control._split_decay import split_decay
 from equilibria.errors import EquilibriaError
-from equilibria.measure.objective import objective
-from equilibria.measure.symmetry import symmetries
-from equilibria.nets import BasicBlockResNet
+from equilibria.lab.nets import BasicBlockResNet
+from equilibria.objectives._objective import objective
+from equilibria.symmetry import symmetries
 
 
 def measured(net: nn.Module, *shape: int):

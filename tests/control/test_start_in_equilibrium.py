@@ -9,15 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_walk import angles
+from tests.helpers.random_walk import angles
 from torch import nn
 
 from equilibria import theory
 from equilibria.control import SGDW, Lion, start_in_equilibrium
-from equilibria.control.start_in_equilibrium import StartWarning
+from equilibria.control._start_in_equilibrium import StartWarning
 from equilibria.errors import EquilibriaError
-from equilibria.measure.objective import objective
-from equilibria.measure.symmetry import symmetries
+from equilibria.objectives._objective import objective
+from equilibria.symmetry import symmetries
 
 DIM, ROWS = 300, 12
 

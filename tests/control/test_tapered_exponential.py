@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from bn_worlds import bn_net, deviation, eval_logits, invariant_of, sgd, take_step
+from tests.helpers.bn_worlds import bn_net, deviation, eval_logits, invariant_of, sgd, take_step
 from torch.optim.lr_scheduler import MultiStepLR
 
 from equilibria.control import TaperedExponential

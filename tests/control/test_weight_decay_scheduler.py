@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import (
 
 from equilibria.control import FoldedWeightDecay, RescaleOnDecay, WeightDecayScheduler
 from equilibria.errors import EquilibriaError
-from equilibria.measure.laws import law_of
+from equilibria.optimizers.rules import law_of
 from equilibria.theory import SGD
 from equilibria.theory.schedules import Cosine
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from page_runner import Page, Tolerance, assert_shown
+from tests.helpers.page_runner import Page, Tolerance, assert_shown
 
 PAGE = Path(__file__).parents[2] / "docs" / "folded-weight-decay.md"
 SHORTER = {

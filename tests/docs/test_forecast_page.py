@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from page_runner import Page
+from tests.helpers.page_runner import Page
 
 PAGE = Path(__file__).parents[2] / "docs" / "forecast.md"
 SHORTER = {

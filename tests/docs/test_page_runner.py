@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from page_runner import Page, Tolerance, assert_shown
+from tests.helpers.page_runner import Page, Tolerance, assert_shown
 
 
 def page(text: str) -> Page:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from page_runner import Page
+from tests.helpers.page_runner import Page
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHORTER = {

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from page_runner import Page
+from tests.helpers.page_runner import Page
 
-from equilibria.measure.sharpness_table import EDGE, SHARPNESS_FIELDS
+from equilibria.records.tables import EDGE, SHARPNESS_FIELDS
 
 PAGE = Page(Path(__file__).parents[2] / "docs" / "sharpness.md")
 

@@ -11,14 +11,14 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from equilibria._rich import Console
 from equilibria.cli import app
 from equilibria.doctor import compare_outputs, examine
-from equilibria.doctor.decay import decay_per_step
-from equilibria.doctor.factory import Patient, as_patient, usual_loss, usual_pair
-from equilibria.doctor.terminal import print_examination
+from equilibria.doctor._examination import decay_per_step
+from equilibria.doctor._factory import Patient, as_patient, usual_loss, usual_pair
 from equilibria.errors import EquilibriaError
 from equilibria.theory import SGD
+from equilibria.views._rich import Console
+from equilibria.views.examination import print_examination
 
 
 def net_of() -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from planted_walks import Run, Walk
+from tests.helpers.planted_walks import Run, Walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import FORECAST, Scenario, backtest, forecast

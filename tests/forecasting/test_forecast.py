@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted_walks import Run, Walk
+from tests.helpers.planted_walks import Run, Walk
 
 from equilibria.forecasting import BASELINES, FORECAST, Scenario, backtest, forecast
-from equilibria.forecasting.fit import fit
-from equilibria.forecasting.observed import observe
-from equilibria.forecasting.paths import follow
-from equilibria.forecasting.scenario import Course, courses
+from equilibria.forecasting._fit import fit
+from equilibria.forecasting._observed import observe
+from equilibria.forecasting._paths import follow
+from equilibria.forecasting._scenario import Course, courses
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW
 from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.schedules import Cosine, FromValues, MultiStep

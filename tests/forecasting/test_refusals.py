@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from planted_walks import Run, Walk
+from tests.helpers.planted_walks import Run, Walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import backtest, forecast
-from equilibria.forecasting.fit import fit
-from equilibria.forecasting.observed import observe
+from equilibria.forecasting._fit import fit
+from equilibria.forecasting._observed import observe
 from equilibria.theory.schedules import MultiStep
 
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from planted_walks import Walk
+from tests.helpers.planted_walks import Walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import Scenario, forecast, what_if

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from equilibria.record import read_run
+from equilibria.records import read_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = {  # enough to see it work; what is shown takes longer

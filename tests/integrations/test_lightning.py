@@ -16,14 +16,13 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
-from logged import assert_logged, expected, sgd, snippet
+from tests.helpers.logged import assert_logged, expected, sgd, snippet
+from tests.helpers.watched_worlds import make_net, same_bits
 from torch.utils.data import DataLoader, TensorDataset
-from watched_worlds import make_net, same_bits
 
-from equilibria.errors import EquilibriaError
+from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.integrations.lightning import EquilibriaCallback, _packages
-from equilibria.measure.monitor import WatchWarning
-from equilibria.record import RecordWarning, read_run
+from equilibria.records import RecordWarning, read_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),  # Lightning's advice about speed

@@ -5,13 +5,12 @@ from __future__ import annotations
 import mlflow
 import pytest
 import torch
-from logged import assert_logged, expected, sgd, snippet
-from watched_worlds import make_net, train
+from tests.helpers.logged import assert_logged, expected, sgd, snippet
+from tests.helpers.watched_worlds import make_net, train
 
 import equilibria as eq
-from equilibria.errors import EquilibriaError
+from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.integrations.mlflow import MLflowSink
-from equilibria.measure.monitor import WatchWarning
 
 
 @pytest.fixture

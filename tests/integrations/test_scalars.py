@@ -11,15 +11,14 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from logged import assert_logged, expected, sgd
-from watched_worlds import make_net, train
+from tests.helpers.logged import assert_logged, expected, sgd
+from tests.helpers.watched_worlds import make_net, train
 
 import equilibria as eq
-from equilibria.errors import EquilibriaError
+from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.integrations import scalars
 from equilibria.integrations.scalars import METRICS, ScalarSink, Tags, require
-from equilibria.measure.monitor import WatchWarning
-from equilibria.measure.samples import NOTES, STATES
+from equilibria.records.tables import NOTES, STATES
 
 OTHERS = {"lightning", "pytorch_lightning", "transformers", "accelerate", "tensorboard", "wandb", "mlflow"}
 

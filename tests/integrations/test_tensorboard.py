@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from logged import assert_logged, expected, sgd, snippet
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.helpers.logged import assert_logged, expected, sgd, snippet
+from tests.helpers.watched_worlds import make_net, train
 from torch.utils.tensorboard import SummaryWriter
-from watched_worlds import make_net, train
 
 import equilibria as eq
 from equilibria.errors import EquilibriaError

@@ -10,18 +10,17 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from logged import sgd, snippet
+from tests.helpers.logged import sgd, snippet
+from tests.helpers.watched_worlds import backward, batches, make_net, same_bits, train
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from watched_worlds import backward, batches, make_net, same_bits, train
 
 import equilibria as eq
-from equilibria.errors import EquilibriaError
+from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.integrations.scalars import ScalarSink
 from equilibria.integrations.transformers import EquilibriaCallback
-from equilibria.measure.monitor import WatchWarning
-from equilibria.record import RecordWarning, read_run
+from equilibria.records import RecordWarning, read_run
 
 STEPS = 6
 

@@ -8,20 +8,18 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from logged import assert_logged, expected
+from tests.helpers.logged import assert_logged, expected
 
-from equilibria.record import read_run
+from equilibria.records import read_run
 
 pytestmark = [
     pytest.mark.slow,  # starting the processes is
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"),
 ]
 
-HERE = Path(__file__).parent
 SECONDS = 240  # for everything; the work itself takes a few
 
 
@@ -29,12 +27,11 @@ def train_together(kind, folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    path = os.pathsep.join([str(HERE), str(HERE.parent / "measure"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
+    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "two_ranks.py"), kind, str(folder), str(rank)],
+            [sys.executable, "-m", "tests.helpers.two_ranks", kind, str(folder), str(rank)],
             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -56,7 +53,7 @@ def train_together(kind, folder):
 
 @pytest.mark.parametrize("kind", ["plain", "lightning", "transformers"])
 def test_every_step_is_logged_once(kind, tmp_path):
-    from test_tensorboard import SINGLE, read
+    from tests.integrations.test_tensorboard import SINGLE, read
 
     said = train_together(kind, tmp_path)
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]

@@ -13,14 +13,13 @@ import time
 import pyarrow.compute as pc
 import pytest
 import wandb
-from logged import assert_logged, expected, sgd, snippet
+from tests.helpers.logged import assert_logged, expected, sgd, snippet
+from tests.helpers.watched_worlds import make_net, train
 from wandb.proto import wandb_internal_pb2
-from watched_worlds import make_net, train
 
 import equilibria as eq
-from equilibria.errors import EquilibriaError
+from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.integrations.wandb import WandbSink
-from equilibria.measure.monitor import WatchWarning
 
 BLOCK, FILE_HEADER, RECORD_HEADER = 32768, 7, 7
 SECONDS = 60

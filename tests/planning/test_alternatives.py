@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from equilibria.planning import alternatives, plan
-from equilibria.planning.alternatives import BOTH, HELD, RESCALED
-from equilibria.planning.page import page_html
+from equilibria.planning._alternatives import BOTH, HELD, RESCALED
 from equilibria.theory import SGD, AdamW, Lion, evolve
 from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.rules import AdamL2
 from equilibria.theory.schedules import Cosine, FromValues, MultiStep
 from equilibria.theory.states import rescaled, settled
+from equilibria.views.plan.page import page_html
 
 DROP = MultiStep(0.1, milestones=[300, 700], factor=0.1)
 RULE = SGD(0.1, 5e-3, momentum=0.9)

@@ -8,9 +8,9 @@ import re
 
 import numpy as np
 import pytest
-import random_walk
 import torch
-from scales import plan_scale
+from tests.helpers import random_walk
+from tests.helpers.scales import plan_scale
 
 from equilibria.planning import plan
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, cite, cold_start, evolve, rescaled, settled

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equilibria.planning.phases import cut
+from equilibria.planning._phases import cut
 from equilibria.theory.schedules import (
     Constant,
     Cosine,

@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 import pytest
-import random_walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scales import plan_scale
+from tests.helpers import random_walk
+from tests.helpers.scales import plan_scale
 
 from equilibria.errors import EquilibriaError
 from equilibria.planning import plan

@@ -8,8 +8,8 @@ import re
 
 import numpy as np
 import pytest
-import random_walk
-from scales import plan_scale
+from tests.helpers import random_walk
+from tests.helpers.scales import plan_scale
 
 from equilibria.errors import EquilibriaError
 from equilibria.planning import plan

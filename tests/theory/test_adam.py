@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_walk import expected_adam_step, walk
+from tests.helpers.random_walk import expected_adam_step, walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory import AdamW, cold_start, evolve

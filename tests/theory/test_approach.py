@@ -11,7 +11,7 @@ import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
-from random_walk import expected_adam_step, expected_sgd_step, expected_sgdw_step
+from tests.helpers.random_walk import expected_adam_step, expected_sgd_step, expected_sgdw_step
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory import approach, moments

@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
-from edge_runs import rotation, three_d_gradient
+from tests.helpers.edge_runs import rotation, three_d_gradient
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory.effective_schedulers import (

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from edge_runs import hessian_at, rotated_run, settled_run, three_d_gradient, three_d_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.edge_runs import hessian_at, rotated_run, settled_run, three_d_gradient, three_d_loss
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory.eos_series import ratio_crossings, secant_sharpness, two_step_mean

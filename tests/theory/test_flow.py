@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from edge_runs import at_the_edge, descend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
+from tests.helpers.edge_runs import at_the_edge, descend
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory.flow import (

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from edge_runs import at_the_edge, descend, three_d_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 from scipy.optimize import minimize
+from tests.helpers.edge_runs import at_the_edge, descend, three_d_gradient
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory.eos_series import ratio_crossings

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
-import random_walk
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
+from tests.helpers import random_walk
 
 from equilibria.theory import moments
 

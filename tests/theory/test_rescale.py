@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pytest
-import random_walk
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_walk import walk
+from tests.helpers import random_walk
+from tests.helpers.random_walk import walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, evolve, rescaled, settled

@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-import random_walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
+from tests.helpers import random_walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, cold_start, evolve, rescaled, settled, settling

@@ -7,10 +7,10 @@ import math
 import re
 
 import pytest
-import random_walk
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers import random_walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon

@@ -9,13 +9,13 @@ import sys
 import pytest
 import torch
 from rich.console import Console
-from watched_worlds import column, make_net, train
+from tests.helpers.watched_worlds import column, make_net, train
 
 import equilibria as eq
+from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
-from equilibria.measure.summary import LayerSummary
-from equilibria.report.terminal import print_table
-from equilibria.watching.status import StatusLine, status_text
+from equilibria.views.run.terminal import print_table
+from equilibria.watching._watch import StatusLine, status_text
 
 LAYER = LayerSummary(
     name="layer3.5.conv2.weight",
@@ -33,7 +33,7 @@ LAYER = LayerSummary(
     norm_vs_equilibrium=0.72,
     cosine=1e-5,
     invariant=True,
-    state="approaching",
+    state="settling",
     steps_to_settle=2099.2,
     epochs_to_settle=5.37,
     lr=0.1,
@@ -48,15 +48,15 @@ OTHERS = {
     "layer1.0.conv2.weight": {"state": "disturbed", "how_wrong": 0.02, "epochs_to_settle": None, "angle": 7.25e-5},
     "fc.weight": {
         "invariant": False,
-        "state": "no equilibrium",
+        "state": "none",
         "how_wrong": None,
         "angle_predicted": None,
         "angle_vs_predicted": None,
         "norm_equilibrium": None,
         "steps_to_settle": None,
     },
-    "embed.weight": {"no_law": "no law for RMSprop", "state": "no equilibrium", "how_wrong": None},
-    "free.weight": {"state": "no equilibrium", "weight_decay": 0.0, "how_wrong": 0.0, "steps_to_settle": None},
+    "embed.weight": {"no_law": "no law for RMSprop", "state": "none", "how_wrong": None},
+    "free.weight": {"state": "none", "weight_decay": 0.0, "how_wrong": 0.0, "steps_to_settle": None},
 }
 LAYERS = [LAYER, *(dataclasses.replace(LAYER, name=name, **changes) for name, changes in OTHERS.items())]
 
@@ -85,14 +85,14 @@ def test_one_line_per_layer_that_fits(width):
         *sorted(names[5:7], key=["fc", "embed"].index),
     ]
     assert len(lines) == 8 + (width >= 80)  # nothing was folded; below is a legend, where there is room
-    states = ["approaching", "disturbed", "settled", "no decay", "not invariant", "no law"]
+    states = ["settling", "disturbed", "settled", "no decay", "not invariant", "no law"]
     assert all(line.endswith(state) for line, state in zip(lines[1:7], states, strict=True))
 
 
 def test_the_numbers_at_80_columns():
     lines = printed(80)
     assert lines[0].split() == ["layer", "rad/step", "theory", "ratio", "norm", "goal", "ep.", "left", "state"]
-    assert lines[1].split() == ["layer3.5.conv2", "0.0103", "0.0073", "1.42", "1.23", "1.7", "5.4", "approaching"]
+    assert lines[1].split() == ["layer3.5.conv2", "0.0103", "0.0073", "1.42", "1.23", "1.7", "5.4", "settling"]
     assert lines[2].split() == ["layer1.0.conv2", "7.25e-05", "0.0073", "1.42", "1.23", "1.7", "2,100", "disturbed"]
     assert lines[3].split() == ["layer1.0.conv1", "0.0103", "0.0073", "1.01", "1.23", "1.7", "settled"]
     assert lines[5].split() == ["fc", "0.0103", "1.23", "not", "invariant"]
@@ -130,7 +130,7 @@ def test_partners_are_counted_and_names_are_not_folded(width):
     assert shown["transformer.h.0.mlp.c_proj"].endswith("not alone against (3)")
     assert shown["transformer.h.0.attn.bias"].endswith("no effect no effect")
     assert shown["lm_head"].endswith("not invariant no")
-    assert shown["conv"].endswith("approaching rows")
+    assert shown["conv"].endswith("settling rows")
     assert "jointly (n): n may be scaled together" in " ".join(lines[7:])
 
 
@@ -273,12 +273,12 @@ def test_the_text_of_the_line():
     columns = {
         "step": [1234] * 4,
         "param": ["conv[/x]", "b", "c", "d"],
-        "state": ["settled", "approaching", "no equilibrium", "disturbed"],
+        "state": ["settled", "settling", "none", "disturbed"],
         "angle": [0.02, 0.01, float("nan"), None],
         "angle_predicted": [0.01, 0.0101, None, 0.1],
     }
     assert status_text(columns) == "step 1,234: 1 of 3 layers settled; conv[/x] turns 2.00x its prediction"
-    nothing = {**columns, "angle": [None] * 4, "state": ["no equilibrium"] * 4}
+    nothing = {**columns, "angle": [None] * 4, "state": ["none"] * 4}
     assert status_text(nothing) == "step 1,234: 0 of 0 layers settled"
 
 

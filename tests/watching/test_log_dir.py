@@ -9,18 +9,16 @@ import subprocess
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
-import watched_worlds
-from watched_worlds import column, make_net, same_bits, train
+from tests.helpers.watched_worlds import column, make_net, same_bits, train
 
 import equilibria as eq
-import equilibria.watching.recording as recording_module
+import equilibria.watching._recording as recording_module
 from equilibria.errors import EquilibriaError
-from equilibria.measure.samples import SAMPLE_FIELDS
-from equilibria.record import RecordWarning, RunWriter, read_run
+from equilibria.records import RecordWarning, RunWriter, read_run
+from equilibria.records.tables import SAMPLE_FIELDS
 
 
 def sgd(net):
@@ -225,9 +223,8 @@ def test_a_directory_removed_in_the_middle(tmp_path):
 
 TRAINING = """
 import sys, time
-sys.path.insert(0, sys.argv[2])
 import torch, equilibria as eq
-from watched_worlds import make_net, train
+from tests.helpers.watched_worlds import make_net, train
 torch.set_num_threads(1)
 net = make_net()
 optimizer = torch.optim.AdamW(net.parameters())
@@ -242,9 +239,8 @@ train(net, optimizer, 100_000, after_step=tell)
 
 
 def test_a_kill_loses_no_more_than_the_last_seconds(tmp_path):
-    helpers = str(Path(watched_worlds.__file__).parent)
     process = subprocess.Popen(
-        [sys.executable, "-c", TRAINING, str(tmp_path / "run"), helpers], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", TRAINING, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
     )
     taken = {}
     try:

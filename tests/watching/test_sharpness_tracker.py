@@ -13,17 +13,16 @@ import pyarrow as pa
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.helpers.watched_worlds import make_net
 from torch import nn
 from torch.nn import functional
-from watched_worlds import make_net
 
 import equilibria as eq
 from equilibria.cli import app
-from equilibria.errors import EquilibriaError
-from equilibria.measure.monitor import WatchWarning
-from equilibria.measure.sharpness_table import EDGE
-from equilibria.record import RecordWarning
-from equilibria.report.sharpness import edge_stretches, sharpness_curves
+from equilibria.errors import EquilibriaError, WatchWarning
+from equilibria.records import RecordWarning
+from equilibria.records.tables import EDGE
+from equilibria.views.run.sharpness import edge_stretches, sharpness_curves
 
 BATCH = torch.randn(32, 6, generator=torch.Generator().manual_seed(1)), torch.arange(32) % 3
 

@@ -11,12 +11,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tests.helpers.watched_worlds import column, make_net, same_bits, train
 from torch import nn
-from watched_worlds import column, make_net, same_bits, train
 
 import equilibria as eq
 from equilibria.errors import EquilibriaError
-from equilibria.record import read_run
+from equilibria.records import read_run
 
 
 def sgd(net):
@@ -143,7 +143,7 @@ def test_a_learning_rate_in_a_tensor_is_described_as_a_number(tmp_path):
 AT_EXIT = """
 import os, sys, warnings
 import torch, equilibria as eq
-from equilibria.record import RecordWarning
+from equilibria.records import RecordWarning
 
 torch.set_num_threads(1)
 eq.watch  # imported once, for all children

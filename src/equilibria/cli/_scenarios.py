@@ -15,7 +15,7 @@ from equilibria.errors import EquilibriaError, number, positive
 
 if TYPE_CHECKING:
     from equilibria.forecasting import Scenario
-    from equilibria.forecasting.observed import Observed
+    from equilibria.forecasting._observed import Observed
     from equilibria.theory.schedules import ScheduleLike
 
 EXAMPLES = "'rescaled=--rescale' or 'late=--milestones 2000 --wd x2'"

@@ -143,7 +143,7 @@ def _length(options: dict[str, Any]) -> _Length:
 
 def run_steps(steps: int | None, epochs: float | None, steps_per_epoch: int | None) -> tuple[int, int]:
     """Total steps, and the steps per unit in which positions are given."""
-    from equilibria.planning.planner import MOST_STEPS
+    from equilibria.planning._planner import MOST_STEPS
 
     if (steps is None) == (epochs is None):
         given = "neither --steps nor --epochs" if steps is None else f"both --steps {steps} and --epochs {epochs:g}"

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from equilibria.cli._options import WHOLE, json_option
-from equilibria.cli._output import paint, print_json, table, wrap
+from equilibria.cli._output import print_json
+from equilibria.views.terminal import paint, table, wrap
 
 if TYPE_CHECKING:
-    from equilibria.demo import DemoResult, Recipe, Turn
+    from equilibria.lab.demo import DemoResult, Recipe, Turn
 
 
 @click.command("demo")
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @json_option
 def command(*, out: str, seed: int, as_json: bool) -> None:
     """Train a small network on real digits, watched, and compare every layer with the theory (about a minute)."""
-    from equilibria.demo import DemoError, Recipe, run_demo
+    from equilibria.lab.demo import DemoError, Recipe, run_demo
 
     recipe = Recipe(seed=seed)
     try:
@@ -45,7 +46,7 @@ def _bars(recipe: Recipe) -> Iterator[Callable[[str, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from equilibria.demo.runner import BRANCHES
+    from equilibria.lab.demo.runner import BRANCHES
 
     console = Console(stderr=True)
     columns = (TextColumn("  {task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -94,7 +95,7 @@ def _cell(turn: Turn) -> str:
 
 def _sentences(result: DemoResult) -> Iterator[tuple[bool, str]]:
     """What the numbers show, each with whether it went as the theory says."""
-    from equilibria.demo.results import TOLERANCE
+    from equilibria.lab.demo.results import TOLERANCE
     from equilibria.theory.rescale import rescale_factors
 
     recipe = result.recipe

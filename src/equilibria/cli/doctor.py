@@ -45,13 +45,13 @@ def command(*, target: str | None, save: Path | None, diff: tuple[Path, Path] | 
     with redirect_stdout(sys.stderr):  # what the factory prints is no part of the answer
         found = examine(load_patient(str(target)))
     if save is not None:
-        from equilibria.record.files import write_whole
+        from equilibria.records._files import write_whole
 
         write_whole(save, json.dumps(jsonable(_answer(found)), allow_nan=False, indent=1).encode())
     if as_json:
         print_json(_answer(found))
         return
-    from equilibria.doctor.terminal import print_examination
+    from equilibria.views.examination import print_examination
 
     print_examination(found)
 
@@ -62,7 +62,7 @@ def _answer(found: Examination) -> dict[str, Any]:
 
 
 def _compare(old: Path, new: Path, *, as_json: bool) -> None:
-    from equilibria.doctor.differences import compare_outputs
+    from equilibria.doctor._differences import compare_outputs
 
     changes = compare_outputs(old, new)
     if as_json:

@@ -16,7 +16,8 @@ from equilibria.cli._options import (
     shape_of,
     shape_option,
 )
-from equilibria.cli._output import print_json, table, wrap
+from equilibria.cli._output import print_json
+from equilibria.views.terminal import table, wrap
 
 if TYPE_CHECKING:
     from equilibria.theory import Equilibrium, Rule

@@ -10,9 +10,10 @@ import click
 
 from equilibria.cli._flags import named
 from equilibria.cli._options import build_rule, json_option, optimizer_of, rule_options
-from equilibria.cli._output import print_json, table, wrap
+from equilibria.cli._output import print_json
 from equilibria.cli._schedule import build_run, schedule_options
 from equilibria.errors import EquilibriaError
+from equilibria.views.terminal import table, wrap
 
 if TYPE_CHECKING:
     from equilibria.theory.folding import Folded

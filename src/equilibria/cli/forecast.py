@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._chart import chart
 from equilibria.cli._flags import flag, named
 from equilibria.cli._options import PATH, WHOLE, json_option
-from equilibria.cli._output import jsonable, print_json, width
+from equilibria.cli._output import jsonable, print_json
 from equilibria.cli._scenarios import EXAMPLES, scenario_options, scenarios
 from equilibria.cli._schedule import build_run
 from equilibria.errors import EquilibriaError, number
+from equilibria.views.terminal import chart, width
 
 if TYPE_CHECKING:
     from equilibria.forecasting import BackTest, Forecast, Suggestion, WhatIf
-    from equilibria.forecasting.suggest import Target
+    from equilibria.forecasting._suggest import Target
 
 _BASE, _SUGGESTED = "as planned", "suggested"
 _FLAGS = {"start": "--from", "schedule": "--schedule", "path": "--html", "target": "--suggest"}
@@ -91,11 +91,11 @@ def _backtest(run: Path, start: int, *, rescale: bool | None, html: Path | None,
 
 def _forecast(run: Path, options: dict[str, Any], *, html: Path | None, as_json: bool) -> None:
     from equilibria.forecasting import suggest, what_if
-    from equilibria.forecasting.observed import observe
-    from equilibria.forecasting.page import write_page
-    from equilibria.forecasting.terminal import print_suggestion
-    from equilibria.pages.toggles import MOST_CHOICES
-    from equilibria.report import read_run
+    from equilibria.forecasting._observed import observe
+    from equilibria.views.document import MOST_CHOICES
+    from equilibria.views.forecast.page import write_page
+    from equilibria.views.forecast.terminal import print_suggestion
+    from equilibria.watching import read_run
 
     what_ifs, wanted, begin = options.pop("what_ifs"), options.pop("suggest"), options.pop("begin")
     with _busy("reading the record"):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._chart import chart
 from equilibria.cli._flags import named
 from equilibria.cli._options import (
     NUMBER,
@@ -20,10 +19,11 @@ from equilibria.cli._options import (
     shape_of,
     shape_option,
 )
-from equilibria.cli._output import jsonable, paint, print_json, width, wrap
-from equilibria.cli._phase_table import phase_table
+from equilibria.cli._output import jsonable, print_json
 from equilibria.cli._schedule import Run, build_run, schedule_options
 from equilibria.errors import EquilibriaError
+from equilibria.views.plan.terminal import phase_table
+from equilibria.views.terminal import chart, paint, width, wrap
 
 if TYPE_CHECKING:
     from equilibria.planning import Moment, Plan
@@ -51,7 +51,7 @@ def command(**options: Any) -> None:
     with named({"norm": "--init-norm"}):
         result = plan(rule, run.schedule, **settings)
     if options["html"] is not None:
-        from equilibria.planning.page import write_page
+        from equilibria.views.plan.page import write_page
 
         with named({"path": "--html"}):
             write_page(result, options["html"], alternatives=alternatives(rule, run.schedule, **settings))
@@ -102,7 +102,7 @@ def _contract(result: Plan) -> dict[str, Any]:
 
 
 def _show(result: Plan) -> None:
-    from equilibria.planning.findings import percent
+    from equilibria.planning._findings import percent
 
     print()
     print(phase_table(result))

@@ -12,7 +12,7 @@ from equilibria.cli._options import PATH, json_option
 from equilibria.cli._output import jsonable, print_json
 
 if TYPE_CHECKING:
-    from equilibria.measure.summary import LayerSummary
+    from equilibria.diagnosis.summary import LayerSummary
 
 _MOST_ROWS = 40
 
@@ -23,18 +23,18 @@ _MOST_ROWS = 40
 @json_option
 def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     """What the run recorded in the directory RUN did, layer by layer, beside what theory predicts."""
-    from equilibria.measure.diagnose import diagnose
-    from equilibria.measure.sharpness_findings import sharpness_findings
-    from equilibria.measure.summary import summarise
-    from equilibria.record import read_run
-    from equilibria.report.sharpness import print_sharpness
-    from equilibria.report.terminal import print_table
-    from equilibria.report.verdict import headline, worst_first
+    from equilibria.diagnosis import diagnose
+    from equilibria.diagnosis.sharpness import sharpness_findings
+    from equilibria.diagnosis.summary import summarise
+    from equilibria.records import read_run
+    from equilibria.views.run.headline import headline, worst_first
+    from equilibria.views.run.sharpness import print_sharpness
+    from equilibria.views.run.terminal import print_table
 
     recorded = read_run(run)
     samples, metadata, notes = recorded.samples(), recorded.metadata, (*recorded.notes, *_later_runs(run))
     if html is not None:
-        from equilibria.report import write_report
+        from equilibria.views.run.page import write_report
 
         with named({"path": "--html"}):
             title, queries = run.resolve().name, recorded.sharpness()

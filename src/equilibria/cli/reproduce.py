@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equilibria.cli._options import WHOLE, json_option
-from equilibria.cli._output import paint, print_json, table, wrap
+from equilibria.cli._output import print_json
 from equilibria.cli._streams import INTERRUPTED
 from equilibria.errors import EquilibriaError
+from equilibria.views.terminal import paint, table, wrap
 
 if TYPE_CHECKING:
-    from equilibria.experiments import Claim, Report
-    from equilibria.experiments.runner import Progress as Told
-    from equilibria.experiments.runner import Share, Started
-    from equilibria.experiments.work import Workers
+    from equilibria.lab.harness import Claim, Report
+    from equilibria.lab.harness.runner import Progress as Told
+    from equilibria.lab.harness.runner import Share, Started
+    from equilibria.lab.harness.workers import Workers
 
 _MARKS = {"shown": ("✓", "32;1"), "not shown": ("?", "33;1"), "contradicted": ("✗", "31;1")}
 
@@ -56,7 +57,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Run the papers' experiments again: figures, numbers, and a verdict on every claim."""
-    from equilibria.experiments import find, reproduce
+    from equilibria.lab.harness import find, reproduce
 
     if listing:
         _list(ids or ("all",), as_json=as_json)
@@ -99,7 +100,7 @@ def command(
 def _check_device(device: str, cluster: str | None) -> None:
     """Before hours of work; what the machines of a cluster have, they know alone."""
     if device != "cpu":  # torch takes a second to import
-        from equilibria.training.device import named_device, present_device
+        from equilibria.lab.training.device import named_device, present_device
 
         present_device(device) if cluster is None else named_device(device)
 
@@ -109,7 +110,7 @@ def _resume() -> str:
 
 
 def _list(ids: tuple[str, ...], *, as_json: bool) -> None:
-    from equilibria.experiments import find
+    from equilibria.lab.harness import find
 
     found = find(ids)
     rows = [experiment.describe() for experiment in found]
@@ -143,11 +144,11 @@ def _legend(rows: list[dict[str, Any]]) -> str:
 
 @contextmanager
 def _workers(count: int | None, cluster: str | None) -> Iterator[Workers]:
-    from equilibria._processes import usable_cores
-    from equilibria.experiments.work import Here
+    from equilibria.lab.harness.workers import Here
+    from equilibria.lab.processes import usable_cores
 
     if cluster is not None:
-        from equilibria.experiments.cluster import Cluster
+        from equilibria.lab.harness.cluster import Cluster
 
         if count is not None:
             raise EquilibriaError(f"got --workers {count} with --cluster {cluster}; expected one of the two")
@@ -157,7 +158,7 @@ def _workers(count: int | None, cluster: str | None) -> Iterator[Workers]:
         finally:
             connected.close()
         return
-    from equilibria.experiments.pool import Processes
+    from equilibria.lab.harness.workers import Processes
 
     count = usable_cores() if count is None else count
     yield Here() if count == 1 else Processes(count)
@@ -197,7 +198,7 @@ def _progress(*, quiet: bool) -> Iterator[tuple[Told, Share | None, Started, Cal
 
 
 def _state(report: Report) -> str:
-    from equilibria.experiments import wording
+    from equilibria.lab.harness import wording
 
     if report.lacks:
         return "left out"
@@ -214,8 +215,8 @@ def _contract(report: Report) -> dict[str, Any]:
 
 
 def _show(reports: list[Report], scale: str, results: str) -> None:
-    from equilibria.experiments import gallery, results_page
-    from equilibria.experiments.wording import headline
+    from equilibria.lab.harness import gallery, results_page
+    from equilibria.lab.harness.wording import headline
 
     for lacks in dict.fromkeys(report.lacks for report in reports if report.lacks):
         names = ", ".join(report.experiment for report in reports if report.lacks == lacks)
@@ -247,7 +248,7 @@ def _show(reports: list[Report], scale: str, results: str) -> None:
 
 
 def _show_claim(claim: Claim) -> None:
-    from equilibria.experiments import wording
+    from equilibria.lab.harness import wording
 
     sign, colour = _MARKS["not shown" if claim.role == "comparison" and claim.verdict != "shown" else claim.verdict]
     print(wrap(claim.text, indent=f"    {paint(sign, colour)} ", hang="      "))

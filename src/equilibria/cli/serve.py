@@ -15,9 +15,9 @@ from equilibria.cli._options import WHOLE
 from equilibria.errors import EquilibriaError, one_of, within
 
 if TYPE_CHECKING:
-    from equilibria.forecasting.observed import Observed
-    from equilibria.serving.app import App
-    from equilibria.serving.asked import AskedForecast, AskedPlan
+    from equilibria.forecasting._observed import Observed
+    from equilibria.serve.app import App
+    from equilibria.serve.requests import AskedForecast, AskedPlan
 
 _ANYWHERE = ("0.0.0.0", "::")
 _NOT_SHOWN = ("as_json", "html", "lr_file", "help")  # a server reads and writes no file that a request names
@@ -44,7 +44,7 @@ def command(*, runs: tuple[Path, ...], port: int, host: str, results: Path, brow
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise EquilibriaError(f'equilibria serve needs {" and ".join(missing)}: pip install "equilibria[serve]"')
-    from equilibria.serving.server import bind, run
+    from equilibria.serve.server import bind, run
 
     within("--port", port, low=0, high=65535)
     app = build_app(runs, host=host, results=results)
@@ -63,10 +63,10 @@ def missing_folders(runs: tuple[Path, ...]) -> list[Path]:
 
 def build_app(runs: tuple[Path, ...], *, host: str = "127.0.0.1", results: Path = Path("results")) -> App:
     """What answers the requests."""
-    from equilibria.serving.app import App
-    from equilibria.serving.asked import Readers
-    from equilibria.serving.catalogue import Catalogue
-    from equilibria.serving.guard import LOOPBACK
+    from equilibria.serve.app import App
+    from equilibria.serve.catalogue import Catalogue
+    from equilibria.serve.guard import LOOPBACK
+    from equilibria.serve.requests import Readers
 
     hosts = {*LOOPBACK, host, *((socket.gethostname(),) if host in _ANYWHERE else ())}
     readers = Readers(plan=read_plan, forecast=read_forecast)
@@ -79,7 +79,7 @@ def read_plan(query: Mapping[str, str]) -> AskedPlan:
     from equilibria.cli._schedule import build_run
     from equilibria.cli.plan import command as plan
     from equilibria.cli.plan import plan_settings
-    from equilibria.serving.asked import AskedPlan
+    from equilibria.serve.requests import AskedPlan
 
     words = _flags(plan, query)
     options = _parsed(plan, words)
@@ -94,7 +94,7 @@ def read_forecast(query: Mapping[str, str], observed: Observed) -> AskedForecast
     """The options of `equilibria forecast` in a query, and some alternatives to what they describe."""
     from equilibria.cli._scenarios import scenario_options, scenarios
     from equilibria.cli._schedule import build_run
-    from equilibria.serving.asked import AskedForecast
+    from equilibria.serve.requests import AskedForecast
 
     parser = click.command("forecast")(scenario_options(lambda **_: None))
     options = _parsed(parser, _flags(parser, query))

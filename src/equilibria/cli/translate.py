@@ -9,8 +9,9 @@ import click
 
 from equilibria.cli._flags import flag, named
 from equilibria.cli._options import NUMBER, build_rule, json_option, numbers, rule_options, scale_options
-from equilibria.cli._output import jsonable, print_json, table, wrap
+from equilibria.cli._output import jsonable, print_json
 from equilibria.errors import EquilibriaError, one_of, positive
+from equilibria.views.terminal import table, wrap
 
 if TYPE_CHECKING:
     from equilibria.theory import Rule

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equilibria.control._turning import STRETCH
-from equilibria.measure.layout import flat, is_dense
+from equilibria.tensors.layout import flat, is_dense
 from equilibria.theory.rules import SGD, SGDW, AdamW, Lion, Rule
 
 State: TypeAlias = dict[str, Any]

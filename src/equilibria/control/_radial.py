@@ -13,10 +13,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from equilibria.control.invariant import HOW_TO
 from equilibria.errors import EquilibriaError
-from equilibria.measure.dots import ProductsPass
-from equilibria.measure.layout import is_sharded, matrix
+from equilibria.tensors.inner_products import ProductsPass
+from equilibria.tensors.invariance import HOW_TO
+from equilibria.tensors.layout import is_sharded, matrix
 
 LARGEST_COSINE = 0.05  # of weight and gradient
 _BEYOND_CHANCE = 3.0  # times 1/sqrt(entries): noise that is added to gradients, as for privacy, is no mistake

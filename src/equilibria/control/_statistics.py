@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from equilibria.errors import EquilibriaError
-from equilibria.measure.objective import unwrap_model
-from equilibria.measure.statistics_behind import Behind, normalisations, statistics_behind
+from equilibria.objectives._objective import unwrap_model
+from equilibria.tensors.statistics import Behind, normalisations, statistics_behind
 
 
 @dataclass(frozen=True, slots=True, eq=False)

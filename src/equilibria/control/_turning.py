@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from equilibria.errors import EquilibriaError
-from equilibria.measure.dots import ProductsPass
-from equilibria.measure.layout import matrix
+from equilibria.tensors.inner_products import ProductsPass
+from equilibria.tensors.layout import matrix
 
 STRETCH = 1 << 18  # elements that stay in a processor's caches while several operations pass over them
 _ILL = 0.1  # share of the update's square that is tangent, below which float32 leaves too few digits of it

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from equilibria.doctor.differences import compare_outputs
-from equilibria.doctor.examination import Examination, ParameterRow, examine
-from equilibria.doctor.factory import Patient, load_patient
+from equilibria.doctor._differences import compare_outputs
+from equilibria.doctor._examination import Examination, ParameterRow, examine
+from equilibria.doctor._factory import Patient, load_patient
 
 __all__ = ["Examination", "ParameterRow", "Patient", "compare_outputs", "examine", "load_patient"]

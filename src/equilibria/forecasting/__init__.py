@@ -1,10 +1,10 @@
 """What the rest of a run will do, from what was recorded of it so far."""
 
-from equilibria.forecasting.backtest import BASELINES, FORECAST, BackTest, LayerTest, Score, backtest
-from equilibria.forecasting.forecast import Band, Forecast, LayerForecast, Measured, Total, forecast
-from equilibria.forecasting.scenario import Scenario
-from equilibria.forecasting.suggest import Proposal, Suggestion, suggest
-from equilibria.forecasting.what_if import Outcome, WhatIf, what_if
+from equilibria.forecasting._backtest import BASELINES, FORECAST, BackTest, LayerTest, Score, backtest
+from equilibria.forecasting._forecast import Band, Forecast, LayerForecast, Measured, Total, forecast
+from equilibria.forecasting._scenario import Scenario
+from equilibria.forecasting._suggest import Proposal, Suggestion, suggest
+from equilibria.forecasting._what_if import Outcome, WhatIf, what_if
 
 __all__ = [
     "BASELINES",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from equilibria.integrations.scalars import METRICS, MOST_LAYERS, ScalarSink, Tags, require
 from equilibria.integrations.session import Session, training_goes_on
-from equilibria.measure.monitor import Sink
-from equilibria.measure.parameters import Select
-from equilibria.measure.told import Told
+from equilibria.monitor.monitor import Sink
+from equilibria.tensors.invariance import Told
+from equilibria.tensors.parameters import Select
 from equilibria.watching import WatchedRun
 
 __all__ = ["EquilibriaCallback"]

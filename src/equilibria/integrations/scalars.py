@@ -12,7 +12,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, one_of, whole
-from equilibria.measure.samples import NOTES, NUMBERS, STATES
+from equilibria.records.tables import NOTES, NUMBERS, STATES
 
 PREFIX = "equilibria"
 RATIO = "angle_vs_predicted"

@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from equilibria._rich import Console, Table, Text
-from equilibria.errors import EquilibriaError, one_of, warn_caller
+from equilibria.diagnosis.summary import summarise
+from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_caller
 from equilibria.findings import Finding, counted
 from equilibria.integrations.scalars import is_first_process
-from equilibria.measure.cadence import Cadence
-from equilibria.measure.monitor import Sink, WatchWarning
-from equilibria.measure.parameters import Select
-from equilibria.measure.summary import summarise
-from equilibria.measure.told import Told
-from equilibria.report.verdict import headline, worst
+from equilibria.monitor.monitor import Sink
+from equilibria.optimizers.budget import Cadence
+from equilibria.tensors.invariance import Told
+from equilibria.tensors.parameters import Select
+from equilibria.views._rich import Console, Table, Text
+from equilibria.views.run.headline import headline, worst
 from equilibria.watching import WatchedRun, watch
 
 _MOST_TOLD = 3  # findings at the end of a training; the report has all

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from equilibria.errors import warn_caller
+from equilibria.errors import WatchWarning, warn_caller
 from equilibria.integrations.scalars import is_first_process, require
 from equilibria.integrations.session import Session, training_goes_on
-from equilibria.measure.monitor import Sink, WatchWarning
-from equilibria.measure.parameters import Select
-from equilibria.measure.told import Told
+from equilibria.monitor.monitor import Sink
+from equilibria.tensors.invariance import Told
+from equilibria.tensors.parameters import Select
 from equilibria.watching import WatchedRun
 
 __all__ = ["EquilibriaCallback"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from equilibria.errors import EquilibriaError, warn_caller
+from equilibria.errors import EquilibriaError, WatchWarning, warn_caller
 from equilibria.integrations.scalars import METRICS, MOST_LAYERS, PREFIX, ScalarSink, require
-from equilibria.measure.monitor import WatchWarning
 
 __all__ = ["WandbSink"]
 

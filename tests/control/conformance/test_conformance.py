@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from controllers import ROWS, Controls, Row
+from tests.helpers.controllers import ROWS, Controls, Row
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import StepLR
 
-from equilibria.control._checked import CheckedOptimizer
+from equilibria.control._optimizer import CheckedOptimizer
 from equilibria.errors import EquilibriaError
 
 STEPS = 8

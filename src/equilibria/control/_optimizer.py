@@ -1,0 +1,194 @@
+"""What every optimizer here asks of its gradients before it changes anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from equilibria.errors import EquilibriaError, number
+from equilibria.tensors.inner_products import products_of
+from equilibria.tensors.layout import flat, is_sharded, local
+
+
+def loss_of(closure: Callable[[], float] | None) -> float | None:
+    """The value of the closure that a step was given, run with gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def with_gradient(params: Iterable[Tensor]) -> list[Tensor]:
+    """The parameters that have a gradient to follow."""
+    return [param for param in params if param.grad is not None]
+
+
+def require_usable(params: Iterable[Tensor], *, by: str) -> None:
+    """Refuse gradients that would spoil weights or state: sparse, complex or not finite ones.
+
+    Called before anything is changed, so that a step that raises leaves weights and state as they were.
+
+    Args:
+        params: parameters that have a gradient.
+        by: the optimizer, for the message.
+
+    Raises:
+        EquilibriaError: naming the shape of the parameter and what to do.
+    """
+    held = list(params)
+    for param in held:
+        _require_dense_and_real(param, by)
+    # One number per tensor, and only one is fetched from a device; a finite gradient may overflow it, hence the look.
+    if held and not math.isfinite(_sum_of_norms([_gradient(param) for param in held])):
+        for param in held:
+            _require_finite(param, by)
+
+
+def _sum_of_norms(gradients: list[Tensor]) -> float:
+    norms = torch._foreach_norm([local(gradient) for gradient in gradients])  # each process looks at what it holds
+    return float(sum(norm.to(norms[0].device, torch.float32) for norm in norms))
+
+
+def _gradient(param: Tensor) -> Tensor:
+    assert param.grad is not None
+    return param.grad
+
+
+def _require_dense_and_real(param: Tensor, by: str) -> None:
+    gradient, shape = _gradient(param), tuple(param.shape)
+    if gradient.layout != torch.strided:
+        raise EquilibriaError(
+            f"got a sparse gradient for a parameter of shape {shape}; {by} needs dense ones: use sparse=False in the "
+            "embedding, or torch.optim.SparseAdam"
+        )
+    if gradient.is_complex():
+        raise EquilibriaError(
+            f"got a complex parameter of shape {shape}; {by} needs real ones: pass torch.view_as_real of it"
+        )
+
+
+def _require_finite(param: Tensor, by: str) -> None:
+    bad = int((~torch.isfinite(local(_gradient(param)))).sum())
+    if bad:
+        raise EquilibriaError(
+            f"got a gradient with {bad} of {param.numel()} entries not finite for a parameter of shape "
+            f"{tuple(param.shape)}; {by} took no step, weights and state are as they were: lower lr, clip gradients, "
+            "or skip such batches (torch.amp.GradScaler does)"
+        )
+
+
+def as_number(name: str, value: Any) -> float:
+    """A setting of a group as a finite number; a learning rate may be a tensor of one element."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise EquilibriaError(f"got {name} of shape {tuple(value.shape)}; expected a number or one element")
+        value = value.item()
+    return number(name, value)
+
+
+def as_factor(value: float | Tensor) -> float | Tensor:
+    """A learning rate to multiply with; a tensor stays on its device, where fetching it would wait."""
+    return value.reshape(()) if isinstance(value, Tensor) else value
+
+
+def descend(weight: Tensor, update: Tensor, *, lr: float | Tensor) -> None:
+    """``weight -= lr * update``, without a temporary if lr is a number; as ``alpha`` a tensor would be fetched."""
+    if isinstance(lr, Tensor):
+        weight.sub_(update * lr)
+    else:
+        weight.sub_(update, alpha=lr)
+
+
+_ANY = 1e-30  # a learning rate that nothing forbids
+
+
+class CheckedOptimizer(Optimizer):
+    """An optimizer whose groups are checked when they are added, and these and its gradients before every step.
+
+    A subclass says what is wrong with a group (`_check_group`) and how one weight moves (`_move`), or how all do
+    (`_move_all`), which raises before it changes anything, if it raises.
+    """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, its settings checked."""
+        if isinstance(param_group, dict):  # torch says what is wrong with anything else
+            self._check_group({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it asks for the gradients' values, by address
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step; ``closure`` computes the loss and its gradients, and its value is returned.
+
+        Raises:
+            EquilibriaError: a setting is out of range (a tensor lr on a device other than the CPU is not looked at), a
+                gradient is sparse, complex or not finite, or something else forbids the step; nothing was changed then.
+        """
+        loss = loss_of(closure)
+        for group in self.param_groups:
+            self._check_group(_at_hand(group))
+        require_usable((weight for _, weights in self._moving() for weight in weights), by=type(self).__name__)
+        self._move_all()
+        return loss
+
+    def _moving(self) -> list[tuple[dict[str, Any], list[Tensor]]]:
+        """Every group, and its parameters that have a gradient to follow."""
+        return [(group, with_gradient(group["params"])) for group in self.param_groups]
+
+    def _check_group(self, settings: dict[str, Any]) -> None:
+        """Refuse settings of a group."""
+
+    def _move_all(self) -> None:
+        for group, weights in self._moving():
+            for weight in weights:
+                self._move(weight, group)
+
+    def _move(self, weight: Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def _at_hand(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's settings, without a learning rate that lies on a device, where fetching it at every step would wait."""
+    lr = group["lr"]
+    return {**group, "lr": _ANY} if isinstance(lr, Tensor) and lr.device.type != "cpu" else group
+
+
+def sum_of_squares(tensors: Sequence[Tensor]) -> float:
+    """The squared Euclidean norm of all tensors together, added up in float64; of a sharded one by all processes."""
+    return sum(_square(tensor.detach()) for tensor in tensors)
+
+
+def _square(tensor: Any) -> float:
+    if is_sharded(tensor):
+        return float(torch.linalg.vector_norm(tensor, dtype=torch.float64).full_tensor()) ** 2
+    vector = flat(tensor)
+    return products_of(vector, vector)[0]
+
+
+_FINE = (torch.float32, torch.float64)
+
+
+def require_fine(params: Iterable[Tensor], *, by: str) -> None:
+    """Refuse weights whose type rounds away more than a step turns them.
+
+    Raises:
+        EquilibriaError: naming the type and what to do.
+    """
+    for param in params:
+        if param.dtype not in _FINE:
+            raise EquilibriaError(
+                f"got a parameter of {param.dtype}; {by} needs float32 or float64, for a step turns a weight by less "
+                "than coarser types can tell apart: keep the weights in float32 and run the network under "
+                "torch.autocast"
+            )

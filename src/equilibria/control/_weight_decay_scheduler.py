@@ -1,0 +1,178 @@
+"""A schedule on weight decay, which torch lacks; also one that moves weight decay with the learning rate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler
+from torch.optim.optimizer import Optimizer
+
+from equilibria.control._folded_weight_decay import FoldedWeightDecay
+from equilibria.control._rescale_on_decay import RescaleOnDecay
+from equilibria.control._scheduler import SchedulerWrapper, scheduler_kept
+from equilibria.errors import EquilibriaError, one_of, whole
+from equilibria.optimizers.rules import law_of, setting
+from equilibria.theory.holding import HOLDS, holding_weight_decay
+from equilibria.theory.rules import Rule
+from equilibria.theory.schedules import ScheduleLike, as_schedule
+
+
+class WeightDecayScheduler(SchedulerWrapper):
+    """Sets weight decay at every scheduler step: from a schedule, or so that an equilibrium is held while lr moves.
+
+    Groups without weight decay (biases, norms) are left alone. It takes the place of the learning-rate scheduler it is
+    given: ``step()`` steps that one first.
+
+    Args:
+        scheduler: any torch scheduler, or an optimizer whose learning rate stays as it is. `RescaleOnDecay` and
+            `FoldedWeightDecay` go around this one, not into it.
+        schedule: weight decay as a function of the scheduler's steps: a number, one value per step, a
+            `equilibria.theory.schedules.Schedule`, or any function.
+        hold: instead of a schedule: "angle" keeps the equilibrium angle per step, "time_constant" the number of steps
+            in which layers settle, both of the lr and weight decay given to the optimizer; OneCycleLR and CyclicLR
+            replace that lr, so there it is their max_lr, with the momentum that they have at it. Both mean
+            lr * weight_decay = const as long as momentum stays; where it moves (OneCycleLR), they differ. At lr 0
+            weight decay stays where it was.
+        groups: the parameter groups to act on, by index; by default all with weight decay.
+
+    Raises:
+        EquilibriaError: no schedule or two, a scheduler that has to be outside, a group without weight decay, an
+            optimizer without a law to hold.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, weight_decay=5e-4)
+        >>> drop = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
+        >>> scheduler = WeightDecayScheduler(drop, hold="time_constant")
+        >>> optimizer.step()
+        >>> scheduler.step()
+        >>> [round(decay, 6) for decay in scheduler.get_last_weight_decay()]
+        [0.005]
+    """
+
+    def __init__(
+        self,
+        scheduler: LRScheduler | Optimizer,
+        schedule: ScheduleLike | None = None,
+        *,
+        hold: str | None = None,
+        groups: Iterable[int] | None = None,
+    ) -> None:
+        if (schedule is None) == (hold is None):
+            raise EquilibriaError(
+                f"got schedule={schedule!r} and hold={hold!r}; expected one of the two: a schedule of weight decay, or "
+                f"hold= one of {', '.join(HOLDS)}"
+            )
+        self._schedule = None if schedule is None else as_schedule(schedule)
+        self._hold = None if hold is None else one_of("hold", hold, HOLDS)
+        _refuse_inside(scheduler)
+        super().__init__(scheduler)
+        self._groups = self._chosen(groups)
+        if self._hold is not None:
+            self._references = {index: self._reference(index) for index in self._groups}
+        self._set(self._values())
+
+    def get_last_weight_decay(self) -> list[float]:
+        """The weight decay now, one per parameter group."""
+        return [setting(group["weight_decay"]) for group in self.optimizer.param_groups]
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step the scheduler inside, then set weight decay; if either fails, all stays as it was."""
+        with scheduler_kept(self.scheduler):
+            super().step(*args, **kwargs)
+            self._set(self._values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; what is held is noted by its settings. A schedule is not stored: give it again."""
+        held = {} if self._hold is None else {i: dataclasses.asdict(rule) for i, rule in self._references.items()}
+        return {**super().state_dict(), "held": held}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint; load the optimizer's as well."""
+        super().load_state_dict(state_dict)
+        for index, settings in state_dict.get("held", {}).items():  # JSON makes keys text, and pairs lists
+            known: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
+            self._references[int(index)] = dataclasses.replace(self._references[int(index)], **known)
+
+    def _chosen(self, groups: Iterable[int] | None) -> list[int]:
+        every = self.optimizer.param_groups
+        decaying = [index for index, group in enumerate(every) if setting(group.get("weight_decay", 0.0)) > 0]
+        if groups is None:
+            levels = {setting(every[index]["weight_decay"]) for index in decaying}
+            if not decaying or (self._schedule is not None and len(levels) > 1):
+                raise EquilibriaError(
+                    f"got parameter groups with weight decay {sorted(levels) or 'nowhere'}; expected one level for one "
+                    "schedule, above 0: say which groups=[...] it is for, and wrap once more for others"
+                )
+            return decaying
+        chosen = [whole("group", index) for index in groups]
+        if any(index >= len(every) for index in chosen):
+            raise EquilibriaError(
+                f"got groups={chosen}; expected indices of the optimizer's parameter groups, of which there are "
+                f"{len(every)}: {', '.join(map(str, range(len(every))))}"
+            )
+        if not chosen or any("weight_decay" not in every[index] for index in chosen):
+            raise EquilibriaError(f"got groups={chosen}; expected groups of an optimizer that has weight decay")
+        return chosen
+
+    def _values(self) -> dict[int, float]:
+        """The weight decay of each group chosen; all computed, and so checked, before any is set."""
+        if self._schedule is not None:
+            return dict.fromkeys(self._groups, self._schedule(max(self.last_epoch, 0)))
+        return {index: self._holding(index) for index in self._groups}
+
+    def _holding(self, index: int) -> float:
+        group = self.optimizer.param_groups[index]
+        if setting(group["lr"]) == 0:
+            return setting(group["weight_decay"])
+        assert self._hold is not None
+        return holding_weight_decay(self._references[index], self._rule(index), hold=self._hold)
+
+    def _reference(self, index: int) -> Rule:
+        """The equilibrium of the settings typed in: a warm-up may have changed the learning rate already."""
+        rule = self._rule(index, **self._typed(index))
+        if rule.decay_per_step == 0:
+            raise EquilibriaError(
+                f"got lr={rule.lr:g}, weight_decay={rule.weight_decay:g} in parameter group {index}; expected both "
+                "above 0: otherwise there is no equilibrium to hold"
+            )
+        return rule
+
+    def _typed(self, index: int) -> dict[str, Any]:
+        """The learning rate typed in; of a cycle its peak, and the momentum there."""
+        group, inner = self.optimizer.param_groups[index], self.scheduler
+        while isinstance(inner, SchedulerWrapper):
+            inner = inner.scheduler
+        if isinstance(inner, CyclicLR):
+            peak = inner.max_lrs[index]
+        elif "max_lr" in group:  # OneCycleLR
+            peak = group["max_lr"]
+        else:
+            return {"lr": group.get("initial_lr", group["lr"])}
+        if "base_momentum" not in group:
+            return {"lr": peak}
+        momentum = group["base_momentum"]
+        moved = {"betas": (momentum, *group["betas"][1:])} if "betas" in group else {"momentum": momentum}
+        return {"lr": peak, **moved}
+
+    def _rule(self, index: int, **instead: Any) -> Rule:
+        law = law_of(self.optimizer, {**self.optimizer.param_groups[index], **instead})
+        if law.rule is None:
+            raise EquilibriaError(f"got parameter group {index} without a law to hold ({law.reason}); use a schedule")
+        return law.rule
+
+    def _set(self, values: dict[int, float]) -> None:
+        for index, value in values.items():
+            self.optimizer.param_groups[index]["weight_decay"] = value
+
+
+def _refuse_inside(scheduler: Any) -> None:
+    """These act on what a scheduler did: outside of them, weight decay would change behind their back."""
+    if isinstance(scheduler, RescaleOnDecay | FoldedWeightDecay):
+        name = type(scheduler).__name__
+        raise EquilibriaError(
+            f"got a {name} inside of WeightDecayScheduler, which would not see the weight decay that is set; expected "
+            f"them the other way round: {name}(WeightDecayScheduler(...), model, invariant=...)"
+        )

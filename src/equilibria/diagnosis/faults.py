@@ -1,0 +1,173 @@
+"""What went wrong in training or measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from equilibria.diagnosis.layers import Layer, are, many, percent
+from equilibria.diagnosis.self_checks import SelfCheck
+from equilibria.diagnosis.series import Series
+from equilibria.diagnosis.summary import LEAST_WINDOW
+from equilibria.findings import Finding, counted
+from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, SKIPPED
+
+_MANY_STEPS = 100  # nobody expects a verdict on a run that has just begun
+_OF_TORCH = (
+    *("Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam"),
+    *("RMSprop", "Rprop", "SGD", "SparseAdam"),
+)  # by name: a recorded run is read without torch
+_OFTEN = 0.01  # share of the steps: gradient scaling probes for its largest scale more rarely than that
+
+
+def _steps_with(series: Series, note: str) -> tuple[int, int, int]:
+    """Sampled steps with this note, all sampled steps, and the last step with it."""
+    steps = series.columns["step"]
+    hit = np.unique(steps[series.columns["note"] == NOTES.index(note)])
+    return len(hit), len(np.unique(steps)), int(hit[-1]) if len(hit) else -1
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count:,} of {total:,} sampled steps ({percent(count / total)})"
+
+
+def _names(names: Sequence[str], total: int) -> str:
+    return names[0] if len(names) == 1 else f"{len(names):,} of {total:,} parameters ({names[0]}, ...)"
+
+
+def not_finite(series: Series) -> Iterator[Finding]:
+    """Gradients, and weights, that are NaN or infinite."""
+    count, total, last = _steps_with(series, NOT_FINITE)
+    if not count:
+        return
+    ended = np.flatnonzero((series.counts > 0) & ~np.isfinite(series.last("norm")))
+    lost = [series.names[position] for position in ended]
+    yield Finding(
+        "warning" if lost or count > _OFTEN * total else "note",
+        f"{_names(lost, len(series.names))} no longer finite" if lost else "gradients were not finite",
+        f"{_share(count, total)} had a gradient with NaN or infinity, the last at step {last:,}",
+        "go back to a checkpoint before the first of them; lower lr, clip gradients, or use gradient scaling"
+        if lost
+        else "nothing to do if gradient scaling skips such steps and they stay rare; otherwise find the layer where "
+        "they begin (torch.autograd.set_detect_anomaly) or clip gradients",
+        "",
+    )
+
+
+def skipped(series: Series) -> Iterator[Finding]:
+    """Steps that were not taken although the training went on."""
+    count, total, last = _steps_with(series, SKIPPED)
+    if not count:
+        return
+    yield Finding(
+        "warning" if count > _OFTEN * total else "note",
+        "optimizer steps were skipped",
+        f"{_share(count, total)}, the last at step {last:,}; a schedule that counts all of them is that far ahead of "
+        "the weights",
+        "call the scheduler only after steps that were taken (scaler.get_scale() did not fall); if it goes on, lower "
+        "the scaler's growth_factor or train in bfloat16",
+        "",
+    )
+
+
+def without_gradient(series: Series) -> Iterator[Finding]:
+    """Parameters that got no gradient."""
+    rows = series.columns["note"] == NOTES.index(NO_GRADIENT)
+    missing = series.sums(rows.astype(np.float64))
+    always = [series.names[i] for i in np.flatnonzero((missing > 0) & (missing == series.counts))]
+    at_times = [series.names[i] for i in np.flatnonzero((missing > 0) & (missing < series.counts))]
+    if not always and not at_times:
+        return
+    total = len(series.names)
+    kinds = ((always, "never got a gradient"), (at_times, "got none at some steps"))
+    yield Finding(
+        "note",
+        "parameters without a gradient",
+        "; ".join(f"{_names(names, total)} {what}" for names, what in kinds if names),
+        "without a gradient torch neither moves nor decays a parameter: leave it out of the optimizer if that is meant",
+        "",
+    )
+
+
+def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Too few samples at the present settings to compare an angle with its prediction."""
+    able = [layer for layer in layers if layer.predictable]
+    few = [layer for layer in able if layer.few and layer.length >= _MANY_STEPS]
+    if not few:
+        return
+    worst = min(few, key=lambda layer: layer.summary.samples)
+    samples, steps = worst.summary.samples, _steps_at_present(worst)
+    missing = LEAST_WINDOW - samples
+    # Settings that changed did so somewhere between two samples.
+    of = "" if samples == len(worst.rows["step"]) else "at most "
+    yield Finding(
+        "note",
+        f"only {counted(samples, 'sample')} of {of}{counted(steps, 'step')} at these settings: too few to judge",
+        f"{many(few, able, worst)} {are(few, 'was', 'were')} sampled too rarely since lr, weight decay and momentum "
+        f"are about what they are now; {LEAST_WINDOW} samples tell an angle to about 5 %",
+        f"watch with a smaller every= ({_a_step_in(steps // LEAST_WINDOW)} would do), or wait for "
+        f"{counted(missing, 'more sample')}"
+        if steps >= LEAST_WINDOW
+        else f"wait for {counted(missing, 'more sample')}; where a schedule ends at once after these settings, judge "
+        "its earlier part",
+        "",
+    )
+
+
+def _a_step_in(count: int) -> str:
+    return "every step" if count == 1 else f"a step in {count:,}"
+
+
+def _steps_at_present(layer: Layer) -> int:
+    """Steps since the last sample with other settings, which are not known to be of either kind before the first."""
+    steps, samples = layer.rows["step"], layer.summary.samples
+    before = int(steps[-samples - 1]) if samples < len(steps) else int(steps[0]) - 1
+    return int(steps[-1]) - before
+
+
+def without_law(layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Optimizers that are measured but not predicted."""
+    reasons: dict[str, list[str]] = {}
+    for layer in layers:
+        if layer.summary.no_law is not None:
+            reasons.setdefault(layer.summary.no_law, []).append(layer.name)
+    for reason, names in reasons.items():
+        yield Finding(
+            "note",
+            reason,
+            f"{_names(names, len(layers))} {'is' if len(names) == 1 else 'are'} measured, but there is nothing to "
+            "compare with",
+            _without_law_remedy(reason),
+            "",
+        )
+
+
+def _without_law_remedy(reason: str) -> str:
+    """Only who wrote an optimizer can give it a method: not for one of torch's, nor for one that has it already."""
+    measured = "nothing to do: angles and norms are measured; no prediction is made"
+    name = reason.removeprefix("no law for ").split(" ")[0].rstrip(":")
+    if "with these settings" in reason or name in _OF_TORCH:
+        return measured
+    return "give the optimizer a method equilibria_rule(group) that returns the rule of equilibria.theory it follows"
+
+
+def failed_checks(checks: Sequence[SelfCheck], layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Identities that hold for any gradients and do not hold here, unless another finding says why."""
+    by_name = {layer.name: layer for layer in layers}
+    open_ones = [check for check in checks if not by_name[check.param].explained]
+    failed = [check for check in open_ones if not check.holds]
+    if not failed:
+        return
+    worst = max(failed, key=lambda check: check.relative_error / check.tolerance)
+    names = list(dict.fromkeys(check.param for check in failed))
+    yield Finding(
+        "warning",
+        f"the measurement of {_names(names, len(layers))} does not balance",
+        f"over {worst.steps:,} steps from step {worst.first_step:,}, {worst.param} measured {worst.left:.4g} where its "
+        f"norm, lr and weight decay ask for {worst.right:.4g}: {percent(worst.relative_error)} apart, and "
+        f"{percent(worst.tolerance)} can be rounding",
+        "something besides the optimizer's rule moves these weights, or settings change where they cannot be seen; "
+        "distrust the predictions for them",
+        worst.law,
+    )

@@ -1,0 +1,268 @@
+"""The evidence about one layer: its samples, its rule, and a number for every assumption of the predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from equilibria.diagnosis.series import SETTINGS, Array
+from equilibria.diagnosis.summary import LayerSummary, rule_of
+from equilibria.errors import EquilibriaError
+from equilibria.records.tables import STATES
+from equilibria.theory.equilibrium import Equilibrium
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.settling import relaxation
+from equilibria.theory.validity import ROUNDED_AWAY
+
+_LEAST_SAMPLES = 30  # for a trend or a correlation
+_BLOCKS = 10  # a trend is fitted to the means of so many blocks, whose scatter gives its error
+_SURE = 4  # standard errors
+_CORRELATED = 0.1  # |h~ / N - 1|
+_DRIFTING = 0.2  # |d ln L / dt| in time constants: the angle is then 10 % off equilibrium
+_OUT_OF_REACH = 0.01  # time constants in the whole run: what happens within one says nothing about this run
+_FALLING, _VANISHED = 0.1, 0.01  # of the earlier L: while it falls faster than the norm can follow, and in any case
+_RUN_AWAY = 1.25  # norm over its equilibrium, which fell away with L: the angle is then 0.64 of equilibrium
+_RADIAL = 0.1  # radial part of the gradient, in units of the weight decay: 5 % of the angle
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One parameter and what its samples show.
+
+    Attributes:
+        summary: over the window of `summarise`.
+        entry: its metadata, {} if there are none.
+        rows: its samples of steps that were taken.
+        since: first row after lr, weight decay or momentum last jumped; 0 if they never did.
+    """
+
+    summary: LayerSummary
+    entry: Mapping[str, Any]
+    rows: Mapping[str, Array]
+    since: int
+
+    @property
+    def name(self) -> str:
+        """The parameter."""
+        return self.summary.name
+
+    @property
+    def entries(self) -> float:
+        """Number of entries."""
+        return float(self.entry.get("entries", 0))
+
+    @property
+    def few(self) -> bool:
+        """Fewer samples at the present settings than say something about an angle."""
+        return self.summary.few
+
+    @property
+    def length(self) -> int:
+        """Steps of the run that were seen."""
+        steps = self.rows["step"]
+        return int(steps[-1] - steps[0]) + 1 if len(steps) else 0
+
+    @property
+    def predictable(self) -> bool:
+        """Scale-invariant, and there is a law."""
+        return bool(self.summary.invariant) and self.rule is not None
+
+    def rule_at(self, row: int) -> Rule | None:
+        """The rule with the settings of one sample."""
+        return rule_of(self.entry, {name: float(self.rows[name][row]) for name in SETTINGS})
+
+    @cached_property
+    def rule(self) -> Rule | None:
+        """The rule now."""
+        return self.rule_at(-1) if len(self.rows["step"]) else None
+
+    @cached_property
+    def unit_grad_sq(self) -> float:
+        """Mean of ||g||^2 ||w||^2 over the second half of the samples since the last jump; NaN where unknown."""
+        samples = self.late("unit_grad_sq")
+        known = samples[np.isfinite(samples)]
+        return float(np.mean(known)) if len(known) else math.nan
+
+    @cached_property
+    def equilibrium(self) -> Equilibrium | None:
+        """Where the rule settles with its present settings."""
+        if self.rule is None:
+            return None
+        try:
+            return self.rule.equilibrium(unit_grad_sq=self.unit_grad_sq, dim=self.entries)
+        except EquilibriaError:
+            return None
+
+    def late(self, column: str) -> Array:
+        """A column over the second half of the samples since the last jump."""
+        count = len(self.rows["step"])
+        return self.rows[column][self.since + (count - self.since) // 2 :]
+
+    def state_at(self, row: int) -> str | None:
+        """The state of one sample."""
+        position = int(self.rows["state"][row])
+        return STATES[position] if position >= 0 else None
+
+    @cached_property
+    def correlation(self) -> float | None:
+        """h~ / N where it surely is not 1: the gradients are correlated with the momentum they meet."""
+        h, n = self.late("momentum_unit_grad_sq"), self.late("unit_grad_sq")
+        known = np.isfinite(h) & np.isfinite(n)
+        h, n = h[known], n[known]
+        if len(h) < _LEAST_SAMPLES or not np.any(n):
+            return None
+        ratio = float(np.sum(h) / np.sum(n))
+        error = float(np.std(h - ratio * n) / np.mean(n)) / math.sqrt(len(h))
+        return ratio if abs(ratio - 1) > max(_CORRELATED, _SURE * error) else None
+
+    @cached_property
+    def drift(self) -> float | None:
+        """d ln L / dt in time constants, where it surely is not small; in an SGD-type rule L sets the norm.
+
+        None too while lr moves, since the time constant moves with it, and where that is far longer than the run.
+        """
+        if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None or self.lr_is_moving:
+            return None
+        rate = relaxation(self.rule).rate
+        if rate * self.length < _OUT_OF_REACH:
+            return None
+        slope, error = _trend(self.late("step"), self.late("unit_grad_sq"))
+        drift, error = slope / rate, error / rate
+        return drift if abs(drift) > max(_DRIFTING, _SURE * error) else None
+
+    @cached_property
+    def lr_is_moving(self) -> bool:
+        """Whether lr changed at most of the samples in the second half since the last jump."""
+        lr = self.late("lr")
+        return bool(np.count_nonzero(np.diff(lr)) > len(lr) / 2)
+
+    @cached_property
+    def remaining(self) -> float:
+        """L in the last tenth of the samples over the highest of the tenths before; NaN where there are few samples."""
+        samples = self.rows["unit_grad_sq"]
+        samples = samples[np.isfinite(samples)]
+        if len(samples) < _BLOCKS:
+            return math.nan
+        *earlier, now = _block_means(samples).tolist()
+        return float(now / max(earlier)) if max(earlier) > 0 else math.nan
+
+    @cached_property
+    def vanishing(self) -> bool:
+        """L is small already, and its equilibrium falls away faster than weight decay can shrink the norm."""
+        if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None:
+            return False  # elsewhere L does not set the norm
+        if self.drift is not None and self.drift <= -1 and self.remaining < _FALLING:
+            return True
+        return self.remaining < _VANISHED and (self.summary.norm_vs_equilibrium or 1.0) > _RUN_AWAY
+
+    @cached_property
+    def radial(self) -> float | None:
+        """Mean pull of the gradient along the weight, in units of the weight decay, where it surely is not small."""
+        if self.rule is None or self.rule.weight_decay == 0:
+            return None
+        share = _radial_share(self.rule, self.rows, self.entries)[-len(self.late("step")) :]
+        share = share[np.isfinite(share)]
+        if len(share) < _LEAST_SAMPLES:
+            return None
+        mean, error = float(np.mean(share)), float(np.std(share)) / math.sqrt(len(share))
+        return mean if abs(mean) > max(_RADIAL, _SURE * error) else None
+
+    @cached_property
+    def rounding(self) -> float | None:
+        """What the decay or the step changes per step where the weight's type rounds that away, else None."""
+        limit = ROUNDED_AWAY.get(str(self.entry.get("dtype")))
+        if limit is None or self.rule is None or self.rule.weight_decay == 0:
+            return None
+        coupled = isinstance(self.rule, SGD | AdamL2)
+        change = self.rows["angle_predicted"] if coupled else self.rows["lr"] * self.rows["weight_decay"]
+        change = change[np.isfinite(change)]
+        # For most of the run: the end of a schedule that falls to zero is no reason for alarm.
+        typical = float(np.median(change)) if len(change) else 0.0
+        return typical if 0 < typical < limit else None
+
+    @property
+    def explained(self) -> bool:
+        """Whether a broken assumption says why the angle is not the predicted one."""
+        if self.rounding is not None or self.radial is not None or self.vanishing:
+            return True
+        # Heavy ball's prediction is driven by h~ and holds for correlated gradients too; Nesterov's does not quite.
+        return self.correlation is not None and getattr(self.rule, "nesterov", False)
+
+
+def _trend(step: Array, values: Array) -> tuple[float, float]:
+    """Slope of ln(values) per step and its standard error; (0, 0) where there are too few samples."""
+    known = np.isfinite(values)
+    if np.count_nonzero(known) < _LEAST_SAMPLES:
+        return 0.0, 0.0
+    t, y = _block_means(step[known]), _block_means(values[known])
+    if np.any(y <= 0):
+        return 0.0, 0.0
+    t, y = t - np.mean(t), np.log(y) - np.mean(np.log(y))
+    slope = float(t @ y / (t @ t))
+    left = y - slope * t
+    return slope, math.sqrt(float(left @ left) / (_BLOCKS - 2) / float(t @ t))
+
+
+def _block_means(values: Array) -> Array:
+    edges = np.linspace(0, len(values), _BLOCKS + 1).astype(np.int64)
+    return np.asarray(np.add.reduceat(values, edges[:-1]) / np.diff(edges))
+
+
+def _radial_share(rule: Rule, rows: Mapping[str, Array], entries: float) -> Array:
+    """<w, g> as it acts on the norm, over the pull of the weight decay; NaN for rules without a simple answer."""
+    decay = np.where(rows["weight_decay"] > 0, rows["weight_decay"], np.nan) * rows["norm"]
+    along = rows["cosine"] * rows["grad_norm"] / decay
+    if isinstance(rule, SGD | AdamL2):
+        return np.asarray(along)
+    if isinstance(rule, SGDW):  # the decay does not pass through the momentum that adds up the gradient
+        return np.asarray(along / (1 - rule.momentum))
+    if isinstance(rule, AdamW):  # the update has the gradient's direction and the length sqrt(entries)
+        return np.asarray(rows["cosine"] * math.sqrt(entries) / decay)
+    return np.full_like(along, np.nan)
+
+
+def many(layers: Sequence[Layer], of: Sequence[Layer], worst: Layer) -> str:
+    """Which layers: one name, or how many of them and the worst."""
+    if len(layers) == 1:
+        return worst.name
+    if len(layers) < len(of):
+        return f"{len(layers):,} of {len(of):,} layers (worst {worst.name})"
+    return f"{'both' if len(of) == 2 else f'all {len(of):,}'} layers (worst {worst.name})"
+
+
+def are(layers: Sequence[Layer], one: str = "is", more: str = "are") -> str:
+    """The verb that goes with `many`."""
+    return one if len(layers) == 1 else more
+
+
+def percent(share: float) -> str:
+    """A share as people read it, with a digit more below 10 %.
+
+    Example:
+        >>> percent(0.45), percent(0.012)
+        ('45 %', '1.2 %')
+    """
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def rescaling(rule: Rule, factor: float) -> str:
+    """What to multiply so that the weights change by ``factor`` and nothing else is disturbed."""
+    first, second = _factor(1 / factor), _factor(factor**-2)
+    if isinstance(rule, SGD | SGDW | Muon):
+        state = f", their momentum buffer by {first}" if rule.momentum else ""
+    else:
+        state = f", their exp_avg by {first}" + ("" if isinstance(rule, Lion) else f", exp_avg_sq by {second}")
+    return (
+        f"multiply the weights by {_factor(factor)}{state}, and, where a BatchNorm follows, its running mean and "
+        f"variance by {_factor(factor)} and {_factor(factor**2)}"
+    )
+
+
+def _factor(value: float) -> str:
+    """Three digits at least, however small: 0.000 would erase what it multiplies."""
+    return f"{value:.3f}" if 0.1 <= value < 1000 else f"{value:.3g}"

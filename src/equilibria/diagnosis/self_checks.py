@@ -1,0 +1,154 @@
+"""Checks of the measurement itself: identities that hold for any gradients, so that a residual is a broken assumption.
+
+Both need a scale-invariant weight and consecutive samples, and neither needs equilibrium. Angles and norms balance
+under plain SGD; squared steps and norms balance under SGD with momentum while its settings are constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from equilibria.diagnosis.series import Array, Series, by_parameter, changes, steps_taken
+from equilibria.diagnosis.summary import is_invariant, rule_of
+from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
+from equilibria.theory.angles import log_cos_balance
+from equilibria.theory.norms import window_identity
+from equilibria.theory.rules import SGD, SGDW, Rule
+from equilibria.theory.validity import ROUNDED_AWAY
+
+_LEAST_STEPS = 10  # over fewer, what float32 rounds off the two norms at the ends hides everything else
+_NORM_ROUNDING = 1e-6  # relative error of ||w||^2 at the two ends together, when it was summed up in float32
+_SLACK = 0.01  # an identity has no error of its own; angles and steps are measured to 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """One identity over one stretch of consecutive samples of one parameter.
+
+    Attributes:
+        param: the parameter.
+        law: the identity's name in `equilibria.theory`.
+        left: what was measured: sum of -ln cos(angle), or the mean squared step.
+        right: the same from norms, lr and weight decay.
+        relative_error: |left - right| / the larger of the two.
+        tolerance: the largest relative error that is explained: by measuring, by rounding, and by the part of the
+            gradient along the weight, as far as it was measured.
+        steps: steps in the stretch.
+        first_step: where it begins.
+    """
+
+    param: str
+    law: str
+    left: float
+    right: float
+    relative_error: float
+    tolerance: float
+    steps: int
+    first_step: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the two sides agree as well as they were measured."""
+        return self.relative_error <= self.tolerance
+
+
+def self_checks(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple[SelfCheck, ...]:
+    """Every identity over every stretch of at least 10 consecutive steps with the settings it needs.
+
+    Args:
+        samples: the sample table, of a monitor or of a recorded run.
+        metadata: the metadata of the run.
+
+    Returns:
+        The checks, in the order of the parameters and of time.
+    """
+    series = steps_taken(by_parameter(samples, metadata=metadata))
+    entries = {entry["name"]: entry for entry in metadata.get("params", ())}
+    broken = _not_consecutive(series)
+    changed = broken | changes(series)
+    found = []
+    for position, name in enumerate(series.names):
+        entry, rows = entries.get(name, {}), series.of(position)
+        here = slice(series.first[position], series.first[position + 1])
+        found += [
+            *_checks(_log_cos, name, entry, rows, broken[here]),
+            *_checks(_window, name, entry, rows, changed[here]),
+        ]
+    return tuple(found)
+
+
+def _not_consecutive(series: Series) -> Array:
+    """Rows that do not continue the row before: another parameter, a gap, or weights changed in between."""
+    broken = series.columns["note"] == NOTES.index(CHANGED_OUTSIDE)
+    broken[1:] |= np.diff(series.columns["step"]) != 1
+    broken[series.first[:-1][series.counts > 0]] = True
+    return np.asarray(broken)
+
+
+Identity = Callable[[Rule, Mapping[str, Array]], tuple[str, float, float] | None]
+
+
+def _checks(
+    identity: Identity, name: str, entry: Mapping[str, Any], rows: Mapping[str, Array], breaks: Array
+) -> Iterator[SelfCheck]:
+    for begin, end in pairwise([*np.flatnonzero(breaks).tolist(), len(breaks)]):
+        steps = end - begin - 1  # the last row only closes the stretch: its norm is the one after the step before
+        if steps < _LEAST_STEPS:
+            continue
+        stretch = {column: values[begin:end] for column, values in rows.items()}
+        rule = rule_of(entry, {key: float(stretch[key][0]) for key in ("lr", "weight_decay", "momentum")})
+        cosine = math.sqrt(float(np.mean(stretch["cosine"] ** 2)))
+        both = identity(rule, stretch) if rule and is_invariant(cosine, entry) else None
+        if both is not None:
+            law, left, right = both
+            larger = max(abs(left), abs(right))
+            yield SelfCheck(
+                name,
+                law,
+                left,
+                right,
+                relative_error=abs(left - right) / larger if larger else 0.0,
+                tolerance=_tolerance(str(entry.get("dtype")), stretch, steps),
+                steps=steps,
+                first_step=int(stretch["step"][0]),
+            )
+
+
+def _tolerance(dtype: str, stretch: Mapping[str, Array], steps: int) -> float:
+    """What rounding adds to the squared angle of a stretch, at its two ends and at every step, and what <w, g> does."""
+    turned = {name: values[:-1] for name, values in stretch.items()}
+    turned_sq = float(np.sum((turned["update_norm"] / turned["norm"]) ** 2))
+    radial = 2 * abs(float(np.sum(turned["lr"] * turned["cosine"] * turned["grad_norm"] / turned["norm"])))
+    every_step = (2 * ROUNDED_AWAY.get(dtype, 0.0)) ** 2
+    return _SLACK + (steps * every_step + _NORM_ROUNDING + radial) / turned_sq if turned_sq else math.inf
+
+
+def _log_cos(rule: Rule, stretch: Mapping[str, Array]) -> tuple[str, float, float] | None:
+    """Plain SGD, any schedule; its decay may be coupled or decoupled."""
+    plain = isinstance(rule, SGD | SGDW) and not np.any(stretch["momentum"] > 0)
+    angles, lr, decay = (stretch[name][:-1] for name in ("angle", "lr", "weight_decay"))
+    if not plain or not np.all(lr * decay < 1) or np.any(angles >= math.pi / 2):  # NaN is not below 1
+        return None
+    balance = log_cos_balance(angles, lr, weight_decay=decay, norm_sq=stretch["norm"][[0, -1]] ** 2)
+    return "angles.log_cos_balance", balance.turned, balance.decayed + balance.grown
+
+
+def _window(rule: Rule, stretch: Mapping[str, Array]) -> tuple[str, float, float] | None:
+    """SGD with momentum and constant settings; dampening only scales lr."""
+    if not isinstance(rule, SGD) or rule.nesterov or rule.lr == 0 or np.any(np.isnan(stretch["update_norm"])):
+        return None
+    identity = window_identity(
+        stretch["norm"] ** 2,
+        stretch["update_norm"][:-1] ** 2,
+        lr=rule.lr * (1 - rule.dampening),
+        weight_decay=rule.weight_decay,
+        momentum=rule.momentum,
+    )
+    return "norms.window_identity", float(identity.step_sq), float(identity.implied_step_sq)

@@ -1,0 +1,189 @@
+"""Samples sorted by parameter and step, as arrays: what everything that looks at a whole run begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from equilibria.errors import EquilibriaError
+from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, NUMBERS, SAMPLE_FIELDS, SKIPPED, STATES
+
+Array = NDArray[Any]
+
+SETTINGS = ("lr", "weight_decay", "momentum")
+_NO_STEP = [NOTES.index(word) for word in (SKIPPED, NOT_FINITE, NO_GRADIENT)]
+_JUMP = 0.1  # relative change of a setting between two samples that ends a window
+_ALIKE = 2  # factor between a setting and its last value up to which a sample still tells about now
+_HUGE = 1e50  # beyond it, and below its inverse, squares and ratios of ratios leave float64
+_SIGNED = ("cosine", "momentum_unit_grad_sq")
+_MAY_VANISH = ("grad_norm", "update_norm")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """Samples sorted by parameter, then step.
+
+    Attributes:
+        names: the parameters, in the order of the metadata.
+        first: row at which each parameter begins; one entry more than names, the last is the number of rows.
+        columns: ``step`` and the numbers, NaN where null; ``state`` and ``note`` as positions in STATES and NOTES,
+            -1 where null.
+    """
+
+    names: tuple[str, ...]
+    first: Array
+    columns: Mapping[str, Array]
+
+    @property
+    def counts(self) -> Array:
+        """Rows of each parameter."""
+        return np.diff(self.first)
+
+    def where(self, keep: Array) -> Series:
+        """Only the rows for which ``keep`` is true; every parameter stays, perhaps without rows."""
+        first = np.concatenate([[0], np.cumsum(keep)])[self.first]
+        return Series(self.names, first, {name: values[keep] for name, values in self.columns.items()})
+
+    def of(self, position: int) -> dict[str, Array]:
+        """The columns of one parameter, without a copy."""
+        rows = slice(self.first[position], self.first[position + 1])
+        return {name: values[rows] for name, values in self.columns.items()}
+
+    def sums(self, values: Array) -> Array:
+        """Sum of ``values`` (one per row) over the rows of each parameter; 0 for one without rows."""
+        total = np.add.reduceat(np.append(values, 0.0), self.first[:-1])
+        return np.where(self.counts > 0, total, 0.0)
+
+    def last(self, name: str) -> Array:
+        """The last value of each parameter, NaN for one without rows."""
+        values = np.append(self.columns[name], np.nan)
+        return np.where(self.counts > 0, values[self.first[1:] - 1], np.nan)
+
+
+def by_parameter(samples: pa.Table, *, metadata: Mapping[str, Any]) -> Series:
+    """The sample table as one series per parameter.
+
+    Raises:
+        EquilibriaError: a column of the sample table is missing.
+    """
+    missing = [name for name in SAMPLE_FIELDS.names if name not in samples.column_names]
+    if missing:
+        raise EquilibriaError(
+            f"got samples without {', '.join(missing)}; expected all columns of the sample table: read the run "
+            "without choosing columns"
+        )
+    codes, words = _coded(samples["param"])
+    known = {entry["name"]: position for position, entry in enumerate(metadata.get("params", ()))}
+    counts = np.bincount(codes, minlength=len(words))  # a part of a table may know words that it does not hold
+    order = sorted(np.flatnonzero(counts).tolist(), key=lambda code: known.get(words[code], len(known) + code))
+    rank = np.zeros(len(words), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    step = samples["step"].to_numpy()
+    rows = np.lexsort((step, rank[codes]))
+    columns = {name: _plausible(name, samples[name].to_numpy()[rows]) for name in NUMBERS}
+    columns["step"] = step[rows]
+    columns["state"] = _positions(samples["state"], STATES)[rows]
+    columns["note"] = _positions(samples["note"], NOTES)[rows]
+    first = np.concatenate([[0], np.cumsum(counts[order])]).astype(np.int64)
+    return Series(tuple(words[code] for code in order), first, columns)
+
+
+def _plausible(name: str, values: Array) -> Array:
+    """NaN in place of numbers that nothing can be computed with: a run that diverged leaves all kinds of them."""
+    size = np.abs(values)
+    good = (size == 0) | ((size > 1 / _HUGE) & (size < _HUGE))
+    if name not in _SIGNED:
+        good &= values >= 0
+    if "norm" in name and name not in _MAY_VANISH:
+        good &= values > 0
+    return np.where(good, values, np.nan)
+
+
+def _coded(column: pa.ChunkedArray) -> tuple[Array, list[str]]:
+    """A column of words as positions in a list of words, -1 for null."""
+    if pa.types.is_dictionary(column.type):
+        coded = column.unify_dictionaries().combine_chunks()
+    else:
+        coded = column.combine_chunks().dictionary_encode()
+    return coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), coded.dictionary.to_pylist()
+
+
+def _positions(column: pa.ChunkedArray, words: Sequence[str]) -> Array:
+    codes, found = _coded(column)
+    table = np.array([*(words.index(word) if word in words else -1 for word in found), -1])
+    return np.asarray(table[codes])
+
+
+def steps_taken(series: Series) -> Series:
+    """The rows of steps that were taken and could be measured; with an lr of 0, nothing was."""
+    taken = ~np.isin(series.columns["note"], _NO_STEP) & (series.columns["lr"] != 0)
+    return series.where(taken & np.isfinite(series.columns["angle"]) & np.isfinite(series.columns["norm"]))
+
+
+def changes(series: Series) -> Array:
+    """Rows at which lr, weight decay or momentum differ from the row before; a parameter's first row counts."""
+    changed = np.any([_relative_change(series, name) != 0 for name in SETTINGS], axis=0)
+    return _with_first_rows(series, changed)
+
+
+def jumps(series: Series) -> Array:
+    """Rows at which a setting changes at once; a parameter's first row counts.
+
+    By more than a tenth, and by three times what it changes the same way in the rows beside it: the end of a cosine
+    or the begin of a warm-up is steep, but no jump.
+    """
+    jumped = np.zeros(series.first[-1], dtype=bool)
+    for name in SETTINGS:
+        change = _relative_change(series, name)
+        beside = np.zeros_like(change)
+        beside[1:] = change[:-1]
+        beside[:-1] = np.maximum(beside[:-1] * np.sign(change[:-1]), change[1:] * np.sign(change[:-1]))
+        beside[-1:] *= np.sign(change[-1:])
+        jumped |= (np.abs(change) > _JUMP) & (np.abs(change) > 3 * beside)
+    return _with_first_rows(series, jumped)
+
+
+def alike_since(series: Series) -> Array:
+    """First row of each parameter from which on no setting was further than a factor of 2 from its last value."""
+    unlike = np.zeros(series.first[-1], dtype=bool)
+    for name in SETTINGS:
+        values = _strength(series, name)
+        last = np.repeat(np.append(values, 0.0)[series.first[1:] - 1], series.counts)
+        unlike |= (values > _ALIKE * last) | (values < last / _ALIKE)
+    rows = np.where(unlike, np.arange(len(unlike)), -1)
+    behind = np.maximum.reduceat(np.append(rows, -1), series.first[:-1]) + 1
+    return np.where(series.counts > 0, np.maximum(behind, series.first[:-1]), series.first[:-1])
+
+
+def _strength(series: Series, name: str) -> Array:
+    """A setting as it acts: momentum through 1 - momentum, since from 0.9 to 0.95 is a factor of 2; 0 where unknown."""
+    values = series.columns[name] if name != "momentum" else 1 - series.columns[name]
+    return np.asarray(np.nan_to_num(values))
+
+
+def _relative_change(series: Series, name: str) -> Array:
+    """Change from the row before over the larger of the two."""
+    values = _strength(series, name)
+    change = np.zeros(len(values))
+    size = np.maximum(np.abs(values[1:]), np.abs(values[:-1]))
+    np.divide(np.diff(values), size, out=change[1:], where=size > 0)
+    change[series.first[:-1][series.counts > 0]] = 0.0
+    return change
+
+
+def _with_first_rows(series: Series, flags: Array) -> Array:
+    flags[series.first[:-1][series.counts > 0]] = True
+    return flags
+
+
+def last_true(series: Series, flags: Array) -> Array:
+    """The last row of each parameter with its flag set; every parameter's first row must be flagged."""
+    rows = np.where(flags, np.arange(len(flags)), -1)
+    return np.where(
+        series.counts > 0, np.maximum.reduceat(np.append(rows, -1), series.first[:-1]), series.first[:-1]
+    ).astype(np.int64)

@@ -1,0 +1,300 @@
+"""What the queries of a sharpness tracker mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from equilibria.findings import Finding
+from equilibria.records.tables import (
+    APPROACHING_EDGE,
+    DIVERGED,
+    DIVERGING,
+    EDGE,
+    PAST,
+    SHARPNESS_FIELDS,
+)
+from equilibria.theory.eos_series import ratio_crossings
+
+Floats = NDArray[np.float64]
+About = Mapping[str, Any]
+
+_HELD, _NEAR = 0.1, 0.3  # deviation of R from 1 up to which it counts as held there, or near
+_PER_PERIOD = 5  # queries: with fewer a period cannot be counted
+_LOOSE = 0.05  # bound of the error beyond which a value is not worth much
+_SWINGS = 0.5  # share of steps that turn back
+_OTHER_GRADIENT = 0.1  # relative difference beyond which training and tracker do not see the same loss
+_MOMENTUM = "thresholds.momentum_threshold"
+
+
+def sharpness_findings(samples: pa.Table, *, metadata: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
+    """What there is to say about a run, warnings first; the last one says where it stands.
+
+    Args:
+        samples: the table of a tracker, or of a recorded run.
+        metadata: of the tracker or the run; with "steps", how long it was.
+
+    Example:
+        >>> sharpness_findings(SHARPNESS_FIELDS.empty_table())
+        ()
+    """
+    whole = metadata or {}
+    about = whole.get("sharpness") or {}
+    stopped = _stopped(about)
+    if samples.num_rows == 0:
+        return tuple(stopped)
+    states = samples["state"].to_pylist()
+    columns = {
+        name: np.asarray(samples[name].to_numpy(zero_copy_only=False), dtype=np.float64)
+        for name in SHARPNESS_FIELDS.names
+        if name != "state"
+    }
+    laws = {EDGE: _at_the_edge, APPROACHING_EDGE: _approaching, PAST: _past, DIVERGING: _diverging, DIVERGED: _diverged}
+    now = laws.get(states[-1], _stable) if columns["threshold"][-1] > 0 else _decay_alone
+    late = [] if stopped else _late(columns, about, whole.get("steps", 0))
+    return (*stopped, *_elsewhere(about), *_loose(columns), *_lost(about), *late, now(columns, states, about))
+
+
+def what(about: About) -> str:
+    """What is measured, in words.
+
+    Args:
+        about: the entry "sharpness" of the metadata.
+
+    Example:
+        >>> what({}), what({"preconditioned": True})
+        ('sharpness', 'preconditioned sharpness')
+    """
+    return "preconditioned sharpness" if about.get("preconditioned") else "sharpness"
+
+
+def figure(value: float) -> str:
+    """Three digits, without a power of ten up to a million.
+
+    Example:
+        >>> figure(0.01234), figure(3812.3), figure(2e7)
+        ('0.0123', '3,810', '2e+07')
+    """
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e6 else f"{value:.3g}"
+
+
+def since(steps: Floats, states: Sequence[str | None]) -> int:
+    """The step of the first query of the last stretch of one state; a single other query does not end a stretch.
+
+    Example:
+        >>> since(np.array([0.0, 20, 40, 60, 80]), ["stable", "diverging", "stable", "diverging", "diverging"])
+        20
+    """
+    first = len(states) - 1
+    for at in range(len(states) - 2, -1, -1):
+        if states[at] == states[-1]:
+            first = at
+        elif first - at > 1:
+            break
+    return int(steps[first])
+
+
+def _stable(columns: dict[str, Floats], _states: Sequence[str | None], about: About) -> Finding:
+    return Finding(
+        "note",
+        f"stable: {what(about)} {figure(columns['sharpness'][-1])} is below the threshold "
+        f"{figure(columns['threshold'][-1])}",
+        f"R = {columns['ratio'][-1]:.3g} at step {columns['step'][-1]:,.0f}; 1 is the edge of stability",
+        "nothing: a larger lr would bring it nearer to the edge",
+        about.get("law", _MOMENTUM),
+    )
+
+
+def _decay_alone(columns: dict[str, Floats], _states: Sequence[str | None], about: About) -> Finding:
+    lr, decay = columns["lr"][-1], columns["weight_decay"][-1]
+    spherical = not np.isnan(columns["effective_lr"][-1])
+    does = "turns the weights around at every step" if spherical else "diverges"
+    return Finding(
+        "warning",
+        f"unstable at any sharpness: lr x wd = {figure(lr * decay)}, so that weight decay alone {does}",
+        f"the threshold is {figure(columns['threshold'][-1])} at step {columns['step'][-1]:,.0f}; it must be positive",
+        f"lower lr or weight decay until lr x wd is far below {1 if spherical else 2}",
+        about.get("law", _MOMENTUM),
+    )
+
+
+def _diverged(columns: dict[str, Floats], states: Sequence[str | None], _about: About) -> Finding:
+    first, last = columns["loss"][0], columns["loss"][-1]
+    return Finding(
+        "warning",
+        f"diverged: the loss is {figure(last / first)} times that of the first query",
+        f"it has grown from {figure(first)} to {figure(last)}, above ten times since step "
+        f"{since(columns['step'], states):,}; R = {columns['ratio'][-1]:.3g} there says nothing about training",
+        "start again with a smaller lr",
+        "",
+    )
+
+
+def _approaching(columns: dict[str, Floats], _states: Sequence[str | None], _about: About) -> Finding:
+    step, left, until = (columns[name][-1] for name in ("step", "steps_to_crossing", "steps_to_oscillation"))
+    burst = f"; the loss jumps at about step {step + until:,.0f}" if np.isfinite(until) else ""
+    return Finding(
+        "note",
+        f"the edge of stability comes at step {step + left:,.0f}, {left:,.0f} steps from the last query",
+        f"R = {columns['ratio'][-1]:.3g} at step {step:,.0f}, and grows as weight decay alone makes it grow{burst}",
+        "nothing, if training is to go on there: it finds flatter minima at the edge; less weight decay comes later",
+        "stability.crossing_time",
+    )
+
+
+def _past(columns: dict[str, Floats], states: Sequence[str | None], _about: About) -> Finding:
+    step, until = columns["step"][-1], columns["steps_to_oscillation"][-1]
+    burst = f"; the loss jumps at about step {step + until:,.0f}" if np.isfinite(until) else ""
+    swings = columns["turned_back"][-1] > _SWINGS
+    seen = "the oscillation still grows" if swings else "no oscillation is seen yet"
+    return Finding(
+        "note",
+        f"R is above 1 since step {since(columns['step'], states):,}, but {seen}",
+        f"R = {columns['ratio'][-1]:.3g} at step {step:,.0f}; the oscillation has to grow out of rounding{burst}",
+        "with mini-batches this may last: the sharpness is that of the tracker's batch, not of the others",
+        "stability.eos_delay",
+    )
+
+
+def _diverging(columns: dict[str, Floats], states: Sequence[str | None], about: About) -> Finding:
+    began = since(columns["step"], states)
+    return Finding(
+        "warning",
+        f"diverging since step {began:,}: {what(about)} {figure(columns['sharpness'][-1])} is above the threshold "
+        f"{figure(columns['threshold'][-1])}",
+        f"R = {columns['ratio'][-1]:.3g} at step {columns['step'][-1]:,.0f}, and the loss has grown from "
+        f"{figure(columns['loss'][0])} to {figure(columns['loss'][-1])}",
+        f"lower lr, to less than {columns['lr'][-1] / columns['ratio'][-1]:.2g}: nothing holds this oscillation",
+        about.get("law", _MOMENTUM),
+    )
+
+
+def _at_the_edge(columns: dict[str, Floats], states: Sequence[str | None], about: About) -> Finding:
+    began = since(columns["step"], states)
+    late = columns["step"] >= max(began, (began + columns["step"][-1]) / 2)  # the first bursts are the largest
+    ratios, spherical = columns["ratio"][late], np.isfinite(columns["effective_lr"][-1])
+    loss, level = (float(np.mean(columns[name][late])) for name in ("loss", "loss_predicted"))
+    over = f"the last {len(ratios):,} queries" if len(ratios) > 1 else "the last query"
+    parts = [f"R = {np.mean(ratios):.3g} on average over {over}, {np.min(ratios):.2f} to {np.max(ratios):.2f}"]
+    if np.isfinite(level):
+        parts.append(
+            f"loss {figure(loss - np.nanmin(columns['loss']))} above the lowest seen, predicted at most {level:.3g}"
+        )
+        parts.append(_periods(columns, columns["step"] >= began))
+    flatter = ". With weight decay training drifts to flatter minima; the loss level falls with lr x wd"
+    return Finding(
+        "note",
+        f"edge of stability since step {began:,}: {what(about)} {figure(columns['sharpness'][-1])} "
+        f"{_held(ratios)} {'2/lr_eff' if spherical else 'the threshold'} = {figure(columns['threshold'][-1])}",
+        "; ".join(filter(None, parts)),
+        f"nothing: this is no divergence{flatter if np.isfinite(level) else ''}",
+        "stability.edge_of_stability" if np.isfinite(level) else about.get("law", _MOMENTUM),
+    )
+
+
+def _held(ratios: Floats) -> str:
+    off = abs(float(np.mean(ratios)) - 1)
+    if off > _NEAR:
+        return "swings about"
+    return "is held at" if off < _HELD else "is held near"
+
+
+def _periods(columns: dict[str, Floats], there: NDArray[np.bool_]) -> str:
+    expected, steps = columns["period"][-1], columns["step"][there]
+    told = f"period of the slow oscillation predicted {expected:,.0f} steps once it is small"
+    measured = slow_period(steps, columns["ratio"][there], shortest=expected)
+    return told if measured is None else f"{told}, last measured {measured:,.0f}"
+
+
+def slow_period(steps: Floats, ratio: Floats, *, shortest: float) -> float | None:
+    """The last time from one downward crossing of R = 1 to the next; None where queries are too rare to tell."""
+    if len(steps) < 2 or np.max(np.diff(steps)) * _PER_PERIOD > shortest:
+        return None
+    at = ratio_crossings(ratio).downward
+    return float(np.diff(steps[at])[-1]) if len(at) > 1 else None
+
+
+def _loose(columns: dict[str, Floats]) -> list[Finding]:
+    bounds = columns["bound"]
+    wide = bounds > _LOOSE
+    if not wide.any():
+        return []
+    largest = (
+        f"is {bounds.max():.0%}" if np.isfinite(bounds.max()) else "is infinite, for there is no curvature to speak of"
+    )
+    return [
+        Finding(
+            "warning",
+            f"{wide.sum():,} of {len(wide):,} values may be wrong by more than {_LOOSE:.0%}",
+            f"the largest bound of a relative error {largest}; the last such step is {columns['step'][wide][-1]:,.0f}",
+            "query more often (every=), so that each begins near its eigenvector",
+            "",
+        )
+    ]
+
+
+def _stopped(about: About) -> list[Finding]:
+    end = about.get("stopped")
+    if not end:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"tracking stopped at step {end['step']:,}: {end['reason']}",
+            "everything below is of the steps before",
+            "mend the cause and start again: training itself went on",
+            "",
+        )
+    ]
+
+
+def _elsewhere(about: About) -> list[Finding]:
+    apart = about.get("gradient_difference")
+    if apart is None or apart <= _OTHER_GRADIENT:
+        return []
+    return [
+        Finding(
+            "warning",
+            "the tracker's batch or mode is not what is trained on",
+            f"at the first query the gradients differ by {apart:.0%}; expected with mini-batches, dropout or clipping",
+            "otherwise give the tracker the batch of training, and train in the mode model.train()",
+            "",
+        )
+    ]
+
+
+def _lost(about: About) -> list[Finding]:
+    """A search from scratch that found far more than the warm one at the same weights: that one had lost the top."""
+    lost = about.get("lost")
+    if not lost:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"the top eigenvector had been lost before step {lost['step']:,}",
+            f"there a search from scratch found {figure(lost['found'])}, one that followed {figure(lost['followed'])}",
+            "search from scratch more often: recheck=",
+            "",
+        )
+    ]
+
+
+def _late(columns: dict[str, Floats], about: About, steps: int) -> list[Finding]:
+    """Where every="auto" left most of a short run without a query."""
+    last = columns["step"][-1]
+    if about.get("every") != "auto" or last >= steps / 2 or steps < 2:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"last query at step {last:,.0f} of {steps:,}; give every=20",
+            'every="auto" keeps to a tenth of the training time, which is little in a short run',
+            "give every=20: the first search costs as much as fifty steps or more",
+            "",
+        )
+    ]

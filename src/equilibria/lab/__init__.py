@@ -1,0 +1,1 @@
+"""The papers, re-run: problems, networks, data, trainings, experiments and the demo."""

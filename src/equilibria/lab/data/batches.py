@@ -1,0 +1,174 @@
+"""Batches without end, in an order that depends on their seed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from equilibria.errors import EquilibriaError, whole, within
+
+
+def flip(images: Tensor, flipped: Tensor) -> Tensor:
+    """Left and right exchanged, in the images that are marked.
+
+    Args:
+        images: (count, channels, height, width).
+        flipped: (count,) of bool.
+
+    Example:
+        >>> flip(torch.tensor([[[[1, 2]]], [[[3, 4]]]]), torch.tensor([True, False])).tolist()
+        [[[[2, 1]]], [[[3, 4]]]]
+    """
+    return torch.where(flipped.view(-1, 1, 1, 1), images.flip(3), images)
+
+
+def crop(images: Tensor, corners: Tensor, *, padding: int) -> Tensor:
+    """A window of the old size out of each image, after a frame of zeros was put around it.
+
+    Zeros are black in pixels, and the mean colour of the training images where these were standardised before. Usual
+    recipes have a black frame: crop pixels, and standardise behind it (``transform=images.standardiser()`` of
+    `equilibria.lab.data.Batches`).
+
+    Args:
+        images: (count, channels, height, width).
+        corners: (count, 2), top and left of each window in the framed image: 0 to twice the padding.
+        padding: width of the frame, pixels.
+
+    Example:
+        >>> crop(torch.tensor([[[[1, 2], [3, 4]]]]), torch.tensor([[2, 1]]), padding=1).tolist()
+        [[[[3, 4], [0, 0]]]]
+    """
+    height, width = images.shape[2:]
+    framed = functional.pad(images, [padding] * 4)
+    windows = framed.unfold(2, height, 1).unfold(3, width, 1)  # all of them, without a copy
+    return windows[torch.arange(len(images), device=images.device), :, corners[:, 0], corners[:, 1]]
+
+
+class _Draw(NamedTuple):
+    """The random numbers of one batch."""
+
+    images: Tensor
+    replaced: Tensor
+    labels: Tensor
+    flipped: Tensor
+    corners: Tensor
+
+
+class Batches:
+    """Shuffled batches, epoch after epoch, with optional label noise, flips and crops, drawn anew for every batch.
+
+    The last, smaller batch of an epoch is left out. All random numbers come from generators of its own, on the CPU: two
+    objects with one seed give the same batches on any machine, whatever else draws random numbers, and torch's global
+    generator is left alone. Neither noise nor flips nor crops change the order of the images, and flips and crops do
+    not change the noise.
+
+    Args:
+        images: one image per row; uint8 if ``transform`` makes floats of them.
+        labels: one label per image, whole numbers from 0.
+        batch_size: images per batch.
+        label_noise: probability that a label is replaced by one drawn uniformly from all classes. Because it is drawn
+            anew each time, the labels can never be learnt by heart and the gradient never vanishes.
+        classes: number of classes; default: one more than the largest label.
+        seed: of the order, of the noise, and of flips and crops.
+        flip: whether to exchange left and right with probability 1/2.
+        crop: how many pixels a window of the image's size may be off its middle, each way; zeros where there is no
+            image. They are black in pixels, and the mean colour in images that are already standardised; for a black
+            frame, as usual recipes have it, give uint8 pixels and ``transform=images.standardiser()``.
+        transform: applied to every batch of images, after flip and crop, such as `ImageSet.standardiser`.
+
+    Example:
+        >>> batches = Batches(torch.zeros(10, 1, 8, 8), torch.arange(10), batch_size=4)
+        >>> images, labels = next(iter(batches))
+        >>> images.shape, labels.shape, batches.per_epoch
+        (torch.Size([4, 1, 8, 8]), torch.Size([4]), 2)
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        batch_size: int,
+        label_noise: float = 0.0,
+        classes: int | None = None,
+        seed: int = 0,
+        flip: bool = False,
+        crop: int = 0,
+        transform: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        if len(images) != len(labels):
+            raise EquilibriaError(f"got {len(images)} images and {len(labels)} labels; expected one label per image")
+        batch_size = whole("batch_size", batch_size, low=1)
+        if batch_size > len(images):
+            raise EquilibriaError(f"got batch_size={batch_size}; expected at most the {len(images)} images there are")
+        if (flip or crop) and images.ndim != 4:
+            raise EquilibriaError(f"got images of {tuple(images.shape)}; expected (count, channels, height, width)")
+        self.images, self.labels = images, labels
+        self.batch_size = batch_size
+        self.label_noise = within("label_noise", label_noise, low=0, high=1)
+        self.classes = _classes(labels, classes)
+        self.seed = whole("seed", seed)
+        self.flip, self.crop = flip, whole("crop", crop)
+        self.transform = transform
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return len(self.images) // self.batch_size
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.starting_at(0)
+
+    def starting_at(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches from a step on, as if those before had been taken: their random numbers are drawn, no more.
+
+        This is what a training needs that goes on after it was interrupted.
+
+        Args:
+            step: how many batches to leave out.
+        """
+        return map(self._batch, islice(self._draws(), whole("step", step), None))
+
+    def _draws(self) -> Iterator[_Draw]:
+        generator = torch.Generator().manual_seed(self.seed)
+        augmenting = torch.Generator().manual_seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]))
+        size = self.batch_size
+        while True:
+            order = torch.randperm(len(self.images), generator=generator)
+            for images in order[: self.per_epoch * size].view(-1, size):
+                yield _Draw(
+                    images,
+                    torch.rand(size, generator=generator) < self.label_noise,
+                    torch.randint(self.classes, (size,), generator=generator),
+                    torch.randint(2, (size,), generator=augmenting) == 1,
+                    torch.randint(2 * self.crop + 1, (size, 2), generator=augmenting),
+                )
+
+    def _batch(self, draw: _Draw) -> tuple[Tensor, Tensor]:
+        images, replaced, drawn, flipped, corners = (each.to(self.images.device) for each in draw)
+        chosen, labels = self.images[images], self.labels[images]
+        if self.flip:
+            chosen = flip(chosen, flipped)
+        if self.crop:
+            chosen = crop(chosen, corners, padding=self.crop)
+        if self.transform is not None:
+            chosen = self.transform(chosen)
+        return chosen, torch.where(replaced, drawn, labels)
+
+
+def _classes(labels: Tensor, classes: int | None) -> int:
+    """The number of classes, if labels are numbers of them."""
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise EquilibriaError(f"got labels of {labels.dtype} {tuple(labels.shape)}; expected whole numbers (count,)")
+    lowest, highest = int(labels.min()), int(labels.max())
+    count = highest + 1 if classes is None else whole("classes", classes, low=1)
+    if lowest < 0 or highest >= count:
+        asked = "labels from 0" if classes is None else f"0 to {count - 1} with classes={count}"
+        raise EquilibriaError(f"got labels of {lowest} to {highest}; expected {asked}")
+    return count

@@ -1,0 +1,178 @@
+"""What an experiment is: settings per scale, tasks that can run anywhere, and what they show together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria.errors import EquilibriaError, one_of, whole, within
+from equilibria.lab.harness.claim import Claim
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCALES = ("smoke", "desk", "paper")
+SYNTHETIC, NETWORKS = "synthetic", "networks"
+KINDS = {SYNTHETIC: "Exact small worlds", NETWORKS: "Networks"}
+"""The kinds of experiments, and their headings on the pages."""
+_SOME = {"steps", "trials", "replicas", "data_sets", "matrices", "dim", "samples", "every", "draws", "points", "grid"}
+Config = TypeVar("Config")
+Arrays = Mapping[str, NDArray[Any]]
+"""What a task found, by name."""
+Findings = Mapping[str, Arrays]
+"""What all tasks of an experiment found, by the key of the task."""
+
+
+@runtime_checkable
+class Data(Protocol):
+    """A data set that can say what it is."""
+
+    @property
+    def counts(self) -> str:
+        """How many there are of what, in words."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of the contents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the tasks show together.
+
+    Attributes:
+        claims: each with its verdict.
+        numbers: further numbers worth keeping, such as a table of the paper; plain values for JSON.
+    """
+
+    claims: Sequence[Claim]
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment(Generic[Config]):
+    """One row of the list that `equilibria reproduce --list` prints.
+
+    The four functions are functions of a module, so that a process on another machine finds them by name. Equal
+    settings and tasks give equal numbers wherever and in whatever order the tasks run: a task seeds its own generator.
+
+    Attributes:
+        id: its name on the command line.
+        title: one line.
+        source: the figures, equations and theorems it reproduces, as "sharp fig. 5".
+        scales: settings by scale, a frozen dataclass of plain values each.
+        tasks: settings -> tasks by key; a key names a file: letters, digits, dots, dashes and underscores.
+        run_task: settings, task -> arrays by name; does the work.
+        collect: settings, arrays of all tasks by key -> claims and numbers; quick.
+        draw: settings, arrays of all tasks by key -> figures by the name of the file; quick.
+        kind: "synthetic": exact small worlds, which need nothing but time; "networks": trained ones.
+        needs: gives the data that these settings need, if any; raises an EquilibriaError that says what this machine
+            lacks. None if they need nothing.
+        version: raise it by one when a change of the code changes a number; results of another version are computed
+            again.
+    """
+
+    id: str
+    title: str
+    source: str
+    scales: Mapping[str, Config]
+    tasks: Callable[[Config], Mapping[str, Any]]
+    run_task: Callable[[Config, Any], Arrays]
+    collect: Callable[[Config, Findings], Outcome]
+    draw: Callable[[Config, Findings], Mapping[str, Figure]]
+    kind: str = SYNTHETIC
+    needs: Callable[[Config], object] | None = None
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, KINDS)
+        for scale, config in self.scales.items():
+            one_of("scale", scale, SCALES)
+            if not is_dataclass(config) or isinstance(config, type):
+                raise EquilibriaError(f"got {self.id} with settings {config!r}; expected a frozen dataclass")
+
+    def config(self, scale: str) -> Config:
+        """The settings at a scale.
+
+        Raises:
+            EquilibriaError: if the experiment has no such scale, or its settings are impossible.
+        """
+        if scale not in self.scales:
+            raise EquilibriaError(f"got {self.id} at scale={scale!r}; expected one of: {', '.join(self.scales)}")
+        check_settings(self.scales[scale])
+        return self.scales[scale]
+
+    def data(self, config: Config) -> str:
+        """Which data these settings use: how many, and a digest; "" if none, or if they do not tell.
+
+        Raises:
+            EquilibriaError: if this machine lacks them.
+        """
+        found = None if self.needs is None else self.needs(config)
+        return f"{found.counts} ({found.digest})" if isinstance(found, Data) else ""
+
+    def fingerprint(self, config: Config, *, data: str = "") -> str:
+        """A hash of the version, these settings and the data: equal fingerprints mean equal numbers.
+
+        Returns:
+            Sixteen hexadecimal digits.
+        """
+        content = json.dumps([self.id, self.version, settings(config), data], sort_keys=True, allow_nan=False)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for the list."""
+        words = {"id": self.id, "title": self.title, "source": self.source, "kind": self.kind}
+        return {**words, "scales": list(self.scales)}
+
+
+def check_settings(config: Any) -> None:
+    """Refuse settings that cannot be meant: the defaults of the fields tell what is possible.
+
+    What is a whole number by default must be one, and what is not negative by default must not be; neither must any
+    number of a tuple. 0 stands for none, but not of what there must be some of, such as steps.
+
+    Raises:
+        EquilibriaError: that names the field and what is allowed.
+    """
+    for each in fields(config):
+        default, value = each.default, getattr(config, each.name)
+        if isinstance(default, tuple) and len({type(item) for item in default}) == 1 and isinstance(value, tuple):
+            for item in value:
+                _check_like(each.name, item, default[0])
+        else:
+            _check_like(each.name, value, default)
+
+
+def _check_like(name: str, value: Any, default: Any) -> None:
+    if isinstance(default, int) and not isinstance(default, bool):
+        whole(name, value, low=1 if name in _SOME and default > 0 else 0)
+    elif isinstance(default, float):
+        within(name, value, **({"above": 0} if name == "lr" else {"low": 0} if default >= 0 else {}))
+
+
+def one_task(config: Any) -> dict[str, None]:
+    """For an experiment that is one piece of work: use as `Experiment.tasks`."""
+    return {"all": None}
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """The settings as JSON values."""
+    return {name: plain(value) for name, value in asdict(config).items()}
+
+
+def plain(value: Any) -> Any:
+    """Tuples, arrays and numpy numbers as JSON values; what is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(item) for item in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

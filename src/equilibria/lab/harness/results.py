@@ -1,0 +1,233 @@
+"""The results folder: what a finished experiment left, what an unfinished one has so far, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equilibria.errors import EquilibriaError, one_of, within
+from equilibria.lab.harness.claim import Claim, of_kind
+from equilibria.lab.harness.experiment import KINDS, SCALES, SYNTHETIC
+from equilibria.lab.harness.figures import SUFFIXES
+from equilibria.lab.harness.task import progress_file
+from equilibria.lab.harness.workers import Done
+from equilibria.records._files import write_whole
+
+_MARK = "equilibria results"
+_FORMAT = 1
+_MARK_FILE = "equilibria-results.json"
+_SECONDS = "seconds taken"  # no array of a task is called that: it has a blank
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished experiment.
+
+    Attributes:
+        id: of the experiment.
+        title: of the experiment.
+        source: what it reproduces.
+        scale: of its settings.
+        config: its settings, as JSON values.
+        fingerprint: of the experiment's version and settings; a later run with the same one reuses the result.
+        command: what repeats it.
+        version: of equilibria.
+        packages: versions of what computed it, by name.
+        seconds: of CPU time, summed over all tasks.
+        finished: when, in ISO 8601 and universal time.
+        claims: each with its verdict.
+        numbers: further numbers.
+        figures: names of files beside the result, without their suffix; each is there as .png and .pdf.
+        kind: of the experiment: synthetic or networks.
+        data: what it was trained on: how many images, and a digest of them; "" where there are none.
+    """
+
+    id: str
+    title: str
+    source: str
+    scale: str
+    config: Mapping[str, Any]
+    fingerprint: str
+    command: str
+    version: str
+    packages: Mapping[str, str]
+    seconds: float
+    finished: str
+    claims: tuple[Claim, ...]
+    numbers: Mapping[str, Any]
+    figures: tuple[str, ...]
+    kind: str = SYNTHETIC
+    data: str = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether a claim was to be shown here and was not."""
+        return any(claim.fails for claim in self.claims)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**values, "claims": [claim.as_dict() for claim in self.claims], "figures": list(self.figures)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        """The result that `as_dict` was called on.
+
+        Raises:
+            EquilibriaError: if something is not of the kind that `as_dict` gives.
+        """
+        for name in ("id", "title", "source", "scale", "fingerprint", "command", "version", "finished"):
+            of_kind(name, values[name], str)
+        for name in ("config", "packages", "numbers"):
+            of_kind(name, values[name], dict)
+        within("seconds", values["seconds"], low=0)
+        one_of("kind", values.get("kind", SYNTHETIC), KINDS)
+        of_kind("data", values.get("data", ""), str)
+        claims = tuple(Claim.from_dict(claim) for claim in of_kind("claims", values["claims"], list))
+        figures = tuple(of_kind("figure", name, str) for name in of_kind("figures", values["figures"], list))
+        return cls(**{**values, "claims": claims, "figures": figures})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The folder of one experiment at one scale.
+
+    Attributes:
+        path: where.
+    """
+
+    path: Path
+
+    def figure(self, name: str, suffix: str) -> Path:
+        """The file of a figure."""
+        return self.path / f"{name}.{suffix}"
+
+    def has_figures(self, result: Result) -> bool:
+        """Whether nobody removed one."""
+        return all(self.figure(name, suffix).is_file() for name in result.figures for suffix in SUFFIXES)
+
+    def read(self) -> Result | None:
+        """The result, or None if there is none that can be read."""
+        try:
+            return Result.from_dict(json.loads((self.path / "result.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):  # of another version, or damaged: as if it were not there
+            return None
+
+    def write(self, result: Result) -> None:
+        """Put the result in place; from then on the experiment is finished."""
+        text = json.dumps(result.as_dict(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        write_whole(self.path / "result.json", text.encode())
+
+    def begin(self, fingerprint: str, keys: Iterable[str], *, force: bool) -> None:
+        """Make room for the tasks of a run; what those of other settings or other code left is removed.
+
+        With ``force`` the old result goes too: if this run is interrupted, the next one must not take it for its own.
+        """
+        for key in keys:
+            if not re.fullmatch(r"[\w.-]+", key):
+                raise EquilibriaError(
+                    f"got the task key {key!r}; expected letters, digits, dots, dashes and underscores"
+                )
+        for kind in ("records", "scratch"):
+            for old in self.path.glob(f"{kind}-*"):
+                if force or old.name != f"{kind}-{fingerprint}":
+                    shutil.rmtree(old)
+        if force:
+            (self.path / "result.json").unlink(missing_ok=True)
+        self._records(fingerprint).mkdir(parents=True, exist_ok=True)
+
+    def keep(self, fingerprint: str, key: str, done: Done) -> None:
+        """Store a finished task, so that an interrupted run can go on after it; what it kept meanwhile is removed."""
+        content = io.BytesIO()
+        np.savez_compressed(content, **{**done.arrays, _SECONDS: np.asarray(done.seconds)})  # type: ignore[arg-type]
+        write_whole(self._records(fingerprint) / f"{key}.npz", content.getvalue())
+        scratch = self.scratch(fingerprint, key)
+        shutil.rmtree(scratch, ignore_errors=True)
+        progress_file(scratch).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # until it is empty
+            scratch.parent.rmdir()
+
+    def kept(self, fingerprint: str, key: str) -> Done | None:
+        """A task that was stored, or None if it was not, or cannot be read."""
+        try:
+            content = (self._records(fingerprint) / f"{key}.npz").read_bytes()
+            with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            return Done(arrays, float(arrays.pop(_SECONDS)))
+        except Exception:  # of a damaged file: whatever it makes zlib, zipfile or numpy stumble over
+            return None
+
+    def scratch(self, fingerprint: str, key: str) -> Path:
+        """Where a task keeps what it needs to go on after a kill; only that task makes it."""
+        return self.path / f"scratch-{fingerprint}" / key
+
+    def _records(self, fingerprint: str) -> Path:
+        return self.path / f"records-{fingerprint}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsFolder:
+    """A folder by experiment and scale.
+
+    Attributes:
+        path: where.
+    """
+
+    path: Path
+
+    def place(self, experiment: str, scale: str) -> Place:
+        """Where an experiment at a scale belongs."""
+        return Place(self.path / experiment / scale)
+
+    def results(self) -> Iterator[tuple[Place, Result]]:
+        """All that are finished, by id, and the largest scale first."""
+        for folder in sorted(path for path in self.path.iterdir() if path.is_dir()):
+            for scale in reversed(SCALES):
+                place = Place(folder / scale)
+                result = place.read()
+                if result is not None:
+                    yield place, result
+
+
+def open_results(path: str | Path) -> ResultsFolder:
+    """A results folder: new, empty or of an earlier run.
+
+    Raises:
+        EquilibriaError: if there is something else at ``path``, or it cannot be written.
+    """
+    if not str(path):
+        raise EquilibriaError("got results=''; expected the name of a folder, new or with results")
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise EquilibriaError(f"got results={str(path)!r}, which is a file; expected a folder, new or with results")
+    try:
+        if folder.is_dir() and any(folder.iterdir()) and not _is_ours(folder):
+            raise EquilibriaError(
+                f"got results={str(path)!r}, which holds other things; expected a folder that is new, empty or has "
+                "results of `equilibria reproduce`: choose another"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        if not _is_ours(folder):
+            write_whole(folder / _MARK_FILE, (json.dumps({_MARK: _FORMAT}) + "\n").encode())
+    except OSError as error:
+        raise EquilibriaError(
+            f"got results={str(path)!r}, which cannot be written: {error.strerror or error}"
+        ) from error
+    return ResultsFolder(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        content = json.loads((folder / _MARK_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get(_MARK) == _FORMAT

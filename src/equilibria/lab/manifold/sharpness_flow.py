@@ -1,0 +1,211 @@
+"""The sharpness-reduction flow on the manifold of minimisers of any small loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from scipy.integrate import solve_ivp
+from torch import Tensor
+
+from equilibria.errors import EquilibriaError, positive, within
+from equilibria.lab.manifold._retraction import LeftManifoldError, Manifold
+from equilibria.lab.manifold.landscape import Landscape
+from equilibria.lab.manifold.slope import NULL, refuse_beside_manifold, refuse_degenerate, slopes_at
+from equilibria.objectives._objective import Objective, Params
+from equilibria.tensors.parameters import Select
+from equilibria.theory.flow import flow_velocity
+
+_CROSSING = 1e-3  # (lambda1 - lambda2)/lambda1 at which the flow of a single top eigenvalue ends
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharpnessFlow:
+    """A solution of the sharpness-reduction flow.
+
+    Attributes:
+        time: flow time of each sample; shorter than asked for if the flow ended before, then with its end as the last.
+        points: named tensors with the samples along the first axis, float64; of joint norm 1 if spherical.
+        sharpness: ``lambda1`` at each sample; spherical sharpness if spherical.
+        grad_norm: ``g``, norm of the gradient of ``log lambda1`` along the manifold.
+        converged: whether it came to rest at a flattest point.
+        reason: why it ended, in words.
+    """
+
+    time: np.ndarray
+    points: Params
+    sharpness: np.ndarray
+    grad_norm: np.ndarray
+    converged: bool
+    reason: str
+
+
+def sharpness_flow(
+    objective: Objective,
+    batch: Any,
+    *,
+    times: ArrayLike,
+    params: Mapping[str, Tensor] | None = None,
+    select: Select | None = None,
+    spherical: bool = True,
+    c_b: float | None = None,
+    rtol: float = 1e-8,
+    grad_tol: float = 1e-6,
+) -> SharpnessFlow:
+    """Where training drifts at the edge of stability: the flow of Lyu, Li & Arora (2022), eqs. (3) and (8).
+
+    With ``v`` the gradient of ``log lambda1`` along the manifold of minimisers, gradient descent with weight decay
+    follows ``d phi/d tau = -2 v/(4 + |v|^2)``, ``tau = steps*lr*wd`` since the stability ratio crossed 1; a
+    quasi-RMSprop scheduler follows ``-v/(4 + (2/c_b)|v|^2)`` with ``tau = steps*eta^2``
+    (see `equilibria.theory.flow`). Expect a run to differ by about ``sqrt(lr*wd)``.
+
+    Inside the integrator (DOP853) every point is put back on the manifold by Newton's method in the normal space. That
+    is not the gradient-flow projection of `project`: the two differ at second order in the distance, which is the error
+    of the integrator here, so that the flow is the same.
+
+    Args:
+        objective: the loss.
+        batch: what it is evaluated on.
+        times: increasing flow times at which to report, none negative.
+        params: the start, a point of the manifold, such as ``project(...).point``; default: the present parameters.
+        select: the tensors that move; default: all.
+        spherical: whether the loss does not depend on their common scale; False for the full space.
+        c_b: None for gradient descent with weight decay, else ``(1 - decay)/eta^2`` of the scheduler, and its clock.
+        rtol: relative tolerance of the integrator.
+        grad_tol: ``g`` at which the flow has come to rest.
+
+    Returns:
+        The flow at the requested times, or up to where it ended: at a flattest point, or where ``lambda1`` and
+        ``lambda2`` meet within 1e-3, beyond which there is no flow of a single top eigenvalue.
+
+    Raises:
+        EquilibriaError: bad arguments, or a start that is not on the manifold or has no simple top eigenvalue.
+
+    Example:
+        The valley of ``(1 + y^2) x^2/2`` under scalar RMSprop, of which `equilibria.theory` has the closed form:
+
+        >>> import torch
+        >>> from equilibria import Objective
+        >>> from equilibria.theory.flow_examples import rmsprop_valley_position
+        >>> valley = Objective(lambda p, _: (1 + p["w"][1] ** 2) * p["w"][0] ** 2 / 2, {"w": torch.tensor([0.0, 2.0])})
+        >>> flow = sharpness_flow(valley, None, times=[0, 3], spherical=False, c_b=1.0)
+        >>> round(float(flow.points["w"][-1, 1]), 6), round(rmsprop_valley_position(2.0, time=3.0, c_b=1.0), 6)
+        (1.530202, 1.530202)
+    """
+    grid = _checked_times(times)
+    rtol, grad_tol = within("rtol", rtol, low=1e-12, below=0.1), positive("grad_tol", grad_tol)
+    if c_b is not None:
+        positive("c_b", c_b)
+    landscape = Landscape(objective, batch, params=params, select=select, spherical=spherical)
+    start = landscape.reference[None]
+    slopes = slopes_at(landscape, start)
+    refuse_beside_manifold(landscape, start, slopes)
+    refuse_degenerate(slopes)
+    manifold = Manifold(landscape, rank=int((slopes.eigenvalues > NULL * slopes.sharpness).sum()))
+    drift = _Drift(manifold, start[0], c_b=c_b, grad_tol=grad_tol)
+    path = drift.path(grid, rtol=rtol)
+    points = torch.stack([manifold.onto(point) for point in path.points])
+    found = slopes_at(landscape, points)
+    return SharpnessFlow(
+        time=path.time,
+        points=landscape.named(points),
+        sharpness=found.sharpness.cpu().numpy(),
+        grad_norm=found.gradients.norm(dim=-1).cpu().numpy(),
+        converged=path.converged,
+        reason=path.reason,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Path:
+    time: np.ndarray
+    points: Tensor
+    converged: bool
+    reason: str
+
+
+class _Event:
+    """Ends the integration where a function of the state falls below zero."""
+
+    terminal, direction = True, -1.0
+
+    def __init__(self, function: Callable[[np.ndarray], float]) -> None:
+        self._function = function
+
+    def __call__(self, _: float, state: np.ndarray) -> float:
+        return self._function(state)
+
+
+class _Drift:
+    """The flow as scipy sees it."""
+
+    def __init__(self, manifold: Manifold, start: Tensor, *, c_b: float | None, grad_tol: float) -> None:
+        self._manifold, self._start, self._c_b, self._grad_tol = manifold, start, c_b, grad_tol
+
+    def path(self, grid: np.ndarray, *, rtol: float) -> _Path:
+        state = self._start.cpu().numpy()
+        if self._above_rest(state) <= 0:
+            return self._ended(np.zeros(1), state[None], "at rest", at=0.0)
+        if grid[-1] == 0:
+            return self._ended(grid, state[None], "last time", at=0.0)
+        solution = solve_ivp(
+            self._velocity,
+            (0.0, grid[-1]),
+            state,
+            method="DOP853",
+            t_eval=grid,
+            events=[_Event(self._above_rest), _Event(self._above_crossing)],
+            rtol=rtol,
+            atol=1e-2 * rtol * float(np.abs(state).max()),
+        )
+        return self._read(solution)
+
+    def _read(self, solution: Any) -> _Path:
+        """The samples, and the event at which the integrator ended, if it did."""
+        time, states = solution.t, solution.y.T
+        for name, when, where in zip(("at rest", "crossing"), solution.t_events, solution.y_events, strict=True):
+            if len(when):
+                time, states = np.append(time, when), np.vstack([states, where])
+                return self._ended(time, states, name, at=float(when[0]))
+        if not solution.success:
+            return self._ended(time, states, "failed", at=float(time[-1]) if len(time) else 0.0)
+        return self._ended(time, states, "last time", at=float(time[-1]))
+
+    def _ended(self, time: np.ndarray, states: np.ndarray, how: str, *, at: float) -> _Path:
+        reasons = {
+            "at rest": f"came to rest at time {at:.6g}: the sharpness has no slope above {self._grad_tol:g}",
+            "crossing": f"stopped at time {at:.6g}: lambda1 and lambda2 meet, and the flow knows only one of them",
+            "failed": f"stopped after time {at:.6g}: the manifold of minimisers ends or folds there",
+            "last time": f"reached the last time, {at:.6g}",
+        }
+        return _Path(time, self._tensor(states), how == "at rest", reasons[how])
+
+    def _velocity(self, _: float, state: np.ndarray) -> np.ndarray:
+        try:
+            slope = self._manifold.slope(self._tensor(state))
+        except LeftManifoldError:
+            return np.full_like(state, np.nan)  # the integrator takes a shorter step
+        return flow_velocity(slope.gradients[0].cpu().numpy(), c_b=self._c_b)
+
+    def _above_rest(self, state: np.ndarray) -> float:
+        return float(self._manifold.slope(self._tensor(state)).gradients.norm()) - self._grad_tol
+
+    def _above_crossing(self, state: np.ndarray) -> float:
+        return float(self._manifold.slope(self._tensor(state)).gaps) - _CROSSING
+
+    def _tensor(self, state: np.ndarray) -> Tensor:
+        return torch.from_numpy(state.copy()).to(self._start)
+
+
+def _checked_times(times: ArrayLike) -> np.ndarray:
+    try:
+        grid = np.asarray(times, dtype=np.float64)
+    except (TypeError, ValueError):
+        grid = np.empty(0)
+    if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all() or grid[0] < 0 or np.any(np.diff(grid) <= 0):
+        raise EquilibriaError(f"got times={times!r}; expected an increasing series of flow times, none negative")
+    return grid

@@ -1,0 +1,121 @@
+"""explr-cosine: the cosine schedule and its exponential counterpart coincide (figure 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equilibria.lab.harness.claim import Source
+from equilibria.lab.harness.curves import POINTS, Window, draw_over, mean_in
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
+from equilibria.lab.harness.figures import panels, title
+from equilibria.lab.harness.seeds import mean_at_least
+from equilibria.lab.papers.explr.lines import (
+    EPOCH,
+    PAPER,
+    SMOKE,
+    demanded,
+    exact_runs,
+    judge_coincidence,
+    judge_rounding,
+    named,
+    runs,
+)
+from equilibria.lab.papers.explr.networks import COSINE, DECAY, FOLDED, ROUNDED, Setting, Variant, load, run_task, tasks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_EXACT = Source("explr", "fig. 4, theorem 2.5", law="folding.fold")
+_BETTER = Source("explr", "fig. 4, section 4.2")
+_STEP_DECAY, _STEP_FOLDED = "step-decay", "step-folded"
+LABELS = {
+    DECAY: "cosine, weight decay",
+    FOLDED: "cosine, exponential",
+    _STEP_DECAY: "step decay, weight decay",
+    _STEP_FOLDED: "step decay, exponential",
+}
+
+
+def variants(*drops_at: int) -> tuple[Variant, ...]:
+    """The cosine in three ways, and step decay with drops at these steps in two."""
+    return (
+        *(Variant(way, way, schedule=COSINE) for way in (DECAY, FOLDED, ROUNDED)),
+        Variant(_STEP_DECAY, DECAY, drops_at=drops_at),
+        Variant(_STEP_FOLDED, FOLDED, drops_at=drops_at),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Setting):
+    """The cosine over the whole training, and step decay as in explr-stepdecay; the late window is the last tenth."""
+
+    variants: tuple[Variant, ...] = variants(1200, 1800)
+    late: Window = (2200, 2400)
+
+
+def collect(config: Config, found: Findings) -> Outcome:
+    """Both schedules against their counterparts, and against each other.
+
+    That they take the same steps at first is not judged again: the first epoch is that of explr-stepdecay.
+    """
+    at = named(config)
+    lines = {name: runs(config, found, variant) for name, variant in at.items()}
+    late = {name: [mean_in(run, "test_accuracy", config.late) for run in each] for name, each in lines.items()}
+    exact = [
+        *judge_coincidence("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], late=config.late),
+        *judge_coincidence("Step decay", _EXACT, decay=lines[_STEP_DECAY], other=lines[_STEP_FOLDED], late=config.late),
+    ]
+    claims = [
+        judge_rounding("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], rounded=lines[ROUNDED]),
+        mean_at_least(
+            "Test accuracy of the exponential cosine less that of exponential step decay, seed by seed",
+            _BETTER,
+            bound=0.0,
+            values=np.subtract(late[FOLDED], late[_STEP_FOLDED]),
+            unit=POINTS,
+        ),
+    ]
+    return Outcome([*exact, *demanded(config, claims)], {"test_accuracy": late})
+
+
+def draw(config: Config, found: Findings) -> dict[str, Figure]:
+    """Four runs over each other."""
+    at = named(config)
+    lines = {label: runs(config, found, at[name]) for name, label in LABELS.items()}
+    lines |= {LABELS[name]: exact_runs(config, found, at[name]) for name in (FOLDED, _STEP_FOLDED)}
+    figure, (loss, test, rate) = panels(1, 3, width=2.6, height=2.5)
+    draw_over(loss, lines, "loss")
+    draw_over(test, lines, "test_accuracy", factor=100)
+    draw_over(rate, lines, "lr", from_step=1)
+    rate.set(yscale="log")
+    rate.legend(loc="best")
+    title(loss, "a", "training loss")
+    title(test, "b", "test accuracy, %")
+    title(rate, "c", "learning rate")
+    return {"figure-4": figure}
+
+
+EXPERIMENT = Experiment(
+    id="explr-cosine",
+    title="The cosine schedule and its exponential counterpart: the same curves",
+    source="explr fig. 4",
+    scales={
+        "smoke": Config(**SMOKE, variants=variants(4, 8), late=(5, 10)),
+        "desk": Config(),
+        "paper": Config(
+            **PAPER,
+            variants=variants(80 * EPOCH, 120 * EPOCH),
+            steps=160 * EPOCH,
+            late=(155 * EPOCH, 160 * EPOCH),
+        ),
+    },
+    tasks=tasks,
+    run_task=run_task,
+    collect=collect,
+    draw=draw,
+    kind=NETWORKS,
+    needs=load,
+)

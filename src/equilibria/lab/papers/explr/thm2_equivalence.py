@@ -1,0 +1,447 @@
+"""A small BatchNorm network trained with weight decay and without it at the folded lr, for explr-equivalence."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equilibria.errors import EquilibriaError
+from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near, to_rounding
+from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.theory.exponential import constant_schedule, decay_roots, overflow_horizon, power_schedule
+from equilibria.theory.folding import fold
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+SCHEDULES = {
+    "constant": "constant",
+    "step": "step decay",
+    "cosine": "cosine",
+    "warm-up": "warm-up from 0",
+    "decay": "varying weight decay",
+    "momentum": "varying momentum",
+}
+_TINY_EPS = 1e-30  # torch's BatchNorm refuses 0, which is what scale invariance needs
+_CLASSES = 5
+_BLOCK = 100  # steps whose losses are averaged
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of SGD in float64; those of the long run in float32, whose lr overflows after some thousand steps."""
+
+    lr: float = 0.1
+    weight_decay: float = 5e-3
+    momentum: float = 0.9
+    steps: int = 500
+    power_steps: int = 200
+    long_decay: float = 0.02
+    long_momentum: float = 0.9
+    long_steps: int = 30_000
+    widths: tuple[int, ...] = (10, 16, 16, 16)
+    batches: int = 20
+    batch_size: int = 32
+    seed: int = 0
+
+
+def tasks(config: Config) -> dict[str, str]:
+    """A pair of runs per schedule, the paper's purely exponential schedule, and the long run."""
+    return {name: name for name in (*SCHEDULES, "power", "float32")}
+
+
+def run_task(config: Config, name: str) -> Arrays:
+    """One of them."""
+    import torch
+
+    torch.set_num_threads(1)
+    if name == "float32":
+        return _forever(config)
+    return _power(config) if name == "power" else _pair(config, name)
+
+
+class _Run:
+    """One network under training on batches that come round and round; without ``head`` as in the paper.
+
+    There BatchNorm's scale and shift and the last layer stay as they were.
+    """
+
+    def __init__(
+        self, config: Config, *, weight_decay: float, momentum: float, dtype: torch.dtype, head: bool = True
+    ) -> None:
+        import torch
+
+        generator = torch.Generator().manual_seed(config.seed)
+        inputs = torch.randn(config.batches, config.batch_size, config.widths[0], generator=generator)
+        self.labels = torch.randint(0, _CLASSES, (config.batches, config.batch_size), generator=generator)
+        self.inputs = inputs.to(dtype)
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            self.net = _network(config).to(dtype)
+        params = dict(self.net.named_parameters())
+        last = list(params)[-2:]
+        self.invariant = {name: p for name, p in params.items() if p.ndim == 2 and name not in last}
+        others = [p for name, p in params.items() if name not in self.invariant]
+        groups = [{"params": list(self.invariant.values())}, *([{"params": others}] if head else [])]
+        self.optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=momentum, weight_decay=weight_decay)
+        self.loss = math.nan
+
+    def logits(self, step: int) -> torch.Tensor:
+        """Train on the batch of a step; the outputs before it."""
+        from torch.nn import functional
+
+        batch = step % len(self.inputs)
+        self.optimizer.zero_grad()
+        logits: torch.Tensor = self.net(self.inputs[batch])
+        loss = functional.cross_entropy(logits, self.labels[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.loss = loss.item()
+        return logits.detach()
+
+    def evaluated(self) -> torch.Tensor:
+        """Outputs in eval mode, with the running statistics."""
+        import torch
+
+        self.net.eval()
+        with torch.no_grad():
+            logits: torch.Tensor = self.net(self.inputs[0])
+        self.net.train()
+        return logits
+
+
+def _network(config: Config) -> torch.nn.Module:
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    for inside, outside in itertools.pairwise(config.widths):
+        layers += [nn.Linear(inside, outside, bias=False), nn.BatchNorm1d(outside, eps=_TINY_EPS), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(config.widths[-1], _CLASSES))
+
+
+def _scheduler(config: Config, name: str, optimizer: Any) -> Any:
+    """The schedule of that name, of lr, weight decay or momentum."""
+    from torch.optim import lr_scheduler
+
+    from equilibria.control import WeightDecayScheduler
+
+    steps = config.steps
+    if name == "step":
+        return lr_scheduler.MultiStepLR(optimizer, [2 * steps // 5, 7 * steps // 10], gamma=0.1)
+    if name == "warm-up":
+        return lr_scheduler.LambdaLR(optimizer, lambda t: min(10 * t / steps, 1.0))
+    if name == "momentum":
+        return lr_scheduler.OneCycleLR(optimizer, config.lr, steps, base_momentum=0.6, max_momentum=0.95)
+    if name == "constant":
+        return lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    if name == "cosine":
+        return cosine
+    return WeightDecayScheduler(cosine, lambda t: config.weight_decay * (1 + math.sin(t / 17)))
+
+
+def _pair(config: Config, name: str) -> Arrays:
+    """Runs with and without weight decay, and one with weight decay whose weights are rounded once more."""
+    import torch
+
+    from equilibria.control import FoldedWeightDecay
+
+    plain, folded, rounded = (
+        _Run(config, weight_decay=config.weight_decay, momentum=config.momentum, dtype=torch.float64)
+        for _ in ("plain", "folded", "rounded")
+    )
+    schedulers = [_scheduler(config, name, run.optimizer) for run in (plain, folded, rounded)]
+    control = FoldedWeightDecay(schedulers[1], folded.net, invariant=list(folded.invariant))
+    schedulers[1] = control
+    found: dict[str, list[float]] = {key: [] for key in ("train", "eval", "rounded", "lr", "folded_lr")}
+    nudge = _nudge(config, rounded)
+    for step in range(config.steps):
+        if step:
+            for scheduler in schedulers:
+                scheduler.step()
+        exponent = folded.optimizer.param_groups[0].get("fold_exponent", 0)  # before the step
+        original = float(plain.optimizer.param_groups[0]["lr"])
+        reference = plain.logits(step)
+        found["train"].append(_apart(reference, folded.logits(step)))
+        found["rounded"].append(_apart(reference, rounded.logits(step)))
+        next(nudge)
+        if step % 5 == 4:
+            found["eval"].append(_apart(plain.evaluated(), folded.evaluated()))
+        found["lr"].append(original)
+        found["folded_lr"].append(float(control.get_last_lr()[0]) * 4.0**exponent)
+    return {key: np.array(values) for key, values in found.items()}
+
+
+def _nudge(config: Config, run: _Run) -> Iterator[None]:
+    """Change every invariant weight by one rounding, up or down, each time."""
+    import torch
+
+    generator = torch.Generator().manual_seed(config.seed + 1)
+    while True:
+        for weight in run.invariant.values():
+            signs = 2 * torch.randint(0, 2, weight.shape, generator=generator).to(weight.dtype) - 1
+            weight.data.mul_(1 + torch.finfo(weight.dtype).eps * signs)
+        yield
+
+
+def _apart(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float((first - second).norm() / first.norm())
+
+
+def _power(config: Config) -> Arrays:
+    """lr growing by the same factor at each step, with and without the buffer that it needs at the start."""
+    import torch
+
+    schedule = power_schedule(
+        config.lr, config.weight_decay, step=np.arange(config.power_steps), momentum=config.momentum
+    )
+    found = {}
+    for name, share in (("with_buffer", schedule.start_buffer), ("without_buffer", 0.0)):
+        plain, grown = (
+            _Run(config, weight_decay=config.weight_decay, momentum=config.momentum, dtype=torch.float64)
+            for _ in ("plain", "grown")
+        )
+        grown.optimizer.param_groups[0]["weight_decay"] = 0.0
+        for weight in grown.invariant.values():
+            grown.optimizer.state[weight]["momentum_buffer"] = share * weight.detach().clone()
+        apart = []
+        for step, lr in enumerate(schedule.lr.tolist()):
+            grown.optimizer.param_groups[0]["lr"] = lr
+            apart.append(_apart(plain.logits(step), grown.logits(step)))
+        found[name] = np.array(apart)
+    return found
+
+
+def _forever(config: Config) -> Arrays:
+    """float32: with weight decay; folded; folded without renormalisation, until that breaks."""
+    import torch
+
+    from equilibria.control import FoldedWeightDecay
+
+    settings: dict[str, Any] = {
+        "weight_decay": config.long_decay,
+        "momentum": config.long_momentum,
+        "dtype": torch.float32,
+    }
+    plain, folded, bare = (_Run(config, **settings, head=False) for _ in ("plain", "folded", "bare"))
+    FoldedWeightDecay(folded.optimizer, folded.net, invariant=list(folded.invariant))
+    FoldedWeightDecay(bare.optimizer, bare.net, invariant=list(bare.invariant), renormalise=False)
+    before, clean = _until_it_breaks(bare, config.long_steps)
+    group, weight = folded.optimizer.param_groups[0], next(iter(folded.invariant.values()))
+    losses, norms, scales, different = np.empty((2, config.long_steps)), [], [], 0
+    for step in range(config.long_steps):
+        outputs = folded.logits(step)
+        plain.logits(step)
+        losses[:, step] = plain.loss, folded.loss
+        different += step < clean and not torch.equal(outputs, before[step])
+        norms.append(float(weight.detach().norm()))
+        scales.append(float(group["fold_log_scale"]))
+    shown = slice(_BLOCK - 1, None, _BLOCK)
+    return {
+        "losses": losses.reshape(2, -1, _BLOCK).mean(axis=2),
+        "finite": np.asarray(np.isfinite(losses).all()),
+        "broken": np.asarray(len(before)),
+        "clean": np.asarray(clean),
+        "different": np.asarray(different),
+        "norm": np.array(norms)[shown],
+        "log_scale": np.array(scales)[shown],
+    }
+
+
+def _until_it_breaks(run: _Run, steps: int) -> tuple[list[torch.Tensor], int]:
+    """Outputs of all steps before the one whose lr is no float32; how many before a variance overflows."""
+    outputs: list[torch.Tensor] = []
+    clean = 0
+    for step in range(steps):
+        try:
+            logits = run.logits(step)
+        except (RuntimeError, EquilibriaError):
+            break
+        outputs.append(logits)
+        clean += clean == step and all(bool(buffer.isfinite().all()) for buffer in run.net.buffers())
+    return outputs, clean
+
+
+_EXACT = Source(
+    "explr",
+    "Theorem 2.5",
+    corrected="indices, and the sign of the starting velocity; our recursion has no division by lr and allows lr = 0",
+    law="folding.fold",
+)
+_POWER = Source(
+    "explr",
+    "Theorem 2.1",
+    corrected="from an empty buffer the lr is not a pure power alpha^(-2t-1); that needs the buffer w_0 (1-1/alpha)/lr",
+    law="exponential.power_schedule",
+)
+_EPOCH = Source("explr", "Section 2.1, PreResNet32", law="exponential.decay_roots")
+_FLOAT32 = Source("", "explr Theorem 2.5, beyond", law="switching.renormalisation")
+_FEW = 10  # deviations of two runs that differ by rounding alone have no sharper law than their order of magnitude
+
+
+def collect(config: Config, found: Findings) -> Outcome:
+    """The same network function under every schedule, to rounding; the pure power; the long run."""
+    rounding = max(float(found[name]["rounded"].max()) for name in SCHEDULES)
+    claims = [
+        *(_judge_schedule(name, found[name]) for name in SCHEDULES),
+        *_judge_power(config, found["power"], rounding),
+        *_judge_long(config, found["float32"]),
+    ]
+    numbers = {
+        name: {
+            "largest_deviation_in_train_mode": float(found[name]["train"].max()),
+            "largest_deviation_in_eval_mode": float(found[name]["eval"].max()),
+            "the_same_of_one_more_rounding": float(found[name]["rounded"].max()),
+            "last_folded_lr": float(found[name]["folded_lr"][-1]),
+        }
+        for name in SCHEDULES
+    }
+    return Outcome(claims, numbers)
+
+
+def _judge_schedule(name: str, run: Arrays) -> Claim:
+    return at_most(
+        f"{SCHEDULES[name].capitalize()}: largest relative deviation of the logits, train and eval mode, "
+        f"within {_FEW} times what one more rounding of the weights per step does",
+        _EXACT,
+        bound=_FEW * float(run["rounded"].max()),
+        measured=max(float(run["train"].max()), float(run["eval"].max())),
+    )
+
+
+def _judge_power(config: Config, power: Arrays, rounding: float) -> list[Claim]:
+    steps = np.arange(config.steps)
+    closed = constant_schedule(config.lr, config.weight_decay, step=steps, momentum=config.momentum)
+    recursion = fold(np.full(config.steps, config.lr), weight_decay=config.weight_decay, momentum=config.momentum)
+    growth = float(decay_roots(0.1, 5e-4, momentum=0.9).z1) ** (-2 * 391)
+    return [
+        at_most(
+            "lr growing by one factor, with the buffer it needs: largest deviation of the logits",
+            _POWER,
+            bound=_FEW * rounding,
+            measured=float(power["with_buffer"].max()),
+        ),
+        at_least(
+            "lr growing by one factor from an empty buffer: another run: largest deviation of the logits",
+            _POWER,
+            bound=1e6 * rounding,
+            measured=float(power["without_buffer"].max()),
+        ),
+        to_rounding(
+            "Constant lr: closed form of the folded lr against the recursion, largest relative difference",
+            Source("explr", "Theorem 2.1", law="exponential.constant_schedule"),
+            error=float(np.max(np.abs(closed.lr / recursion.lr - 1))),
+            operations=10 * config.steps,
+        ),
+        near(
+            "PreResNet32 (lr 0.1, weight decay 5e-4, momentum 0.9, 391 steps): growth of the lr per epoch",
+            _EPOCH,
+            expected=1.481,
+            measured=growth,
+            absolute=0.0005,
+        ),
+    ]
+
+
+def _judge_long(config: Config, run: Arrays) -> list[Claim]:
+    horizon = overflow_horizon(config.lr, config.long_decay, momentum=config.long_momentum)
+    assert horizon.lr is not None
+    clean = int(run["clean"])
+    plain, folded = run["losses"][:, run["losses"].shape[1] // 4 :]
+    error = math.hypot(plain.std(ddof=1), folded.std(ddof=1)) / math.sqrt(len(plain)) / plain.mean()
+    return [
+        near(
+            "float32 without renormalisation: steps until the lr is too large for the type",
+            Source("", "explr Theorem 2.1, beyond", law="exponential.overflow_horizon"),
+            expected=horizon.lr,
+            measured=float(run["broken"]),
+            absolute=1,
+            unit="steps",
+        ),
+        at_most(
+            f"float32 with powers of two divided out: steps whose logits differ in any bit, of the first {clean:,}, "
+            "after which a variance overflows without",
+            _FLOAT32,
+            bound=0,
+            measured=float(run["different"]),
+            unit="steps",
+        ),
+        at_least(
+            "float32: by the end the weights would have grown by, as a power of ten",
+            _FLOAT32,
+            bound=math.log10(float(np.finfo(np.float32).max)),
+            measured=float(run["log_scale"][-1]) / math.log(10) if run["finite"] else math.nan,
+        ),
+        near(
+            "float32: mean loss of the folded run over that of the run with weight decay, after the first quarter",
+            _FLOAT32,
+            expected=1.0,
+            measured=float(folded.mean() / plain.mean()),
+            absolute=4 * error,
+        ),
+    ]
+
+
+def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+    """Deviations, folded lrs, the long run's numbers and its loss."""
+    figure, (apart, rates, scales, losses) = panels(2, 2)
+    for (name, label), colour in zip(SCHEDULES.items(), COLOURS, strict=False):
+        run = found[name]
+        steps = np.arange(len(run["lr"]))
+        apart.plot(steps, run["train"], color=colour, lw=0.7)
+        rates.plot(steps, np.where(run["folded_lr"] > 0, run["folded_lr"], np.nan), color=colour, label=label)
+    rounding = np.max([found[name]["rounded"] for name in SCHEDULES], axis=0)
+    apart.plot(rounding, color=THEORY, ls="--", lw=0.9, label="one more rounding per step (largest)")
+    apart.plot(found["power"]["without_buffer"], color=COLOURS[6], lw=0.9, label="pure power, empty buffer")
+    apart.set(yscale="log", xlabel="step", ylabel="relative deviation of the logits", ylim=(1e-17, 1e6))
+    apart.legend(loc="upper right")
+    title(apart, "a", "with weight decay against without, float64")
+    closed = constant_schedule(config.lr, config.weight_decay, step=np.arange(config.steps), momentum=config.momentum)
+    rates.plot(closed.lr, color=THEORY, ls="--", lw=0.9, label="closed form, constant")
+    rates.set(yscale="log", xlabel="step", ylabel="lr without weight decay", ylim=(1e-6, 1e6))
+    rates.legend(loc="upper left", ncols=2)
+    title(rates, "b", "the lr that replaces weight decay")
+    _draw_long(scales, losses, config, found["float32"])
+    return {"theorem-2-5": figure}
+
+
+def _draw_long(scales: Axes, losses: Axes, config: Config, run: Arrays) -> None:
+    steps = (np.arange(len(run["norm"])) + 1) * config.long_steps / len(run["norm"])
+    scales.plot(steps, run["log_scale"] / math.log(10), color=COLOURS[1], label="growth $P$ (never stored)")
+    scales.plot(steps, np.log10(run["norm"]), color=COLOURS[0], label="norm of the stored weights")
+    scales.axhline(math.log10(np.finfo(np.float32).max), color=THEORY, lw=0.8, ls=":", label="largest float32")
+    scales.axvline(float(run["broken"]), color=COLOURS[2], lw=0.9, ls="--", label="breaks without renormalisation")
+    scales.set(xlabel="step", ylabel="$\\log_{10}$", ylim=(None, 1.6 * float(run["log_scale"][-1]) / math.log(10)))
+    scales.legend(loc="upper left")
+    title(scales, "c", "float32, for long")
+    for values, colour, label in zip(run["losses"], COLOURS, ("with weight decay", "folded"), strict=False):
+        losses.plot(steps, values, color=colour, lw=0.8, alpha=0.8, label=label)
+    losses.set(xlabel="step", ylabel="training loss, mean of 100 steps")
+    losses.margins(y=0.25)
+    losses.legend(loc="upper right", ncols=2)
+    title(losses, "d", "float32: the two runs")
+
+
+EXPERIMENT = Experiment(
+    id="explr-equivalence",
+    title="Weight decay is a growing learning rate, exactly and for any schedule",
+    source="explr thm. 2.1, 2.5",
+    scales={
+        "smoke": Config(steps=60, power_steps=60, long_decay=0.5, long_momentum=0.5, long_steps=800),
+        "desk": Config(),
+        "paper": Config(),
+    },
+    tasks=tasks,
+    run_task=run_task,
+    collect=collect,
+    draw=draw,
+)

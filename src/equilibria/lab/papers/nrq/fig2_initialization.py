@@ -1,0 +1,219 @@
+"""nrq-initialization: the scale of the initial weights is undone by lr and weight decay (figure 2 i-l, corollary 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near, to_rounding
+from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
+from equilibria.lab.harness.figures import panels
+from equilibria.lab.papers.nrq.walks import (
+    ERRORS,
+    averages,
+    draw_panels,
+    finite_step,
+    interval,
+    predicted,
+    simulate,
+    starts,
+    window,
+)
+from equilibria.theory.rayleigh import NoisyRayleigh
+from equilibria.theory.rayleigh_moments import exact_risk_curve
+from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds, stationary_risk
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_EXACT = Source("nrq", "corollary 3, fig. 2 (i)-(k)", law="rayleigh.NoisyRayleigh")
+_ANGLE = Source("nrq", "fig. 2 (k), eq. (14)", law="rayleigh.angular_update")
+_CURVE = Source("nrq", "fig. 2 (j)", law="rayleigh_moments.exact_risk_curve")
+_LIMIT = Source("nrq", "fig. 2 (i)-(l), section 3.2", law="rayleigh_risk.stationary_risk")
+_TRAJECTORY = 5000  # steps over which trajectories are compared number by number
+_OPERATIONS = 20  # roundings of one coordinate in one step
+
+
+@dataclass(frozen=True)
+class Config:
+    """Initial weights of standard deviation 1 and k; lr and weight decay kept, or times k^2 and 1/k^2."""
+
+    dim: int = 10
+    gap: float = 1.0
+    noise: float = 1.0
+    lr: float = 0.1
+    weight_decay: float = 0.01
+    k: float = 10.0
+    scales: tuple[float, ...] = (2.0, 10.0, 0.37)
+    steps: int = 10_000
+    trials: int = 500
+    every: int = 10
+    seed: int = 0
+
+    def model(self) -> NoisyRayleigh:
+        """The model at lr and weight decay as given."""
+        return NoisyRayleigh.two_level(self.gap, self.dim, noise=self.noise, lr=self.lr, weight_decay=self.weight_decay)
+
+
+def tasks(config: Config) -> dict[str, tuple[str, Any]]:
+    """The three lines of the figure, and trajectories at each scale."""
+    lines: dict[str, tuple[str, Any]] = {name: ("line", name) for name in ("small", "adjusted", "large")}
+    return lines | {f"scale-{k:g}": ("trajectory", k) for k in config.scales}
+
+
+def run_task(config: Config, task: tuple[str, Any]) -> Arrays:
+    """One of them."""
+    kind, what = task
+    return _line(config, what) if kind == "line" else _trajectory(config, what)
+
+
+def _line(config: Config, name: str) -> Arrays:
+    model, k = config.model(), 1.0 if name == "small" else config.k
+    used = model.rescaled(k) if name == "adjusted" else model
+    norm_sq = config.dim * k**2  # what standard deviation k gives in the mean
+    run = simulate(
+        used,
+        k * starts(model, config.trials, norm_sq=config.dim, seed=config.seed),
+        steps=config.steps,
+        every=config.every,
+        seed=config.seed,
+    )
+    late = window(run, config.steps * 3 // 4)
+    return {
+        **averages(run, model),
+        **predicted(exact_risk_curve(used, config.steps, norm_sq=norm_sq), model, config.every),
+        "late_risk": late["risk"],
+        "late_angle": late["angle"],
+    }
+
+
+def _trajectory(config: Config, k: float) -> Arrays:
+    """Largest distance of X^(k)/k from X over all trials and records, relative to the norm of X."""
+    model, count = config.model(), min(config.trials, 100)
+    begin = starts(model, count, norm_sq=config.dim, seed=config.seed)
+    options = {"steps": min(config.steps, _TRAJECTORY), "every": config.every, "record": ["weights", "norm"]}
+    here = simulate(model, begin, seed=config.seed, **options)
+    there = simulate(model.rescaled(k), k * begin, seed=config.seed, **options)
+    distance = np.linalg.norm(there["weights"] / k - here["weights"], axis=2) / here["norm"]
+    return {"difference": distance.max()}
+
+
+def collect(config: Config, found: Findings) -> Outcome:
+    """Identical to rounding; without the adjustment slower at first and the same in the end."""
+    differences = {k: float(found[f"scale-{k:g}"]["difference"]) for k in config.scales}
+    rate = equilibrium_risk_bounds(config.model(), xi=0.5).slowest
+    claims = [
+        *(
+            at_most(
+                f"X times {k:g}, lr times {k**2:g}, weight decay / {k**2:g}: the same trajectory, bit for bit "
+                "(a power of two rounds nothing)",
+                _EXACT,
+                bound=0.0,
+                measured=difference,
+            )
+            if np.log2(k) % 1 == 0
+            else to_rounding(
+                f"X times {k:g}, lr times k^2, weight decay / k^2: the same trajectory; largest relative distance",
+                _EXACT,
+                error=difference,
+                operations=_OPERATIONS / rate,  # the descent forgets roundings at this rate
+            )
+            for k, difference in differences.items()
+        ),
+        to_rounding(
+            "Averaged over the trials, the risks of (lr, wd, 1) and (k^2 lr, wd/k^2, k) coincide: largest difference",
+            _EXACT,
+            error=float(np.max(np.abs(found["small"]["risk"] - found["adjusted"]["risk"]))),
+            operations=_OPERATIONS / rate,
+        ),
+        *_judge_large(config, found),
+    ]
+    at = [step for step in (1000, 3000) if step < config.steps]
+    table = {
+        name: {str(step): float(found[name]["risk"][step // config.every]) for step in at}
+        for name in ("small", "adjusted", "large")
+    }
+    return Outcome(claims, {"trajectory_difference": {f"{k:g}": v for k, v in differences.items()}, "risk_at": table})
+
+
+def _judge_large(config: Config, found: Findings) -> list[Claim]:
+    """Initial weights k times larger and nothing adjusted."""
+    model, small, large = config.model(), found["small"], found["large"]
+    slope_sq = model.gap**2 * (config.dim - 1) / (config.dim * (config.dim + 2))  # E f(1-f) of a random direction
+    first = model.lr * np.sqrt(model.unit_grad_sq + slope_sq) / (config.dim * config.k**2)
+    # chi-square with p - 1 degrees of freedom; half its relative scatter is that of the root
+    scatter = ERRORS * np.sqrt(2 / (config.dim - 1) / config.trials) / 2
+    limit = stationary_risk(model)
+    half_way = int(np.argmax(small["theory_risk"] < 0.45))
+    return [
+        near(
+            "Larger weights alone: angular update of the first step, smaller by k^2",
+            _ANGLE,
+            expected=first,
+            measured=large["angle"][0],
+            relative=float(scatter),
+            unit="rad",
+        ),
+        at_least(
+            f"Larger weights alone: slower at first; risk at step {small['step'][half_way]}, where the other's is 0.45",
+            _CURVE,
+            bound=0.45,
+            measured=large["risk"][half_way],
+            interval=interval([large["risk"][half_way], large["risk_error"][half_way]]),
+        ),
+        at_most(
+            "Larger weights alone: the whole curve is the diffusion's: largest difference of the risk; allowed is the "
+            "first-order effect of a finite step and scatter",
+            _CURVE,
+            bound=finite_step(large, model) + ERRORS * float(large["risk_error"].max()),
+            measured=float(np.max(np.abs(large["risk"] - large["theory_risk"]))),
+        ),
+        *(
+            near(
+                f"{label}: limiting risk, the same for all three",
+                _LIMIT,
+                expected=limit.risk * limit.finite_step,
+                measured=found[name]["late_risk"][0],
+                relative=0.04,
+                interval=interval(found[name]["late_risk"]),
+            )
+            for name, label in (("small", "Standard deviation 1"), ("large", "Standard deviation k, nothing adjusted"))
+        ),
+        near(
+            "Larger weights alone: the angular update comes to the same equilibrium",
+            _ANGLE,
+            expected=model.angular_update,
+            measured=large["late_angle"][0],
+            relative=0.01,
+            unit="rad",
+            interval=interval(large["late_angle"]),
+        ),
+    ]
+
+
+def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+    """The third row of figure 2; the first line lies under the second, as in the paper."""
+    figure, axes = panels(1, 4, width=2.5, height=2.4)
+    lr, decay, k = config.lr, config.weight_decay, config.k
+    lines = {
+        f"(lr, wd, initial std) = ({lr:g}, {decay:g}, 1)": found["small"],
+        f"({lr:g}, {decay:g}, {k:g})": found["large"],
+        f"({lr * k**2:g}, {decay / k**2:g}, {k:g})": found["adjusted"],
+    }
+    draw_panels(figure, axes, lines, letters="ijkl", log_time=True)
+    return {"figure-2-i-l": figure}
+
+
+EXPERIMENT = Experiment(
+    id="nrq-initialization",
+    title="The scale of the initial weights is undone by lr times k², weight decay / k²",
+    source="nrq fig. 2 i-l, cor. 3",
+    scales={"smoke": Config(weight_decay=0.04, steps=2500, trials=300), "desk": Config(), "paper": Config()},
+    tasks=tasks,
+    run_task=run_task,
+    collect=collect,
+    draw=draw,
+)

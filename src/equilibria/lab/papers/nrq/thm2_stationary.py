@@ -1,0 +1,313 @@
+"""nrq-stationary: the law that the alignment settles to, and the limiting risk (theorem 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.stats import kstest, kstwo
+
+from equilibria.lab.harness.claim import Claim, Source, at_most, near
+from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.papers.nrq.walks import ERRORS, finite_step_words, plain_ticks, simulate, standard_error, starts
+from equilibria.theory.bingham import bingham_moments
+from equilibria.theory.rayleigh import NoisyRayleigh
+from equilibria.theory.rayleigh_risk import stationary_risk
+from equilibria.theory.watson import watson_cdf, watson_log_density, watson_moments, watson_risk
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DENSITY = Source(
+    "nrq",
+    "theorem 2, eq. (25)",
+    corrected="kappa carries the gap a_h - a_l: the density is exp(2 kappa f) ... with kappa = gap M*/(2 lr sigma^2)",
+    law="watson.watson_log_density",
+)
+_LIMIT = Source(
+    "nrq",
+    "theorem 2, eq. (26)",
+    corrected="printed is about lim E f, not the risk 1 - E f, and its correction needs a factor 1/2",
+    law="watson.watson_risk",
+)
+_MOMENTS = Source("nrq", "theorem 2", law="watson.watson_moments")
+_ANY = Source("", "beyond nrq theorem 2", law="bingham.bingham_moments")
+_SPREAD = "spread"
+_CHANCE = 1e-4  # that a sample of the very law is further away from it than is allowed
+_BINS = 60
+
+
+@dataclass(frozen=True)
+class Case:
+    """A two-level model: dimension, gap, noise and lr * wd."""
+
+    dim: int
+    gap: float
+    noise: float
+    product: float
+
+    def model(self, lr: float) -> NoisyRayleigh:
+        """The model at this lr, of which the law depends through lr * wd alone."""
+        return NoisyRayleigh.two_level(self.gap, self.dim, noise=self.noise, lr=lr, weight_decay=self.product / lr)
+
+    @property
+    def key(self) -> str:
+        """A name for files."""
+        return f"p{self.dim}-gap{self.gap:g}-noise{self.noise:g}-{self.product:g}"
+
+    @property
+    def label(self) -> str:
+        """A name for people."""
+        return f"p = {self.dim}, gap {self.gap:g}, noise {self.noise:g}, lr wd = {self.product:g}"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Independent trials, each looked at once after many relaxation times; one spectrum of many levels besides."""
+
+    cases: tuple[Case, ...] = (
+        Case(10, 1.0, 1.0, 1e-3),
+        Case(10, 0.5, 1.0, 1e-3),
+        Case(3, 2.0, 1.0, 1e-3),
+        Case(5, 0.5, 0.5, 1e-3),
+        Case(2, 1.0, 1.0, 5e-4),
+        Case(10, 1.0, 1.0, 4e-3),
+    )
+    shown: int = 4
+    lr: float = 0.1
+    spread_dim: int = 10
+    spread_product: float = 2.5e-4
+    relaxations: float = 10.0
+    trials: int = 10_000
+    seed: int = 0
+
+    def spread(self) -> NoisyRayleigh:
+        """Eigenvalues from 1 to 2 at equal distances."""
+        values = np.linspace(1, 2, self.spread_dim).tolist()
+        return NoisyRayleigh(values, noise=1.0, lr=self.lr, weight_decay=self.spread_product / self.lr)
+
+
+def tasks(config: Config) -> dict[str, Any]:
+    """One per case, and the spectrum of many levels."""
+    return {case.key: case for case in config.cases} | {_SPREAD: None}
+
+
+def run_task(config: Config, case: Case | None) -> Arrays:
+    """Directions of independent trials when the start is forgotten."""
+    model = config.spread() if case is None else case.model(config.lr)
+    begin = starts(model, config.trials, norm_sq=model.norm_sq, risk=0.0, seed=config.seed)
+    slowest = 2 * model.gap * model.angular_update / math.sqrt(model.unit_grad_sq)  # rate of forgetting the start
+    run = simulate(model, begin, steps=math.ceil(config.relaxations / slowest), record=(), seed=config.seed)
+    squares = run.state.weights**2
+    squares /= squares.sum(1, keepdims=True)
+    if case is None:
+        return {"squares": squares.mean(0), "scatter": squares.std(0, ddof=1), **_pairs(model, squares)}
+    return {"f": squares[:, 0], **_pairs(model, squares)}
+
+
+def _pairs(model: NoisyRayleigh, squares: np.ndarray) -> dict[str, np.ndarray]:
+    """Means with their standard errors: risk, E f(1-f), excess of the loss."""
+    f, risk = squares[:, 0], squares[:, 1:].sum(1)
+    excess = squares @ (np.array(model.spectrum) - model.spectrum[0]) / 2
+    found = {"risk": risk, "mixing": f * risk, "excess": excess, "square": (risk - risk.mean()) ** 2}
+    return {name: np.array([values.mean(), standard_error(values)]) for name, values in found.items()}
+
+
+def collect(config: Config, found: Findings) -> Outcome:
+    """Law, risk and moments of every case; then any spectrum."""
+    claims = [claim for case in config.cases for claim in _judge(config, case, found[case.key])]
+    table = {
+        case.label: {
+            "risk": float(found[case.key]["risk"][0]),
+            "law": stationary_risk(case.model(config.lr)).risk,
+            "p_value": _p_value(config, case, found[case.key]["f"]),
+        }
+        for case in config.cases
+    }
+    return Outcome([*claims, *_judge_spread(config, found[_SPREAD])], {"cases": table})
+
+
+def _p_value(config: Config, case: Case, f: np.ndarray) -> float:
+    """Chance of a sample further away from the law with the first-order effect of a finite step."""
+    return float(kstest(f, _cdf(_concentration(config, case, discrete=True), case.dim)).pvalue)
+
+
+def _concentration(config: Config, case: Case, *, discrete: bool = False) -> float:
+    """2 kappa; with the first-order effect of a finite step if that is asked for."""
+    model = case.model(config.lr)
+    return case.gap * model.inverse_temperature / (stationary_risk(model).finite_step if discrete else 1.0)
+
+
+def _cdf(concentration: float, dim: int) -> Any:
+    return lambda f: watson_cdf(np.clip(f, 0, 1), concentration, dim=dim)
+
+
+def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
+    model, f = case.model(config.lr), line["f"]
+    limit, b = stationary_risk(model), _concentration(config, case)
+    moments, second_order = watson_moments(b, case.dim), (limit.finite_step - 1) ** 2
+    room = _room(line["risk"], second_order)
+    grid = np.linspace(0, 1, 2001)
+    exact, discrete = (
+        watson_cdf(grid, _concentration(config, case, discrete=kind), dim=case.dim) for kind in (False, True)
+    )
+    chance = float(kstwo.isf(_CHANCE, len(f)))
+    finite = float(np.max(np.abs(exact - discrete)))
+    claims = [
+        at_most(
+            f"{case.label}: Kolmogorov-Smirnov distance of {len(f):,} trials to the law; allowed is chance "
+            f"({_CHANCE:g}) and the first-order effect of a finite step",
+            _DENSITY,
+            bound=chance + finite,
+            measured=float(kstest(f, _cdf(b, case.dim)).statistic),
+        ),
+        near(
+            f"{case.label}: limiting risk, {finite_step_words(limit.finite_step, room)}",
+            _LIMIT,
+            expected=limit.risk * limit.finite_step,
+            measured=line["risk"][0],
+            relative=room,
+            printed=1 - math.sqrt(model.unit_grad_sq) * model.angular_update / model.gap,
+        ),
+        near(
+            f"{case.label}: variance of f",
+            _MOMENTS,
+            expected=float(moments.variance),
+            measured=line["square"][0],
+            relative=_room(line["square"], 2 * (limit.finite_step - 1)),
+        ),
+        near(
+            f"{case.label}: E f(1-f) = ((p-1) - p r)/(2 b), b = 2 kappa, from the measured risk",
+            _MOMENTS,
+            expected=(case.dim - 1 - case.dim * line["risk"][0]) / (2 * b),
+            measured=line["mixing"][0],
+            relative=_room(line["mixing"], limit.finite_step - 1),
+        ),
+    ]
+    if case.gap != 1:
+        apart = watson_cdf(grid, b / case.gap, dim=case.dim)
+        claims.append(
+            near(
+                f"{case.label}: the printed kappa, without the gap, is another law: its distance from the trials is "
+                "the distance of the two laws",
+                _DENSITY,
+                expected=float(np.max(np.abs(apart - exact))),
+                measured=float(kstest(f, _cdf(b / case.gap, case.dim)).statistic),
+                absolute=chance + finite,
+            )
+        )
+    return claims
+
+
+def _room(pair: np.ndarray, order: float) -> float:
+    """Relative tolerance: standard errors, and what the expansion leaves out."""
+    return ERRORS * float(pair[1] / pair[0]) + order
+
+
+def _judge_spread(config: Config, line: Arrays) -> list[Claim]:
+    model = config.spread()
+    limit, law = stationary_risk(model), bingham_moments(model.spectrum, model.inverse_temperature).second_moments
+    size = math.sqrt(model.unit_grad_sq)
+    first = model.spread * model.angular_update / (2 * size)  # first-order effect of a finite step, at most
+    off = np.abs(line["squares"] / law - 1) / (ERRORS * line["scatter"] / math.sqrt(config.trials) / law + first)
+    name, room = f"Eigenvalues 1 to 2, lr wd = {config.spread_product:g}", _room(line["risk"], first**2)
+    return [
+        near(
+            f"{name}: limiting risk by Bingham's law, {finite_step_words(limit.finite_step, room)}",
+            _ANY,
+            expected=limit.risk * limit.finite_step,
+            measured=line["risk"][0],
+            relative=room,
+        ),
+        at_most(
+            f"{name}: every E x_i^2 is Bingham's: largest deviation over what scatter and a finite step allow",
+            _ANY,
+            bound=1.0,
+            measured=float(off.max()),
+        ),
+        near(
+            f"{name}: the excess loss is sqrt(p-1) sigma D/4 whatever the spectrum, to leading order",
+            Source("", "beyond nrq theorem 2", law="rayleigh_risk.stationary_risk"),
+            expected=limit.excess_loss_leading,
+            measured=line["excess"][0],
+            relative=_room(line["excess"], first + abs(limit.excess_loss / limit.excess_loss_leading - 1)),
+        ),
+    ]
+
+
+def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+    """Histograms with the corrected and the printed density; the limiting risk against the angular update."""
+    figure, axes = panels(2, 3, width=3.0, height=2.4)
+    for panel, case, letter in zip(axes, config.cases[: config.shown], "abcd", strict=False):
+        _draw_case(config, panel, case, found[case.key]["f"])
+        title(panel, letter, case.label.replace(", lr wd", ",\nlr wd"))
+    for panel in axes[len(config.cases[: config.shown]) : config.shown]:
+        panel.set_visible(False)
+    axes[1].legend(loc="upper left")
+    _draw_risk(config, axes[4], found)
+    _draw_spread(config, axes[5], found[_SPREAD])
+    return {"theorem-2": figure}
+
+
+def _draw_case(config: Config, panel: Axes, case: Case, f: np.ndarray) -> None:
+    low = float(np.quantile(f, 0.002))
+    panel.hist(f, bins=_BINS, range=(low, 1), density=True, color=COLOURS[0], alpha=0.5, label="trials")
+    grid = np.linspace(low, 1 - 1e-4, 500)
+    b = _concentration(config, case)
+    top = panel.get_ylim()[1]
+    panel.plot(grid, np.exp(watson_log_density(grid, b, dim=case.dim)), color=THEORY, label="law")
+    if case.gap != 1:
+        printed = np.exp(watson_log_density(grid, b / case.gap, dim=case.dim))
+        panel.plot(grid, printed, color=COLOURS[1], ls="--", label="as printed")
+    panel.set(xlabel="$f = (e_1^T X)^2/||X||^2$", ylabel="density", xlim=(low, 1), ylim=(0, 1.25 * top))
+
+
+def _draw_risk(config: Config, panel: Axes, found: Findings) -> None:
+    """All cases that differ from the first in lr * wd alone."""
+    first = config.cases[0]
+    turns = np.geomspace(0.01, 0.2, 100)
+    law = watson_risk(first.gap * math.sqrt(first.dim - 1) / (first.noise * turns), first.dim)
+    leading = math.sqrt(first.dim - 1) * first.noise * turns / (2 * first.gap)
+    panel.plot(turns, law, color=THEORY, label="law")
+    panel.plot(turns, leading, color=THEORY, lw=0.8, ls=":", label="leading order")
+    panel.plot(turns, 1 - 2 * leading, color=COLOURS[1], ls="--", label="eq. (26) as printed")
+    same = [case for case in config.cases if (case.dim, case.gap, case.noise) == (first.dim, first.gap, first.noise)]
+    points = [(case.model(config.lr).angular_update, found[case.key]["risk"][0]) for case in same]
+    panel.plot(*zip(*points, strict=True), "o", color=COLOURS[0], label="trials")
+    panel.set(xscale="log", yscale="log", xlabel="angular update (rad)", ylabel="limiting risk")
+    plain_ticks(panel)
+    panel.legend(loc="center left")
+    title(panel, "e", f"p = {first.dim}, gap {first.gap:g}")
+
+
+def _draw_spread(config: Config, panel: Axes, line: Arrays) -> None:
+    model = config.spread()
+    law = bingham_moments(model.spectrum, model.inverse_temperature).second_moments
+    errors = ERRORS * line["scatter"][1:] / math.sqrt(config.trials)
+    panel.errorbar(model.spectrum[1:], line["squares"][1:], errors, fmt="o", color=COLOURS[0], label="trials")
+    panel.plot(model.spectrum[1:], law[1:], color=THEORY, label="law (Bingham)")
+    panel.set(xlabel="eigenvalue $a_i$", ylabel="$E\\,x_i^2$", yscale="log")
+    plain_ticks(panel)
+    panel.legend()
+    title(panel, "f", f"many levels, lr wd = {config.spread_product:g}")
+
+
+EXPERIMENT = Experiment(
+    id="nrq-stationary",
+    title="The stationary law of the alignment with the best direction",
+    source="nrq thm. 2",
+    scales={
+        "smoke": Config(cases=(Case(10, 1.0, 1.0, 4e-3), Case(3, 2.0, 1.0, 1e-3)), spread_product=4e-3, trials=2000),
+        "desk": Config(),
+        "paper": Config(),
+    },
+    tasks=tasks,
+    run_task=run_task,
+    collect=collect,
+    draw=draw,
+)

@@ -1,0 +1,236 @@
+"""smd-transient: how long a weight takes to its new equilibrium after the lr was divided (corollary 3.1, remark 2)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near
+from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.papers.smd.next_order import next_order
+from equilibria.lab.papers.smd.random_walk import heavy_ball, tangent_noise
+from equilibria.theory.rules import SGD
+from equilibria.theory.settling import after_lr_drop, minimum_settling_steps, settling_steps, steps_to_tolerance
+from equilibria.theory.states import settled
+from equilibria.theory.transient import evolve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BOUND = Source(
+    "smd",
+    "Corollary 3.1",
+    corrected="the lr in the bound is the new one; with the old one it is k times too small",
+    law="settling.minimum_settling_steps",
+)
+_CLOSED = Source("smd", "Corollary 3.1, remark 2", law="settling.after_lr_drop")
+_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Config:
+    """lr is divided by ``drop`` in equilibrium, down to ``lr``; weight decays of SGD and of SGD with momentum."""
+
+    lr: float = 0.1
+    drop: float = 10.0
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    weight_decay_momentum: float = 1e-4
+    unit_grad_sq: float = 10.0
+    dim: int = 200
+    replicas: int = 8
+    seed: int = 0
+
+    def rule(self, name: str) -> SGD:
+        """The optimizer after the drop."""
+        if name == "sgd":
+            return SGD(self.lr, self.weight_decay)
+        equal = name == "sgdm-equal"
+        return SGD(self.lr, self.weight_decay if equal else self.weight_decay_momentum, momentum=self.momentum)
+
+    def before(self, name: str) -> SGD:
+        """The optimizer before the drop."""
+        rule = self.rule(name)
+        return SGD(rule.lr * self.drop, rule.weight_decay, momentum=rule.momentum)
+
+
+_NAMES = {"sgd": "SGD", "sgdm": "SGD with momentum"}
+_ALL = (*_NAMES, "sgdm-equal")
+
+
+def tasks(config: Config) -> dict[str, tuple[str, str]]:
+    """The recursion and the random walk of each optimizer; the one at equal lr*wd needs no walk."""
+    pairs = [*(("recursion", name) for name in _ALL), *(("walk", name) for name in _NAMES)]
+    return {f"{kind}-{name}": (kind, name) for kind, name in pairs}
+
+
+def run_task(config: Config, task: tuple[str, str]) -> Arrays:
+    """One of them."""
+    kind, name = task
+    return _recursion(config, name) if kind == "recursion" else _walk(config, name)
+
+
+def _recursion(config: Config, name: str) -> Arrays:
+    """Moments from the old equilibrium, and the last step outside 5 % of the new one."""
+    rule, start = config.rule(name), settled(config.before(name), unit_grad_sq=config.unit_grad_sq)
+    scale = {"unit_grad_sq": config.unit_grad_sq}
+    steps = {
+        f"steps_{quantity}": np.asarray(
+            settling_steps(rule, start, tolerance=_TOLERANCE, quantity=quantity, unit_grad_sq=config.unit_grad_sq)
+        )
+        for quantity in ("norm", "angle")
+    }
+    count = round(1.5 * float(steps["steps_angle"]))
+    path = evolve(rule, count, start=start, unit_grad_sq=config.unit_grad_sq)
+    goal = rule.equilibrium(**scale)
+    assert goal.norm is not None
+    return {**steps, "norm_ratio": path.norm[:-1] / goal.norm, "angle_ratio": path.angle / goal.angle}
+
+
+def _walk(config: Config, name: str) -> Arrays:
+    """The optimizer itself on the random walk: some steps before the drop to fill the buffer, then after it."""
+    rule, before = config.rule(name), config.before(name)
+    rng = np.random.default_rng([config.seed, _ALL.index(name)])
+    gradient = functools.partial(tangent_noise, rng=rng, unit_grad_sq=config.unit_grad_sq)
+    start, goal = (
+        before.equilibrium(unit_grad_sq=config.unit_grad_sq),
+        rule.equilibrium(unit_grad_sq=config.unit_grad_sq),
+    )
+    assert start.norm is not None and goal.norm is not None
+    w = rng.standard_normal((config.replicas, config.dim))
+    w *= start.norm / np.linalg.norm(w, axis=1, keepdims=True)
+    run = functools.partial(heavy_ball, weight_decay=rule.weight_decay, momentum=rule.momentum, gradient=gradient)
+    w, buffer, _, _ = run(w, np.zeros_like(w), 300, lr=before.lr)
+    count = round(1.5 * steps_to_tolerance(rule, config.drop**0.25, tolerance=_TOLERANCE))
+    _, _, norms, angles = run(w, buffer, count, lr=rule.lr)
+    return {"walk_norm_ratio": np.sqrt(norms) / goal.norm, "walk_angle_ratio": np.sqrt(angles) / goal.angle}
+
+
+def collect(config: Config, found: Findings) -> Outcome:
+    """Times to 5 %, the bound, and the walk against the closed form."""
+    both = {name: {**found[f"recursion-{name}"], **found[f"walk-{name}"]} for name in _NAMES}
+    claims = [claim for name in _NAMES for claim in _judge(config, name, both[name])]
+    plain, heavy = (int(found[f"recursion-{name}"]["steps_norm"]) for name in ("sgd", "sgdm-equal"))
+    claims.append(
+        near(
+            "At equal lr*wd momentum settles faster by 1/(1 - momentum): ratio of the times to 5 % in norm",
+            Source("smd", "remark 2", law="settling.relaxation"),
+            expected=1 / (1 - config.momentum),
+            measured=plain / heavy,
+            relative=next_order(config.rule("sgdm-equal")),
+        )
+    )
+    numbers = {
+        name: {key: int(found[f"recursion-{name}"][key]) for key in ("steps_norm", "steps_angle")} for name in _ALL
+    }
+    return Outcome(claims, {"steps_to_5_per_cent": numbers})
+
+
+def _judge(config: Config, name: str, found: Arrays) -> list[Claim]:
+    rule, label = config.rule(name), _NAMES[name]
+    bound = minimum_settling_steps(rule, config.drop)
+    law = after_lr_drop(rule, config.drop, steps=np.arange(len(found["walk_norm_ratio"])))
+    start = config.drop**0.25
+    walk = np.max(np.abs(found["walk_norm_ratio"] / law.norm_ratio - 1))
+    return [
+        *(
+            near(
+                f"{label}: steps until the {quantity} is within 5 % of the new equilibrium, by recursion",
+                _CLOSED,
+                expected=steps_to_tolerance(rule, start, tolerance=_TOLERANCE, quantity=quantity),
+                measured=float(found[f"steps_{quantity}"]),
+                relative=next_order(rule) + 1 / bound,  # and whole steps
+                unit="steps",
+            )
+            for quantity in ("norm", "angle")
+        ),
+        at_least(
+            f"{label}: the corollary's lower bound on these steps",
+            _BOUND,
+            bound=bound,
+            measured=float(found["steps_norm"]),
+            unit="steps",
+            printed=bound / config.drop,
+        ),
+        near(
+            f"{label}: at the bound the norm is still (2 - 1/k)^(1/4) of its target",
+            _BOUND,
+            expected=(2 - 1 / config.drop) ** 0.25,
+            measured=found["norm_ratio"][bound],
+            relative=0.001,
+        ),
+        near(
+            f"{label}: the angle falls at once, in the first step, to k^(-1/2) of its new equilibrium",
+            _CLOSED,
+            expected=config.drop**-0.5,
+            measured=found["angle_ratio"][0],
+            relative=config.before(name).lr * rule.weight_decay,  # first order in the larger lr wd
+        ),
+        at_most(
+            f"{label}: the optimizer on the random walk follows the closed form: largest deviation of the norm",
+            _CLOSED,
+            bound=next_order(rule) / 4 + 4 * _scatter(config, name),
+            measured=walk,
+        ),
+    ]
+
+
+def _scatter(config: Config, name: str) -> float:
+    """Standard deviation of the norm on the walk, averaged over the replicas, relative; larger before the drop."""
+    rule = config.before(name)
+    a, eps = rule.momentum, rule.lr * rule.weight_decay
+    noise = 2 / (config.dim - 1) * (1 + a**2) / (1 - a**2)
+    return math.sqrt(noise * eps / (2 * (1 - a)) / config.replicas) / 2
+
+
+def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+    """Norm above, angle below; SGD on the left, momentum on the right."""
+    figure, axes = panels(2, 2)
+    letters = iter("abcd")
+    for row, quantity in enumerate(("norm", "angle")):
+        for column, name in enumerate(_NAMES):
+            panel = axes[2 * row + column]
+            _draw_panel(panel, config, name, quantity, found)
+            title(panel, next(letters), f"{_NAMES[name]}, lr ÷ {config.drop:g}")
+    axes[0].legend()
+    return {"corollary-3-1": figure}
+
+
+def _draw_panel(axes: Axes, config: Config, name: str, quantity: str, found: Findings) -> None:
+    rule = config.rule(name)
+    walk, recursion = found[f"walk-{name}"][f"walk_{quantity}_ratio"], found[f"recursion-{name}"][f"{quantity}_ratio"]
+    window = 25 if quantity == "angle" else 1
+    means = np.sqrt(np.convolve(walk**2, np.ones(window) / window, mode="valid"))
+    every = slice(None, None, max(1, len(means) // 600))
+    axes.plot(np.arange(len(means))[every], means[every], color=COLOURS[0], lw=0.8, label="random walk")
+    steps = np.arange(len(recursion))[:: max(1, len(recursion) // 40)]
+    axes.plot(steps, recursion[steps], "o", color=COLOURS[1], markersize=2.5, label="moment recursion")
+    times = np.linspace(0, len(recursion), 300)
+    law = getattr(after_lr_drop(rule, config.drop, steps=times), f"{quantity}_ratio")
+    axes.plot(times, law, color=THEORY, label="closed form")
+    axes.axhline(1, color=THEORY, lw=0.6, ls=":")
+    axes.axvline(minimum_settling_steps(rule, config.drop), color=COLOURS[2], lw=0.9, ls="--", label="corollary 3.1")
+    axes.set(xlabel="steps after the drop", ylabel=f"{quantity} / new equilibrium")
+
+
+EXPERIMENT = Experiment(
+    id="smd-transient",
+    title="Time to equilibrium after the lr is divided: SGD against momentum",
+    source="smd cor. 3.1, remark 2",
+    scales={
+        "smoke": Config(weight_decay=2e-3, weight_decay_momentum=2e-4, dim=50, replicas=4, drop=4.0),
+        "desk": Config(),
+        "paper": Config(),
+    },
+    tasks=tasks,
+    run_task=run_task,
+    collect=collect,
+    draw=draw,
+)

@@ -1,0 +1,264 @@
+"""smd-noise: the mean of the unit gradient against its variance, through training (smd+ fig. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria.lab.harness.claim import Claim, Source, not_demanded
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.seeds import mean_at_most, mean_near
+from equilibria.lab.harness.task import scratch, tell_progress
+from equilibria.lab.papers.smd.image_training import (
+    IMAGENET,
+    IMAGENET_DROPS,
+    IMAGENET_EPOCH,
+    IMAGENET_SGDM,
+    IMAGENET_STEPS,
+    RESNET8,
+    RESNET50,
+    Images,
+    Network,
+    Plan,
+    Sgd,
+    arrays,
+    batches,
+    load,
+    recipe,
+)
+from equilibria.lab.papers.smd.layer_angles import inside, layer
+from equilibria.lab.papers.smd.seed_tasks import key, needs, tasks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_SMALL = Images(size=8)
+# Layers turn as slowly as in smd-linear-scaling: where they turn fast, a mean gradient drives them back.
+_SGDM = Sgd("SGDM", lr=0.02, weight_decay=5e-3, other_lr=0.002, momentum=0.9)
+_OTHER_ORDER = 1000  # added to the seed of the batches that the noise is measured on
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training over three stages; every ``measure_every`` steps the gradients of ``count`` batches are compared.
+
+    The measurements of a stage are averaged, but for the first ``skip`` of the training, when nothing is settled yet.
+    """
+
+    sgd: Sgd = _SGDM
+    images: Images = _SMALL
+    network: Network = RESNET8
+    batch_size: int = 32
+    drops: tuple[int, ...] = (2000, 3500)
+    steps: int = 4000
+    divisor: float = 10.0
+    layer: str = "blocks.0.second.conv.weight"
+    count: int = 64
+    skip: int = 3
+    settled: int = 1000
+    measure_every: int = 200
+    watch_every: int = 4
+    seeds: tuple[int, ...] = (43, 44, 45)
+
+    def plan(self) -> Plan:
+        """The training, without what is measured."""
+        return Plan(
+            images=self.images,
+            network=self.network,
+            sgd=self.sgd,
+            batch_size=self.batch_size,
+            steps=self.steps,
+            drops=self.drops,
+            divisor=self.divisor,
+            measure_every=self.measure_every,
+            watch_every=self.watch_every,
+        )
+
+
+def run_task(config: Config, task: int) -> Arrays:
+    """One training; the batches that are compared are drawn like those it is trained on, in another order."""
+    from equilibria.lab.papers.smd.batch_gradients import NoiseMeasure
+    from equilibria.lab.training import train
+
+    loaded = load(config.images)
+    others = batches(config.images, loaded, batch_size=config.batch_size, seed=task + _OTHER_ORDER)
+    plan = replace(config.plan(), measures={"noise": NoiseMeasure(list(islice(others, config.count)))})
+    made = recipe(plan, loaded, seed=task)
+    return arrays(train(made, folder=scratch(), progress=tell_progress(made.steps)))
+
+
+Array = NDArray[np.float64]
+_SPLIT = Source("smd+", "fig. 1, eq. (183)", law="noise.noise_split")
+_SDE = Source("smd+", "Lemma D.1, eq. (184)", law="noise.sde_norm_fourth")
+# "Much larger": ten times. It is then within 2.5 % to which norm the noise alone leads.
+_MUCH = 0.1
+# 2.5 % for what the mean gradient adds, 2.5 % for the drift of the unit gradient.
+_NORM_OFF = 0.05
+# Two estimates of E||g~||^2: dozens of batches at one time against the batches of the steps around it, and a unit
+# gradient that drifts by as much between two measurements.
+_SAME = 0.1
+
+
+@dataclass(frozen=True)
+class _Course:
+    """One seed: squared mean over variance in every stage; norm over that of the noise alone; L twice."""
+
+    stages: list[float]
+    all_layers: list[float]
+    norm: float
+    same: float
+
+
+def _course(config: Config, run: Arrays) -> _Course:
+    column = layer(run, config.layer)
+    bounds = [config.skip * config.measure_every, *config.drops, config.steps]
+    chosen = [inside(run["step"], (low + 1, high + 1)) for low, high in pairwise(bounds)]
+    means = [(run["signal_sq"][some].mean(axis=0), run["noise_sq"][some].mean(axis=0)) for some in chosen]
+    return _Course(
+        stages=[float(signal[column] / noise[column]) for signal, noise in means],
+        all_layers=[float(np.median(signal / noise)) for signal, noise in means],
+        norm=_norm_by_noise(config, run, column),
+        same=_same(config, run, column),
+    )
+
+
+def _end_of_first_stage(config: Config, run: Arrays) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Measurements, and the samples of the steps around them: as many before the first one as after the last."""
+    begin, end, half = config.drops[0] - config.settled, config.drops[0], config.measure_every // 2
+    return inside(run["step"], (begin + 1, end)), inside(run["sampled_step"], (begin + half, end - half))
+
+
+def _norm_by_noise(config: Config, run: Arrays, column: int) -> float:
+    """At the end of the first stage: the norm, over the one that the variance alone would lead to."""
+    measured, sampled = _end_of_first_stage(config, run)
+    predicted = config.sgd.rule.equilibrium(unit_grad_sq=float(run["noise_sq"][measured, column].mean())).norm
+    assert predicted is not None
+    return float(run["norm"][sampled, column].mean() / predicted)
+
+
+def _same(config: Config, run: Arrays, column: int) -> float:
+    """Squared mean and variance together, over the mean squared unit gradient of the steps themselves."""
+    measured, sampled = _end_of_first_stage(config, run)
+    together = (run["signal_sq"] + run["noise_sq"])[measured, column].mean()
+    return float(together / run["unit_grad_sq"][sampled, column].mean())
+
+
+def collect(config: Config, found: Findings) -> Outcome:
+    """How much larger the variance is, in every stage, and whether it alone fixes the norm."""
+    courses = [_course(config, found[key(seed)]) for seed in config.seeds]
+    claims = _judge(config, courses)
+    names = ("stages", "all_layers", "norm", "same")
+    numbers = {name: [getattr(course, name) for course in courses] for name in names}
+    return Outcome([not_demanded(claim) for claim in claims] if config.images.data == "digits" else claims, numbers)
+
+
+def _judge(config: Config, courses: Sequence[_Course]) -> list[Claim]:
+    return [
+        *(
+            mean_at_most(
+                f"Stage {stage + 1}: squared mean of the unit gradient over its variance in batches of "
+                f"{config.batch_size}, {config.layer}",
+                _SPLIT,
+                bound=_MUCH,
+                values=[course.stages[stage] for course in courses],
+            )
+            for stage in range(len(config.drops) + 1)
+        ),
+        mean_at_most(
+            "All stages: the same for the median layer, in the stage where it is largest",
+            _SPLIT,
+            bound=_MUCH,
+            values=[max(course.all_layers) for course in courses],
+        ),
+        mean_near(
+            "The noise alone fixes the norm: norm over the one that the variance leads to, end of stage 1",
+            _SDE,
+            expected=1.0,
+            values=[course.norm for course in courses],
+            relative=_NORM_OFF,
+        ),
+        mean_near(
+            "Squared mean and variance add up to the mean squared unit gradient of the steps themselves",
+            Source("smd+", "eq. (182)", law="noise.noise_split"),
+            expected=1.0,
+            values=[course.same for course in courses],
+            relative=_SAME,
+        ),
+    ]
+
+
+def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+    """Squared mean and variance of one layer through training; their ratio in all layers."""
+    figure, (both, ratio) = panels(1, 2, width=3.0, height=2.3)
+    runs = [found[key(seed)] for seed in config.seeds]
+    for colour, name, label in (
+        (COLOURS[0], "noise_sq", "variance"),
+        (COLOURS[1], "signal_sq", "squared mean"),
+    ):
+        _draw_seeds(both, config, runs, name, colour=colour, label=label)
+    both.legend(loc="upper left")
+    title(both, "a", f"unit gradient of {config.layer.removesuffix('.conv.weight')}")
+    steps = runs[0]["step"]
+    ratios = np.mean([run["signal_sq"] / run["noise_sq"] for run in runs], axis=0)
+    for place in range(ratios.shape[1]):
+        ratio.plot(steps, ratios[:, place], color=COLOURS[place % len(COLOURS)], lw=0.7)
+    ratio.axhline(0, color=THEORY, lw=0.5)
+    title(ratio, "b", "squared mean / variance, all layers")
+    for axes in (both, ratio):
+        axes.set_xlabel("step")
+        for drop in config.drops:
+            axes.axvline(drop, color=THEORY, lw=0.5, ls=":")
+    return {"noise": figure}
+
+
+def _draw_seeds(axes: Axes, config: Config, runs: Sequence[Arrays], name: str, *, colour: str, label: str) -> None:
+    column = layer(runs[0], config.layer)
+    for run in runs:
+        axes.plot(run["step"], run[name][:, column], color=colour, lw=0.4, alpha=0.5)
+    axes.plot(runs[0]["step"], np.mean([run[name][:, column] for run in runs], axis=0), color=colour, label=label)
+
+
+_SMOKE = Config(
+    images=Images("digits", flip=False, label_noise=0.3),
+    network=Network(width=4, blocks=(1,)),
+    batch_size=32,
+    drops=(24, 36),
+    steps=48,
+    count=4,
+    skip=1,
+    settled=12,
+    measure_every=6,
+)
+_PAPER = Config(
+    sgd=IMAGENET_SGDM,
+    images=IMAGENET,
+    network=RESNET50,
+    batch_size=256,
+    drops=IMAGENET_DROPS,
+    steps=IMAGENET_STEPS,
+    layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
+    settled=5 * IMAGENET_EPOCH,
+    measure_every=IMAGENET_EPOCH,
+    watch_every=20,
+)
+
+EXPERIMENT = Experiment(
+    id="smd-noise",
+    title="The mean of the unit gradient against its variance, through training",
+    source="smd+ fig. 1",
+    scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
+    tasks=tasks,
+    run_task=run_task,
+    collect=collect,
+    draw=draw,
+    kind=NETWORKS,
+    needs=needs,
+)

@@ -1,1 +1,0 @@
-"""Looks, and changes nothing: what every watched weight does, beside what the theory says it should do."""

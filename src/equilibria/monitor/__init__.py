@@ -1,0 +1,1 @@
+"""Optimizer hooks -> inner products -> samples, with a prediction beside each."""

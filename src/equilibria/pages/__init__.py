@@ -1,1 +1,0 @@
-"""What every HTML page shares: one offline file, its words and numbers, its finding cards, its charts."""

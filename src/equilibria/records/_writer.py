@@ -1,0 +1,266 @@
+"""Append samples to a run directory without ever being the reason that training stops."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from equilibria.errors import EquilibriaError, one_of, positive, warn_caller
+from equilibria.records._batches import Column, to_batch
+from equilibria.records._lock import LOCK_FILE, RunLock
+from equilibria.records._manifest import (
+    TEMPORARY,
+    Manifest,
+    Session,
+    check_metadata,
+    now,
+    read_manifest,
+    write_manifest,
+)
+from equilibria.records._segment import SegmentWriter, segment_name, segment_paths
+from equilibria.records.tables import FORMAT, SAMPLES, TABLES
+
+_MOST_ROWS = 65_536  # about 10 MB in memory
+
+
+class RecordWarning(UserWarning):
+    """Recording has stopped, or cannot be protected from a second writer; training goes on."""
+
+
+class RunWriter:
+    """Appends samples to a run directory.
+
+    `append` keeps rows in memory; a thread writes them once the oldest is ``flush_seconds`` old, also while training
+    pauses. What was written survives ``kill -9``. After a crash of the whole machine the last half minute or so may
+    be missing, see `SegmentWriter`. A disk that is full or goes away is reported once, as a `RecordWarning` from the
+    next call, and recording stops. A writer that is never closed is closed when the interpreter exits. In a forked
+    child it does nothing. Its methods may be called from several threads and from signal handlers.
+
+    Args:
+        directory: the run directory; created if absent.
+        metadata: anything JSON can hold; kept with this session.
+        resume: append a session to the run that is there (or begin one if there is none). Where its steps begin below
+            those recorded before, readers take the later session's.
+        flush_seconds: the longest time that a sample stays in memory only, in seconds.
+
+    Raises:
+        EquilibriaError: if the directory holds a run and ``resume`` is False, holds other files, is being recorded by
+            another process, or cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from equilibria.records import RunWriter, read_run
+        >>> directory = tempfile.TemporaryDirectory()
+        >>> with RunWriter(directory.name, metadata={"model": "digits"}) as writer:
+        ...     writer.append({"step": [0, 0], "param": ["conv1", "conv2"], "norm": [1.0, 2.0]})
+        >>> run = read_run(directory.name)
+        >>> run.metadata, run.samples(["param", "norm"]).to_pylist()[1]
+        ({'model': 'digits'}, {'param': 'conv2', 'norm': 2.0})
+        >>> directory.cleanup()
+    """
+
+    def __init__(
+        self, directory: str | Path, *, metadata: Mapping[str, Any], resume: bool = False, flush_seconds: float = 5.0
+    ) -> None:
+        self._flush_seconds = positive("flush_seconds", flush_seconds)
+        kept = check_metadata(metadata)
+        self._directory = Path(directory)
+        self._pid = os.getpid()
+        self._buffer_lock = threading.RLock()  # re-entrant: a signal handler may close while the main thread appends
+        self._write_lock = threading.RLock()  # apart from the other, so that append does not wait for the disk
+        self._pending: dict[str, list[pa.RecordBatch]] = {}
+        self._rows = 0
+        self._oldest = 0.0
+        self._failure: str | None = None
+        self._warned = False
+        self._closed = False
+        self._ended = threading.Event()
+        try:
+            self._open(kept, resume=resume)
+        except OSError as error:
+            raise EquilibriaError(f"cannot record into {directory}: {_reason(error)}") from error
+        self._thread = threading.Thread(target=self._flush_on_time, name="equilibria-record", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+        if not self._lock.certain:
+            self._warn(f"{directory} is on a file system without locks: a second writer may go unseen")
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        return self._directory
+
+    @property
+    def failure(self) -> str | None:
+        """Why recording has stopped, or None."""
+        return self._failure
+
+    def append(self, columns: Mapping[str, Column], *, table: str = SAMPLES) -> None:
+        """Add rows; the values are copied.
+
+        Args:
+            columns: name -> values, all of one length; ``step`` and ``param`` are required, other columns of the
+                sample table may be absent and are then null.
+            table: "samples" or "sharpness" (whose rows have no ``param``).
+
+        Raises:
+            EquilibriaError: if the columns do not fit the table, or the writer is closed.
+        """
+        one_of("table", table, TABLES)
+        if not self._is_active():
+            return
+        batch = to_batch(columns, table=table)
+        with self._buffer_lock:
+            if batch.num_rows and not self._pending:
+                self._oldest = time.monotonic()
+            if batch.num_rows:
+                self._pending.setdefault(table, []).append(batch)
+            self._rows += batch.num_rows
+            full = self._rows >= _MOST_ROWS
+        if full:
+            self._write_pending()
+        self._warn_if_stopped()
+
+    def flush(self) -> None:
+        """Write what is in memory; when this returns, ``kill -9`` no longer loses it (unless `failure` says so)."""
+        if self._is_active():
+            self._write_pending()
+            self._warn_if_stopped()
+
+    def close(self, *, metadata: Mapping[str, Any] | None = None) -> None:
+        """Write what is in memory, end the session and let the next writer in; a second call does nothing.
+
+        Args:
+            metadata: added to that of this session: what is known only at its end.
+        """
+        last_words = check_metadata(metadata or {})
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._ended.set()
+        atexit.unregister(self.close)
+        with self._write_lock:
+            self._write_pending()
+            if self._failure is None:
+                self._end_session(last_words)
+            for segment in self._segments.values():
+                segment.abandon()
+            self._lock.release()
+        self._warn_if_stopped()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, metadata: dict[str, Any], *, resume: bool) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        _refuse_foreign(self._directory)
+        self._lock = RunLock(self._directory)
+        try:
+            before = read_manifest(self._directory)
+            if before is not None and not resume:
+                raise EquilibriaError(
+                    f"{self._directory} already holds a run; pass resume=True to append to it, "
+                    "or choose another directory"
+                )
+            known = before.sessions if before else ()  # one killed early has no file, one whose file was moved no entry
+            files = [number for table in TABLES for number in segment_paths(self._directory, table=table)]
+            number = max(len(known), max(files, default=-1) + 1)
+            session = Session(segment_name(number), now(), None, self._pid, socket.gethostname(), metadata)
+            begun = before or Manifest(uuid.uuid4().hex, FORMAT, session.started, session.started, ())
+            self._manifest = begun.begin(session)
+            write_manifest(self._directory, self._manifest)
+            self._number = number
+            self._segments = {SAMPLES: SegmentWriter(self._directory / session.file)}
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _is_active(self) -> bool:
+        if os.getpid() != self._pid:
+            return False
+        if self._closed:
+            raise EquilibriaError(f"the writer of {self._directory} is closed; make a new one with resume=True")
+        self._warn_if_stopped()
+        return self._failure is None
+
+    def _write_pending(self) -> None:
+        with self._write_lock:
+            with self._buffer_lock:
+                pending, self._pending, self._rows = self._pending, {}, 0
+            if pending and self._failure is None:
+                try:
+                    for table, batches in pending.items():
+                        self._segment_of(table).write(batches)
+                except (OSError, pa.ArrowException) as error:
+                    self._stop(error)
+
+    def _segment_of(self, table: str) -> SegmentWriter:
+        if table not in self._segments:
+            name = segment_name(self._number, table=table)
+            self._segments[table] = SegmentWriter(self._directory / name, table=table)
+        return self._segments[table]
+
+    def _end_session(self, metadata: dict[str, Any]) -> None:
+        try:
+            for segment in self._segments.values():
+                segment.close()
+            write_manifest(self._directory, self._manifest.end(metadata))
+        except (OSError, pa.ArrowException) as error:
+            self._stop(error)
+
+    def _flush_on_time(self) -> None:
+        while not self._ended.wait(self._seconds_left()):
+            if self._seconds_left() <= 0:
+                self._write_pending()
+
+    def _seconds_left(self) -> float:
+        """Until the oldest row is due. With no row, none can be due before ``flush_seconds`` have passed."""
+        with self._buffer_lock:
+            if not self._pending:
+                return self._flush_seconds
+            return max(0.0, self._oldest + self._flush_seconds - time.monotonic())
+
+    def _stop(self, error: Exception) -> None:
+        self._failure = _reason(error)
+        self._ended.set()
+
+    def _warn_if_stopped(self) -> None:
+        if self._failure is not None and not self._warned:
+            self._warned = True
+            self._warn(
+                f"recording into {self._directory} has stopped: {self._failure}; training goes on, and the samples "
+                "written before can be read"
+            )
+
+    def _warn(self, message: str) -> None:
+        warn_caller(message, RecordWarning)
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """A directory is a run, or new: mixing a run with other files would leave nobody sure what may be deleted."""
+    names = {path.name for path in directory.iterdir()} - {LOCK_FILE, TEMPORARY}
+    if names and read_manifest(directory) is None:
+        raise EquilibriaError(
+            f"{directory} holds other files ({', '.join(sorted(names)[:3])}) and no run; choose a new directory"
+        )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+    return str(error)

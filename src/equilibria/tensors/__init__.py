@@ -1,0 +1,1 @@
+"""Parameters as the rest of the library sees them: names, rows, shards, roles, inner products, invariance labels."""

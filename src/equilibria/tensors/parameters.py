@@ -1,0 +1,261 @@
+"""Which tensors are watched, and what people call them."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from equilibria.errors import EquilibriaError
+from equilibria.tensors.layout import first_local_row, row_axis_of
+
+Select: TypeAlias = Callable[[str, Tensor], bool] | Iterable[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watched:
+    """A tensor that is watched.
+
+    Attributes:
+        name: its name in the model, without the prefixes of wrappers.
+        aliases: further names of the same tensor, if weights are tied.
+        param: the tensor itself.
+        optimizer: index of its optimizer.
+        group: index of its parameter group there.
+        axis: the axis that numbers its rows, None if it is watched as a whole.
+        units: how many rows there are in it, 1 if it is watched as a whole.
+        entries: how many real numbers a row has, or the whole tensor.
+        first_row: the first row that this process holds.
+        has_bias: whether its module has a bias beside it.
+        how: how symmetries say that it is invariant, in words; None if nobody has looked.
+        invariant: for every unit whether they say that it is invariant by itself; None if they do not know.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    param: Tensor
+    optimizer: int
+    group: int
+    axis: int | None
+    units: int
+    entries: int
+    first_row: int
+    has_bias: bool = False
+    how: str | None = None
+    invariant: tuple[bool, ...] | None = None
+
+    @property
+    def unit_names(self) -> list[str]:
+        """What the samples call it: its name, or ``name[row]``."""
+        return [self.name] if self.axis is None else [f"{self.name}[{row}]" for row in range(self.units)]
+
+
+def unwrap_optimizer(optimizer: object) -> torch.optim.Optimizer:
+    """The torch optimizer inside the wrappers that trainers put around it.
+
+    Raises:
+        EquilibriaError: if there is none.
+    """
+    inner: Any = optimizer
+    while hasattr(getattr(inner, "optimizer", None), "param_groups") and inner.optimizer is not inner:
+        inner = inner.optimizer
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise EquilibriaError(f"got optimizer of type {type(optimizer).__name__}; expected a torch.optim.Optimizer")
+    return inner
+
+
+def refuse_uninitialised(model: nn.Module) -> None:
+    """Refuse parameters of lazy modules, which have no shape before the first batch.
+
+    Raises:
+        EquilibriaError: if there is one.
+    """
+    lazy = [name for name, param in model.named_parameters() if is_lazy(param)]
+    if lazy:
+        raise EquilibriaError(
+            f"got a model with parameters that have no shape yet, such as {lazy[0]}; expected an initialised one: call "
+            "it with a batch first, for lazy modules get their shapes from that"
+        )
+
+
+def find_watched(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    select: Select | None,
+    by_row: bool,
+) -> list[Watched]:
+    """The tensors to watch, in the order of the optimizers.
+
+    Args:
+        model: the network.
+        optimizers: what trains it.
+        select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; None for all tensors with at
+            least two axes.
+        by_row: whether rows are watched one by one.
+
+    Raises:
+        EquilibriaError: if nothing is left to watch, or ``select`` names what is not there.
+    """
+    names, axes = names_of(model), row_axes(model)
+    every_name = {name for all_names in names.values() for name in all_names}
+    placed = list(_placed(optimizers))
+    _refuse_strangers(placed, names)
+    called = [names.get(id(param)) or (f"optimizer{at}.group{group}.{index}",) for at, group, index, param in placed]
+    wanted = selection(select, [name for all_names in called for name in all_names])
+    found: list[Watched] = []
+    for (at, group, _, param), all_names in zip(placed, called, strict=True):
+        if param.requires_grad and any(wanted(name, param) for name in all_names):
+            axis = axes.get(id(param), 0) if by_row and param.ndim >= 2 else None
+            twice = any(each.param is param for each in found)  # two optimizers may share a tensor, samples no name
+            own = [f"{name} (optimizer {at})" for name in all_names] if twice else all_names
+            has_bias = any(f"{name.removesuffix('weight')}bias" in every_name for name in all_names)
+            found.append(_watched(param, own, optimizer=at, group=group, axis=axis, has_bias=has_bias))
+    if not found:
+        raise EquilibriaError(
+            f"got select={select!r}, which leaves nothing of {len(placed)} parameters to watch; expected names, "
+            "patterns or a function select(name, tensor) that some trainable tensor satisfies"
+        )
+    return found
+
+
+def _watched(
+    param: Tensor, names: Sequence[str], *, optimizer: int, group: int, axis: int | None, has_bias: bool
+) -> Watched:
+    units = 1 if axis is None else param.shape[axis]
+    return Watched(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        param=param,
+        optimizer=optimizer,
+        group=group,
+        axis=axis,
+        units=units,
+        entries=param.numel() * (2 if param.is_complex() else 1) // max(1, units),
+        first_row=0 if axis is None else first_local_row(param, axis=axis),
+        has_bias=has_bias,
+    )
+
+
+def _placed(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, int, int, Tensor]]:
+    """(optimizer, group, index in the group, tensor) of every tensor that is trained."""
+    for at, optimizer in enumerate(optimizers):
+        for number, group in enumerate(optimizer.param_groups):
+            for index, param in enumerate(group["params"]):
+                yield at, number, index, param
+
+
+def names_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
+    """All names of every tensor by its id, the first one first; tied tensors have several."""
+    raw: dict[int, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        # Tables, files and pages hold UTF-8, which has no half surrogate pairs.
+        raw.setdefault(id(param), []).append(name.encode("utf-8", "backslashreplace").decode())
+    plain = [plain_name(name) for names in raw.values() for name in names]
+    unique = len(set(plain)) == len(plain)
+    return {key: tuple(plain_name(name) if unique else name for name in names) for key, names in raw.items()}
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what wrappers and parametrisations put into it.
+
+    Example:
+        >>> plain_name("module._orig_mod.layer1.0.conv1.weight")
+        'layer1.0.conv1.weight'
+        >>> plain_name("fc.parametrizations.weight.original"), plain_name("fc.parametrizations.weight.original1")
+        ('fc.weight', 'fc.weight.original1')
+    """
+    shorter = re.sub(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", "", name)
+    shorter = re.sub(r"^(module\.)+", "", shorter)
+    return re.sub(r"\bparametrizations\.(\w+)\.original(?:(\d+)|$)", _parametrised, shorter)
+
+
+def _parametrised(match: re.Match[str]) -> str:
+    return match[1] if match[2] is None else f"{match[1]}.original{match[2]}"
+
+
+def row_axes(model: nn.Module) -> dict[int, int]:
+    """The axis that numbers the rows of every tensor, by its id."""
+    axes: dict[int, int] = {}
+    for module in model.modules():
+        held = list(module.parameters(recurse=False))
+        if nn.utils.parametrize.is_parametrized(module):  # its tensors live in a module of their own
+            held += module.parametrizations.parameters()  # type: ignore[union-attr]
+        for param in held:
+            axes.setdefault(id(param), row_axis_of(module))
+    return axes
+
+
+def selection(select: Select | None, names: Sequence[str]) -> Callable[[str, Tensor], bool]:
+    """What ``select`` stands for, as a function of name and tensor; None selects all tensors with two axes or more.
+
+    Raises:
+        EquilibriaError: if a name or pattern matches none of ``names``.
+    """
+    if select is None:
+        return lambda _name, param: param.ndim >= 2
+    if callable(select):
+        return select
+    patterns = [select] if isinstance(select, str) else list(select)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise EquilibriaError(f"got {pattern!r} in select; expected names, patterns or a function(name, tensor)")
+        if not any(_matches(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=3) or list(names[:3])
+            raise EquilibriaError(f"got select {pattern!r}, which matches no parameter; there are: {', '.join(near)}")
+    return lambda name, _param: any(_matches(name, pattern) for pattern in patterns)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)  # a name may hold brackets of its own
+
+
+def _refuse_strangers(placed: Sequence[tuple[int, int, int, Tensor]], names: Mapping[int, object]) -> None:
+    if any(type(param).__name__ == "FlatParameter" for *_, param in placed):
+        raise EquilibriaError(
+            "got a model under FSDP1 with flattened parameters, where single layers can no longer be told apart; "
+            "expected use_orig_params=True, or fully_shard (FSDP2)"
+        )
+    if not any(id(param) in names for *_, param in placed):
+        raise EquilibriaError(
+            f"got an optimizer whose {len(placed)} parameters are none of the model's {len(names)}; expected the "
+            "optimizer that trains this model: make it after the model is moved, wrapped or parametrised"
+        )
+
+
+def roles_of(model: nn.Module) -> dict[str, str]:
+    """A word or two for every parameter, by name: "Conv weight", "BatchNorm scale", "Linear bias".
+
+    Example:
+        >>> roles_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)))
+        {'0.weight': 'Conv weight', '0.bias': 'Conv bias', '1.weight': 'BatchNorm scale', '1.bias': 'BatchNorm shift'}
+    """
+    names = names_of(model)
+    roles: dict[str, str] = {}
+    for module in model.modules():
+        kind = re.sub(r"\d+d$", "", type(module).__name__)
+        held = dict(module.named_parameters(recurse=False))
+        if nn.utils.parametrize.is_parametrized(module):
+            kind = re.sub(r"^Parametrized", "", kind)
+            held |= dict(module.parametrizations.named_parameters())  # type: ignore[union-attr]
+        for own, param in held.items():
+            roles.setdefault(names[id(param)][0], f"{kind} {_part(own, param, is_norm='norm' in kind.lower())}")
+    return {name: roles[name] for name, *_ in names.values()}
+
+
+def _part(own: str, param: Tensor, *, is_norm: bool) -> str:
+    if own.endswith(".original0"):
+        return "magnitude"  # of weight_norm
+    if own.endswith(".original1"):
+        return "direction"
+    shift = "bias" in own
+    if is_norm:
+        return "shift" if shift else "scale"
+    return "bias" if shift else "weight" if param.ndim >= 2 or own == "weight" else own

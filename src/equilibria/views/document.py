@@ -1,0 +1,240 @@
+"""One HTML file that needs no network and lets the browser run nothing but its own scripts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from equilibria._version import __version__
+from equilibria.errors import EquilibriaError
+from equilibria.findings import Finding
+from equilibria.theory.citations import PAPERS, Citation, cite
+from equilibria.views.words import full_stop, sentence_case, text
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page in parts: for one file that holds everything, or for a live page that fetches what has changed.
+
+    Attributes:
+        package: the dotted name of the package with ``page.html``, ``page.css`` and ``page.js``.
+        title: plain text.
+        data: what the script of the page draws; JSON without NaN.
+        parts: HTML for the other placeholders of the template, ``headline`` among them.
+    """
+
+    package: str
+    title: str
+    data: dict[str, object]
+    parts: Mapping[str, str]
+
+    def document(self) -> str:
+        """The text of one HTML file."""
+        return document(self.package, title=self.title, data=self.data, **self.parts)
+
+    def inside(self) -> str:
+        """What stands inside of ``<main>``, without scripts and data."""
+        page = _asset("equilibria.views", "shared.html").replace("$body", _asset(self.package, "page.html"))
+        inside = page.partition("<main>")[2].partition("</main>")[0]
+        return Template(inside).substitute(self.parts, title=escape(self.title))
+
+
+def document(package: str, *, title: str, data: dict[str, object], **parts: str) -> str:
+    """The text of one HTML page; its scripts, styles and data are inside.
+
+    The package holds ``page.html`` (a `string.Template`, from below the headline to the data), ``page.css`` and
+    ``page.js``; what all pages share goes around the first and before the last two.
+
+    Args:
+        package: the dotted name of the package with these files.
+        title: plain text.
+        data: what the script of the page draws; JSON without NaN.
+        parts: HTML for the other placeholders of the template.
+
+    Returns:
+        HTML.
+    """
+    from plotly.offline import get_plotlyjs  # only a page needs it, and it takes long to import
+
+    # The policy below names each script by its hash, and browsers hash what is left after line ends are unified.
+    plotly, script = (_one_line_end(text) for text in (get_plotlyjs(), _shared_and_own(package, "js")))
+    page = _asset("equilibria.views", "shared.html").replace("$body", _asset(package, "page.html"))
+    return Template(page).substitute(
+        parts,
+        policy=_policy(plotly, script),
+        version=escape(__version__),
+        title=escape(title),
+        style=_shared_and_own(package, "css"),
+        data=as_json(data),
+        plotly=plotly,
+        script=script,
+    )
+
+
+def still_document(body: str, *, title: str, style: str, **parts: str) -> str:
+    """The text of one HTML page without scripts and data, with the head that all pages share.
+
+    Args:
+        body: a `string.Template`, from below the headline to the footer.
+        title: plain text.
+        style: CSS, after what all pages share.
+        parts: HTML for the other placeholders of the template, ``headline`` among them.
+
+    Returns:
+        HTML.
+    """
+    head, _, _ = _asset("equilibria.views", "shared.html").partition("$body")
+    return Template(f"{head}{body}</body>\n</html>\n").substitute(
+        parts,
+        policy=_policy(),
+        version=escape(__version__),
+        title=escape(title),
+        style=_asset("equilibria.views", "shared.css") + style,
+    )
+
+
+def write_document(path: str | Path, text: str) -> Path:
+    """Write a page; it appears complete or not at all, as it is written beside its target and then moved into place.
+
+    Args:
+        path: the file to write, in a folder that exists; an existing file is replaced.
+        text: the page.
+
+    Returns:
+        The path.
+
+    Raises:
+        EquilibriaError: the folder does not exist, the path is not a file, or it cannot be written.
+    """
+    try:
+        _replace(Path(path), text)
+    except (OSError, ValueError) as error:
+        if isinstance(error, EquilibriaError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise EquilibriaError(f"got path={str(path)!r}, which cannot be written: {reason}") from error
+    return Path(path)
+
+
+def as_json(data: dict[str, object]) -> str:
+    r"""JSON that cannot end the script element it stands in.
+
+    Example:
+        >>> as_json({"name": "</script>"})
+        '{"name":"\\u003c/script>"}'
+    """
+    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
+
+
+def _replace(path: Path, text: str) -> None:
+    target = path.resolve()  # a link keeps pointing where it did
+    if not target.parent.is_dir():
+        raise EquilibriaError(f"got path={str(path)!r}, but {target.parent} is not a folder; expected one that exists")
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "not a regular file"
+        raise EquilibriaError(f"got path={str(path)!r}, which is {kind}; expected the name of an HTML file")
+    beside = target.parent / f".equilibria-{secrets.token_hex(8)}.tmp"
+    try:
+        beside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")  # a path need not be UTF-8
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _shared_and_own(package: str, kind: str) -> str:
+    return _asset("equilibria.views", f"shared.{kind}") + _asset(package, f"page.{kind}")
+
+
+def _asset(package: str, name: str) -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def _one_line_end(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _policy(*scripts: str) -> str:
+    """Let the browser refuse every request, and every script but these."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+MOST_CHOICES = 12  # for which the shared style has rules; more buttons nobody compares
+
+
+def toggles(legend: str, choices: Mapping[str, str]) -> str:
+    """The buttons and, below them, a sentence about the chosen one.
+
+    Args:
+        legend: what is chosen.
+        choices: a sentence by name; the first one is chosen when the page opens.
+
+    Returns:
+        HTML; nothing if there is nothing to choose.
+
+    Example:
+        >>> toggles("Plan", {"as typed": "Only one."})
+        ''
+    """
+    if len(choices) < 2:
+        return ""
+    buttons = "\n".join(_button(place, name) for place, name in enumerate(choices))
+    said = alternatives([f"<p>{text(sentence)}</p>" for sentence in choices.values()])
+    return (
+        f'<fieldset class="toggles">\n<legend>{text(legend)}</legend>\n{buttons}\n</fieldset>\n'
+        f'<div class="caption" aria-live="polite">\n{said}\n</div>'
+    )
+
+
+def alternatives(parts: Sequence[str]) -> str:
+    """HTML of which the chosen part is shown; as it is where there is only one."""
+    if len(parts) == 1:
+        return parts[0]
+    return "\n".join(f'<div class="choice choice-{place}">\n{part}\n</div>' for place, part in enumerate(parts))
+
+
+def _button(place: int, name: str) -> str:
+    checked = " checked" if place == 0 else ""
+    return (
+        f'<label><input type="radio" name="choice" id="choice-{place}" value="{place}" autocomplete="off"{checked}>'
+        f"<span>{text(name)}</span></label>"
+    )
+
+
+def card(finding: Finding) -> str:
+    """One finding as HTML."""
+    warning = finding.severity == "warning"
+    badge = f"{'⚠' if warning else 'ℹ'}\ufe0e {finding.severity}"
+    return (
+        f'<article class="finding{" warning" if warning else ""}">'
+        f'<h3><span class="badge">{escape(badge)}</span>{text(sentence_case(finding.subject))}</h3>'
+        f"<p>{text(full_stop(finding.evidence))}</p>"
+        f"<p><strong>What to do:</strong> {text(full_stop(finding.remedy))}</p>"
+        f"{_law(finding.law)}</article>"
+    )
+
+
+def _law(law: str) -> str:
+    return f'<p class="law">Law: <code>{escape(law)}</code>{_source(law)}</p>' if law else ""
+
+
+def _source(law: str) -> str:
+    try:
+        citation = cite(law)
+    except EquilibriaError:
+        return ""
+    if not isinstance(citation, Citation) or not citation.paper:
+        return ""
+    return f", after <cite>{escape(PAPERS[citation.paper].title)}</cite>, {escape(citation.where)} ({citation.status})"

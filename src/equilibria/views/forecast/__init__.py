@@ -1,0 +1,1 @@
+"""A forecast as people see it: page, notebook card, terminal."""

@@ -1,0 +1,146 @@
+"""A back-test as one HTML page: the forecast and three simpler guesses beside what happened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from equilibria.forecasting._backtest import FORECAST, BackTest, LayerTest, Score
+from equilibria.views.document import card, document, toggles
+from equilibria.views.forecast.page import (
+    backtest_data,
+    html_row,
+    html_section,
+    layer_options,
+    refused_list,
+    shown_layers,
+)
+from equilibria.views.words import sentence_case, settings_list, text
+
+_DECK = (
+    "A forecast made from the first steps of a run that is over, under the lr and wd that it really had, beside what "
+    "happened and beside what people assume instead."
+)
+_READING = (
+    "<strong>Errors</strong> are |forecast ÷ measured - 1| over all layers and remaining samples. Angles are "
+    "compared as the root mean square of 50 samples around; “single steps” takes each alone, which scatters by itself.",
+    "<strong>In band</strong>: share of single measured samples inside of the 90&nbsp;% band; 85 to 95&nbsp;% is good.",
+)
+_GUESSES = (
+    "The <strong>guesses</strong> start from the root mean square of the last 50 samples before the forecast, or from "
+    "the equilibrium of lr and wd, and have no band."
+)
+
+
+def backtest_html(test: BackTest, *, title: str | None = None) -> str:
+    """A back-test as the text of one HTML page; its scripts, styles and data are inside."""
+    worst = max(test.layers, key=_median_error).forecast.name
+    names = shown_layers(worst, [each.forecast.name for each in test.layers])
+    said = headline(test)
+    return document(
+        "equilibria.views.forecast",
+        title="Back-test" if title is None else title,
+        data=backtest_data(test, names=names, steps_per_epoch=None),
+        headline=text(sentence_case(said)),
+        deck=_DECK,
+        settings=_settings(test),
+        toggles=toggles("Shown", {name: _sentence(name, score) for name, score in test.scores.items()}),
+        layers=layer_options(names),
+        chosen="forecast or guess",
+        others_legend='<li><svg viewBox="0 0 34 8" aria-hidden="true"><path d="M0 4h34" class="line-other"/></svg>'
+        "the others</li>\n",
+        angle_label=text(f"Chart of the angle per step of a layer, measured and forecast. {said}"),
+        tables=_tables(test),
+        findings=_verdict(test),
+        reading="\n".join(f"<li>{line}</li>" for line in _READING),
+        assumptions=f"<li>{_GUESSES}</li>",
+        made="Back-tested",
+    )
+
+
+def headline(test: BackTest) -> str:
+    """How good the forecast was, and the best of the guesses."""
+    own = test.scores[FORECAST]
+    others = {name: score.angle for name, score in test.scores.items() if name != FORECAST}
+    best = min(others, key=others.__getitem__)
+    return (
+        f"forecast from step {test.start:,}, the angle was off by {_percent(own.angle)} and the norm by "
+        f"{_percent(own.norm)} (median); “{best}” was off by {_percent(others[best])}"
+    )
+
+
+def _median_error(layer: LayerTest) -> float:
+    return float(np.nanmedian(np.abs(layer.angle_error)))
+
+
+def _settings(test: BackTest) -> str:
+    pairs = [
+        ("fitted", f"steps before {test.start:,}", ""),
+        ("compared", f"steps {test.start:,} to {test.steps - 1:,}", ""),
+        ("layers", f"{len(test.layers):,}", ""),
+        ("angles inside of the band", _percent(test.angle_coverage, digits=0), "of 90 % expected"),
+        ("norms inside of the band", _percent(test.norm_coverage, digits=0), "of 90 % expected"),
+    ]
+    return settings_list(pairs)
+
+
+def _percent(share: float, *, digits: int = 1) -> str:
+    return "–" if math.isnan(share) else f"{100 * share:.{digits}f} %"
+
+
+def _sentence(name: str, score: Score) -> str:
+    off = f"{_percent(score.angle)} (median), {_percent(score.angle_p90)} (90th percentile)"
+    return f"{sentence_case(name)}: angle off by {off}."
+
+
+_HEAD = ("angle, median", "90th percentile", "single steps", "norm, median", "90th percentile")
+
+
+def _cells(score: Score) -> list[str]:
+    return [_percent(each) for each in (score.angle, score.angle_p90, score.single_angle, score.norm, score.norm_p90)]
+
+
+def _tables(test: BackTest) -> str:
+    scores = [html_row(name, _cells(score)) for name, score in test.scores.items()]
+    ends = [*(first - 1 for first, _ in test.horizons[1:]), test.steps - 1]
+    horizons = [
+        html_row(f"{first:,}–{last:,}", _cells(score)) for (first, score), last in zip(test.horizons, ends, strict=True)
+    ]
+    layers = [html_row(each.forecast.name, _layer_cells(each)) for each in test.layers]
+    head = ("layer", "angle, median", "90th percentile", "norm, median", "angles in band", "norms in band")
+    return "\n".join(
+        [
+            html_section("Errors, beside three guesses", ("", *_HEAD), scores, name="scores"),
+            html_section("The forecast's errors by horizon", ("steps", *_HEAD), horizons, name="horizons"),
+            html_section("Layer by layer", head, layers, name="by-layer"),
+            refused_list(test.refused),
+        ]
+    )
+
+
+def _layer_cells(layer: LayerTest) -> Sequence[str]:
+    angle, norm = np.abs(layer.angle_error), np.abs(layer.norm_error)
+    return [
+        _percent(float(np.nanmedian(angle))),
+        _percent(float(np.nanpercentile(angle, 90))),
+        _percent(float(np.nanmedian(norm))),
+        _percent(layer.angle_coverage, digits=0),
+        _percent(layer.norm_coverage, digits=0),
+    ]
+
+
+def _verdict(test: BackTest) -> str:
+    own = test.scores[FORECAST].angle
+    beaten = [name for name, score in test.scores.items() if name != FORECAST and score.angle > own]
+    lost = [name for name, score in test.scores.items() if name != FORECAST and score.angle <= own]
+    said = [f"Closer than {', '.join(f'“{name}”' for name in beaten)}." if beaten else "No guess was worse."]
+    if lost:
+        said.append(f"No closer than {', '.join(f'“{name}”' for name in lost)}.")
+    covered = test.angle_coverage
+    judged = "too narrow" if covered < 0.85 else "wider than they need to be" if covered > 0.95 else "as they should"
+    said.append(f"The 90 % bands hold {_percent(covered, digits=0)} of the measured angles: {judged}.")
+    cards = "\n".join(card(finding) for finding in test.findings)
+    kind = "finding" if covered >= 0.85 and not lost else "finding warning"
+    return f'<article class="{kind}"><h3>What to make of it</h3><p>{text(" ".join(said))}</p></article>\n{cards}'

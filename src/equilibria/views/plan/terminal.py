@@ -1,0 +1,129 @@
+"""The table of a plan: one row per phase, as many columns as the terminal has room for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from equilibria.views.terminal import table, width, wrap
+
+if TYPE_CHECKING:
+    from equilibria.planning import Phase, Plan
+
+# What to leave out first where the terminal is narrow: "has" repeats the second column, the others say the least.
+_SPARE = ("has", "wd", "norm/norm*", "middle", "angle*")
+
+
+def phase_table(result: Plan) -> str:
+    """The phases of a plan as lines of text."""
+    unit = "epochs" if result.situation.steps_per_epoch else "steps"
+    if result.situation.start_norm is None:
+        return _free_table(result, unit)
+    head = ["phase", unit, "lr", "wd", "angle*", "start", "middle", "end", "norm/norm*", "needs", "has", ""]
+    rows = [_row(result, phase) for phase in result.phases]
+    columns = _fitting({name: [row[i] for row in rows] for i, name in enumerate(head)})
+    lines = _lines(columns)
+    return "\n".join([_over(lines[0]), *lines, wrap(_note(columns, unit, rows[0][3]), hang="    ")])
+
+
+def _over(head: str) -> str:
+    """The line above the headings: what the ratios and the times are."""
+    ratios, times = "angle / angle*", "to settle"
+    end = head.index("  end") + len("  end")
+    line = " " * min(head.index("start") - 1, end - len(ratios)) + ratios
+    room = len(head.rstrip()) - len(times)
+    return f"{line.ljust(room)}{times}" if "needs" in head and room > len(line) + 1 else line
+
+
+def _lines(columns: dict[str, list[str]]) -> list[str]:
+    rows = [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
+    return table(rows, left=2).splitlines()
+
+
+def _fitting(columns: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The columns that there is room for."""
+    spare = [name for name in _SPARE if name != "wd" or len(set(columns["wd"])) == 1]
+    if not any(columns["needs"]):  # ramps have no time to settle
+        spare.insert(0, "needs")
+    for name in spare:
+        if max(map(len, _lines(columns))) <= width():
+            break
+        columns = {other: cells for other, cells in columns.items() if other != name}
+    return columns
+
+
+def _note(columns: dict[str, list[str]], unit: str, decay: str) -> str:
+    times = ", ".join(name for name in ("needs", "has") if name in columns)
+    parts = [
+        "* equilibrium, angle in rad",
+        "norm at the end of the phase" if "norm/norm*" in columns else "",
+        f"wd {decay} throughout" if "wd" not in columns else "",
+        f"{times} in {unit}" if times else "",
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _free_table(result: Plan, unit: str) -> str:
+    """Angles and norms themselves: without weight decay there is nothing to compare them with."""
+    head = ["phase", unit, "lr", "start", "middle", "end", "start", "middle", "end", ""]
+    rows = [
+        [
+            *_span(result, phase),
+            *(f"{moment.angle:.3g}" for moment in (phase.start, phase.middle, phase.end)),
+            *(f"{moment.norm:.3g}" for moment in (phase.start, phase.middle, phase.end)),
+            "no equilibrium",
+        ]
+        for phase in result.phases
+    ]
+    lines = table([head, *rows], left=2).splitlines()
+    if max(map(len, lines)) > width():
+        lines = table([row[:-1] for row in (head, *rows)], left=2).splitlines()
+    at = lines[0].index("start")
+    over = f"{'':<{at}}angle, rad".ljust(lines[0].rindex("start")) + "norm"
+    return "\n".join([over, *lines])
+
+
+def _span(result: Plan, phase: Phase) -> list[str]:
+    """Number, time and lr of a phase."""
+    per = result.situation.steps_per_epoch or 1
+    first, last = phase.first_step / per, (phase.first_step + phase.steps) / per
+    return [
+        str(phase.number),
+        f"{first:,.4g}-{last:,.4g}" if per > 1 else f"{phase.first_step:,}-{phase.first_step + phase.steps:,}",
+        _change(phase.start.lr, phase.end.lr, phase.start.lr == phase.end.lr),
+    ]
+
+
+def _row(result: Plan, phase: Phase) -> list[str]:
+    per = result.situation.steps_per_epoch or 1
+    angle = _change(phase.start.angle_equilibrium, phase.end.angle_equilibrium, phase.flat)
+    needs = "" if phase.settle_steps is None else _time(phase.settle_steps / per) if phase.settle_steps else "at once"
+    ratio = phase.end.angle_ratio
+    verdict = "" if phase.settles or ratio is None else "too slow" if ratio < 1 else "too fast"
+    if verdict and phase.settle_steps is not None:
+        verdict = "never"
+    if phase.end.lr > 0 and phase.end.weight_decay == 0:
+        verdict = "no equilibrium"
+    return [
+        *_span(result, phase),
+        _change(phase.start.weight_decay, phase.end.weight_decay, phase.start.weight_decay == phase.end.weight_decay),
+        angle,
+        _ratio(phase.start.angle_ratio),
+        _ratio(phase.middle.angle_ratio),
+        _ratio(phase.end.angle_ratio),
+        _ratio(phase.end.norm_ratio),
+        needs,
+        _time(phase.steps / per),
+        verdict,
+    ]
+
+
+def _change(start: float, end: float, constant: bool) -> str:
+    return f"{start:.3g}" if constant else f"{start:.2g}->{end:.2g}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 100 else ">99"
+
+
+def _time(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"

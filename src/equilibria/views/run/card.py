@@ -1,0 +1,96 @@
+"""A run as a notebook shows it, watched or recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from equilibria.diagnosis.summary import LayerSummary
+from equilibria.findings import Finding
+from equilibria.views.notebook import GOAL, MEASURED, PREDICTED, Line, card, chart
+from equilibria.views.run.headline import headline, worst, worst_first
+from equilibria.views.run.terminal import state_word
+from equilibria.views.thinning import stretches
+
+_STRETCHES = 120
+_HEADINGS = ("layer", "rad per step", "predicted", "ratio", "norm", "norm once settled", "state")
+
+
+def run_card(
+    samples: pa.Table, layers: Sequence[LayerSummary], *, findings: Sequence[Finding] = (), notes: Sequence[str] = ()
+) -> str:
+    """The layer that is furthest off, measured and predicted; a row per layer; the findings.
+
+    Args:
+        samples: a sample table.
+        layers: its summaries.
+        findings: what it means.
+        notes: about the record itself.
+    """
+    shown = worst_first(layers)
+    said = [f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in findings]
+    return card(
+        f"{headline(layers)}. {worst(layers)}",
+        picture=_angles(samples, shown[0].name) if shown else "",
+        headings=_HEADINGS,
+        rows=[_row(layer) for layer in shown],
+        notes=[*notes, *said],
+    )
+
+
+def sharpness_card(queries: pa.Table, *, title: str, findings: Sequence[Finding] = ()) -> str:
+    """Sharpness over the optimizer's threshold along the run; the last queries; the findings.
+
+    Args:
+        queries: a sharpness table.
+        title: what was tracked.
+        findings: what it means.
+    """
+    columns = queries.to_pydict()
+    x = columns["step"]
+    lines = [
+        Line("edge of stability", x, [1.0] * len(x), GOAL, dashed=True),
+        Line("R = sharpness / threshold", x, columns["ratio"], MEASURED),
+    ]
+    rows = list(zip(*(columns[name] for name in ("step", "sharpness", "threshold", "ratio", "state")), strict=True))
+    return card(
+        title,
+        picture=chart(lines, x="steps", y="R"),
+        headings=("step", "sharpness", "threshold", "R", "state"),
+        rows=[[f"{step:,}", *(f"{each:.4g}" for each in numbers), state] for step, *numbers, state in rows[:-6:-1]],
+        notes=[f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in findings],
+    )
+
+
+def _angles(samples: pa.Table, name: str) -> str:
+    own = samples.filter(pc.equal(samples["param"].cast(pa.string()), name))
+    parts = stretches(own["step"].to_numpy(), np.zeros(own.num_rows, np.int64), most=_STRETCHES)
+    lines = [
+        Line(label, parts.first.tolist(), parts.rms(own[column].to_numpy()).tolist(), colour, dashed=dashed)
+        for label, column, colour, dashed in (
+            ("measured", "angle", MEASURED, False),
+            ("predicted", "angle_predicted", PREDICTED, True),
+            ("equilibrium", "angle_equilibrium", GOAL, True),
+        )
+    ]
+    return chart(lines, x="steps", y=f"rad per step of {name}", log=True)
+
+
+def _row(layer: LayerSummary) -> list[str]:
+    ratio = layer.angle_vs_predicted
+    return [
+        layer.name,
+        _number(layer.angle),
+        _number(layer.angle_predicted),
+        "" if ratio is None else f"{ratio:.2f}",
+        _number(layer.norm),
+        _number(layer.norm_equilibrium),
+        state_word(layer),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"

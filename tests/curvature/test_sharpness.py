@@ -1,0 +1,246 @@
+"""Sharpness: the numbers of the theory, of networks, and of what the optimizer sees."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers.curved_worlds import batch_normalised_net, images, net_objective, quadratic, with_spectrum
+from torch import nn
+from torch.nn import functional
+
+import equilibria as eq
+from equilibria.curvature import HessianProducts, Sharpness, adam_preconditioner, sharpness_by_group
+from equilibria.errors import EquilibriaError
+
+CONVOLUTIONS = ["0.weight", "3.weight"]
+
+
+def valley(params, _batch):
+    """The 3-D example of the sharpness paper (Appendix F)."""
+    x, y, z = params["w"]
+    return 2 - (x + y) / (x * x - x * y + y * y).sqrt() + 0 * z
+
+
+@pytest.mark.parametrize("z", [0.0, 0.6, -0.8])
+def test_the_valley_in_three_dimensions(z):
+    side = math.sqrt((1 - z * z) / 2)
+    for scale in (1.0, 2.5):
+        point = scale * torch.tensor([side, side, z], dtype=torch.float64)
+        found = eq.sharpness(eq.Objective(valley, {"w": point}), None, spherical=True)
+        assert found.value == pytest.approx(6 / (1 - z * z), rel=1e-12)
+        assert found.norm_sq == pytest.approx(scale**2, rel=1e-12)
+
+
+def test_linear_regression_with_batch_normalisation_has_the_hessian_of_lemma_o1():
+    rng = torch.Generator().manual_seed(0)
+    samples, inputs = 20, 40
+    data = torch.randn(samples, inputs, generator=rng, dtype=torch.float64)
+    targets = data @ torch.randn(inputs, generator=rng, dtype=torch.float64) / inputs**0.5
+    spread, centred = targets.std(unbiased=False), data - data.mean(dim=0)
+    wanted = (targets - targets.mean()) / spread
+
+    def loss(params, _batch):
+        raw = centred @ params["w"]
+        return (spread * (raw / raw.square().mean().sqrt() - wanted)).square().mean()
+
+    minimiser = torch.linalg.pinv(centred) @ wanted
+    outside = torch.randn(inputs, generator=rng, dtype=torch.float64)
+    minimiser = 2.5 * (minimiser + outside - torch.linalg.pinv(centred) @ (centred @ outside))
+    covariance = centred.T @ centred / samples
+    scaled = spread * minimiser / (minimiser @ covariance @ minimiser).sqrt()
+    along = centred.T @ wanted / samples
+    expected = 2 * (scaled @ scaled) * (covariance - torch.outer(along, along)) / (minimiser @ minimiser)
+    objective = eq.Objective(loss, {"w": minimiser})
+    assert torch.allclose(HessianProducts(objective, None).dense(), expected, atol=1e-13 * float(expected.abs().max()))
+    found = eq.sharpness(objective, None, spherical=True)
+    top = torch.linalg.eigvalsh(expected)[-1] * (minimiser @ minimiser)
+    assert found.value == pytest.approx(float(top), rel=1e-12)
+
+
+def test_both_forms_of_spherical_sharpness_agree_to_all_digits():
+    """|w|^2 lambda1(H(w)) against lambda1(H(w/|w|)), on a network with BatchNorm and negligible eps."""
+    net, batch = batch_normalised_net(eps=1e-30).double(), images(dtype=torch.float64)
+    objective = eq.objective(net, functional.cross_entropy)
+    there = eq.sharpness(objective, batch, select=CONVOLUTIONS, spherical=True, tol=1e-10)
+    with torch.no_grad():
+        for name in CONVOLUTIONS:
+            net.get_parameter(name).div_(there.norm_sq**0.5)
+    here = eq.sharpness(objective, batch, select=CONVOLUTIONS, tol=1e-10)
+    assert here.norm_sq == pytest.approx(1.0, rel=1e-12)
+    assert there.value == pytest.approx(here.value, rel=1e-10)
+    exact = torch.linalg.eigvalsh(HessianProducts(objective, batch, select=CONVOLUTIONS).dense())
+    assert here.value == pytest.approx(float(exact[-1]), rel=1e-10)
+
+
+def test_the_part_that_symmetries_find_is_accepted_and_the_whole_is_refused():
+    objective, batch = net_objective(), images()
+    part = eq.symmetries(objective, [batch]).largest_uniform()
+    assert eq.sharpness(objective, batch, select=part, spherical=True).converged
+    with pytest.raises(EquilibriaError, match=r"not scale-invariant.*largest_uniform\(\)"):
+        eq.sharpness(objective, batch, spherical=True)
+    with pytest.raises(EquilibriaError, match=r"7\.weight.* not scale-invariant"):
+        eq.sharpness(objective, batch, select=["7.weight"], spherical=True)
+
+
+def test_group_by_group():
+    objective, batch = net_objective().double(), images()
+    groups = sharpness_by_group(objective, batch, groups=eq.symmetries(objective, [batch]).alone, tol=1e-6)
+    assert list(groups) == CONVOLUTIONS
+    for name, found in groups.items():
+        block = HessianProducts(objective, batch, select=[name])
+        exact = torch.linalg.eigvalsh(block.dense())[-1] * block.point.square().sum()
+        assert found.value == pytest.approx(float(exact), rel=1e-6)
+    again = sharpness_by_group(objective, batch, groups=CONVOLUTIONS, warm=groups)
+    assert again["3.weight"].hvps < groups["3.weight"].hvps
+    joint = sharpness_by_group(objective, batch, groups={"both": CONVOLUTIONS})["both"]
+    assert joint.names == tuple(CONVOLUTIONS)
+    for wrong, match in [
+        ([], "no groups"),
+        ({"a": ["7.weight"]}, "not scale-invariant"),
+        ("0.weight", "groups='0.weight'"),
+    ]:
+        with pytest.raises(EquilibriaError, match=match):
+            sharpness_by_group(objective, batch, groups=wrong)
+
+
+def test_the_stability_ratio_is_that_of_the_effective_learning_rate():
+    objective, batch = net_objective(), images()
+    found = eq.sharpness(objective, batch, select=CONVOLUTIONS, spherical=True)
+    theory = eq.theory.stability
+    eta = theory.effective_lr(0.1, 0.3, norm_sq=found.norm_sq)
+    assert found.stability_ratio(0.1, weight_decay=0.3) == pytest.approx(theory.stability_ratio(eta, found.value))
+    raw = eq.sharpness(objective, batch)
+    assert raw.stability_ratio(0.1, momentum=0.9) == pytest.approx(raw.value * 0.1 / 3.8)
+    assert raw.stability_ratio(0.1, momentum=0.9, nesterov=True) == pytest.approx(raw.value * 0.1 * 2.8 / 3.8)
+    with pytest.raises(EquilibriaError, match="end='bottom'"):
+        eq.sharpness(objective, batch, end="bottom").stability_ratio(0.1)
+
+
+@pytest.mark.parametrize("end", ["top", "bottom"])
+def test_against_the_dense_hessian(end):
+    objective, batch = net_objective(), images()
+    found = eq.sharpness(objective, batch, k=3, end=end, tol=1e-3)
+    exact = torch.linalg.eigvalsh(HessianProducts(objective.double(), batch).dense()).flip(0)
+    expected = exact[:3] if end == "top" else exact.flip(0)[:3]
+    assert found.converged
+    assert np.allclose(found.values, expected, rtol=1e-3)
+    product = HessianProducts(objective, batch)
+    for value, vector in zip(found.values, found.vectors, strict=True):
+        flat = product.layout.flat(vector)
+        assert float(flat @ product(flat)) == pytest.approx(value, rel=1e-3)
+    assert found.hvps == found.pairs.hvps
+
+
+def test_several_batches_and_differences():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 3))
+    objective = eq.objective(net, functional.cross_entropy)
+    inputs, targets = torch.randn(30, 8), torch.randint(3, (30,))
+    whole = eq.sharpness(objective, (inputs, targets), tol=1e-3)
+    chunked = eq.sharpness(objective, [(inputs[:20], targets[:20]), (inputs[20:], targets[20:])], tol=1e-3)
+    assert (whole.covers, chunked.covers) == ("one batch", "full batch")
+    assert chunked.value == pytest.approx(whole.value, rel=1e-5)
+    differences = eq.sharpness(objective, (inputs, targets), method="differences")
+    assert abs(differences.value / whole.value - 1) <= differences.bound[0] <= 0.1
+
+
+def test_preconditioned_as_adam_sees_it():
+    torch.manual_seed(0)
+    net, batch = batch_normalised_net(), images()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2, eps=1e-4)
+    for _ in range(5):
+        optimizer.zero_grad()
+        functional.cross_entropy(net(batch[0]), batch[1]).backward()
+        optimizer.step()
+    objective = eq.objective(net, functional.cross_entropy)
+    by_name = adam_preconditioner(objective, optimizer)
+    state = optimizer.state[net[0].weight]
+    assert torch.allclose(by_name["0.weight"], (state["exp_avg_sq"] / (1 - 0.999**5)).sqrt() + 1e-4)
+    found = eq.sharpness(objective, batch, preconditioner=by_name, tol=1e-3)
+    product = HessianProducts(objective.double(), batch)
+    root = product.layout.flat(by_name).rsqrt()
+    exact = torch.linalg.eigvalsh(root[:, None] * product.dense() * root)[-1]
+    assert found.value == pytest.approx(float(exact), rel=1e-3)
+    small = eq.sharpness(objective, batch, preconditioner=by_name, select=["1.bias"])
+    block = HessianProducts(objective.double(), batch, select=["1.bias"])
+    other = block.layout.flat({"1.bias": by_name["1.bias"]}).rsqrt()
+    assert small.value == pytest.approx(
+        float(torch.linalg.eigvalsh(other[:, None] * block.dense() * other)[-1]), rel=1e-4
+    )
+    for wrong, match in [({}, "without parameter '0.weight'"), ({**by_name, "1.bias": -by_name["1.bias"]}, "positive")]:
+        with pytest.raises(EquilibriaError, match=match):
+            eq.sharpness(objective, batch, preconditioner=wrong)
+    for other_optimizer, match in [
+        (torch.optim.SGD(net.parameters(), lr=0.1), "type SGD without second moments"),
+        (torch.optim.Adam(net.parameters()), "after its first step"),
+        (torch.optim.Adam([torch.ones(1, requires_grad=True)]), "trains none of the 7 parameters"),
+    ]:
+        with pytest.raises(EquilibriaError, match=match):
+            adam_preconditioner(objective, other_optimizer)
+
+
+def test_warm_along_training_and_cold_again():
+    net, batch = batch_normalised_net(), images()
+    optimizer, objective = torch.optim.SGD(net.parameters(), lr=0.05), eq.objective(net, functional.cross_entropy)
+    found: Sharpness | None = None
+    certified, spent = [], []
+    for _ in range(12):
+        for _ in range(2):
+            optimizer.zero_grad()
+            functional.cross_entropy(net(batch[0]), batch[1]).backward()
+            optimizer.step()
+        found = eq.sharpness(objective, batch, warm=found, recheck=5)
+        assert found.value == pytest.approx(eq.sharpness(objective, batch, tol=1e-4, seed=9).value, rel=1e-2)
+        certified.append(found.certified)
+        spent.append(found.hvps)
+    assert [index for index, cold in enumerate(certified) if cold] == [0, 6]
+    cold, warm = (
+        np.mean([hvps for hvps, it in zip(spent, certified, strict=True) if it is kind]) for kind in (True, False)
+    )
+    assert warm < cold / 2
+
+
+def test_a_crossing_is_noticed_at_the_latest_by_the_cold_check():
+    """Eigenvectors that stand still: an eigenvalue rises out of the bulk, invisible from those that are followed."""
+    values = torch.cat([torch.tensor([1.0, 0.9]), torch.linspace(0, 0.5, 98)]).double()
+    found, wrong = None, 0
+    for time in range(24):
+        values[50] = 0.1 * time
+        found = eq.sharpness(quadratic(torch.diag(values)), None, warm=found, recheck=4)
+        wrong += abs(found.value / float(values.max()) - 1) > 1e-2
+    assert wrong <= 4
+    assert found is not None
+    assert found.value == pytest.approx(2.3, rel=1e-2)
+
+
+def test_what_is_printed():
+    found = eq.sharpness(quadratic(with_spectrum(torch.linspace(-1, 3, 100))), None)
+    assert str(found).startswith("sharpness ")
+    assert "with 99.9 % probability" in str(found)
+    short = eq.sharpness(quadratic(with_spectrum(torch.linspace(-1, 3, 100))), None, budget=3)
+    assert not short.converged
+    assert str(short).endswith("after 3 Hessian-vector products; not converged: the budget of 3 products is used up")
+
+
+def test_bad_input_is_explained():
+    objective, batch = net_objective(), images()
+    found = eq.sharpness(objective, batch, select=CONVOLUTIONS)
+    small = eq.Objective(valley, {"w": torch.tensor([1.0, 1.0, 0.0])})
+    for call, match in [
+        (lambda: eq.sharpness(small, None, k=4), "got k=4; expected at most 3"),
+        (
+            lambda: eq.sharpness(objective, batch, warm=found),
+            "2 parameters.*expected one with the settings of this call",
+        ),
+        (lambda: eq.sharpness(objective, batch, warm=found, select=CONVOLUTIONS, k=2), "k=1.*k=2"),
+        (lambda: eq.sharpness(objective, batch, warm=3.0), "warm of type float"),
+        (lambda: eq.sharpness(objective, batch, end="left"), "expected one of: top, bottom"),
+        (lambda: eq.sharpness(objective, batch, tol=-1), "tol"),
+        (lambda: eq.sharpness(objective, batch, spherical=True, preconditioner={}), "expected one of them"),
+        (lambda: eq.sharpness(batch_normalised_net(), batch), "got objective of type Sequential"),
+    ]:
+        with pytest.raises(EquilibriaError, match=match):
+            call()

@@ -1,8 +1,0 @@
-"""The helper modules beside these tests, importable also in the processes that the tests start."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,330 @@
+"""Summaries against a slow computation, row by row, and what must not change them."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.helpers.sample_worlds import World, edited, rescaled_units, together, world
+
+from equilibria.diagnosis.summary import LayerSummary, summarise
+from equilibria.errors import EquilibriaError
+from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, SKIPPED
+from equilibria.theory import SGD, AdamW
+from equilibria.theory.fluctuation import fluctuation, random_walk_variance
+
+HEAVY_BALL = SGD(0.1, 2e-3, momentum=0.9)
+RATIOS = ("angle_vs_predicted", "angle_vs_equilibrium", "norm_vs_predicted", "norm_vs_equilibrium")
+
+
+@cache
+def clean() -> World:
+    return world(HEAVY_BALL, 1600)
+
+
+@cache
+def dropped() -> World:
+    return world(HEAVY_BALL, 1600, lr=lambda step: 0.1 if step < 1200 else 0.01)
+
+
+def summaries(run: World, **options) -> dict[str, LayerSummary]:
+    return {layer.name: layer for layer in summarise(run.samples, metadata=run.metadata, **options)}
+
+
+def slow_summary(run: World, name: str, samples: int) -> dict[str, float]:
+    """Root mean squares over the last so many samples that count, one row at a time."""
+    not_taken = (SKIPPED, NOT_FINITE, NO_GRADIENT)
+    rows = [row for row in run.samples.to_pylist() if row["param"] == name]
+    rows = sorted((row for row in rows if row["note"] not in not_taken), key=lambda row: row["step"])[-samples:]
+
+    def rms(column: str) -> float:
+        return math.sqrt(math.fsum(row[column] ** 2 for row in rows) / len(rows))
+
+    last = rows[-1]
+    return {
+        "samples": len(rows),
+        "angle": rms("angle"),
+        "angle_predicted": rms("angle_predicted"),
+        "angle_vs_predicted": rms("angle") / rms("angle_predicted"),
+        "angle_vs_equilibrium": rms("angle") / rms("angle_equilibrium"),
+        "cosine": rms("cosine"),
+        "norm": last["norm"],
+        "norm_vs_predicted": last["norm"] / last["norm_predicted"],
+        "norm_vs_equilibrium": last["norm"] / last["norm_equilibrium"],
+        "how_wrong": abs(math.log(rms("angle") / rms("angle_predicted"))),
+    }
+
+
+@pytest.mark.parametrize("window", [1, 37, 500])
+def test_the_numbers_are_those_of_a_slow_computation(window):
+    run = world(HEAVY_BALL, 600, not_finite=[200, 590, 599], skipped=[595])
+    for name, layer in summaries(run, window=window).items():
+        slow = slow_summary(run, name, window)
+        assert {key: getattr(layer, key) for key in slow} == pytest.approx(slow, rel=1e-12)
+        assert layer.last_step == 599
+
+
+def test_the_default_window_is_the_last_quarter_since_the_last_change():
+    assert {layer.samples for layer in summaries(clean()).values()} == {400}
+    for name, layer in summaries(dropped()).items():
+        assert layer.samples == 100  # a quarter of the 400 since the drop
+        assert layer.angle == pytest.approx(slow_summary(dropped(), name, 100)["angle"], rel=1e-12)
+
+
+def test_a_window_has_twenty_samples_where_there_are_as_many():
+    soon_after = world(HEAVY_BALL, 340, lr=lambda step: 0.1 if step < 300 else 0.01)
+    assert {layer.samples for layer in summaries(soon_after).values()} == {20}
+    at_once = world(HEAVY_BALL, 307, lr=lambda step: 0.1 if step < 300 else 0.01)
+    assert {layer.samples for layer in summaries(at_once).values()} == {7}, "a window goes across no jump"
+    assert {layer.samples for layer in summaries(world(HEAVY_BALL, 12)).values()} == {12}
+
+
+@pytest.mark.parametrize(
+    "lr",
+    [
+        lambda step: 0.05 * (1 + math.cos(math.pi * step / 300)),
+        lambda step: 0.1 * (1 - step / 299),
+        lambda step: 0.1 * (step + 1) / 300,
+    ],
+    ids=["cosine", "linear to zero", "warm-up"],
+)
+def test_a_window_under_a_schedule_holds_samples_at_about_the_present_settings(lr):
+    table = clean().samples.slice(0, 900)
+    steps = table["step"].to_numpy()
+    table = edited(table, lr=[lr(step) for step in steps])
+    last = 299 if lr(299) > 0 else 298  # with an lr of 0 nothing moves
+    alike = 0  # counted back from the last, to a quarter of the run
+    while alike < (last + 4) // 4 and lr(last) / 2 <= lr(last - alike) <= 2 * lr(last):
+        alike += 1
+    alike = max(alike, 20)  # a few angles say too little, and the prediction follows the schedule
+    for layer in summarise(table, metadata=clean().metadata):
+        assert (layer.samples, layer.first_step, layer.last_step) == (alike, last + 1 - alike, 299)
+        moving = World(table.slice(0, 3 * (last + 1)), {})
+        assert layer.angle == pytest.approx(slow_summary(moving, layer.name, alike)["angle"], rel=1e-12)
+        assert layer.cosine == pytest.approx(slow_summary(moving, layer.name, alike)["cosine"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("lr", "runs_out"),
+    [
+        (lambda step: 0.05 * (1 + math.cos(math.pi * step / 1000)), True),
+        (lambda step: 0.1 * (1 - step / 1000), True),
+        (lambda step: 0.1 * (1 - step / 20_000), False),
+        (lambda step: 0.1 if step < 900 else 0.001, False),
+    ],
+    ids=["cosine", "linear to zero", "slowly", "drop"],
+)
+def test_nobody_waits_for_what_lr_does_not_last_for(lr, runs_out):
+    for layer in summaries(world(HEAVY_BALL, 990, lr=lr)).values():
+        assert layer.lr_runs_out is runs_out
+        assert (layer.steps_to_settle is None) == (layer.epochs_to_settle is None) == runs_out
+        assert ("settling is not in reach" in layer.sentence) == runs_out
+        assert layer.samples >= 20 and layer.angle_vs_predicted == pytest.approx(1, abs=0.15)
+
+
+def test_no_window_goes_across_a_jump_however_few_samples_are_behind_it():
+    table = clean().samples.slice(0, 900)
+    table = edited(table, lr=np.where(table["step"].to_numpy() < 297, 0.1, 0.01))
+    assert {layer.samples for layer in summarise(table, metadata=clean().metadata)} == {3}
+
+
+def test_the_error_of_a_ratio_is_its_scatter_over_many_layers():
+    """Layers whose angles scatter by a known amount around a prediction that moves with its schedule."""
+    run = world(SGD(0.1, 2e-3), 60, layers=[f"layer{number}" for number in range(200)])
+    steps, rng = run.samples["step"].to_numpy(), np.random.default_rng(0)
+    predicted = 0.1 * (1 - steps / 100)
+    angle = predicted * np.exp(rng.normal(0, 0.2, len(steps)))
+    table = edited(run.samples, angle=angle, angle_predicted=predicted)
+    layers = summarise(table, metadata=run.metadata, window=60)
+    scatter = np.std(np.log([layer.angle_vs_predicted for layer in layers]))
+    # A standard deviation of 200 is good to 5 %, the mean of the errors to 1 %.
+    assert np.sqrt(np.mean([layer.angle_error**2 for layer in layers])) == pytest.approx(scatter, rel=0.16)
+
+
+def test_the_course_of_lr_is_told_from_first_to_last():
+    table = clean().samples.slice(0, 900)
+    falling = edited(table, lr=np.where(table["step"].to_numpy() < 200, 0.1, 0.01))
+    assert summarise(falling, metadata=clean().metadata)[0].course == "SGD(lr=0.1 -> 0.01, wd=2e-3, momentum=0.9)"
+    (same, *_) = summarise(table, metadata=clean().metadata)
+    assert same.course == same.settings
+
+
+def test_momentum_counts_through_what_it_leaves():
+    table = clean().samples.slice(0, 900)
+    steps = table["step"].to_numpy()
+    slowly = edited(table, momentum=0.9 + 0.09 * steps / 299)  # 1 - momentum falls tenfold, to 0.01
+    assert {layer.samples for layer in summarise(slowly, metadata=clean().metadata)} == {34}  # 0.02 is 33.2 steps back
+
+
+@pytest.mark.parametrize("without", ["invariance", "law"])
+def test_no_prediction_is_left_over_where_none_applies(without):
+    table, metadata = clean().samples, clean().metadata
+    if without == "invariance":
+        table = edited(table, cosine=np.full(len(table), 0.1))
+    else:
+        metadata = {**metadata, "params": [{**p, "rule": None, "no_law": "none"} for p in metadata["params"]]}
+    layer = summarise(table, metadata=metadata)[0]
+    told = {name: getattr(layer, name) for name in (*RATIOS, "angle_predicted", "angle_equilibrium", "norm_predicted",
+            "norm_equilibrium", "how_wrong", "steps_to_settle", "epochs_to_settle")}  # fmt: skip
+    assert told == dict.fromkeys(told)
+    assert layer.state == "none" and layer.angle and layer.norm
+
+
+def test_a_restart_of_a_cosine_is_a_jump():
+    table = clean().samples.slice(0, 930)
+    steps = table["step"].to_numpy()
+    table = edited(table, lr=[0.05 * (1 + math.cos(math.pi * (step % 300) / 300)) for step in steps])
+    assert {layer.samples for layer in summarise(table, metadata=clean().metadata)} == {10}
+
+
+def test_a_settled_layer_is_as_predicted_within_its_scatter():
+    scatter = fluctuation(HEAVY_BALL, random_walk_variance(256, momentum=0.9))
+    alike = 0.9**2
+    error = math.sqrt(scatter.angle_variance * (1 + alike) / (1 - alike) / 400)
+    for layer in summaries(clean()).values():
+        assert abs(layer.angle_vs_predicted - 1) < 4 * error
+        assert abs(layer.norm_vs_equilibrium - 1) < 4 * math.sqrt(scatter.norm_variance) + 0.02  # L over 100 steps
+        assert layer.invariant and layer.state == "settled" and layer.no_law is None
+
+
+def test_order_chunks_and_plain_words_make_no_difference():
+    expected = summarise(dropped().samples, metadata=dropped().metadata)
+    table = dropped().samples
+    shuffled = table.take(np.random.default_rng(0).permutation(len(table)))
+    plain = pa.table({name: column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+                      for name, column in zip(table.column_names, table.columns, strict=True)})  # fmt: skip
+    # Chunks whose dictionaries number the words differently.
+    halves = [table.slice(0, 2401), table.slice(2401).take(np.arange(len(table) - 2401)[::-1])]
+    chunked = pa.concat_tables(
+        [pa.Table.from_pylist(half.to_pylist(), schema=table.schema) for half in halves],
+    )
+    for variant in (shuffled, plain, chunked):
+        assert summarise(variant, metadata=dropped().metadata) == expected
+
+
+def test_layers_come_in_the_order_of_the_metadata():
+    backwards = {**clean().metadata, "params": clean().metadata["params"][::-1]}
+    names = [layer.name for layer in summarise(clean().samples, metadata=backwards)]
+    assert names == ["conv3.weight", "conv2.weight", "conv1.weight"]
+
+
+@given(st.floats(1e-3, 1e3))
+def test_the_scale_of_the_weights_changes_no_ratio(factor):
+    before = summaries(dropped())
+    after = {x.name: x for x in summarise(rescaled_units(dropped().samples, factor), metadata=dropped().metadata)}
+    for name, layer in before.items():
+        for ratio in (*RATIOS, "how_wrong", "angle", "steps_to_settle", "cosine"):
+            assert getattr(after[name], ratio) == pytest.approx(getattr(layer, ratio), rel=1e-9)
+        assert after[name].norm == pytest.approx(layer.norm * factor)
+
+
+def test_a_run_at_another_scale_has_the_same_ratios():
+    before, after = summaries(world(HEAVY_BALL, 500)), summaries(world(HEAVY_BALL, 500, scale=4.0))
+    for name, layer in before.items():
+        assert [getattr(after[name], ratio) for ratio in RATIOS] == [getattr(layer, ratio) for ratio in RATIOS]
+
+
+def test_sentences_of_settled_and_approaching_layers():
+    layer = summaries(clean())["conv1.weight"]
+    assert layer.sentence == (
+        f"conv1.weight turns {layer.angle:.3g} rad per step; SGD(lr=0.1, wd=2e-3, momentum=0.9) predicts "
+        f"{layer.angle_predicted:.3g}; it is settled."
+    )
+    far = summaries(world(HEAVY_BALL, 200, start=0.6, layers=["layer3.conv2"]))["layer3.conv2"]
+    assert far.state == "settling"
+    assert far.sentence == (
+        f"layer3.conv2 turns {far.angle:.3g} rad per step; SGD(lr=0.1, wd=2e-3, momentum=0.9) predicts "
+        f"{far.angle_predicted:.3g} now and {far.angle_equilibrium:.3g} in equilibrium; its norm is "
+        f"{1 / far.norm_vs_equilibrium:.3g}x too small and needs {math.ceil(far.steps_to_settle):,} more steps "
+        f"({far.epochs_to_settle:.1f} epochs) to settle."
+    )
+
+
+def test_sentences_of_the_other_states():
+    after = summaries(dropped())["conv2.weight"].sentence
+    assert "SGD(lr=0.01, wd=2e-3, momentum=0.9) predicts" in after and "since the last change its norm is 1." in after
+    assert after.count("too large and needs") == 1
+    bare = summaries(world(SGD(0.1, 0.0, momentum=0.9), 300))["conv1.weight"]
+    assert "SGD(lr=0.1, wd=0, momentum=0.9) predicts" in bare.sentence and "its norm grows" in bare.sentence
+    assert bare.angle_vs_equilibrium is None and bare.how_wrong is not None
+    adam = summaries(world(AdamW(1e-2, 0.1, betas=(0.9, 0.99)), 300))["conv1.weight"]
+    assert "AdamW(lr=0.01, wd=0.1, betas=(0.9, 0.99)) predicts" in adam.sentence
+
+
+def without_prediction(samples: pa.Table) -> pa.Table:
+    nothing = [None] * len(samples)
+    names = ("angle_predicted", "norm_predicted", "angle_equilibrium", "norm_equilibrium", "steps_to_settle")
+    return edited(samples, **dict.fromkeys((*names, "epochs_to_settle"), nothing), state=["none"] * len(samples))
+
+
+def test_a_layer_without_a_law_says_why():
+    metadata = {
+        **clean().metadata,
+        "optimizers": [{"class": "RMSprop", "settings": "RMSprop(lr=0.1)"}],
+        "params": [
+            {**p, "rule": None, "law": None, "no_law": "no law for RMSprop"} for p in clean().metadata["params"]
+        ],
+    }
+    layer = summarise(without_prediction(clean().samples), metadata=metadata)[0]
+    assert layer.sentence == f"conv1.weight turns {layer.angle:.3g} rad per step; no law for RMSprop."
+    assert layer.settings == "RMSprop(lr=0.1, wd=2e-3, momentum=0.9)"
+    assert layer.how_wrong is None and layer.norm_vs_equilibrium is None and layer.steps_to_settle is None
+
+
+def test_a_layer_that_is_not_scale_invariant_says_its_cosine():
+    table = without_prediction(clean().samples)
+    table = edited(table, cosine=np.full(len(table), -0.05))  # 0.8 of a random direction's in 256 entries
+    layer = summarise(table, metadata=clean().metadata)[0]
+    assert layer.invariant is False
+    assert layer.sentence.endswith("it is not scale-invariant (cosine with its gradient 0.05), so no law applies.")
+    small = summarise(edited(table, cosine=np.full(len(table), 0.012)), metadata=clean().metadata)[0]
+    assert small.invariant is True
+
+
+def test_layers_that_never_moved_are_kept():
+    table = clean().samples
+    third = np.array(table["param"].to_pylist()) == "conv3.weight"
+    notes = np.where(third, NO_GRADIENT, None)
+    angles = np.where(third, np.nan, table["angle"].to_numpy())
+    still = summarise(edited(table, angle=angles, note=notes), metadata=clean().metadata)
+    assert [layer.samples for layer in still] == [400, 400, 0]
+    assert still[2].sentence == "conv3.weight was not seen to move: no sampled step changed it."
+    assert still[:2] == summarise(table, metadata=clean().metadata)[:2]
+    weightless = summarise(edited(table, angle=np.zeros(len(table))), metadata=clean().metadata)[0]
+    assert math.isfinite(weightless.how_wrong) and weightless.how_wrong > 10
+
+
+def test_unknown_parameters_and_missing_metadata_are_no_obstacle():
+    layer = summarise(clean().samples, metadata={})[0]
+    assert layer.invariant is None and layer.no_law is not None and layer.angle is not None
+    assert layer.sentence.endswith("no law is known for its optimizer.")
+
+
+def test_layers_with_different_lengths():
+    run = together(clean(), world(HEAVY_BALL, 100, layers=["fresh"], start=1.2))
+    assert [layer.samples for layer in summaries(run).values()] == [400, 400, 400, 25]
+    assert summaries(run)["conv2.weight"] == summaries(clean())["conv2.weight"]
+
+
+def test_no_samples_no_summaries_and_bad_input_is_refused():
+    assert summarise(clean().samples.slice(0, 0), metadata=clean().metadata) == ()
+    with pytest.raises(EquilibriaError, match="without angle, state"):
+        summarise(clean().samples.drop_columns(["angle", "state"]), metadata=clean().metadata)
+    with pytest.raises(EquilibriaError, match="window"):
+        summarise(clean().samples, metadata=clean().metadata, window=0)
+
+
+def test_nothing_here_needs_torch():
+    code = (
+        "import sys, equilibria.diagnosis.summary, equilibria.diagnosis.self_checks, equilibria.diagnosis\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,113 @@
+"""Runs on disk, and a server for them in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from equilibria.records import RunWriter
+from equilibria.records._reader import without_dictionaries
+from tests.helpers.report_helpers import run
+
+TRAINING = """
+import sys, time
+import torch
+import equilibria as eq
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+with eq.watch(model, optimizer, log_dir=sys.argv[1], every=1):
+    for step in range(100_000):
+        optimizer.zero_grad()
+        inputs = torch.randn(32, 8)
+        torch.nn.functional.cross_entropy(model(inputs), torch.randint(0, 2, (32,))).backward()
+        optimizer.step()
+        time.sleep(0.005)
+"""
+
+
+def columns(samples: pa.Table) -> dict[str, Any]:
+    """What `RunWriter.append` takes."""
+    plain = without_dictionaries(samples)
+    return {name: plain[name].to_pylist() for name in plain.column_names if name != "step"} | {
+        "step": plain["step"].to_numpy()
+    }
+
+
+def write_run(directory: Path, count: int = 3, *, steps: int = 3000, every: int = 10, **more: Any) -> pa.Table:
+    """A run that is over; returns its samples."""
+    samples, metadata = run(count, steps=steps, every=every, **more)
+    with RunWriter(directory, metadata=metadata) as writer:
+        writer.append(columns(samples))
+    return samples
+
+
+def write_damaged(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    (directory / "run.json").write_text('{"format": "1.1"')
+
+
+@contextmanager
+def serving(*roots: Path, results: Path | None = None) -> Iterator[str]:
+    """The address of a server in another process; it is ended as by Ctrl-C."""
+    more = [] if results is None else ["--results", str(results)]
+    command = [sys.executable, "-m", "equilibria", "serve", *map(str, roots), "--port", "0", *more]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://[^ ]+/", process.stdout.readline())
+        assert found is not None
+        yield found[0].rstrip("/")
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+
+
+@contextmanager
+def training(directory: Path) -> Iterator[None]:
+    """A real training in another process, watched."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(directory)], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def events(text: bytes) -> list[tuple[str, Any]]:
+    """What a stream has sent: kinds and data."""
+    found = []
+    for part in text.decode().split("\n\n"):
+        if part.startswith("event: "):
+            kind, data = part.split("\n")
+            found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def wait_for(condition: Any, *, seconds: float = 60) -> Any:
+    """What a condition returns once it is true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it never came true")

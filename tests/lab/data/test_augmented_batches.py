@@ -1,0 +1,132 @@
+"""Flips, crops, the point to go on from, and that a seed means the same batches everywhere."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equilibria.errors import EquilibriaError
+from equilibria.lab.data import Batches, ImageSet
+from equilibria.lab.data.batches import crop, flip
+
+IMAGES = torch.arange(1, 40 * 2 * 6 * 5 + 1).view(40, 2, 6, 5)
+LABELS = torch.arange(40) % 10
+
+PINNED = [
+    ([9, 4, 2, 11, 5], [0, 0, 1, 2, 2]),
+    ([8, 3, 7, 0, 6], [2, 0, 1, 0, 1]),
+    ([4, 3, 7, 2, 10], [2, 2, 1, 2, 1]),
+]
+PINNED_PIXELS = [[0, 1, 2, 3], [3, 2, 0, 0], [1, 0, 3, 2]]
+
+
+def batches(**settings) -> Batches:
+    return Batches(IMAGES, LABELS, **{"batch_size": 8, **settings})
+
+
+def test_flip_of_each_image():
+    marks = torch.arange(40) % 3 == 0
+    for image, mark, found in zip(IMAGES, marks, flip(IMAGES, marks), strict=True):
+        assert torch.equal(found, image[:, :, [4, 3, 2, 1, 0]] if mark else image)
+
+
+@given(st.integers(1, 7), st.data())
+def test_crop_of_each_image(padding, data):
+    corners = data.draw(st.lists(st.tuples(*2 * [st.integers(0, 2 * padding)]), min_size=3, max_size=3))
+    found = crop(IMAGES[:3], torch.tensor(corners), padding=padding)
+    for image, (top, left), window in zip(IMAGES, corners, found, strict=False):
+        for row in range(6):
+            for column in range(5):
+                y, x = row + top - padding, column + left - padding
+                expected = image[:, y, x] if 0 <= y < 6 and 0 <= x < 5 else torch.zeros(2)
+                assert window[:, row, column].tolist() == expected.tolist()
+
+
+def test_half_of_the_images_are_flipped_and_all_offsets_come_equally_often():
+    """Four standard errors of counts; an image's own pixels say where its window was."""
+    flips, corners = [], []
+    for images, _ in islice(batches(flip=True), 500):
+        flips.append(images[:, 0, 0, 0] > images[:, 0, 0, 1])
+    assert torch.cat(flips).float().mean().item() == pytest.approx(0.5, abs=4 * 0.5 / 4000**0.5)
+    for images, _ in islice(batches(crop=1), 500):
+        inside = (images[:, 0, 2, 2] - 1) % 30  # the pixel of the original that came to row 2, column 2
+        corners.append(torch.stack([inside // 5 - 1, inside % 5 - 1], 1))
+    counts = torch.bincount((torch.cat(corners) * torch.tensor([3, 1])).sum(1), minlength=9) / 4000
+    assert counts.tolist() == pytest.approx([1 / 9] * 9, abs=4 * (8 / 81 / 4000) ** 0.5)
+
+
+def test_flip_and_crop_change_neither_order_nor_noise():
+    plain = batches(label_noise=0.5, seed=2)
+    for settings in ({"flip": True}, {"crop": 2}, {"flip": True, "crop": 1}):
+        for (a, noisy_a), (b, noisy_b) in zip(
+            islice(plain, 12), islice(batches(label_noise=0.5, seed=2, **settings), 12), strict=True
+        ):
+            assert torch.equal(noisy_a, noisy_b)
+            largest = a.flatten(1).max(1).values  # images have their own range of numbers
+            assert ((b.flatten(1).max(1).values - 1) // 60 == (largest - 1) // 60).all()
+
+
+@pytest.mark.parametrize("step", [0, 1, 5, 13])
+def test_going_on_from_a_step_is_as_if_nothing_had_happened(step):
+    settings = {"label_noise": 0.4, "flip": True, "crop": 1, "seed": 7}
+    through = list(islice(batches(**settings), step + 6))[step:]
+    for (a, x), (b, y) in zip(through, islice(batches(**settings).starting_at(step), 6), strict=True):
+        assert torch.equal(a, b) and torch.equal(x, y)
+
+
+def test_the_transform_comes_last():
+    plain = islice(batches(flip=True, crop=1), 3)
+    transformed = islice(batches(flip=True, crop=1, transform=lambda images: images / 2 + 1), 3)
+    assert all(torch.equal(a / 2 + 1, b) for (a, _), (b, _) in zip(plain, transformed, strict=True))
+
+
+def test_the_frame_is_black_where_pixels_are_standardised_behind_the_crop():
+    """The other way round it has the mean colour, 0."""
+    pixels = torch.randint(256, (40, 2, 6, 5), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    images = ImageSet(pixels, LABELS, pixels, LABELS, tuple("abcdefghij"), "random")
+    black = images.standardiser()(torch.zeros(1, 2, 1, 1, dtype=torch.uint8))
+    assert (black < -1).all()
+    settings = {"batch_size": 40, "crop": 2, "seed": 1}
+    behind, _ = next(iter(Batches(pixels, LABELS, transform=images.standardiser(), **settings)))
+    before, _ = next(iter(Batches(images.standardised().train_images, LABELS, **settings)))
+    frame = before == 0
+    assert 0.1 < frame.float().mean() < 0.9
+    assert torch.equal(behind[frame], black.expand_as(behind)[frame])
+    assert torch.equal(behind[~frame], before[~frame])
+
+
+def test_a_seed_means_these_images_on_any_machine():
+    images = torch.arange(12).view(12, 1, 1, 1)
+    drawn = islice(Batches(images, torch.arange(12) % 3, batch_size=5, classes=3, label_noise=0.5, seed=11), 3)
+    assert [(x.flatten().tolist(), y.tolist()) for x, y in drawn] == PINNED
+    many = Batches(torch.arange(50_000), torch.zeros(50_000).long(), batch_size=128)  # as many as CIFAR-10 has
+    assert next(iter(many))[0][:8].tolist() == [36044, 49165, 37807, 11341, 6091, 16904, 36293, 28026]
+    pixels = torch.arange(4).view(1, 1, 2, 2).expand(3, 1, 2, 2)
+    turned = next(iter(Batches(pixels, torch.zeros(3).long(), batch_size=3, flip=True, crop=1, seed=11)))[0]
+    assert turned.flatten(1).tolist() == PINNED_PIXELS
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"crop": -1}, "crop=-1"), ({"crop": 0.5}, "crop=0.5")],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(EquilibriaError, match=message):
+        batches(**settings)
+
+
+def test_only_images_can_be_flipped():
+    with pytest.raises(EquilibriaError, match=r"got images of \(4, 3\)"):
+        Batches(torch.zeros(4, 3), torch.zeros(4), batch_size=2, flip=True)
+    with pytest.raises(EquilibriaError, match="step=-1"):
+        batches().starting_at(-1)
+
+
+def test_a_batch_size_may_be_a_float_if_it_is_whole():
+    images, labels = torch.arange(10.0).view(10, 1), torch.arange(10) % 2
+    one, two = (next(iter(Batches(images, labels, batch_size=size))) for size in (4, 4.0))
+    assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])

@@ -1,0 +1,74 @@
+"""Verdicts over seeds: the interval covers as often as it says, and doubt is told as doubt."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equilibria.errors import EquilibriaError
+from equilibria.lab.harness import wording
+from equilibria.lab.harness.claim import CONTRADICTED, NOT_SHOWN, SHOWN, Claim, Source, at_least, not_demanded
+from equilibria.lab.harness.seeds import mean_at_least, mean_at_most, mean_interval, mean_near
+
+SOURCE = Source("smd", "fig. 2")
+
+
+def test_the_interval_covers_the_mean_in_95_of_100_cases():
+    rng = np.random.default_rng(0)
+    draws = rng.normal(1.0, 2.0, size=(4000, 3))
+    covered = np.mean([low <= 1.0 <= high for _, (low, high) in map(mean_interval, draws)])
+    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 4000)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=9), st.floats(-10, 10), st.floats(0.1, 10))
+def test_the_interval_moves_and_stretches_with_the_values(values, shift, factor):
+    mean, (low, high) = mean_interval(values)
+    moved, (left, right) = mean_interval(factor * np.array(values) + shift)
+    room = 1e-9 * (1 + factor * max(map(abs, values)) + abs(shift))
+    assert moved == pytest.approx(factor * mean + shift, abs=room)
+    assert (left, right) == pytest.approx((factor * low + shift, factor * high + shift), abs=room)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"), [([0.9, 1.0, 1.1], SHOWN), ([-0.5, 1.0, 1.5], NOT_SHOWN), ([-1.1, -1.0, -0.9], CONTRADICTED)]
+)
+def test_verdicts(values, verdict):
+    claim = mean_at_least("", SOURCE, bound=0, values=values)
+    assert (claim.verdict, claim.seeds) == (verdict, 3)
+    assert mean_at_most("", SOURCE, bound=0, values=[-value for value in values]).verdict == verdict
+
+
+def test_near_needs_the_whole_interval():
+    assert mean_near("", SOURCE, expected=1, values=[0.99, 1.0, 1.01], relative=0.1).verdict == SHOWN
+    assert mean_near("", SOURCE, expected=1, values=[0.9, 1.0, 1.1], absolute=0.1).verdict == NOT_SHOWN
+
+
+def test_doubt_is_no_failure_and_contradiction_is():
+    doubtful = mean_at_least("", SOURCE, bound=0, values=[-0.5, 1.0, 1.5])
+    assert not doubtful.fails and wording.verdict(doubtful) == "not shown at this scale"
+    assert mean_at_least("", SOURCE, bound=0, values=[-1.1, -1.0, -0.9]).fails
+    exact = at_least("", SOURCE, bound=0, measured=0.5, interval=(-0.1, 1.1))
+    assert exact.fails and wording.verdict(exact) == "not shown"  # there the scatter is ours to reduce
+    assert wording.verdict(not_demanded(doubtful)) == "not shown (not demanded at this scale)"
+
+
+def test_the_number_of_seeds_is_told_and_survives_json():
+    claim = mean_at_most("", SOURCE, bound=0, values=[-3.0, -2.0, -1.0], unit="points", printed=-1.5)
+    assert wording.measured(claim) == "-2 points [-4.484, 0.4841], 3 seeds" and wording.printed(claim) == "-1.5 points"
+    assert Claim.from_dict(json.loads(json.dumps(claim.as_dict()))) == claim
+
+
+def test_a_training_that_diverged_contradicts():
+    claim = mean_at_least("", SOURCE, bound=0, values=[1.0, math.nan, 2.0])
+    assert claim.verdict == CONTRADICTED and claim.fails
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0], [[1.0, 2.0, 3.0]]])
+def test_fewer_than_three_seeds_are_refused(values):
+    with pytest.raises(EquilibriaError, match="of at least 3 seeds"):
+        mean_interval(values)

@@ -1,0 +1,86 @@
+"""Every experiment of the registry at its smallest scale: every claim that is demanded there is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from equilibria.errors import EquilibriaError
+from equilibria.lab.harness import experiments, figures, find, reproduce
+from equilibria.lab.harness.registry import is_stale
+from equilibria.lab.harness.results import Result, open_results
+from equilibria.lab.harness.results_page import results_page
+from equilibria.theory import cite
+
+RESULTS = Path(__file__).parents[3] / "results"
+
+
+# Of the exact small worlds these are the longest; `make reproduce` runs all of them.
+LONG = {
+    "eq-optimizers",
+    "explr-equivalence",
+    "explr-toy",
+    "nrq-equilibrium",
+    "nrq-escape",
+    "nrq-initialization",
+    "sharp-completion",
+    "smd-rescale-law",
+    "smd-synthetic",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in experiments()]
+)
+def test_smoke(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "SUFFIXES", ("png",))  # drawing costs more than most of the runs
+    monkeypatch.setitem(figures._STYLE, "savefig.dpi", 60)
+    (report,) = reproduce(find([name]), scale="smoke", results=tmp_path / "results")
+    assert report.failure == ""
+    result = report.result
+    assert result.claims
+    assert [claim for claim in result.claims if claim.fails] == []
+    assert Result.from_dict(json.loads(json.dumps(result.as_dict(), allow_nan=False))) == result
+    assert result.figures
+    for figure in result.figures:
+        assert (tmp_path / "results" / name / "smoke" / f"{figure}.png").stat().st_size > 5000
+    for claim in result.claims:
+        if claim.source.law:
+            cite(claim.source.law)  # raises if there is no such law
+
+
+def test_ids_and_scales_are_as_the_command_line_promises():
+    assert experiments()
+    for name, experiment in experiments().items():
+        assert re.fullmatch(r"[a-z]+-[a-z0-9-]+", name) and experiment.id == name
+        assert {"smoke", "desk"} <= set(experiment.scales)
+
+
+def test_unknown_ids_are_refused_with_the_nearest():
+    with pytest.raises(EquilibriaError, match="'sharp-hamiltonain', which is unknown; did you mean sharp-hamiltonian"):
+        find(["sharp-hamiltonain"])
+    with pytest.raises(EquilibriaError, match="--list"):
+        find(["xyzzy"])
+
+
+def test_all_is_every_one_once_and_in_order():
+    assert [experiment.id for experiment in find(["sharp-hamiltonian", "all"])] == list(experiments())
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="no committed results here (an installed package)")
+def test_the_committed_results_are_of_the_present_versions_and_settings():
+    stale = {result.id for _, result in open_results(RESULTS).results() if is_stale(result)}
+    assert stale == {"eq-forecast"}  # it waits for a run on all 50,000 images
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="no committed results here (an installed package)")
+def test_the_committed_page_follows_from_the_committed_results():
+    folder = open_results(RESULTS)
+    assert (RESULTS / "RESULTS.md").read_text() == results_page(folder)
+    for place, result in folder.results():
+        if result.kind == "synthetic":  # a network may contradict a paper, and the page says so
+            assert not result.fails, result.id
+        assert all(place.figure(name, "png").is_file() for name in result.figures)

@@ -1,0 +1,111 @@
+"""Sharded and replicated training in two processes gives the numbers of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+pytestmark = [
+    pytest.mark.slow,  # starting the processes is
+    pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"),
+]
+
+SECONDS = 60  # for everything; the work itself takes a few
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What both processes found, or the reason why they did not finish."""
+    folder = tmp_path_factory.mktemp("two")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.two_processes", str(folder)],
+            env={**environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    end = time.monotonic() + SECONDS
+    said = []
+    try:
+        for process in processes:
+            said.append(process.communicate(timeout=max(1.0, end - time.monotonic()))[0])
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], folder
+
+
+def assert_same_numbers(found, expected):
+    assert [(row["step"], row["param"], row["note"]) for row in found] == [
+        (row["step"], row["param"], row["note"]) for row in expected
+    ]
+    for a, b in zip(found, expected, strict=True):
+        for name in ("lr", "weight_decay", "norm", "grad_norm", "update_norm", "angle", "unit_grad_sq"):
+            atol = 1e-9 if name == "angle" else 0.0  # rows of one number do not turn at all
+            np.testing.assert_allclose(a[name], b[name], rtol=1e-6, atol=atol, err_msg=f"{name} {a} {b}")
+        for name in (
+            "momentum_unit_grad_sq",
+            "angle_equilibrium",
+            "norm_equilibrium",
+            "angle_predicted",
+            "norm_predicted",
+        ):
+            assert (a[name] is None) == (b[name] is None), name
+            if a[name] is not None:
+                np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("kind", ["FSDP2", "DDP"])
+def test_the_numbers_of_one_process(results, kind, optimizer, granularity, rank):
+    held = results[0][rank]
+    assert_same_numbers(held[f"{kind} {optimizer} {granularity}"], held[f"one {optimizer} {granularity}"])
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_one_sum_over_the_processes_per_sample(results, optimizer, granularity):
+    for held in results[0]:
+        assert held["sums"][f"FSDP2 {optimizer} {granularity}"] == 6
+        assert held["sums"][f"DDP {optimizer} {granularity}"] == 0
+
+
+def test_auto_samples_the_same_steps_in_both_processes(results):
+    first, second = (held["auto steps"] for held in results[0])
+    assert first == second
+    assert len(first) >= 2
+
+
+def test_only_the_first_process_writes(results):
+    held, folder = results
+    assert [each["log_dir"] for each in held] == [str(folder / "run"), None]
+    assert (folder / "run" / "run.json").exists()
+    assert sorted(path.name for path in folder.iterdir()) == ["0.json", "1.json", "run"]
+
+
+def test_a_failure_in_one_process_stops_the_watch_in_both_and_training_goes_on(results):
+    first, second = (held["failure"] for held in results[0])
+    assert first == "RuntimeError: watching has stopped in another process"
+    assert second == "ZeroDivisionError: only here"
+    for held in results[0]:
+        np.testing.assert_allclose(held["trained with a failure"], held["trained alone"], rtol=1e-6)

@@ -1,0 +1,253 @@
+"""An error while watching is told once and never reaches the training."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.helpers.watched_worlds import column, make_net, same_bits, train
+
+import equilibria.monitor.hooks as tap_module
+import equilibria.monitor.monitor as monitor_module
+from equilibria.errors import EquilibriaError, WatchWarning
+from equilibria.monitor.monitor import Monitor
+from equilibria.monitor.sample_rows import Reckoning
+
+SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-3}
+
+
+def plainly_trained(steps):
+    net = make_net()
+    train(net, torch.optim.SGD(net.parameters(), **SGD), steps)
+    return net
+
+
+def fail(*_, **__):
+    raise ZeroDivisionError("oops")
+
+
+PLACES = {
+    "before the step": (tap_module.Tap, "_look"),
+    "reading": (tap_module.Tap, "_open"),
+    "after the step": (tap_module.Tap, "_compare"),
+    "a law": (tap_module, "law_of"),
+    "taking": (monitor_module, "_is_at_hand"),
+    "reckoning": (Reckoning, "columns"),
+    "keeping": (monitor_module.History, "append"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("others", [False, True])
+def test_an_error_inside_is_one_warning_and_training_goes_on(monkeypatch, place, others):
+    """Also where there are further hooks: taking ours off while torch walks through them would raise."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), **SGD)
+    calls = []
+    if others:
+        optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+        optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    monitor = Monitor(net, optimizer, every=1)
+    if others:
+        optimizer.register_step_pre_hook(lambda *_: calls.append("later pre"))
+        optimizer.register_step_post_hook(lambda *_: calls.append("later post"))
+
+    def spoil(number):
+        if number == 3:
+            monkeypatch.setattr(*place, fail)
+
+    with pytest.warns(WatchWarning, match="watching has stopped: ZeroDivisionError: oops; training goes on") as caught:
+        train(net, optimizer, 30, before_step=spoil)
+    monkeypatch.undo()
+    assert len([each for each in caught if each.category is WatchWarning]) == 1
+    assert monitor.failure == "ZeroDivisionError: oops"
+    assert same_bits(net, plainly_trained(30))
+    assert len(calls) == (120 if others else 0)
+    if place[1] in ("_look", "_open", "_compare", "law_of"):
+        assert column(monitor, "step", "0.weight") == [0, 1, 2]  # what was measured before is there
+    assert monitor.findings() is not None
+    monitor.close()
+    assert len(optimizer._optimizer_step_post_hooks) == (2 if others else 0)
+
+
+def test_an_error_while_looking_at_the_samples_is_a_warning_too(monkeypatch):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), **SGD)
+    monkeypatch.setattr(monitor_module, "_is_at_hand", lambda _products: False)  # so that there is something to do yet
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 2)
+        monkeypatch.setattr(Reckoning, "columns", fail)
+        with pytest.warns(WatchWarning, match="oops"):
+            assert monitor.samples().num_rows == 0
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_interrupts_pass_through_and_watching_can_go_on(monkeypatch, interrupt):
+    net = make_net()
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def stop(*_, **__):
+        raise interrupt
+
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 2)
+        with monkeypatch.context() as patch, pytest.raises(interrupt):
+            patch.setattr(tap_module.Tap, "_compare", stop)
+            train(net, optimizer, 1)
+        train(net, optimizer, 2)
+        assert monitor.failure is None
+        assert column(monitor, "step", "0.weight") == [0, 1, 3, 4]
+
+
+class Sink:
+    def __init__(self, fails_at=None, error=RuntimeError):
+        self.steps, self.closed, self.fails_at, self.error = [], 0, fails_at, error
+
+    def append(self, columns):
+        if len(self.steps) == self.fails_at:
+            raise self.error("disk on fire")
+        self.steps.append(int(columns["step"][0]))
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.mark.parametrize(
+    ("sinks", "message"),
+    [
+        (
+            [print],
+            r"got a sink of type builtin_function_or_method without append\(\) and close\(\); expected",
+        ),
+        ([[]], r"of type list without close\(\)"),
+        (7, "got sinks of type int; expected a list of sinks"),
+    ],
+)
+def test_what_cannot_take_samples_is_refused_at_once(sinks, message):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(EquilibriaError, match=message):
+        Monitor(net, optimizer, sinks=sinks)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_sinks_get_every_sample_once_and_are_closed_once():
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), **SGD)
+    first, second = Sink(), Sink()
+    monitor = Monitor(net, optimizer, every=2, sinks=(each for each in [first]))
+    train(net, optimizer, 5)
+    monitor.flush()
+    monitor.add_sink(second)
+    train(net, optimizer, 5)
+    monitor.remove_sink(second)
+    assert second.closed == 0
+    monitor.close()
+    monitor.close()
+    assert (first.steps, first.closed) == ([0, 2, 4, 6, 8], 1)
+
+
+def test_a_failing_sink_is_told_once_and_the_others_go_on():
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), **SGD)
+    bad, good = Sink(fails_at=2), Sink()
+    with (
+        pytest.warns(
+            WatchWarning, match="Sink takes no more samples: RuntimeError: disk on fire; watching goes on"
+        ) as c,
+        Monitor(net, optimizer, every=1, sinks=[bad, good]) as monitor,
+    ):
+        train(net, optimizer, 20)
+    assert len(c) == 1
+    assert good.steps == column(monitor, "step", "0.weight") == list(range(20))
+    assert monitor.failure is None
+    assert (good.closed, bad.closed) == (1, 0)
+    assert same_bits(net, plainly_trained(20))
+
+
+def test_a_sink_that_fails_to_close_does_not_keep_the_others_open():
+    class Stuck(Sink):
+        def close(self):
+            raise OSError("stuck")
+
+    net = make_net()
+    good = Sink()
+    monitor = Monitor(net, torch.optim.SGD(net.parameters(), **SGD), sinks=[Stuck(), good])
+    with pytest.warns(WatchWarning, match="OSError: stuck"):
+        monitor.close()
+    assert good.closed == 1
+
+
+def test_a_sink_may_close_the_monitor():
+    """From inside a hook, that is: torch is walking through its list of hooks."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), **SGD)
+    later = []
+    monitor = Monitor(net, optimizer, every=1)
+    optimizer.register_step_post_hook(lambda *_: later.append(1))
+
+    class Closes(Sink):
+        def append(self, columns):
+            monitor.close()
+
+    monitor.add_sink(Closes())
+    train(net, optimizer, 40)
+    assert len(later) == 40
+    assert same_bits(net, plainly_trained(40))
+
+
+def test_warnings_point_at_the_training_and_are_not_repeated(monkeypatch):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), **SGD)
+    monitor = Monitor(net, optimizer, every=1)
+    monkeypatch.setattr(tap_module.Tap, "_open", fail)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(net, optimizer, 5)
+        monitor.close()
+    assert [each.category for each in caught] == [WatchWarning]
+    assert caught[0].filename.endswith("watched_worlds.py")
+
+
+@pytest.mark.parametrize(("changes", "said"), [(4, False), (5, True)])
+def test_a_few_changes_without_a_step_are_a_checkpoint_and_more_a_lost_optimizer(changes, said):
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Monitor(net, optimizer, every=1) as monitor:
+        train(net, optimizer, 2)
+        for _ in range(changes):
+            net.load_state_dict(net.state_dict())
+        assert any("does not step" in finding.subject for finding in monitor.findings()) == said
+
+
+@pytest.mark.parametrize(("pause", "rows"), [(0.8, 0), (1.2, 6)])
+def test_readings_on_a_device_wait_for_a_second_at_most(monkeypatch, pause, rows):
+    """So that a log, or the live line, is never much older."""
+    clock = [0.0]
+    monkeypatch.setattr(monitor_module, "_is_at_hand", lambda _: False)
+    monkeypatch.setattr(
+        monitor_module, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=time.perf_counter)
+    )
+    sink = Rows()
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Monitor(net, optimizer, every=1, sinks=[sink]):
+        train(net, optimizer, 1)
+        clock[0] += pause
+        train(net, optimizer, 1)
+        assert sink.count == rows
+
+
+class Rows:
+    """Counts them."""
+
+    count = 0
+
+    def append(self, columns):
+        self.count += len(columns["param"])
+
+    def close(self):
+        pass

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from tests.helpers.record_helpers import rows
+
+from equilibria.errors import EquilibriaError
+from equilibria.records import FORMAT, SAMPLE_SCHEMA, RunWriter, read_run
+from equilibria.records.tables import FORMAT_KEY, check_format, unit
+
+WORDS = pa.dictionary(pa.int32(), pa.string())
+
+
+def test_the_columns_other_code_relies_on():
+    promised = {
+        *("step", "param", "lr", "weight_decay", "norm", "grad_norm", "cosine", "update_norm", "angle"),
+        *("relative_update", "effective_lr", "unit_grad_sq", "angle_equilibrium", "norm_equilibrium"),
+        *("angle_predicted", "norm_predicted", "state"),
+    }
+    assert promised <= set(SAMPLE_SCHEMA.names)
+    kinds = {name: SAMPLE_SCHEMA.field(name).type for name in SAMPLE_SCHEMA.names}
+    assert kinds.pop("step") == pa.int64()
+    assert kinds.pop("param") == kinds.pop("state") == kinds.pop("note") == WORDS
+    assert set(kinds.values()) == {pa.float64()}
+
+
+def test_units_follow_from_the_laws_that_relate_the_columns():
+    # lr * weight_decay is a pure number; effective_lr = lr / norm^2; unit_grad_sq = (grad_norm * norm)^2
+    assert (unit("lr"), unit("weight_decay")) == ("w/g", "g/w")
+    assert (unit("norm"), unit("grad_norm"), unit("effective_lr")) == ("w", "g", "1/(g w)")
+    assert unit("unit_grad_sq") == "(g w)^2"
+    assert {unit(name) for name in SAMPLE_SCHEMA.names if name.startswith("angle")} == {"rad"}
+    assert {unit(name) for name in SAMPLE_SCHEMA.names if name.startswith("norm")} == {"w"}
+    with pytest.raises(EquilibriaError, match=r"got column 'angel'; expected one of: step, param"):
+        unit("angel")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.99", "0.3"])
+def test_versions_that_are_read(version):
+    check_format(version, where="here")
+
+
+@pytest.mark.parametrize("version", [None, "", "1", "one", 1.0, "1.0.0", "-1.0"])
+def test_what_is_not_a_version(version):
+    with pytest.raises(EquilibriaError, match="here: got format"):
+        check_format(version, where="here")
+
+
+def rewrite(directory, *, schema: pa.Schema, columns: dict[str, list[object]]) -> None:
+    """Replace a run's samples by a stream of another schema."""
+    batch = pa.record_batch([pa.array(columns[name]).cast(schema.field(name).type) for name in schema.names], schema)
+    with pa.OSFile(str(directory / "samples-000.arrows"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        stream.write_batch(batch)
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunWriter(tmp_path, metadata={}) as writer:
+        writer.append(rows([0]))
+    return tmp_path
+
+
+def test_a_later_minor_version_with_a_column_more(run):
+    schema = pa.schema([*SAMPLE_SCHEMA, pa.field("curl", pa.float64())], metadata={FORMAT_KEY: "1.8"})
+    columns = {name: list(values) for name, values in rows([4]).items()}
+    rewrite(run, schema=schema, columns={**columns, "curl": [0.5, 0.25]})
+    described = json.loads((run / "run.json").read_text())
+    described.update(format="1.8", colour="blue")
+    described["sessions"][0]["weather"] = "fair"
+    (run / "run.json").write_text(json.dumps(described))
+
+    found = read_run(run)
+    assert found.columns == (*SAMPLE_SCHEMA.names, "curl")
+    assert found.samples(["curl", "step"]).to_pydict() == {"curl": [0.5, 0.25], "step": [4, 4]}
+
+
+def test_an_older_version_with_columns_fewer(run):
+    schema = pa.schema([SAMPLE_SCHEMA.field(name) for name in ("norm", "param", "step")], metadata={FORMAT_KEY: "1.0"})
+    rewrite(run, schema=schema, columns={"norm": [1.5], "param": ["a"], "step": [3]})
+    found = read_run(run)
+    assert found.columns == tuple(SAMPLE_SCHEMA.names)
+    assert found.samples().to_pylist() == [dict.fromkeys(SAMPLE_SCHEMA.names) | {"step": 3, "param": "a", "norm": 1.5}]
+
+
+def test_sessions_of_different_versions_make_one_table(run):
+    with RunWriter(run, metadata={}, resume=True) as writer:
+        writer.append(rows([1]))
+    schema = pa.schema([*SAMPLE_SCHEMA, pa.field("curl", pa.float64())], metadata={FORMAT_KEY: "1.8"})
+    columns = {name: list(values) for name, values in rows([0]).items()}
+    rewrite(run, schema=schema, columns={**columns, "curl": [0.5, 0.25]})
+    assert read_run(run).samples(["step", "curl"])["curl"].to_pylist() == [0.5, 0.25, None, None]
+
+
+def test_a_newer_major_version_of_the_samples_is_refused(run):
+    rewrite(run, schema=SAMPLE_SCHEMA.with_metadata({FORMAT_KEY: "2.0"}), columns=rows([0]))
+    with pytest.raises(EquilibriaError, match=r"samples-000.arrows: written in format 2.0 by a newer equilibria"):
+        read_run(run)
+
+
+def test_a_newer_major_version_of_the_run_is_refused_by_reader_and_writer(run):
+    described = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**described, "format": "2.1"}))
+    with pytest.raises(EquilibriaError, match=r"run.json: written in format 2.1 .* this one reads 1.x: pip install"):
+        read_run(run)
+    with pytest.raises(EquilibriaError, match=r"format 2.1"):
+        RunWriter(run, metadata={}, resume=True)
+
+
+def test_a_stream_of_something_else_is_refused(run):
+    rewrite(run, schema=pa.schema([pa.field("x", pa.int64())]), columns={"x": [1]})
+    with pytest.raises(EquilibriaError, match="got format None"):
+        read_run(run)
+    rewrite(run, schema=pa.schema([pa.field("x", pa.int64())], metadata={FORMAT_KEY: FORMAT}), columns={"x": [1]})
+    with pytest.raises(EquilibriaError, match="got column step of type none; expected int64"):
+        read_run(run)
+
+
+def test_sessions_that_disagree_about_a_column_are_refused(run):
+    with RunWriter(run, metadata={}, resume=True) as writer:
+        writer.append(rows([1]))
+    fields = [field.with_type(pa.string()) if field.name == "norm" else field for field in SAMPLE_SCHEMA]
+    columns = {name: list(values) for name, values in rows([0]).items()}
+    rewrite(run, schema=pa.schema(fields, metadata=SAMPLE_SCHEMA.metadata), columns={**columns, "norm": ["1", "2"]})
+    with pytest.raises(EquilibriaError, match=r"disagree about a column: .*norm"):
+        read_run(run)
+
+
+def test_recording_needs_neither_torch_nor_the_theory():
+    code = (
+        "import sys, equilibria.records\n"
+        "loaded = [name for name in sys.modules if name == 'torch' or name.startswith('equilibria.theory')]\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

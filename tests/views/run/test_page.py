@@ -1,0 +1,302 @@
+"""The page of a run: complete in itself, safe with any text, and true to the run."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.helpers.report_helpers import layer_names, metadata, run, table
+
+from equilibria.diagnosis import diagnose
+from equilibria.diagnosis.summary import summarise
+from equilibria.errors import EquilibriaError
+from equilibria.findings import Finding
+from equilibria.records.tables import SAMPLE_FIELDS
+from equilibria.views.run.curves import MOST_LAYERS
+from equilibria.views.run.headline import as_predicted, headline, without_findings, worst, worst_first
+from equilibria.views.run.page import report_html, write_report
+
+EVIL = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\"'&%{x}$data"
+
+SAMPLES, METADATA = run(20, outlier=7, lawless=13)
+OUTLIER = layer_names(20)[7]
+NOTHING = SAMPLE_FIELDS.empty_table()
+
+
+def no_law():
+    names = layer_names(3)
+    samples = table(np.arange(40), names, {"angle": np.full((40, 3), 0.01), "norm": np.full((40, 3), 2.0)})
+    told = metadata(names)
+    for entry in told["params"]:
+        entry.update(rule=None, law=None, no_law="no law for Adagrad")
+    return samples, told
+
+
+def skipped_only():
+    samples = table(np.arange(4), ["w"], {})
+    note = pa.array(["step skipped"] * 4).dictionary_encode().cast(SAMPLE_FIELDS.field("note").type)
+    return samples.set_column(samples.column_names.index("note"), SAMPLE_FIELDS.field("note"), note), metadata(["w"])
+
+
+EVIL_SAMPLES = table(np.arange(3), [EVIL], {"angle": np.full((3, 1), 0.1)})
+PAGES = {
+    "twenty": report_html(SAMPLES, metadata=METADATA, title="ResNet-20"),
+    "one": report_html(run(1)[0], metadata=run(1)[1]),
+    "nothing": report_html(NOTHING, metadata={}),
+    "no law": report_html(no_law()[0], metadata=no_law()[1]),
+    "skipped": report_html(skipped_only()[0], metadata=skipped_only()[1]),
+    "evil": report_html(
+        table(np.arange(3), [EVIL], {"angle": np.full((3, 1), 0.1)}),
+        metadata=metadata([EVIL]),
+        title=EVIL,
+        notes=[EVIL],
+    ),
+}
+each_page = pytest.mark.parametrize("name", PAGES)
+
+
+class Reader(HTMLParser):
+    """Elements, their attributes, and the text inside each kind of element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[tuple[str, str]] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in {"meta", "input", "wbr"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data):
+        self.text.append((self.open[-1] if self.open else "", data))
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def words(page: str) -> str:
+    shown = "".join(text for tag, text in read(page).text if tag not in {"script", "style"})
+    return re.sub(r"\s+", " ", shown)
+
+
+def rows(page: str) -> list[list[str]]:
+    found = re.findall(r"<tr data-layer[^>]*>(.*?)</tr>", page)
+    return [[re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in found]
+
+
+@each_page
+def test_nothing_is_loaded_from_anywhere(name):
+    reader = read(PAGES[name])
+    for tag, attributes in reader.elements:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form", "a"}
+        assert not {"src", "href", "srcset", "action", "style", "data"} & set(attributes)
+        assert not any(key.startswith("on") for key in attributes)
+    styles = "".join(text for tag, text in reader.text if tag == "style")
+    assert "--c11" in styles
+    assert not re.search(r"url\(|@import|@font-face|//", styles)
+
+
+@each_page
+def test_the_policy_allows_exactly_the_scripts_of_the_page(name):
+    policy = next(a["content"] for _, a in read(PAGES[name]).elements if a.get("http-equiv"))
+    scripts = re.findall(r"<script>(.*?)</script>", PAGES[name], re.DOTALL)
+    digests = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts}
+    assert len(scripts) == 2
+    assert set(re.findall(r"'sha256-([^']+)'", policy)) == digests
+    assert policy.startswith("default-src 'none';")
+
+
+@each_page
+def test_the_data_are_strict_json(name):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    (found,) = re.findall(r'<script type="application/json" id="report-data">(.*?)</script>', PAGES[name], re.DOTALL)
+    assert set(json.loads(found, parse_constant=refuse)) == {"unit", "range", "layers", "middle", "arrays", "sharpness"}
+
+
+def test_the_headline_counts_and_names_the_worst():
+    told = words(PAGES["twenty"])
+    ratios = [layer.angle_vs_predicted for layer in summarise(SAMPLES, metadata=METADATA)]
+    good = sum(ratio is not None and 0.95 <= ratio <= 1.05 for ratio in ratios)
+    off = [finding.subject for finding in diagnose(SAMPLES, metadata=METADATA) if "than predicted" in finding.subject]
+    assert off == [f"{OUTLIER} turns faster than predicted"] and good == 17  # one is 5 % off, but by chance
+    assert "17 of 19 layers turn as predicted; 1 may be off by chance; for 1 more there is no" in told
+    assert f"The one that is furthest off: {OUTLIER} turns 0.0" in told
+    assert "The layer turns as predicted" in words(PAGES["one"])
+
+
+def test_the_headline_says_when_there_is_nothing_to_compare():
+    assert "3 layers measured; there is no prediction to compare with" in words(PAGES["no law"])
+    assert "No law for Adagrad." in words(PAGES["no law"])
+    assert "Nothing was measured yet" in words(PAGES["nothing"])
+    assert "train a few steps" in words(PAGES["nothing"])
+    assert "No layer was measured." in words(PAGES["nothing"])
+
+
+def test_all_layers_as_predicted():
+    layers = summarise(run(5)[0], metadata=run(5)[1])
+    assert headline(layers) == "All 5 layers turn as predicted"
+    assert worst(layers).startswith("The one that is furthest off: ")
+
+
+def test_both_layers_and_the_layer():
+    assert headline(summarise(run(2)[0], metadata=run(2)[1])) == "Both layers turn as predicted"
+    assert headline(summarise(run(1)[0], metadata=run(1)[1])) == "The layer turns as predicted"
+
+
+def test_the_length_is_the_number_of_steps_that_were_taken_where_known():
+    samples, told = run(1)
+    told = {**told, "steps_per_epoch": None}
+    last = max(samples["step"].to_pylist())
+    assert f"{last + 1:,} steps" in words(report_html(samples, metadata=told))
+    longer = words(report_html(samples, metadata={**told, "steps": last + 8}))
+    assert f"{last + 8:,} steps" in longer and f"steps 0 to {last + 7:,}" in longer
+
+
+def test_the_headline_agrees_with_the_findings():
+    """A layer is off where a finding says so; too few samples, or too much scatter, make no verdict."""
+    (layer,) = summarise(run(1)[0], metadata=run(1)[1])
+    off = dataclasses.replace(layer, angle_vs_predicted=1.3, how_wrong=0.26, angle_error=0.01)
+    scattered, few = dataclasses.replace(off, angle_error=0.1), dataclasses.replace(off, samples=5)
+    assert [as_predicted(each) for each in (layer, off, scattered, few)] == [True, False, None, None]
+    assert headline([few, few]) == "Too few samples to judge both layers"
+    assert headline([scattered]) == "The layer is not sure to turn as predicted; 1 may be off by chance"
+    few_and_scattered = "for 1 there are too few samples to judge; 1 may be off by chance"
+    assert headline([few, scattered]) == f"No layer of 2 is sure to turn as predicted; {few_and_scattered}"
+    assert headline([off]) == "The layer does not turn as predicted"
+    assert headline([off] * 3) == "None of 3 layers turns as predicted"
+    unsure = "for 1 there are too few samples to judge"
+    assert headline([off, few]) == f"1 of 2 layers does not turn as predicted; {unsure}"
+    assert headline([layer, off, few]) == f"1 of 3 layers turns as predicted; {unsure}"
+    assert without_findings([few])[0] == "Too early to judge"
+
+
+def test_the_headline_says_why_nothing_is_predicted():
+    (layer,) = summarise(run(1)[0], metadata=run(1)[1])
+    bare = dataclasses.replace(layer, angle_vs_predicted=None, how_wrong=None, invariant=False)
+    assert headline([bare] * 3) == "None of 3 layers is scale-invariant, so that no prediction is made"
+    assert "QK-norm" in worst([bare] * 3) and "equilibria.symmetries shows" in worst([bare] * 3)
+    assert "QK-norm" not in worst([dataclasses.replace(bare, no_law="no law for RMSprop")])
+
+
+def test_without_findings_nothing_is_claimed_that_was_not_compared():
+    (layer,) = summarise(run(1)[0], metadata=run(1)[1])
+    off = dataclasses.replace(layer, angle_vs_predicted=1.3)
+    bare = dataclasses.replace(layer, angle_vs_predicted=None, invariant=False)
+    lawless = dataclasses.replace(bare, no_law="no law for Adagrad")
+    assert without_findings([layer, bare])[0] == "Nothing to change"
+    assert without_findings([layer, off])[1].startswith("1 layer of 2 is more than 5 % off the prediction")
+    assert without_findings([bare, lawless, bare]) == (
+        "Nothing could be compared",
+        "No layer has a prediction: the weights are not scale-invariant; no law for Adagrad.",
+    )
+
+
+def test_the_table_has_every_layer_with_the_most_wrong_first():
+    shown = rows(PAGES["twenty"])
+    layers = {layer.name: layer for layer in summarise(SAMPLES, metadata=METADATA)}
+    assert sorted(row[0] for row in shown) == sorted(layers)
+    assert shown[0][0] == OUTLIER
+    assert shown[-1][0] == layer_names(20)[13]
+    wrong = [layers[row[0]].how_wrong for row in shown[:-1]]
+    assert wrong == sorted(wrong, reverse=True)
+    first = layers[OUTLIER]
+    assert shown[0][1] == f"{first.angle_vs_predicted:.2f}▲ faster"
+    assert shown[0][2:5] == [f"{first.angle:#.3g}", f"{first.angle_predicted:#.3g}", f"{first.angle_equilibrium:#.3g}"]
+    assert shown[0][5].startswith(f"{first.norm_vs_equilibrium:.2f}")
+    assert shown[-1][1:] == ["–", f"{layers[shown[-1][0]].angle:#.3g}", "–", "–", "–", "–", "– none"]
+
+
+def test_states_are_words_with_a_mark_and_a_time():
+    samples, told = run(2, steps=4800)
+    states = [(row[6], row[7]) for row in rows(report_html(samples, metadata=told))]
+    waits = [layer.epochs_to_settle for layer in summarise(samples, metadata=told)]
+    assert all(re.fullmatch(r"! disturbed[\d.]+ epochs", state) for _, state in states)  # narrow screens: in one cell
+    assert sorted(wait for wait, _ in states) == sorted(f"{wait:.2g} epochs" for wait in waits)
+    told["steps_per_epoch"] = None
+    nulls = pa.nulls(samples.num_rows, pa.float64())
+    samples = samples.set_column(
+        samples.column_names.index("epochs_to_settle"), SAMPLE_FIELDS.field("epochs_to_settle"), nulls
+    )
+    assert all(re.fullmatch(r"[\d,]+ steps", row[6]) for row in rows(report_html(samples, metadata=told)))
+
+
+def test_every_finding_is_told():
+    told = words(PAGES["twenty"])
+    findings = diagnose(SAMPLES, metadata=METADATA)
+    assert PAGES["twenty"].count('<article class="finding') == len(findings) >= 2
+    for finding in findings:
+        for text in (finding.subject, finding.evidence, finding.remedy, finding.law):
+            assert text.replace("lr x wd", "lr × wd")[1:] in told  # the first letter may be a capital
+
+
+@pytest.mark.parametrize(("count", "folded"), [(0, 0), (4, 0), (5, 0), (9, 5)])
+def test_many_findings_are_folded(monkeypatch, count, folded):
+    findings = tuple(Finding("note", f"subject {i}", f"evidence {i}", f"remedy {i}", "") for i in range(count))
+    monkeypatch.setattr("equilibria.views.run.page.diagnose", lambda samples, metadata: findings)
+    page = report_html(SAMPLES, metadata=METADATA)
+    assert (f"<summary>{folded} more findings</summary>" in page) == (folded > 0)
+    assert all(f"Evidence {i}." in words(page) for i in range(count))
+    assert ("Nothing is sure to be wrong" in words(page)) == (count == 0)  # two layers are off in these samples
+    assert '<p class="law">' not in page
+
+
+def test_text_from_outside_stays_text():
+    reader = read(PAGES["evil"])
+    assert len([tag for tag, _ in reader.elements if tag == "script"]) == 3
+    assert "".join(text for tag, text in reader.text if tag == "title") == EVIL
+    assert words(PAGES["evil"]).count(EVIL) >= 4  # title twice, a note, the table
+
+
+def test_what_the_record_says_about_itself_is_shown():
+    page = report_html(SAMPLES, metadata=METADATA, notes=["the last batch is torn"])
+    assert '<p class="notice">The last batch is torn.</p>' in page
+
+
+def test_more_layers_than_the_page_has_room_for():
+    count = MOST_LAYERS + 7
+    names = [f"w[{i}]" for i in range(count)]
+    page = report_html(table(np.arange(3), names, {"angle": np.full((3, count), 0.1)}), metadata=metadata(names))
+    assert len(rows(page)) == MOST_LAYERS
+    assert "7 more layers" in words(page)
+
+
+def test_layers_without_a_prediction_keep_their_order():
+    samples, told = no_law()
+    assert [layer.name for layer in worst_first(summarise(samples, metadata=told))] == layer_names(3)
+
+
+def test_the_page_is_the_same_every_time():
+    assert report_html(SAMPLES, metadata=METADATA, title="ResNet-20") == PAGES["twenty"]
+
+
+def test_write_report_leaves_one_file(tmp_path):
+    path = tmp_path / "run.html"
+    assert write_report(SAMPLES, str(path), metadata=METADATA, title="ResNet-20") == path
+    assert path.read_text(encoding="utf-8") == PAGES["twenty"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_errors_say_what_to_do(tmp_path):
+    with pytest.raises(EquilibriaError, match="is not a folder"):
+        write_report(NOTHING, tmp_path / "missing" / "run.html", metadata={})
+    with pytest.raises(EquilibriaError, match="without norm"):
+        report_html(SAMPLES.drop_columns(["norm"]), metadata=METADATA)

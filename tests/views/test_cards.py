@@ -1,0 +1,124 @@
+"""What results show in a notebook: well-formed, escaped, with the numbers that they print."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import equilibria as eq
+from equilibria.diagnosis.summary import summarise
+from equilibria.theory import SGD
+from equilibria.views.notebook import Line, bars, card, chart
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A short training with a drop, and everything that can be shown of it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 5))
+    batches = [(inputs, inputs[:, :5].argmax(1)) for inputs in torch.randn(120, 32, 20)]
+    objective = eq.objective(model, cross_entropy)
+    sym = eq.symmetries(objective, batches[:2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+    log_dir = tmp_path_factory.mktemp("runs") / "a"
+    with (
+        eq.watch(model, optimizer, symmetries=sym, every=1, log_dir=log_dir) as monitor,
+        eq.SharpnessTracker(objective, optimizer, batches[0], every=40) as tracker,
+    ):
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    return {
+        "monitor": monitor,
+        "run": eq.read_run(log_dir),
+        "tracker": tracker,
+        "symmetries": sym,
+        "sharpness": eq.sharpness(objective, batches[0], select=sym.largest_uniform(), spherical=True),
+        "plan": eq.plan(
+            SGD(lr=0.1, weight_decay=5e-4, momentum=0.9), lambda step: 0.1 if step < 500 else 0.01, steps=900
+        ),
+        "forecast": eq.forecast(eq.read_run(log_dir), schedule=0.1, steps=400),
+    }
+
+
+def parsed(html: str) -> ElementTree.Element:
+    return ElementTree.fromstring(html)
+
+
+@pytest.mark.parametrize("name", ["monitor", "run", "tracker", "symmetries", "sharpness", "plan", "forecast"])
+def test_each_shows_a_table_and_a_picture_and_asks_for_nothing(shown, name):
+    html = shown[name]._repr_html_()
+    tree = parsed(html)
+    assert tree.find(".//table") is not None
+    assert tree.find(".//svg") is not None
+    assert not re.search(r"<script|https?:|src=|href=", html)
+
+
+def test_a_recorded_run_looks_as_it_did_while_it_was_watched(shown):
+    recorded, watched = (
+        "".join(parsed(shown[name]._repr_html_()).itertext()).split("0.weight", 2)[1] for name in ("run", "monitor")
+    )
+    assert recorded == watched
+
+
+def test_the_table_of_a_run_has_the_measured_angle(shown):
+    cells = [cell.text for cell in parsed(shown["run"]._repr_html_()).iter("td")]
+    summary = summarise(shown["run"].samples(), metadata=shown["run"].metadata)
+    for layer in summary:
+        at = cells.index(layer.name)
+        assert cells[at + 1] == f"{layer.angle:.3g}"
+
+
+def test_a_forecast_shows_what_it_expects_of_each_layer(shown):
+    forecast = shown["forecast"]
+    text = "".join(parsed(forecast._repr_html_()).itertext())
+    for layer in forecast.layers:
+        assert f"{float(layer.angle.value[-1]):.3g}" in text
+
+
+def test_the_sharpness_shows_its_value_and_where_it_lies(shown):
+    found = shown["sharpness"]
+    text = "".join(parsed(found._repr_html_()).itertext())
+    assert f"{found.value:.6g}" in text
+    share = max(float(part.square().sum()) for part in found.vectors[0].values())
+    assert f"{share:.0%}" in text
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs", "Cn", "Co"]), max_size=30))
+def test_names_are_escaped(name):
+    html = card(name, headings=[name], rows=[[name]], notes=[f"A{name}"], picture=bars([(name, 0.5)], what=name))
+    assert "".join(parsed(html).itertext()).count(name) >= (4 if name else 0)
+
+
+def test_long_tables_are_cut_and_counted():
+    text = "".join(parsed(card("x", headings=["n"], rows=[[f"row {at}"] for at in range(30)])).itertext())
+    assert "row 11" in text
+    assert "row 12" not in text
+    assert "and 18 more" in text
+
+
+def test_gaps_split_a_line_and_an_empty_chart_is_nothing():
+    line = Line("a", [0, 1, 2, 3, 4], [1.0, 2.0, float("nan"), 3.0, 4.0], "#000")
+    assert len(parsed(chart([line], x="steps", y="R")).findall(".//polyline")) == 2
+    assert chart([Line("a", [0, 1], [0.0, -1.0], "#000")], x="steps", y="R", log=True) == ""
+
+
+def test_a_higher_value_is_drawn_higher():
+    drawn = parsed(chart([Line("a", [0, 1], [1.0, 100.0], "#000")], x="steps", y="R", log=True)).find(".//polyline")
+    first, last = (tuple(map(float, point.split(","))) for point in drawn.get("points").split())
+    assert first[0] < last[0]
+    assert first[1] > last[1]
+
+
+def test_a_run_without_a_step_shows_what_to_do():
+    model = nn.Linear(3, 2)
+    with eq.watch(model, torch.optim.SGD(model.parameters(), lr=0.1)) as monitor:
+        assert "Nothing was measured yet" in "".join(parsed(monitor._repr_html_()).itertext())

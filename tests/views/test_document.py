@@ -1,0 +1,90 @@
+"""What all pages share: one file, written whole or not at all, whose text stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from equilibria.errors import EquilibriaError
+from equilibria.findings import Finding
+from equilibria.views.document import as_json, card, write_document
+from equilibria.views.words import full_stop, ratio_cell, text
+
+EVIL = "</script><script>alert(1)</script>&\"'"
+
+
+def test_json_cannot_end_its_script():
+    shown = as_json({"name": EVIL, "list": [1.5, None]})
+    assert "<" not in shown
+    assert json.loads(shown) == {"name": EVIL, "list": [1.5, None]}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        as_json({"x": float("nan")})
+
+
+def test_a_page_is_replaced_whole(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    assert write_document(path, "naïve ✓\n") == path
+    assert path.read_bytes() == "naïve ✓\n".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_keeps_the_old_page(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    with pytest.raises(EquilibriaError, match="cannot be written: No space left on device"):
+        write_document(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_card_is_a_sentence_with_advice_and_source():
+    shown = card(Finding("warning", "fc1.weight rests", "lr x wd is 5 %", "raise it", "rescale.rescale_factors"))
+    plain = re.sub(r"<[^>]+>", " ", shown)
+    assert "fc1.weight rests" in plain  # a name keeps its small letter
+    assert "lr\u00a0×\u00a0wd is 5\u00a0%." in plain
+    assert "Raise it." in plain
+    assert "rescale.rescale_factors" in plain and "Spherical Motion Dynamics" in plain
+
+
+def test_a_card_without_a_law_does_not_speak_of_one():
+    assert "Law" not in card(Finding("note", "a", "b", "c", ""))
+    assert "<cite>" not in card(Finding("note", "a", "b", "c", "no such law"))
+
+
+def test_text_is_escaped_everywhere():
+    shown = card(Finding("note", EVIL, EVIL, EVIL, EVIL)) + text(EVIL)
+    assert "<script" not in shown
+    assert shown.count("&lt;script&gt;") == 5
+
+
+@pytest.mark.parametrize(
+    ("ratio", "cell"),
+    [
+        (None, "–"),
+        (float("nan"), "–"),
+        (1.049, "1.05"),
+        (0.5, "0.50▼ slower"),
+        (1.2, "1.20▲ faster"),
+        (0.001, "0.001▼ slower"),
+        (12345.0, "1.23e4▲ faster"),
+    ],
+)
+def test_a_ratio_says_its_direction_in_words_too(ratio, cell):
+    assert re.sub(r"<[^>]+>", "", ratio_cell(ratio, 0.05)) == cell
+
+
+def test_sentences_end():
+    assert [full_stop(words) for words in ("the end", "The end.", "why?", "conv1 rests")] == [
+        "The end.",
+        "The end.",
+        "Why?",
+        "conv1 rests.",
+    ]

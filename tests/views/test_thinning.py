@@ -1,0 +1,107 @@
+"""Short series against a slow loop over the long ones: no extreme is lost, nothing is invented."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equilibria.views.thinning import stretches
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 60),  # step
+        st.integers(-1, 2),  # layer
+        st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf)),
+    ),
+    max_size=80,
+)
+BREAKS = st.lists(st.integers(0, 60), max_size=3, unique=True).map(sorted)
+
+
+def slow(rows, most, breaks):
+    """Stretches as lists of (step, value), by layer and number of the stretch, each in the order of its steps."""
+    steps = [step for step, layer, _ in rows if layer >= 0]
+    found: dict[tuple[int, object], list[tuple[int, float]]] = {}
+    for step, layer, value in sorted(rows, key=lambda row: row[0]):
+        if layer < 0:
+            continue
+        if len(set(steps)) <= most:
+            number = step
+        else:
+            length = max(steps) - min(steps) + 1
+            number = ((step - min(steps)) * most // length, sum(step >= at for at in breaks))
+        found.setdefault((layer, number), []).append((step, value))
+    return [found[key] for key in sorted(found)]
+
+
+@given(rows=ROWS, most=st.integers(1, 12), breaks=BREAKS)
+def test_every_number_is_that_of_a_slow_loop(rows, most, breaks):
+    steps, layers, values = ([row[i] for row in rows] for i in range(3))
+    short = stretches(steps, layers, most=most, breaks=breaks)
+    low, high = short.envelope(values)
+    rms, line = short.rms(values), short.line(values)
+    expected = slow(rows, most, breaks)
+    assert len(low) == len(high) == len(rms) == len(expected)
+    assert [(int(a), int(b)) for a, b in zip(short.first, short.last, strict=True)] == [
+        (part[0][0], part[-1][0]) for part in expected
+    ]
+    assert len(line) == len(short.line_steps()) == len(expected) * (1 if short.single else 2)
+    for place, part in enumerate(expected):
+        known = [value for _, value in part if math.isfinite(value)]
+        if not known:
+            assert np.isnan([low[place], high[place], rms[place]]).all()
+            continue
+        assert (low[place], high[place]) == (min(known), max(known))
+        assert rms[place] == pytest.approx(math.sqrt(math.fsum(v * v for v in known) / len(known)), rel=1e-12)
+        if not short.single:
+            in_order = [min(known), max(known)]
+            in_order.sort(key=known.index)
+            assert line[2 * place : 2 * place + 2].tolist() == in_order
+
+
+def test_the_number_of_stretches_is_bounded():
+    short = stretches(np.arange(100_000) * 7, np.zeros(100_000), most=300, breaks=[5, 1000, 70_001])
+    assert 300 <= len(short.starts) <= 303
+
+
+def test_a_single_spike_is_kept():
+    values = np.ones(200_000)
+    values[123_457] = 50.0
+    short = stretches(np.arange(200_000), np.zeros(200_000), most=500)
+    low, high = short.envelope(values)
+    assert high.max() == short.line(values).max() == 50.0
+    assert np.count_nonzero(high > 1) == 1
+    at = np.argmax(high)
+    assert short.first[at] <= 123_457 <= short.last[at]
+    assert (low == 1).all()
+
+
+def test_no_stretch_goes_across_a_break():
+    steps = np.arange(1000)
+    short = stretches(steps, np.zeros(1000), most=7, breaks=[600])
+    low, high = short.envelope(np.where(steps < 600, 1.0, 0.1))
+    assert (low == high).all()
+    assert 600 in short.first
+
+
+def test_layers_sampled_at_other_steps_share_the_stretches():
+    steps, layers = [*range(0, 100, 2), *range(1, 100, 2)], [0] * 50 + [1] * 50
+    short = stretches(steps, layers, most=10)
+    assert short.stretch.tolist() == [*range(10), *range(10)]
+    assert short.layer.tolist() == [0] * 10 + [1] * 10
+
+
+def test_few_samples_stay_as_they_are():
+    short = stretches([5, 0, 9], [0, 0, 0], most=3)
+    assert short.single
+    assert short.line([1.0, 2.0, 3.0]).tolist() == [2.0, 1.0, 3.0]
+    assert short.line_steps().tolist() == [0, 5, 9]
+
+
+def test_nothing_gives_nothing():
+    short = stretches([], [], most=10)
+    assert [len(part) for part in (*short.envelope([]), short.rms([]), short.line([]), short.line_steps())] == [0] * 5
