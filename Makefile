@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
 .DEFAULT_GOAL := help
@@ -14,20 +15,29 @@ help:  ## list the targets
 setup: $(STAMP)  ## create .venv and install the locked versions (a second call does nothing)
 
 # torch comes first and pinned: a later, unpinned request for it would bring in another build.
-$(STAMP): requirements.lock pyproject.toml Makefile
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null || \
 	  { echo "need Python 3.11 or newer: '$(PYTHON)' is not; run 'make PYTHON=/path/to/python3.11 ...'"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(PIP) "$$(grep '^torch==' requirements.lock)"
-	$(PIP) --no-deps -r requirements.lock
+	$(PIP) "$$(grep '^torch==' $<)"
+	$(PIP) --no-deps -r $<
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m compileall -q src  # the first start is as fast as the second
 	@touch $@
+endef
 
-lint: setup  ## ruff and mypy
+$(STAMP): requirements.lock pyproject.toml Makefile
+	$(install)
+
+$(DEMO_STAMP): requirements-demo.lock pyproject.toml Makefile
+	$(install)
+
+lint: setup  ## ruff, mypy, and the workflows' linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --quiet --offline .github
 
 # One thread each: the processes have the cores.
 # What is left out repeats at length what quicker tests check.
@@ -37,7 +47,8 @@ test: setup lint  ## lint, type check, then the tests on two processes (some min
 test-all: setup lint  ## the same with the slow tests, and more examples of each property
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --hypothesis-profile=thorough
 
-demo: setup  ## train a small network for about a minute, watched, and write a report
+# What the demo needs is a fifth of what development needs; it is there already where that is installed.
+demo: $(if $(wildcard $(STAMP)),setup,$(DEMO_STAMP))  ## train a small network for about a minute, watched, and write a report
 	$(BIN)/equilibria demo
 
 reproduce: setup  ## run the papers' synthetic experiments again, into results/ (what is there already is kept)
@@ -67,9 +78,8 @@ docs-generated: setup  ## write again the pages that come from the laws and from
 	$(BIN)/python docs/corrections.py
 	$(BIN)/python docs/transformer.py
 
-lock: setup  ## write requirements.lock from what is installed
-	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock.new
-	mv requirements.lock.new requirements.lock && touch $(STAMP)
+lock: setup  ## write the lock files from what is installed
+	$(BIN)/python tools/lock.py && touch $(STAMP)
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
