@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from equilibria.control import FoldedWeightDecay, RescaleOnDecay
 from equilibria.lab.nets import BasicBlockResNet
+from publishing import publish
 
 ROUNDS, STEPS = 5, 8
 WARM_UP = 3  # rounds: in their first twenty steps controllers look whether the weights are scale-invariant
@@ -152,7 +153,7 @@ def main() -> int:
     change, search = cost_of_a_change()
     lines += ["", f"One rescaling takes {1e3 * change:.1f} ms, the search at the first batch {search:.1f} s, once."]
     print(lines[-1])
-    Path(__file__).with_name("control.md").write_text("\n".join(lines) + "\n")
+    publish(Path(__file__).with_suffix(".md"), "\n".join(lines) + "\n")
     return 1 if missed else 0
 
 

@@ -26,6 +26,7 @@ from equilibria.forecasting import forecast
 from equilibria.records.tables import NUMBERS, SAMPLE_FIELDS
 from equilibria.theory import SGD, AdamW, cold_start, evolve
 from equilibria.theory.schedules import Cosine
+from publishing import publish
 
 LAYERS, RECORDED, STEPS, ROUNDS = 100, 300, 100_000, 3
 LIMIT = 5.0  # seconds on one core
@@ -104,7 +105,7 @@ def main() -> int:
             "",
         ]
     )
-    Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    publish(Path(__file__).with_suffix(".md"), text)
     sys.stdout.write(text)
     return 1 if missed else 0
 

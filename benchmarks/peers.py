@@ -34,12 +34,13 @@ def _measured() -> int:
     import torch
 
     from peers import page
+    from publishing import publish
 
     torch.set_num_threads(1)
     results = _results(page)
     shown = page.text(results)
     print(shown)
-    Path(__file__).with_suffix(".md").write_text(shown, encoding="utf-8")
+    publish(Path(__file__).with_suffix(".md"), shown)
     goals = page.goals(results)
     for goal, met in goals.items():
         print(f"{'met' if met else 'MISSED'}: {goal}")

@@ -23,6 +23,7 @@ import torch
 
 from equilibria.lab.problems import Completion, RayleighQuotient, Regression, Simulation
 from equilibria.theory import SGD
+from publishing import publish
 
 ROUNDS = 5
 TRIALS, STEPS, DIM = 100, 40_000, 10
@@ -186,7 +187,7 @@ def main() -> int:
         "",
     ]
     text = "\n".join(lines)
-    Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    publish(Path(__file__).with_suffix(".md"), text)
     print(text)
     return 0 if all(good for _, good in parts) else 1
 

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from equilibria.control import Lion, Rotational
+from publishing import publish
 
 ROUNDS, WARM_UP = 41, 20  # in its first twenty steps Rotational looks whether the weights are scale-invariant
 SHAPES = [(1024, 1024)] * 6 + [(512, 256, 3, 3)] + [(512, 512)] * 4 + [(1024,)] * 16  # 8.5 M, as linear and conv layers
@@ -198,7 +199,7 @@ def main() -> None:
     ]
     text = "\n".join(lines) + "\n"
     print(text)
-    (Path(__file__).parent / "rotational.md").write_text(text, encoding="utf-8")
+    publish(Path(__file__).with_suffix(".md"), text)
 
 
 if __name__ == "__main__":

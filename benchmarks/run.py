@@ -25,6 +25,7 @@ import numpy as np
 import equilibria
 from equilibria.theory import SGD, AdamW, Lion, Rule, cold_start, evolve
 from equilibria.theory.schedules import Cosine
+from publishing import publish
 
 STEPS, LAYERS, ROUNDS = 100_000, 100, 9
 PLAN = [sys.executable, "-m", "equilibria.cli", "plan"]
@@ -133,7 +134,7 @@ def main() -> int:
         print(lines[-1], flush=True)
     if missed:
         lines += ["", WHY_MISSED]
-    Path(__file__).with_name("results.md").write_text("\n".join(lines) + "\n")
+    publish(Path(__file__).with_name("results.md"), "\n".join(lines) + "\n")
     return 1 if missed else 0
 
 

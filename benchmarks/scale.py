@@ -40,6 +40,7 @@ from equilibria.lab.nets import GPT
 from equilibria.monitor.reading import CopyProbe
 from equilibria.records import read_run
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
+from publishing import publish
 
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 SIZES = {"1 M": (128, 4), "10 M": (384, 6), "50 M": (704, 8)}  # width, layers
@@ -391,7 +392,7 @@ def main() -> int:
     per_row, logged = log_bytes_per_row()
     text = page(rows, per_row, logged, load)
     print(text)
-    PAGE.write_text(text, encoding="utf-8")
+    publish(PAGE, text)
     goals = {
         "a sample adds one all-reduce and no other collective": all(
             row.added == {"c10d.allreduce_": 1} and len(row.collectives) == 1 for row in rows

@@ -31,6 +31,7 @@ import numpy as np
 
 from equilibria.records import RunWriter
 from equilibria.records.tables import NUMBERS
+from publishing import publish
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pages"))
 
@@ -317,7 +318,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         lines, missed = table(measure(Path(folder)))
     print("\n".join(lines))
-    Path(__file__).with_name("serving.md").write_text("\n".join(lines) + "\n")
+    publish(Path(__file__).with_suffix(".md"), "\n".join(lines) + "\n")
     return 1 if missed else 0
 
 

@@ -42,6 +42,7 @@ from torch.nn import functional
 import equilibria as eq
 from equilibria.curvature import HessianProducts
 from equilibria.lab.data.digits import load_digits
+from publishing import publish
 
 STARTS, POINTS, EVERY = 3, 100, 20
 TURNS = 3
@@ -426,7 +427,7 @@ def main() -> int:
     rows, truth = cold(images(folder))
     text = report(rows, along, network, tracked, truth, data)
     print(text)
-    Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    publish(Path(__file__).with_suffix(".md"), text)
     per_point = statistics.mean(along[0].hvps)
     goals = {
         "true error below 1e-3 from scratch, tol=0.1": max(rows[0].errors) < 1e-3,

@@ -25,6 +25,7 @@ from torch.nn import functional
 import equilibria as eq
 from equilibria.lab.nets import BasicBlockResNet
 from equilibria.symmetry import Symmetries
+from publishing import publish
 
 ROUNDS, SAMPLES, LIMIT_SECONDS = 3, 16, 60.0
 BUSY = 0.3  # load of the machine before we begin, above which its numbers are marked
@@ -97,7 +98,7 @@ def report(net: BasicBlockResNet, found: Symmetries, rounds: list[Timed], load: 
     ]
     text = "\n".join(lines)
     print(text)
-    Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
+    publish(Path(__file__).with_suffix(".md"), text)
     return met
 
 

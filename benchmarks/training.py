@@ -33,6 +33,7 @@ from equilibria.lab.data import Batches, load_digits
 from equilibria.lab.harness.task import tell_progress, workplace
 from equilibria.lab.nets import BasicBlockResNet
 from equilibria.lab.training import Recipe, train, two_groups
+from publishing import publish
 
 LIMIT, CHECKPOINT_STEPS = 1.05, 100
 SHORT_ROUNDS, LONG_ROUNDS, LONG = 5, 2, 5
@@ -158,7 +159,7 @@ def main() -> int:
         "|---|---|---|---|---|---|---|---|",
         *(line for lines, _ in found for line in lines),
     ]
-    Path(__file__).with_name("training.md").write_text("\n".join(lines) + "\n")
+    publish(Path(__file__).with_suffix(".md"), "\n".join(lines) + "\n")
     return 0 if all(kept for _, kept in found) else 1
 
 

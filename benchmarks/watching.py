@@ -34,6 +34,7 @@ from torch.nn import functional
 
 import equilibria as eq
 from equilibria.lab.nets import BasicBlockResNet
+from publishing import publish
 
 ROUNDS = 3
 STEPS = {"resnet": 8, "mlp": 32}  # per segment, of which the first few only warm up
@@ -299,7 +300,7 @@ def _verdict(good: bool) -> str:
 def main() -> int:
     torch.set_num_threads(1)
     lines, missed = table()
-    Path(__file__).with_name("watching.md").write_text("\n".join(lines) + "\n")
+    publish(Path(__file__).with_suffix(".md"), "\n".join(lines) + "\n")
     return 1 if missed else 0
 
 
