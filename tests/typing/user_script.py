@@ -1,0 +1,21 @@
+"""A user's script under mypy --strict: misspelled modes are type errors, so an ignore that is not needed fails `make lint`."""
+
+import torch
+
+import equilibria as eq
+from equilibria.control import RescaleOnDecay, WeightDecayScheduler
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+with eq.watch(model, optimizer, every="auto", granularity="row") as monitor:
+    print(monitor.table())
+names: list[str] = monitor.samples().column_names
+curve = eq.plan(optimizer, 1e-3, steps=100).curve
+
+eq.watch(model, optimizer, every="atuo")  # type: ignore[arg-type]
+eq.watch(model, optimizer, granularity="rows")  # type: ignore[arg-type]
+WeightDecayScheduler(scheduler, hold="time-constant")  # type: ignore[arg-type]
+RescaleOnDecay(scheduler, model)  # type: ignore[misc]
+RescaleOnDecay(scheduler, model=model, invariant=["0.weight"])
