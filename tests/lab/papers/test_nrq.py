@@ -9,7 +9,7 @@ from equilibria.lab.harness import find
 from equilibria.lab.papers.nrq import fig2_equilibrium as equilibrium
 from equilibria.lab.papers.nrq import fig2_escape as escape
 from equilibria.lab.papers.nrq import walks
-from equilibria.lab.problems import Run
+from equilibria.lab.problems import SimulationRun
 from equilibria.theory.rayleigh import NoisyRayleigh
 
 
@@ -21,7 +21,7 @@ def run():
         "angle": np.array([[1.0, 7.0], [3.0, 4.0], [0.0, 2.0]]),
         "norm": np.array([[1.0, 3.0], [2.0, 2.0], [1.0, 1.0]]),
     }
-    return Run(np.array([0, 10, 20]), values, None)
+    return SimulationRun(np.array([0, 10, 20]), values, None)
 
 
 def test_averages_over_trials(run):

@@ -14,7 +14,8 @@ from tests.helpers.small_worlds import PROBLEMS, TRIALS, point, without_kernel
 
 from equilibria.control._projected_gd import ProjectedGD
 from equilibria.control._scalar_rmsprop import ScalarRMSprop as TorchRMSprop
-from equilibria.lab.problems import Run, ScalarRMSprop, Simulation, State, Valley, streams
+from equilibria.lab.problems import ScalarRMSpropRule, Simulation, SimulationRun, SimulationState, Valley
+from equilibria.lab.problems import state as streams
 from equilibria.theory import SGD
 
 OPTIONS = {
@@ -114,7 +115,7 @@ def test_schedules_and_rescaling_as_in_torch():
 def test_scalar_rmsprop_is_that_of_torch(compiled):
     problem = Valley() if compiled else without_kernel(Valley())
     start, moments = np.array([[1e-2, 2.0], [2e-2, 1.0], [0.3, -1.0]]), np.array([1e-3, 2e-3, 0.5])
-    rule = ScalarRMSprop(0.02, decay=0.99, second_moment=moments)
+    rule = ScalarRMSpropRule(0.02, decay=0.99, second_moment=moments)
     mine = path_of(problem, start, rule)
     for trial, moment in enumerate(moments):
 
@@ -157,7 +158,7 @@ def test_parts_give_the_same_numbers(name):
     for workers in (1, 2, TRIALS, 10):
         parts = [pickle.loads(pickle.dumps(part)) for part in whole.parts(workers)]
         assert len(parts) == min(workers, TRIALS)
-        same(Run.side_by_side([part.run() for part in parts]), expected)
+        same(SimulationRun.side_by_side([part.run() for part in parts]), expected)
 
 
 def same(first, second):
@@ -174,13 +175,13 @@ def test_other_processes_give_the_same_numbers():
     problem = PROBLEMS["noisy-rayleigh"]()
     whole = Simulation(problem, problem.start(5, norm_sq=2.0), rule=SGD(0.1, 0.1), steps=300, record=["norm", "risk"])
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        same(Run.side_by_side(pool.map(methodcaller("run"), whole.parts(2))), whole.run())
+        same(SimulationRun.side_by_side(pool.map(methodcaller("run"), whole.parts(2))), whole.run())
 
 
 def test_parts_of_scalar_rmsprop_keep_their_moments():
-    rule = ScalarRMSprop(0.02, decay=0.99, second_moment=np.array([1e-3, 2e-3, 0.5]))
+    rule = ScalarRMSpropRule(0.02, decay=0.99, second_moment=np.array([1e-3, 2e-3, 0.5]))
     whole = Simulation(Valley(), np.array([[1e-2, 2.0], [2e-2, 1.0], [0.3, -1.0]]), rule=rule, steps=20)
-    same(Run.side_by_side([part.run() for part in whole.parts(2)]), whole.run())
+    same(SimulationRun.side_by_side([part.run() for part in whole.parts(2)]), whole.run())
 
 
 @pytest.mark.parametrize("name", ["noisy-rayleigh", "completion"])
@@ -192,8 +193,10 @@ def test_a_resumed_run_gives_the_same_numbers(name, tmp_path):
     for stop in (1, 33, 34, 1777):
         first = Simulation(problem, start, steps=stop, **settings).run()
         first.state.save(tmp_path / "state.npz")
-        rest = Simulation(problem, start, steps=3000, **settings).run(state=State.load(tmp_path / "state.npz"))
-        same(Run.in_time([first, rest]), whole)
+        rest = Simulation(problem, start, steps=3000, **settings).run(
+            state=SimulationState.load(tmp_path / "state.npz")
+        )
+        same(SimulationRun.in_time([first, rest]), whole)
 
 
 def test_stretches_are_the_run():
@@ -201,15 +204,15 @@ def test_stretches_are_the_run():
     simulation = Simulation(problem, problem.start(4, norm_sq=1.0), rule=SGD(0.1, 0.1), steps=1000, every=9)
     stretches = list(simulation.stream(chunk=123))
     assert [stretch.state.step for stretch in stretches] == [*range(123, 1000, 123), 1000]
-    same(Run.in_time(stretches), simulation.run())
+    same(SimulationRun.in_time(stretches), simulation.run())
     halfway = simulation.run(state=stretches[3].state)
-    same(Run.in_time([*stretches[:4], halfway]), simulation.run())
+    same(SimulationRun.in_time([*stretches[:4], halfway]), simulation.run())
 
 
 def test_stretches_without_a_record_are_put_together_too():
     problem = PROBLEMS["regression"]()
     simulation = Simulation(problem, problem.initial, rule=SGD(0.1, 0.1), steps=30, every=20, record=["weights"])
-    same(Run.in_time(simulation.stream(chunk=7)), simulation.run())
+    same(SimulationRun.in_time(simulation.stream(chunk=7)), simulation.run())
 
 
 def test_the_block_length_changes_nothing(monkeypatch):
@@ -229,7 +232,7 @@ def test_groups_of_trials_give_the_same_numbers(name, monkeypatch):
     expected, seen = simulation.run(), []
     monkeypatch.setattr("equilibria.lab.problems.simulation._TOGETHER", 2)
     stretches = list(simulation.stream(chunk=1100, progress=lambda done, total: seen.append(done)))
-    same(Run.in_time(stretches), expected)
+    same(SimulationRun.in_time(stretches), expected)
     assert seen == sorted(seen) and seen[-1] == 1500
 
 

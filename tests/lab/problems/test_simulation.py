@@ -15,10 +15,10 @@ from equilibria.lab.problems import (
     RECORDERS,
     DivergenceError,
     RayleighQuotient,
-    ScalarRMSprop,
+    ScalarRMSpropRule,
     Simulation,
+    SimulationState,
     Sphere3D,
-    State,
     Valley,
 )
 from equilibria.theory import SGD
@@ -134,18 +134,18 @@ BAD = {
     "negative lr in a schedule": ({"lr": [0.1, -0.1]}, "-0.1"),
     "weight decay that is not a number": ({"weight_decay": float("nan")}, "weight_decay=nan"),
     "every 0": ({"every": 0}, "every=0"),
-    "another rule": ({"rule": "sgd"}, "theory.SGD or problems.ScalarRMSprop"),
+    "another rule": ({"rule": "sgd"}, "theory.SGD or problems.ScalarRMSpropRule"),
     "projected momentum": ({"rule": SGD(0.1, momentum=0.9), "projected": True}, "momentum=0.9; expected momentum = 0"),
     "unknown recorder": ({"record": ["nrom"]}, "got record='nrom'; expected one of: norm, angle"),
     "recorder of another kind": ({"record": {"x": 1}}, r"record\['x'\]=1"),
     "rescale by 0": ({"rescale": {3: 0.0}}, "rescale=0"),
     "rescale at half a step": ({"rescale": {0.5: 2.0}}, "whole number"),
     "decay of an adaptive rule": (
-        {"rule": ScalarRMSprop(0.1, decay=0.9, second_moment=1.0), "weight_decay": 0.1},
+        {"rule": ScalarRMSpropRule(0.1, decay=0.9, second_moment=1.0), "weight_decay": 0.1},
         "only for SGD",
     ),
     "moments of another number": (
-        {"rule": ScalarRMSprop(0.1, decay=0.9, second_moment=[1.0, 2.0])},
+        {"rule": ScalarRMSpropRule(0.1, decay=0.9, second_moment=[1.0, 2.0])},
         r"shape \(2,\); expected one number or 1",
     ),
     "negative seed": ({"seed": -1}, "seed=-1"),
@@ -209,7 +209,7 @@ def test_a_state_with_any_bit_turned_is_read_as_it_was_or_refused(tmp_path):
         damaged[bit // 8] ^= 1 << bit % 8
         file.write_bytes(damaged)
         try:
-            assert np.array_equal(State.load(file).weights, state.weights)
+            assert np.array_equal(SimulationState.load(file).weights, state.weights)
         except EquilibriaError:
             refused += 1
     assert refused
@@ -218,11 +218,11 @@ def test_a_state_with_any_bit_turned_is_read_as_it_was_or_refused(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"words"])
 def test_a_file_that_is_no_state_is_refused(tmp_path, content):
     path = tmp_path / "state.npz"
-    with pytest.raises(EquilibriaError, match=r"State\.save"):
-        State.load(path)
+    with pytest.raises(EquilibriaError, match=r"SimulationState\.save"):
+        SimulationState.load(path)
     path.write_bytes(content)
-    with pytest.raises(EquilibriaError, match=r"State\.save"):
-        State.load(path)
+    with pytest.raises(EquilibriaError, match=r"SimulationState\.save"):
+        SimulationState.load(path)
 
 
 def test_the_numbers_need_no_torch():

@@ -13,7 +13,7 @@ from equilibria.lab.problems import (
     RandomWalk,
     RayleighQuotient,
     Regression,
-    ScalarRMSprop,
+    ScalarRMSpropRule,
     Simulation,
     Sphere3D,
     SphereValley,
@@ -259,7 +259,7 @@ def test_with_normalisation_and_decay_the_logistic_toy_never_settles():
 def valley_deviation(eta):
     """Largest distance from the flow over time 3 at C_b = 1, from the edge of stability on."""
     y = 2.0
-    rule = ScalarRMSprop(eta, decay=1 - eta**2, second_moment=(eta * (1 + y * y) / 2) ** 2)
+    rule = ScalarRMSpropRule(eta, decay=1 - eta**2, second_moment=(eta * (1 + y * y) / 2) ** 2)
     steps = round(3 / eta**2)
     run = Simulation(Valley(), [0.03 * eta, y], rule=rule, steps=steps, record=["weights"], every=100).run()
     flow = [rmsprop_valley_position(y, time=step * eta**2, c_b=1.0) for step in run.steps.tolist()]

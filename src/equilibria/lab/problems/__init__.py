@@ -12,11 +12,11 @@ torch, for `equilibria.Objective`. `Regression` and `Completion` hold one data s
 ``generate(seeds)``, and the weights to start from in ``initial``. torch is needed for `torch_loss` only.
 
 Engine
-    - `Simulation`: an optimizer (`theory.SGD` with all options of torch's, or `ScalarRMSprop`) on a problem;
-      ``run()`` gives a `Run`, ``stream()`` the same in stretches, ``parts(n)`` the trials in parts for n workers.
-    - `Run`: ``run["norm"]`` is (records, trials); ``run.state`` goes on: ``simulation.run(state=run.state)``.
-      `Run.side_by_side` puts parts together again.
-    - `State`: ``save(path)``, ``State.load(path)``.
+    - `Simulation`: an optimizer (`theory.SGD` with all options of torch's, or `ScalarRMSpropRule`) on a problem;
+      ``run()`` gives a `SimulationRun`, ``stream()`` the same in stretches, ``parts(n)`` splits them for workers.
+    - `SimulationRun`: ``run["norm"]`` is (records, trials); ``run.state`` goes on: ``simulation.run(state=run.state)``.
+      `SimulationRun.side_by_side` puts parts together again.
+    - `SimulationState`: ``save(path)``, ``SimulationState.load(path)``.
     - `RECORDERS`: what can be recorded by name; `Moment`: what a recorder of your own is given.
     - `DivergenceError`: raised with the step and the trial.
 
@@ -34,23 +34,22 @@ Example:
     The same from two workers:
 
     >>> parts = [part.run() for part in simulation.parts(2)]
-    >>> bool((Run.side_by_side(parts)["loss"] == run["loss"]).all())
+    >>> bool((SimulationRun.side_by_side(parts)["loss"] == run["loss"]).all())
     True
 """
 
 from __future__ import annotations
 
+from equilibria.lab.problems._trials import ScalarRMSpropRule
 from equilibria.lab.problems.completion import Completion
 from equilibria.lab.problems.logistic import LogisticToy
 from equilibria.lab.problems.problem import Problem
 from equilibria.lab.problems.rayleigh import RandomWalk, RayleighQuotient
 from equilibria.lab.problems.recorders import RECORDERS, Moment, Recorder
 from equilibria.lab.problems.regression import Regression
-from equilibria.lab.problems.rules import ScalarRMSprop
-from equilibria.lab.problems.simulation import DivergenceError, Run, Simulation
-from equilibria.lab.problems.sphere3d import Sphere3D, SphereValley
-from equilibria.lab.problems.state import State
-from equilibria.lab.problems.valley import Valley
+from equilibria.lab.problems.simulation import DivergenceError, Simulation, SimulationRun
+from equilibria.lab.problems.state import SimulationState
+from equilibria.lab.problems.valleys import Sphere3D, SphereValley, Valley
 
 __all__ = [
     "RECORDERS",
@@ -63,11 +62,11 @@ __all__ = [
     "RayleighQuotient",
     "Recorder",
     "Regression",
-    "Run",
-    "ScalarRMSprop",
+    "ScalarRMSpropRule",
     "Simulation",
+    "SimulationRun",
+    "SimulationState",
     "Sphere3D",
     "SphereValley",
-    "State",
     "Valley",
 ]

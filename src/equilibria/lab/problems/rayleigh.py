@@ -11,7 +11,7 @@ import numpy as np
 from equilibria.errors import EquilibriaError, positive, whole, within
 from equilibria.lab.problems import _loops
 from equilibria.lab.problems.problem import Array, Problem, curvature_of_cosine, lengths, rows_dot, slope_of_cosine
-from equilibria.lab.problems.streams import directions
+from equilibria.lab.problems.state import directions
 from equilibria.theory._reals import reals
 
 if TYPE_CHECKING:

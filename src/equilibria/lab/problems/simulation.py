@@ -12,12 +12,10 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError, positive, whole
-from equilibria.lab.problems import streams
-from equilibria.lab.problems._motion import Block, Motion
+from equilibria.lab.problems._trials import Block, Rule, Trials, settings_of, starting_moment
 from equilibria.lab.problems.problem import Problem
 from equilibria.lab.problems.recorders import Moment, Recorder, recorders_of
-from equilibria.lab.problems.rules import Rule, settings_of, starting_moment
-from equilibria.lab.problems.state import State, joined
+from equilibria.lab.problems.state import SimulationState, fill, generators, joined, positions, restored
 from equilibria.theory.rules import SGD
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 
@@ -44,7 +42,7 @@ class DivergenceError(EquilibriaError):
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class SimulationRun:
     """What was recorded.
 
     Attributes:
@@ -55,7 +53,7 @@ class Run:
 
     steps: NDArray[np.int64]
     values: Mapping[str, Array]
-    state: State
+    state: SimulationState
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.values:
@@ -63,7 +61,7 @@ class Run:
         return self.values[name]
 
     @classmethod
-    def in_time(cls, runs: Iterable[Run]) -> Self:
+    def in_time(cls, runs: Iterable[SimulationRun]) -> Self:
         """Stretches of one simulation, one after the other."""
         parts = list(runs)
         filled = [part for part in parts if part.steps.size] or parts[:1]  # an empty one knows no shapes
@@ -71,7 +69,7 @@ class Run:
         return cls(np.concatenate([part.steps for part in filled]), values, parts[-1].state)
 
     @classmethod
-    def side_by_side(cls, runs: Iterable[Run]) -> Self:
+    def side_by_side(cls, runs: Iterable[SimulationRun]) -> Self:
         """Parts of the trials, in the order of `Simulation.parts`."""
         parts = list(runs)
         values = {name: np.concatenate([part.values[name] for part in parts], axis=1) for name in parts[0].values}
@@ -152,7 +150,7 @@ class Simulation:
         """How many."""
         return len(np.asarray(self.start))
 
-    def run(self, *, state: State | None = None, progress: Progress | None = None) -> Run:
+    def run(self, *, state: SimulationState | None = None, progress: Progress | None = None) -> SimulationRun:
         """Take all steps.
 
         Args:
@@ -166,14 +164,14 @@ class Simulation:
             EquilibriaError: the state is another simulation's, or is past the last step.
             DivergenceError: the weights are no longer finite.
         """
-        return Run.in_time(self.stream(state=state, progress=progress))
+        return SimulationRun.in_time(self.stream(state=state, progress=progress))
 
     def stream(
-        self, *, state: State | None = None, progress: Progress | None = None, chunk: int = 10_000
-    ) -> Iterator[Run]:
+        self, *, state: SimulationState | None = None, progress: Progress | None = None, chunk: int = 10_000
+    ) -> Iterator[SimulationRun]:
         """The same in stretches of ``chunk`` steps, each with the state after it: for runs too long for memory."""
         length = whole("chunk", chunk, low=1)
-        drawn = self._generators() if state is None else streams.restored(self._checked(state).streams)
+        drawn = self._generators() if state is None else restored(self._checked(state).streams)
         return self._stretches(state or self._first_state(drawn), drawn, length, progress)
 
     def parts(self, count: int) -> list[Simulation]:
@@ -205,21 +203,21 @@ class Simulation:
         return self.rule.weight_decay if isinstance(self.rule, SGD) else 0.0
 
     def _generators(self) -> list[Generator]:
-        return streams.generators(self.seed, self.first_trial, self.trials if self.problem.draws else 0)
+        return generators(self.seed, self.first_trial, self.trials if self.problem.draws else 0)
 
-    def _first_state(self, drawn: list[Generator]) -> State:
+    def _first_state(self, drawn: list[Generator]) -> SimulationState:
         weights = np.array(self.start, np.float64)
-        return State(
+        return SimulationState(
             0,
             weights,
             np.zeros_like(weights),
             starting_moment(self.rule, self.trials),
-            streams.positions(drawn),
+            positions(drawn),
             self.seed,
             self.first_trial,
         )
 
-    def _checked(self, state: State) -> State:
+    def _checked(self, state: SimulationState) -> SimulationState:
         mine = (np.shape(self.start), self.seed, self.first_trial)
         theirs = (state.weights.shape, state.seed, state.first_trial)
         if mine != theirs:
@@ -235,18 +233,20 @@ class Simulation:
             raise EquilibriaError(f"got a state after {state.step} steps; expected less than steps={self.steps}")
         return state
 
-    def _stretches(self, state: State, drawn: list[Generator], length: int, progress: Progress | None) -> Iterator[Run]:
+    def _stretches(
+        self, state: SimulationState, drawn: list[Generator], length: int, progress: Progress | None
+    ) -> Iterator[SimulationRun]:
         moving = (state.weights.copy(), state.buffers.copy(), state.moments.copy())
-        motion = Motion(self.problem, settings_of(self.rule, projected=self.projected), *moving)
+        motion = Trials(self.problem, settings_of(self.rule, projected=self.projected), *moving)
         for begin in range(state.step, self.steps, length):
             end = min(begin + length, self.steps)
             log = _Log(dict(recorders_of(self.record)))
             self._advance(motion, drawn, begin, end, log, progress or (lambda done, total: None))
             moved = (motion.weights.copy(), motion.buffers.copy(), motion.moments.copy())
-            yield log.run(State(end, *moved, streams.positions(drawn), self.seed, self.first_trial), self.trials)
+            yield log.run(SimulationState(end, *moved, positions(drawn), self.seed, self.first_trial), self.trials)
 
     def _advance(
-        self, motion: Motion, drawn: list[Generator], begin: int, end: int, log: _Log, progress: Progress
+        self, motion: Trials, drawn: list[Generator], begin: int, end: int, log: _Log, progress: Progress
     ) -> None:
         """Take a stretch with one group of trials after the other; recorders see all trials, so they make one group.
 
@@ -276,11 +276,11 @@ class Simulation:
             count = min(length, end - first)
             if count < length:
                 draws = np.empty((trials, count, numbers))
-            streams.fill(drawn, draws[: len(drawn)])
+            fill(drawn, draws[: len(drawn)])
             inside = slice(first - begin, first - begin + count)
             yield Block(first, lrs[inside], decays[inside], draws)
 
-    def _follow(self, motion: Motion, block: Block, log: _Log, *, first_trial: int) -> None:
+    def _follow(self, motion: Trials, block: Block, log: _Log, *, first_trial: int) -> None:
         before = motion.copy()
         here = block.first
         for step in self._stops(block, recording=bool(log.recorders)):
@@ -303,7 +303,7 @@ class Simulation:
         records = range(-(-block.first // self.every) * self.every, block.last, self.every) if recording else ()
         return sorted({*records, *(step for step in self.rescale if block.first <= step < block.last)})
 
-    def _check(self, motion: Motion, before: Motion, block: Block, first_trial: int) -> None:
+    def _check(self, motion: Trials, before: Trials, block: Block, first_trial: int) -> None:
         """Refuse weights that are not finite; the block is then taken again step by step, to say which step it was."""
         if np.isfinite(motion.weights).all():
             return
@@ -340,6 +340,6 @@ class _Log:
                 )
             self._rows[name].append(row)
 
-    def run(self, state: State, trials: int) -> Run:
+    def run(self, state: SimulationState, trials: int) -> SimulationRun:
         values = {name: np.array(rows) if rows else np.empty((0, trials)) for name, rows in self._rows.items()}
-        return Run(np.array(self._steps, np.int64), values, state)
+        return SimulationRun(np.array(self._steps, np.int64), values, state)

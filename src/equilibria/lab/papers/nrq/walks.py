@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from equilibria.lab.harness.experiment import Arrays
 from equilibria.lab.harness.figures import COLOURS, THEORY, title
 from equilibria.lab.problems.rayleigh import RayleighQuotient
-from equilibria.lab.problems.simulation import Run, Simulation
+from equilibria.lab.problems.simulation import Simulation, SimulationRun
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_curve import RiskCurve
 from equilibria.theory.rules import SGD
@@ -25,7 +25,7 @@ ERRORS = 4.0
 """Standard errors to either side in every interval: of many numbers hardly one is outside by chance."""
 
 
-def simulate(model: NoisyRayleigh, start: ArrayLike, **options: Any) -> Run:
+def simulate(model: NoisyRayleigh, start: ArrayLike, **options: Any) -> SimulationRun:
     """The model's own step from given weights; ``options`` of `Simulation`."""
     problem = RayleighQuotient(model.spectrum, noise=model.noise)
     rule = SGD(model.lr, model.weight_decay)
@@ -37,7 +37,7 @@ def starts(model: NoisyRayleigh, trials: int, *, norm_sq: float, risk: float | N
     return RayleighQuotient(model.spectrum).start(trials, norm_sq=norm_sq, risk=risk, seed=seed)
 
 
-def averages(run: Run, model: NoisyRayleigh) -> dict[str, NDArray[Any]]:
+def averages(run: SimulationRun, model: NoisyRayleigh) -> dict[str, NDArray[Any]]:
     """Means over the trials of a two-level model: risk with its standard error, loss, angle (rms), squared norm."""
     risk = run["risk"]
     mean = risk.mean(1)
@@ -51,7 +51,7 @@ def averages(run: Run, model: NoisyRayleigh) -> dict[str, NDArray[Any]]:
     }
 
 
-def window(run: Run, first: int, last: int | None = None) -> dict[str, NDArray[Any]]:
+def window(run: SimulationRun, first: int, last: int | None = None) -> dict[str, NDArray[Any]]:
     """Means over the steps from ``first`` on, each with the standard error that the scatter of the trials gives."""
     inside = (run.steps >= first) & (run.steps < (run.steps[-1] + 1 if last is None else last))
     risk, angle_sq = run["risk"][inside].mean(0), np.mean(run["angle"][inside] ** 2, axis=0)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Claim, Source, at_least, convergence_order, near, not_demanded
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.problems import ScalarRMSprop, Simulation, Valley
+from equilibria.lab.problems import ScalarRMSpropRule, Simulation, Valley
 from equilibria.theory.damping import full_space_energy_rate
 from equilibria.theory.flow_examples import rmsprop_valley_position
 from equilibria.theory.hamiltonian import energy, mean_square_displacement, rest_point
@@ -76,7 +76,7 @@ def _trajectory(start: tuple[float, float], *, eta: float, c_b: float, moment: f
     from scipy.signal import lfilter
 
     decay = 1 - c_b * eta**2
-    rule = ScalarRMSprop(lr=eta, decay=decay, second_moment=moment)
+    rule = ScalarRMSpropRule(lr=eta, decay=decay, second_moment=moment)
     run = Simulation(Valley(), [start], rule=rule, steps=steps, record=["weights"]).run()
     weights = run["weights"][:, 0]
     squares = np.sum(Valley().gradient(weights) ** 2, axis=1)

@@ -134,7 +134,7 @@ def _walk(config: Config, drop: float) -> Arrays:
     return found
 
 
-def _rescaled(state: problems.State, choice: str, r: float) -> problems.State:
+def _rescaled(state: problems.SimulationState, choice: str, r: float) -> problems.SimulationState:
     """The weights and buffers themselves right after the change."""
     w, v = state.weights, state.buffers
     if choice == "nothing":
