@@ -18,7 +18,6 @@ from equilibria.theory.approach import oscillation_threshold
 from equilibria.theory.settling import (
     Relaxation,
     after_lr_drop,
-    equilibrium_norm_sq,
     minimum_settling_steps,
     relaxation,
     settling_steps,
@@ -481,7 +480,7 @@ def test_after_lr_drop_follows_the_recursion(make, power, worst, k):
     path = evolve(new, 120_000, start=settled(make(0.02 * k)))
     at = np.array([2000, 20_000, 60_000, 119_999])
     result = after_lr_drop(new, k, steps=at)
-    norm_end, angle_end = math.sqrt(equilibrium_norm_sq(new, unit_grad_sq=1.0, dim=1.0)), new.equilibrium().angle
+    norm_end, angle_end = math.sqrt(settled(new, unit_grad_sq=1.0, dim=1.0).norm_sq), new.equilibrium().angle
     np.testing.assert_allclose(result.norm_ratio, path.norm[at] / norm_end, rtol=worst)
     np.testing.assert_allclose(result.angle_ratio, path.angle[at] / angle_end, rtol=2 * worst)
     start = after_lr_drop(new, k, steps=0)

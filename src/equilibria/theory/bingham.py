@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 
 from equilibria.errors import EquilibriaError, within
 from equilibria.theory._reals import Array, reals
@@ -96,6 +95,8 @@ def bingham_moments(spectrum: ArrayLike, inverse_temperature: float) -> BinghamM
         >>> bool(np.allclose(moments.second_moments, 1 / 3)), round(float(np.exp(moments.log_normaliser) / np.pi), 12)
         (True, 4.0)
     """
+    from scipy.optimize import brentq
+
     exponents = _exponents(spectrum, inverse_temperature)
     lowest, dim = float(exponents.min()), exponents.size
     levels, level_of, counts = np.unique(exponents - lowest, return_inverse=True, return_counts=True)

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.integrate import quad, solve_ivp
-from scipy.optimize import brentq
 
 from equilibria.errors import EquilibriaError, number, positive, within
 from equilibria.theory._reals import Array, nonnegative_reals, positive_reals, reals
@@ -137,6 +135,8 @@ def integrate_flow(
         >>> round(float(np.tan(path.points[-1, 0]) / np.tan(1.0) * np.exp(2.0)), 9)
         1.0
     """
+    from scipy.integrate import solve_ivp
+
     grid = nonnegative_reals("times", times)
     origin = reals("start", start)
     if grid.ndim != 1 or grid.size == 0 or np.any(np.diff(grid) <= 0):
@@ -186,6 +186,8 @@ def _slowness(slope: Callable[[float], float], c_b: float | None, *, downhill: f
 
 
 def _quadrature(integrand: Callable[[float], float], low: float, high: float) -> float:
+    from scipy.integrate import quad
+
     value, error, *_ = quad(integrand, low, high, epsabs=0.0, epsrel=1e-11, limit=500, full_output=1)
     if error > 1e-8 * abs(value):
         raise EquilibriaError(
@@ -252,6 +254,8 @@ def curve_position(
         >>> round(float(np.tan(angle) / np.tan(1.0) * np.exp(2.0)), 10)
         1.0
     """
+    from scipy.optimize import brentq
+
     span = number("start", start) - number("minimum", minimum)
     target = within("time", time, low=0)
     if span == 0 or target == 0:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.signal import lfilter
 
 from equilibria.errors import EquilibriaError, positive, whole, within
 from equilibria.theory._reals import Array, reals
@@ -202,6 +201,8 @@ def decay_free_norm(
         >>> decay_free_norm(1.0, [0.25, 0.25], lr=0.1, momentum=0.5).norm_sq.tolist()
         [1.0, 1.25, 1.75]
     """
+    from scipy.signal import lfilter
+
     start = within("norm_sq", norm_sq, low=0)
     moved = reals("step_sq", step_sq, low=0)
     whole("number of steps", moved.size if moved.ndim == 1 else 0, low=1)

@@ -6,15 +6,18 @@ epochs, or wrap a schedule written in epochs with `in_epochs`. Values are finite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from itertools import pairwise
 from numbers import Real
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from equilibria.errors import EquilibriaError
-from equilibria.theory._schedule import Array, Schedule, Steps, ascending, check, items, level, mix, position
+from equilibria.errors import EquilibriaError, positive, whole, within
 
 __all__ = [
     "Constant",
@@ -36,6 +39,113 @@ __all__ = [
     "scaled",
 ]
 
+Array: TypeAlias = NDArray[np.float64]
+Steps: TypeAlias = NDArray[np.int64]
+
+# Beyond this a step is no longer exact as a float64.
+_LAST_STEP = 2**53
+
+
+class Schedule(ABC):
+    """A value for every optimizer step.
+
+    Call it for one step, or ask `values` for many at once; the two agree exactly.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _at(self, steps: Steps) -> Array:
+        """The values at ``steps``, which are ascending and at least 0; the caller checks the result."""
+
+    def __call__(self, step: int) -> float:
+        """The value at one step."""
+        return float(self.values(1, start=_position("step", step))[0])
+
+    def values(self, steps: int, *, start: int = 0) -> Array:
+        """The values at steps ``start``, ``start + 1``, ..., ``start + steps - 1``.
+
+        Args:
+            steps: how many values.
+            start: the first step.
+
+        Returns:
+            A new array of length ``steps``.
+
+        Raises:
+            EquilibriaError: a count is not a whole number >= 0, or the schedule is not finite and >= 0 there.
+
+        Example:
+            >>> Linear(1.0, 0.0, steps=4).values(3, start=1)
+            array([0.75, 0.5 , 0.25])
+        """
+        first = _position("start", start)
+        wanted = np.arange(first, _position("start + steps", first + whole("steps", steps)))
+        with np.errstate(all="ignore"):  # an overflow is reported below, with its step
+            result = self._at(wanted)
+        bad = ~(np.isfinite(result) & (result >= 0))
+        if bad.any():
+            where = int(bad.argmax())
+            raise EquilibriaError(
+                f"got {float(result[where])} at step {wanted[where]} of {type(self).__name__}; "
+                "expected a finite value >= 0"
+            )
+        return result
+
+
+def _mix(start: float, end: float, fraction: Array) -> Array:
+    """From ``start`` (fraction 0) to ``end`` (fraction 1), exact at both ends and never negative."""
+    return start * (1 - fraction) + end * fraction
+
+
+def _level(name: str, value: object) -> float:
+    """``value`` as a finite float of at least 0."""
+    return within(name, value, low=0)
+
+
+def _position(name: str, value: object, *, low: int = 0) -> int:
+    """``value`` as a whole number of steps."""
+    within(name, value, high=_LAST_STEP)
+    return whole(name, value, low=low)
+
+
+def _items(name: str, values: Iterable[object]) -> list[object]:
+    """A non-empty list of ``values``."""
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise EquilibriaError(f"got {name}={values!r}; expected a list")
+    items = list(values)
+    if not items:
+        raise EquilibriaError(f"got no {name}; expected at least one")
+    return items
+
+
+def _ascending(name: str, positions: list[int]) -> tuple[int, ...]:
+    """``positions`` as a tuple, each after the one before."""
+    for before, after in pairwise(positions):
+        if after <= before:
+            raise EquilibriaError(f"got {name} {before}, {after}; expected each one after the one before")
+    return tuple(positions)
+
+
+def _check(
+    schedule: Schedule,
+    *,
+    levels: tuple[str, ...] = (),
+    rates: tuple[str, ...] = (),
+    lengths: tuple[str, ...] = (),
+    counts: tuple[str, ...] = (),
+) -> None:
+    """Replace the named fields of a frozen dataclass by checked ones: >= 0, > 0, whole >= 1, whole >= 0."""
+    checks: list[tuple[tuple[str, ...], Callable[[str, object], float]]] = [
+        (levels, _level),
+        (rates, positive),
+        (lengths, partial(_position, low=1)),
+        (counts, _position),
+    ]
+    for names, check in checks:
+        for name in names:
+            object.__setattr__(schedule, name, check(name, getattr(schedule, name)))
+
 
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule):
@@ -49,7 +159,7 @@ class Constant(Schedule):
     value: float
 
     def __post_init__(self) -> None:
-        check(self, levels=("value",))
+        _check(self, levels=("value",))
 
     def _at(self, steps: Steps) -> Array:
         return np.full(len(steps), self.value)
@@ -70,7 +180,7 @@ class Step(Schedule):
     factor: float
 
     def __post_init__(self) -> None:
-        check(self, levels=("peak",), lengths=("every",), rates=("factor",))
+        _check(self, levels=("peak",), lengths=("every",), rates=("factor",))
 
     def _at(self, steps: Steps) -> Array:
         return self.peak * np.power(self.factor, (steps // self.every).astype(np.float64))
@@ -91,9 +201,9 @@ class MultiStep(Schedule):
     factor: float
 
     def __post_init__(self) -> None:
-        check(self, levels=("peak",), rates=("factor",))
-        milestones = [position("milestone", step, low=1) for step in items("milestones", self.milestones)]
-        object.__setattr__(self, "milestones", ascending("milestones", milestones))
+        _check(self, levels=("peak",), rates=("factor",))
+        milestones = [_position("milestone", step, low=1) for step in _items("milestones", self.milestones)]
+        object.__setattr__(self, "milestones", _ascending("milestones", milestones))
 
     def _at(self, steps: Steps) -> Array:
         passed = np.searchsorted(np.array(self.milestones), steps, side="right")
@@ -115,10 +225,10 @@ class Linear(Schedule):
     steps: int
 
     def __post_init__(self) -> None:
-        check(self, levels=("start", "end"), lengths=("steps",))
+        _check(self, levels=("start", "end"), lengths=("steps",))
 
     def _at(self, steps: Steps) -> Array:
-        return mix(self.start, self.end, np.minimum(steps, self.steps) / self.steps)
+        return _mix(self.start, self.end, np.minimum(steps, self.steps) / self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +258,16 @@ class Cosine(Schedule):
     cycle_growth: int = 1
 
     def __post_init__(self) -> None:
-        check(self, levels=("peak", "end"), lengths=("steps", "cycle_growth"))
+        _check(self, levels=("peak", "end"), lengths=("steps", "cycle_growth"))
         if self.cycles is not None:
-            check(self, lengths=("cycles",))
+            _check(self, lengths=("cycles",))
 
     def _at(self, steps: Steps) -> Array:
         local, length = self._same_length(steps) if self.cycle_growth == 1 else self._growing(steps)
         # sin^2 of what is left of the cycle: equal to (1 + cos)/2, but exactly 0 at the end and without
         # its cancellation just before.
         left = np.maximum(length - local, 0) / length
-        return mix(self.end, self.peak, np.sin(np.pi / 2 * left) ** 2)
+        return _mix(self.end, self.peak, np.sin(np.pi / 2 * left) ** 2)
 
     def _same_length(self, steps: Steps) -> tuple[Steps, float]:
         cycle = steps // self.steps
@@ -191,11 +301,11 @@ class Polynomial(Schedule):
     power: float
 
     def __post_init__(self) -> None:
-        check(self, levels=("start", "end"), lengths=("steps",), rates=("power",))
+        _check(self, levels=("start", "end"), lengths=("steps",), rates=("power",))
 
     def _at(self, steps: Steps) -> Array:
         left = np.maximum(self.steps - steps, 0) / self.steps
-        return mix(self.end, self.start, left**self.power)
+        return _mix(self.end, self.start, left**self.power)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +322,7 @@ class Exponential(Schedule):
     gamma: float
 
     def __post_init__(self) -> None:
-        check(self, levels=("start",), rates=("gamma",))
+        _check(self, levels=("start",), rates=("gamma",))
 
     def _at(self, steps: Steps) -> Array:
         return self.start * np.power(self.gamma, steps.astype(np.float64))
@@ -236,13 +346,13 @@ class Warmup(Schedule):
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        check(self, levels=("start",), lengths=("steps",))
+        _check(self, levels=("start",), lengths=("steps",))
         object.__setattr__(self, "after", as_schedule(self.after, name="after"))
 
     def _at(self, steps: Steps) -> Array:
         body = as_schedule(self.after)
         cut = int(np.searchsorted(steps, self.steps))
-        ramp = mix(self.start, body(0), steps[:cut] / self.steps) if cut else np.empty(0)
+        ramp = _mix(self.start, body(0), steps[:cut] / self.steps) if cut else np.empty(0)
         return np.concatenate([ramp, body._at(steps[cut:] - self.steps)])
 
 
@@ -265,12 +375,12 @@ class WarmupStableDecay(Schedule):
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        check(self, levels=("peak", "end"), lengths=("decay",), counts=("warmup", "stable"))
+        _check(self, levels=("peak", "end"), lengths=("decay",), counts=("warmup", "stable"))
 
     def _at(self, steps: Steps) -> Array:
         falling_from = self.warmup + self.stable
         fall = np.clip(steps - falling_from, 0, self.decay) / self.decay
-        result = mix(self.peak, self.end, fall)
+        result = _mix(self.peak, self.end, fall)
         rising = int(np.searchsorted(steps, self.warmup))
         result[:rising] = self.peak * (steps[:rising] / max(self.warmup, 1))
         return result
@@ -291,14 +401,14 @@ class Piecewise(Schedule):
 
     def __post_init__(self) -> None:
         firsts, bodies = [], []
-        for piece in items("pieces", self.pieces):
+        for piece in _items("pieces", self.pieces):
             if not (isinstance(piece, tuple | list) and len(piece) == 2):
                 raise EquilibriaError(f"got piece {piece!r}; expected (first_step, schedule or value)")
-            firsts.append(position("first_step", piece[0]))
+            firsts.append(_position("first_step", piece[0]))
             bodies.append(as_schedule(piece[1], name="piece"))
         if firsts[0] != 0:
             raise EquilibriaError(f"got a first piece at step {firsts[0]}; expected it at step 0")
-        pieces = tuple(zip(ascending("first steps", firsts), bodies, strict=True))
+        pieces = tuple(zip(_ascending("first steps", firsts), bodies, strict=True))
         object.__setattr__(self, "pieces", pieces)
 
     def _at(self, steps: Steps) -> Array:
@@ -361,7 +471,7 @@ class FromCallable(Schedule):
     def _checked(self, step: int) -> float:
         value = self.function(step)
         try:
-            return level("value", value)
+            return _level("value", value)
         except EquilibriaError:
             raise EquilibriaError(
                 f"got {value!r} from the schedule function at step {step}; expected a finite number >= 0"
@@ -413,7 +523,7 @@ def as_schedule(value: ScheduleLike, *, name: str = "schedule") -> Schedule:
     if isinstance(value, Schedule):
         return value
     if isinstance(value, Real) or (isinstance(value, np.ndarray) and value.ndim == 0):
-        return Constant(level(name, value))
+        return Constant(_level(name, value))
     if isinstance(value, np.ndarray | list | tuple):
         return FromValues(value)
     if callable(value):
@@ -431,7 +541,7 @@ def scaled(schedule: ScheduleLike, k: float) -> Schedule:
         >>> scaled(Linear(1.0, 0.0, steps=2), 0.1).values(3)
         array([0.1 , 0.05, 0.  ])
     """
-    return _Scaled(as_schedule(schedule), level("k", k))
+    return _Scaled(as_schedule(schedule), _level("k", k))
 
 
 def in_epochs(schedule: ScheduleLike, *, steps_per_epoch: int) -> Schedule:
@@ -443,4 +553,4 @@ def in_epochs(schedule: ScheduleLike, *, steps_per_epoch: int) -> Schedule:
         >>> in_epochs(MultiStep(1.0, milestones=[2], factor=0.1), steps_per_epoch=3).values(8)
         array([1. , 1. , 1. , 1. , 1. , 1. , 0.1, 0.1])
     """
-    return _InEpochs(as_schedule(schedule), position("steps_per_epoch", steps_per_epoch, low=1))
+    return _InEpochs(as_schedule(schedule), _position("steps_per_epoch", steps_per_epoch, low=1))

@@ -114,7 +114,7 @@ def norm_step(norm_sq: ArrayLike, unit_grad_sq: ArrayLike, *, lr: ArrayLike, wei
 
 
 @law("sharp", "Lemma 3.1", derived="Pythagoras in the triangle (0, c*w, w'): the gradient is tangent")
-def step_angle(norm: ArrayLike, next_norm: ArrayLike, *, lr: ArrayLike, weight_decay: ArrayLike) -> Array:
+def angle_from_norms(norm: ArrayLike, next_norm: ArrayLike, *, lr: ArrayLike, weight_decay: ArrayLike) -> Array:
     """Angle between consecutive directions from the two norms alone, exactly.
 
     ``cos angle = c |w| / |w'|``. With a stationary norm: ``arccos(1 - lr*wd)``, about ``sqrt(2 lr wd)``.
@@ -132,7 +132,7 @@ def step_angle(norm: ArrayLike, next_norm: ArrayLike, *, lr: ArrayLike, weight_d
         EquilibriaError: a value is out of range, or the norm fell by more than weight decay can explain.
 
     Example:
-        >>> float(step_angle(1.0, 1.0, lr=1.0, weight_decay=0.5))  # arccos(1/2) = pi/3
+        >>> float(angle_from_norms(1.0, 1.0, lr=1.0, weight_decay=0.5))  # arccos(1/2) = pi/3
         1.0471975511965976
     """
     kept = _contraction(lr, weight_decay) * positive_reals("norm", norm)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import xlogy
 
 from equilibria.errors import number, whole
 from equilibria.theory._reals import Array, reals
@@ -198,6 +197,8 @@ def watson_log_density(f: ArrayLike, concentration: float, *, dim: int) -> Array
         >>> round(float(np.exp(watson_log_density(0.25, 0.0, dim=3))), 12)
         1.0
     """
+    from scipy.special import xlogy
+
     x = reals("f", f, low=0, high=1)
     b = number("concentration", concentration)
     log_z = watson_moments(b, dim).log_normaliser
