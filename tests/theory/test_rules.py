@@ -159,8 +159,8 @@ def test_assumptions_are_decided_where_the_inputs_decide_them():
     assert met(SGD(0.1, 7e-3, momentum=0.9), oscillation) is False
     assert met(AdamW(0.1, betas=(0.9, 0.95)), "second moment averages over many steps") is False
     assert met(AdamW(0.1), "second moment averages over many steps") is True
-    assert met(AdamL2(2e-3, 0.02), "decay small beside the gradient", unit_grad_sq=1.0, dim=400) is True
-    assert met(AdamL2(2e-3, 0.5), "decay small beside the gradient", unit_grad_sq=1.0, dim=4e6) is False
+    assert met(AdamL2(2e-3, 0.02), "decay small relative to the gradient", unit_grad_sq=1.0, dim=400) is True
+    assert met(AdamL2(2e-3, 0.5), "decay small relative to the gradient", unit_grad_sq=1.0, dim=4e6) is False
     assert met(Lion(0.001, 0.1), "memory shorter than the time constant") is True
     assert met(Lion(0.01, 0.1), "memory shorter than the time constant") is False
     assert met(Muon(0.1), "measured update size", shape=(4, 4)) is False

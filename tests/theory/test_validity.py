@@ -96,7 +96,7 @@ def test_lion_needs_a_memory_shorter_than_its_time_constant(eps, met):
 def test_adam_with_l2_needs_a_decay_small_beside_the_gradient(wd, met):
     result = AdamL2(1e-3, wd).equilibrium(unit_grad_sq=1.0, dim=1000)
     ratio = wd * float(result.norm) ** 2  # wd ||w||^2 / sqrt(L)
-    found = the(result, "decay small beside the gradient")
+    found = the(result, "decay small relative to the gradient")
     assert found.met is met is (ratio < 0.05)
     assert found.error == pytest.approx(ratio**2)
 

@@ -156,7 +156,7 @@ class _Field:
         return rates, (-2 * push, self.coupled * decay - push, coupling - noise, -both)
 
     def _parts(self, x: Array, y: Array) -> tuple[Array, Array, Array, Array]:
-        """Growth and decay of the norm, then what noise and coupled decay add to the second moment."""
+        """Growth and decay of the norm, then the contributions of noise and coupled decay to the second moment."""
         squeeze, fresh = np.exp(-x), np.exp(-y)
         decay = self.pull * np.sqrt(fresh) if self.coupled else self.pull
         noise = self._noise * squeeze * fresh

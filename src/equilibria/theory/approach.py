@@ -113,7 +113,7 @@ def linearise(
 def fixed_point(step: moments.MomentStep, *settings: float) -> tuple[Array, float]:
     """The state (P=1, Q, R) and the N = E||g||^2 that a step with constant settings maps to itself.
 
-    In exact rational arithmetic: in float64 the decay of P would vanish beside P when lr * wd is small.
+    In exact rational arithmetic: in float64 the decay of P would be lost to rounding when lr * wd is small.
 
     Args:
         step: a step of `moments`.

@@ -1,4 +1,4 @@
-"""Where an optimizer settles: norm, angle per step, relative update, rate of approach, and what the law assumes.
+"""Where an optimizer settles: norm, angle per step, relative update, rate of approach, and the assumptions of the law.
 
 One function per optimizer takes numbers and returns an `Equilibrium`. The dataclasses in `rules` call them; so can you.
 At equilibrium the norm is stationary, hence ``relative update = 2 sin(angle / 2)`` for every optimizer, and each law
@@ -116,7 +116,7 @@ class Equilibrium:
         rate: factor by which a small deviation shrinks per step (exact linearised rate).
         time_constant: -1 / ln(rate), in steps.
         monotone: whether the approach is free of oscillation near equilibrium.
-        validity: what the prediction assumes; see `Assumption`.
+        validity: the assumptions of the prediction; see `Assumption`.
     """
 
     norm: float | Array | None
@@ -133,7 +133,7 @@ def decay_product(lr: float, weight_decay: float, *, below: float) -> float:
     if weight_decay == 0:
         raise EquilibriaError(
             "got weight_decay=0; expected weight_decay > 0: without decay the norm of a scale-invariant "
-            "weight grows for ever and there is no equilibrium"
+            "weight grows without limit and there is no equilibrium"
         )
     if lr == 0:
         raise EquilibriaError("got lr=0; expected lr > 0: nothing moves at learning rate 0")
@@ -456,7 +456,7 @@ def adam_l2(
     how = approach.adam_approach(eps, betas=betas, decoupled=False)
     one_minus_cos = eps * (1 - b1) / (1 + b1) / h
     small_decay = Assumption(
-        "decay small beside the gradient",
+        "decay small relative to the gradient",
         ratio < 0.05,
         ratio**2,
         "norm, angle",

@@ -36,7 +36,9 @@ def _speed(grad_norm: Array, c_b: ArrayLike | None) -> Array:
 
 @law("sharp", "eqs. (3) and (8)")
 def flow_velocity(gradient: ArrayLike, *, c_b: float | None = None) -> Array:
-    """Velocity of the flow: ``-2 v/(4 + |v|^2)``, or ``-v/(4 + (2/c_b)|v|^2)`` on the scheduler's clock.
+    """Velocity of the sharpness-reduction flow on the manifold of minima.
+
+    ``-2 v/(4 + |v|^2)``, or ``-v/(4 + (2/c_b)|v|^2)`` on the scheduler's clock, ``v = gradient``.
 
     Args:
         gradient: ``v``, gradient of ``log lambda1`` along the manifold, last axis.
@@ -59,9 +61,10 @@ def flow_velocity(gradient: ArrayLike, *, c_b: float | None = None) -> Array:
 
 @law("sharp", "Section 4.2.2, after eq. (3)", corrected="the derivative is d/dtau; the paper prints d/dt")
 def log_sharpness_rate(grad_norm: ArrayLike, *, c_b: float | None = None) -> Array:
-    """Rate of ``log lambda1`` along the flow: ``-2g^2/(4+g^2)``, between -2 and 0.
+    """Rate at which the logarithm of the sharpness falls along the flow.
 
-    On the scheduler's clock ``-g^2/(4 + (2/c_b) g^2)``, between ``-c_b/2`` and 0.
+    ``-2g^2/(4+g^2)``, between -2 and 0, ``g = grad_norm``. On the scheduler's clock ``-g^2/(4 + (2/c_b) g^2)``, between
+    ``-c_b/2`` and 0.
 
     Args:
         grad_norm: ``g = |grad log lambda1|`` along the manifold.
@@ -234,7 +237,7 @@ def curve_time(start: float, end: float, *, slope: Callable[[float], float], c_b
 def curve_position(
     start: float, *, time: float, minimum: float, slope: Callable[[float], float], c_b: float | None = None
 ) -> float:
-    """Where the flow is after ``time`` on a one-dimensional manifold.
+    """Position on a one-dimensional manifold of minima after flow time ``time``: the inverse of `curve_time`.
 
     Args:
         start: arc length at time 0.

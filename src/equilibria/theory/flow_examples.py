@@ -199,10 +199,11 @@ def regression_flow(inputs: ArrayLike, targets: ArrayLike, *, weight: ArrayLike,
 def gap_closing_step(
     gap: ArrayLike, tolerance: ArrayLike, *, intrinsic_lr: ArrayLike, crossing: ArrayLike = 0.0
 ) -> Array:
-    """Step at which an exponentially closing gap falls below a tolerance: ``crossing + ln(gap/tol)/(-ln c)``.
+    """Step at which the gap to the flattest minimum falls below a tolerance.
 
-    For flows with ``gap(time) = gap exp(-time)``: ``tan(angle)`` of `sphere3d_angle`, ``distance`` of
-    `regression_flow`. To leading order ``ln(gap/tol)/(lr*wd)`` steps.
+    ``crossing + ln(gap/tolerance)/(-ln c)``, ``c = 1 - lr*wd``. For flows with ``gap(time) = gap exp(-time)``:
+    ``tan(angle)`` of `sphere3d_angle`, ``distance`` of `regression_flow`. To leading order ``ln(gap/tol)/(lr*wd)``
+    steps.
 
     Args:
         gap: gap when the stability ratio crosses 1.

@@ -203,7 +203,10 @@ def muon_memory(momentum: float, *, nesterov: bool = True) -> Memory:
 
 @law("", "torch.optim.Muon", derived="a linear filter remembers geometrically")
 class MuonPull:
-    """z of Muon step by step: a linear filter with geometric memory, equal for all layers until weights are rescaled.
+    """How far a weight points against Muon's coming update, ``z = -<w, u> / U``, step by step.
+
+    The momentum is a linear filter with geometric memory; its traces are equal for all layers until weights are
+    rescaled.
 
     Attributes:
         traces: one number (or array over layers) per component of the memory.
@@ -225,11 +228,12 @@ class MuonPull:
     "rotational", "Lion", derived="every power of the correlation factorises, so <w, sign(c)> is exact off equilibrium"
 )
 class LionPull:
-    """z of Lion step by step, under Gaussian gradients whose size is proportional to 1/||w||.
+    """How far a weight points against Lion's coming update, ``z = -<w, u> / U``, step by step.
 
-    ``c = b1 m + (1-b1) g`` is Gaussian and E<c_j, c_t> = b1 b2^(t-j-1) <c_j, m_(j+1)> factorises, so every power of
-    the correlation does: the arcsine series of <w, sign(c)> becomes one geometric sum per term. This assumes no
-    stationarity: the first moment may start at zero, and lr and norm may change fast.
+    Gradients are Gaussian, of a size proportional to 1/||w||. ``c = b1 m + (1-b1) g`` is Gaussian and E<c_j, c_t> = b1
+    b2^(t-j-1) <c_j, m_(j+1)> factorises, so every power of the correlation does: the arcsine series of <w, sign(c)>
+    becomes one geometric sum per term. This assumes no stationarity: the first moment may start at zero, and lr and
+    norm may change fast.
 
     A trace is a sum over past updates in units of ||m||^(2n+1). Every factor below is then a cosine or a share, between
     0 and 1, and under `states.rescaled` traces scale as the weight does.

@@ -74,7 +74,7 @@ def nesterov_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, rho:
 
 
 def nesterov_correlation(eps: Any, a: Any, rho: Any) -> Any:
-    """L / N of Nesterov: 1 + 2 a^2 (1+a) rho / (1 + a + a eps (1+2a))."""
+    """Ratio L / N of Nesterov under correlated gradients, 1 + 2 a^2 (1+a) rho / (1 + a + a eps (1+2a))."""
     return 1 + 2 * a * a * (1 + a) * rho / (1 + a + a * eps * (1 + 2 * a))
 
 
@@ -200,7 +200,7 @@ def chord_sq(before: ArrayLike, after: ArrayLike, moved: ArrayLike) -> Array:
 
 
 def angle_from_chord_sq(squared_chord: ArrayLike) -> Array:
-    """The angle in radians whose squared chord on the unit sphere is ``squared_chord``; rounding is clamped.
+    """Angle in radians from its squared chord on the unit sphere; values outside [0, 4] by rounding are clamped.
 
     The squared chord is 2 (1 - cos(angle)): from 1 - cos this keeps the digits of small angles, which arccos drops.
 

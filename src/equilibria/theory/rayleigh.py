@@ -98,12 +98,12 @@ class NoisyRayleigh:
 
     @property
     def angular_update(self) -> float:
-        """``D = sqrt(2 lr wd)``, in radians per step: what the diffusion turns in equilibrium."""
+        """``D = sqrt(2 lr wd)``, the equilibrium angle of the diffusion, in radians per step."""
         return float(equilibrium_angle(self.lr, self.weight_decay))
 
     @property
     def inverse_temperature(self) -> float:
-        """``M*/(lr sigma^2) = sqrt(p-1)/(sigma D)``: the stationary density of ``x`` is prop. to exp(-this · x'Ax)."""
+        """``M*/(lr sigma^2) = sqrt(p-1)/(sigma D)``: ``x`` has the stationary density exp(-this · x'Ax) / Z."""
         return self.norm_sq / (self.lr * self.noise**2)
 
     def rescaled(self, k: float) -> NoisyRayleigh:
@@ -159,7 +159,7 @@ def equilibrium_norm_sq(
 
 @law("nrq", "Lemma 1", corrected="The continuous definition of the angular update needs a square root.")
 def equilibrium_angle(lr: ArrayLike, weight_decay: ArrayLike, *, discrete: bool = False) -> Array:
-    """The angle per step in equilibrium, whatever the gradient's size.
+    """The angle per step in equilibrium, independent of the gradient's size.
 
     ``D = sqrt(2 lr wd)`` for the diffusion; ``cos D = 1 - lr wd`` for a discrete step that keeps the norm.
 

@@ -22,7 +22,7 @@ from equilibria.theory.schedules import ScheduleLike
 
 _RATE_PER_STAGE = 0.05  # the method of order 2 then errs by less than 1e-4 of the risk
 _GAMMA = 1 - math.sqrt(0.5)  # with it the two stages are of order 2 and forget fast modes at once
-_MODES = 8.0  # per root of the concentration: what is left out is exp(-64) of the density exp(b f)
+_MODES = 8.0  # per root of the concentration: the modes left out are exp(-64) of the density exp(b f)
 _MOST_MODES = 20_000
 
 

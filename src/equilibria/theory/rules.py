@@ -1,6 +1,6 @@
 """One frozen dataclass of settings per optimizer, with the conventions of torch.optim.
 
-Weight decay means what torch means by it: coupled (L2) decay is added to the gradient (`SGD`, `AdamL2`), decoupled
+Weight decay is defined as in torch: coupled (L2) decay is added to the gradient (`SGD`, `AdamL2`), decoupled
 decay shrinks the weight by lr * weight_decay per step (`SGDW`, `AdamW`, `Lion`, `Muon`).
 """
 

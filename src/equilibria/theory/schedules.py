@@ -49,7 +49,7 @@ _LAST_STEP = 2**53
 class Schedule(ABC):
     """A value for every optimizer step.
 
-    Call it for one step, or ask `values` for many at once; the two agree exactly.
+    Call it for one step, or use `values` for many at once; the two agree exactly.
     """
 
     __slots__ = ()
@@ -81,7 +81,7 @@ class Schedule(ABC):
         """
         first = _position("start", start)
         wanted = np.arange(first, _position("start + steps", first + whole("steps", steps)))
-        with np.errstate(all="ignore"):  # an overflow is reported below, with its step
+        with np.errstate(all="ignore"):  # an overflow raises below, with its step
             result = self._at(wanted)
         bad = ~(np.isfinite(result) & (result >= 0))
         if bad.any():
@@ -212,7 +212,7 @@ class MultiStep(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Schedule):
-    """Straight from ``start`` at step 0 to ``end`` at step ``steps``, then ``end`` (torch: LinearLR).
+    """Linear from ``start`` at step 0 to ``end`` at step ``steps``, then ``end`` (torch: LinearLR).
 
     Example:
         >>> Linear(0.0, 1.0, steps=4).values(6)
@@ -238,7 +238,7 @@ class Cosine(Schedule):
     ``end + (peak - end) * (1 + cos(pi * t / T)) / 2`` at step ``t`` of a cycle of ``T`` steps. The first
     cycle has ``steps`` steps, each further one ``cycle_growth`` times as many as the one before. After the
     last of ``cycles`` cycles the value stays at ``end`` (torch's CosineAnnealingLR would climb again).
-    ``cycles=None`` restarts for ever, as torch's CosineAnnealingWarmRestarts does with ``T_0=steps`` and
+    ``cycles=None`` restarts without end, as torch's CosineAnnealingWarmRestarts does with ``T_0=steps`` and
     ``T_mult=cycle_growth``.
 
     Example:
@@ -264,7 +264,7 @@ class Cosine(Schedule):
 
     def _at(self, steps: Steps) -> Array:
         local, length = self._same_length(steps) if self.cycle_growth == 1 else self._growing(steps)
-        # sin^2 of what is left of the cycle: equal to (1 + cos)/2, but exactly 0 at the end and without
+        # sin^2 of the rest of the cycle: equal to (1 + cos)/2, but exactly 0 at the end and without
         # its cancellation just before.
         left = np.maximum(length - local, 0) / length
         return _mix(self.end, self.peak, np.sin(np.pi / 2 * left) ** 2)
@@ -330,7 +330,7 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Warmup(Schedule):
-    """A straight ramp from ``start`` to ``after``'s first value, then ``after``.
+    """A linear ramp from ``start`` to the first value of ``after``, then ``after``.
 
     The clock of ``after`` starts when the warm-up ends: step ``steps`` of this schedule is step 0 of
     ``after``, so the whole is ``steps`` longer. Step 0 has the value ``start`` (torch: SequentialLR).
@@ -358,7 +358,7 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class WarmupStableDecay(Schedule):
-    """Up from 0 to ``peak``, held, and down to ``end``, where it stays; both ramps are straight.
+    """A linear ramp from 0 to ``peak``, a constant phase, and a linear ramp to ``end``, where it stays.
 
     The three parts last ``warmup``, ``stable`` and ``decay`` steps; the first two may be 0.
 
@@ -390,7 +390,7 @@ class WarmupStableDecay(Schedule):
 class Piecewise(Schedule):
     """One schedule after another: ``(first_step, schedule or value)`` pairs, the first at step 0.
 
-    Each piece sees its own clock, which is 0 at its first step.
+    Each piece counts its steps from 0 at its first step.
 
     Example:
         >>> Piecewise([(0, 1.0), (3, Linear(0.5, 0.0, steps=2))]).values(6)
@@ -452,7 +452,7 @@ class FromValues(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class FromCallable(Schedule):
-    """Any function of the step; it is called once per step with a plain int.
+    """Any function of the step, called once per step with a plain int.
 
     Example:
         >>> FromCallable(lambda step: 0.1 / (1 + step))(4)
@@ -501,12 +501,12 @@ ScheduleLike: TypeAlias = Schedule | float | Sequence[float] | Array | Callable[
 
 
 def as_schedule(value: ScheduleLike, *, name: str = "schedule") -> Schedule:
-    """Anything that can serve as a schedule, as a `Schedule`.
+    """Convert a number, list, array or function to a `Schedule`.
 
     Args:
         value: a number (constant), a `Schedule` (returned as it is), a 1-D list or array (one value per step,
             the last one holds), or a function of the step.
-        name: what the value is, for the error message.
+        name: name of the argument, for error messages.
 
     Returns:
         The schedule.
@@ -535,7 +535,7 @@ def as_schedule(value: ScheduleLike, *, name: str = "schedule") -> Schedule:
 
 
 def scaled(schedule: ScheduleLike, k: float) -> Schedule:
-    """The schedule with every value multiplied by ``k >= 0``.
+    """Multiply every value of a schedule by ``k >= 0``.
 
     Example:
         >>> scaled(Linear(1.0, 0.0, steps=2), 0.1).values(3)
@@ -545,9 +545,9 @@ def scaled(schedule: ScheduleLike, k: float) -> Schedule:
 
 
 def in_epochs(schedule: ScheduleLike, *, steps_per_epoch: int) -> Schedule:
-    """A schedule written in epochs, as one of steps: constant during an epoch.
+    """Convert a schedule written in epochs to one in steps, constant during each epoch.
 
-    ``schedule(step // steps_per_epoch)``: what a torch scheduler does when it is stepped once per epoch.
+    ``schedule(step // steps_per_epoch)``, as with a torch scheduler that is stepped once per epoch.
 
     Example:
         >>> in_epochs(MultiStep(1.0, milestones=[2], factor=0.1), steps_per_epoch=3).values(8)

@@ -335,7 +335,7 @@ def _quasi_static_steps(
 
 
 def _prepended(one: State, many: State) -> State:
-    """One weight in front of many."""
+    """A state with one weight followed by many."""
     fields = {
         name: np.append(getattr(one, name), np.broadcast_to(getattr(many, name), many.norm_sq.shape))
         for name in ("norm_sq", "radial", "buffer_sq", "second")

@@ -171,10 +171,10 @@ def _check_start(rule: Rule, start: State) -> None:
         "no second moments": adam and begun and not np.any(start.second),
         "no first moment": isinstance(rule, Lion) and begun and not np.any(start.buffer_sq),
     }
-    for what, mismatch in wrong.items():
+    for content, mismatch in wrong.items():
         if mismatch:
             raise EquilibriaError(
-                f"got a start with {what}; expected one made for {type(rule).__name__}, with {memory_size(rule)} "
+                f"got a start with {content}; expected one made for {type(rule).__name__}, with {memory_size(rule)} "
                 f"memory components and {'' if adam else 'no '}second moments: cold_start(rule, norm) or settled(rule)"
             )
 

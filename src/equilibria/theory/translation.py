@@ -1,7 +1,7 @@
 """Settings with the same dynamics at another initial scale, batch size, weight decay or optimizer.
 
-A translation lists what it keeps and what it cannot keep: two optimizers with the same angle per step need not have the
-same time constant, and a larger batch that turns as far per sample takes larger single steps.
+A translation lists the quantities it keeps and those it changes: two optimizers with the same angle per step need not
+have the same time constant, and a larger batch that turns as far per sample takes larger single steps.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from equilibria.theory.states import settled
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A translated rule, with what stays the same and what does not.
+    """A translated rule, with the quantities that it keeps and changes.
 
     Attributes:
         rule: the new settings.
-        weight: factor for the initial weights (1 unless the initial scale is what changes).
-        kept: what stays the same.
-        changed: what changes, with its factor.
+        weight: factor for the initial weights (1 unless the initial scale changes).
+        kept: quantities that stay the same.
+        changed: quantities that change, with their factors.
     """
 
     rule: Rule
@@ -71,7 +71,7 @@ def translate_scale(rule: Rule, k: float) -> Translation:
     for before, after in ((rule.lr, lr), (rule.weight_decay, weight_decay)):
         if before > 0 and not sys.float_info.min <= after <= sys.float_info.max:
             raise EquilibriaError(
-                f"got scale={factor:g}, which asks for lr={lr:g} and weight_decay={weight_decay:g}; expected a scale "
+                f"got scale={factor:g}, which requires lr={lr:g} and weight_decay={weight_decay:g}; expected a scale "
                 "closer to 1, which leaves both within the range of float64"
             )
     kept, changed = _split_factors({"norm": (factor, " throughout")})
@@ -197,7 +197,7 @@ def translate_optimizer(
 ) -> Translation:
     """Settings of another optimizer with the same equilibrium norm and the same angle, diffusion or time constant.
 
-    ``lr * wd`` follows from what is matched (angle per step, angular diffusion per step, or the time constant near
+    ``lr * wd`` follows from the matched quantity (angle per step, angular diffusion per step, or the time constant near
     equilibrium, `Equilibrium.time_constant`), ``lr / wd`` from the norm. Angle and time constant cannot both be
     matched: angle^2 x time constant is (1-a)/(2(1+a)) for SGD, twice that for AdamW.
 
@@ -332,7 +332,7 @@ def translate(
         **options: match, unit_grad_sq, dim, and settings of the new optimizer, with ``to``.
 
     Returns:
-        The new settings, what they keep and what they change.
+        The new settings, with the quantities that they keep and change.
 
     Raises:
         EquilibriaError: none or several of the four are given, or options without ``to``.
