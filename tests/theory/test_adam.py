@@ -133,7 +133,7 @@ def test_it_settles_at_the_law():
         ("lr", math.inf),
     ],
 )
-def test_bad_input_is_refused(name, bad):
+def test_bad_input_raises(name, bad):
     good = {"lr": 0.01, "weight_decay": 0.1, "steps": 3, "dim": 10, "norm_sq": 1.0, "beta2": 0.9}
     with pytest.raises(EquilibriaError, match="expected"):
         adamw_mean_field(**{**good, name: bad})
@@ -170,7 +170,7 @@ SETTLING_RULES = [
 
 @pytest.mark.parametrize("rule", SETTLING_RULES, ids=str)
 @pytest.mark.parametrize("factor", [10, 3, 1.3, 0.3, 0.1])
-def test_after_a_change_of_lr_it_is_the_recursions(rule, factor):
+def test_settling_after_a_change_of_lr_matches_the_recursion(rule, factor):
     start = settled(dataclasses.replace(rule, lr=rule.lr * factor), unit_grad_sq=L, dim=DIM)
     norm, second, norm_sq = ratios(rule, start)
     steps = adam_settling_steps(rule, norm, second_ratio=second, norm_sq=norm_sq, unit_grad_sq=L, dim=DIM)

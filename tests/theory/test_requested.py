@@ -1,4 +1,4 @@
-"""Settings for requested angles and held equilibria, checked with the laws that they invert."""
+"""Settings for requested angles and for equilibria to keep, checked with the laws that they invert."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_the_decay_for_an_angle_undoes_the_equilibrium(rule, decay):
 @pytest.mark.parametrize("steps", [1, 10, 200])
 def test_the_angle_of_a_step_undoes_the_angle_of_many(rule, steps):
     """Exact for SGD; with momentum up to about lr wd times the steps of its memory, 1e-4 x 100 for Lion."""
-    found = n_step_angles(rule, steps)
-    assert angle_per_step(rule, float(found[-1]), steps=steps) == pytest.approx(found[1], rel=0.01)
+    actual = n_step_angles(rule, steps)
+    assert angle_per_step(rule, float(actual[-1]), steps=steps) == pytest.approx(actual[1], rel=0.01)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: repr(rule)[:40])
@@ -86,8 +86,8 @@ def test_adam_with_l2_counts_as_adamw_for_the_angle_of_a_step():
 
 @given(angle=st.floats(1e-6, 1.5), steps=st.integers(1, 10_000))
 def test_without_momentum_cosines_multiply(angle, steps):
-    found = angle_per_step(theory.SGD(0.1), angle, steps=steps)
-    assert steps * math.log1p(-2 * math.sin(found / 2) ** 2) == pytest.approx(
+    actual = angle_per_step(theory.SGD(0.1), angle, steps=steps)
+    assert steps * math.log1p(-2 * math.sin(actual / 2) ** 2) == pytest.approx(
         math.log1p(-2 * math.sin(angle / 2) ** 2), rel=1e-9
     )
 
@@ -105,7 +105,7 @@ def test_without_momentum_cosines_multiply(angle, steps):
         (lambda: decay_for_angle(theory.AdamL2(0.1), 0.1), "got unit_grad_sq=None, dim=None"),
     ],
 )
-def test_bad_input_is_refused(call, message):
+def test_bad_input_raises(call, message):
     with pytest.raises(EquilibriaError, match=message):
         call()
 
@@ -169,7 +169,7 @@ def far_apart(draw):
 
 @settings(max_examples=60)
 @given(pair=far_apart(), hold=st.sampled_from(HOLDS))
-def test_what_can_be_held_is_and_what_is_refused_cannot_be(pair, hold):
+def test_weight_decay_holds_the_equilibrium_or_none_exists(pair, hold):
     """Against a scan of every weight decay; 1e-5, because the rate of AdamW comes from eigenvalues close to 1."""
     reference, current = pair
     wanted = quantity(reference, hold)
@@ -207,6 +207,6 @@ def test_when_momentum_moves_angle_and_time_constant_part():
         (theory.SGD(0.1, 5e-2), theory.SGD(0.1, momentum=0.99), "time_constant", "no weight decay does it"),
     ],
 )
-def test_what_cannot_be_held_is_refused(before, now, hold, message):
+def test_holding_without_an_equilibrium_raises(before, now, hold, message):
     with pytest.raises(EquilibriaError, match=message):
         holding_weight_decay(before, now, hold=hold)

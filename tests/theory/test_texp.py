@@ -143,11 +143,11 @@ def short_rates():
 @pytest.mark.parametrize(("whole", "instant_drop"), [(texp, True), (texp_without_drop, False)])
 def test_step_by_step_is_the_whole_schedule(whole, instant_drop):
     expected = whole(SHORT_PHASES, 5e-3, steps=100, momentum=0.9).log_lr
-    now, found = None, []
+    now, actual = None, []
     for lr in short_rates():
         now = taper(now, lr, weight_decay=5e-3, momentum=0.9, instant_drop=instant_drop)
-        found.append(now.log_lr)
-    assert found == pytest.approx(expected.tolist(), abs=1e-13)
+        actual.append(now.log_lr)
+    assert actual == pytest.approx(expected.tolist(), abs=1e-13)
     assert now.first_lr == 0.1
 
 
@@ -181,11 +181,11 @@ def test_the_folded_schedule_explains_itself():
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan])
-def test_a_learning_rate_that_cannot_be_tapered_is_refused(lr):
+def test_a_learning_rate_that_cannot_be_tapered_raises(lr):
     with pytest.raises(EquilibriaError, match="got lr="):
         taper(None, lr, weight_decay=1e-3)
 
 
-def test_a_learning_rate_beyond_float64_is_refused():
+def test_a_learning_rate_beyond_float64_raises():
     with pytest.raises(EquilibriaError, match="got log_lr=800"):
         unfold_step(FoldState(), 800.0, weight_decay=1e-3)

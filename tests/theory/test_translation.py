@@ -156,7 +156,7 @@ def test_batch_translation_turns_as_far_per_epoch():
 @settings(max_examples=25)
 @given(rule=st.sampled_from(SMALL_RULES), share=st.floats(0.05, 20))
 def test_holding_the_angle_at_another_decay(rule, share):
-    """Angle, diffusion and time constant are exact; the norm moves by what the translation says."""
+    """Angle, diffusion and time constant are exact; the norm moves by the stated factor."""
     result = translate_decay(rule, rule.weight_decay * share)
     new = result.rule
     assert new.weight_decay == pytest.approx(rule.weight_decay * share)
@@ -165,7 +165,10 @@ def test_holding_the_angle_at_another_decay(rule, share):
     assert after.time_constant == pytest.approx(before.time_constant, rel=1e-5)
     assert angular_diffusion(new, **SCALE) == pytest.approx(angular_diffusion(rule, **SCALE), rel=1e-9)
     norm = math.sqrt(settled(new, **SCALE).norm_sq / settled(rule, **SCALE).norm_sq)
-    assert result.changed[0] == f"equilibrium norm: x {norm:.4g}"
+    if f"{norm:.4g}" == "1":
+        assert "equilibrium norm" in result.kept
+    else:
+        assert result.changed[0] == f"equilibrium norm: x {norm:.4g}"
 
 
 # Optimizer -----------------------------------------------------------------------------------------------------------
@@ -245,7 +248,7 @@ def test_the_matched_time_constant_is_the_one_of_the_equilibrium(wd, to, options
 
 @pytest.mark.parametrize("rule", [AdamW(1e-3, 0.1), AdamW(1e-4, 0.01), SGD(0.1, 5e-4, momentum=0.9), SGD(0.1, 5e-4)])
 @pytest.mark.parametrize("b", [1.0, 4.0])
-def test_settling_time_per_sample_is_said_to_be_kept_only_where_it_is(rule, b):
+def test_settling_time_per_sample_is_listed_as_kept_only_where_it_is(rule, b):
     """AdamW(1e-3, .1) takes 6183 steps, and with batches of four 11191 / 4: its second moment lags."""
     result = translate_batch(rule, b)
     ratio = b * result.rule.equilibrium().time_constant / rule.equilibrium().time_constant
@@ -338,6 +341,6 @@ SGD_RULE = SGD(0.1, 5e-4, momentum=0.9)
         lambda: translate(SGD_RULE, scale=2.0, match="angle"),
     ],
 )
-def test_bad_input_is_refused(call):
+def test_bad_input_raises(call):
     with pytest.raises(EquilibriaError, match=r"got .*expected"):
         call()
