@@ -95,13 +95,21 @@ def _lifted(lr: Array, log_gain: Array, exponent: int) -> Array:
         return np.ldexp(mantissa, whole_part.astype(np.int64) - 2 * exponent)
 
 
-def _sign_change(where: str, lr: float, weight_decay: float, momentum: float, shrink: float) -> EquilibriaError:
-    return EquilibriaError(
-        f"got lr={lr:g}, weight_decay={weight_decay:g} (lr*weight_decay={lr * weight_decay:g}), momentum={momentum:g}"
-        f"{where}; expected a decay factor alpha > 0 but alpha={1 - shrink:g}: weight decay, with the momentum it has "
-        "built up, would change the sign of the weights. Constant settings need lr*weight_decay <= "
-        f"(1-sqrt(momentum))^2 = {decay_limit(momentum):g}; a sudden rise of lr needs less"
-    )
+def _radial_step(
+    q: float, lr: float, weight_decay: float, momentum: float, *, step: int | None = None
+) -> tuple[float, float]:
+    """``1 - alpha`` of one step and ``q`` after it; raises EquilibriaError if ``alpha <= 0``."""
+    velocity = weight_decay + momentum * q
+    shrink = lr * velocity
+    if shrink >= 1:
+        where = "" if step is None else f" at step {step}"
+        raise EquilibriaError(
+            f"got lr={lr:g}, weight_decay={weight_decay:g} (lr*weight_decay={lr * weight_decay:g}), "
+            f"momentum={momentum:g}{where}; expected a decay factor alpha > 0 but alpha={1 - shrink:g}: weight decay, "
+            "with the momentum it has built up, would change the sign of the weights. Constant settings need "
+            f"lr*weight_decay <= (1-sqrt(momentum))^2 = {decay_limit(momentum):g}; a sudden rise of lr needs less"
+        )
+    return shrink, velocity / (1 - shrink) if momentum else 0.0
 
 
 @law(
@@ -136,13 +144,10 @@ def advance(state: FoldState, lr: float, *, weight_decay: float, momentum: float
     """
     eta, decay = within("lr", lr, low=0), within("weight_decay", weight_decay, low=0)
     g = within("momentum", momentum, low=0, below=1)
-    velocity = decay + g * state.q
-    shrink = eta * velocity
-    if shrink >= 1:
-        raise _sign_change("", eta, decay, g, shrink)
+    shrink, q = _radial_step(state.q, eta, decay, g)
     log_scale = state.log_scale - math.log1p(-shrink)
     gain = state.log_scale + log_scale
-    after = FoldState(log_scale, velocity / (1 - shrink) if g else 0.0, state.exponent)
+    after = FoldState(log_scale, q, state.exponent)
     log_lr = gain + math.log(eta) - 2 * state.exponent * _LN2 if eta else -math.inf
     return FoldStep(after, float(_lifted(np.array(eta), np.array(gain), state.exponent)), log_lr, 1 - shrink)
 
@@ -330,13 +335,8 @@ def _radial_motion(rates: Array, decays: Array, momenta: Array) -> tuple[Array, 
     """``1 - alpha`` per step and ``q`` per state; plain floats, because each step needs the one before."""
     shrinks: list[float] = []
     qs = [0.0]
-    q = 0.0
-    for t, (eta, decay, g) in enumerate(zip(rates.tolist(), decays.tolist(), momenta.tolist(), strict=True)):
-        velocity = decay + g * q
-        shrink = eta * velocity
-        if shrink >= 1:
-            raise _sign_change(f" at step {t}", eta, decay, g, shrink)
-        q = velocity / (1 - shrink) if g else 0.0
+    for step, settings in enumerate(zip(rates.tolist(), decays.tolist(), momenta.tolist(), strict=True)):
+        shrink, q = _radial_step(qs[-1], *settings, step=step)
         shrinks.append(shrink)
         qs.append(q)
     return np.array(shrinks), np.array(qs)
