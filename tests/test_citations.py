@@ -1,4 +1,4 @@
-"""Every law says where it comes from, and `CITATION.cff` credits the same papers."""
+"""Every law names its source, and `CITATION.cff` credits the same papers."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from equilibria.errors import EquilibriaError
 from equilibria.theory import PAPERS, cite
 
 ROOT = Path(__file__).parents[1]
-THE_FIVE = {"smd", "smd+", "nrq", "explr", "sharp"}
+FIVE_PAPERS = {"smd", "smd+", "nrq", "explr", "sharp"}
 
-# Modules that state no law. A module whose name starts with "_" holds helpers and is left out as well.
+# Modules without laws. Modules whose name starts with "_" hold helpers and are skipped as well.
 WITHOUT_LAWS = {
     "citations": "the registry itself",
     "schedules": "shapes that the user chooses",
-    "validity": "words and thresholds that go with other modules' laws",
+    "validity": "words and thresholds of other modules' laws",
 }
 
-# Public functions that state no law of their own; say why.
+# Public functions that state no law, each with the reason.
 NO_LAW = {
-    "adam.adam_step": "inner loop of `transient.evolve` and `approach.adam_approach`, which cite the recursion",
     "approach.adam_linearisation": "derivatives behind `approach.adam_approach` and `fluctuation.fluctuation`",
     "approach.fixed_point": "linear algebra: the fixed point of any moment map",
+    "approach.linearise": "numerical differentiation of any recursion",
     "approach.map_linearisation": "derivatives behind `approach.nesterov_approach` and `fluctuation.fluctuation`",
     "equilibrium.adam_l2_decay": "part of the solution that `equilibrium.adam_l2` cites",
+    "equilibrium.adam_l2_norm_sq": "unchecked formula of `equilibrium.adam_l2`, cited there",
+    "equilibrium.adam_step_size": "unchecked formula of `equilibrium.adam_l2`, cited there",
+    "equilibrium.adamw_point": "unchecked formula of `equilibrium.adamw`, cited there",
+    "equilibrium.constant_update_point": "unchecked formula of `equilibrium.constant_update`, cited there",
     "equilibrium.decay_product": "a check of the input",
-    "equilibrium.homogeneous_coordinates": "words that go with the laws of Adam",
-    "fixed_points.adam_l2_norm_sq": "unchecked formula of `equilibrium.adam_l2`, cited there",
-    "fixed_points.adam_step_size": "unchecked formula of `equilibrium.adam_l2`, cited there",
-    "fixed_points.adamw_point": "unchecked formula of `equilibrium.adamw`, cited there",
-    "fixed_points.constant_update_point": "unchecked formula of `equilibrium.constant_update`, cited there",
-    "fixed_points.heavy_ball_point": "unchecked formula of `equilibrium.heavy_ball`, cited there",
-    "fixed_points.nesterov_point": "unchecked formula of `equilibrium.nesterov`, cited there",
-    "fixed_points.sgdw_point": "unchecked formula of `equilibrium.sgdw`, cited there",
-    "lion.settled_lion": "the fixed point of `lion.LionPull`",
+    "equilibrium.heavy_ball_point": "unchecked formula of `equilibrium.heavy_ball`, cited there",
+    "equilibrium.homogeneous_coordinates": "words of the laws of Adam",
+    "equilibrium.nesterov_point": "unchecked formula of `equilibrium.nesterov`, cited there",
+    "equilibrium.sgdw_point": "unchecked formula of `equilibrium.sgdw`, cited there",
     "memory.arcsine_coefficients": "a power series",
-    "linear.linearise": "numerical differentiation of any recursion",
+    "memory.lion_equilibrium_traces": "the fixed point of `memory.LionPull`",
+    "moments.adam_step": "inner loop of `transient.evolve` and `approach.adam_approach`, which cite the recursion",
     "moments.angle_from_chord_sq": "plane geometry",
     "moments.chord_sq": "plane geometry",
     "moments.nesterov_correlation": "unchecked formula of `unit_gradient.momentum_unit_grad_sq`, cited there",
     "moments.step_map": "the matrix of a step that is cited itself",
-    "settling.equilibrium_norm_sq": "the norm of `states.settled`",
+    "rules.check_rule": "a check of the input",
     "states.cold_start": "a starting point that the user chooses",
-    "states.settled": "the state at the fixed point that the rule's `equilibrium` cites",
     "states.memory_size": "a count",
+    "states.settled": "the state at the fixed point that the rule's `equilibrium` cites",
     "states.step_of": "a table of step functions",
 }
 
@@ -61,19 +61,19 @@ def registered() -> set[str]:
 
 def public_functions() -> set[str]:
     """``module.function`` for every public function defined in a module that states laws."""
-    found = set()
+    names = set()
     for info in pkgutil.iter_modules(theory.__path__):
         if info.name.startswith("_") or info.name in WITHOUT_LAWS:
             continue
         module = importlib.import_module(f"{theory.__name__}.{info.name}")
-        found |= {
+        names |= {
             f"{info.name}.{name}"
             for name, item in vars(module).items()
             # Classes are results and optimizer rules; a law is a function, perhaps wrapped (a cache).
             if callable(item) and not isinstance(item, type) and hasattr(item, "__qualname__")
             if item.__module__ == module.__name__ and not name.startswith("_")
         }
-    return found
+    return names
 
 
 def uncited() -> list[str]:
@@ -82,7 +82,7 @@ def uncited() -> list[str]:
 
 def test_every_public_function_is_cited():
     missing = uncited()
-    assert not missing, f"decorate with @law, or say in NO_LAW why not: {', '.join(missing)}"
+    assert not missing, f"decorate with @law, or give the reason in NO_LAW: {', '.join(missing)}"
 
 
 def test_exemptions_are_needed():
@@ -92,7 +92,7 @@ def test_exemptions_are_needed():
     assert sorted(set(NO_LAW) & registered()) == []
 
 
-def test_the_check_sees_a_function_without_citation(monkeypatch):
+def test_a_function_without_citation_is_reported(monkeypatch):
     some_law = min(public_functions() & registered())
     module = importlib.import_module(f"{theory.__name__}.{some_law.split('.')[0]}")
 
@@ -139,12 +139,12 @@ def test_the_citation_file_describes_the_software(cff):
 def test_the_citation_file_lists_the_papers_of_the_laws(cff):
     keys = [reference["abbreviation"] for reference in cff["references"]]
     assert len(keys) == len(set(keys))
-    assert set(PAPERS) >= THE_FIVE
+    assert set(PAPERS) >= FIVE_PAPERS
     assert set(keys) == set(PAPERS)
 
 
 @pytest.mark.parametrize("key", sorted(PAPERS))
-def test_a_paper_reads_the_same_in_both_places(cff, key):
+def test_a_paper_is_described_alike_in_citation_file_and_registry(cff, key):
     reference = next(entry for entry in cff["references"] if entry["abbreviation"] == key)
     bibtex = dict(re.findall(r"^  (\w+) = \{(.*)\},$", PAPERS[key].bibtex, flags=re.MULTILINE))
     assert reference["title"] == PAPERS[key].title == bibtex["title"]

@@ -116,7 +116,7 @@ def test_a_fall_that_is_too_steep_for_weight_decay_is_reported_and_is_as_fast_as
         scheduler.step()
     start, behind = math.sqrt(np.mean(world.step() ** 2)), scheduler.report()[0].behind
     assert behind == pytest.approx(
-        theory.requested.steps_to_fall(theory.SGD(0.1, momentum=0.9), start, 0.005), rel=0.01
+        theory.requested.steps_to_fall(theory.SGD(0.1, momentum=0.9), start, end=0.005), rel=0.01
     )
     for _ in range(300):
         found = math.sqrt(np.mean(world.step() ** 2))

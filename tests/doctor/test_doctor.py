@@ -13,7 +13,7 @@ from torch import nn
 
 from equilibria.cli import app
 from equilibria.doctor import compare_outputs, examine
-from equilibria.doctor._examination import decay_per_step
+from equilibria.doctor._examination import long_run_decay
 from equilibria.doctor._factory import Patient, as_patient, usual_loss, usual_pair
 from equilibria.errors import EquilibriaError
 from equilibria.theory import SGD
@@ -86,7 +86,7 @@ def test_decay_per_step_is_what_torch_does(lr, options):
     track = weights_without_gradient(500, **settings)
     measured = 1 - (abs(track[-1]) / abs(track[-101])) ** (1 / 100)
     # Every step rounds the weight by up to 1e-16, and a rate of 5e-5 is measured as a difference from one.
-    assert decay_per_step(SGD(**settings)) == pytest.approx(measured, rel=1e-9)
+    assert long_run_decay(SGD(**settings)) == pytest.approx(measured, rel=1e-9)
 
 
 @pytest.mark.parametrize("options", [{}, {"dampening": 0.6}, {"nesterov": True}])
@@ -97,12 +97,12 @@ def test_decay_per_step_of_a_weight_that_swings_is_that_of_its_envelope(options)
     early, late = (x[at + 1] ** 2 - x[at] * x[at + 2] for at in (10, 490))
     assert early > 0 and min(x) < 0  # it does swing
     # A determinant is a difference of numbers a thousand times larger.
-    assert decay_per_step(SGD(**settings)) == pytest.approx(1 - (late / early) ** (1 / 960), rel=1e-9)
+    assert long_run_decay(SGD(**settings)) == pytest.approx(1 - (late / early) ** (1 / 960), rel=1e-9)
 
 
 def test_the_decay_of_a_row_is_that_of_its_group():
     settings = {"lr": 1.0, "momentum": 0.99, "weight_decay": 5e-3}
-    assert rows_of(lambda net: sgd(net, **settings))["0.weight"].decay_per_step == decay_per_step(SGD(**settings))
+    assert rows_of(lambda net: sgd(net, **settings))["0.weight"].decay_per_step == long_run_decay(SGD(**settings))
 
 
 class DeadNorm(nn.Module):

@@ -1,7 +1,8 @@
-"""The recursions of Adam against the recursion written out, published numbers and torch itself."""
+"""Adam: its recursions against the written-out one, published numbers and torch; its time to settle by `evolve`."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from tests.helpers.random_walk import expected_adam_step, walk
 
 from equilibria.errors import EquilibriaError
-from equilibria.theory import AdamW, cold_start, evolve
-from equilibria.theory.adam import adam_step, adamw_mean_field
+from equilibria.theory import AdamL2, AdamW, cold_start, evolve, settled
+from equilibria.theory.adam import adam_settling_steps, adamw_mean_field
+from equilibria.theory.moments import adam_step
 
 positive = st.floats(0.1, 10)
 
@@ -27,16 +29,16 @@ positive = st.floats(0.1, 10)
     wd=st.floats(0, 0.5),
     b1=st.floats(0, 0.99),
     b2=st.floats(0, 0.999),
-    big_l=positive,
+    unit_grad_sq=positive,
     dim=st.integers(1, 1000),
     step=st.one_of(st.none(), st.integers(1, 50)),
     decoupled=st.booleans(),
 )
-def test_step_is_the_recursion_written_out(p, q, r, v, lr, wd, b1, b2, big_l, dim, step, decoupled):
-    expected = expected_adam_step(p, q, r, v, lr, wd, (b1, b2), big_l, dim, decoupled=decoupled, step=step)
+def test_step_is_the_recursion_written_out(p, q, r, v, lr, wd, b1, b2, unit_grad_sq, dim, step, decoupled):
+    expected = expected_adam_step(p, q, r, v, lr, wd, (b1, b2), unit_grad_sq, dim, decoupled=decoupled, step=step)
     step_size = lr if step is None else lr * math.sqrt(1 - b2**step) / (1 - b1**step)
     lost, coupled = (lr * wd, 0.0) if decoupled else (0.0, wd)
-    ours = adam_step(p, q, r, v, big_l, (1 - b2) / dim, step_size, lost, coupled, b1, b2)
+    ours = adam_step(p, q, r, v, unit_grad_sq, (1 - b2) / dim, step_size, lost, coupled, b1, b2)
     scale = max(map(abs, expected))
     np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12 * scale)
 
@@ -131,7 +133,86 @@ def test_it_settles_at_the_law():
         ("lr", math.inf),
     ],
 )
-def test_bad_input_is_refused(name, bad):
+def test_bad_input_raises(name, bad):
     good = {"lr": 0.01, "weight_decay": 0.1, "steps": 3, "dim": 10, "norm_sq": 1.0, "beta2": 0.9}
     with pytest.raises(EquilibriaError, match="expected"):
         adamw_mean_field(**{**good, name: bad})
+
+
+DIM, L = 256.0, 4.0
+# The first moment is taken to follow at once, which costs a few times 1/(1-b1) = 10 steps; the strides cost 3 %.
+FEW_MEMORIES, STRIDES = 50, 0.03
+
+
+def ratios(rule, start):
+    goal = settled(rule, unit_grad_sq=L, dim=DIM)
+    return math.sqrt(float(start.norm_sq / goal.norm_sq)), float(start.second / goal.second), float(goal.norm_sq)
+
+
+def by_recursion(rule, start, *, longest=400_000, tolerance=0.05):
+    path = evolve(rule, longest, start=start, unit_grad_sq=L, dim=DIM)
+    off = np.abs(path.angle / rule.equilibrium(unit_grad_sq=L, dim=DIM).angle - 1) > tolerance
+    assert not off[-1]
+    return int(np.flatnonzero(off)[-1]) + 1 if off.any() else 0
+
+
+SETTLING_RULES = [
+    AdamW(1e-2, 0.1, betas=(0.9, 0.99)),
+    AdamW(1e-2, 0.1),  # the second moment remembers for longer than the norm needs
+    AdamW(1e-3, 0.1),  # about as long
+    AdamW(3e-3, 0.5),
+    AdamW(3e-3, 0.05, betas=(0.9, 0.95)),
+    AdamL2(1e-3, 0.1),
+    AdamL2(3e-3, 0.5),
+    AdamL2(1e-3, 0.01),
+]
+
+
+@pytest.mark.parametrize("rule", SETTLING_RULES, ids=str)
+@pytest.mark.parametrize("factor", [10, 3, 1.3, 0.3, 0.1])
+def test_settling_after_a_change_of_lr_matches_the_recursion(rule, factor):
+    start = settled(dataclasses.replace(rule, lr=rule.lr * factor), unit_grad_sq=L, dim=DIM)
+    norm, second, norm_sq = ratios(rule, start)
+    steps = adam_settling_steps(rule, norm, second_ratio=second, norm_sq=norm_sq, unit_grad_sq=L, dim=DIM)
+    truth = by_recursion(rule, start, longest=60_000 if isinstance(rule, AdamL2) else 90_000)
+    assert abs(float(steps) - truth) <= STRIDES * truth + FEW_MEMORIES
+
+
+@pytest.mark.parametrize("rule", [SETTLING_RULES[1], SETTLING_RULES[2], SETTLING_RULES[7]], ids=str)
+@pytest.mark.parametrize("factor", [3.0, 0.4])
+def test_after_a_rescaling_of_the_weights_alone_it_is_the_recursions(rule, factor):
+    goal = settled(rule, unit_grad_sq=L, dim=DIM)
+    start = dataclasses.replace(goal, norm_sq=goal.norm_sq * factor**2)
+    norm, second, norm_sq = ratios(rule, start)
+    steps = adam_settling_steps(rule, norm, second_ratio=second, norm_sq=norm_sq, unit_grad_sq=L, dim=DIM)
+    truth = by_recursion(rule, start, longest=60_000)
+    assert abs(float(steps) - truth) <= STRIDES * truth + FEW_MEMORIES
+
+
+@given(st.floats(1e-8, 1e8), st.floats(0.2, 5), st.floats(0.1, 10))
+def test_units_make_no_difference(scale, norm, second):
+    """With weights ``scale`` times as large, L goes with nothing, lr with the scale and the decay with its inverse."""
+    rule, goal = AdamL2(1e-3, 0.1), settled(AdamL2(1e-3, 0.1), unit_grad_sq=L, dim=DIM).norm_sq
+    other = AdamL2(1e-3 * scale, 0.1 / scale**2)
+    steps = [
+        float(adam_settling_steps(variant, norm, second_ratio=second, norm_sq=size, unit_grad_sq=L, dim=DIM))
+        for variant, size in ((rule, goal), (other, goal * scale**2))
+    ]
+    assert steps[1] == pytest.approx(steps[0], rel=1e-6)
+
+
+def test_many_weights_are_those_one_by_one_and_nonsense_is_nan():
+    rule, norm = AdamW(1e-2, 0.1), np.array([0.2, 1.0, 4.0, math.nan, 0.0, math.inf])
+    together = adam_settling_steps(rule, norm, second_ratio=1.0, norm_sq=1.0)
+    alone = [float(adam_settling_steps(rule, ratio, second_ratio=1.0, norm_sq=1.0)) for ratio in norm]
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
+    assert np.isnan(together[3:]).all() and together[1] == 0
+
+
+@given(st.floats(-30, 30), st.floats(-30, 30))
+def test_however_far_away_it_is_a_number_of_steps_or_none(norm, second):
+    rule = AdamW(1e-2, 0.1)
+    steps = float(adam_settling_steps(rule, 10**norm, second_ratio=10**second, norm_sq=1.0))
+    assert math.isnan(steps) or 0 <= steps < 1e6
+    if abs(norm) < 1 and abs(second) < 1.5:
+        assert math.isfinite(steps)

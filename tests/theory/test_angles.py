@@ -29,17 +29,17 @@ def filter_power(rule):
     return (1 - mu**2) ** 2 + sum(((1 - mu) * mu ** (k + 1)) ** 2 for k in range(1, 2000))
 
 
-def vector_walk(rule, lags, *, replicas=16, dim=120, steps=6000, seed=0, big_l=1.0):
+def vector_walk(rule, lags, *, replicas=16, dim=120, steps=6000, seed=0, unit_grad_sq=1.0):
     """Cosines between weights ``lags`` apart, (mean, standard error) over replicas, by driving explicit vectors.
 
     Gradients are white tangent noise of size sqrt(L) / ||w||. Muon is driven as the linear filter that the law treats.
     """
     rng = np.random.default_rng(seed)
     size = filter_power(rule) if isinstance(rule, Muon) else dim
-    norm = math.sqrt(float(settled(rule, unit_grad_sq=big_l, dim=size).norm_sq))
+    norm = math.sqrt(float(settled(rule, unit_grad_sq=unit_grad_sq, dim=size).norm_sq))
     w = rng.normal(size=(replicas, dim))
     w *= norm / np.linalg.norm(w, axis=1, keepdims=True)
-    buffer, second = np.zeros_like(w), np.full_like(w, big_l / norm**2 / dim)
+    buffer, second = np.zeros_like(w), np.full_like(w, unit_grad_sq / norm**2 / dim)
     lr, wd = rule.lr, rule.weight_decay
     history, sums, counts = [], np.zeros((len(lags), replicas)), 0
     warmup = steps // 3
@@ -47,7 +47,7 @@ def vector_walk(rule, lags, *, replicas=16, dim=120, steps=6000, seed=0, big_l=1
         g = rng.normal(size=w.shape)
         norm_sq = np.sum(w * w, axis=1, keepdims=True)
         g -= w * (np.sum(g * w, axis=1, keepdims=True) / norm_sq)
-        g *= np.sqrt(big_l / ((dim - 1) * norm_sq))
+        g *= np.sqrt(unit_grad_sq / ((dim - 1) * norm_sq))
         if isinstance(rule, SGD):
             h = g + wd * w
             buffer = rule.momentum * buffer + (1 - rule.dampening) * h
@@ -346,7 +346,7 @@ def test_log_cos_balance_closes_on_any_gradients_and_any_schedule(seed, steps):
         lambda: log_cos_balance(["a"], 0.1, weight_decay=0.1, norm_sq=[1.0, 1.0]),
     ],
 )
-def test_bad_input_is_refused(call):
+def test_bad_input_raises(call):
     with pytest.raises(EquilibriaError, match=r"got .*expected"):
         call()
 
@@ -354,6 +354,6 @@ def test_bad_input_is_refused(call):
 @pytest.mark.parametrize(
     "call", [lambda: n_step_angles(None, 3), lambda: angular_diffusion("sgd"), lambda: linear_scaling_ratio(None, 2)]
 )
-def test_what_is_not_a_rule_is_refused(call):
+def test_a_non_rule_raises(call):
     with pytest.raises(EquilibriaError, match=r"got rule=.*; expected one of: SGD"):
         call()

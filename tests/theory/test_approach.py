@@ -18,9 +18,9 @@ from equilibria.theory import approach, moments
 
 # Three families of SGD: name -> one expected step (P, Q, R) -> (P', Q', R') with lr = 1, wd = eps.
 STEPS = {
-    "heavy_ball": lambda x, eps, a, big_l: expected_sgd_step(*x, 1, eps, a, big_l)[:3],
-    "nesterov": lambda x, eps, a, big_l: expected_sgd_step(*x, 1, eps, a, big_l, nesterov=True)[:3],
-    "sgdw": lambda x, eps, a, big_l: expected_sgdw_step(*x, 1, eps, a, big_l)[:3],
+    "heavy_ball": lambda x, eps, a, unit_grad_sq: expected_sgd_step(*x, 1, eps, a, unit_grad_sq)[:3],
+    "nesterov": lambda x, eps, a, unit_grad_sq: expected_sgd_step(*x, 1, eps, a, unit_grad_sq, nesterov=True)[:3],
+    "sgdw": lambda x, eps, a, unit_grad_sq: expected_sgdw_step(*x, 1, eps, a, unit_grad_sq)[:3],
 }
 RATES = {
     "heavy_ball": approach.heavy_ball_approach,
@@ -39,24 +39,28 @@ def fixed_point(kind, eps, a, digits=50):
     mp.dps = digits
     eps, a = mpf(eps), mpf(a)
 
-    def residual(q, r, big_l):
-        after = STEPS[kind]((mpf(1), q, r), eps, a, big_l)
+    def residual(q, r, unit_grad_sq):
+        after = STEPS[kind]((mpf(1), q, r), eps, a, unit_grad_sq)
         return [after[0] - 1, after[1] - q, after[2] - r]
 
-    q, r, big_l = mp.findroot(
+    q, r, unit_grad_sq = mp.findroot(
         residual, (-eps / (1 + a), 2 * eps / (1 + a), 2 * eps * (1 - a)), tol=mpf(10) ** (10 - digits)
     )
-    return (mpf(1), q, r), big_l
+    return (mpf(1), q, r), unit_grad_sq
 
 
 def jacobian(kind, eps, a):
     """Central differences with 50 digits: exact to 1e-20."""
-    state, big_l = fixed_point(kind, eps, a)
+    state, unit_grad_sq = fixed_point(kind, eps, a)
     h = mpf(10) ** -20
     columns = []
     for i in range(3):
         up, down = ([x + sign * h * (i == j) for j, x in enumerate(state)] for sign in (1, -1))
-        after = zip(STEPS[kind](up, mpf(eps), mpf(a), big_l), STEPS[kind](down, mpf(eps), mpf(a), big_l), strict=True)
+        after = zip(
+            STEPS[kind](up, mpf(eps), mpf(a), unit_grad_sq),
+            STEPS[kind](down, mpf(eps), mpf(a), unit_grad_sq),
+            strict=True,
+        )
         columns.append([float((x - y) / (2 * h)) for x, y in after])
     return np.array(columns).T
 
@@ -81,9 +85,9 @@ def test_rate_is_the_largest_eigenvalue_of_the_numerical_jacobian(kind, a, eps):
 @pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize(("a", "eps"), [*GRID, (0.9, 1e-9), (0.9, 1e-20), (0.999, 1e-60)])
 def test_fixed_point_to_rounding_however_small_the_decay(kind, a, eps):
-    (_, q, r), big_l = fixed_point(kind, eps, a, digits=200)
-    state, forcing = approach.fixed_point(OURS[kind], 1.0, eps, a)
-    np.testing.assert_allclose([*state, forcing], [1.0, float(q), float(r), float(big_l)], rtol=1e-14)
+    (_, q, r), unit_grad_sq = fixed_point(kind, eps, a, digits=200)
+    state, predicted = approach.fixed_point(OURS[kind], 1.0, eps, a)
+    np.testing.assert_allclose([*state, predicted], [1.0, float(q), float(r), float(unit_grad_sq)], rtol=1e-14)
 
 
 @pytest.mark.parametrize(("a", "eps"), GRID)
@@ -101,15 +105,15 @@ def test_remaining_eigenvalues_are_those_of_the_closed_forms(a, eps):
 
 @pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize(("a", "eps"), [(0.0, 0.05), (0.9, 1e-4), (0.9, 2.5e-4), (0.5, 0.02)])
-def test_rate_is_what_iterating_the_recursion_shows(kind, a, eps):
+def test_rate_matches_the_iterated_recursion(kind, a, eps):
     """Deviations of 1e-25 with 90 digits: no nonlinearity, no rounding, until only the slowest mode is left."""
-    state, big_l = fixed_point(kind, eps, a, digits=90)
+    state, unit_grad_sq = fixed_point(kind, eps, a, digits=90)
     x = [state[0] * (1 + mpf(10) ** -25), state[1], state[2]]
     deviations = []
     # The other modes are down by a factor 1e-9 or more after this many steps.
     steps = 60 if a == 0 else 3000 if a == 0.9 else 250
     for _ in range(steps):
-        x = STEPS[kind](x, mpf(eps), mpf(a), big_l)
+        x = STEPS[kind](x, mpf(eps), mpf(a), unit_grad_sq)
         deviations.append(x[0] - 1)
     measured = float((deviations[-1] / deviations[-11]) ** (mpf(1) / 10))
     assert RATES[kind](eps, momentum=a).rate == pytest.approx(measured, abs=1e-8)
@@ -150,9 +154,11 @@ def test_first_order_rates_agree_between_coupled_rules(a, eps):
 @functools.cache
 def exact_threshold(kind, a):
     """Smallest lr wd with a double root of the characteristic polynomial: its discriminant in rational arithmetic."""
-    eps, z, p, q, r, big_l = sympy.symbols("eps z P Q R L")
-    after = sympy.Matrix(STEPS[kind]((p, q, r), eps, a, big_l))
-    fixed = sympy.solve([(after[i] - x).subs(p, 1) for i, x in enumerate((p, q, r))], [q, r, big_l], dict=True)[0]
+    eps, z, p, q, r, unit_grad_sq = sympy.symbols("eps z P Q R L")
+    after = sympy.Matrix(STEPS[kind]((p, q, r), eps, a, unit_grad_sq))
+    fixed = sympy.solve([(after[i] - x).subs(p, 1) for i, x in enumerate((p, q, r))], [q, r, unit_grad_sq], dict=True)[
+        0
+    ]
     matrix = after.jacobian([p, q, r]).subs(p, 1).subs(fixed)
     polynomial = sympy.numer(sympy.together((z * sympy.eye(3) - matrix).det()))
     discriminant = sympy.numer(sympy.together(sympy.discriminant(polynomial, z)))
@@ -232,20 +238,23 @@ def adam_jacobian(eps, betas, *, decoupled):
     eps = mpf(eps)
     betas = tuple(mpf(b) for b in betas)
 
-    def step(x, big_l, dim):
-        return expected_adam_step(*x, mpf(1), eps, betas, big_l, dim, decoupled=decoupled)[:4]
+    def step(x, unit_grad_sq, dim):
+        return expected_adam_step(*x, mpf(1), eps, betas, unit_grad_sq, dim, decoupled=decoupled)[:4]
 
-    def residual(q, r, big_l, dim):
-        after = step((mpf(1), q, r, mpf(1)), big_l, dim)
+    def residual(q, r, unit_grad_sq, dim):
+        after = step((mpf(1), q, r, mpf(1)), unit_grad_sq, dim)
         return [after[0] - 1, after[1] - q, after[2] - r, after[3] - 1]
 
-    q, r, big_l, dim = mp.findroot(residual, (-eps, eps, 2 * eps, 2 * eps), tol=1e-40)
+    q, r, unit_grad_sq, dim = mp.findroot(residual, (-eps, eps, 2 * eps, 2 * eps), tol=1e-40)
     h = mpf(10) ** -20
     columns = []
     for i in range(4):
         up, down = ([x + s * h * (i == j) for j, x in enumerate((mpf(1), q, r, mpf(1)))] for s in (1, -1))
         columns.append(
-            [float((x - y) / (2 * h)) for x, y in zip(step(up, big_l, dim), step(down, big_l, dim), strict=True)]
+            [
+                float((x - y) / (2 * h))
+                for x, y in zip(step(up, unit_grad_sq, dim), step(down, unit_grad_sq, dim), strict=True)
+            ]
         )
     return np.array(columns).T
 
@@ -286,7 +295,7 @@ def test_constant_update_is_as_slow_as_the_slower_of_decay_and_memory(eps, memor
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.1, "0.1", None])
-def test_bad_products_and_momenta_are_refused(bad):
+def test_bad_products_and_momenta_raise(bad):
     for law in RATES.values():
         with pytest.raises(EquilibriaError):
             law(bad, momentum=0.9)
@@ -300,6 +309,6 @@ def test_bad_products_and_momenta_are_refused(bad):
         approach.oscillation_threshold(bad)
 
 
-def test_unknown_kind_is_refused():
+def test_unknown_kind_raises():
     with pytest.raises(EquilibriaError, match="heavy_ball"):
         approach.oscillation_threshold(0.9, kind="adam")

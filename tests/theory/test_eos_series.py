@@ -50,9 +50,9 @@ def test_period_two_component_is_removed():
     noisy = smooth + 0.04 * (-1.0) ** steps + 1e-4 * rng.standard_normal(len(steps))
     raw = np.flatnonzero((noisy[:-1] >= 1) & (noisy[1:] < 1))
     assert np.median(np.diff(raw)) == 2  # what the naive detector sees
-    found = ratio_crossings(noisy)
-    assert found.downward == pytest.approx(np.arange(100, 1200, 200), abs=3)
-    assert found.upward == pytest.approx(np.arange(200, 1200, 200), abs=3)
+    actual = ratio_crossings(noisy)
+    assert actual.downward == pytest.approx(np.arange(100, 1200, 200), abs=3)
+    assert actual.upward == pytest.approx(np.arange(200, 1200, 200), abs=3)
 
 
 def test_two_step_mean_of_an_asymmetric_valley():
@@ -71,11 +71,11 @@ def test_two_step_mean_of_an_asymmetric_valley():
 
 def test_crossing_dates_and_hysteresis():
     series = np.array([0.9, 0.9, 1.0004, 0.9, 0.9, 1.1, 1.1, 1.1, 0.9, 0.9, 0.9])
-    found = ratio_crossings(series)
+    actual = ratio_crossings(series)
     mean = two_step_mean(series)
-    assert found.upward.tolist() == [6]
+    assert actual.upward.tolist() == [6]
     assert mean[5] > 1 >= mean[4]
-    assert found.downward.tolist() == [9]
+    assert actual.downward.tolist() == [9]
     assert ratio_crossings(series, band=0.2).upward.size == 0
     # A slow ramp is dated to the level, not to the edge of the band that confirms it.
     ramp = np.concatenate([np.linspace(0.9, 1.1, 201), np.linspace(1.1, 0.9, 201)])

@@ -49,16 +49,16 @@ SGD_RULES = [
 
 @pytest.mark.parametrize("rule", SGD_RULES, ids=repr)
 def test_sgd_settles_where_the_iterated_recursion_does(rule):
-    big_l = 3.0
+    unit_grad_sq = 3.0
 
     def step(x):
-        settings = (rule.lr, rule.weight_decay, rule.momentum, big_l)
+        settings = (rule.lr, rule.weight_decay, rule.momentum, unit_grad_sq)
         if isinstance(rule, SGDW):
             return expected_sgdw_step(*x, *settings)[:4]
         return expected_sgd_step(*x, *settings, dampening=rule.dampening, nesterov=rule.nesterov)[:4]
 
     norm, angle, relative = iterate(step, (2.0, 0.0, 0.0), 6000)
-    ours = rule.equilibrium(unit_grad_sq=big_l)
+    ours = rule.equilibrium(unit_grad_sq=unit_grad_sq)
     assert ours.norm == pytest.approx(norm, rel=1e-12)
     assert ours.angle == pytest.approx(angle, rel=1e-9)
     assert ours.relative_update == pytest.approx(relative, rel=1e-11)
@@ -74,8 +74,8 @@ def test_correlated_nesterov_settles_where_the_iterated_recursion_does(lr, wd, a
 
     norm, angle, _ = iterate(step, (2.0, 0.0, 0.0), 20_000)
     big = 1 + a + a * eps * (1 + 2 * a)
-    big_l = grad_sq * (1 + 2 * a**2 * (1 + a) / big * rho)
-    ours = SGD(lr, wd, momentum=a, nesterov=True).equilibrium(unit_grad_sq=big_l, correlation=rho)
+    unit_grad_sq = grad_sq * (1 + 2 * a**2 * (1 + a) / big * rho)
+    ours = SGD(lr, wd, momentum=a, nesterov=True).equilibrium(unit_grad_sq=unit_grad_sq, correlation=rho)
     assert ours.norm == pytest.approx(norm, rel=1e-12)
     assert ours.angle == pytest.approx(angle, rel=1e-9)
 
@@ -88,7 +88,7 @@ def test_correlated_nesterov_angle_to_first_order(a, rho, eps):
 
 
 @pytest.mark.parametrize(
-    ("rule", "big_l", "norm_sq", "angle"),
+    ("rule", "unit_grad_sq", "norm_sq", "angle"),
     [
         (SGD(0.1, 0.001, momentum=0.9), 10.0, 70.711609, 0.010259829),
         (SGD(0.1, 0.001), 10.0, 22.361239, None),
@@ -97,8 +97,8 @@ def test_correlated_nesterov_angle_to_first_order(a, rho, eps):
         (SGD(0.1, 0.001, momentum=0.9, nesterov=True), 1.0, None, 0.0118868),
     ],
 )
-def test_numbers_as_published(rule, big_l, norm_sq, angle):
-    ours = rule.equilibrium(big_l)
+def test_numbers_as_published(rule, unit_grad_sq, norm_sq, angle):
+    ours = rule.equilibrium(unit_grad_sq)
     if norm_sq is not None:
         assert ours.norm**2 == pytest.approx(norm_sq, abs=6e-7)
     if angle is not None:
@@ -110,32 +110,32 @@ def test_numbers_as_published(rule, big_l, norm_sq, angle):
     tau=st.floats(0, 0.9),
     wd=st.floats(1e-8, 1e-5),
     lr=st.floats(0.01, 1),
-    big_l=st.floats(0.1, 10),
+    unit_grad_sq=st.floats(0.1, 10),
 )
-def test_first_order_forms(a, tau, wd, lr, big_l):
+def test_first_order_forms(a, tau, wd, lr, unit_grad_sq):
     """All laws with their small-decay limits, at decays where the next order is below 1e-3."""
     wd *= (1 - a) ** 2
     eps = lr * wd
     ema = (1 - a) / (1 + a)
     expected = [
-        (SGD(lr, wd), (big_l * lr / (2 * wd)) ** 0.25, math.sqrt(2 * eps)),
-        (SGD(lr, wd, momentum=a), (big_l * lr / (2 * wd * (1 - a))) ** 0.25, math.sqrt(2 * eps / (1 + a))),
-        (SGDW(lr, wd, momentum=a), (big_l * lr / (2 * wd * (1 - a) ** 2)) ** 0.25, math.sqrt(2 * eps * ema)),
+        (SGD(lr, wd), (unit_grad_sq * lr / (2 * wd)) ** 0.25, math.sqrt(2 * eps)),
+        (SGD(lr, wd, momentum=a), (unit_grad_sq * lr / (2 * wd * (1 - a))) ** 0.25, math.sqrt(2 * eps / (1 + a))),
+        (SGDW(lr, wd, momentum=a), (unit_grad_sq * lr / (2 * wd * (1 - a) ** 2)) ** 0.25, math.sqrt(2 * eps * ema)),
         (AdamW(lr, wd, betas=(a, 0.999)), math.sqrt(lr * 50 / (2 * wd)), math.sqrt(2 * eps * ema)),
     ]
     if a > 0:
         eta = lr * (1 - tau)
         damped = SGD(lr, wd, momentum=a, dampening=tau)
         expected += [
-            (damped, (big_l * eta / (2 * wd * (1 - a))) ** 0.25, math.sqrt(2 * eps * (1 - tau) / (1 + a))),
+            (damped, (unit_grad_sq * eta / (2 * wd * (1 - a))) ** 0.25, math.sqrt(2 * eps * (1 - tau) / (1 + a))),
             (
                 SGD(lr, wd, momentum=a, nesterov=True),
-                (big_l * lr / (2 * wd * (1 - a))) ** 0.25,
+                (unit_grad_sq * lr / (2 * wd * (1 - a))) ** 0.25,
                 math.sqrt(2 * eps * (1 + 2 * a - 2 * a**3) / (1 + a)),
             ),
         ]
     for rule, norm, angle in expected:
-        ours = rule.equilibrium(unit_grad_sq=big_l, dim=50)
+        ours = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=50)
         assert ours.norm == pytest.approx(norm, rel=1e-3)
         assert ours.angle == pytest.approx(angle, rel=1e-3)
 
@@ -183,28 +183,28 @@ def test_adamw_norm_with_the_correction_of_the_first_moment():
 
 
 @pytest.mark.parametrize(
-    ("lr", "wd", "big_l", "dim"), [(2e-3, 0.02, 1.0, 400), (0.01, 0.3, 5.0, 100), (0.05, 0.5, 2.0, 30)]
+    ("lr", "wd", "unit_grad_sq", "dim"), [(2e-3, 0.02, 1.0, 400), (0.01, 0.3, 5.0, 100), (0.05, 0.5, 2.0, 30)]
 )
-def test_adam_l2_settles_where_the_iterated_recursion_does(lr, wd, big_l, dim):
+def test_adam_l2_settles_where_the_iterated_recursion_does(lr, wd, unit_grad_sq, dim):
     betas = (0.9, 0.99)
 
     def step(x):
-        return expected_adam_step(*x, lr, wd, betas, big_l, dim, decoupled=False)
+        return expected_adam_step(*x, lr, wd, betas, unit_grad_sq, dim, decoupled=False)
 
-    norm, angle, _ = iterate(step, (1.0, 0.0, 0.0, big_l / dim), 30_000)
-    ours = AdamL2(lr, wd, betas=betas).equilibrium(unit_grad_sq=big_l, dim=dim)
+    norm, angle, _ = iterate(step, (1.0, 0.0, 0.0, unit_grad_sq / dim), 30_000)
+    ours = AdamL2(lr, wd, betas=betas).equilibrium(unit_grad_sq=unit_grad_sq, dim=dim)
     assert ours.norm == pytest.approx(norm, rel=1e-11)
     assert ours.angle == pytest.approx(angle, rel=1e-8)
 
 
-@given(lr=st.floats(1e-4, 1e-2), big_l=st.floats(0.1, 100), dim=st.integers(2, 10**6), b1=st.floats(0, 0.95))
-def test_adam_l2_to_first_order(lr, big_l, dim, b1):
+@given(lr=st.floats(1e-4, 1e-2), unit_grad_sq=st.floats(0.1, 100), dim=st.integers(2, 10**6), b1=st.floats(0, 0.95))
+def test_adam_l2_to_first_order(lr, unit_grad_sq, dim, b1):
     # wd such that wd P / sqrt(L) = 0.01: then P^(3/2) = lr sqrt(d L) / (2 wd) gives P = (50 lr sqrt(d))^2.
     p = (50 * lr * math.sqrt(dim)) ** 2
-    wd = 0.01 * math.sqrt(big_l) / p
-    angle = math.sqrt((1 - b1) / (1 + b1)) * (2 * wd * lr**2 * dim / math.sqrt(big_l)) ** (1 / 3)
-    ours = AdamL2(lr, wd, betas=(b1, 0.999)).equilibrium(unit_grad_sq=big_l, dim=dim)
-    assert ours.norm == pytest.approx((lr * math.sqrt(dim * big_l) / (2 * wd)) ** (1 / 3), rel=3e-3)
+    wd = 0.01 * math.sqrt(unit_grad_sq) / p
+    angle = math.sqrt((1 - b1) / (1 + b1)) * (2 * wd * lr**2 * dim / math.sqrt(unit_grad_sq)) ** (1 / 3)
+    ours = AdamL2(lr, wd, betas=(b1, 0.999)).equilibrium(unit_grad_sq=unit_grad_sq, dim=dim)
+    assert ours.norm == pytest.approx((lr * math.sqrt(dim * unit_grad_sq) / (2 * wd)) ** (1 / 3), rel=3e-3)
     assert ours.angle == pytest.approx(angle, rel=6e-3)
 
 
@@ -265,7 +265,7 @@ def torch_optimizer(rule):
 
 
 @pytest.mark.parametrize("rule", SGD_WALKS, ids=repr)
-def test_torch_sgd_settles_there(rule):
+def test_torch_sgd_settles_at_the_equilibrium(rule):
     ours = rule.equilibrium(unit_grad_sq=4.0)
     settle = int(6 * ours.time_constant) + 50
     steps = settle + max(400, int(6 * ours.time_constant))
@@ -303,7 +303,7 @@ def test_torch_sgd_with_correlated_gradients(nesterov, phi):
 
 
 @pytest.mark.slow
-def test_torch_adamw_settles_there():
+def test_torch_adamw_settles_at_the_equilibrium():
     rule = AdamW(0.01, 0.1)
     ours = rule.equilibrium(dim=400)
     second = 1 / (400 * ours.norm**2)
@@ -317,7 +317,7 @@ def test_torch_adamw_settles_there():
 
 
 @pytest.mark.slow
-def test_torch_adam_with_l2_settles_there():
+def test_torch_adam_with_l2_settles_at_the_equilibrium():
     rule = AdamL2(2e-3, 0.02)
     ours = rule.equilibrium(unit_grad_sq=1.0, dim=400)
 
@@ -357,7 +357,7 @@ def test_torch_adam_with_l2_on_unequal_coordinates():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.95, 0.98)])
-def test_lion_settles_there(betas):
+def test_lion_settles_at_the_equilibrium(betas):
     dim = 400
     rule = Lion(0.01, 0.2, betas=betas)
     ours = rule.equilibrium(dim=dim)
@@ -382,7 +382,7 @@ def test_lion_on_few_entries_is_flagged_with_its_size():
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (32, 8)])
-def test_torch_muon_settles_there_once_its_update_is_measured(shape):
+def test_torch_muon_settles_at_the_equilibrium_of_its_measured_update(shape):
     """Size and memory of the orthogonalised update are measured on the run; norm and angle follow within 2-3 %."""
     lr, wd, mu, count, steps, settle = 0.02, 0.25, 0.8, 4, 1000, 450
     rule = Muon(lr, wd, momentum=mu)
@@ -426,8 +426,8 @@ lrs, wds, grads = st.floats(1e-3, 1), st.floats(1e-4, 0.1), st.floats(1e-3, 1e3)
 momenta = st.floats(0, 0.98)
 
 
-@given(lr=lrs, wd=wds, a=momenta, big_l=grads, k=st.floats(0.1, 10))
-def test_scaling_the_weight_is_a_change_of_units(lr, wd, a, big_l, k):
+@given(lr=lrs, wd=wds, a=momenta, unit_grad_sq=grads, k=st.floats(0.1, 10))
+def test_scaling_the_weight_is_a_change_of_units(lr, wd, a, unit_grad_sq, k):
     """w -> k w, lr -> k^2 lr, wd -> wd / k^2 leaves SGD as it is; Adam and Lion want lr -> k lr."""
     pairs = [
         (SGD(lr, wd, momentum=a), SGD(lr * k**2, wd / k**2, momentum=a)),
@@ -438,31 +438,31 @@ def test_scaling_the_weight_is_a_change_of_units(lr, wd, a, big_l, k):
     if a > 0:
         pairs.append((SGD(lr, wd, momentum=a, nesterov=True), SGD(lr * k**2, wd / k**2, momentum=a, nesterov=True)))
     for rule, scaled in pairs:
-        before = rule.equilibrium(unit_grad_sq=big_l, dim=30)
-        after = scaled.equilibrium(unit_grad_sq=big_l, dim=30)
+        before = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=30)
+        after = scaled.equilibrium(unit_grad_sq=unit_grad_sq, dim=30)
         assert after.norm == pytest.approx(k * before.norm, rel=1e-10)
         assert after.angle == pytest.approx(before.angle, rel=1e-10)
         assert after.rate == pytest.approx(before.rate, rel=1e-7)
 
 
-@given(lr=st.floats(1e-4, 1e-2), wd=st.floats(1e-4, 1e-2), big_l=grads, k=st.floats(0.1, 10))
-def test_scaling_the_weight_under_adam_with_l2(lr, wd, big_l, k):
-    before = AdamL2(lr, wd).equilibrium(unit_grad_sq=big_l, dim=50)
-    after = AdamL2(lr * k, wd / k**2).equilibrium(unit_grad_sq=big_l, dim=50)
+@given(lr=st.floats(1e-4, 1e-2), wd=st.floats(1e-4, 1e-2), unit_grad_sq=grads, k=st.floats(0.1, 10))
+def test_scaling_the_weight_under_adam_with_l2(lr, wd, unit_grad_sq, k):
+    before = AdamL2(lr, wd).equilibrium(unit_grad_sq=unit_grad_sq, dim=50)
+    after = AdamL2(lr * k, wd / k**2).equilibrium(unit_grad_sq=unit_grad_sq, dim=50)
     assert after.norm == pytest.approx(k * before.norm, rel=1e-10)
     assert after.angle == pytest.approx(before.angle, rel=1e-10)
 
 
-@given(lr=lrs, wd=wds, big_l=grads)
-def test_momentum_zero_is_plain_sgd(lr, wd, big_l):
-    plain = SGD(lr, wd).equilibrium(big_l)
+@given(lr=lrs, wd=wds, unit_grad_sq=grads)
+def test_momentum_zero_is_plain_sgd(lr, wd, unit_grad_sq):
+    plain = SGD(lr, wd).equilibrium(unit_grad_sq)
     for rule in (
         SGD(lr, wd, momentum=1e-12),
         SGD(lr, wd, momentum=1e-12, nesterov=True),
         SGDW(lr, wd),
         SGDW(lr, wd, momentum=1e-12),
     ):
-        ours = rule.equilibrium(unit_grad_sq=big_l)
+        ours = rule.equilibrium(unit_grad_sq=unit_grad_sq)
         assert ours.norm == pytest.approx(plain.norm, rel=1e-10)
         assert ours.angle == pytest.approx(plain.angle, rel=1e-10)
         assert ours.rate == pytest.approx(plain.rate, rel=1e-9)
@@ -514,7 +514,7 @@ def test_without_an_equilibrium_the_error_names_value_and_range(rule, texts):
         assert text in str(caught.value)
 
 
-def test_adam_l2_needs_the_gradient_scale_and_says_why():
+def test_adam_l2_without_the_gradient_scale_raises_with_the_reason():
     with pytest.raises(EquilibriaError, match="unit_grad_sq=None, dim=10"):
         AdamL2(0.1, 0.1).equilibrium(dim=10)
     with pytest.raises(EquilibriaError, match="weight_decay=0"):
@@ -523,7 +523,7 @@ def test_adam_l2_needs_the_gradient_scale_and_says_why():
 
 @pytest.mark.parametrize("kind", [SGD, SGDW, AdamW, AdamL2, Lion, Muon])
 @pytest.mark.parametrize(("lr", "wd"), [(1e-320, 0.1), (0.1, 1e-320), (1e-160, 1.0), (1e-100, 1e-100)])
-def test_settings_that_underflow_are_refused_with_the_range(kind, lr, wd):
+def test_settings_that_underflow_raise_with_the_range(kind, lr, wd):
     """Not by an infinite norm or time constant, nor by a singular matrix."""
     size = {} if kind is Muon else {"unit_grad_sq": 1.0, "dim": 10}
     for call in (

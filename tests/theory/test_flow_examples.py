@@ -16,11 +16,11 @@ from equilibria.errors import EquilibriaError
 from equilibria.theory.eos_series import ratio_crossings
 from equilibria.theory.flow import curve_time, flow_velocity, integrate_flow
 from equilibria.theory.flow_examples import (
+    gap_closing_step,
     regression_flow,
     regression_geometry,
     rmsprop_valley_position,
     sphere3d_angle,
-    steps_to_tolerance,
 )
 from equilibria.theory.hamiltonian import mean_square_displacement, period_steps
 from equilibria.theory.stability import crossing_time, edge_of_stability
@@ -279,7 +279,7 @@ def test_regression_run(regression_run):
 
     # Steps to a tolerance, counted from the crossing.
     gap = regression_flow(inputs, targets, weight=weights[crossed], time=0.0).distance
-    reach = float(steps_to_tolerance(gap, distance, intrinsic_lr=intrinsic, crossing=crossed))
+    reach = float(gap_closing_step(gap, distance, intrinsic_lr=intrinsic, crossing=crossed))
     assert reach == pytest.approx(final, rel=1e-3)
 
 
@@ -313,7 +313,7 @@ def test_regression_flow_composes_and_ignores_scale(seed, k, first, second):
 
 
 def test_steps_to_tolerance():
-    steps = steps_to_tolerance([1.0, 0.5, 0.01], 0.02, intrinsic_lr=1e-4, crossing=100)
+    steps = gap_closing_step([1.0, 0.5, 0.01], 0.02, intrinsic_lr=1e-4, crossing=100)
     assert steps[2] == 100
     left = np.array([1.0, 0.5]) * (1 - 1e-4) ** (steps[:2] - 100)
     assert left == pytest.approx([0.02, 0.02], rel=1e-12)
@@ -337,8 +337,8 @@ INPUTS, TARGETS = [[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0]
         lambda: regression_flow(INPUTS, TARGETS, weight=[1.0, 1.0], time=0.0),
         lambda: regression_flow(INPUTS, TARGETS, weight=[1.0], time=0.0),
         lambda: regression_flow(INPUTS, TARGETS, weight=[1.0, 0.0], time=-1.0),
-        lambda: steps_to_tolerance(0.0, 0.1, intrinsic_lr=0.1),
-        lambda: steps_to_tolerance(1.0, "small", intrinsic_lr=0.1),
+        lambda: gap_closing_step(0.0, 0.1, intrinsic_lr=0.1),
+        lambda: gap_closing_step(1.0, "small", intrinsic_lr=0.1),
     ],
 )
 def test_bad_input(call):

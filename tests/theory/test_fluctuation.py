@@ -286,7 +286,7 @@ def test_variances_are_linear_in_the_noise(noise, factor, a):
         assert other.angle_variance == pytest.approx(factor * one.angle_variance, rel=1e-9)
 
 
-def test_what_has_no_law_or_lacks_an_input_is_refused():
+def test_rules_without_law_and_missing_inputs_raise():
     with pytest.raises(EquilibriaError, match="Muon"):
         fluctuation(Muon(0.01, 0.1), 0.1)
     with pytest.raises(EquilibriaError, match="dim"):

@@ -91,9 +91,9 @@ class Run:
 
     @torch.no_grad()
     def renormalise(self, change, *, buffer: float) -> None:
-        for w, held in zip(self.weights, self.buffers(), strict=True):
+        for w, momentum_buffer in zip(self.weights, self.buffers(), strict=True):
             w.mul_(change.weight)
-            held.mul_(buffer)
+            momentum_buffer.mul_(buffer)
         self.scale_statistics(change.running_mean, change.running_var)
 
     @torch.no_grad()
@@ -170,7 +170,7 @@ def test_default_batch_norm_eps_is_not_scale_invariant():
     assert 1e-8 < worst < 1e-2
 
 
-def test_nesterov_is_refused_for_a_reason():
+def test_nesterov_has_no_folded_equivalent():
     folded = fold(0.1, 2e-2, momentum=0.9, steps=STEPS)
     plain, free = Run(nesterov=True), Run(nesterov=True)
     worst = 0.0
@@ -546,7 +546,7 @@ def test_switching_there_and_back_changes_nothing(log_scale, q, exponent, w, buf
 
 @pytest.mark.parametrize("switch", [to_folded, to_weight_decay])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_switching_is_refused_just_before_the_squared_scale_leaves_float64(switch, sign):
+def test_switching_raises_just_before_the_squared_scale_leaves_float64(switch, sign):
     """Every factor that is handed out is a normal number; nearly all of the range of float64 is allowed."""
     largest = math.log(sys.float_info.max) / 2
     for log_scale in np.arange(0.9 * largest, 1.1 * largest, 0.5):
@@ -591,7 +591,7 @@ def test_renormalisation_exponent_is_exact(norm):
         ({"lr": 0.1, "weight_decay": 0.0, "steps": 3, "optimizer": "adamw"}, "optimizer='adamw'"),
     ],
 )
-def test_fold_refuses(arguments, message):
+def test_fold_raises(arguments, message):
     with pytest.raises(EquilibriaError, match=message):
         fold(**arguments)
 

@@ -154,7 +154,7 @@ def test_a_memory_that_is_empty_cannot_be_scaled_but_one_is_one():
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.0, float("nan"), "0.9", None])
-def test_bad_coefficients_are_refused(bad):
+def test_bad_coefficients_raise(bad):
     for build in (memory.ema_memory, memory.muon_memory):
         with pytest.raises(EquilibriaError, match="expected"):
             build(bad)

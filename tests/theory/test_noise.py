@@ -123,6 +123,6 @@ def test_diffusion_law_solves_its_equation(lr, wd, noise, norm, t):
         lambda: sde_norm_fourth(-1.0, 1.0, lr=0.1, weight_decay=0.1, noise_sq=1.0),
     ],
 )
-def test_bad_input_is_refused(call):
+def test_bad_input_raises(call):
     with pytest.raises(EquilibriaError, match=r"got .*expected"):
         call()

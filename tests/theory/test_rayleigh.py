@@ -14,12 +14,12 @@ from scipy.stats import kstest
 from equilibria.errors import EquilibriaError
 from equilibria.theory.rayleigh import (
     NoisyRayleigh,
+    angle_from_gradient,
     angular_update,
     equilibrium_angle,
     equilibrium_norm_sq,
     norm_sq_along,
     norm_sq_at,
-    step_angle,
 )
 from equilibria.theory.rayleigh_curve import RiskCurve, _mixing, risk_curve
 from equilibria.theory.rayleigh_risk import (
@@ -109,7 +109,7 @@ def test_discrete_equilibrium_is_the_fixed_point_of_the_step(lr, product, unit):
     assert after == pytest.approx(m, rel=1e-12)
     tangent = lr * np.sqrt(unit) / m / (1 - product)
     assert float(equilibrium_angle(lr, decay, discrete=True)) == pytest.approx(np.arctan(tangent), rel=1e-9)
-    assert float(step_angle(np.sqrt(unit / m), np.sqrt(m), lr=lr, weight_decay=decay)) == pytest.approx(
+    assert float(angle_from_gradient(np.sqrt(unit / m), np.sqrt(m), lr=lr, weight_decay=decay)) == pytest.approx(
         np.arctan(tangent), rel=1e-12
     )
 
@@ -159,7 +159,7 @@ def test_angle_in_equilibrium(decay, angle):
 def test_step_angle_is_exact():
     rng, model = np.random.default_rng(3), NoisyRayleigh([1.0, 2.0, 5.0], noise=2.0, lr=0.4, weight_decay=0.5)
     run = simulate(model, aligned(0.2, 3, 1.0, rng=rng, trials=50), 40, rng=rng)
-    law = step_angle(run.grad_norm, np.sqrt(run.norm_sq[:-1]), lr=0.4, weight_decay=0.5)
+    law = angle_from_gradient(run.grad_norm, np.sqrt(run.norm_sq[:-1]), lr=0.4, weight_decay=0.5)
     assert law == pytest.approx(run.angle, rel=1e-12)
 
 
@@ -666,7 +666,7 @@ def test_curve_settles_at_the_stationary_risk(start, decay, dim, noise):
         (lambda: norm_sq_along([0.0, 0.0], 1.0, lr=0.1, weight_decay=0.1, unit_grad_sq=1.0), "increasing"),
         (lambda: norm_sq_along([0, 1, 2], 1.0, lr=0.1, weight_decay=0.1, unit_grad_sq=[1, 2]), "one per time, 3"),
         (lambda: angular_update(0.0, 1.0, lr=0.1), "norm_sq"),
-        (lambda: step_angle(1.0, 1.0, lr=1.0, weight_decay=1.0), "weight_decay"),
+        (lambda: angle_from_gradient(1.0, 1.0, lr=1.0, weight_decay=1.0), "weight_decay"),
         (lambda: alignment_sde(0.5, 3.0, model=reference(), norm_sq=1.0), "quotient"),
         (lambda: alignment_sde(1.5, 1.0, model=reference(), norm_sq=1.0), "f=1.5"),
         (lambda: quotient_bounds("x", reference()), "f='x'"),

@@ -1,4 +1,4 @@
-"""The exact risk curve against a finite-volume solution for the polar angle, and what must not change it."""
+"""The exact risk curve against a finite-volume solution for the polar angle, and its invariances."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _by_cells(model, speeds, start, *, cells):
     """
     width = np.pi / 2 / cells
     theta = (np.arange(cells) + 0.5) * width
-    mass, found = start(theta) * width, []
+    mass, actual = start(theta) * width, []
     for x in speeds:
         log_weight = (model.dim - 2) * np.log(np.sin(theta)) + model.gap / (x * model.noise**2) * np.cos(theta) ** 2
         half = np.exp(np.diff(log_weight) / 2)  # rate up: half, rate down: 1/half
@@ -45,8 +45,8 @@ def _by_cells(model, speeds, start, *, cells):
             moved[:-1] += before[0, 1:] * mass[1:]
             moved[1:] += before[2, :-1] * mass[:-1]
             mass = solve_banded((1, 1), after, moved)
-        found.append(mass @ np.sin(theta) ** 2 / mass.sum())
-    return np.array(found)
+        actual.append(mass @ np.sin(theta) ** 2 / mass.sum())
+    return np.array(actual)
 
 
 def uniform(dim):
@@ -76,7 +76,7 @@ def test_schedule_and_rescale_follow_their_norm():
         np.testing.assert_allclose(curve.angular_update, closed.angular_update, rtol=1e-12)
 
 
-def test_one_risk_for_all_starts_there_and_forgets_it():
+def test_a_common_initial_risk_is_the_start_and_is_forgotten():
     model = NoisyRayleigh.two_level(1.0, 10, noise=1.0, lr=0.1, weight_decay=0.04)
     for risk in (0.0, 0.3, 1.0):
         curve = exact_risk_curve(model, 800, risk=risk)

@@ -263,7 +263,7 @@ def test_torch_heavy_ball_when_lr_falls_by_ten():
     assert results[False][0] == pytest.approx(0.668, abs=0.025)
 
 
-def test_without_an_equilibrium_there_is_nothing_to_rescale_to():
+def test_rescaling_without_an_equilibrium_raises():
     with pytest.raises(EquilibriaError, match="weight_decay=0"):
         rescale_factors(SGD(0.1, 0.1), SGD(0.1))
     with pytest.raises(EquilibriaError, match="lr=0"):

@@ -1,4 +1,4 @@
-"""The rules: what they accept, what they refuse and with which words, and how they mirror torch."""
+"""The rules: accepted settings, error messages, and agreement with torch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_betas_of_the_wrong_kind(bad):
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.0}, {"momentum": 0.9, "dampening": 0.1}])
-def test_nesterov_is_refused_where_torch_refuses_it(options):
+def test_nesterov_raises_where_torch_raises(options):
     with pytest.raises(ValueError, match="Nesterov"):
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, nesterov=True, **options)
     with pytest.raises(EquilibriaError, match=r"nesterov=True.*momentum > 0 and dampening = 0"):
@@ -119,7 +119,7 @@ def test_muon_gain_is_the_factor_torch_applies(adjust, shape):
     np.testing.assert_allclose(with_decay / reference, rule.gain(shape), rtol=1e-9)
 
 
-def test_muon_refuses_other_adjustments_and_shapes():
+def test_muon_raises_for_unknown_adjustments_and_shapes():
     with pytest.raises(EquilibriaError, match="original, match_rms_adamw"):
         Muon(0.1, adjust_lr_fn="none")
     for shape in ((3,), (3, 0), (3, 4, 5), (2.5, 2), "ab", (math.nan, 2), 7):
@@ -159,8 +159,8 @@ def test_assumptions_are_decided_where_the_inputs_decide_them():
     assert met(SGD(0.1, 7e-3, momentum=0.9), oscillation) is False
     assert met(AdamW(0.1, betas=(0.9, 0.95)), "second moment averages over many steps") is False
     assert met(AdamW(0.1), "second moment averages over many steps") is True
-    assert met(AdamL2(2e-3, 0.02), "decay small beside the gradient", unit_grad_sq=1.0, dim=400) is True
-    assert met(AdamL2(2e-3, 0.5), "decay small beside the gradient", unit_grad_sq=1.0, dim=4e6) is False
+    assert met(AdamL2(2e-3, 0.02), "decay small relative to the gradient", unit_grad_sq=1.0, dim=400) is True
+    assert met(AdamL2(2e-3, 0.5), "decay small relative to the gradient", unit_grad_sq=1.0, dim=4e6) is False
     assert met(Lion(0.001, 0.1), "memory shorter than the time constant") is True
     assert met(Lion(0.01, 0.1), "memory shorter than the time constant") is False
     assert met(Muon(0.1), "measured update size", shape=(4, 4)) is False

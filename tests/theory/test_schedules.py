@@ -211,7 +211,7 @@ def test_warmup_stable_decay_by_hand():
     assert sc.WarmupStableDecay(2.0, warmup=0, stable=0, decay=2).values(3).tolist() == [2, 1, 0]
 
 
-def test_as_schedule_takes_what_people_have():
+def test_as_schedule_accepts_numbers_lists_arrays_and_functions():
     body = sc.Linear(1, 0, steps=3)
     assert sc.as_schedule(body) is body
     assert sc.as_schedule(1) == sc.as_schedule(np.float32(1)) == sc.as_schedule(np.array(1.0)) == sc.Constant(1.0)

@@ -18,7 +18,6 @@ from equilibria.theory.approach import oscillation_threshold
 from equilibria.theory.settling import (
     Relaxation,
     after_lr_drop,
-    equilibrium_norm_sq,
     minimum_settling_steps,
     relaxation,
     settling_steps,
@@ -29,7 +28,7 @@ from equilibria.theory.settling import (
 QUANTITIES = ("angle", "norm", "norm_sq")
 
 
-def buffer_walk(rule, pqr, steps, big_l=1.0):
+def buffer_walk(rule, pqr, steps, unit_grad_sq=1.0):
     """||w||^2 before every step and the angle of every step, from the expected step of torch's SGD or of SGDW."""
     norm_sq, angle = [], []
     p, q, r = pqr
@@ -37,7 +36,7 @@ def buffer_walk(rule, pqr, steps, big_l=1.0):
         norm_sq.append(p)
         if isinstance(rule, SGDW):
             after, q, r, _, inner = random_walk.expected_sgdw_step(
-                p, q, r, rule.lr, rule.weight_decay, rule.momentum, big_l
+                p, q, r, rule.lr, rule.weight_decay, rule.momentum, unit_grad_sq
             )
         else:
             after, q, r, _, inner = random_walk.expected_sgd_step(
@@ -47,7 +46,7 @@ def buffer_walk(rule, pqr, steps, big_l=1.0):
                 rule.lr,
                 rule.weight_decay,
                 rule.momentum,
-                big_l,
+                unit_grad_sq,
                 nesterov=rule.nesterov,
                 dampening=rule.dampening,
             )
@@ -56,7 +55,7 @@ def buffer_walk(rule, pqr, steps, big_l=1.0):
     return np.array(norm_sq), np.array(angle), (p, q, r)
 
 
-def adam_walk(rule, state, steps, big_l=1.0, dim=1.0):
+def adam_walk(rule, state, steps, unit_grad_sq=1.0, dim=1.0):
     norm_sq, angle = [], []
     p, q, r, v = state
     for _ in range(steps):
@@ -69,7 +68,7 @@ def adam_walk(rule, state, steps, big_l=1.0, dim=1.0):
             rule.lr,
             rule.weight_decay,
             rule.betas,
-            big_l,
+            unit_grad_sq,
             dim,
             decoupled=isinstance(rule, AdamW),
         )
@@ -206,7 +205,7 @@ def test_closed_form_is_as_accurate_as_stated(momentum, eps, ratio, worst):
     assert steps_to_tolerance(rule, math.sqrt(ratio), quantity="norm") == pytest.approx(true, rel=worst)
 
 
-def test_closed_form_is_useless_where_said_so_and_the_recursion_is_not():
+def test_recursion_is_right_where_the_closed_form_is_documented_to_fail():
     rule = SGD(1.0, 5e-4, momentum=0.9)
     target = math.sqrt(1 / (5e-4 * 0.1 * (2 - 5e-4 / 1.9)))
     norm_sq, angle, _ = buffer_walk(rule, (0.1 * target, 0.0, 0.0), 2000)
@@ -266,14 +265,14 @@ def test_a_start_inside_the_band_can_still_leave_it():
 @pytest.mark.parametrize("excess", [0.5, 2.0])
 def test_settling_of_adam_equals_brute_force(rule, excess):
     """With the second moment in equilibrium, and left behind by a jump of the norm (a changed lr, say)."""
-    big_l, dim = 2.0, 50.0
-    _, _, state = adam_walk(rule, (1.0, 0.0, 0.0, 2.0 / dim), 40_000, big_l, dim)
-    target, end = fixed_point(lambda s: adam_walk(rule, s, 10, big_l, dim), state)
+    unit_grad_sq, dim = 2.0, 50.0
+    _, _, state = adam_walk(rule, (1.0, 0.0, 0.0, 2.0 / dim), 40_000, unit_grad_sq, dim)
+    target, end = fixed_point(lambda s: adam_walk(rule, s, 10, unit_grad_sq, dim), state)
     p, q, r, v = state
-    norm_sq, angle, _ = adam_walk(rule, (p * excess**2, q, r / excess**2, v / excess**2), 20_000, big_l, dim)
-    start = rescaled(settled(rule, unit_grad_sq=big_l, dim=dim), excess)
+    norm_sq, angle, _ = adam_walk(rule, (p * excess**2, q, r / excess**2, v / excess**2), 20_000, unit_grad_sq, dim)
+    start = rescaled(settled(rule, unit_grad_sq=unit_grad_sq, dim=dim), excess)
     for quantity in QUANTITIES:
-        steps = settling_steps(rule, start, quantity=quantity, unit_grad_sq=big_l, dim=dim)
+        steps = settling_steps(rule, start, quantity=quantity, unit_grad_sq=unit_grad_sq, dim=dim)
         assert abs(steps - last_outside(norm_sq, angle, target, end, quantity)) <= 1
 
 
@@ -453,7 +452,7 @@ def test_closed_form_of_ratios_whose_powers_leave_float64(ratio):
     assert there == pytest.approx((1 + math.copysign(math.exp(edge), ratio - 1)) ** 0.25, rel=1e-6)
 
 
-def test_settings_at_the_edge_of_stability_that_never_settle_are_refused(monkeypatch):
+def test_settings_that_never_settle_raise(monkeypatch):
     monkeypatch.setattr(settling, "_LAST_RESORT", 50_000)  # instead of 3 million steps: to be fast
     rule = SGD(1.0, 2 - 1e-9)
     with pytest.raises(EquilibriaError, match=r"not settled after .*; expected an lr\*weight_decay further"):
@@ -481,7 +480,7 @@ def test_after_lr_drop_follows_the_recursion(make, power, worst, k):
     path = evolve(new, 120_000, start=settled(make(0.02 * k)))
     at = np.array([2000, 20_000, 60_000, 119_999])
     result = after_lr_drop(new, k, steps=at)
-    norm_end, angle_end = math.sqrt(equilibrium_norm_sq(new, unit_grad_sq=1.0, dim=1.0)), new.equilibrium().angle
+    norm_end, angle_end = math.sqrt(settled(new, unit_grad_sq=1.0, dim=1.0).norm_sq), new.equilibrium().angle
     np.testing.assert_allclose(result.norm_ratio, path.norm[at] / norm_end, rtol=worst)
     np.testing.assert_allclose(result.angle_ratio, path.angle[at] / angle_end, rtol=2 * worst)
     start = after_lr_drop(new, k, steps=0)
@@ -491,11 +490,11 @@ def test_after_lr_drop_follows_the_recursion(make, power, worst, k):
 
 def test_relaxation_is_the_fourth_power_law_of_the_diffusion():
     """gamma' = (1 - 4 eps/(1-a)) gamma + 2 L lr^2/(1-a)^2, iterated."""
-    lr, wd, a, big_l = 0.05, 1e-3, 0.9, 3.0
+    lr, wd, a, unit_grad_sq = 0.05, 1e-3, 0.9, 3.0
     gamma, rate = 1e4, 4 * lr * wd / (1 - a)
-    end = big_l * lr / (2 * wd * (1 - a))
+    end = unit_grad_sq * lr / (2 * wd * (1 - a))
     for _ in range(500):
-        gamma = (1 - rate) * gamma + 2 * big_l * lr**2 / (1 - a) ** 2
+        gamma = (1 - rate) * gamma + 2 * unit_grad_sq * lr**2 / (1 - a) ** 2
     how = relaxation(SGD(lr, wd, momentum=a))
     assert how.power == 4 and how.rate == pytest.approx(rate)
     assert float(how.ratio((1e4 / end) ** 0.25, 500)) == pytest.approx((gamma / end) ** 0.25, rel=5e-4)
@@ -531,15 +530,15 @@ def test_tracking_lag_follows_a_drifting_gradient(momentum, printed):
     rule = SGD(0.1, 1e-3, momentum=momentum)
     p, q, r = float(settled(rule, unit_grad_sq=10.0).norm_sq), 0.0, 0.0
     if momentum:
-        p, q, r = buffer_walk(rule, (p, q, r), 5000, big_l=10.0)[2]
+        p, q, r = buffer_walk(rule, (p, q, r), 5000, unit_grad_sq=10.0)[2]
     deviation, law = [], []
     for t in range(320_000):
-        big_l = 10 + math.sin(t / 1e5)
-        p, q, r, _, _ = random_walk.expected_sgd_step(p, q, r, 0.1, 1e-3, momentum, big_l)
+        unit_grad_sq = 10 + math.sin(t / 1e5)
+        p, q, r, _, _ = random_walk.expected_sgd_step(p, q, r, 0.1, 1e-3, momentum, unit_grad_sq)
         if t >= 60_000 and t % 2000 == 0:
-            target = math.sqrt(big_l * 0.1 / (1e-3 * (1 - momentum) * (2 - 1e-4 / (1 + momentum))))
+            target = math.sqrt(unit_grad_sq * 0.1 / (1e-3 * (1 - momentum) * (2 - 1e-4 / (1 + momentum))))
             deviation.append(p / target - 1)
-            law.append(tracking_lag(rule, math.cos(t / 1e5) * 1e-5 / big_l))
+            law.append(tracking_lag(rule, math.cos(t / 1e5) * 1e-5 / unit_grad_sq))
     largest = np.max(np.abs(deviation))
     assert largest == pytest.approx(printed, rel=0.05)
     np.testing.assert_allclose(deviation, law, atol=0.05 * largest)
@@ -575,6 +574,6 @@ def test_tracking_lag_follows_a_drifting_gradient(momentum, printed):
         lambda: tracking_lag(AdamW(0.1, 1e-3), 1e-6),
     ],
 )
-def test_bad_input_is_refused(call):
+def test_bad_input_raises(call):
     with pytest.raises(EquilibriaError, match=r"got .*expected"):
         call()

@@ -15,6 +15,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.theory.effective_schedulers import gwsi_step
 from equilibria.theory.hamiltonian import period_steps
 from equilibria.theory.stability import (
+    angle_from_norms,
     crossing_time,
     descent_bound,
     edge_of_stability,
@@ -25,7 +26,6 @@ from equilibria.theory.stability import (
     raw_threshold,
     stability_ratio,
     stationarity_guarantee,
-    step_angle,
 )
 
 
@@ -68,7 +68,9 @@ def test_torch_sgd_is_projected_descent(loss, dim, lr, wd):
         predicted = norm_step(norm**2, unit_gradient @ unit_gradient, lr=lr, weight_decay=wd)
         assert float(predicted) == pytest.approx(after @ after, rel=1e-13)
         angle = 2 * math.asin(min(1.0, np.linalg.norm(direction - theta) / 2))
-        assert float(step_angle(norm, np.linalg.norm(after), lr=lr, weight_decay=wd)) == pytest.approx(angle, abs=1e-7)
+        assert float(angle_from_norms(norm, np.linalg.norm(after), lr=lr, weight_decay=wd)) == pytest.approx(
+            angle, abs=1e-7
+        )
 
 
 def test_norm_law_holds_per_block():
@@ -99,7 +101,7 @@ def test_batched_projected_step():
 
 def test_small_angle_keeps_its_digits():
     """A stationary norm at lr*wd = 1e-9: sqrt(2e-9) to 9 digits (plain arccos would keep about 7)."""
-    angle = float(step_angle(1.0, 1.0, lr=1e-3, weight_decay=1e-6))
+    angle = float(angle_from_norms(1.0, 1.0, lr=1e-3, weight_decay=1e-6))
     assert angle == pytest.approx(math.sqrt(2e-9) * (1 + 1e-9 / 12), rel=1e-7)
     assert float(edge_of_stability(1e-3, 1e-6, sharpness=1.0).angular_step) == pytest.approx(math.sqrt(2e-9), rel=1e-9)
 
@@ -112,10 +114,10 @@ def test_norms_measured_in_float32_may_undercut_a_pure_shrink():
     assert before.dtype == np.float32
     ratio = after.astype(np.float64) / (0.99 * before.astype(np.float64))
     assert ratio.min() < 1 - 5e-8
-    angle = step_angle(before, after, lr=0.1, weight_decay=0.1)
+    angle = angle_from_norms(before, after, lr=0.1, weight_decay=0.1)
     assert (angle[ratio <= 1] == 0).all() and (angle < 3e-3).all()
     with pytest.raises(EquilibriaError, match="next_norm"):
-        step_angle(1.0, 0.99 * (1 - 2e-6), lr=0.1, weight_decay=0.1)
+        angle_from_norms(1.0, 0.99 * (1 - 2e-6), lr=0.1, weight_decay=0.1)
 
 
 def test_raw_threshold_is_where_the_multiplier_is_minus_one():
@@ -336,7 +338,7 @@ def test_observables():
         lambda: effective_lr(1j, 0.1, norm_sq=1.0),
         lambda: projected_step([1.0, 0.0], [1.0, 0.0], effective_lr=1.0),
         lambda: norm_step(1.0, -1.0, lr=0.1, weight_decay=0.1),
-        lambda: step_angle(1.0, 0.5, lr=0.1, weight_decay=0.1),
+        lambda: angle_from_norms(1.0, 0.5, lr=0.1, weight_decay=0.1),
         lambda: stability_ratio(1.0, -1.0),
         lambda: raw_threshold(math.inf, 0.0),
         lambda: descent_bound(1.0, 1.0, effective_lr=0.0, max_sharpness=1.0),

@@ -45,7 +45,7 @@ def test_every_point_is_the_equilibrium_of_the_rule(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_nothing_moves_away_from_the_target(rule):
+def test_the_recursion_stays_at_the_target(rule):
     """The recursion of the rule stays where the target says: an equilibrium of the map, not of a formula alone."""
     moderate = dataclasses.replace(rule, lr=0.02, weight_decay=0.02)
     goal = targets(moderate, 0.02, unit_grad_sq=L, dim=D)
@@ -65,7 +65,7 @@ def test_where_lr_or_decay_is_zero_the_angle_is_zero_and_there_is_no_norm(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_without_a_weight_decay_the_rule_has_its_own(rule):
+def test_weight_decay_defaults_to_that_of_the_rule(rule):
     own = targets(rule, LRS, unit_grad_sq=L, dim=D)
     given_one = targets(rule, LRS, weight_decay=rule.weight_decay, unit_grad_sq=L, dim=D)
     np.testing.assert_array_equal(own.angle, given_one.angle)
@@ -119,6 +119,6 @@ def test_sliding_along_the_product_keeps_the_angle(rule, k):
         lambda: targets(AdamL2(0.1, 1.0), 1e3),
     ],
 )
-def test_bad_input_is_refused(call):
+def test_bad_input_raises(call):
     with pytest.raises(EquilibriaError, match=r"got .*expected"):
         call()

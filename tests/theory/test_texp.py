@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory.exponential import decay_roots
-from equilibria.theory.folding import fold
-from equilibria.theory.texp import texp, texp_ratio_error, texp_without_drop
+from equilibria.theory.folding import FoldState, fold, unfold
+from equilibria.theory.texp import taper, texp, texp_ratio_error, texp_without_drop, unfold_step
 
 PHASES = [(0, 0.1), (1000, 0.01), (2000, 0.001)]
 RATES = np.repeat([0.1, 0.01, 0.001], 1000)
@@ -131,3 +131,61 @@ def test_schedules_survive_beyond_float64():
 def test_bad_input_is_named(call):
     with pytest.raises(EquilibriaError, match="got "):
         call()
+
+
+SHORT_PHASES = [(0, 0.1), (40, 0.02), (70, 0.004)]
+
+
+def short_rates():
+    return [0.1] * 40 + [0.02] * 30 + [0.004] * 30
+
+
+@pytest.mark.parametrize(("whole", "instant_drop"), [(texp, True), (texp_without_drop, False)])
+def test_step_by_step_is_the_whole_schedule(whole, instant_drop):
+    expected = whole(SHORT_PHASES, 5e-3, steps=100, momentum=0.9).log_lr
+    now, actual = None, []
+    for lr in short_rates():
+        now = taper(now, lr, weight_decay=5e-3, momentum=0.9, instant_drop=instant_drop)
+        actual.append(now.log_lr)
+    assert actual == pytest.approx(expected.tolist(), abs=1e-13)
+    assert now.first_lr == 0.1
+
+
+@given(decay=st.floats(0, 0.02), momentum=st.sampled_from([0.0, 0.5, 0.9]), exponent=st.integers(-3, 40))
+def test_unfolding_step_by_step_is_unfolding_the_schedule(decay, momentum, exponent):
+    rng = np.random.default_rng(0)
+    log_lr = np.log(rng.uniform(0.01, 0.2, 30)) + 0.3 * np.arange(30)
+    expected = unfold(log_lr, decay, momentum=momentum, log=True)
+    state = FoldState(exponent=exponent)
+    for t, value in enumerate(log_lr):
+        step = unfold_step(state, value, weight_decay=decay, momentum=momentum)
+        assert step.lr == pytest.approx(math.exp(value - 2 * exponent * math.log(2)), rel=1e-12)
+        assert math.log(step.alpha) == pytest.approx(expected.log_scale[t] - expected.log_scale[t + 1], abs=1e-12)
+        state = step.state
+        assert state.q == pytest.approx(expected.q[t + 1], rel=1e-10)
+        assert state.log_scale == pytest.approx(expected.log_scale[t + 1], abs=1e-12)
+
+
+def test_a_power_of_two_does_not_touch_the_mantissa():
+    plain = unfold_step(FoldState(), 3.3, weight_decay=0.1)
+    divided = unfold_step(FoldState(exponent=7), 3.3, weight_decay=0.1)
+    assert divided.lr == plain.lr * 2.0**-14
+
+
+def test_the_folded_schedule_explains_itself():
+    folded = fold(short_rates(), 5e-3, momentum=0.9)
+    state = FoldState()
+    for t, log_lr in enumerate(folded.log_lr):
+        state = unfold_step(state, float(log_lr), weight_decay=5e-3, momentum=0.9).state
+        assert state.log_scale == pytest.approx(folded.log_scale[t + 1], abs=1e-12)
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, math.nan])
+def test_a_learning_rate_that_cannot_be_tapered_raises(lr):
+    with pytest.raises(EquilibriaError, match="got lr="):
+        taper(None, lr, weight_decay=1e-3)
+
+
+def test_a_learning_rate_beyond_float64_raises():
+    with pytest.raises(EquilibriaError, match="got log_lr=800"):
+        unfold_step(FoldState(), 800.0, weight_decay=1e-3)

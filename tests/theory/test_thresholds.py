@@ -57,7 +57,7 @@ def test_sgd_is_stable_below_and_unstable_above(settings, scale_invariant):
     assert outcome(edge * (1 - ASIDE)) < 1 < outcome(edge * (1 + ASIDE))
 
 
-def test_weight_decay_shifts_the_threshold_by_what_the_docstring_says():
+def test_weight_decay_shifts_the_threshold_as_documented():
     """The two kinds differ by wd (heavy ball), which the simulation above would not resolve at this size."""
     plain, invariant = (float(momentum_threshold(0.1, 0.02, momentum=0.5, scale_invariant=it)) for it in (False, True))
     assert plain - invariant == pytest.approx(0.02, rel=1e-9)
@@ -102,7 +102,7 @@ def test_values_of_the_literature():
     assert float(nesterov_threshold(0.1, 0.0, momentum=0.9)) == pytest.approx(3.8 / 2.8 / 0.1)
 
 
-def test_they_broadcast_and_refuse():
+def test_thresholds_broadcast_and_raise():
     assert momentum_threshold([0.1, 0.2], 0.0, momentum=[[0.0], [0.9]]).shape == (2, 2)
     for call, match in [
         (lambda: momentum_threshold(0.1, 0.0, momentum=1.0), "momentum=1"),

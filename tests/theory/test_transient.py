@@ -169,7 +169,7 @@ def test_lion_against_the_recursion_written_out(rule):
 
 @pytest.mark.parametrize("betas", [(0.95, 0.98), (0.9, 0.9), (0.95, 0.95), (0.5, 0.99)])
 @pytest.mark.parametrize("lr", [1e-4, 1.0, 1e4])
-def test_lion_keeps_finite_whatever_the_scale_and_the_number_of_terms(betas, lr):
+def test_lion_stays_finite_at_every_scale_and_number_of_terms(betas, lr):
     """Powers of a correlation up to the hundredth must neither overflow nor vanish into NaN."""
     rule = Lion(lr, 1e-3 / lr, betas=betas)
     star = float(settled(rule).norm_sq)
@@ -185,8 +185,10 @@ def test_adam_with_l2_settles_layer_by_layer():
     start = settled(rule, unit_grad_sq=grads, dim=dims)
     path = evolve(rule, 50, start=start, unit_grad_sq=grads, dim=dims)
     np.testing.assert_allclose(path.norm_sq, np.broadcast_to(start.norm_sq, path.norm_sq.shape), rtol=1e-10)
-    for layer, (big_l, dim) in enumerate(zip(grads, dims, strict=True)):
-        assert start.norm_sq[layer] == pytest.approx(rule.equilibrium(unit_grad_sq=big_l, dim=dim).norm ** 2, rel=1e-12)
+    for layer, (unit_grad_sq, dim) in enumerate(zip(grads, dims, strict=True)):
+        assert start.norm_sq[layer] == pytest.approx(
+            rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).norm ** 2, rel=1e-12
+        )
 
 
 def test_muon_before_orthogonalisation_by_simulation():
@@ -434,12 +436,12 @@ def test_published_heavy_ball_path_with_drifting_gradient():
     """L_t = 10 + sin(t / 1e5): the norm lags by half the relative drift per time constant."""
     rule = SGD(0.1, 0.001, momentum=0.9)
     steps = 100_000
-    big_l = 10 + np.sin(np.arange(steps) / 1e5)
-    path = evolve(rule, steps, start=cold_start(rule, [math.sqrt(10)]), unit_grad_sq=big_l[:, None])
+    unit_grad_sq = 10 + np.sin(np.arange(steps) / 1e5)
+    path = evolve(rule, steps, start=cold_start(rule, [math.sqrt(10)]), unit_grad_sq=unit_grad_sq[:, None])
     x = path.norm_sq[:, 0]
     for t, value in ((1000, 70.234906), (10_000, 71.054781), (100_000, 73.621922)):
         assert x[t] == pytest.approx(value, abs=1e-6)
-    target = rule.equilibrium(big_l).norm ** 2
+    target = rule.equilibrium(unit_grad_sq).norm ** 2
     assert int(np.argmax(np.abs(x[1:] / target - 1) < 0.01)) + 1 == 922
     deviation = x[6001:] / target[6000:] - 1
     assert np.abs(deviation).max() == pytest.approx(0.000125, rel=0.05)
@@ -465,8 +467,8 @@ def test_published_paths_with_noise(momentum, rms, highest):
     """L_t = 10 + uniform(-3, 3), many layers at once: rms deviation within 15 %, none beyond 5.5 sigma."""
     rule = SGD(0.1, 0.001, momentum=momentum)
     layers, steps = 100, 4000
-    big_l = 10 + np.random.default_rng(1).uniform(-3, 3, size=(steps, layers))
-    path = evolve(rule, steps, start=settled(rule, unit_grad_sq=np.full(layers, 10.0)), unit_grad_sq=big_l)
+    unit_grad_sq = 10 + np.random.default_rng(1).uniform(-3, 3, size=(steps, layers))
+    path = evolve(rule, steps, start=settled(rule, unit_grad_sq=np.full(layers, 10.0)), unit_grad_sq=unit_grad_sq)
     star = rule.equilibrium(10.0).norm ** 2
     deviation = path.norm_sq[2000:] / star - 1
     # A cold norm takes 2500 steps to fluctuate fully without momentum: 1 - exp(-4) of the variance by then.
@@ -598,7 +600,7 @@ RULE = SGD(0.1, 0.01, momentum=0.9)
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, "one", [1.0, -1.0]])
-def test_bad_numbers_are_refused(bad):
+def test_bad_numbers_raise(bad):
     start = cold_start(RULE, 1.0)
     with pytest.raises(EquilibriaError, match="norm"):
         cold_start(RULE, bad)
@@ -613,7 +615,7 @@ def test_bad_numbers_are_refused(bad):
             evolve(RULE, 3, start=start, **{name: bad})
 
 
-def test_bad_schedules_and_counts_are_refused():
+def test_bad_schedules_and_counts_raise():
     start = cold_start(RULE, 1.0)
     with pytest.raises(EquilibriaError, match="momentum"):
         evolve(RULE, 3, start=start, momentum=[0.9, 1.0, 0.9])
@@ -635,7 +637,7 @@ def test_nothing_settles_without_lr_or_decay(rule, name):
 
 
 @pytest.mark.parametrize("bad", [None, "sgd", SGD, 0.1])
-def test_what_is_not_a_rule_is_refused(bad):
+def test_a_non_rule_raises(bad):
     start = cold_start(RULE, 1.0)
     for call in (lambda: evolve(bad, 3, start=start), lambda: settled(bad), lambda: cold_start(bad, 1.0)):
         with pytest.raises(EquilibriaError, match=r"got rule=.*; expected one of: SGD"):
@@ -643,7 +645,7 @@ def test_what_is_not_a_rule_is_refused(bad):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None, "x", -3.0])
-def test_bad_correlation_is_refused(bad):
+def test_bad_correlation_raises(bad):
     rule = SGD(0.1, 0.01, momentum=0.9, nesterov=True)
     with pytest.raises(EquilibriaError, match=r"got correlation=.*; expected"):
         evolve(rule, 3, start=cold_start(rule, 1.0), correlation=bad)
@@ -669,7 +671,7 @@ def test_norms_beyond_float64_are_refused_with_the_range(rule, norm):
         lambda: evolve(SGD(1e200, 1e-3), 3, start=cold_start(RULE, 1.0)),
     ],
 )
-def test_a_path_that_leaves_float64_is_refused(call):
+def test_a_path_that_leaves_float64_raises(call):
     with pytest.raises(EquilibriaError, match=r"got lr up to .*; expected numbers under which \|\|w\|\|\^2 stays"):
         call()
 
@@ -688,7 +690,7 @@ def test_a_state_with_or_without_second_moments_tells_adam_from_the_others(adam,
             evolve(other, 3, start=start)
 
 
-def test_a_state_of_another_kind_of_rule_is_refused():
+def test_a_state_of_another_kind_of_rule_raises():
     with pytest.raises(EquilibriaError, match="Lion"):
         evolve(Lion(0.1, 0.1), 3, start=cold_start(RULE, 1.0))
     with pytest.raises(EquilibriaError, match="Muon"):

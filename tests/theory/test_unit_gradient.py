@@ -45,11 +45,11 @@ def settle_by_hand(lr, wd, a, damp, nesterov, n_unit, c_unit, steps=60_000):
     ids=["heavy ball", "dampening", "nesterov"],
 )
 def test_the_norm_follows_from_l_alone(rule, correlation):
-    big_l = momentum_unit_grad_sq(rule, 3.0, buffer_dot_grad=3.0 * correlation)
+    unit_grad_sq = momentum_unit_grad_sq(rule, 3.0, buffer_dot_grad=3.0 * correlation)
     want = settle_by_hand(
         rule.lr, rule.weight_decay, rule.momentum, rule.dampening, rule.nesterov, 3.0, 3 * correlation
     )
-    assert rule.equilibrium(unit_grad_sq=big_l).norm ** 2 == pytest.approx(want, rel=1e-9)
+    assert rule.equilibrium(unit_grad_sq=unit_grad_sq).norm ** 2 == pytest.approx(want, rel=1e-9)
 
 
 @given(a=unit, rho=st.floats(-0.2, 1.0))
@@ -75,7 +75,7 @@ def test_nesterov_angle_factor_is_that_of_the_exact_equilibrium(a, rho):
     assert float(nesterov_angle_factor(a, correlation=0.0)) == 1.0
 
 
-def test_nesterov_angle_factor_of_many_layers_is_blank_where_there_is_no_equilibrium():
+def test_nesterov_angle_factor_is_nan_where_there_is_no_equilibrium():
     """L = N (1 + 2 a^2 rho) must be positive."""
     factors = nesterov_angle_factor(0.9, correlation=[0.1, -0.7, 0.0])
     assert np.isnan(factors).tolist() == [False, True, False]

@@ -1,4 +1,4 @@
-"""Validity as data: which assumption, whether these settings meet it, how large the error is."""
+"""Assumptions as data: whether the settings meet them, and how large the stated error is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from equilibria.theory.approach import oscillation_threshold
 
 
 def the(equilibrium, name):
-    (found,) = [item for item in equilibrium.validity if item.name == name]
-    return found
+    (actual,) = [item for item in equilibrium.validity if item.name == name]
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def the(equilibrium, name):
         Muon(0.02, 0.1).equilibrium(),
     ],
 )
-def test_every_law_says_what_only_a_measurement_can_tell(equilibrium):
+def test_every_law_lists_the_assumptions_that_need_a_measurement(equilibrium):
     assert the(equilibrium, "scale-invariant weight").met is None
     stationary = the(equilibrium, "stationary unit gradient")
     assert stationary.met is None and f"{3 * equilibrium.time_constant:.3g} steps" in stationary.detail
@@ -75,33 +75,33 @@ def adamw_norm_sq_shift(betas, *, entries=3000, eps=2e-3):
     ("betas", "measured"),
     [((0.9, 0.99), -0.0077), ((0.9, 0.95), -0.02), ((0.5, 0.95), -0.041), ((0.5, 0.9), -0.068), ((0.9, 0.5), 0.37)],
 )
-def test_adamw_with_a_short_average_is_off_by_what_it_says(betas, measured):
+def test_adamw_with_a_short_average_is_off_by_the_stated_error(betas, measured):
     """Size and sign against a simulation, and against one with torch (measured); first order in 1 - b2, as it says."""
     simulated = adamw_norm_sq_shift(betas)
     assert simulated == pytest.approx(measured, abs=0.015 if measured < 0.1 else 0.03)
-    found = the(AdamW(1e-3, 0.1, betas=betas).equilibrium(), "second moment averages over many steps")
-    assert found.error == pytest.approx(abs(measured), rel=0.2)
-    assert found.error == pytest.approx(abs(simulated), rel=0.2, abs=0.01)
-    assert f"||w||^2 is {'higher' if measured > 0 else 'lower'} by some {100 * found.error:.2g} %" in found.detail
+    actual = the(AdamW(1e-3, 0.1, betas=betas).equilibrium(), "second moment averages over many steps")
+    assert actual.error == pytest.approx(abs(measured), rel=0.2)
+    assert actual.error == pytest.approx(abs(simulated), rel=0.2, abs=0.01)
+    assert f"||w||^2 is {'higher' if measured > 0 else 'lower'} by some {100 * actual.error:.2g} %" in actual.detail
 
 
 @pytest.mark.parametrize(("eps", "met"), [(4e-4, True), (6e-4, False)])
 def test_lion_needs_a_memory_shorter_than_its_time_constant(eps, met):
     """2 eps / (1 - b2) < 0.1, at b2 = 0.99 that is eps < 5e-4."""
-    found = the(Lion(1.0, eps).equilibrium(), "memory shorter than the time constant")
-    assert found.met is met and found.error == pytest.approx(eps / 0.01)
+    actual = the(Lion(1.0, eps).equilibrium(), "memory shorter than the time constant")
+    assert actual.met is met and actual.error == pytest.approx(eps / 0.01)
 
 
 @pytest.mark.parametrize(("wd", "met"), [(1e-2, True), (1.0, False)])
-def test_adam_with_l2_needs_a_decay_small_beside_the_gradient(wd, met):
+def test_adam_with_l2_needs_a_decay_small_relative_to_the_gradient(wd, met):
     result = AdamL2(1e-3, wd).equilibrium(unit_grad_sq=1.0, dim=1000)
     ratio = wd * float(result.norm) ** 2  # wd ||w||^2 / sqrt(L)
-    found = the(result, "decay small beside the gradient")
-    assert found.met is met is (ratio < 0.05)
-    assert found.error == pytest.approx(ratio**2)
+    actual = the(result, "decay small relative to the gradient")
+    assert actual.met is met is (ratio < 0.05)
+    assert actual.error == pytest.approx(ratio**2)
 
 
-def test_muon_says_what_was_not_measured():
+def test_muon_lists_unmeasured_quantities():
     guessed = Muon(0.02, 0.1).equilibrium(shape=(64, 64))
     assert (the(guessed, "measured update size").met, the(guessed, "measured update size").error) == (False, 0.3)
     assert (the(guessed, "measured update memory").met, the(guessed, "measured update memory").error) == (False, 0.2)

@@ -20,7 +20,7 @@ from equilibria.errors import EquilibriaError, one_of, warn_caller, whole, withi
 from equilibria.optimizers.rules import law_of
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import is_sharded
-from equilibria.theory.requested import decay_for_angle, norm_power, step_angle, steps_to_fall
+from equilibria.theory.requested import angle_per_step, decay_for_angle, norm_power, steps_to_fall
 from equilibria.theory.rules import AdamL2, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule, in_epochs
 
@@ -268,7 +268,7 @@ class AngularSchedule(Hooked, LRScheduler):
     def _request(self, loop: GroupLoop, step: int) -> float:
         """Radians of one step."""
         angle = within("angle (radians)", self._angle(step), low=0, below=math.pi / 2)
-        return angle if self._per_epoch is None else step_angle(self._rule(loop), angle, steps=self._per_epoch)
+        return angle if self._per_epoch is None else angle_per_step(self._rule(loop), angle, steps=self._per_epoch)
 
     def _rule(self, loop: GroupLoop) -> Rule:
         law = law_of(self.optimizer, self.optimizer.param_groups[loop.group])
@@ -319,7 +319,7 @@ class AngularSchedule(Hooked, LRScheduler):
         present = min(rule.lr * gain, 1.0)
         if present <= _ON_REQUEST * wanted:
             return 0.0
-        return steps_to_fall(rule, present, wanted) if wanted > 0 else math.inf
+        return steps_to_fall(rule, present, end=wanted) if wanted > 0 else math.inf
 
     def _delivered(self, loop: GroupLoop, recent: list[tuple[float, float]]) -> Delivered:
         group = self.optimizer.param_groups[loop.group]

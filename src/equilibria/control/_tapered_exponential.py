@@ -13,7 +13,7 @@ from equilibria.control._folded_weight_decay import FoldedWeightDecay
 from equilibria.optimizers.rules import setting
 from equilibria.tensors.invariance import Invariant
 from equilibria.theory.folding import FoldState, FoldStep
-from equilibria.theory.tapering import Taper, explain, taper
+from equilibria.theory.texp import Taper, taper, unfold_step
 
 _TAPER = "fold_taper"
 
@@ -55,5 +55,5 @@ class TaperedExponential(FoldedWeightDecay):
         before = Taper(*group[_TAPER]) if _TAPER in group else None
         now = taper(before, lr, weight_decay=weight_decay, momentum=momentum, instant_drop=self._instant_drop)
         decay = weight_decay if self._instant_drop else weight_decay * lr / now.first_lr
-        step = explain(state, now.log_lr, weight_decay=decay, momentum=momentum)
+        step = unfold_step(state, now.log_lr, weight_decay=decay, momentum=momentum)
         return step, {_TAPER: [now.log_lr, now.lr, now.first_lr, now.log_root]}

@@ -14,7 +14,7 @@ from equilibria.control._rescale_on_decay import RescaleOnDecay
 from equilibria.control._scheduler import SchedulerWrapper, scheduler_kept
 from equilibria.errors import EquilibriaError, one_of, whole
 from equilibria.optimizers.rules import law_of, setting
-from equilibria.theory.holding import HOLDS, holding_weight_decay
+from equilibria.theory.requested import HOLDS, Hold, holding_weight_decay
 from equilibria.theory.rules import Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 
@@ -57,7 +57,7 @@ class WeightDecayScheduler(SchedulerWrapper):
         scheduler: LRScheduler | Optimizer,
         schedule: ScheduleLike | None = None,
         *,
-        hold: str | None = None,
+        hold: Hold | None = None,
         groups: Iterable[int] | None = None,
     ) -> None:
         if (schedule is None) == (hold is None):
@@ -66,7 +66,9 @@ class WeightDecayScheduler(SchedulerWrapper):
                 f"hold= one of {', '.join(HOLDS)}"
             )
         self._schedule = None if schedule is None else as_schedule(schedule)
-        self._hold = None if hold is None else one_of("hold", hold, HOLDS)
+        if hold is not None:
+            one_of("hold", hold, HOLDS)
+        self._hold = hold
         _refuse_inside(scheduler)
         super().__init__(scheduler)
         self._groups = self._chosen(groups)

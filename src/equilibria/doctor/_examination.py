@@ -21,13 +21,13 @@ from equilibria.tensors.parameters import names_of, roles_of
 from equilibria.theory.rules import SGD, AdamL2, Rule
 
 
-def decay_per_step(rule: Rule) -> float | None:
+def long_run_decay(rule: Rule) -> float | None:
     """1 minus the factor per step; negative where the norm grows. None if it depends on the gradient (Adam with L2).
 
     Example:
-        >>> decay_per_step(SGD(lr=0.1, weight_decay=5e-4, momentum=0.9))
+        >>> long_run_decay(SGD(lr=0.1, weight_decay=5e-4, momentum=0.9))
         0.00050...
-        >>> decay_per_step(SGD(lr=1.0, weight_decay=5e-3, momentum=0.99))  # the weight swings, in a shrinking envelope
+        >>> long_run_decay(SGD(lr=1.0, weight_decay=5e-3, momentum=0.99))  # the weight swings, in a shrinking envelope
         0.0050...
     """
     if isinstance(rule, SGD):  # coupled: decay passes through the momentum buffer, as the gradient does
@@ -184,7 +184,7 @@ def _row(
         group=group.index if group else None,
         lr=group.lr if group else None,
         weight_decay=group.weight_decay if group else None,
-        decay_per_step=decay_per_step(group.rule) if group and group.rule else None,
+        decay_per_step=long_run_decay(group.rule) if group and group.rule else None,
         angle=settles.get("angle"),
         time_constant=settles.get("time_constant"),
         severity=severity,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from equilibria.forecasting._observed import Cohort, ForecastRule, Steps
 from equilibria.forecasting._trust import doubts, interpolates
-from equilibria.theory.adam import adam_step
+from equilibria.theory.moments import adam_step
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
 from equilibria.theory.states import step_of
 

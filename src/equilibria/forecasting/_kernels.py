@@ -102,7 +102,7 @@ def follow_adam(
     out: Any,
     totals: Any,
 ) -> None:
-    """AdamW and Adam with L2: `theory.adam.adam_step`; settings hold its step size, share lost and coupled decay."""
+    """AdamW and Adam with L2: `theory.moments.adam_step`; settings hold its step size, share lost and coupled decay."""
     paths = state.shape[1]
     drive, goal, speed_sq = np.exp(state[4]), law[8].copy(), np.exp(law[2])
     before, moved, angle = np.empty(paths), np.empty(paths), np.empty(paths)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from equilibria.errors import EquilibriaError
 from equilibria.monitor.geometry import Step
 from equilibria.monitor.recursion import group_equilibrium, remembered, run
-from equilibria.theory.adam_settling import adam_settling_steps
+from equilibria.theory.adam import adam_settling_steps
 from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.settling import Relaxation, relaxation

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.theory import fixed_points
-from equilibria.theory.adam import adam_step
-from equilibria.theory.moments import angle_from_chord_sq
+from equilibria.theory import equilibrium
+from equilibria.theory.moments import adam_step, angle_from_chord_sq
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.states import State, memory_size, step_of
 from equilibria.theory.targets import Targets, targets
@@ -165,7 +164,7 @@ def group_equilibrium(
     if unit is None:
         return nothing, nothing
     if isinstance(rule, Muon):
-        point = fixed_points.constant_update_point(rule.lr, rule.weight_decay, rule.memory, recall=recall)
+        point = equilibrium.constant_update_point(rule.lr, rule.weight_decay, rule.memory, recall=recall)
         return angle_from_chord_sq(2 * point.one_minus_cos), np.sqrt(point.norm_sq * sizes)
     angle = np.full(len(drive), float(unit.angle))
     if isinstance(rule, SGD) and rule.nesterov:
@@ -177,8 +176,8 @@ def group_equilibrium(
 def _adam_l2(rule: AdamL2, drive: Array, entries: Array) -> tuple[Array, Array]:
     """Angle and norm of Adam with L2, where both depend on the gradient of each weight."""
     b1 = rule.betas[0]
-    norm_sq = fixed_points.adam_l2_norm_sq(rule.lr, rule.weight_decay, b1=b1, dim=entries, unit_grad_sq=drive)
-    size = fixed_points.adam_step_size(norm_sq, rule.weight_decay, dim=entries, unit_grad_sq=drive)
+    norm_sq = equilibrium.adam_l2_norm_sq(rule.lr, rule.weight_decay, b1=b1, dim=entries, unit_grad_sq=drive)
+    size = equilibrium.adam_step_size(norm_sq, rule.weight_decay, dim=entries, unit_grad_sq=drive)
     chord = 2 * rule.lr * rule.weight_decay * size * (1 - b1) / (1 + b1)
     good = np.asarray((drive > 0) & (norm_sq > 0))
     angle, norm = angle_from_chord_sq(chord), np.sqrt(norm_sq)

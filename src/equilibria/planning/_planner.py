@@ -19,7 +19,7 @@ from equilibria.planning._phases import Span, cut, first_goal
 from equilibria.planning._rescaling import in_scale, rescaled_sq
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
-from equilibria.theory.settling import equilibrium_norm_sq, settling_steps
+from equilibria.theory.settling import settling_steps
 from equilibria.theory.states import State, cold_start, rescaled, settled
 from equilibria.theory.targets import Targets, targets
 from equilibria.theory.transient import Trajectory, evolve
@@ -333,7 +333,7 @@ def plan(
         top.equilibrium(**scale)  # type: ignore[arg-type]  # refuses an lr * wd without a stable equilibrium
         # Rescaled weights follow lr up a warm-up too: they begin in the equilibrium of its first step.
         start = at(int(np.flatnonzero(pull)[0]) if rescale else first_goal(pull, spans))
-        start_norm = math.sqrt(equilibrium_norm_sq(start, **scale))
+        start_norm = math.sqrt(settled(start, **scale).norm_sq)
         check_distance(init_norm, start_norm)
     situation = Situation(
         top,

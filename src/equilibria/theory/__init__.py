@@ -1,24 +1,25 @@
 """The laws of spherical motion: numbers in, numbers out (numpy and scipy, never torch).
 
-The names below are what most people need. Everything else is in submodules, imported on first use:
+Most people need only the names exported here. Everything else is in submodules, imported on first use:
 
 Optimizers and their equilibria
-    - `rules`: SGD, SGDW, AdamW, AdamL2, Lion, Muon as settings; `equilibrium`: where each of them settles.
-    - `approach`: how fast and how smoothly; `settling`, `adam_settling`: how many steps;
-      `targets`: equilibria along a schedule.
-    - `states`: places to start from; `transient`: norm and angle step by step; `fluctuation`: how they scatter.
-    - `moments`, `adam`, `lion`, `memory`: the recursions and autocorrelations behind these.
+    - `rules`: SGD, SGDW, AdamW, AdamL2, Lion, Muon as settings; `equilibrium`: where each of them settles;
+      `validity`: the assumptions of a prediction.
+    - `approach`: how fast and how smoothly; `settling`, `adam`: in how many steps; `targets`: equilibria along a
+    schedule.
+    - `states`: states to start from; `transient`: norm and angle step by step; `fluctuation`: their variances.
+    - `moments`, `memory`: the recursions and autocorrelations behind these; `unit_gradient`: L of each optimizer.
     - `angles`: angles over many steps; `noise`: share of noise in a gradient, the diffusion view of the norm.
-    - `rescale`, `translation`: carrying the dynamics through a change of lr, wd, scale, batch size or optimizer.
-    - `requested`: the settings for an angle that is asked for.
-    - `schedules`: learning rates over time; `validity`: what a prediction assumes.
+    - `rescale`, `translation`: the same dynamics after a change of lr, wd, scale, batch size or optimizer.
+    - `requested`: settings for a requested angle, or for an equilibrium to keep; `schedules`: learning rates over time.
 
 Weight decay folded into the learning rate
     - `folding`, `exponential`, `texp`: the exact folded schedule, its closed forms, the tapered one.
-    - `switching`: carrying a running training over; `norms`: exact bookkeeping of squared norms.
+    - `switching`: factors to switch a running training; `norms`: exact identities of squared norms.
 
 The noisy Rayleigh quotient
-    - `rayleigh`: the model and its norm; `rayleigh_risk`, `rayleigh_curve`: limits, bounds and the whole curve;
+    - `rayleigh`: the model and its norm; `rayleigh_risk`: limits and bounds of its risk; `rayleigh_curve`: the whole
+    curve;
       `rayleigh_moments`: the same curve without a closure.
     - `watson`, `bingham`: its stationary distributions.
 
@@ -26,9 +27,10 @@ Sharpness
     - `stability`: effective learning rate and entry to the edge of stability; `effective_schedulers`: GWSI and RMSprop.
     - `thresholds`: the curvature at which momentum, Nesterov and Adam become unstable.
     - `eos_series`: reading a measured run; `hamiltonian`, `damping`: the slow oscillation at the edge.
-    - `flow`, `flow_examples`: the sharpness-reduction flow, closed forms; `generalization`: what sharpness bounds.
+    - `flow`, `flow_examples`: the sharpness-reduction flow and its closed forms; `generalization`: bounds from
+    sharpness.
 
-Where a law comes from: `citations`.
+`citations` names the source of every law.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> ModuleType:
-    # scipy.special and scipy.integrate take longer to import than a whole plan takes to compute.
+    # Submodules load on first use: most people need a few of them.
     if not name.startswith("_") and any(module.name == name for module in pkgutil.iter_modules(__path__)):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError, whole
-from equilibria.theory._known_rule import known_rule
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
 from equilibria.theory.memory import Memory, ema_memory
 from equilibria.theory.moments import angle_from_chord_sq
-from equilibria.theory.rules import SGD, AdamL2, Lion, Muon, Rule
+from equilibria.theory.rules import SGD, AdamL2, Lion, Muon, Rule, check_rule
 
 Array = NDArray[np.float64]
 
@@ -25,12 +24,12 @@ Array = NDArray[np.float64]
     derived="exact recursions for the cosine between weights n steps apart in the noise-dominated equilibrium",
 )
 def n_step_angles(rule: Rule, steps: int, *, unit_grad_sq: float | None = None, dim: float | None = None) -> Array:
-    """Angle between weights 0, 1, ..., ``steps`` steps apart, in equilibrium and with uncorrelated gradients.
+    """Angle between weights 0, 1, ..., ``steps`` steps apart, in equilibrium with uncorrelated gradients.
 
-    In b_n = cos(angle_n): plain SGD ``b_n = (1-eps)^n``; heavy ball ``b_{n+1} = (1+a-eps) b_n - a b_{n-1}``,
-    b_1 = 1 - eps/(1+a); Nesterov ``(b, m) <- ((1-eps(1+a)) b - a^2 m, a m + eps b)``, m_0 = -eps(1+2a)/D; decoupled
-    decay ``b_{n+1} = (1-eps) b_n + pull_n``, the pull from the memory of the update. Computed in 1 - b, which keeps
-    the digits of small angles.
+    With b_n = cos(angle_n), eps = lr wd and a = momentum: plain SGD ``b_n = (1-eps)^n``; heavy ball ``b_{n+1} =
+    (1+a-eps) b_n - a b_{n-1}``, b_1 = 1 - eps/(1+a); Nesterov ``(b, m) <- ((1-eps(1+a)) b - a^2 m, a m + eps b)``, m_0
+    = -eps(1+2a)/D; decoupled decay ``b_{n+1} = (1-eps) b_n + pull_n``, the pull from the memory of the update. Computed
+    in 1 - b, which keeps the digits of small angles.
 
     Args:
         rule: the optimizer.
@@ -39,7 +38,7 @@ def n_step_angles(rule: Rule, steps: int, *, unit_grad_sq: float | None = None, 
         dim: number of entries, for Adam with L2 only.
 
     Returns:
-        Angles in radians for n = 0..steps. A persistent mean gradient adds a ballistic part that is not included.
+        Angles in radians for n = 0..steps. Not included: the ballistic part of a persistent mean gradient.
 
     Example:
         The per-epoch angle of a common CIFAR setting (lr 0.1, wd 5e-4, momentum 0.9, 391 steps):
@@ -48,10 +47,10 @@ def n_step_angles(rule: Rule, steps: int, *, unit_grad_sq: float | None = None, 
         >>> round(math.degrees(n_step_angles(SGD(0.1, 5e-4, momentum=0.9), 391)[-1]), 2)
         34.35
     """
-    known_rule(rule)
+    check_rule(rule)
     n = whole("steps", steps)
     if isinstance(rule, AdamL2):
-        # With v settled this is heavy ball with momentum b1, dampened by b1.
+        # At a constant second moment this is heavy ball with momentum b1, dampened by b1.
         b1 = rule.betas[0]
         eps = rule.decay_share(unit_grad_sq=unit_grad_sq, dim=dim) * (1 - b1)
         apart = _heavy_ball_apart(eps, b1, n)
@@ -89,13 +88,13 @@ def _nesterov_apart(eps: float, a: float, steps: int) -> Array:
 
 
 def _decoupled_apart(eps: float, memory: Memory, steps: int) -> Array:
-    """<u_{t+n}, w_t> is what the memory still holds n steps later."""
+    """1 - b_n; <u_{t+n}, w_t> is the part of the memory left n steps later."""
     first, decay = np.array(memory.first), np.array(memory.decay)
-    held = eps * (2 - eps) / memory.total(eps) * first / (1 - decay * (1 - eps))
+    pull = eps * (2 - eps) / memory.total(eps) * first / (1 - decay * (1 - eps))
     apart = [0.0]
     for _ in range(steps):
-        apart.append(eps + (1 - eps) * apart[-1] - float(np.sum(held)))
-        held = held * decay
+        apart.append(eps + (1 - eps) * apart[-1] - float(np.sum(pull)))
+        pull = pull * decay
     return np.array(apart)
 
 
@@ -105,7 +104,10 @@ def _decoupled_apart(eps: float, memory: Memory, steps: int) -> Array:
     corrected="one-step angles shrink with momentum, the long-run diffusion grows by 1/(1-a); both scale with lr",
 )
 def angular_diffusion(rule: Rule, *, unit_grad_sq: float | None = None, dim: float | None = None) -> float:
-    """Squared angle per step over long distances: ``2 eps/(1-a)`` (SGD, Nesterov), ``2 eps`` (decoupled decay).
+    """Squared angle per step over long distances in equilibrium.
+
+    ``2 eps/(1-a)`` for SGD and Nesterov with momentum a, ``2 eps`` for decoupled decay, eps = lr wd; for Adam with L2
+    twice its `AdamL2.decay_share`.
 
     Args:
         rule: the optimizer.
@@ -120,7 +122,7 @@ def angular_diffusion(rule: Rule, *, unit_grad_sq: float | None = None, dim: flo
         >>> round(angular_diffusion(SGD(0.1, 5e-4, momentum=0.9)), 12)
         0.001
     """
-    known_rule(rule)
+    check_rule(rule)
     if isinstance(rule, SGD):
         return 2 * rule.decay_per_step / (1 - rule.momentum)
     if isinstance(rule, AdamL2):
@@ -136,8 +138,8 @@ def angular_diffusion(rule: Rule, *, unit_grad_sq: float | None = None, dim: flo
 def linear_scaling_ratio(rule: Rule, factor: int) -> float:
     """Angle over n steps at lr, divided by the angle of one step at n * lr.
 
-    1 for plain SGD to first order; under momentum it tends to sqrt((1+a)/(1-a)) for large n, because the steps of one
-    momentum window point the same way.
+    1 for plain SGD to first order. Under momentum a it tends to sqrt((1+a)/(1-a)) for large n = ``factor``, because the
+    steps within the memory of the momentum point the same way.
 
     Args:
         rule: the optimizer at lr.
@@ -152,7 +154,7 @@ def linear_scaling_ratio(rule: Rule, factor: int) -> float:
         >>> round(linear_scaling_ratio(rule, 4), 3), round(linear_scaling_ratio(rule, 16), 3)
         (1.877, 3.135)
     """
-    known_rule(rule)
+    check_rule(rule)
     n = whole("factor", factor, low=1)
     if isinstance(rule, AdamL2):
         raise EquilibriaError("got AdamL2; expected another rule: its angle scales with lr^(2/3), see translate")
@@ -167,8 +169,8 @@ class LogCosBalance:
         turned: sum of -ln cos(angle).
         decayed: sum of -ln(1 - lr wd).
         grown: 1/2 ln(||w_T||^2 / ||w_0||^2), the drift of the norm.
-        residual: turned - decayed - grown; rounding only, if the weight is scale-invariant and the rule plain SGD.
-        expected_rms_angle: root mean square angle that decay and drift together ask for.
+        residual: turned - decayed - grown; rounding only if the weight is scale-invariant and the rule is plain SGD.
+        expected_rms_angle: root mean square angle implied by decay and drift together.
     """
 
     turned: float
@@ -180,7 +182,7 @@ class LogCosBalance:
 
 @law("smd", "eq. (12)", derived="cos(angle) = (1 - lr wd) ||w|| / ||w'||, summed; any gradients, any schedule")
 def log_cos_balance(angles: ArrayLike, lr: ArrayLike, *, weight_decay: ArrayLike, norm_sq: ArrayLike) -> LogCosBalance:
-    """Check measured angles against decay and norm drift; exact for SGD without momentum, whatever the gradients.
+    """Compare measured angles with weight decay and norm drift; exact for SGD without momentum and any gradients.
 
     ``sum -ln cos(angle_t) = -sum ln(1 - wd lr_t) + 1/2 ln(||w_T||^2 / ||w_0||^2)``.
 

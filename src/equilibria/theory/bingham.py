@@ -5,7 +5,7 @@ temperature. The Laplace transform of ``Z`` in the squared radius is a Gaussian 
 
     Z = 2 pi^(p/2) (1/(2 pi i)) \int e^s prod_i (lambda_i + s)^(-1/2) ds
 
-around the branch cut on the negative real axis: one dimension, whatever ``p``. The contour here is a parabola through
+around the branch cut on the negative real axis: one dimension for every ``p``. The contour here is a parabola through
 the saddle point, on which the trapezoidal rule converges geometrically. In few dimensions it bends as the path of
 steepest descent does; in many it is straighter and keeps clear of heavy clusters of eigenvalues further out.
 """
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 
 from equilibria.errors import EquilibriaError, within
 from equilibria.theory._reals import Array, reals
@@ -61,13 +60,13 @@ class _Path:
         shift = -bend * v**2 + 1j * v
         factors = np.asarray(1 + shift[:, None] * inverse, dtype=np.complex128)
         exponent = shift - (np.log(factors) @ counts) / 2
-        exponent.real = np.minimum(exponent.real, 300.0)  # a path this bad is not chosen, but must not overflow
+        exponent.real = np.minimum(exponent.real, 300.0)  # a path this bad is never chosen, but must not overflow
         weights = np.exp(exponent) * (1 + 2j * bend * v)
         weights[0] /= 2
         return cls(weights, factors)
 
     def loss(self) -> float:
-        """What the sum can lose to cancellation and truncation; comparable between paths, whose sums are equal."""
+        """Estimated loss of the sum to cancellation and truncation; comparable between paths, whose sums are equal."""
         size = np.abs(self.weights)
         return float(size.sum() + _POINTS * size[-1] / np.finfo(float).eps)
 
@@ -96,6 +95,8 @@ def bingham_moments(spectrum: ArrayLike, inverse_temperature: float) -> BinghamM
         >>> bool(np.allclose(moments.second_moments, 1 / 3)), round(float(np.exp(moments.log_normaliser) / np.pi), 12)
         (True, 4.0)
     """
+    from scipy.optimize import brentq
+
     exponents = _exponents(spectrum, inverse_temperature)
     lowest, dim = float(exponents.min()), exponents.size
     levels, level_of, counts = np.unique(exponents - lowest, return_inverse=True, return_counts=True)

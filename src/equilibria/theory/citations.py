@@ -1,17 +1,18 @@
-"""Where each law comes from: paper, equation, and whether it was corrected.
+"""The source of each law: paper, equation, and whether it was corrected.
 
-Decorate a public law with `law`; ask with `cite`.
+`law` registers a public law with its source; `cite` returns it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from equilibria.errors import EquilibriaError, one_of
 
 T = TypeVar("T")
+Status: TypeAlias = Literal["as printed", "corrected", "derived"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +120,25 @@ PAPERS: dict[str, Paper] = {
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """Where one law comes from.
+    """The source of one law.
 
     Attributes:
         law: dotted name below ``equilibria.theory``.
         paper: key into `PAPERS`, or ``""`` for a law derived in this project alone.
         where: equation, theorem or section of the paper.
         status: ``"as printed"``, ``"corrected"`` or ``"derived"``.
-        note: what was corrected, or how it was derived.
+        note: the correction, or the derivation.
     """
 
     law: str
     paper: str
     where: str
-    status: str
+    status: Status
     note: str
 
     @property
     def bibtex(self) -> str:
-        """The BibTeX entry of the paper; empty for a law of this project's own."""
+        """The BibTeX entry of the paper; empty for a law derived in this project."""
         return PAPERS[self.paper].bibtex if self.paper else ""
 
     def __str__(self) -> str:
@@ -154,15 +155,15 @@ def law(paper: str, where: str, *, corrected: str = "", derived: str = "") -> Ca
     Args:
         paper: key into `PAPERS`; ``""`` only together with ``derived``.
         where: equation, theorem or section.
-        corrected: what the paper prints wrongly and how it reads here.
+        corrected: the error in the paper and its correction.
         derived: why the law holds although no paper states it.
 
     Returns:
-        A decorator that leaves the function or class as it is.
+        A decorator that returns the function or class unchanged.
     """
     if paper:
         one_of("paper", paper, PAPERS)
-    status = "corrected" if corrected else "derived" if derived else "as printed"
+    status: Status = "corrected" if corrected else "derived" if derived else "as printed"
 
     def register(target: T) -> T:
         module = target.__module__.removeprefix("equilibria.theory.")
@@ -174,7 +175,7 @@ def law(paper: str, where: str, *, corrected: str = "", derived: str = "") -> Ca
 
 
 def cite(target: object = None) -> Citation | tuple[Citation, ...]:
-    """Where a law comes from, or where all of them do.
+    """The source of one law, or of all laws.
 
     Args:
         target: a law of `equilibria.theory` (the function or class itself, or its dotted name). Without it,
@@ -191,7 +192,7 @@ def cite(target: object = None) -> Citation | tuple[Citation, ...]:
         >>> print(theory.cite("equilibrium.heavy_ball").status)
         corrected
     """
-    # The laws register themselves when their module is imported, and theory imports its modules lazily.
+    # Importing a module registers its laws, and theory imports its modules lazily.
     from equilibria import theory
 
     theory.load_all()

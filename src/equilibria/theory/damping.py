@@ -1,7 +1,8 @@
-"""What the oscillation at the edge of stability does next: damped or amplified, and where it comes to rest.
+"""Whether the oscillation at the edge of stability is damped or amplified, and where it comes to rest.
 
-`hamiltonian` conserves the energy. On the time-scale of the flow the shape of the valley decides: with the slope across
-it ``lambda1 (a + p2 a^2 + p3 a^3)`` at displacement ``a``, ``quadratic`` is ``p2`` and ``cubic`` is ``p3``.
+`hamiltonian` conserves the energy. On the time-scale of the flow the shape of the valley changes it: with the slope
+across the valley ``lambda1 (a + p2 a^2 + p3 a^3)`` at displacement ``a``, ``quadratic`` is ``p2`` and ``cubic`` is
+``p3``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from equilibria.theory.moments import angle_from_chord_sq
 
 @law("sharp", "Appendix H.2", derived="third-order expansion of the two-step map on the sphere, for g = 0")
 def sphere_anharmonicity(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> Array:
-    """Anharmonicity ``q = -(8/3 - 2 p3 + 4 p2^2)`` of the valley, felt by gradient descent with weight decay.
+    """Anharmonicity q of the valley under gradient descent with weight decay, which damps or amplifies the oscillation.
 
-    The slope across the valley at geodesic angle ``a`` is ``lambda1 (a + p2 a^2 + p3 a^3)``. ``q`` sets the
-    rate of `sphere_energy_rate` and shifts the stability ratio (`stability_offset`). Derived for ``g = 0``
-    and for losses whose transverse plane decouples from the manifold; unverified for general ``g``.
+    ``q = -(8/3 - 2 p3 + 4 p2^2)``. The slope across the valley at geodesic angle ``a`` is ``lambda1 (a + p2 a^2 + p3
+    a^3)``. ``q`` sets the rate of `sphere_energy_rate` and shifts the stability ratio (`stability_offset`). Derived for
+    ``g = 0`` and for losses whose transverse plane decouples from the manifold; unverified for general ``g``.
 
     Args:
         quadratic: ``p2``.
@@ -44,9 +45,9 @@ def sphere_anharmonicity(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> 
     derived="the energy changes at O(1) rate in tau although the theorem's O(1) bound holds",
 )
 def sphere_energy_rate(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> Array:
-    """Rate of the excess energy per flow time for gradient descent with weight decay: ``4 + q``.
+    """Growth rate of the oscillation's excess energy per flow time, for gradient descent with weight decay.
 
-    Excess energy goes as ``exp((4+q) tau)``, ``tau = steps*lr*wd``: negative rates damp the oscillation.
+    The excess energy goes as ``exp((4+q) tau)``, ``tau = steps*lr*wd``: negative rates damp the oscillation.
 
     Args:
         quadratic: ``p2`` of the transverse slope (see `sphere_anharmonicity`).
@@ -67,10 +68,11 @@ def sphere_energy_rate(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> Ar
 
 @law("sharp", "Theorem H.22", derived="as on the sphere, for scalar RMSprop in the full space with g = 0")
 def full_space_energy_rate(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0, *, c_b: ArrayLike = 2.0) -> Array:
-    """Rate of the excess energy for scalar RMSprop: ``c_b + p3 - 2 p2^2``.
+    """Growth rate of the oscillation's excess energy per flow time, for scalar RMSprop.
 
-    Excess energy goes as ``exp(rate*tau)``, here with ``tau = steps*eta^2``; ``p2, p3`` expand the slope
-    across the valley in the Euclidean distance. An exactly quadratic valley amplifies at rate ``c_b``.
+    ``rate = c_b + p3 - 2 p2^2``. The excess energy goes as ``exp(rate*tau)``, here with ``tau = steps*eta^2``; ``p2,
+    p3`` expand the slope across the valley in the Euclidean distance. An exactly quadratic valley amplifies at rate
+    ``c_b``.
 
     Args:
         quadratic: ``p2``.
@@ -92,9 +94,10 @@ def full_space_energy_rate(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0, *
 
 @law("sharp", "Section 4.2", derived="fixed point of the two-step map to second order, for g = 0")
 def stability_offset(intrinsic_lr: ArrayLike, *, quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> Array:
-    """Stability ratio at the fixed point of the oscillation on the sphere: ``R = 1 - q lr wd/4``.
+    """Mean stability ratio at the fixed point of the oscillation on the sphere, slightly off 1.
 
-    Negative ``q`` puts the sharpness slightly above ``2/eta`` even after averaging.
+    ``R = 1 - q lr wd/4``, ``q`` of `sphere_anharmonicity`. Negative ``q`` puts the sharpness slightly above ``2/eta``
+    even after averaging.
 
     Args:
         intrinsic_lr: ``lr*wd``.
@@ -120,9 +123,9 @@ def stability_offset(intrinsic_lr: ArrayLike, *, quadratic: ArrayLike = 0.0, cub
     derived="symmetry: both steps turn by 2*angle, and a stationary norm needs cos = 1 - lr*wd",
 )
 def two_cycle_angle(intrinsic_lr: ArrayLike) -> Array:
-    """Angle from the minimum of the exact 2-cycle at ``g = 0``: ``sin^2(angle) = lr wd/2``.
+    """Angle between the minimum and the exact 2-cycle around it, at the flattest point of the valley (``g = 0``).
 
-    Exact for every ``lr*wd`` and every transverse profile that is even about the minimum.
+    ``sin^2(angle) = lr wd/2``. Exact for every ``lr*wd`` and every transverse profile that is even about the minimum.
 
     Args:
         intrinsic_lr: ``lr*wd``.

@@ -112,7 +112,7 @@ def quasi_rmsprop_parameters(intrinsic_lr: float) -> SchedulerParameters:
 
 @law("sharp", "Definition B.6")
 def gwsi_moment_step(moment: ArrayLike, unit_grad_sq: ArrayLike, *, parameters: SchedulerParameters) -> Array:
-    """GWSI scheduler in the form the paper prints; prefer `gwsi_step`.
+    """One step of the GWSI scheduler in the form that the paper prints; prefer `gwsi_step`.
 
     ``v' = b v + (1-b) G + (1-b)^2 G^2/(4 b v)``, ``G = |g|^2/base_lr^2``, ``b = decay``, ``eta = v^(-1/2)``.
 
@@ -143,7 +143,9 @@ def gwsi_moment_step(moment: ArrayLike, unit_grad_sq: ArrayLike, *, parameters: 
     corrected="the regime of Appendix B.3 is decay = 1 - C_b*base_lr^2, printed as decay = C_b*base_lr^2",
 )
 def rmsprop_scheduler_step(moment: ArrayLike, grad_sq: ArrayLike, *, parameters: SchedulerParameters) -> Array:
-    """RMSprop scheduler: ``v' = b v + (1-b) |g|^2/base_lr^2``, and ``eta = v^(-1/2)``.
+    """One step of the RMSprop scheduler.
+
+    ``v' = b v + (1-b) |g|^2/base_lr^2``, and ``eta = v^(-1/2)``, with b = ``parameters.decay``.
 
     Args:
         moment: ``v`` now.

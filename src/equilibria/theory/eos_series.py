@@ -1,7 +1,7 @@
 """Reading a measured run at the edge of stability: smoothing, crossings, and sharpness from two gradients.
 
 There ``R``, the loss and the sharpness at the iterate alternate with period 2 on top of the slow oscillation
-(`hamiltonian`); these helpers take the alternation out before anything is counted.
+(`hamiltonian`); these functions remove the alternation before they count anything.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def secant_sharpness(theta: ArrayLike, next_theta: ArrayLike, *, grad: ArrayLike
     """Sharpness along the last step from two gradients, no Hessian-vector product.
 
     ``<g' - g, theta' - theta> / |theta' - theta|^2``. At the edge of stability the step points along the top
-    eigenvector and the estimate is a few per cent off; before it the estimate says nothing about ``lambda1``.
+    eigenvector and the estimate is a few per cent off; before it the estimate is unrelated to ``lambda1``.
 
     Args:
         theta: unit vectors before the step, last axis.

@@ -1,14 +1,18 @@
-"""Where an optimizer settles: norm, angle per step, relative update, rate of approach, and what the law assumes.
+"""Where an optimizer settles: norm, angle per step, relative update, rate of approach, and the assumptions of the law.
 
-One function per optimizer, numbers in, an `Equilibrium` out. The dataclasses in `rules` call them; so can you.
+One function per optimizer takes numbers and returns an `Equilibrium`. The dataclasses in `rules` call them; so can you.
 At equilibrium the norm is stationary, hence ``relative update = 2 sin(angle / 2)`` for every optimizer, and each law
 below gives half the squared relative update, 1 - cos(angle), in a form without cancellation.
+
+The fixed points themselves, the ``..._point`` functions, check nothing and take numbers and arrays alike: `targets`
+evaluates them along a schedule.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,17 +21,7 @@ from equilibria.errors import EquilibriaError, number, positive, within
 from equilibria.theory import approach, moments
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
-from equilibria.theory.fixed_points import (
-    FixedPoint,
-    adam_l2_norm_sq,
-    adam_step_size,
-    adamw_point,
-    constant_update_point,
-    heavy_ball_point,
-    nesterov_point,
-    sgdw_point,
-)
-from equilibria.theory.memory import Memory
+from equilibria.theory.memory import Memory, ema_memory
 from equilibria.theory.validity import (
     Assumption,
     invariant_weight,
@@ -38,22 +32,91 @@ from equilibria.theory.validity import (
 
 Array = NDArray[np.float64]
 
+SMALLEST_SETTING = 1e-150  # of lr, weight decay and their product: float64 still holds their squares and quotients
 
-SMALLEST_SETTING = 1e-150  # lr, weight decay and their product: float64 still holds their squares and quotients
+
+@dataclass(frozen=True, slots=True)
+class FixedPoint:
+    """A fixed point in units without the gradient's scale.
+
+    Attributes:
+        norm_sq: ||w||^2 for L = 1 (SGD-type rules, where it grows as sqrt(L)) or per unit of the mean square update.
+        one_minus_cos: 1 - cos(angle), half the squared relative update.
+    """
+
+    norm_sq: Any
+    one_minus_cos: Any
+
+
+def heavy_ball_point(lr: Any, weight_decay: Any, a: Any, dampening: float) -> FixedPoint:
+    """Fixed point of SGD with momentum a and coupled decay."""
+    eta = lr * (1 - dampening)
+    eps = eta * weight_decay
+    return FixedPoint((eta / (weight_decay * (1 - a) * (2 - eps / (1 + a)))) ** 0.5, eps / (1 + a))
+
+
+def nesterov_point(lr: Any, weight_decay: Any, a: Any) -> FixedPoint:
+    """Fixed point of torch's Nesterov with coupled decay, uncorrelated gradients."""
+    eps = lr * weight_decay
+    denominator = 1 + a + a * eps * (1 + 2 * a)
+    fourth = lr**2 * denominator / (eps * (1 - a + a * eps) * (2 + 2 * a - eps * (1 + 2 * a)))
+    return FixedPoint(fourth**0.5, eps * (1 + 2 * a - 2 * a**3 + a * (1 + a) * (1 + 2 * a) * eps) / denominator)
+
+
+def sgdw_point(lr: Any, weight_decay: Any, a: Any) -> FixedPoint:
+    """Fixed point of SGD with momentum a and decoupled decay."""
+    eps = lr * weight_decay
+    s = 1 - eps
+    fourth = lr**2 * (1 + a * s) / ((1 - a * a) * (1 - a * s) * eps * (2 - eps))
+    return FixedPoint(fourth**0.5, eps * (1 - a) / (1 + a * s))
+
+
+def constant_update_point(lr: Any, weight_decay: Any, memory: Memory, *, recall: Any = 1.0) -> FixedPoint:
+    """Fixed point with decoupled decay and an update of constant size that keeps the share ``recall`` of a memory."""
+    eps = lr * weight_decay
+    total = 1 + recall * (memory.total(eps) - 1)
+    norm_sq = lr**2 * total / (eps * (2 - eps))
+    return FixedPoint(norm_sq, eps * ((2 - eps) / total - eps) / (2 * (1 - eps)))
+
+
+def adamw_point(lr: Any, weight_decay: Any, b1: float) -> FixedPoint:
+    """Fixed point of AdamW; ``norm_sq`` is per entry."""
+    point = constant_update_point(lr, weight_decay, ema_memory(b1))
+    # An exponential average of unit gradients has this mean square.
+    return FixedPoint(point.norm_sq * (1 - b1) / (1 + b1), point.one_minus_cos)
+
+
+def adam_step_size(norm_sq: Any, weight_decay: Any, *, dim: Any, unit_grad_sq: Any) -> Any:
+    """1 / sqrt(v) of Adam with coupled decay, at the equilibrium of v for a weight of squared norm ``norm_sq``."""
+    return (dim * norm_sq / (unit_grad_sq + (weight_decay * norm_sq) ** 2)) ** 0.5
+
+
+def adam_l2_norm_sq(lr: Any, weight_decay: Any, *, b1: float, dim: Any, unit_grad_sq: Any) -> Any:
+    """P = ||w||^2 of Adam with L2 in equilibrium; NaN where there is none.
+
+    Solves P^2 wd (2 - eps (1-b1)/(1+b1)) = L lr k(P), eps = wd lr k(P). The iteration contracts by about 1/4 per round
+    (P' is proportional to P^(1/4)).
+    """
+    p = (lr * (dim * unit_grad_sq) ** 0.5 / (2 * weight_decay)) ** (2 / 3)
+    for _ in range(60):
+        k = adam_step_size(p, weight_decay, dim=dim, unit_grad_sq=unit_grad_sq)
+        slack = 2 - weight_decay * lr * k * (1 - b1) / (1 + b1)
+        p = np.sqrt(unit_grad_sq * lr * k / (weight_decay * np.where(slack > 0, slack, np.nan)))
+    return p
 
 
 @dataclass(frozen=True, slots=True)
 class Equilibrium:
-    """Where a rule settles.
+    """Equilibrium of one rule.
 
     Attributes:
         norm: ||w||; None when neither the unit gradient nor the dimension that fixes it was given.
         angle: radians turned per step.
         relative_update: ||w' - w|| / ||w||.
-        rate: factor by which a small deviation shrinks per step (true linearised one).
+        rate: factor by which a small deviation shrinks per step (exact linearised rate).
         time_constant: -1 / ln(rate), in steps.
-        monotone: no oscillation near equilibrium.
-        validity: what the prediction assumes; see `Assumption`.
+        monotone: whether the approach is free of oscillation near equilibrium.
+        validity: the assumptions of the prediction; see `Assumption`.
     """
 
     norm: float | Array | None
@@ -66,11 +129,11 @@ class Equilibrium:
 
 
 def decay_product(lr: float, weight_decay: float, *, below: float) -> float:
-    """lr * wd, checked to be inside the range in which an equilibrium exists."""
+    """lr * wd; raises EquilibriaError outside the range in which an equilibrium exists."""
     if weight_decay == 0:
         raise EquilibriaError(
             "got weight_decay=0; expected weight_decay > 0: without decay the norm of a scale-invariant "
-            "weight grows for ever and there is no equilibrium"
+            "weight grows without limit and there is no equilibrium"
         )
     if lr == 0:
         raise EquilibriaError("got lr=0; expected lr > 0: nothing moves at learning rate 0")
@@ -94,7 +157,7 @@ def _scalar(value: Array) -> float | Array:
 
 
 def _grad_norm(point: FixedPoint, unit_grad_sq: ArrayLike | None) -> float | Array | None:
-    """||w|| of an SGD-type rule, whose squared norm grows as sqrt(L)."""
+    """||w|| of an SGD-type rule; its squared norm grows as sqrt(L)."""
     if unit_grad_sq is None:
         return None
     return _scalar(np.sqrt(point.norm_sq * np.sqrt(reals("unit_grad_sq", unit_grad_sq, above=0))))
@@ -122,7 +185,7 @@ def heavy_ball(
     dampening: float = 0.0,
     unit_grad_sq: ArrayLike | None = None,
 ) -> Equilibrium:
-    """SGD with momentum and coupled (L2) weight decay, exact.
+    """Exact equilibrium of SGD with momentum and coupled (L2) weight decay.
 
     ``cos(angle) = 1 - eps/(1+a)``, ``||w||^4 = L eta / (wd (1-a)(2 - eps/(1+a)))``, with eta = lr (1 - dampening),
     eps = eta wd, a = momentum. ``L = E[||g||^2 + 2 a <v, g>/(1-dampening)] ||w||^2``, the buffer before the step.
@@ -167,7 +230,7 @@ def nesterov(
     unit_grad_sq: ArrayLike | None = None,
     correlation: float = 0.0,
 ) -> Equilibrium:
-    """SGD with torch's Nesterov momentum and coupled weight decay, exact.
+    """Exact equilibrium of SGD with torch's Nesterov momentum and coupled weight decay.
 
     With D = 1 + a + a eps (1+2a): ``||w||^4 = L lr^2 D / [eps (1-a+a eps)(2+2a - eps(1+2a))]``,
     ``1 - cos(angle) = eps [1 + 2a - 2a^3 + a(1+a)(1+2a) eps] / D`` for uncorrelated gradients.
@@ -200,8 +263,8 @@ def nesterov(
                 f"got correlation={correlation:g}; expected a larger one: L = N + 2 a^2 (1+a)/D C must be positive"
             )
         unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a, correlation)
-        state, forcing = approach.fixed_point(moments.nesterov_step, 1.0, eps, a, correlation)
-        one_minus_cos = float(unit_map[3] @ [*state, forcing]) / 2
+        state, unit_grad_sq_star = approach.fixed_point(moments.nesterov_step, 1.0, eps, a, correlation)
+        one_minus_cos = float(unit_map[3] @ [*state, unit_grad_sq_star]) / 2
     return _result(_grad_norm(point, unit_grad_sq), one_minus_cos, how, noise_dominated())
 
 
@@ -209,7 +272,7 @@ def nesterov(
 def sgdw(
     lr: float, weight_decay: float, *, momentum: float = 0.0, unit_grad_sq: ArrayLike | None = None
 ) -> Equilibrium:
-    """SGD with momentum and decoupled weight decay, exact.
+    """Exact equilibrium of SGD with momentum and decoupled weight decay.
 
     ``1 - cos(angle) = eps (1-a) / (1 + a s)``, ``||w||^4 = lr^2 L (1+a s) / [(1-a^2)(1-a s) eps (2-eps)]``,
     s = 1 - eps.
@@ -243,10 +306,10 @@ def sgdw(
 def constant_update(
     lr: float, weight_decay: float, *, memory: Memory, update_sq: ArrayLike | None = None, gain: float = 1.0
 ) -> Equilibrium:
-    """Any optimizer whose update has constant size, with decoupled decay: ``w' = (1 - lr wd) w - lr gain u``.
+    """Equilibrium of any optimizer whose update has constant size, with decoupled decay.
 
-    With S = ``memory.total(eps)``: ``||w||^2 = (lr gain)^2 U S / (eps (2-eps))`` and
-    ``1 - cos(angle) = eps [(2-eps)/S - eps] / (2 (1-eps))``, to first order angle = sqrt(2 eps / S).
+    The step is ``w' = (1 - lr wd) w - lr gain u``. With S = ``memory.total(eps)``: ``||w||^2 = (lr gain)^2 U S / (eps
+    (2-eps))`` and ``1 - cos(angle) = eps [(2-eps)/S - eps] / (2 (1-eps))``, to first order angle = sqrt(2 eps / S).
 
     Args:
         lr: learning rate.
@@ -302,7 +365,7 @@ def homogeneous_coordinates(error: float) -> Assumption:
 def adamw(
     lr: float, weight_decay: float, *, betas: tuple[float, float] = (0.9, 0.999), dim: ArrayLike | None = None
 ) -> Equilibrium:
-    """AdamW: the angle does not depend on the gradient, the norm only on the number of entries.
+    """Equilibrium of AdamW: the angle is independent of the gradient, the norm depends on the number of entries only.
 
     As `sgdw` with a = b1 for the angle; ``||w||^2 = lr^2 d (1-b1)/(1+b1) S / (eps(2-eps))``,
     S = (1 + b1 s)/(1 - b1 s), s = 1 - eps: to first order ``||w|| = sqrt(lr d / (2 wd))``,
@@ -342,9 +405,9 @@ def adamw(
 def _second_moment_shift(b1: float, b2: float) -> float:
     """Relative change of ||w||^2 because v is an average of few squared gradients; first order in 1 - b2.
 
-    Of u = m / sqrt(v) the sum of all autocorrelations counts, v = 1 + d: 1/sqrt(v) = 1 - d/2 + 3 d^2/8. With Gaussian
-    gradients <d_0 d_k> = 2 s b2^|k| / (1+b2), s = 1 - b2, and each of the two <m_0 m_k d> sums to 2 s (1-b1)/(1-b1 b2):
-    the gradients that v and m share push ||w||^2 down, the scatter of v pushes it up.
+    The norm depends on the sum of all autocorrelations of u = m / sqrt(v). With v = 1 + d and 1/sqrt(v) = 1 - d/2 + 3
+    d^2/8, Gaussian gradients give <d_0 d_k> = 2 s b2^|k| / (1+b2), s = 1 - b2, and each of the two <m_0 m_k d> sums to
+    2 s (1-b1)/(1-b1 b2). The gradients that v and m share lower ||w||^2, the scatter of v raises it.
     """
     s = 1 - b2
     shared = 2 * s * (1 - b1) / (1 - b1 * b2)
@@ -362,12 +425,10 @@ def adam_l2(
     unit_grad_sq: float,
     homogeneity: float = 1.0,
 ) -> Equilibrium:
-    """Adam with coupled (L2) decay: the angle depends on the gradient scale, so layers do not balance.
+    """Equilibrium of Adam with coupled (L2) decay: the angle depends on the gradient scale, so layers do not balance.
 
-    Heavy ball with the effective rate lr k, ``k = sqrt(h d P / (L + wd^2 P^2))``, dampened by b1;
-    solved for P.
-    To first order ``||w|| = (lr sqrt(h d L) / (2 wd))^(1/3)``,
-    ``angle = lr sqrt(d (1-b1) / ((1+b1) P))``.
+    Heavy ball with the effective rate lr k, ``k = sqrt(h d P / (L + wd^2 P^2))``, dampened by b1, solved for
+    P = ||w||^2. To first order ``||w|| = (lr sqrt(h d L) / (2 wd))^(1/3)``, ``angle = lr sqrt(d (1-b1) / ((1+b1) P))``.
 
     Args:
         lr: learning rate.
@@ -387,15 +448,15 @@ def adam_l2(
     """
     b1, _ = betas
     decay_product(lr, weight_decay, below=math.inf)
-    big_l, d = positive("unit_grad_sq", unit_grad_sq), within("dim", dim, low=1)
+    grad_sq, d = positive("unit_grad_sq", unit_grad_sq), within("dim", dim, low=1)
     h = within("homogeneity", homogeneity, above=0, high=1)
-    squared = _adam_l2_norm_sq(lr, weight_decay, b1=b1, dim=h * d, unit_grad_sq=big_l)
-    ratio = weight_decay * squared / math.sqrt(big_l)
-    eps = weight_decay * lr * adam_step_size(squared, weight_decay, dim=h * d, unit_grad_sq=big_l)
+    squared = _adam_l2_norm_sq(lr, weight_decay, b1=b1, dim=h * d, unit_grad_sq=grad_sq)
+    ratio = weight_decay * squared / math.sqrt(grad_sq)
+    eps = weight_decay * lr * adam_step_size(squared, weight_decay, dim=h * d, unit_grad_sq=grad_sq)
     how = approach.adam_approach(eps, betas=betas, decoupled=False)
     one_minus_cos = eps * (1 - b1) / (1 + b1) / h
     small_decay = Assumption(
-        "decay small beside the gradient",
+        "decay small relative to the gradient",
         ratio < 0.05,
         ratio**2,
         "norm, angle",
@@ -419,6 +480,6 @@ def _adam_l2_norm_sq(lr: float, weight_decay: float, *, b1: float, dim: float, u
 def adam_l2_decay(
     lr: float, weight_decay: float, *, betas: tuple[float, float], dim: float, unit_grad_sq: float
 ) -> float:
-    """lr wd / sqrt(v): the share by which Adam's L2 decay shrinks the weight per step in equilibrium."""
+    """Share by which Adam's L2 decay shrinks the weight per step in equilibrium, lr wd / sqrt(v)."""
     squared = _adam_l2_norm_sq(lr, weight_decay, b1=betas[0], dim=dim, unit_grad_sq=unit_grad_sq)
     return float(lr * weight_decay * adam_step_size(squared, weight_decay, dim=dim, unit_grad_sq=unit_grad_sq))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,7 +20,10 @@ from equilibria.errors import EquilibriaError, one_of, positive, within
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 
-LARGEST: dict[str, float] = {
+Dtype: TypeAlias = Literal["float16", "bfloat16", "float32", "float64"]
+Root: TypeAlias = Literal["larger", "smaller"]
+
+LARGEST: dict[Dtype, float] = {
     "float16": 65504.0,
     "bfloat16": (2 - 2**-7) * 2.0**127,
     "float32": (2 - 2**-23) * 2.0**127,
@@ -84,10 +88,11 @@ def decay_limit(momentum: ArrayLike) -> Array:
     " non-zero root 1 - lr·weight_decay",
 )
 def decay_roots(lr: ArrayLike, weight_decay: ArrayLike, *, momentum: ArrayLike = 0.0) -> Roots:
-    """Roots ``z1 >= z2`` of ``x² - (1 + momentum - lr·weight_decay) x + momentum = 0``.
+    """Factors per step by which constant settings shrink the weights relative to the folded run.
 
-    They are real and positive if and only if ``lr·weight_decay <= (1 - sqrt(momentum))²`` (strictly less for
-    momentum 0). ``A = z1 (1 - z2)/(z1 - z2)``. Li & Arora, Theorem 2.1, eq. 4.
+    The roots ``z1 >= z2`` of ``x² - (1 + momentum - lr·weight_decay) x + momentum = 0``. They are real and positive if
+    and only if ``lr·weight_decay <= (1 - sqrt(momentum))²`` (strictly less for momentum 0). ``A = z1 (1 - z2)/(z1 -
+    z2)``. Li & Arora, Theorem 2.1, eq. 4.
 
     Args:
         lr: learning rate, at least 0; arrays broadcast.
@@ -111,11 +116,11 @@ def decay_roots(lr: ArrayLike, weight_decay: ArrayLike, *, momentum: ArrayLike =
     excess = threshold - product
     bad = (excess < 0) | ((g == 0) & (product == 1))
     if bad.any():
-        at = np.unravel_index(np.argmax(bad), bad.shape)
-        got, limit, held = (np.broadcast_to(x, bad.shape)[at] for x in (product, threshold, g))
+        index = np.unravel_index(np.argmax(bad), bad.shape)
+        got, limit, bad_momentum = (np.broadcast_to(x, bad.shape)[index] for x in (product, threshold, g))
         raise EquilibriaError(
-            f"got lr*weight_decay={got:g} with momentum={held:g}; expected lr*weight_decay "
-            f"{'<' if held == 0 else '<='} (1-sqrt(momentum))^2 = {limit:g}, beyond which the weights "
+            f"got lr*weight_decay={got:g} with momentum={bad_momentum:g}; expected lr*weight_decay "
+            f"{'<' if bad_momentum == 0 else '<='} (1-sqrt(momentum))^2 = {limit:g}, beyond which the weights "
             "change sign"
         )
     gap = np.sqrt(excess * (excess + 4 * np.sqrt(g)))
@@ -146,7 +151,9 @@ class DecayBounds:
     corrected="the paper prints 1 - z1 <= t/(1+t): that is the lower bound; the upper one is 2t/(1+t)",
 )
 def decay_bounds(lr: ArrayLike, weight_decay: ArrayLike, *, momentum: ArrayLike = 0.0) -> DecayBounds:
-    """``t/(1+t) <= 1 - z1 <= 2t/(1+t)`` with ``t = lr·weight_decay/(1 - momentum)``.
+    """Two-sided bound on the decay per step ``1 - z1`` of `decay_roots`.
+
+    ``t/(1+t) <= 1 - z1 <= 2t/(1+t)`` with ``t = lr·weight_decay/(1 - momentum)``.
 
     Args:
         lr: learning rate, at least 0.
@@ -249,7 +256,7 @@ def constant_schedule(lr: float, weight_decay: float, *, step: ArrayLike, moment
     " differences are divided by their own learning rate",
 )
 def power_schedule(
-    lr: float, weight_decay: float, *, step: ArrayLike, momentum: float = 0.0, root: str = "larger"
+    lr: float, weight_decay: float, *, step: ArrayLike, momentum: float = 0.0, root: Root = "larger"
 ) -> ClosedForm:
     """The paper's purely exponential schedule ``lr~_t = alpha^(-2t-1) lr`` and the start buffer that makes it exact.
 
@@ -278,7 +285,7 @@ def power_schedule(
     eta = positive("lr", lr)
     steps = _whole_steps(step)
     roots = decay_roots(eta, within("weight_decay", weight_decay, low=0), momentum=momentum)
-    larger = one_of("root", root, ["larger", "smaller"]) == "larger"
+    larger = one_of("root", root, get_args(Root)) == "larger"
     if not larger and roots.z2 == 0:
         raise EquilibriaError("got root='smaller' with momentum=0; expected momentum > 0: that root is 0")
     log_alpha = math.log1p(-float(roots.decay)) if larger else math.log(float(roots.z2))
@@ -320,9 +327,9 @@ def _first_above(curve: Callable[[int], float], limit: float) -> int | None:
     derived="P_t = 1/Q_t from constant_schedule, solved for the step at which P², lr~ or P passes the largest float",
 )
 def overflow_horizon(
-    lr: float, weight_decay: float, *, momentum: float = 0.0, dtype: str = "float32"
+    lr: float, weight_decay: float, *, momentum: float = 0.0, dtype: Dtype = "float32"
 ) -> OverflowHorizon:
-    """How many steps a constant folded schedule lasts before a type overflows, assuming unit-sized weights at step 0.
+    """Steps after which a constant folded schedule overflows a floating-point type, for weights of order 1 at step 0.
 
     The quantities ``P_t²``, ``lr~_t = P_t P_{t+1} lr`` and ``P_t`` are compared with the largest finite
     value. Derived here.
@@ -344,7 +351,8 @@ def overflow_horizon(
         OverflowHorizon(variance=88309, lr=90600, weight=176608)
     """
     log_lr = math.log(positive("lr", lr))
-    limit = math.log(LARGEST[one_of("dtype", dtype, LARGEST)])
+    one_of("dtype", dtype, LARGEST)
+    limit = math.log(LARGEST[dtype])
     roots = decay_roots(lr, within("weight_decay", weight_decay, low=0), momentum=momentum)
 
     def log_scale(t: int) -> float:

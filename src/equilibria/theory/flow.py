@@ -21,8 +21,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.integrate import quad, solve_ivp
-from scipy.optimize import brentq
 
 from equilibria.errors import EquilibriaError, number, positive, within
 from equilibria.theory._reals import Array, nonnegative_reals, positive_reals, reals
@@ -38,7 +36,9 @@ def _speed(grad_norm: Array, c_b: ArrayLike | None) -> Array:
 
 @law("sharp", "eqs. (3) and (8)")
 def flow_velocity(gradient: ArrayLike, *, c_b: float | None = None) -> Array:
-    """Velocity of the flow: ``-2 v/(4 + |v|^2)``, or ``-v/(4 + (2/c_b)|v|^2)`` on the scheduler's clock.
+    """Velocity of the sharpness-reduction flow on the manifold of minima.
+
+    ``-2 v/(4 + |v|^2)``, or ``-v/(4 + (2/c_b)|v|^2)`` on the scheduler's clock, ``v = gradient``.
 
     Args:
         gradient: ``v``, gradient of ``log lambda1`` along the manifold, last axis.
@@ -61,9 +61,10 @@ def flow_velocity(gradient: ArrayLike, *, c_b: float | None = None) -> Array:
 
 @law("sharp", "Section 4.2.2, after eq. (3)", corrected="the derivative is d/dtau; the paper prints d/dt")
 def log_sharpness_rate(grad_norm: ArrayLike, *, c_b: float | None = None) -> Array:
-    """Rate of ``log lambda1`` along the flow: ``-2g^2/(4+g^2)``, between -2 and 0.
+    """Rate at which the logarithm of the sharpness falls along the flow.
 
-    On the scheduler's clock ``-g^2/(4 + (2/c_b) g^2)``, between ``-c_b/2`` and 0.
+    ``-2g^2/(4+g^2)``, between -2 and 0, ``g = grad_norm``. On the scheduler's clock ``-g^2/(4 + (2/c_b) g^2)``, between
+    ``-c_b/2`` and 0.
 
     Args:
         grad_norm: ``g = |grad log lambda1|`` along the manifold.
@@ -137,6 +138,8 @@ def integrate_flow(
         >>> round(float(np.tan(path.points[-1, 0]) / np.tan(1.0) * np.exp(2.0)), 9)
         1.0
     """
+    from scipy.integrate import solve_ivp
+
     grid = nonnegative_reals("times", times)
     origin = reals("start", start)
     if grid.ndim != 1 or grid.size == 0 or np.any(np.diff(grid) <= 0):
@@ -186,6 +189,8 @@ def _slowness(slope: Callable[[float], float], c_b: float | None, *, downhill: f
 
 
 def _quadrature(integrand: Callable[[float], float], low: float, high: float) -> float:
+    from scipy.integrate import quad
+
     value, error, *_ = quad(integrand, low, high, epsabs=0.0, epsrel=1e-11, limit=500, full_output=1)
     if error > 1e-8 * abs(value):
         raise EquilibriaError(
@@ -232,7 +237,7 @@ def curve_time(start: float, end: float, *, slope: Callable[[float], float], c_b
 def curve_position(
     start: float, *, time: float, minimum: float, slope: Callable[[float], float], c_b: float | None = None
 ) -> float:
-    """Where the flow is after ``time`` on a one-dimensional manifold.
+    """Position on a one-dimensional manifold of minima after flow time ``time``: the inverse of `curve_time`.
 
     Args:
         start: arc length at time 0.
@@ -252,6 +257,8 @@ def curve_position(
         >>> round(float(np.tan(angle) / np.tan(1.0) * np.exp(2.0)), 10)
         1.0
     """
+    from scipy.optimize import brentq
+
     span = number("start", start) - number("minimum", minimum)
     target = within("time", time, low=0)
     if span == 0 or target == 0:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 
 from equilibria.errors import EquilibriaError, positive, within
 from equilibria.theory._reals import Array, intrinsic_rate, nonnegative_reals, positive_reals, reals
@@ -65,6 +64,8 @@ def rmsprop_valley_position(start: float, *, time: float, c_b: float) -> float:
         >>> [round(rmsprop_valley_position(2.0, time=3.0, c_b=c_b), 4) for c_b in (0.25, 1.0, 2.0, 4.0)]
         [1.7384, 1.5302, 1.4534, 1.4033]
     """
+    from scipy.optimize import brentq
+
     weight = 2 / positive("c_b", c_b)
     log_start = float(np.log(positive("start", start)))
     elapsed = within("time", time, low=0)
@@ -195,13 +196,14 @@ def regression_flow(inputs: ArrayLike, targets: ArrayLike, *, weight: ArrayLike,
 
 
 @law("sharp", "Theorem 5.1 and Appendix F", derived="both closed-form flows shrink by c = 1 - lr*wd per step")
-def steps_to_tolerance(
+def gap_closing_step(
     gap: ArrayLike, tolerance: ArrayLike, *, intrinsic_lr: ArrayLike, crossing: ArrayLike = 0.0
 ) -> Array:
-    """Step at which an exponentially closing gap falls below a tolerance: ``crossing + ln(gap/tol)/(-ln c)``.
+    """Step at which the gap to the flattest minimum falls below a tolerance.
 
-    For flows with ``gap(time) = gap exp(-time)``: ``tan(angle)`` of `sphere3d_angle`, ``distance`` of
-    `regression_flow`. To leading order ``ln(gap/tol)/(lr*wd)`` steps.
+    ``crossing + ln(gap/tolerance)/(-ln c)``, ``c = 1 - lr*wd``. For flows with ``gap(time) = gap exp(-time)``:
+    ``tan(angle)`` of `sphere3d_angle`, ``distance`` of `regression_flow`. To leading order ``ln(gap/tol)/(lr*wd)``
+    steps.
 
     Args:
         gap: gap when the stability ratio crosses 1.
@@ -216,7 +218,7 @@ def steps_to_tolerance(
         EquilibriaError: a value is not finite or out of range.
 
     Example:
-        >>> round(float(steps_to_tolerance(1.0, 0.02, intrinsic_lr=1e-4)))
+        >>> round(float(gap_closing_step(1.0, 0.02, intrinsic_lr=1e-4)))
         39118
     """
     shrink = np.maximum(np.log(positive_reals("gap", gap) / positive_reals("tolerance", tolerance)), 0.0)

@@ -1,4 +1,4 @@
-"""How much norm and angle fluctuate once settled, because gradients are noisy."""
+"""How much norm and angle fluctuate in equilibrium, because gradients are noisy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy as np
 
 from equilibria.errors import EquilibriaError, within
 from equilibria.theory import approach, moments
-from equilibria.theory._known_rule import known_rule
+from equilibria.theory.approach import Linearisation
 from equilibria.theory.citations import law
-from equilibria.theory.fixed_points import constant_update_point
-from equilibria.theory.linear import Linearisation
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.equilibrium import constant_update_point
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +22,9 @@ class Fluctuation:
 
     Attributes:
         norm_sq_variance: Var(||w||^2) / ||w*||^4.
-        norm_variance: Var(||w||) / ||w*||^2, a quarter of it to first order.
+        norm_variance: Var(||w||) / ||w*||^2, to first order a quarter of ``norm_sq_variance``.
         angle_variance: Var(angle) / angle*^2.
-        mean_angle: E[angle] / angle*; the root mean square stays at angle*, so compare that with theory.
+        mean_angle: E[angle] / angle*; the root mean square stays at angle*: compare that with the equilibrium.
     """
 
     norm_sq_variance: float
@@ -48,11 +47,11 @@ def fluctuation(
 ) -> Fluctuation:
     """Stationary variance of norm and angle, from the linearised moment recursion (discrete Lyapunov equation).
 
-    To first order, heavy ball: ``Var(||w||^2)/||w||^4 = (V/L^2) eps / (2 (1-a))``,
-    ``Var(angle)/angle^2 = (V/4L^2)(1-a^2)/(1+a^2)``. Lion's updates have constant size, so the radial part of its sign
-    noise dominates: ``Var(||w||^2)/||w||^4 = 2 (S - S_linear) / (d S)`` to first order (random-walk gradients; good to
-    about 15 % at 2 eps / (1-b2) = 0.2). Where ||g||^2 and <v, g> act differently (Nesterov; Adam, whose second moment
-    sees ||g||^2 alone) V is split as in the random walk; Adam is good to about 15 % for b2 >= 0.99.
+    To first order in eps = lr wd, for heavy ball with momentum a and V = Var(L), ``Var(||w||^2)/||w||^4 = (V/L^2) eps /
+    (2 (1-a))``, ``Var(angle)/angle^2 = (V/4L^2)(1-a^2)/(1+a^2)``. Lion's updates have constant size, so the radial part
+    of its sign noise dominates: ``Var(||w||^2)/||w||^4 = 2 (S - S_linear) / (d S)`` to first order (random-walk
+    gradients; good to about 15 % at 2 eps / (1-b2) = 0.2). Where ||g||^2 and <v, g> act differently (Nesterov; Adam,
+    whose second moment sees ||g||^2 alone) V is split as in the random walk; Adam is good to about 15 % for b2 >= 0.99.
 
     Args:
         rule: the optimizer.
@@ -75,7 +74,7 @@ def fluctuation(
         >>> f"{f.norm_sq_variance:.3e} {f.angle_variance:.3e}"  # 0.03 * 1e-3 / 2,  0.03 / 4
         '1.502e-05 7.495e-03'
     """
-    known_rule(rule)
+    check_rule(rule)
     noise = within("grad_variance", grad_variance, low=0)
     if isinstance(rule, Lion):
         if dim is None:
@@ -85,7 +84,7 @@ def fluctuation(
         raise EquilibriaError("got a Muon rule; expected SGD, SGDW, AdamW, AdamL2 or Lion: no law is known for Muon")
     if isinstance(rule, AdamW | AdamL2):
         return _adam(rule, noise, unit_grad_sq=unit_grad_sq, dim=dim)
-    rule.equilibrium()  # refuses settings without an equilibrium
+    rule.equilibrium()  # raises where there is no equilibrium
     if isinstance(rule, SGD) and rule.nesterov:
         return _nesterov(rule, noise)
     eps = _resolved(rule.decay_per_step, rule.momentum)
@@ -94,13 +93,14 @@ def fluctuation(
     return _sum([(noise, linear)], smaller=rule.decay_per_step / eps)
 
 
-_TINY_RATE = 1e-7  # lr * wd over the fading of momentum, below which the Lyapunov equation loses its digits
+_TINY_RATE = 1e-7  # lr * wd / (1 - momentum) below which the Lyapunov equation loses its digits
 
 
 def _resolved(eps: float, momentum: float) -> float:
-    """The smallest lr * wd from ``eps`` on at which the linearised recursion can be solved in float64.
+    """``eps``, or the smallest lr * wd at which float64 can solve the linearised recursion if that is larger.
 
-    Below it all is first order: the variance of ||w||^2 is proportional to lr * wd, that of the angle constant.
+    Below that limit first order suffices: the variance of ||w||^2 is proportional to lr * wd, that of the angle
+    constant.
     """
     return max(eps, _TINY_RATE * (1 - momentum))
 
@@ -114,7 +114,7 @@ def _lion(rule: Lion, *, dim: float) -> Fluctuation:
 
     sign(c) is a linear part, ``gain c`` with a gain that falls as 1/||c||, plus distortion that has a radial part.
     """
-    rule.equilibrium()  # refuses settings without an equilibrium
+    rule.equilibrium()  # raises where there is no equilibrium
     (b1, b2), eps = rule.betas, _resolved(rule.decay_per_step, rule.betas[1])  # to first order eps drops out
     s = 1 - eps
     r = (1 - b2) / (1 + b2)
@@ -146,28 +146,29 @@ def _lion(rule: Lion, *, dim: float) -> Fluctuation:
 
 
 def _adam(rule: AdamW | AdamL2, noise: float, *, unit_grad_sq: float | None, dim: float | None) -> Fluctuation:
-    """Three noises: ||g||^2 in both moments, <m, g> in the first, and scatter of the second over the entries."""
+    """Sums three noises: ||g||^2 in both moments, <m, g> in the first, scatter of the second over the entries."""
     b1, b2 = rule.betas
     star = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim)
     decoupled = isinstance(rule, AdamW)
     own_eps = rule.decay_per_step if isinstance(rule, AdamW) else rule.decay_share(unit_grad_sq=unit_grad_sq, dim=dim)
     eps = _resolved(own_eps, b1)
     linear = approach.adam_linearisation(eps, betas=rule.betas, decoupled=decoupled)
-    own = (1 - b1 * b1) / (1 + b1 * b1)
+    own = (1 - b1 * b1) / (1 + b1 * b1)  # share of the noise that is in ||g||^2
     overlap = approach.adam_linearisation(eps, betas=rule.betas, decoupled=decoupled, into_second=False)
     result = _sum([(noise * own, linear), (noise * (1 - own), overlap)], smaller=own_eps / eps)
     if star.norm is not None:
         # Entry i moves by m_i / sqrt(v_i), and v_i scatters by 2 (1-b2)/(1+b2): not quite orthogonal to w any more.
         kept = 1 - eps if decoupled else 1.0
         scatter = (rule.lr * kept / float(star.norm)) ** 2 * 2 * (1 - b2) / (1 + b2) * (eps / own_eps)
-        radial = dataclasses.replace(linear, forcing=np.eye(len(linear.forcing))[0], chord_forcing=0.0)
+        direction = np.eye(len(linear.by_unit_grad_sq))[0]
+        radial = dataclasses.replace(linear, by_unit_grad_sq=direction, chord_by_unit_grad_sq=0.0)
         more = _sum([(scatter, radial)])
         result = _result(result.norm_sq_variance + more.norm_sq_variance, result.angle_variance + more.angle_variance)
     return result
 
 
 def _sum(parts: list[tuple[float, Linearisation]], *, smaller: float = 1.0) -> Fluctuation:
-    """Independent noises, each with its relative variance, add; ``smaller`` is how far lr * wd is below `_resolved`."""
+    """Sum of independent noises, each with its relative variance; ``smaller`` is lr * wd over `_resolved`."""
     return _result(
         smaller * sum(size * part.norm_sq_variance() for size, part in parts),
         sum(size * part.angle_variance() for size, part in parts),
@@ -175,16 +176,16 @@ def _sum(parts: list[tuple[float, Linearisation]], *, smaller: float = 1.0) -> F
 
 
 def _nesterov(rule: SGD, noise: float) -> Fluctuation:
-    """Two noises: ||g||^2 and <v, g>, which moves the weight a step earlier than it would under heavy ball."""
+    """Sums two noises: ||g||^2 and <v, g>, which moves the weight one step earlier than under heavy ball."""
     a, eps = rule.momentum, _resolved(rule.decay_per_step, rule.momentum)
     unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a)
     linear = approach.map_linearisation(moments.nesterov_step, 1.0, eps, a)
-    _, forcing = approach.fixed_point(moments.nesterov_step, 1.0, eps, a)
+    _, unit_grad_sq_star = approach.fixed_point(moments.nesterov_step, 1.0, eps, a)
     gain = moments.nesterov_correlation(eps, a, 1.0)  # L / N at <v, g> = ||g||^2
     overlapping = gain * moments.step_map(moments.nesterov_step, 1.0, eps, a, 1.0)
-    per_overlap = (overlapping - unit_map)[:, 3] * forcing / (gain - 1)
-    chord_forcing = float(per_overlap[3] / linear.chord_sq - per_overlap[0] / 2)
-    overlap = dataclasses.replace(linear, forcing=per_overlap[:3], chord_forcing=chord_forcing)
+    per_overlap = (overlapping - unit_map)[:, 3] * unit_grad_sq_star / (gain - 1)
+    chord_change = float(per_overlap[3] / linear.chord_sq - per_overlap[0] / 2)
+    overlap = dataclasses.replace(linear, by_unit_grad_sq=per_overlap[:3], chord_by_unit_grad_sq=chord_change)
     own = 1 / _nesterov_noise(a)
     return _sum([(noise * own, linear), (noise * (1 - own), overlap)], smaller=rule.decay_per_step / eps)
 
@@ -196,10 +197,10 @@ def _nesterov_noise(a: float) -> float:
 
 @law("smd+", "C, D", derived="Var of (||g||^2 + 2 a <v, g>) ||w||^2 when the gradient is an isotropic random walk")
 def random_walk_variance(dim: float, *, momentum: float = 0.0, nesterov: bool = False) -> float:
-    """V / L^2 of the random-walk model: Gaussian gradients on the tangent sphere of a weight with ``dim`` entries.
+    """Relative variance V / L^2 of the random-walk model: isotropic Gaussian gradients tangent to the weight.
 
-    ``2/(d-1) (1+a^2)/(1-a^2)``: the term 2 a <v, g> dominates, and makes Var(angle)/angle^2 = 1/(2(d-1)) for every a.
-    Nesterov: ``2/(d-1) (1 + 2 a^4/(1-a^2))``.
+    With d = ``dim`` and a = ``momentum``, ``2/(d-1) (1+a^2)/(1-a^2)``: the term 2 a <v, g> dominates, and makes
+    Var(angle)/angle^2 = 1/(2(d-1)) for every a. Nesterov: ``2/(d-1) (1 + 2 a^4/(1-a^2))``.
 
     Args:
         dim: number of entries d.

@@ -1,4 +1,4 @@
-"""Weight decay folded into the learning rate, exactly, for any schedule; and back.
+"""Exact folding of weight decay into the learning rate, for any schedule, and its inverse.
 
 For a scale-invariant loss, SGD with momentum and coupled weight decay visits ``w_t`` while SGD without weight
 decay, at a growing learning rate, visits ``P_t w_t``: the same network at every step (with batch statistics).
@@ -32,7 +32,7 @@ _LN2 = math.log(2.0)
 
 @dataclass(frozen=True, slots=True)
 class FoldState:
-    """Where a folded run stands between two steps: stored weights are ``w P / 2^exponent``.
+    """State of a folded run between two steps: stored weights are ``w P / 2^exponent``.
 
     A run switched from weight decay to folding starts at ``FoldState()`` with weights and buffer unchanged.
     A skipped step (no gradient, or a non-finite one) must not advance the state.
@@ -95,13 +95,21 @@ def _lifted(lr: Array, log_gain: Array, exponent: int) -> Array:
         return np.ldexp(mantissa, whole_part.astype(np.int64) - 2 * exponent)
 
 
-def _sign_change(where: str, lr: float, weight_decay: float, momentum: float, shrink: float) -> EquilibriaError:
-    return EquilibriaError(
-        f"got lr={lr:g}, weight_decay={weight_decay:g} (lr*weight_decay={lr * weight_decay:g}), momentum={momentum:g}"
-        f"{where}; expected a decay factor alpha > 0 but alpha={1 - shrink:g}: weight decay, with the momentum it has "
-        "built up, would change the sign of the weights. Constant settings need lr*weight_decay <= "
-        f"(1-sqrt(momentum))^2 = {decay_limit(momentum):g}; a sudden rise of lr needs less"
-    )
+def _radial_step(
+    q: float, lr: float, weight_decay: float, momentum: float, *, step: int | None = None
+) -> tuple[float, float]:
+    """``1 - alpha`` of one step and ``q`` after it; raises EquilibriaError if ``alpha <= 0``."""
+    velocity = weight_decay + momentum * q
+    shrink = lr * velocity
+    if shrink >= 1:
+        where = "" if step is None else f" at step {step}"
+        raise EquilibriaError(
+            f"got lr={lr:g}, weight_decay={weight_decay:g} (lr*weight_decay={lr * weight_decay:g}), "
+            f"momentum={momentum:g}{where}; expected a decay factor alpha > 0 but alpha={1 - shrink:g}: weight decay, "
+            "with the momentum it has built up, would change the sign of the weights. Constant settings need "
+            f"lr*weight_decay <= (1-sqrt(momentum))^2 = {decay_limit(momentum):g}; a sudden rise of lr needs less"
+        )
+    return shrink, velocity / (1 - shrink) if momentum else 0.0
 
 
 @law(
@@ -111,7 +119,7 @@ def _sign_change(where: str, lr: float, weight_decay: float, momentum: float, sh
     " lr = 0 is allowed",
 )
 def advance(state: FoldState, lr: float, *, weight_decay: float, momentum: float = 0.0) -> FoldStep:
-    """One step of the folding recursion, for a run whose settings become known as it goes.
+    """Advance a folded run by one step, for settings that become known as the run goes.
 
     ``u = weight_decay + momentum q``, ``alpha = 1 - lr u``, ``P' = P/alpha``, ``lr~ = P P' lr / 4^exponent``,
     ``q' = u/alpha``; with ``momentum == 0`` there is no buffer afterwards (delete a stale one), so ``q' = 0``.
@@ -136,13 +144,10 @@ def advance(state: FoldState, lr: float, *, weight_decay: float, momentum: float
     """
     eta, decay = within("lr", lr, low=0), within("weight_decay", weight_decay, low=0)
     g = within("momentum", momentum, low=0, below=1)
-    velocity = decay + g * state.q
-    shrink = eta * velocity
-    if shrink >= 1:
-        raise _sign_change("", eta, decay, g, shrink)
+    shrink, q = _radial_step(state.q, eta, decay, g)
     log_scale = state.log_scale - math.log1p(-shrink)
     gain = state.log_scale + log_scale
-    after = FoldState(log_scale, velocity / (1 - shrink) if g else 0.0, state.exponent)
+    after = FoldState(log_scale, q, state.exponent)
     log_lr = gain + math.log(eta) - 2 * state.exponent * _LN2 if eta else -math.inf
     return FoldStep(after, float(_lifted(np.array(eta), np.array(gain), state.exponent)), log_lr, 1 - shrink)
 
@@ -244,8 +249,8 @@ def _per_step(
     return rates, decays, momenta
 
 
-def _refuse(optimizer: str, *, nesterov: bool, dampening: float, decoupled: bool) -> None:
-    """Say why a rule cannot be folded by this recursion."""
+def _check_foldable(optimizer: str, *, nesterov: bool, dampening: float, decoupled: bool) -> None:
+    """Raise EquilibriaError, with the reason, for settings that this recursion cannot fold."""
     if optimizer != "sgd":
         raise EquilibriaError(
             f"got optimizer={optimizer!r}; expected 'sgd': the equivalence needs an update linear in the gradient "
@@ -285,7 +290,7 @@ def fold(
     decoupled: bool = False,
     optimizer: str = "sgd",
 ) -> Folded:
-    """The learning rate without weight decay that trains the same scale-invariant network.
+    """Fold weight decay into the learning rate: the schedule without weight decay that trains the same network.
 
     ``lr~_t = P_t P_{t+1} lr_t`` with ``P_{t+1} = P_t/alpha_{t+1}``, ``alpha_{t+1} = 1 - lr_t u_t``,
     ``u_t = weight_decay_t + momentum_t q_t`` and ``q_{t+1} = u_t/alpha_{t+1}``, from ``P_0 = 1`` and
@@ -314,7 +319,7 @@ def fold(
         >>> print(f"{folded.growth_per_step:.10f} {folded.growth_per_epoch(391):.7f} {folded.overflow['float32']}")
         1.0010053006 1.4812334 88309
     """
-    _refuse(optimizer, nesterov=nesterov, dampening=dampening, decoupled=decoupled)
+    _check_foldable(optimizer, nesterov=nesterov, dampening=dampening, decoupled=decoupled)
     rates, decays, momenta = _per_step(lr, weight_decay, momentum, steps=steps)
     shrink, q = _radial_motion(rates, decays, momenta)
     log_scale = np.concatenate([[0.0], -np.cumsum(np.log1p(-shrink))])
@@ -330,13 +335,8 @@ def _radial_motion(rates: Array, decays: Array, momenta: Array) -> tuple[Array, 
     """``1 - alpha`` per step and ``q`` per state; plain floats, because each step needs the one before."""
     shrinks: list[float] = []
     qs = [0.0]
-    q = 0.0
-    for t, (eta, decay, g) in enumerate(zip(rates.tolist(), decays.tolist(), momenta.tolist(), strict=True)):
-        velocity = decay + g * q
-        shrink = eta * velocity
-        if shrink >= 1:
-            raise _sign_change(f" at step {t}", eta, decay, g, shrink)
-        q = velocity / (1 - shrink) if g else 0.0
+    for step, settings in enumerate(zip(rates.tolist(), decays.tolist(), momenta.tolist(), strict=True)):
+        shrink, q = _radial_step(qs[-1], *settings, step=step)
         shrinks.append(shrink)
         qs.append(q)
     return np.array(shrinks), np.array(qs)
@@ -352,7 +352,7 @@ def _growth(rates: Array, decays: Array, momenta: Array, *, last_alpha: float) -
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unfolded:
-    """A schedule with weight decay equivalent to a given one without; ``T`` steps.
+    """A schedule with weight decay that is equivalent to one without; ``T`` steps.
 
     Attributes:
         lr: learning rate per step for the run with weight decay, length T.
@@ -378,7 +378,7 @@ def unfold(
     steps: int | None = None,
     log: bool = False,
 ) -> Unfolded:
-    """The learning rate that, with a given weight decay, trains the same network as ``lr`` without; inverse of `fold`.
+    """Learning rate that, with a given weight decay, trains the same network as ``lr`` without; inverse of `fold`.
 
     With ``e_t = lr~_t/P_t²`` and ``u_t = weight_decay_t + momentum_t q_t``: ``lr_t = e_t/(1 + e_t u_t)``,
     ``P_{t+1} = P_t (1 + e_t u_t)``, ``q_{t+1} = u_t (1 + e_t u_t)``. A solution always exists. Derived here.

@@ -1,4 +1,4 @@
-"""What spherical sharpness says about generalisation, and the scale of a fixed final batch normalisation.
+"""Bounds on generalisation from spherical sharpness, and the scale of a fixed final batch normalisation.
 
 The PAC-Bayes bound of Theorem C.2 ranks solutions by sharpness; at the scale of networks it is vacuous. The
 final-BN laws tie the fixed scale of the last normalisation to label smoothing.
@@ -23,7 +23,7 @@ class BoundTerms:
     Attributes:
         curvature: second-order term, the only one that depends on the sharpness.
         remainder: third-order Taylor remainder.
-        complexity: what the divergence from the prior and the confidence cost.
+        complexity: cost of the divergence from the prior and of the confidence.
     """
 
     curvature: float

@@ -7,8 +7,8 @@ K^2 exp(2x) - c_b x`` its potential, ``K^2 = 2 c_b + g^2``; time is ``steps * et
 on the sphere divided by ``eta``; ``R = (1 + eta u)^(-1/2)`` is the stability ratio.
 
 Gradient descent with weight decay on a scale-invariant loss has ``eta = sqrt(2 lr wd)`` and ``c_b = 2``.
-``grad_norm`` is ``g = |grad log lambda1|`` along the manifold. To this order the energy is conserved; what damps or
-amplifies the oscillation is in `damping`.
+``grad_norm`` is ``g = |grad log lambda1|`` along the manifold. To this order the energy is conserved; `damping`
+has the terms that damp or amplify the oscillation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def _coupling(grad_norm: ArrayLike, c_b: ArrayLike) -> Array:
 
 @law("sharp", "Appendix H.2, Figure 5")
 def potential(position: ArrayLike, *, grad_norm: ArrayLike = 0.0, c_b: ArrayLike = 2.0) -> Array:
-    """Potential of the particle, ``U(x) = K^2 exp(2x) - c_b x``.
+    """Potential energy of the oscillation at position ``x = log|h|``.
+
+    ``U(x) = K^2 exp(2x) - c_b x`` with ``K^2 = 2 c_b + g^2``.
 
     Args:
         position: ``x = log|h|``.
@@ -60,10 +62,10 @@ def potential(position: ArrayLike, *, grad_norm: ArrayLike = 0.0, c_b: ArrayLike
     corrected="Lemma N.1's last term is -c_b log(h'/h); it is printed without the minus",
 )
 def energy(displacement: ArrayLike, offset: ArrayLike, *, grad_norm: ArrayLike = 0.0, c_b: ArrayLike = 2.0) -> Array:
-    """Energy ``E = u^2/2 + K^2 h^2 - c_b log|h|``; constant along the continuous oscillation.
+    """Energy of the oscillation, constant along its continuous form.
 
-    On the time-scale of the flow (``1/eta^2`` steps) the true dynamics damp or amplify it: see
-    `damping.sphere_energy_rate` and `damping.full_space_energy_rate`.
+    ``E = u^2/2 + K^2 h^2 - c_b log|h|`` with ``K^2 = 2 c_b + g^2``. On the time-scale of the flow (``1/eta^2`` steps)
+    the true dynamics damp or amplify it: see `damping.sphere_energy_rate` and `damping.full_space_energy_rate`.
 
     Args:
         displacement: ``h``, not zero.
@@ -132,7 +134,7 @@ def rest_point(grad_norm: ArrayLike = 0.0, c_b: ArrayLike = 2.0) -> RestPoint:
 @law(
     "sharp",
     "Section 4.2.3 and Appendix N.2",
-    corrected="Section 4.2.3 says that 2h^2 averages 2*lr*wd/(4 + g); it is h^2, and g is squared",
+    corrected="Section 4.2.3 states that 2h^2 averages 2*lr*wd/(4 + g); it is h^2, and g is squared",
 )
 def mean_square_displacement(eta: ArrayLike, *, grad_norm: ArrayLike = 0.0, c_b: ArrayLike = 2.0) -> Array:
     """Mean squared displacement on the sphere over any orbit, ``eta^2/(4 + 2 g^2/c_b)``.
@@ -339,7 +341,7 @@ def rms_drift(
         offset: ``u`` at the start.
         pairs: number of two-step transitions.
         eta: base learning rate of the scheduler.
-        grad_norm: ``g``, held fixed.
+        grad_norm: ``g``, constant.
         c_b: ``(1 - decay)/eta^2``.
 
     Returns:

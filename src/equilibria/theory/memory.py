@@ -1,11 +1,15 @@
-"""How long an update remembers itself: the autocorrelation of updates of constant size (Lion, Muon, EMA momentum).
+"""How long an update remembers itself: updates of constant size (Lion, Muon, EMA momentum).
 
 With decoupled decay ``w' = (1-eps) w - lr u`` and a stationary update u of mean square U and autocorrelation
-r_k = E<u_t, u_{t+k}> / U, everything follows from the one number
+r_k = E<u_t, u_{t+k}> / U, the equilibrium depends on one number,
 
     S_eps = 1 + 2 sum_{k>=1} r_k (1-eps)^k:      P* = lr^2 U S_eps / (eps (2-eps)),   angle ~ sqrt(2 eps / S).
 
-All the autocorrelations here are sums of geometric series, ``r_k = sum_j first_j decay_j^(k-1)``.
+All autocorrelations here are sums of geometric series, ``r_k = sum_j first_j decay_j^(k-1)``.
+
+Step by step, outside equilibrium, the squared norm follows from z = -<w, u> / U, which tells how far the weight points
+against the coming update: ``P' = (1-eps)^2 P + (lr^2 + 2 (1-eps) lr z) U``. `MuonPull` and `LionPull` compute z from
+traces of past updates.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from equilibria.theory.citations import law
 
 Array = NDArray[np.float64]
 
-_NEGLIGIBLE = 1e-12  # size at which the rest of the arcsine series is cut; the law itself is good to 3e-3
+_NEGLIGIBLE = 1e-12  # the arcsine series ends where its rest is below this; the law itself is good to 3e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Memory:
         return 1.0 + 2.0 * sum(a * kept / (1.0 - b * kept) for a, b in zip(self.first, self.decay, strict=True))
 
     def scaled_to(self, total: float) -> Memory:
-        """The same decays with the correlations scaled so that `total` (at no decay) becomes a measured value."""
+        """This memory with its correlations scaled to a measured `total` (without decay)."""
         wanted, own = within("total", total, above=0) - 1.0, self.total() - 1.0
         if own == 0 and wanted != 0:
             raise EquilibriaError(f"got total={total:g}; expected 1: this update has no memory to scale")
@@ -67,7 +71,7 @@ class Memory:
 
 @law("rotational", "momentum as a linear filter", derived="autocorrelation of an EMA of white noise: r_k = b^k")
 def ema_memory(beta: float) -> Memory:
-    """The memory of an exponential moving average of uncorrelated gradients: r_k = beta^k.
+    """Autocorrelation of an exponential moving average of uncorrelated gradients, ``r_k = beta^k``.
 
     Args:
         beta: EMA coefficient.
@@ -85,7 +89,7 @@ def ema_memory(beta: float) -> Memory:
 
 @law("rotational", "Lion", derived="<c_t, c_(t+1)> / ||c||^2 of c = b1 m + (1-b1) g, white gradients")
 def lion_correlation(betas: tuple[float, float]) -> float:
-    """Correlation rho_1 of what Lion takes the sign of, one step apart; see `lion_memory`.
+    """Correlation rho_1, one step apart, of the vector c whose sign Lion takes; see `lion_memory`.
 
     Args:
         betas: Lion's (b1, b2).
@@ -110,7 +114,7 @@ def lion_correlation(betas: tuple[float, float]) -> float:
     corrected="r_k = (2/pi) asin(rho_k) instead of the linearised 2/(pi nu): up to 20 % in the angle",
 )
 def lion_memory(betas: tuple[float, float]) -> Memory:
-    """The memory of Lion's sign update under Gaussian gradients.
+    """Autocorrelation of Lion's sign update under Gaussian gradients.
 
     ``c = b1 m + (1-b1) g`` has correlation ``rho_k = [b1^2 b2^k (1-b2)/(1+b2) + (1-b1) b1 (1-b2) b2^(k-1)] / nu``,
     ``nu = (1-b1)^2 + b1^2 (1-b2)/(1+b2)``, and its sign has r_k = (2/pi) asin(rho_k). The arcsine series turns r_k into
@@ -135,8 +139,8 @@ def lion_memory(betas: tuple[float, float]) -> Memory:
 def arcsine_coefficients(largest: float) -> tuple[Array, Array]:
     """Powers p and coefficients c of (2/pi) asin(x) = sum_j c_j x^p_j, for 0 <= x <= ``largest`` < 1.
 
-    The power series needs some 10 / (1 - largest) terms. Here its first 16 are kept, and of every further octave of
-    terms 8, by a Gauss rule for sums: some 100 powers for any largest x.
+    The power series needs about 10 / (1 - largest) terms. This keeps its first 16 and replaces every further octave of
+    terms by the 8 nodes of a Gauss rule for sums: about 100 powers for any largest x.
 
     Example:
         >>> powers, coefficients = arcsine_coefficients(0.9999)
@@ -150,7 +154,7 @@ def arcsine_coefficients(largest: float) -> tuple[Array, Array]:
         weights.append(shares)
         first *= 2
     n = np.concatenate(terms)
-    return 2 * n + 1, np.concatenate(weights) * [_arcsine_coefficient(each) for each in n.tolist()]
+    return 2 * n + 1, np.concatenate(weights) * [_arcsine_coefficient(term) for term in n.tolist()]
 
 
 def _arcsine_coefficient(n: float) -> float:
@@ -161,9 +165,9 @@ def _arcsine_coefficient(n: float) -> float:
 def _gauss_sum(count: int) -> tuple[Array, Array]:
     """Eight nodes and weights that sum f(0) + ... + f(count - 1), exact for polynomials of degree 15."""
     k = np.arange(1.0, 8.0)
-    # Recurrence of the discrete Chebyshev polynomials, and Golub and Welsch's way from it to the rule.
-    beside = np.sqrt(k**2 * (count**2 - k**2) / (4 * (4 * k**2 - 1)))
-    nodes, vectors = np.linalg.eigh(np.diag(beside, 1) + np.diag(beside, -1))
+    # Golub and Welsch: the Gauss rule from the recurrence of the discrete Chebyshev polynomials.
+    off_diagonal = np.sqrt(k**2 * (count**2 - k**2) / (4 * (4 * k**2 - 1)))
+    nodes, vectors = np.linalg.eigh(np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1))
     return nodes + (count - 1) / 2, count * vectors[0] ** 2
 
 
@@ -173,10 +177,10 @@ def _gauss_sum(count: int) -> tuple[Array, Array]:
     derived="linear filter before orthogonalisation; the polar factor decorrelates by 6-29 %",
 )
 def muon_memory(momentum: float, *, nesterov: bool = True) -> Memory:
-    """The memory of Muon's momentum before orthogonalisation.
+    """Autocorrelation of Muon's momentum before orthogonalisation.
 
     Nesterov: the update filters white noise with psi_0 = 1 - mu^2, psi_k = (1-mu) mu^(k+1); plain: an EMA.
-    Orthogonalisation shortens the memory: the total falls to .92-.94 of this for 4:1 matrices, .71-.74 for square ones.
+    Orthogonalisation shortens it: the total falls to .92-.94 of this for 4:1 matrices, .71-.74 for square ones.
 
     Args:
         momentum: mu.
@@ -195,3 +199,76 @@ def muon_memory(momentum: float, *, nesterov: bool = True) -> Memory:
     tail = (1 - mu) / (1 + mu)
     power = (1 - mu**2) ** 2 + mu**4 * tail
     return Memory((((1 - mu**2) * (1 - mu) * mu**2 + mu**5 * tail) / power,), (mu,))
+
+
+@law("", "torch.optim.Muon", derived="a linear filter remembers geometrically")
+class MuonPull:
+    """How far a weight points against Muon's coming update, ``z = -<w, u> / U``, step by step.
+
+    The momentum is a linear filter with geometric memory; its traces are equal for all layers until weights are
+    rescaled.
+
+    Attributes:
+        traces: one number (or array over layers) per component of the memory.
+    """
+
+    def __init__(self, memory: Memory, traces: list[Any]) -> None:
+        self.first, self.decay, self.traces = memory.first, memory.decay, traces
+
+    def __call__(self, norm_sq: Any, lr: float, kept: float) -> Any:
+        """Return z of this step, then add its update to the traces."""
+        z = 0.0
+        for j, (weight, decay) in enumerate(zip(self.first, self.decay, strict=True)):
+            z = z + weight * self.traces[j]
+            self.traces[j] = lr + kept * decay * self.traces[j]
+        return z
+
+
+@law(
+    "rotational", "Lion", derived="every power of the correlation factorises, so <w, sign(c)> is exact off equilibrium"
+)
+class LionPull:
+    """How far a weight points against Lion's coming update, ``z = -<w, u> / U``, step by step.
+
+    Gradients are Gaussian, of a size proportional to 1/||w||. ``c = b1 m + (1-b1) g`` is Gaussian and E<c_j, c_t> = b1
+    b2^(t-j-1) <c_j, m_(j+1)> factorises, so every power of the correlation does: the arcsine series of <w, sign(c)>
+    becomes one geometric sum per term. This assumes no stationarity: the first moment may start at zero, and lr and
+    norm may change fast.
+
+    A trace is a sum over past updates in units of ||m||^(2n+1). Every factor below is then a cosine or a share, between
+    0 and 1, and under `states.rescaled` traces scale as the weight does.
+
+    Attributes:
+        buffer_sq: ||m||^2 in units of the unit gradient.
+        traces: one row (of one number, or one per layer) per term of the series.
+    """
+
+    def __init__(self, betas: tuple[float, float], buffer_sq: Any, traces: Array) -> None:
+        self.b1, self.b2 = betas
+        self.buffer_sq, self.traces = buffer_sq, traces
+        powers, self.coefficients = arcsine_coefficients(lion_correlation(betas))
+        self.powers = powers.reshape(-1, *(1,) * (traces.ndim - 1))
+
+    def __call__(self, norm_sq: Any, lr: float, kept: float) -> Any:
+        """Return z of this step, then add its update to the traces."""
+        b1, b2, r = self.b1, self.b2, self.buffer_sq
+        n = 1.0 / norm_sq
+        after = b2 * b2 * r + (1 - b2) ** 2 * n
+        size = (b1 * b1 * r + (1 - b1) ** 2 * n) ** 0.5
+        recalled = b1 * r**0.5 / size
+        stored = (b1 * b2 * r + (1 - b1) * (1 - b2) * n) / (size * after**0.5)
+        faded = b2 * (r / after) ** 0.5
+        z = self.coefficients @ (recalled**self.powers * self.traces)
+        self.traces = kept * faded**self.powers * self.traces + lr * stored**self.powers
+        self.buffer_sq = after
+        return z
+
+
+def lion_equilibrium_traces(betas: tuple[float, float], norm_sq: Array, *, lr: float, kept: float) -> tuple[Any, Any]:
+    """||m||^2 and the traces of `LionPull` in equilibrium."""
+    b1, b2 = betas
+    r = (1 - b2) / (1 + b2)
+    size = math.sqrt(b1 * b1 * r + (1 - b1) ** 2)
+    stored = (b1 * b2 * r + (1 - b1) * (1 - b2)) / size
+    powers, _ = arcsine_coefficients(lion_correlation(betas))
+    return r / norm_sq, lr * (stored / math.sqrt(r)) ** powers / (1 - kept * b2**powers)

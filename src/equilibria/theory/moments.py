@@ -1,15 +1,15 @@
-"""One optimizer step as a linear map on second moments.
+"""One optimizer step as a map on second moments: the formulas that every recursion of the theory steps through.
 
-For a scale-invariant weight ``w`` with momentum buffer ``v`` the expected step is linear in
+For a scale-invariant weight ``w`` with momentum buffer ``v`` the expected step of SGD is linear in
 
     P = ||w||^2,   Q = <w, v>,   R = ||v||^2,   N = E||g||^2 = L / P,
 
 and gives P', Q', R' after the step and D = ||w' - w||^2. It is exact up to E[1/P] = 1/E[P], a relative error of
 Var(P)/P^2, for any lr, weight decay and momentum schedule (Spherical Motion Dynamics, Thm 1 and 2, in a form that
-survives changes of the learning rate).
+survives changes of the learning rate). Adam adds the second moment v, which follows the gradient with a lag.
 
-The ``..._step`` functions hold the formulas; they are the inner loop, so they take positional numbers or arrays and
-check nothing; all of them take four settings. `step_map` turns any of them into a matrix.
+The ``..._step`` functions are the inner loops, so they take positional numbers or arrays and check nothing. Those of
+SGD take four settings, and `step_map` turns any of them into a matrix.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from numpy.typing import ArrayLike, NDArray
 from equilibria.theory.citations import law
 
 Array = NDArray[np.float64]
-Step = Callable[..., tuple[Any, Any, Any, Any]]
+MomentStep = Callable[..., tuple[Any, Any, Any, Any]]
 
 
 @law("smd", "Thm 2", corrected="moment form: valid for schedules, and for dampening, where the papers' map is not")
 def heavy_ball_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, c: Any = 1) -> tuple[Any, Any, Any, Any]:
-    """``v' = a v + c (g + wd w);  w' = w - lr v'`` with momentum a and c = 1 - dampening.
+    """One step of SGD with momentum and coupled decay on the moments P, Q, R, N.
 
-    torch leaves the first buffer undamped: c = 1 at the first step.
+    ``v' = a v + c (g + wd w);  w' = w - lr v'`` with momentum a and c = 1 - dampening. torch leaves the first buffer
+    undamped: c = 1 at the first step.
 
     Returns:
         (P', Q', R', D).
@@ -49,9 +50,10 @@ def heavy_ball_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, c:
 
 @law("smd", "Thm 2", derived="torch's Nesterov step, which neither paper treats")
 def nesterov_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, rho: Any = 0) -> tuple[Any, Any, Any, Any]:
-    """torch's ``v' = a v + h;  w' = w - lr (h + a v')``, h = g + wd w; rho = E<v, g> / E||g||^2.
+    """One step of torch's Nesterov momentum with coupled decay on the moments P, Q, R, N.
 
-    Under correlated gradients n is L / P with Nesterov's own L; see `unit_gradient.momentum_unit_grad_sq`.
+    ``v' = a v + h;  w' = w - lr (h + a v')``, h = g + wd w; rho = E<v, g> / E||g||^2. Under correlated gradients n is L
+    / P with Nesterov's own L; see `unit_gradient.momentum_unit_grad_sq`.
 
     Returns:
         (P', Q', R', D).
@@ -72,13 +74,15 @@ def nesterov_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, rho:
 
 
 def nesterov_correlation(eps: Any, a: Any, rho: Any) -> Any:
-    """L / N of Nesterov: 1 + 2 a^2 (1+a) rho / (1 + a + a eps (1+2a))."""
+    """Ratio L / N of Nesterov under correlated gradients, 1 + 2 a^2 (1+a) rho / (1 + a + a eps (1+2a))."""
     return 1 + 2 * a * a * (1 + a) * rho / (1 + a + a * eps * (1 + 2 * a))
 
 
 @law("rotational", "decoupled weight decay", derived="moment form of SGD with momentum and decoupled decay")
 def sgdw_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, c: Any = 1) -> tuple[Any, Any, Any, Any]:
-    """``v' = a v + c g;  w' = (1 - lr wd) w - lr v'``; c = 1 for SGDW, 1 - b1 for AdamW with its step size settled.
+    """One step of SGD with momentum and decoupled decay on the moments P, Q, R, N.
+
+    ``v' = a v + c g;  w' = (1 - lr wd) w - lr v'``; c = 1 for SGDW, 1 - b1 for AdamW at a constant second moment.
 
     Returns:
         (P', Q', R', D).
@@ -96,7 +100,65 @@ def sgdw_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, c: Any =
     return after, kept * a * q - lr * buffer_sq, buffer_sq, lost * lost * p + 2 * lost * radial + moved
 
 
-def step_map(step: Step, *settings: ArrayLike) -> Array:
+def adam_step(
+    p: Any,
+    q: Any,
+    r: Any,
+    v: Any,
+    unit_grad_sq: Any,
+    share: Any,
+    step_size: float,
+    lost: float,
+    coupled: float,
+    b1: float,
+    b2: float,
+) -> tuple[Any, Any, Any, Any, Any]:
+    """One step of Adam on the moments P, Q, R and the second moment v; floats, arrays and complex numbers alike.
+
+    Isotropic mean field: every coordinate has the gradient variance L / (d P). With G = L/P (+ wd^2 P if coupled),
+
+        R' = b1^2 R + (1-b1)^2 G + 2 b1 (1-b1) wd Q      (the wd terms only if the decay is coupled)
+        v' = b2 v + (1-b2) G / d
+        k  = lr / ((1 - b1^t) sqrt(v' / (1 - b2^t)))
+        P' = s^2 P - 2 s k <w,m'> + k^2 R',   s = 1 - lr wd if decoupled, else 1
+
+    Args:
+        p: P = ||w||^2.
+        q: Q = <w, m>.
+        r: R = ||m||^2.
+        v: second moment per entry.
+        unit_grad_sq: L.
+        share: (1 - b2) / d.
+        step_size: learning rate with its bias corrections, lr sqrt(1 - b2^t) / (1 - b1^t) at the t-th step.
+        lost: lr * wd for AdamW, 0 for Adam with L2.
+        coupled: wd for Adam with L2, 0 for AdamW.
+        b1: first-moment coefficient.
+        b2: second-moment coefficient.
+
+    Returns:
+        (P', Q', R', v', ||w' - w||^2).
+    """
+    fresh = 1.0 - b1
+    grad_sq = unit_grad_sq / p
+    w_dot_m = b1 * q
+    if coupled:
+        grad_sq = grad_sq + coupled * coupled * p
+        r = b1 * b1 * r + fresh * (fresh * grad_sq + 2 * coupled * w_dot_m)
+        w_dot_m = w_dot_m + fresh * coupled * p
+    else:
+        r = b1 * b1 * r + fresh * fresh * grad_sq
+    v = b2 * v + share * grad_sq
+    k = step_size / v**0.5
+    radial = k * w_dot_m
+    size = k * k * r
+    if lost:
+        kept = 1.0 - lost
+        after = kept * (kept * p - 2 * radial) + size
+        return after, kept * w_dot_m - k * r, r, v, lost * (lost * p + 2 * radial) + size
+    return p - 2 * radial + size, w_dot_m - k * r, r, v, size
+
+
+def step_map(step: MomentStep, *settings: ArrayLike) -> Array:
     """The matrix of a step: columns P, Q, R, N; rows P', Q', R', D. Array settings give a stack of matrices.
 
     Args:
@@ -138,7 +200,7 @@ def chord_sq(before: ArrayLike, after: ArrayLike, moved: ArrayLike) -> Array:
 
 
 def angle_from_chord_sq(squared_chord: ArrayLike) -> Array:
-    """The angle in radians whose squared chord on the unit sphere is ``squared_chord``; rounding is clamped.
+    """Angle in radians from its squared chord on the unit sphere; values outside [0, 4] by rounding are clamped.
 
     The squared chord is 2 (1 - cos(angle)): from 1 - cos this keeps the digits of small angles, which arccos drops.
 

@@ -1,4 +1,4 @@
-"""How much of a gradient is noise, what that means at another batch size, and the diffusion (SDE) view of the norm."""
+"""The share of noise in a gradient, its effect at another batch size, and the diffusion (SDE) view of the norm."""
 
 from __future__ import annotations
 
@@ -66,10 +66,11 @@ def noise_split(gradients: ArrayLike) -> NoiseSplit:
 
 @law("smd+", "Lemma D.1, eq. (180), (181)")
 def sde_norm_fourth(steps: ArrayLike, norm: float, *, lr: float, weight_decay: float, noise_sq: float) -> Array:
-    """E||w_t||^4 of the diffusion ``dw = -lr wd w dt - lr grad dt + lr Sigma^(1/2) dB``, one time unit per step.
+    """E||w_t||^4 over time by the diffusion approximation of SGD.
 
-    With gamma = ||w||^4 / lr^2 and e = lr wd: ``gamma_t = exp(-4 e t) gamma_0 + noise_sq / (2 e) (1 - exp(-4 e t))``.
-    The diffusion drops the squared mean gradient, which the discrete step keeps: use L = noise + ||E g||^2 there.
+    The diffusion is ``dw = -lr wd w dt - lr grad dt + lr Sigma^(1/2) dB``, one time unit per step. With gamma = ||w||^4
+    / lr^2 and e = lr wd: ``gamma_t = exp(-4 e t) gamma_0 + noise_sq / (2 e) (1 - exp(-4 e t))``. The diffusion drops
+    the squared mean gradient, which the discrete step keeps: use L = noise + ||E g||^2 for the latter.
 
     Args:
         steps: t, a number or an array.

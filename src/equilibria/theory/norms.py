@@ -1,7 +1,7 @@
-"""Exact bookkeeping of squared norms along SGD with momentum on a scale-invariant loss, and what follows from it.
+"""Exact identities of squared norms along SGD with momentum on a scale-invariant loss, and their consequences.
 
 ``R_t = ||w_t||²`` and ``D_t = ||w_{t+1} - w_t||²``. Only the orthogonality of gradient and weights is used,
-so the identities hold for every trajectory, in or out of equilibrium: a measured residual is a broken
+so the identities hold for every trajectory, in or out of equilibrium: a measured residual means a broken
 assumption.
 """
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.signal import lfilter
 
 from equilibria.errors import EquilibriaError, positive, whole, within
 from equilibria.theory._reals import Array, reals
@@ -50,7 +49,7 @@ def norm_residual(
     weight_decay: ArrayLike,
     momentum: ArrayLike = 0.0,
 ) -> Array:
-    """Left minus right side of the exact norm identity, zero for a scale-invariant weight.
+    """Residual (left minus right side) of the exact norm identity, zero for a scale-invariant weight.
 
     ``(R_{t+1} - R_t)/lr_t - momentum_t (R_t - R_{t-1})/lr_{t-1} = D_t/lr_t + momentum_t D_{t-1}/lr_{t-1}
     - 2 weight_decay_t R_t``. Li & Arora, eq. 11; valid for settings that vary.
@@ -109,7 +108,7 @@ class WindowIdentity:
 def window_identity(
     norm_sq: ArrayLike, step_sq: ArrayLike, *, lr: float, weight_decay: float, momentum: float = 0.0
 ) -> WindowIdentity:
-    """The relation of step and norm averaged over a window of constant settings, exact at any time.
+    """Mean squared step over a window of constant settings from the norms alone, exact at any time.
 
     Over ``t = b ... T-1``, ``N = T - b``: ``(1 + momentum) mean(D) = 2 lr weight_decay mean(R)
     + [(R_T - R_b) - momentum (R_{T-1} - R_{b-1})]/N + momentum (D_{T-1} - D_{b-1})/N``.
@@ -202,6 +201,8 @@ def decay_free_norm(
         >>> decay_free_norm(1.0, [0.25, 0.25], lr=0.1, momentum=0.5).norm_sq.tolist()
         [1.0, 1.25, 1.75]
     """
+    from scipy.signal import lfilter
+
     start = within("norm_sq", norm_sq, low=0)
     moved = reals("step_sq", step_sq, low=0)
     whole("number of steps", moved.size if moved.ndim == 1 else 0, low=1)

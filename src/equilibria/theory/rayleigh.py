@@ -16,7 +16,6 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import exprel
 
 from equilibria.errors import EquilibriaError, positive, whole, within
 from equilibria.theory._reals import Array, reals
@@ -99,12 +98,12 @@ class NoisyRayleigh:
 
     @property
     def angular_update(self) -> float:
-        """``D = sqrt(2 lr wd)``, in radians per step: what the diffusion turns in equilibrium."""
+        """``D = sqrt(2 lr wd)``, the equilibrium angle of the diffusion, in radians per step."""
         return float(equilibrium_angle(self.lr, self.weight_decay))
 
     @property
     def inverse_temperature(self) -> float:
-        """``M*/(lr sigma^2) = sqrt(p-1)/(sigma D)``: the stationary density of ``x`` is prop. to exp(-this · x'Ax)."""
+        """``M*/(lr sigma^2) = sqrt(p-1)/(sigma D)``: ``x`` has the stationary density exp(-this · x'Ax) / Z."""
         return self.norm_sq / (self.lr * self.noise**2)
 
     def rescaled(self, k: float) -> NoisyRayleigh:
@@ -160,7 +159,7 @@ def equilibrium_norm_sq(
 
 @law("nrq", "Lemma 1", corrected="The continuous definition of the angular update needs a square root.")
 def equilibrium_angle(lr: ArrayLike, weight_decay: ArrayLike, *, discrete: bool = False) -> Array:
-    """The angle per step in equilibrium, whatever the gradient's size.
+    """The angle per step in equilibrium, independent of the gradient's size.
 
     ``D = sqrt(2 lr wd)`` for the diffusion; ``cos D = 1 - lr wd`` for a discrete step that keeps the norm.
 
@@ -212,6 +211,8 @@ def norm_sq_at(
         >>> norm_sq_at([50, 1000], 30.0, lr=0.1, weight_decay=0.01, unit_grad_sq=9.0).round(3)
         array([27.295,  7.788])
     """
+    from scipy.special import exprel
+
     t, start = reals("times", times, low=0), reals("norm_sq", norm_sq, above=0)
     eta, decay = reals("lr", lr, low=0), reals("weight_decay", weight_decay, low=0)
     exponent = -4 * decay * eta * t
@@ -226,6 +227,8 @@ def _relax(times: Array, rate: Array, *, source: Array, start: Array) -> Array:
     The rate's integral is taken by the trapezoidal rule and the source as linear between grid points; exact when the
     rate is constant and the source piecewise linear, second order otherwise.
     """
+    from scipy.special import exprel
+
     shape = np.broadcast_shapes(rate.shape[1:], source.shape[1:], start.shape)
     out = np.empty((len(times), *shape))
     out[0] = start
@@ -238,6 +241,8 @@ def _relax(times: Array, rate: Array, *, source: Array, start: Array) -> Array:
 
 def _ramp(z: Array) -> Array:
     r"""``\int_0^1 s e^(z (1-s)) ds = (e^z - 1 - z)/z^2``, by its series where the quotient would cancel."""
+    from scipy.special import exprel
+
     small = np.abs(z) < 1e-2
     safe = np.where(small, 1.0, z)
     series = 1 / 2 + z * (1 / 6 + z * (1 / 24 + z * (1 / 120 + z * (1 / 720 + z / 5040))))
@@ -329,7 +334,7 @@ def angular_update(norm_sq: ArrayLike, unit_grad_sq: ArrayLike, *, lr: ArrayLike
 
 
 @law("nrq", "Eq. 13", corrected="Weight decay shrinks the weight within the step: (1 - lr wd) was missing.")
-def step_angle(grad_norm: ArrayLike, norm: ArrayLike, *, lr: ArrayLike, weight_decay: ArrayLike) -> Array:
+def angle_from_gradient(grad_norm: ArrayLike, norm: ArrayLike, *, lr: ArrayLike, weight_decay: ArrayLike) -> Array:
     """The exact angle of one discrete step with a gradient orthogonal to the weight.
 
     ``angle = arctan( lr ||g|| / ((1 - lr wd) ||X||) )``.
@@ -347,7 +352,7 @@ def step_angle(grad_norm: ArrayLike, norm: ArrayLike, *, lr: ArrayLike, weight_d
         EquilibriaError: a negative or non-finite argument, or ``lr * weight_decay >= 1``.
 
     Example:
-        >>> round(float(step_angle(3.0, 2.0, lr=0.5, weight_decay=0.5)), 12) == round(np.pi / 4, 12)
+        >>> round(float(angle_from_gradient(3.0, 2.0, lr=0.5, weight_decay=0.5)), 12) == round(np.pi / 4, 12)
         True
     """
     eta = reals("lr", lr, low=0)

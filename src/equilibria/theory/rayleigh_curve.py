@@ -1,7 +1,7 @@
 """The whole risk curve of a two-level noisy Rayleigh quotient under any schedule, and the escape it shows.
 
-The risk obeys ``r' = -2 gap (lr/M) E f(1-f) + (lr sigma/M)^2 ((p-1) - p r)`` exactly. What closes it is the assumption
-that ``f`` is distributed as the Watson law with the same mean; this is exact in every stationary state.
+The risk obeys ``r' = -2 gap (lr/M) E f(1-f) + (lr sigma/M)^2 ((p-1) - p r)`` exactly. To close this equation, ``f`` is
+assumed to follow the Watson law with the same mean, which is exact in every stationary state.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.interpolate import CubicSpline
-from scipy.special import expit
 
 from equilibria.errors import EquilibriaError, positive, whole, within
 from equilibria.theory._reals import Array
@@ -34,6 +32,9 @@ class _Mixing:
     """
 
     def __init__(self, dim: int) -> None:
+        from scipy.interpolate import CubicSpline
+        from scipy.special import expit
+
         count = math.ceil((2 * _LOG_ODDS + math.log(dim)) / _SPACING)
         odds = -_LOG_ODDS + _SPACING * np.arange(count + 1)
         moments = watson_moments(watson_concentration(expit(odds), dim), dim)
@@ -58,7 +59,7 @@ def _mixing(dim: int) -> _Mixing:
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """How far the risk dips below where it ends.
+    """The dip of the risk below its final value.
 
     Attributes:
         step: the step of the lowest risk.
@@ -75,7 +76,7 @@ class Escape:
 
 @dataclass(frozen=True, slots=True)
 class RiskCurve:
-    """The predicted state before each step and after the last: arrays of ``steps + 1`` numbers.
+    """Risk, norm and angular update before each step and after the last: arrays of ``steps + 1`` numbers.
 
     Attributes:
         risk: ``1 - E f``.
@@ -148,10 +149,47 @@ def _check_diffusive(turn: float, pull: float, *, step: int) -> None:
         )
 
 
-def _rescale_factors(lr: Array) -> Array:
-    if np.any(lr <= 0):
-        raise EquilibriaError(f"got lr={lr.min():g} with rescale=True; expected lr > 0 at every step")
-    return np.concatenate(([1.0], lr[1:] / lr[:-1]))
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The settings of every step of a two-level model, checked.
+
+    Attributes:
+        lr: learning rates.
+        weight_decay: weight decays.
+        factors: factor on ``M^2`` before each step; 1 without rescaling.
+        norm_sq: ``M`` at the start.
+    """
+
+    lr: Array
+    weight_decay: Array
+    factors: Array
+    norm_sq: float
+
+
+def _settings(
+    model: NoisyRayleigh,
+    steps: int,
+    *,
+    norm_sq: float | None,
+    lr: ScheduleLike | None,
+    weight_decay: ScheduleLike | None,
+    rescale: bool,
+) -> _Settings:
+    if model.gap != model.spread:
+        raise EquilibriaError(
+            f"got eigenvalues from {model.spectrum[1]:g} to {model.spectrum[-1]:g} above the lowest; expected one"
+        )
+    count = whole("steps", steps, low=1)
+    rates = as_schedule(model.lr if lr is None else lr, name="lr").values(count)
+    decay_schedule = as_schedule(model.weight_decay if weight_decay is None else weight_decay, name="weight_decay")
+    decays, factors = decay_schedule.values(count), np.ones(count)
+    if rescale:
+        if np.any(rates <= 0):
+            raise EquilibriaError(f"got lr={rates.min():g} with rescale=True; expected lr > 0 at every step")
+        factors[1:] = rates[1:] / rates[:-1]
+    if norm_sq is None:
+        norm_sq = float(equilibrium_norm_sq(rates[0], decays[0], unit_grad_sq=model.unit_grad_sq))
+    return _Settings(rates, decays, factors, positive("norm_sq", norm_sq))
 
 
 @law(
@@ -203,25 +241,16 @@ def risk_curve(
         >>> round(float(curve.risk[-1]), 4)
         0.0676
     """
-    if model.gap != model.spread:
-        raise EquilibriaError(
-            f"got eigenvalues from {model.spectrum[1]:g} to {model.spectrum[-1]:g} above the lowest; expected one"
-        )
-    count = whole("steps", steps, low=1)
-    rates = as_schedule(model.lr if lr is None else lr, name="lr").values(count)
-    decays = as_schedule(model.weight_decay if weight_decay is None else weight_decay, name="weight_decay").values(
-        count
-    )
-    factors = _rescale_factors(rates).tolist() if rescale else [1.0] * count
-    if norm_sq is None:
-        norm_sq = float(equilibrium_norm_sq(rates[0], decays[0], unit_grad_sq=model.unit_grad_sq))
-    r, square = within("risk", risk, low=0, high=1), positive("norm_sq", norm_sq) ** 2
+    settings = _settings(model, steps, norm_sq=norm_sq, lr=lr, weight_decay=weight_decay, rescale=rescale)
+    rates = settings.lr
+    r, square = within("risk", risk, low=0, high=1), settings.norm_sq**2
     integrator = _Integrator(model)
-    risks, squares = np.empty(count + 1), np.empty(count + 1)
-    for n, (eta, decay) in enumerate(zip(rates.tolist(), decays.tolist(), strict=True)):
-        square *= factors[n]
+    risks, squares = np.empty(len(rates) + 1), np.empty(len(rates) + 1)
+    columns = (values.tolist() for values in (rates, settings.weight_decay, settings.factors))
+    for n, (eta, decay, factor) in enumerate(zip(*columns, strict=True)):
+        square *= factor
         risks[n], squares[n] = r, square
         r, square = integrator.advance(r, square, lr=eta, weight_decay=decay, step=n)
-    risks[count], squares[count] = r, square
+    risks[-1], squares[-1] = r, square
     norms = np.sqrt(squares)
     return RiskCurve(risks, norms, integrator.size * np.append(rates, rates[-1]) / norms)

@@ -1,4 +1,4 @@
-r"""The risk curve of a two-level noisy Rayleigh quotient without a closure: every moment of the alignment at once.
+r"""The risk curve of a two-level noisy Rayleigh quotient without a closure: all moments of the alignment at once.
 
 At norm ``M`` and with ``x = lr/M`` the alignment ``f`` has the generator
 ``x^2 sigma^2 [2 f (1-f) d^2 + (1 - p f) d] + 2 x gap f (1-f) d``. The first bracket has the Jacobi polynomials of the
@@ -12,18 +12,17 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.linalg.lapack import dgttrf, dgttrs
 
-from equilibria.errors import EquilibriaError, positive, whole, within
+from equilibria.errors import EquilibriaError, within
 from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
-from equilibria.theory.rayleigh import NoisyRayleigh, equilibrium_norm_sq
-from equilibria.theory.rayleigh_curve import RiskCurve, _check_diffusive, _rescale_factors
-from equilibria.theory.schedules import ScheduleLike, as_schedule
+from equilibria.theory.rayleigh import NoisyRayleigh
+from equilibria.theory.rayleigh_curve import RiskCurve, _check_diffusive, _settings
+from equilibria.theory.schedules import ScheduleLike
 
 _RATE_PER_STAGE = 0.05  # the method of order 2 then errs by less than 1e-4 of the risk
 _GAMMA = 1 - math.sqrt(0.5)  # with it the two stages are of order 2 and forget fast modes at once
-_MODES = 8.0  # per root of the concentration: what is left out is exp(-64) of the density exp(b f)
+_MODES = 8.0  # per root of the concentration: the modes left out are exp(-64) of the density exp(b f)
 _MOST_MODES = 20_000
 
 
@@ -35,12 +34,12 @@ class _Modes:
         self.decay: Array = n * (2 * n + dim - 2)
         self.centre, self.side = _recurrence(dim, count)
         step = np.diff(self.decay)
-        self.below: Array = self.side / 4 * (dim - step)  # mode n + 1 pushes mode n, and so on
+        self.below: Array = self.side / 4 * (dim - step)  # from mode n + 1 to mode n; above: from n to n + 1
         self.above: Array = self.side / 4 * (dim + step)
         self.middle: Array = (dim * self.centre - 1) / 4
 
     def start(self, alignment: float | None) -> Array:
-        """The means at one alignment; those of a uniformly random direction without it."""
+        """The means at one alignment, or of a uniformly random direction if it is None."""
         means = np.zeros(len(self.decay))
         means[0] = 1.0
         if alignment is None:
@@ -52,11 +51,13 @@ class _Modes:
         return means
 
     def risk(self, means: Array) -> float:
-        """``1 - E f`` from the first two."""
+        """``1 - E f`` from the first two means."""
         return float(1 - self.centre[0] - self.side[0] * means[1])
 
     def advance(self, means: Array, *, noise: float, pull: float) -> Array:
         """One unit of time at rates ``noise = (lr sigma/M)^2`` and ``pull = 2 gap lr/M``."""
+        from scipy.linalg.lapack import dgttrf, dgttrs
+
         count = math.ceil(pull / _RATE_PER_STAGE) or 1
         upper, lower = pull / count * self.below, pull / count * self.above
         middle = pull / count * self.middle - noise / count * self.decay
@@ -106,10 +107,9 @@ def exact_risk_curve(
 ) -> RiskCurve:
     """Risk, norm and angular update of a two-level model's diffusion, step by step, under any schedule.
 
-    Solves the equation of all moments of ``f`` (see the module), where `rayleigh_curve.risk_curve` assumes a Watson law
-    of the same mean: that one is faster and off by up to 0.14 in the first descent, this one has the error of its
-    numbers alone, below 1e-4 of the risk. The discrete step differs from the diffusion by a share of about
-    ``gap lr/M`` in all rates.
+    Solves the equation of all moments of ``f`` (see the module), with a numerical error below 1e-4 of the risk.
+    `rayleigh_curve.risk_curve` is faster but assumes a Watson law of the same mean and is off by up to 0.14 in the
+    first descent. The discrete step differs from the diffusion by a share of about ``gap lr/M`` in all rates.
 
     Args:
         model: a two-level noisy Rayleigh quotient.
@@ -136,18 +136,9 @@ def exact_risk_curve(
         >>> bool(abs(curve.risk[-1] / stationary_risk(model).risk - 1) < 1e-6)
         True
     """
-    if model.gap != model.spread:
-        raise EquilibriaError(
-            f"got eigenvalues from {model.spectrum[1]:g} to {model.spectrum[-1]:g} above the lowest; expected one"
-        )
-    count = whole("steps", steps, low=1)
-    rates = as_schedule(model.lr if lr is None else lr, name="lr").values(count)
-    given = model.weight_decay if weight_decay is None else weight_decay
-    decays = as_schedule(given, name="weight_decay").values(count)
-    factors = _rescale_factors(rates) if rescale else np.ones(count)
-    if norm_sq is None:
-        norm_sq = float(equilibrium_norm_sq(rates[0], decays[0], unit_grad_sq=model.unit_grad_sq))
-    norms = _norms(positive("norm_sq", norm_sq), rates, decays, unit_grad_sq=model.unit_grad_sq, factors=factors)
+    settings = _settings(model, steps, norm_sq=norm_sq, lr=lr, weight_decay=weight_decay, rescale=rescale)
+    rates, factors = settings.lr, settings.factors
+    norms = _norms(settings.norm_sq, rates, settings.weight_decay, unit_grad_sq=model.unit_grad_sq, factors=factors)
     middle = np.sqrt((norms[:-1] ** 2 + _before_rescale(norms, factors) ** 2) / 2)
     speed, first_speed, size = rates / middle, rates / norms[:-1], math.sqrt(model.unit_grad_sq)
     fastest = int(np.argmax(first_speed))

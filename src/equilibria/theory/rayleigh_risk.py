@@ -1,4 +1,4 @@
-"""The risk of the noisy Rayleigh quotient: what drives it, its limit, its bounds, and when it escapes.
+"""The risk of the noisy Rayleigh quotient: its drift and diffusion, its limit, its bounds, and when it escapes.
 
 The risk is ``r_t = 1 - E f_t``, ``f`` the squared cosine with the best direction. Notation of `rayleigh`: ``S^2 = (p-1)
 sigma^2``, ``D = sqrt(2 lr wd)``, ``gap = a_2 - a_1``, ``spread = a_p - a_1``.
@@ -68,7 +68,7 @@ def alignment_sde(f: ArrayLike, quotient: ArrayLike, *, model: NoisyRayleigh, no
 
 @dataclass(frozen=True, slots=True)
 class QuotientBounds:
-    """What the alignment alone says about the quotient ``rho = 2 L``.
+    """Bounds on the quotient ``rho = 2 L`` from the alignment alone.
 
     Attributes:
         low: ``rho`` is at least this.
@@ -81,7 +81,7 @@ class QuotientBounds:
 
 @law("nrq", "Section 3, before Eq. 16", corrected="The sandwich is about the quotient rho = 2 L, not L.")
 def quotient_bounds(f: ArrayLike, model: NoisyRayleigh) -> QuotientBounds:
-    """The quotient is pinned between two lines in the alignment, and equals both for a two-level spectrum.
+    """Bounds on the quotient from the alignment; for a two-level spectrum they coincide.
 
     ``a_1 + (a_2-a_1)(1-f) <= rho <= a_1 + (a_p-a_1)(1-f)``.
 
@@ -113,7 +113,7 @@ def _gaps(model: NoisyRayleigh) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class StationaryRisk:
-    """Where the diffusion settles; all without unit except the loss, which has the unit of the spectrum.
+    """Stationary state of the diffusion; all without unit except the loss, which has the unit of the spectrum.
 
     Attributes:
         risk: ``lim r_t``, exact for the diffusion.
@@ -143,7 +143,7 @@ def stationary_risk(model: NoisyRayleigh) -> StationaryRisk:
     The direction has density proportional to ``exp(-c x'Ax)``, ``c = sqrt(p-1)/(sigma D)``; a two-level spectrum gives
     ``risk = r*(c gap)`` of `watson_risk`. To leading order
     ``r* = sigma D / (2 sqrt(p-1)) sum_{i>=2} 1/(a_i - a_1)`` and ``E L - a_1/2 = S D / 4``: every direction carries the
-    same share of the excess loss, whatever its curvature. A discrete step multiplies the risk by
+    same share of the excess loss, independent of its curvature. A discrete step multiplies the risk by
     ``1 + (D/S) (h/2 - m/4)`` and ``M*`` by ``1 + (D/S) m/4``, ``h`` and ``m`` the harmonic and arithmetic mean of
     ``a_i - a_1``; for a two-level spectrum both are ``1 + gap D / (4 S)``.
 
@@ -183,7 +183,7 @@ def stationary_risk(model: NoisyRayleigh) -> StationaryRisk:
     corrected="A factor 2 was missing in the rate, and an lr at Delta was too many.",
 )
 def risk_lower_bound(times: ArrayLike, angular_update: ArrayLike, *, model: NoisyRayleigh, risk: ArrayLike) -> Array:
-    r"""No noisy Rayleigh quotient with this angular update does better.
+    r"""Lower bound on the risk of any noisy Rayleigh quotient with a given angular update.
 
     ``r_t >= e^(-G(t)) [r_0 + \int_0^t Delta^2 e^G ds]``, ``G = \int 2 spread Delta/S + p/(p-1) Delta^2``. The integrals
     are of second order in the spacing of ``times``.
@@ -226,7 +226,7 @@ def risk_upper_bound(
     xi: float,
     tail: ArrayLike,
 ) -> Array:
-    r"""No noisy Rayleigh quotient with this angular update and tail does worse.
+    r"""Upper bound on the risk of any noisy Rayleigh quotient with a given angular update and tail probability.
 
     ``r_t <= e^(-H(t)) [r_0 + \int_0^t (2 gap xi tail Delta/S + Delta^2) e^(H(s)) ds]``,
     ``H = \int 2 xi gap Delta/S + p/(p-1) Delta^2``. The integrals are of second order in the spacing of ``times``.
@@ -264,7 +264,7 @@ def risk_upper_bound(
 
 @dataclass(frozen=True, slots=True)
 class EquilibriumRiskBounds:
-    """Corollary 1 in numbers; rates per step, risks without unit.
+    """The bounds of Corollary 1; rates per step, risks without unit.
 
     Attributes:
         fastest: the risk approaches its limit at most at this rate.

@@ -1,4 +1,4 @@
-"""What to multiply weights and optimizer state by so that a change of lr or wd starts in its new equilibrium."""
+"""Factors on weights and optimizer state that put a weight into its new equilibrium after a change of lr or wd."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class RescaleFactors:
         weight: r, for the scale-invariant weight (and its EMA, SWA and float32 master copies).
         first_moment: 1/r, for momentum buffers, `exp_avg`, and a gradient already accumulated.
         second_moment: 1/r^2, for `exp_avg_sq`.
-        running_mean: r, for BatchNorm's running mean behind the weight: b + r (mean - b), b the bias that feeds it.
-        running_var: r^2, for BatchNorm's running variance behind the weight.
+        running_mean: r, for the running mean of the BatchNorm that the weight feeds: b + r (mean - b), b the bias
+            between.
+        running_var: r^2, for the running variance of that BatchNorm.
     """
 
     weight: float
@@ -36,7 +37,7 @@ class RescaleFactors:
     corrected="optimizer state and BatchNorm's running statistics are rescaled too; any rule, any change of lr, wd",
 )
 def rescale_factors(old: Rule, new: Rule, *, unit_grad_sq: float = 1.0, dim: float = 1.0) -> RescaleFactors:
-    """Factors that put a weight settled under ``old`` into the equilibrium of ``new``.
+    """Factors that move a weight from the equilibrium of ``old`` to that of ``new``.
 
     ``r = ||w*_new|| / ||w*_old||`` from the exact fixed points. For lr / k it is close to k^(-1/4) (SGD, Nesterov,
     SGDW), k^(-1/2) (AdamW, Lion, Muon), k^(-1/3) (Adam with L2); the papers rescale the weights only, which leaves the

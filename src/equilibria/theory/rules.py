@@ -1,6 +1,6 @@
-"""One frozen dataclass per optimizer, with the conventions of torch.optim: the nouns of the theory.
+"""One frozen dataclass of settings per optimizer, with the conventions of torch.optim.
 
-Weight decay means what torch means by it: coupled (L2) decay is added to the gradient (`SGD`, `AdamL2`), decoupled
+Weight decay is defined as in torch: coupled (L2) decay is added to the gradient (`SGD`, `AdamL2`), decoupled
 decay shrinks the weight by lr * weight_decay per step (`SGDW`, `AdamW`, `Lion`, `Muon`).
 """
 
@@ -9,21 +9,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, one_of, positive, whole, within
-from equilibria.theory import equilibrium as settle
+from equilibria.theory import equilibrium as equilibria
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.memory import Memory, lion_memory, muon_memory
 from equilibria.theory.validity import Assumption
 
+AdjustLr: TypeAlias = Literal["original", "match_rms_adamw"]
+
 
 class _Settings:
-    """What all rules have: a learning rate and a weight decay."""
+    """Settings common to all rules."""
 
     __slots__ = ()
     lr: float
@@ -59,8 +61,8 @@ class SGD(_Settings):
         lr: learning rate.
         weight_decay: added to the gradient as weight_decay * w.
         momentum: 0 <= momentum < 1.
-        dampening: share of each gradient kept out of the buffer, 0 <= dampening < 1; without momentum torch ignores
-            it, and so it becomes 0 here.
+        dampening: share of each gradient kept out of the buffer, 0 <= dampening < 1; set to 0 without momentum,
+            where torch ignores it.
         nesterov: torch's Nesterov variant; needs momentum > 0 and no dampening.
 
     Example:
@@ -79,7 +81,7 @@ class SGD(_Settings):
         within("momentum", self.momentum, low=0, below=1)
         within("dampening", self.dampening, low=0, below=1)
         if self.momentum == 0 and not self.nesterov:
-            object.__setattr__(self, "dampening", 0.0)  # torch has no buffer to damp then
+            object.__setattr__(self, "dampening", 0.0)  # torch has no buffer to damp
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise EquilibriaError(
                 f"got nesterov=True with momentum={self.momentum:g}, dampening={self.dampening:g}; "
@@ -94,7 +96,7 @@ class SGD(_Settings):
     def equilibrium(
         self, unit_grad_sq: ArrayLike | None = None, *, dim: ArrayLike | None = None, correlation: float = 0.0
     ) -> Equilibrium:
-        """Where this optimizer settles; see `equilibrium.heavy_ball` and `equilibrium.nesterov`.
+        """Equilibrium of this optimizer, by `equilibrium.heavy_ball` or `equilibrium.nesterov`.
 
         Args:
             unit_grad_sq: L = E[||g||^2 ||w||^2], one number or one per layer; without it the norm is None.
@@ -105,14 +107,14 @@ class SGD(_Settings):
             The equilibrium.
         """
         if self.nesterov:
-            return settle.nesterov(
+            return equilibria.nesterov(
                 self.lr,
                 self.weight_decay,
                 momentum=self.momentum,
                 unit_grad_sq=unit_grad_sq,
                 correlation=correlation,
             )
-        return settle.heavy_ball(
+        return equilibria.heavy_ball(
             self.lr,
             self.weight_decay,
             momentum=self.momentum,
@@ -141,14 +143,14 @@ class SGDW(_Settings):
         within("momentum", self.momentum, low=0, below=1)
 
     def equilibrium(self, unit_grad_sq: ArrayLike | None = None, *, dim: ArrayLike | None = None) -> Equilibrium:
-        """Where this optimizer settles; see `equilibrium.sgdw`. ``dim`` is not needed."""
-        return settle.sgdw(self.lr, self.weight_decay, momentum=self.momentum, unit_grad_sq=unit_grad_sq)
+        """Equilibrium of this optimizer, by `equilibrium.sgdw`. ``dim`` is not needed."""
+        return equilibria.sgdw(self.lr, self.weight_decay, momentum=self.momentum, unit_grad_sq=unit_grad_sq)
 
 
 @law("rotational", "AdamW")
 @dataclass(frozen=True, slots=True)
 class AdamW(_Settings):
-    """torch.optim.AdamW (and Adam with decoupled_weight_decay=True); amsgrad has no law of this form.
+    """torch.optim.AdamW (and Adam with decoupled_weight_decay=True), without amsgrad, which has no such law.
 
     Attributes:
         lr: learning rate.
@@ -169,14 +171,16 @@ class AdamW(_Settings):
         _check_betas(self.betas)
 
     def equilibrium(self, *, unit_grad_sq: ArrayLike | None = None, dim: ArrayLike | None = None) -> Equilibrium:
-        """Where this optimizer settles; see `equilibrium.adamw`. ``unit_grad_sq`` is not needed."""
-        return settle.adamw(self.lr, self.weight_decay, betas=self.betas, dim=dim)
+        """Equilibrium of this optimizer, by `equilibrium.adamw`. ``unit_grad_sq`` is not needed."""
+        return equilibria.adamw(self.lr, self.weight_decay, betas=self.betas, dim=dim)
 
 
 @law("rotational", "Adam with L2")
 @dataclass(frozen=True, slots=True)
 class AdamL2(_Settings):
-    """torch.optim.Adam with weight_decay > 0: the decay is coupled (L2) and passes through the second moment.
+    """torch.optim.Adam with weight_decay > 0: the decay is coupled (L2) and is divided by sqrt(v) like the gradient.
+
+    ``decay_per_step`` is lr * weight_decay before that division; see `decay_share` for the share in equilibrium.
 
     Attributes:
         lr: learning rate.
@@ -192,11 +196,6 @@ class AdamL2(_Settings):
     def _check(self) -> None:
         _check_betas(self.betas)
 
-    @property
-    def decay_per_step(self) -> float:
-        """lr * weight_decay; the weight shrinks by this over sqrt(v), which depends on the gradient scale."""
-        return self.lr * self.weight_decay
-
     def equilibrium(
         self,
         *,
@@ -204,21 +203,21 @@ class AdamL2(_Settings):
         dim: float | None = None,
         homogeneity: float = 1.0,
     ) -> Equilibrium:
-        """Where this optimizer settles; see `equilibrium.adam_l2`. Needs both ``unit_grad_sq`` and ``dim``."""
-        big_l, d = self._scale(unit_grad_sq, dim)
-        return settle.adam_l2(
+        """Equilibrium of this optimizer, by `equilibrium.adam_l2`. Needs both ``unit_grad_sq`` and ``dim``."""
+        grad_sq, d = self._scale(unit_grad_sq, dim)
+        return equilibria.adam_l2(
             self.lr,
             self.weight_decay,
             betas=self.betas,
             dim=d,
-            unit_grad_sq=big_l,
+            unit_grad_sq=grad_sq,
             homogeneity=homogeneity,
         )
 
     def decay_share(self, *, unit_grad_sq: float | None = None, dim: float | None = None) -> float:
-        """Share by which the decay shrinks the weight per step in equilibrium: lr * wd / sqrt(v)."""
-        big_l, d = self._scale(unit_grad_sq, dim)
-        return settle.adam_l2_decay(self.lr, self.weight_decay, betas=self.betas, dim=d, unit_grad_sq=big_l)
+        """Share by which decay shrinks the weight per step in equilibrium, lr * wd / sqrt(v)."""
+        grad_sq, d = self._scale(unit_grad_sq, dim)
+        return equilibria.adam_l2_decay(self.lr, self.weight_decay, betas=self.betas, dim=d, unit_grad_sq=grad_sq)
 
     @staticmethod
     def _scale(unit_grad_sq: float | None, dim: float | None) -> tuple[float, float]:
@@ -255,9 +254,9 @@ class Lion(_Settings):
         return lion_memory(self.betas)
 
     def equilibrium(self, *, unit_grad_sq: ArrayLike | None = None, dim: ArrayLike | None = None) -> Equilibrium:
-        """Where this optimizer settles; see `equilibrium.constant_update`, U = ``dim``, the number of entries."""
+        """Equilibrium of this optimizer, by `equilibrium.constant_update` with U = ``dim``, the number of entries."""
         entries = None if dim is None else reals("dim", dim, above=0)
-        result = settle.constant_update(self.lr, self.weight_decay, memory=self.memory, update_sq=entries)
+        result = equilibria.constant_update(self.lr, self.weight_decay, memory=self.memory, update_sq=entries)
         smallest = None if entries is None else float(entries.min())
         many = Assumption(
             "many entries",
@@ -279,7 +278,7 @@ class Lion(_Settings):
 @law("", "torch.optim.Muon", derived="linear filter followed by orthogonalisation")
 @dataclass(frozen=True, slots=True)
 class Muon(_Settings):
-    """torch.optim.Muon: orthogonalised momentum on matrices; the decay uses the unadjusted learning rate.
+    """torch.optim.Muon: orthogonalised momentum on matrices; weight decay uses the unadjusted learning rate.
 
     Attributes:
         lr: learning rate.
@@ -295,11 +294,11 @@ class Muon(_Settings):
     _: KW_ONLY
     momentum: float = 0.95
     nesterov: bool = True
-    adjust_lr_fn: str = "original"
+    adjust_lr_fn: AdjustLr = "original"
 
     def _check(self) -> None:
         within("momentum", self.momentum, low=0, below=1)
-        one_of("adjust_lr_fn", self.adjust_lr_fn, ["original", "match_rms_adamw"])
+        one_of("adjust_lr_fn", self.adjust_lr_fn, get_args(AdjustLr))
 
     @property
     def memory(self) -> Memory:
@@ -307,7 +306,7 @@ class Muon(_Settings):
         return muon_memory(self.momentum, nesterov=self.nesterov)
 
     def gain(self, shape: tuple[int, int]) -> float:
-        """Factor that torch puts on the update of a matrix of this shape."""
+        """torch's factor on the update of a matrix of this shape."""
         if not isinstance(shape, tuple | list) or len(shape) != 2:
             raise EquilibriaError(f"got shape={shape!r}; expected (rows, columns)")
         rows, columns = (whole("shape", n, low=1) for n in shape)
@@ -324,15 +323,15 @@ class Muon(_Settings):
         update_sq: float | None = None,
         memory_total: float | None = None,
     ) -> Equilibrium:
-        """Where this optimizer settles; see `equilibrium.constant_update`.
+        """Equilibrium of this optimizer, by `equilibrium.constant_update`.
 
         Args:
             unit_grad_sq: not needed.
             dim: not needed; the norm follows from ``shape``.
             shape: (rows, columns); without it the norm is None.
-            update_sq: measured ||O||^2 of the orthogonalised update; without it that of an exact orthogonalisation,
-                min(rows, columns), which five Newton-Schulz steps miss by 12-32 %.
-            memory_total: measured S = 1 + 2 sum of the update's correlations; without it the momentum's, which
+            update_sq: measured ||O||^2 of the orthogonalised update; by default min(rows, columns), that of an exact
+                orthogonalisation, which five Newton-Schulz steps miss by 12-32 %.
+            memory_total: measured S = 1 + 2 sum of the update's correlations; by default the momentum's, which
                 orthogonalisation shortens.
 
         Returns:
@@ -340,11 +339,11 @@ class Muon(_Settings):
         """
         memory = self.memory if memory_total is None else self.memory.scaled_to(memory_total)
         if shape is None:
-            result = settle.constant_update(self.lr, self.weight_decay, memory=memory)
+            result = equilibria.constant_update(self.lr, self.weight_decay, memory=memory)
         else:
             gain = self.gain(shape)
             size = float(min(shape)) if update_sq is None else positive("update_sq", update_sq)
-            result = settle.constant_update(self.lr, self.weight_decay, memory=memory, update_sq=size, gain=gain)
+            result = equilibria.constant_update(self.lr, self.weight_decay, memory=memory, update_sq=size, gain=gain)
         measured_size = Assumption(
             "measured update size",
             update_sq is not None,
@@ -381,7 +380,21 @@ EQUILIBRIUM_LAWS: dict[type[Rule], str] = {
     Lion: "equilibrium.constant_update",
     Muon: "equilibrium.constant_update",
 }
-"""The law behind a rule's equilibrium, as `cite` knows it."""
+"""Name, for `cite`, of the law behind each rule's equilibrium."""
+
+
+def check_rule(rule: object) -> None:
+    """Raise EquilibriaError unless ``rule`` is one of the rules.
+
+    Example:
+        >>> check_rule("sgd")
+        Traceback (most recent call last):
+        ...
+        equilibria.errors.EquilibriaError: got rule='sgd'; expected one of: SGD, SGDW, AdamW, AdamL2, Lion, Muon
+    """
+    kinds = get_args(Rule)
+    if not isinstance(rule, kinds):
+        raise EquilibriaError(f"got rule={rule!r}; expected one of: {', '.join(kind.__name__ for kind in kinds)}")
 
 
 def _with(result: Equilibrium, *assumptions: Assumption) -> Equilibrium:

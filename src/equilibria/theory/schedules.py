@@ -6,15 +6,18 @@ epochs, or wrap a schedule written in epochs with `in_epochs`. Values are finite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from itertools import pairwise
 from numbers import Real
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from equilibria.errors import EquilibriaError
-from equilibria.theory._schedule import Array, Schedule, Steps, ascending, check, items, level, mix, position
+from equilibria.errors import EquilibriaError, positive, whole, within
 
 __all__ = [
     "Constant",
@@ -36,6 +39,113 @@ __all__ = [
     "scaled",
 ]
 
+Array: TypeAlias = NDArray[np.float64]
+Steps: TypeAlias = NDArray[np.int64]
+
+# Beyond this a step is no longer exact as a float64.
+_LAST_STEP = 2**53
+
+
+class Schedule(ABC):
+    """A value for every optimizer step.
+
+    Call it for one step, or use `values` for many at once; the two agree exactly.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _at(self, steps: Steps) -> Array:
+        """The values at ``steps``, which are ascending and at least 0; the caller checks the result."""
+
+    def __call__(self, step: int) -> float:
+        """The value at one step."""
+        return float(self.values(1, start=_position("step", step))[0])
+
+    def values(self, steps: int, *, start: int = 0) -> Array:
+        """The values at steps ``start``, ``start + 1``, ..., ``start + steps - 1``.
+
+        Args:
+            steps: how many values.
+            start: the first step.
+
+        Returns:
+            A new array of length ``steps``.
+
+        Raises:
+            EquilibriaError: a count is not a whole number >= 0, or the schedule is not finite and >= 0 there.
+
+        Example:
+            >>> Linear(1.0, 0.0, steps=4).values(3, start=1)
+            array([0.75, 0.5 , 0.25])
+        """
+        first = _position("start", start)
+        wanted = np.arange(first, _position("start + steps", first + whole("steps", steps)))
+        with np.errstate(all="ignore"):  # an overflow raises below, with its step
+            result = self._at(wanted)
+        bad = ~(np.isfinite(result) & (result >= 0))
+        if bad.any():
+            where = int(bad.argmax())
+            raise EquilibriaError(
+                f"got {float(result[where])} at step {wanted[where]} of {type(self).__name__}; "
+                "expected a finite value >= 0"
+            )
+        return result
+
+
+def _mix(start: float, end: float, fraction: Array) -> Array:
+    """From ``start`` (fraction 0) to ``end`` (fraction 1), exact at both ends and never negative."""
+    return start * (1 - fraction) + end * fraction
+
+
+def _level(name: str, value: object) -> float:
+    """``value`` as a finite float of at least 0."""
+    return within(name, value, low=0)
+
+
+def _position(name: str, value: object, *, low: int = 0) -> int:
+    """``value`` as a whole number of steps."""
+    within(name, value, high=_LAST_STEP)
+    return whole(name, value, low=low)
+
+
+def _items(name: str, values: Iterable[object]) -> list[object]:
+    """A non-empty list of ``values``."""
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise EquilibriaError(f"got {name}={values!r}; expected a list")
+    items = list(values)
+    if not items:
+        raise EquilibriaError(f"got no {name}; expected at least one")
+    return items
+
+
+def _ascending(name: str, positions: list[int]) -> tuple[int, ...]:
+    """``positions`` as a tuple, each after the one before."""
+    for before, after in pairwise(positions):
+        if after <= before:
+            raise EquilibriaError(f"got {name} {before}, {after}; expected each one after the one before")
+    return tuple(positions)
+
+
+def _check(
+    schedule: Schedule,
+    *,
+    levels: tuple[str, ...] = (),
+    rates: tuple[str, ...] = (),
+    lengths: tuple[str, ...] = (),
+    counts: tuple[str, ...] = (),
+) -> None:
+    """Replace the named fields of a frozen dataclass by checked ones: >= 0, > 0, whole >= 1, whole >= 0."""
+    checks: list[tuple[tuple[str, ...], Callable[[str, object], float]]] = [
+        (levels, _level),
+        (rates, positive),
+        (lengths, partial(_position, low=1)),
+        (counts, _position),
+    ]
+    for names, check in checks:
+        for name in names:
+            object.__setattr__(schedule, name, check(name, getattr(schedule, name)))
+
 
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule):
@@ -49,7 +159,7 @@ class Constant(Schedule):
     value: float
 
     def __post_init__(self) -> None:
-        check(self, levels=("value",))
+        _check(self, levels=("value",))
 
     def _at(self, steps: Steps) -> Array:
         return np.full(len(steps), self.value)
@@ -70,7 +180,7 @@ class Step(Schedule):
     factor: float
 
     def __post_init__(self) -> None:
-        check(self, levels=("peak",), lengths=("every",), rates=("factor",))
+        _check(self, levels=("peak",), lengths=("every",), rates=("factor",))
 
     def _at(self, steps: Steps) -> Array:
         return self.peak * np.power(self.factor, (steps // self.every).astype(np.float64))
@@ -91,9 +201,9 @@ class MultiStep(Schedule):
     factor: float
 
     def __post_init__(self) -> None:
-        check(self, levels=("peak",), rates=("factor",))
-        milestones = [position("milestone", step, low=1) for step in items("milestones", self.milestones)]
-        object.__setattr__(self, "milestones", ascending("milestones", milestones))
+        _check(self, levels=("peak",), rates=("factor",))
+        milestones = [_position("milestone", step, low=1) for step in _items("milestones", self.milestones)]
+        object.__setattr__(self, "milestones", _ascending("milestones", milestones))
 
     def _at(self, steps: Steps) -> Array:
         passed = np.searchsorted(np.array(self.milestones), steps, side="right")
@@ -102,7 +212,7 @@ class MultiStep(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Schedule):
-    """Straight from ``start`` at step 0 to ``end`` at step ``steps``, then ``end`` (torch: LinearLR).
+    """Linear from ``start`` at step 0 to ``end`` at step ``steps``, then ``end`` (torch: LinearLR).
 
     Example:
         >>> Linear(0.0, 1.0, steps=4).values(6)
@@ -115,10 +225,10 @@ class Linear(Schedule):
     steps: int
 
     def __post_init__(self) -> None:
-        check(self, levels=("start", "end"), lengths=("steps",))
+        _check(self, levels=("start", "end"), lengths=("steps",))
 
     def _at(self, steps: Steps) -> Array:
-        return mix(self.start, self.end, np.minimum(steps, self.steps) / self.steps)
+        return _mix(self.start, self.end, np.minimum(steps, self.steps) / self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +238,7 @@ class Cosine(Schedule):
     ``end + (peak - end) * (1 + cos(pi * t / T)) / 2`` at step ``t`` of a cycle of ``T`` steps. The first
     cycle has ``steps`` steps, each further one ``cycle_growth`` times as many as the one before. After the
     last of ``cycles`` cycles the value stays at ``end`` (torch's CosineAnnealingLR would climb again).
-    ``cycles=None`` restarts for ever, as torch's CosineAnnealingWarmRestarts does with ``T_0=steps`` and
+    ``cycles=None`` restarts without end, as torch's CosineAnnealingWarmRestarts does with ``T_0=steps`` and
     ``T_mult=cycle_growth``.
 
     Example:
@@ -148,16 +258,16 @@ class Cosine(Schedule):
     cycle_growth: int = 1
 
     def __post_init__(self) -> None:
-        check(self, levels=("peak", "end"), lengths=("steps", "cycle_growth"))
+        _check(self, levels=("peak", "end"), lengths=("steps", "cycle_growth"))
         if self.cycles is not None:
-            check(self, lengths=("cycles",))
+            _check(self, lengths=("cycles",))
 
     def _at(self, steps: Steps) -> Array:
         local, length = self._same_length(steps) if self.cycle_growth == 1 else self._growing(steps)
-        # sin^2 of what is left of the cycle: equal to (1 + cos)/2, but exactly 0 at the end and without
+        # sin^2 of the rest of the cycle: equal to (1 + cos)/2, but exactly 0 at the end and without
         # its cancellation just before.
         left = np.maximum(length - local, 0) / length
-        return mix(self.end, self.peak, np.sin(np.pi / 2 * left) ** 2)
+        return _mix(self.end, self.peak, np.sin(np.pi / 2 * left) ** 2)
 
     def _same_length(self, steps: Steps) -> tuple[Steps, float]:
         cycle = steps // self.steps
@@ -191,11 +301,11 @@ class Polynomial(Schedule):
     power: float
 
     def __post_init__(self) -> None:
-        check(self, levels=("start", "end"), lengths=("steps",), rates=("power",))
+        _check(self, levels=("start", "end"), lengths=("steps",), rates=("power",))
 
     def _at(self, steps: Steps) -> Array:
         left = np.maximum(self.steps - steps, 0) / self.steps
-        return mix(self.end, self.start, left**self.power)
+        return _mix(self.end, self.start, left**self.power)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +322,7 @@ class Exponential(Schedule):
     gamma: float
 
     def __post_init__(self) -> None:
-        check(self, levels=("start",), rates=("gamma",))
+        _check(self, levels=("start",), rates=("gamma",))
 
     def _at(self, steps: Steps) -> Array:
         return self.start * np.power(self.gamma, steps.astype(np.float64))
@@ -220,7 +330,7 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Warmup(Schedule):
-    """A straight ramp from ``start`` to ``after``'s first value, then ``after``.
+    """A linear ramp from ``start`` to the first value of ``after``, then ``after``.
 
     The clock of ``after`` starts when the warm-up ends: step ``steps`` of this schedule is step 0 of
     ``after``, so the whole is ``steps`` longer. Step 0 has the value ``start`` (torch: SequentialLR).
@@ -236,19 +346,19 @@ class Warmup(Schedule):
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        check(self, levels=("start",), lengths=("steps",))
+        _check(self, levels=("start",), lengths=("steps",))
         object.__setattr__(self, "after", as_schedule(self.after, name="after"))
 
     def _at(self, steps: Steps) -> Array:
         body = as_schedule(self.after)
         cut = int(np.searchsorted(steps, self.steps))
-        ramp = mix(self.start, body(0), steps[:cut] / self.steps) if cut else np.empty(0)
+        ramp = _mix(self.start, body(0), steps[:cut] / self.steps) if cut else np.empty(0)
         return np.concatenate([ramp, body._at(steps[cut:] - self.steps)])
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupStableDecay(Schedule):
-    """Up from 0 to ``peak``, held, and down to ``end``, where it stays; both ramps are straight.
+    """A linear ramp from 0 to ``peak``, a constant phase, and a linear ramp to ``end``, where it stays.
 
     The three parts last ``warmup``, ``stable`` and ``decay`` steps; the first two may be 0.
 
@@ -265,12 +375,12 @@ class WarmupStableDecay(Schedule):
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        check(self, levels=("peak", "end"), lengths=("decay",), counts=("warmup", "stable"))
+        _check(self, levels=("peak", "end"), lengths=("decay",), counts=("warmup", "stable"))
 
     def _at(self, steps: Steps) -> Array:
         falling_from = self.warmup + self.stable
         fall = np.clip(steps - falling_from, 0, self.decay) / self.decay
-        result = mix(self.peak, self.end, fall)
+        result = _mix(self.peak, self.end, fall)
         rising = int(np.searchsorted(steps, self.warmup))
         result[:rising] = self.peak * (steps[:rising] / max(self.warmup, 1))
         return result
@@ -280,7 +390,7 @@ class WarmupStableDecay(Schedule):
 class Piecewise(Schedule):
     """One schedule after another: ``(first_step, schedule or value)`` pairs, the first at step 0.
 
-    Each piece sees its own clock, which is 0 at its first step.
+    Each piece counts its steps from 0 at its first step.
 
     Example:
         >>> Piecewise([(0, 1.0), (3, Linear(0.5, 0.0, steps=2))]).values(6)
@@ -291,14 +401,14 @@ class Piecewise(Schedule):
 
     def __post_init__(self) -> None:
         firsts, bodies = [], []
-        for piece in items("pieces", self.pieces):
+        for piece in _items("pieces", self.pieces):
             if not (isinstance(piece, tuple | list) and len(piece) == 2):
                 raise EquilibriaError(f"got piece {piece!r}; expected (first_step, schedule or value)")
-            firsts.append(position("first_step", piece[0]))
+            firsts.append(_position("first_step", piece[0]))
             bodies.append(as_schedule(piece[1], name="piece"))
         if firsts[0] != 0:
             raise EquilibriaError(f"got a first piece at step {firsts[0]}; expected it at step 0")
-        pieces = tuple(zip(ascending("first steps", firsts), bodies, strict=True))
+        pieces = tuple(zip(_ascending("first steps", firsts), bodies, strict=True))
         object.__setattr__(self, "pieces", pieces)
 
     def _at(self, steps: Steps) -> Array:
@@ -342,7 +452,7 @@ class FromValues(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class FromCallable(Schedule):
-    """Any function of the step; it is called once per step with a plain int.
+    """Any function of the step, called once per step with a plain int.
 
     Example:
         >>> FromCallable(lambda step: 0.1 / (1 + step))(4)
@@ -361,7 +471,7 @@ class FromCallable(Schedule):
     def _checked(self, step: int) -> float:
         value = self.function(step)
         try:
-            return level("value", value)
+            return _level("value", value)
         except EquilibriaError:
             raise EquilibriaError(
                 f"got {value!r} from the schedule function at step {step}; expected a finite number >= 0"
@@ -391,12 +501,12 @@ ScheduleLike: TypeAlias = Schedule | float | Sequence[float] | Array | Callable[
 
 
 def as_schedule(value: ScheduleLike, *, name: str = "schedule") -> Schedule:
-    """Anything that can serve as a schedule, as a `Schedule`.
+    """Convert a number, list, array or function to a `Schedule`.
 
     Args:
         value: a number (constant), a `Schedule` (returned as it is), a 1-D list or array (one value per step,
             the last one holds), or a function of the step.
-        name: what the value is, for the error message.
+        name: name of the argument, for error messages.
 
     Returns:
         The schedule.
@@ -413,7 +523,7 @@ def as_schedule(value: ScheduleLike, *, name: str = "schedule") -> Schedule:
     if isinstance(value, Schedule):
         return value
     if isinstance(value, Real) or (isinstance(value, np.ndarray) and value.ndim == 0):
-        return Constant(level(name, value))
+        return Constant(_level(name, value))
     if isinstance(value, np.ndarray | list | tuple):
         return FromValues(value)
     if callable(value):
@@ -425,22 +535,22 @@ def as_schedule(value: ScheduleLike, *, name: str = "schedule") -> Schedule:
 
 
 def scaled(schedule: ScheduleLike, k: float) -> Schedule:
-    """The schedule with every value multiplied by ``k >= 0``.
+    """Multiply every value of a schedule by ``k >= 0``.
 
     Example:
         >>> scaled(Linear(1.0, 0.0, steps=2), 0.1).values(3)
         array([0.1 , 0.05, 0.  ])
     """
-    return _Scaled(as_schedule(schedule), level("k", k))
+    return _Scaled(as_schedule(schedule), _level("k", k))
 
 
 def in_epochs(schedule: ScheduleLike, *, steps_per_epoch: int) -> Schedule:
-    """A schedule written in epochs, as one of steps: constant during an epoch.
+    """Convert a schedule written in epochs to one in steps, constant during each epoch.
 
-    ``schedule(step // steps_per_epoch)``: what a torch scheduler does when it is stepped once per epoch.
+    ``schedule(step // steps_per_epoch)``, as with a torch scheduler that is stepped once per epoch.
 
     Example:
         >>> in_epochs(MultiStep(1.0, milestones=[2], factor=0.1), steps_per_epoch=3).values(8)
         array([1. , 1. , 1. , 1. , 1. , 1. , 0.1, 0.1])
     """
-    return _InEpochs(as_schedule(schedule), position("steps_per_epoch", steps_per_epoch, low=1))
+    return _InEpochs(as_schedule(schedule), _position("steps_per_epoch", steps_per_epoch, low=1))

@@ -1,39 +1,50 @@
-"""How long it takes to settle: closed forms, and the recursion where they do not reach.
+"""How long it takes to settle: closed forms, and the moment recursion where they are too coarse.
 
 SGD-type rules relax linearly in y = ||w||^4, constant-size updates (AdamW, Lion, Muon) in y = ||w||^2:
 ``y_t / y* = 1 + (y_0 / y* - 1) exp(-rate t)``, and the angle is proportional to y^(-1/2) in both.
+
+`settling_steps` runs the recursion. Where that takes too many steps it uses the speed of the norm instead
+(`_quasi_static_steps`): after a few memory lengths the buffers follow the norm, and the norm alone determines how fast
+it moves. So the recursion runs for a few memory lengths from many norms between here and equilibrium at once, and the
+steps are the integral of the inverse speed. In u = ln|y/y* - 1| that speed is nearly constant.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError, number, one_of, positive, within
-from equilibria.theory._coasting import Goal, coasting_length, coasting_steps, memory_length
-from equilibria.theory._known_rule import known_rule
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
-from equilibria.theory.rules import SGD, SGDW, AdamL2, Rule
-from equilibria.theory.states import State, settled
-from equilibria.theory.transient import evolve
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Rule, check_rule
+from equilibria.theory.states import State, rescaled, settled
+from equilibria.theory.transient import Trajectory, evolve
 
 Array = NDArray[np.float64]
 
-_QUANTITIES = ("angle", "norm", "norm_sq")
+Quantity: TypeAlias = Literal["angle", "norm", "norm_sq"]
+
 _LONGEST_SWING = 10_000  # steps
-_LONGEST_RECURSION = 30_000  # steps; beyond, strides are faster
-_LAST_RESORT = 3_000_000  # steps that the recursion may take where strides are too coarse
-_LONGEST_PATH = 100_000  # steps of one piece of the recursion: its arrays stay small
-_RESOLVED = 1e-11  # rate per step below which float64 cannot tell how fast the norm moves
+_LONGEST_RECURSION = 30_000  # steps; beyond, the quasi-static integral is faster
+_LAST_RESORT = 3_000_000  # steps that the recursion may take where the quasi-static integral is too coarse
+_LONGEST_PATH = 100_000  # steps per call of the recursion: its arrays stay small
+_RESOLVED = 1e-11  # rate per step below which float64 cannot resolve how fast the norm moves
+_NORMS = 256  # norms at which the quasi-static integral takes the speed
+# Memory lengths after which the buffers follow the norm: <w, buffer> of a rescaled state may be many times too large,
+# a second moment is off only by the ratio of its memory to the time constant.
+_FIRST_MOMENT, _SECOND_MOMENT = 32, 8
+_STRETCH = 5000  # steps per call of the recursion from many norms: its arrays stay small
 
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """The closed-form law of approach of a rule.
+    """Closed-form approach of the norm to its equilibrium.
 
     Attributes:
         power: the power of the norm that relaxes linearly, 4 or 2.
@@ -59,10 +70,10 @@ class Relaxation:
         """Angle / equilibrium angle after ``steps``: the norm ratio to the power -power/2."""
         return np.asarray(self.ratio(start, steps) ** (-self.power / 2))
 
-    def steps(self, start: ArrayLike, *, tolerance: float, quantity: str = "angle") -> Array:
+    def steps(self, start: ArrayLike, *, tolerance: float, quantity: Quantity = "angle") -> Array:
         """Steps until ``quantity`` ("angle", "norm" or "norm_sq") is within a tolerance of equilibrium.
 
-        ``t = 1/rate ln[(y_0/y* - 1)/(q - 1)]`` with q the edge of the band; 0 if already inside.
+        ``t = 1/rate ln[(y_0/y* - 1)/(q - 1)]`` with q the `edge` of the band; 0 if already inside.
 
         Example:
             >>> Relaxation(4, 1e-3).steps([10**0.25, 1.0], tolerance=0.05, quantity="norm").round().tolist()
@@ -78,8 +89,8 @@ class Relaxation:
             excess = np.maximum(log_y, 0) + np.log(-np.expm1(-np.abs(log_y)))
             return np.asarray(np.maximum(0.0, (excess - np.log(np.abs(edge - 1))) / self.rate))
 
-    def edge(self, start: float, *, tolerance: float, quantity: str = "angle") -> float:
-        """y / y* at which the quantity enters its tolerance band; the angle is below when the norm is above.
+    def edge(self, start: float, *, tolerance: float, quantity: Quantity = "angle") -> float:
+        """y / y* at which the quantity enters its tolerance band; a norm above equilibrium means an angle below it.
 
         Example:
             >>> round(Relaxation(4, 1e-3).edge(10.0, tolerance=0.05, quantity="norm"), 6)
@@ -97,7 +108,7 @@ class Relaxation:
     derived="gamma = ||w||^4 obeys d(gamma)/dt = -4 eps/(1-a) gamma + 2 L lr^2/(1-a)^2, also far from equilibrium",
 )
 def relaxation(rule: Rule, *, unit_grad_sq: float | None = None, dim: float | None = None) -> Relaxation:
-    """The closed-form law of approach: which power of the norm relaxes, and how fast.
+    """Closed form of the approach to equilibrium: which power of the norm relaxes, and how fast.
 
     ``4 eps/(1-a)`` for SGD, heavy ball and Nesterov, ``4 eps`` for SGDW (power 4); the linearised rate, about 2 eps,
     for AdamW, Lion and Muon, and about 3 eps_e for Adam with L2 (power 2).
@@ -108,7 +119,7 @@ def relaxation(rule: Rule, *, unit_grad_sq: float | None = None, dim: float | No
         dim: number of entries, for Adam with L2 only.
 
     Returns:
-        The law; to first order in eps. Good for eps well below the oscillation threshold and a starting
+        The power and its rate, to first order in eps. Good for eps well below the oscillation threshold and a starting
         ||w||^2 well above sqrt(2 eps/(1-a)) of the equilibrium's; use `transient.evolve` otherwise.
 
     Example:
@@ -116,10 +127,10 @@ def relaxation(rule: Rule, *, unit_grad_sq: float | None = None, dim: float | No
         >>> round(relaxation(SGD(0.1, 5e-4, momentum=0.9)).rate, 12)
         0.002
     """
-    known_rule(rule)
+    check_rule(rule)
     if isinstance(rule, AdamL2):
         return Relaxation(2, 1 / rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).time_constant)
-    linearised = rule.equilibrium()  # refuses settings without an equilibrium
+    linearised = rule.equilibrium()  # raises where there is no equilibrium
     if isinstance(rule, SGD):
         return Relaxation(4, 4 * rule.decay_per_step / (1 - rule.momentum))
     if isinstance(rule, SGDW):
@@ -133,13 +144,13 @@ def steps_to_tolerance(
     start_ratio: float,
     *,
     tolerance: float = 0.05,
-    quantity: str = "angle",
+    quantity: Quantity = "angle",
     unit_grad_sq: float | None = None,
     dim: float | None = None,
 ) -> float:
-    """Steps until norm or angle is within a tolerance of equilibrium, by the closed form.
+    """Steps until norm or angle is within a tolerance of equilibrium, by the closed form of `Relaxation.steps`.
 
-    See `Relaxation.steps`.
+    ``t = 1/rate ln[(y_0/y* - 1)/(q - 1)]``, y the power of the norm that relaxes and q the edge of the band in y / y*.
 
     Args:
         rule: the optimizer after the change.
@@ -159,10 +170,10 @@ def steps_to_tolerance(
         (9330, 11056)
     """
     delta = within("tolerance", tolerance, above=0, below=1)
-    one_of("quantity", quantity, _QUANTITIES)
+    one_of("quantity", quantity, get_args(Quantity))
     ratio = positive("start_ratio", start_ratio)
-    how = relaxation(rule, unit_grad_sq=unit_grad_sq, dim=dim)
-    return float(how.steps(ratio, tolerance=delta, quantity=quantity))
+    relaxing = relaxation(rule, unit_grad_sq=unit_grad_sq, dim=dim)
+    return float(relaxing.steps(ratio, tolerance=delta, quantity=quantity))
 
 
 @law("smd", "§4", derived="last step outside the tolerance band, by the moment recursion")
@@ -171,19 +182,20 @@ def settling_steps(
     start: State,
     *,
     tolerance: float = 0.05,
-    quantity: str = "angle",
+    quantity: Quantity = "angle",
     unit_grad_sq: float = 1.0,
     dim: float = 1.0,
 ) -> int:
-    """Steps after which norm or angle stays within a tolerance of equilibrium.
+    """Steps after which norm or angle stays within a tolerance of equilibrium, by the moment recursion.
 
-    The moment recursion where that takes some 30,000 steps; beyond, its first steps, and then strides along the way it
-    would take (see `_coasting`), which agree with it to 0.1 %. Only where more than 3 million steps would be needed and
-    the time constant is below ten memory lengths, or above 1e11 steps, is it the closed form (`steps_to_tolerance`).
+    Up to about 30,000 steps are counted by running the recursion. Beyond, its first steps are run and the rest is an
+    integral of the inverse speed of the norm (see the module), which agrees with the recursion to 0.1 %. The closed
+    form `steps_to_tolerance` replaces both only where more than 3 million steps would be needed and the time constant
+    is below ten memory lengths or above 1e11 steps.
 
     Args:
         rule: the optimizer, with constant settings.
-        start: where to begin; see `transient`.
+        start: the state to begin with; see `states`.
         tolerance: relative width of the band.
         quantity: "angle", "norm" or "norm_sq".
         unit_grad_sq: L.
@@ -200,27 +212,30 @@ def settling_steps(
     """
     if not isinstance(start, State):
         raise EquilibriaError(f"got start={start!r}; expected a state: cold_start(rule, norm) or settled(rule)")
-    known_rule(rule)
+    check_rule(rule)
     delta = within("tolerance", tolerance, above=0, below=1)
-    one_of("quantity", quantity, _QUANTITIES)
+    one_of("quantity", quantity, get_args(Quantity))
     scale = {"unit_grad_sq": unit_grad_sq, "dim": dim}
-    target = equilibrium_norm_sq(rule, **scale)
-    goal = Goal(quantity, _angle(rule, **scale) if quantity == "angle" else target, delta)
-    # The norm can leave the band again while momentum builds up or swings back: wait until it has been quiet for a
-    # while. Swings need an lr*wd near the oscillation threshold, and with it a short time constant: hence the cap.
-    quiet = math.ceil(min(5 * _time_constant(rule, **scale), _LONGEST_SWING)) + 200
-    # The first steps of a cold start can kick the norm far away, and a second moment remembers for long where it was.
-    first = math.ceil((12 + 2 * abs(math.log(float(start.norm_sq) / target))) * memory_length(rule))
-    how = relaxation(rule, **scale)
+    target = float(settled(rule, **scale).norm_sq)
+    equilibrium = rule.equilibrium(**scale) if isinstance(rule, AdamL2) else rule.equilibrium()
+    band = _Band(quantity, float(equilibrium.angle) if quantity == "angle" else target, delta)
+    # The norm can leave the band again while momentum builds up or swings back: wait until it has stayed inside for a
+    # while. Swings need an lr*wd near the oscillation threshold, hence a short time constant: hence the cap.
+    quiet = math.ceil(min(5 * equilibrium.time_constant, _LONGEST_SWING)) + 200
+    # The first steps of a cold start can push the norm far away, and a second moment remembers the old norm for long.
+    first = math.ceil((12 + 2 * abs(math.log(float(start.norm_sq) / target))) * max(_memory_lengths(rule)))
+    relaxing = relaxation(rule, **scale)
     done, last_outside = 0, -1
     while last_outside >= done - quiet // 2:
-        expected = float(
-            how.steps(math.sqrt(float(start.norm_sq) / target), tolerance=delta, quantity=quantity),
-        )
+        ratio = math.sqrt(float(start.norm_sq) / target)
+        expected = float(relaxing.steps(ratio, tolerance=delta, quantity=quantity))
         far = expected > _LONGEST_RECURSION
-        strides = _strides(rule, start, goal, target, how, expected, scale) if far and done >= first else None
-        if strides is not None:
-            return math.ceil(done + strides)
+        if far and done >= first:
+            rest = _remaining_steps(
+                rule, start, band, norm_sq=target, relaxing=relaxing, expected=expected, scale=scale
+            )
+            if rest is not None:
+                return math.ceil(done + rest)
         if done > _LAST_RESORT:
             raise EquilibriaError(
                 f"got {rule}, which has not settled after {done:,} steps; expected an lr*weight_decay further from the "
@@ -228,36 +243,113 @@ def settling_steps(
             )
         chunk = first if far and done < first else math.ceil(1.05 * expected) + quiet
         path = evolve(rule, min(chunk, _LONGEST_PATH), start=start, unit_grad_sq=unit_grad_sq, dim=dim)
-        outside = np.flatnonzero(goal.deviation(path) > delta)
+        outside = np.flatnonzero(band.deviation(path) > delta)
         last_outside = done + int(outside[-1]) if len(outside) else last_outside
         done, start = done + len(path.lr), path.final
     return last_outside + 1
 
 
-def _strides(
-    rule: Rule, start: State, goal: Goal, target: float, how: Relaxation, expected: float, scale: dict[str, float]
+def _memory_lengths(rule: Rule) -> tuple[float, float]:
+    """Steps in which the first and the second moment forget by a factor e; 0 for a moment that the rule lacks."""
+    if isinstance(rule, AdamW | AdamL2):
+        return 1 / (1 - rule.betas[0]), 1 / (1 - rule.betas[1])
+    return 1 / (1 - (rule.betas[1] if isinstance(rule, Lion) else rule.momentum)), 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Band:
+    """Tolerance band around the equilibrium of one quantity.
+
+    Attributes:
+        quantity: "angle", "norm" or "norm_sq".
+        value: its equilibrium value; ||w*||^2 for "norm" too.
+        tolerance: relative half width.
+    """
+
+    quantity: Quantity
+    value: float
+    tolerance: float
+
+    def deviation(self, path: Trajectory) -> Array:
+        """Relative deviation at every step of a path."""
+        series = path.angle if self.quantity == "angle" else path.norm_sq[:-1]
+        ratio = np.sqrt(series / self.value) if self.quantity == "norm" else series / self.value
+        return np.abs(ratio - 1)
+
+
+def _remaining_steps(
+    rule: Rule,
+    start: State,
+    band: _Band,
+    *,
+    norm_sq: float,
+    relaxing: Relaxation,
+    expected: float,
+    scale: dict[str, float],
 ) -> float | None:
-    """The rest of a long way in strides, by the closed form as a last resort; None where the recursion is to go on."""
-    if _RESOLVED < how.rate < 0.1 / memory_length(rule) and expected > 2 * coasting_length(rule):
-        ratio = math.sqrt(float(start.norm_sq) / target)
-        edge = how.edge(ratio, tolerance=goal.tolerance, quantity=goal.quantity)
-        return coasting_steps(rule, start, goal, norm_sq=target, power=how.power, edge=edge, **scale)
+    """The rest of a long approach by the quasi-static integral, or the closed form; None to continue the recursion."""
+    first, second = _memory_lengths(rule)
+    length = math.ceil(_FIRST_MOMENT * first + _SECOND_MOMENT * second)
+    if _RESOLVED < relaxing.rate < 0.1 / max(first, second) and expected > 2 * length:
+        return _quasi_static_steps(rule, start, band, norm_sq=norm_sq, relaxing=relaxing, length=length, scale=scale)
     return expected if expected > _LAST_RESORT else None
 
 
-def equilibrium_norm_sq(rule: Rule, *, unit_grad_sq: float, dim: float) -> float:
-    """||w*||^2 of any rule; for Muon ``dim`` is the mean square of the adjusted update."""
-    return float(settled(rule, unit_grad_sq=unit_grad_sq, dim=dim).norm_sq)
+def _quasi_static_steps(
+    rule: Rule,
+    start: State,
+    band: _Band,
+    *,
+    norm_sq: float,
+    relaxing: Relaxation,
+    length: int,
+    scale: dict[str, float],
+) -> float:
+    """Steps until the band is reached from a state whose buffers follow the norm; see the module.
+
+    Args:
+        rule: the optimizer.
+        start: the present state of one weight.
+        band: the band to reach.
+        norm_sq: ||w*||^2.
+        relaxing: the power of the norm that relaxes linearly, or nearly so.
+        length: steps to run the recursion before taking the speed.
+        scale: L and number of entries.
+
+    Returns:
+        The steps, with a fraction.
+    """
+    power, ratio = relaxing.power, float(start.norm_sq) / norm_sq
+    edge = relaxing.edge(math.sqrt(ratio), tolerance=band.tolerance, quantity=band.quantity)
+    side = 1.0 if ratio > 1 else -1.0
+    # One e-fold beyond the edge, since all norms move while the buffers settle and the angle lags behind the norm.
+    ends = math.log(abs(ratio ** (power / 2) - 1)), math.log(abs(edge - 1)) - 1
+    norms = (1 + side * np.exp(np.linspace(*ends, _NORMS))) ** (1 / power)
+    run = partial(evolve, rule, unit_grad_sq=scale["unit_grad_sq"], dim=scale["dim"])
+    state = _prepended(start, rescaled(settled(rule, **scale), norms[1:]))
+    for done in range(0, length, _STRETCH):
+        state = run(min(_STRETCH, length - done), start=state).final
+    last = run(2, start=state)
+    depth = np.log(side * ((last.norm_sq / norm_sq) ** (power / 2) - 1))
+    return length + _time(depth[1], (depth[0] - depth[2]) / 2, band.deviation(last)[1], band.tolerance)
 
 
-def _time_constant(rule: Rule, *, unit_grad_sq: float, dim: float) -> float:
-    return rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).time_constant
+def _prepended(one: State, many: State) -> State:
+    """A state with one weight followed by many."""
+    fields = {
+        name: np.append(getattr(one, name), np.broadcast_to(getattr(many, name), many.norm_sq.shape))
+        for name in ("norm_sq", "radial", "buffer_sq", "second")
+    }
+    memory = np.column_stack([one.memory.reshape(len(many.memory)), many.memory])
+    return State(**fields, memory=memory, steps_done=one.steps_done)
 
 
-def _angle(rule: Rule, *, unit_grad_sq: float, dim: float) -> float:
-    if isinstance(rule, AdamL2):
-        return float(rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).angle)
-    return float(rule.equilibrium().angle)
+def _time(depth: Array, speed: Array, deviation: Array, tolerance: float) -> float:
+    """Time from the first norm until the deviation has fallen to the tolerance, by the trapezium rule."""
+    inside = int(np.argmax(deviation <= tolerance))
+    fraction = math.log(deviation[inside - 1] / tolerance) / math.log(deviation[inside - 1] / deviation[inside])
+    times = (depth[:-1] - depth[1:]) * (1 / speed[:-1] + 1 / speed[1:]) / 2
+    return float(times[: inside - 1].sum() + fraction * times[inside - 1])
 
 
 @law(
@@ -266,9 +358,10 @@ def _angle(rule: Rule, *, unit_grad_sq: float, dim: float) -> float:
     corrected="the lr in the bound is the new one; with the old it is k times too small",
 )
 def minimum_settling_steps(rule: Rule, drop: float) -> int:
-    """Lower bound on the steps needed after lr was divided by ``drop`` in equilibrium.
+    """Lower bound on the steps to settle after lr was divided by ``drop`` = k in equilibrium.
 
-    ``ceil((1-a) ln k / (4 wd lr_new))``. Necessary only: there the norm is still (2 - 1/k)^(1/4) times its target.
+    ``ceil((1-a) ln k / (4 wd lr_new))``. A necessary condition only: at that step the norm is still (2 - 1/k)^(1/4) of
+    its equilibrium.
 
     Args:
         rule: SGD or SGDW after the drop.
@@ -310,15 +403,15 @@ def after_lr_drop(rule: Rule, drop: float, *, steps: ArrayLike) -> LrDrop:
     """
     if isinstance(rule, AdamL2):
         raise EquilibriaError("got AdamL2; expected a rule with a closed form: use transient.evolve")
-    how = relaxation(rule)
-    start = positive("drop", drop) ** (1 / how.power)
+    relaxing = relaxation(rule)
+    start = positive("drop", drop) ** (1 / relaxing.power)
     passed = reals("steps", steps, low=0)
-    return LrDrop(how.ratio(start, passed), how.angle_ratio(start, passed))
+    return LrDrop(relaxing.ratio(start, passed), relaxing.angle_ratio(start, passed))
 
 
 @dataclass(frozen=True, slots=True)
 class LrDrop:
-    """Where a weight is after a change of lr, relative to its new equilibrium.
+    """Norm and angle of a weight after a change of lr, relative to its new equilibrium.
 
     Attributes:
         norm_ratio: norm / new equilibrium norm.
@@ -335,7 +428,9 @@ class LrDrop:
     corrected="a lag replaces the condition |dL| < 4 sqrt(V) eps^(3/2), which their own demo breaks",
 )
 def tracking_lag(rule: SGD | SGDW, relative_drift: float) -> float:
-    """How far ||w||^2 lags behind when L drifts slowly: ``x / x*_t - 1 = -1/2 (dL/dt / L) / rate``.
+    """Lag of ||w||^2 behind its equilibrium while L drifts slowly.
+
+    ``x / x*_t - 1 = -1/2 (dL/dt / L) / rate``, x = ||w||^2, rate that of `relaxation`.
 
     Args:
         rule: SGD or SGDW.

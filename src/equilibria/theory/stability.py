@@ -6,13 +6,14 @@ scale-invariant loss ``L(kw) = L(w)``. Directions are ``theta = w/|w|``; ``unit_
 eigenvalue of the Hessian at ``theta``; the intrinsic learning rate is ``lr*wd`` and ``c = 1 - lr*wd``.
 Laws broadcast over arrays, so one call serves all layers; numbers in give numpy floats out.
 
-The effective learning rate as a scheduler of its own is in `effective_schedulers`, what to do with a measured series
-at the edge of stability in `eos_series`, the oscillation there in `hamiltonian`.
+`effective_schedulers` treats the effective learning rate as a scheduler, `eos_series` reads a measured series at the
+edge of stability, and `hamiltonian` describes the oscillation there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,8 +24,10 @@ from equilibria.theory.citations import law
 from equilibria.theory.hamiltonian import mean_square_displacement, period_steps
 from equilibria.theory.moments import angle_from_chord_sq
 
+TrainingDtype: TypeAlias = Literal["float64", "float32"]
+
 # Where the transverse displacement stops shrinking after a long stable phase; measured on unit vectors.
-ROUNDING_FLOOR = {"float64": 1e-16, "float32": 2e-7}
+ROUNDING_FLOOR: dict[TrainingDtype, float] = {"float64": 1e-16, "float32": 2e-7}
 
 
 def _contraction(lr: ArrayLike, weight_decay: ArrayLike) -> Array:
@@ -114,7 +117,7 @@ def norm_step(norm_sq: ArrayLike, unit_grad_sq: ArrayLike, *, lr: ArrayLike, wei
 
 
 @law("sharp", "Lemma 3.1", derived="Pythagoras in the triangle (0, c*w, w'): the gradient is tangent")
-def step_angle(norm: ArrayLike, next_norm: ArrayLike, *, lr: ArrayLike, weight_decay: ArrayLike) -> Array:
+def angle_from_norms(norm: ArrayLike, next_norm: ArrayLike, *, lr: ArrayLike, weight_decay: ArrayLike) -> Array:
     """Angle between consecutive directions from the two norms alone, exactly.
 
     ``cos angle = c |w| / |w'|``. With a stationary norm: ``arccos(1 - lr*wd)``, about ``sqrt(2 lr wd)``.
@@ -132,7 +135,7 @@ def step_angle(norm: ArrayLike, next_norm: ArrayLike, *, lr: ArrayLike, weight_d
         EquilibriaError: a value is out of range, or the norm fell by more than weight decay can explain.
 
     Example:
-        >>> float(step_angle(1.0, 1.0, lr=1.0, weight_decay=0.5))  # arccos(1/2) = pi/3
+        >>> float(angle_from_norms(1.0, 1.0, lr=1.0, weight_decay=0.5))  # arccos(1/2) = pi/3
         1.0471975511965976
     """
     kept = _contraction(lr, weight_decay) * positive_reals("norm", norm)
@@ -145,7 +148,7 @@ def step_angle(norm: ArrayLike, next_norm: ArrayLike, *, lr: ArrayLike, weight_d
 
 @law("sharp", "Section 4.1", derived="the effective learning rate over its stability limit 2/lambda1")
 def stability_ratio(effective_lr: ArrayLike, sharpness: ArrayLike) -> Array:
-    """Stability ratio ``R = eta lambda1 / 2``: below 1 stable, above 1 the top direction grows.
+    """Stability ratio of gradient descent on the sphere, ``R = eta lambda1 / 2``: stable below 1, unstable above.
 
     Args:
         effective_lr: ``eta`` of `effective_lr`.
@@ -170,9 +173,9 @@ def stability_ratio(effective_lr: ArrayLike, sharpness: ArrayLike) -> Array:
     corrected="the Hessian in eq. (15) is at w, not theta; the exact threshold is 2/lr - 2*wd, not 2/lr - wd",
 )
 def raw_threshold(lr: ArrayLike, weight_decay: ArrayLike) -> Array:
-    """Top Hessian eigenvalue at ``w`` itself (not rescaled) at which ``R = 1``.
+    """Top Hessian eigenvalue at the weights themselves at which gradient descent becomes unstable.
 
-    ``lambda1(H(w)) = 2c/lr = 2/lr - 2 wd``.
+    ``lambda1(H(w)) = 2c/lr = 2/lr - 2 wd``, where the stability ratio ``R`` is 1.
 
     Args:
         lr: learning rate.
@@ -195,7 +198,9 @@ def raw_threshold(lr: ArrayLike, weight_decay: ArrayLike) -> Array:
 def descent_bound(
     loss: ArrayLike, unit_grad_sq: ArrayLike, *, effective_lr: ArrayLike, max_sharpness: ArrayLike
 ) -> Array:
-    """Upper bound on the loss after one step: ``L - eta (1 - eta lambda_max/2) |grad L(theta)|^2``.
+    """Upper bound on the loss after one step of gradient descent.
+
+    ``L - eta (1 - eta lambda_max/2) |grad L(theta)|^2``, ``lambda_max = max_sharpness``.
 
     Args:
         loss: loss at ``theta``.
@@ -242,7 +247,7 @@ class StationarityGuarantee:
 def stationarity_guarantee(
     lr: float, weight_decay: float, *, norm_sq: float, smoothness: float
 ) -> StationarityGuarantee:
-    """When GD with weight decay must have met a nearly stationary point. A loose guarantee, not a forecast.
+    """Steps within which GD with weight decay must meet a nearly stationary point; a loose guarantee, not a forecast.
 
     ``steps = ceil(ln(|w|^2/(pi^2 rho lr)) / (2 lr wd))``, ``unit_grad_sq = 8 pi^4 rho^2 lr wd``,
     ``effective_lr = 2/(pi^2 rho c)``. As ``8 pi^4`` is about 779, most runs satisfy it from the start.
@@ -279,7 +284,9 @@ def stationarity_guarantee(
 def crossing_time(
     effective_lr: ArrayLike, sharpness: ArrayLike, *, intrinsic_lr: ArrayLike, start: ArrayLike = 0.0
 ) -> Array:
-    """Step at which ``R`` reaches 1: ``start + ln(2/(lambda1 eta)) / (-2 ln c)``.
+    """Step at which the stability ratio ``R`` reaches 1 after the loss has collapsed.
+
+    ``start + ln(2/(lambda1 eta)) / (-2 ln c)``: with a negligible gradient ``eta`` grows by ``1/c^2`` per step.
 
     Args:
         effective_lr: ``eta`` at step ``start``, taken *after* the loss has collapsed: earlier the gradient
@@ -304,12 +311,14 @@ def crossing_time(
 
 
 @law("sharp", "Theorem 4.3", derived="log|h| rises by 2*intrinsic_lr*s^2 in the s steps after R = 1")
-def eos_delay(intrinsic_lr: ArrayLike, *, displacement: ArrayLike | None = None, dtype: str = "float64") -> Array:
-    """Steps from ``R = 1`` until the oscillation is visible: ``sqrt(ln(h_seen/h)/(2 lr wd))``.
+def eos_delay(
+    intrinsic_lr: ArrayLike, *, displacement: ArrayLike | None = None, dtype: TrainingDtype = "float64"
+) -> Array:
+    """Steps from the stability ratio ``R = 1`` until the oscillation is visible.
 
-    ``h_seen = sqrt(lr*wd/2)``. The displacement across the valley must grow back from where the stable phase
-    left it, at worst from rounding noise; meanwhile ``R`` overshoots to about ``exp(2 lr wd delay)``. Lowest
-    order in the overshoot: about 10 % short at ``lr*wd = 1e-2`` in float64, 6 % at 1e-3.
+    ``sqrt(ln(h_seen/h)/(2 lr wd))`` with ``h_seen = sqrt(lr*wd/2)``. The displacement across the valley must grow back
+    from where the stable phase left it, at worst from rounding noise; meanwhile ``R`` overshoots to about ``exp(2 lr wd
+    delay)``. Lowest order in the overshoot: about 10 % short at ``lr*wd = 1e-2`` in float64, 6 % at 1e-3.
 
     Args:
         intrinsic_lr: ``lr*wd``.
@@ -326,15 +335,17 @@ def eos_delay(intrinsic_lr: ArrayLike, *, displacement: ArrayLike | None = None,
         >>> round(float(eos_delay(1e-3)), 1)
         128.5
     """
-    floor = ROUNDING_FLOOR[one_of("dtype", dtype, ROUNDING_FLOOR)] if displacement is None else displacement
+    if displacement is None:
+        one_of("dtype", dtype, ROUNDING_FLOOR)
+        displacement = ROUNDING_FLOOR[dtype]
     intrinsic = intrinsic_rate(intrinsic_lr)
-    log_growth = np.log(np.sqrt(intrinsic / 2) / positive_reals("displacement", floor))
+    log_growth = np.log(np.sqrt(intrinsic / 2) / positive_reals("displacement", displacement))
     return np.sqrt(np.maximum(log_growth, 0.0) / (2 * intrinsic))
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeOfStability:
-    """What a run at the edge of stability shows, averaged over its oscillation.
+    """Observables of a run at the edge of stability, averaged over its oscillation.
 
     Attributes:
         loss_above_minimum: training loss above its minimum, loss units.
@@ -362,7 +373,7 @@ class EdgeOfStability:
 def edge_of_stability(
     lr: ArrayLike, weight_decay: ArrayLike, *, sharpness: ArrayLike, grad_norm: ArrayLike = 0.0
 ) -> EdgeOfStability:
-    """Observables of GD with weight decay once ``R`` hovers around 1.
+    """Loss, norm, period and angle of gradient descent with weight decay at the edge of stability.
 
     With ``e = lr*wd``, ``g = grad_norm``: ``<h^2> = 2e/(4+g^2)``, loss ``e lambda1/(4+g^2)``,
     ``<|grad L(theta)|^2> = 2 e lambda1^2/(4+g^2)``, ``|w|^2 = lr lambda1/(2c)``, period ``pi/sqrt(2e)``,

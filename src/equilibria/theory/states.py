@@ -1,4 +1,4 @@
-"""Where a weight stands: its second moments, and the usual places to start from."""
+"""The state of a weight and its optimizer: second moments, and the usual states to start from."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.theory import approach, moments
-from equilibria.theory._known_rule import known_rule
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
-from equilibria.theory.fixed_points import constant_update_point
-from equilibria.theory.lion import settled_lion
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.equilibrium import constant_update_point
+from equilibria.theory.memory import lion_equilibrium_traces
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule
 
 Array = NDArray[np.float64]
 
@@ -47,15 +46,15 @@ _SMALLEST_NORM, _LARGEST_NORM = 1e-70, 1e70  # powers of the norm up to the four
 
 
 def cold_start(rule: Rule, norm: ArrayLike) -> State:
-    """A fresh optimizer on weights of the given norm(s), each between 1e-70 and 1e70."""
-    known_rule(rule)
+    """The state of a fresh optimizer on weights of the given norm(s), each between 1e-70 and 1e70."""
+    check_rule(rule)
     array = reals("norm", norm, low=_SMALLEST_NORM, high=_LARGEST_NORM)
     zero = np.zeros_like(array)
     return State(array**2, zero, zero, zero, np.zeros(memory_size(rule)), 0.0)
 
 
 def settled(rule: Rule, *, unit_grad_sq: ArrayLike = 1.0, dim: ArrayLike = 1.0) -> State:
-    """The state of a weight that has been in equilibrium with ``rule`` for a long time.
+    """The state of a weight in equilibrium with ``rule``, every average of the optimizer included.
 
     Args:
         rule: the optimizer.
@@ -72,7 +71,7 @@ def settled(rule: Rule, *, unit_grad_sq: ArrayLike = 1.0, dim: ArrayLike = 1.0) 
         >>> bool(np.allclose(path.norm_sq, path.norm_sq[0], rtol=1e-12))
         True
     """
-    known_rule(rule)
+    check_rule(rule)
     if isinstance(rule, Lion | Muon):
         return _settled_constant(rule, reals("dim", dim, above=0))
     if isinstance(rule, AdamL2) and (np.ndim(unit_grad_sq) or np.ndim(dim)):
@@ -94,12 +93,12 @@ def _stack(states: list[State]) -> State:
 
 
 def _settled_constant(rule: Lion | Muon, size: Array) -> State:
-    rule.equilibrium()  # refuses settings without an equilibrium
+    rule.equilibrium()  # raises where there is no equilibrium
     norm_sq = np.asarray(size * constant_update_point(rule.lr, rule.weight_decay, rule.memory).norm_sq)
     zero, kept = np.zeros_like(norm_sq), 1 - rule.decay_per_step
     if isinstance(rule, Muon):
         return State(norm_sq, zero, zero, zero, rule.lr / (1 - np.array(rule.memory.decay) * kept), math.inf)
-    buffer_sq, traces = settled_lion(rule.betas, norm_sq, lr=rule.lr, kept=kept)
+    buffer_sq, traces = lion_equilibrium_traces(rule.betas, norm_sq, lr=rule.lr, kept=kept)
     return State(norm_sq, zero, buffer_sq, zero, traces, math.inf)
 
 
@@ -118,14 +117,14 @@ def _settled_adam(rule: AdamW | AdamL2, p: Array, *, unit_grad_sq: Array, dim: A
 
 @law("smd", "§5.2", corrected="the optimizer state is rescaled with the weights: first moments by 1/r, second by 1/r^2")
 def rescaled(state: State, factor: ArrayLike) -> State:
-    """The state right after multiplying weights by r, first moments by 1/r and second moments by 1/r^2.
+    """The state after multiplying weights by r, first moments by 1/r and second moments by 1/r^2.
 
     Args:
-        state: the state before.
+        state: the state before the change.
         factor: r, one number or one per layer; see `rescale.rescale_factors`.
 
     Returns:
-        The state after; <w, buffer> does not change.
+        The new state; <w, buffer> does not change.
     """
     r = reals("factor", factor, above=0)
     memory = state.memory if state.memory.ndim > 1 else state.memory.reshape(-1, *(1,) * r.ndim)
@@ -139,27 +138,28 @@ def rescaled(state: State, factor: ArrayLike) -> State:
 
 
 def memory_size(rule: Rule) -> int:
-    """Number of components of the rule's memory; 0 for rules without."""
+    """Number of components of the rule's memory; 0 for rules without one."""
     return len(rule.memory.decay) if isinstance(rule, Lion | Muon) else 0
 
 
-def _clearing(step: moments.Step) -> moments.Step:
-    """The same step, which leaves no buffer behind where momentum is 0."""
+def _without_stale_buffer(step: moments.MomentStep) -> moments.MomentStep:
+    """The step, changed to leave no buffer where momentum is 0."""
 
-    def clearing(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, own: Any) -> tuple[Any, Any, Any, Any]:
+    def cleared(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, own: Any) -> tuple[Any, Any, Any, Any]:
         p, q, r, moved = step(p, q, r, n, lr, wd, a, own)
         kept = a > 0
         return p, q * kept, r * kept, moved
 
-    return clearing
+    return cleared
 
 
 def step_of(rule: SGD | SGDW, lr: Any, weight_decay: Any, momentum: Any, *, correlation: Any = 0.0) -> tuple[Any, ...]:
-    """The rule's step function followed by its four settings: lr, weight decay, momentum, and one of its own.
+    """The rule's step function and its four settings: lr, weight decay, momentum, and one that depends on the rule.
 
-    Like torch, a step at momentum 0 leaves no buffer behind, and there is nothing to damp.
+    The fourth is the correlation for Nesterov and 1 - dampening otherwise. As in torch, a step at momentum 0 leaves no
+    buffer and damps nothing.
     """
-    step: moments.Step
+    step: moments.MomentStep
     own: Any
     if isinstance(rule, SGDW):
         step, own = moments.sgdw_step, 1
@@ -167,4 +167,4 @@ def step_of(rule: SGD | SGDW, lr: Any, weight_decay: Any, momentum: Any, *, corr
         step, own = moments.nesterov_step, correlation
     else:
         step, own = moments.heavy_ball_step, 1 - rule.dampening * np.sign(momentum)
-    return step if np.all(momentum) else _clearing(step), lr, weight_decay, momentum, own
+    return step if np.all(momentum) else _without_stale_buffer(step), lr, weight_decay, momentum, own

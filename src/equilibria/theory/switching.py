@@ -23,7 +23,7 @@ _LN2 = math.log(2.0)
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What to do to weights and optimizer state between two steps.
+    """Factors on weights and optimizer state between two steps.
 
     First ``w <- weight · w``, then ``buf <- buffer · buf + buffer_from_weight · w`` with the new ``w``
     (nothing if the optimizer holds no buffer).
@@ -100,7 +100,7 @@ def to_folded(state: FoldState | None = None) -> Switch:
     """Factors that turn a weight-decay run into a folded run that starts at ``state``.
 
     ``w~ = w P/C`` and ``buf~ = (C/P) (buf - q w)``. At the usual start ``FoldState()`` nothing changes: keep
-    weights and buffer, whatever they are. A start at ``q = (1/z1 - 1)/lr`` makes a constant schedule purely
+    weights and buffer as they are. A start at ``q = (1/z1 - 1)/lr`` makes a constant schedule purely
     exponential.
 
     Args:

@@ -1,12 +1,12 @@
 """The largest curvature at which an optimizer is stable: momentum, Nesterov and Adam.
 
 On a quadratic valley of curvature ``lambda`` an optimizer is a linear recursion of second order; it becomes unstable
-when a root of its characteristic polynomial leaves the unit circle, at -1. Weight decay shifts this threshold, and
-shifts it twice where the loss is scale-invariant: there the weights shrink meanwhile, and the direction is unstable as
-soon as the displacement across the valley shrinks more slowly than they do.
+when a root of its characteristic polynomial leaves the unit circle, at -1. Weight decay shifts this threshold, by twice
+as much where the loss is scale-invariant: there the weights shrink too, and the direction is unstable as soon as the
+displacement across the valley shrinks more slowly than they do.
 
-Plain gradient descent on a scale-invariant loss is in `stability.raw_threshold`. All thresholds are to be compared with
-the top eigenvalue of the Hessian at the weights themselves; multiply by ``|w|^2`` for spherical sharpness.
+Plain gradient descent on a scale-invariant loss is in `stability.raw_threshold`. Compare all thresholds with the top
+eigenvalue of the Hessian at the weights themselves; multiply by ``|w|^2`` for spherical sharpness.
 """
 
 from __future__ import annotations

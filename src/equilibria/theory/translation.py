@@ -1,7 +1,7 @@
-"""The same dynamics somewhere else: another initial scale, batch size, weight decay or optimizer.
+"""Settings with the same dynamics at another initial scale, batch size, weight decay or optimizer.
 
-A translation says what it keeps and what it cannot keep: two optimizers with the same angle per step need not have the
-same time constant, and a larger batch that turns as far per sample takes larger single steps.
+A translation lists the quantities it keeps and those it changes: two optimizers with the same angle per step need not
+have the same time constant, and a larger batch that turns as far per sample takes larger single steps.
 """
 
 from __future__ import annotations
@@ -10,26 +10,25 @@ import dataclasses
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from equilibria.errors import EquilibriaError, one_of, positive
-from equilibria.theory._known_rule import known_rule
 from equilibria.theory.angles import angular_diffusion
-from equilibria.theory.approach import oscillation_threshold
+from equilibria.theory.approach import MomentumKind, oscillation_threshold
 from equilibria.theory.citations import law
-from equilibria.theory.rules import RULES, SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
-from equilibria.theory.settling import equilibrium_norm_sq
+from equilibria.theory.rules import RULES, SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule
+from equilibria.theory.states import settled
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A translated rule.
+    """A translated rule, with the quantities that it keeps and changes.
 
     Attributes:
         rule: the new settings.
-        weight: factor for the initial weights (1 unless the initial scale is what changes).
-        kept: what stays the same.
-        changed: what does not, with the factor or number.
+        weight: factor for the initial weights (1 unless the initial scale changes).
+        kept: quantities that stay the same.
+        changed: quantities that change, with their factors.
     """
 
     rule: Rule
@@ -44,7 +43,7 @@ class Translation:
     derived="(k, k^2, 1/k^2) for SGD and SGDW; the exponents of the other rules follow from their update",
 )
 def translate_scale(rule: Rule, k: float) -> Translation:
-    """The settings that give exactly the same path of directions from weights that are ``k`` times as large.
+    """Settings with exactly the same path of directions from initial weights that are ``k`` times as large.
 
     SGD, SGDW: ``lr k^2, wd / k^2``. AdamW, Lion, Muon: ``lr k, wd / k`` (the update has no scale). Adam with L2:
     ``lr k, wd / k^2``.
@@ -62,7 +61,7 @@ def translate_scale(rule: Rule, k: float) -> Translation:
         >>> round(t.rule.lr, 9), round(t.rule.weight_decay, 9)
         (10.0, 0.0001)
     """
-    known_rule(rule)
+    check_rule(rule)
     factor = positive("scale", k)
     lr, weight_decay = rule.lr * factor, rule.weight_decay / factor
     if isinstance(rule, SGD | SGDW):
@@ -72,10 +71,10 @@ def translate_scale(rule: Rule, k: float) -> Translation:
     for before, after in ((rule.lr, lr), (rule.weight_decay, weight_decay)):
         if before > 0 and not sys.float_info.min <= after <= sys.float_info.max:
             raise EquilibriaError(
-                f"got scale={factor:g}, which asks for lr={lr:g} and weight_decay={weight_decay:g}; expected a scale "
+                f"got scale={factor:g}, which requires lr={lr:g} and weight_decay={weight_decay:g}; expected a scale "
                 "closer to 1, which leaves both within the range of float64"
             )
-    kept, changed = _sorted({"norm": (factor, " throughout")})
+    kept, changed = _split_factors({"norm": (factor, " throughout")})
     return Translation(
         dataclasses.replace(rule, lr=lr, weight_decay=weight_decay),
         factor,
@@ -84,8 +83,8 @@ def translate_scale(rule: Rule, k: float) -> Translation:
     )
 
 
-def _sorted(factors: dict[str, tuple[float, str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What is kept, to the four digits that are shown, and what is not, with its factor and a remark."""
+def _split_factors(factors: dict[str, tuple[float, str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The quantities with factor 1 to four digits, and the others with their factor and a remark."""
     shown = {name: (f"{factor:.4g}", remark) for name, (factor, remark) in factors.items()}
     kept = tuple(name for name, (factor, _) in shown.items() if factor == "1")
     changed = tuple(f"{name}: x {factor}{remark}" for name, (factor, remark) in shown.items() if factor != "1")
@@ -98,7 +97,7 @@ def _sorted(factors: dict[str, tuple[float, str]]) -> tuple[tuple[str, ...], tup
     corrected="linear scaling keeps diffusion and time constant per sample, with momentum too; sqrt for Adam+L2",
 )
 def translate_batch(rule: Rule, factor: float) -> Translation:
-    """The settings for a batch ``factor`` times as large that turn the weights as far per sample.
+    """Settings for a batch ``factor`` times as large that turn the weights as far per sample.
 
     ``lr x factor`` (Adam with L2: ``x sqrt(factor)``), weight decay unchanged. For noise-dominated gradients, L(B)
     proportional to 1/B, over many steps.
@@ -115,12 +114,12 @@ def translate_batch(rule: Rule, factor: float) -> Translation:
         >>> translate_batch(SGD(0.1, 5e-4, momentum=0.9), 4).rule.lr
         0.4
     """
-    known_rule(rule)
+    check_rule(rule)
     b = positive("batch factor", factor)
     scale = math.sqrt(b) if isinstance(rule, AdamL2) else b
     new = dataclasses.replace(rule, lr=rule.lr * scale)
     if not isinstance(rule, AdamL2):  # its range depends on the gradient scale
-        new.equilibrium()  # refuses a learning rate beyond the range in which an equilibrium exists
+        new.equilibrium()  # raises beyond the learning rates that have an equilibrium
     kept: tuple[str, ...] = (
         "angular diffusion per sample, while gradients are noise-dominated (up to the critical batch size)",
     )
@@ -131,7 +130,7 @@ def translate_batch(rule: Rule, factor: float) -> Translation:
         sizes["equilibrium norm"] = (math.sqrt(b), " (scale lr and wd by sqrt(batch) each to keep it)")
     if _has_momentum(rule):
         sizes["momentum memory in samples"] = (b, "")
-    also_kept, changed = _sorted(sizes)
+    also_kept, changed = _split_factors(sizes)
     settling_kept, settling_changed = _settling_per_sample(rule, new, b)
     return Translation(new, 1.0, (*kept, *settling_kept, *also_kept), (*changed, *settling_changed))
 
@@ -153,9 +152,9 @@ def _has_momentum(rule: Rule) -> bool:
 
 @law("smd", "eq. (4), (5)", derived="angle and time constant depend on lr * wd only, so the pair may slide along it")
 def translate_decay(rule: Rule, weight_decay: float) -> Translation:
-    """The learning rate that holds the angle at another weight decay ("hold the angle, halve the wd").
+    """Learning rate that keeps the equilibrium angle at another weight decay.
 
-    ``lr wd`` is held (Adam with L2: ``lr^2 wd``).
+    Keeps ``lr wd`` (Adam with L2: ``lr^2 wd``).
 
     Args:
         rule: the present settings.
@@ -170,33 +169,35 @@ def translate_decay(rule: Rule, weight_decay: float) -> Translation:
         >>> t.rule.lr, t.changed[0]
         (0.2, 'equilibrium norm: x 1.414')
     """
-    known_rule(rule)
+    check_rule(rule)
     ratio = positive("rule.weight_decay", rule.weight_decay) / positive("weight_decay", weight_decay)
     lr = rule.lr * (math.sqrt(ratio) if isinstance(rule, AdamL2) else ratio)
     new = dataclasses.replace(rule, lr=lr, weight_decay=weight_decay)
     norm = ratio ** (0.5 if isinstance(rule, SGD | SGDW | AdamL2) else 1.0)
-    kept, changed = _sorted({"equilibrium norm": (norm, "")})
+    kept, changed = _split_factors({"equilibrium norm": (norm, "")})
     if changed:
         changed = (*changed, "until the norm gets there the angle is off; rescale the weights to skip that")
     return Translation(new, 1.0, ("angle per step", "time constant", "angular diffusion", *kept), changed)
 
 
-MATCHES = ("angle", "diffusion", "time_constant")
+Match: TypeAlias = Literal["angle", "diffusion", "time_constant"]
+Translatable: TypeAlias = Literal["sgd", "sgdw", "adamw", "lion"]
+MATCHES: tuple[Match, ...] = get_args(Match)
 
 
 @law("rotational", "Table 1", derived="lr * wd from the matched quantity, lr / wd from the matched norm")
 def translate_optimizer(
     rule: Rule,
-    to: str,
+    to: Translatable,
     *,
-    match: str = "angle",
+    match: Match = "angle",
     unit_grad_sq: float | None = None,
     dim: float | None = None,
     **settings: Any,
 ) -> Translation:
-    """Settings of another optimizer with the same equilibrium norm and one matched speed.
+    """Settings of another optimizer with the same equilibrium norm and the same angle, diffusion or time constant.
 
-    ``lr * wd`` follows from what is matched (angle per step, angular diffusion per step, or the time constant near
+    ``lr * wd`` follows from the matched quantity (angle per step, angular diffusion per step, or the time constant near
     equilibrium, `Equilibrium.time_constant`), ``lr / wd`` from the norm. Angle and time constant cannot both be
     matched: angle^2 x time constant is (1-a)/(2(1+a)) for SGD, twice that for AdamW.
 
@@ -206,7 +207,8 @@ def translate_optimizer(
         match: "angle", "diffusion" or "time_constant".
         unit_grad_sq: L, needed when SGD, SGDW or Adam with L2 is involved.
         dim: number of entries d, needed unless both are SGD-type.
-        **settings: momentum, betas, ... of the new optimizer; kept where both optimizers have the same ones.
+        **settings: momentum, betas, ... of the new optimizer; by default those of ``rule`` where both optimizers have
+            them.
 
     Returns:
         The translation.
@@ -217,8 +219,8 @@ def translate_optimizer(
         >>> f"{t.rule.lr:.3g} {t.rule.weight_decay:.3g}"
         '0.00023 1.03'
     """
-    known_rule(rule)
-    one_of("to", to, ["sgd", "sgdw", "adamw", "lion"])
+    check_rule(rule)
+    one_of("to", to, get_args(Translatable))
     one_of("match", match, MATCHES)
     kind = RULES[to]
     if isinstance(rule, Muon):
@@ -232,20 +234,20 @@ def translate_optimizer(
     scale = _needed_scale(rule, kind, unit_grad_sq=unit_grad_sq, dim=dim)
     wanted = _speed(rule, match, **scale)
     product = _solve_product(kind, match, wanted, settings)
-    norm_sq = equilibrium_norm_sq(rule, **scale)
+    norm_sq = float(settled(rule, **scale).norm_sq)
     trial = kind(1.0, product, **settings)
     power = 1 if isinstance(trial, SGD | SGDW) else 2
     # At fixed lr * wd the equilibrium ||w||^2 is proportional to lr (SGD-type) or lr^2 (constant-size updates).
-    lr = (norm_sq / equilibrium_norm_sq(trial, **scale)) ** (1 / power)
+    lr = (norm_sq / float(settled(trial, **scale).norm_sq)) ** (1 / power)
     new = kind(lr, product / lr, **settings)
     names = {"angle": "angle per step", "diffusion": "angular diffusion per step", "time_constant": "time constant"}
     ratios = {names[other]: (_speed(new, other, **scale) / _speed(rule, other, **scale), "") for other in MATCHES}
-    kept, changed = _sorted(ratios)
+    kept, changed = _split_factors(ratios)
     return Translation(new, 1.0, (*kept, "equilibrium norm"), changed)
 
 
 def _inherited(rule: Rule, kind: type[Rule]) -> dict[str, Any]:
-    """Settings that mean the same in both optimizers and are kept unless given."""
+    """Settings that mean the same in both optimizers."""
     names: set[str] = set()
     if kind is type(rule):
         names = {field.name for field in dataclasses.fields(kind)} - {"lr", "weight_decay"}
@@ -270,14 +272,14 @@ def _needed_scale(rule: Rule, kind: type[Rule], *, unit_grad_sq: float | None, d
     }
 
 
-def _speed(rule: Rule, match: str, *, unit_grad_sq: float, dim: float) -> float:
+def _speed(rule: Rule, match: Match, *, unit_grad_sq: float, dim: float) -> float:
     if match == "diffusion":
         return angular_diffusion(rule, unit_grad_sq=unit_grad_sq, dim=dim)
     star = rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim)
     return star.time_constant if match == "time_constant" else float(star.angle)
 
 
-def _solve_product(kind: type[Rule], match: str, wanted: float, settings: dict[str, Any]) -> float:
+def _solve_product(kind: type[Rule], match: Match, wanted: float, settings: dict[str, Any]) -> float:
     """lr * wd of the new rule, by bisection in its logarithm: every speed is monotone in it."""
 
     def speed(product: float) -> float:
@@ -299,27 +301,27 @@ def _solve_product(kind: type[Rule], match: str, wanted: float, settings: dict[s
     return math.sqrt(low * high)
 
 
-def _largest_product(kind: type[Rule], match: str, settings: dict[str, Any]) -> float:
-    """Up to here the speed is monotone in lr * wd: beyond the oscillation threshold the time constant is not."""
+def _largest_product(kind: type[Rule], match: Match, settings: dict[str, Any]) -> float:
+    """Largest lr * wd up to which the speed is monotone: beyond the oscillation threshold the time constant is not."""
     momentum: float = settings.get("momentum", 0.0)
     dampening: float = settings.get("dampening", 0.0)
     if match != "time_constant" or kind not in (SGD, SGDW) or momentum == 0:
-        return 0.25 if match == "time_constant" else 0.5  # without momentum the norm settles at once near 0.29
-    name = "sgdw" if kind is SGDW else "nesterov" if settings.get("nesterov") else "heavy_ball"
-    return oscillation_threshold(momentum, kind=name) / (1 - dampening)
+        return 0.25 if match == "time_constant" else 0.5  # without momentum the norm settles in one step near 0.29
+    variant: MomentumKind = "sgdw" if kind is SGDW else "nesterov" if settings.get("nesterov") else "heavy_ball"
+    return oscillation_threshold(momentum, kind=variant) / (1 - dampening)
 
 
-@law("nrq", "Corollary 3", derived="one door to the four translations")
+@law("nrq", "Corollary 3", derived="dispatches to the four translations")
 def translate(
     rule: Rule,
     *,
     scale: float | None = None,
     batch: float | None = None,
     weight_decay: float | None = None,
-    to: str | None = None,
+    to: Translatable | None = None,
     **options: Any,
 ) -> Translation:
-    """The same dynamics somewhere else; exactly one of the first four says where.
+    """Settings with the same dynamics at another scale, batch size, weight decay or optimizer; give exactly one.
 
     Args:
         rule: the present settings.
@@ -330,7 +332,7 @@ def translate(
         **options: match, unit_grad_sq, dim, and settings of the new optimizer, with ``to``.
 
     Returns:
-        The new settings, what they keep and what they do not.
+        The new settings, with the quantities that they keep and change.
 
     Raises:
         EquilibriaError: none or several of the four are given, or options without ``to``.
@@ -340,13 +342,13 @@ def translate(
         >>> translate(SGD(0.1, 5e-4, momentum=0.9), batch=2).rule.lr
         0.2
     """
-    known_rule(rule)
-    asked = {"scale": scale, "batch": batch, "weight_decay": weight_decay, "to": to}
-    given = [name for name, value in asked.items() if value is not None]
-    if len(given) != 1:
-        raise EquilibriaError(f"got {', '.join(given) or 'nothing'}; expected exactly one of: {', '.join(asked)}")
+    check_rule(rule)
+    targets = {"scale": scale, "batch": batch, "weight_decay": weight_decay, "to": to}
+    chosen = [name for name, value in targets.items() if value is not None]
+    if len(chosen) != 1:
+        raise EquilibriaError(f"got {', '.join(chosen) or 'nothing'}; expected exactly one of: {', '.join(targets)}")
     if options and to is None:
-        raise EquilibriaError(f"got {', '.join(options)} with {given[0]}; expected these only with to")
+        raise EquilibriaError(f"got {', '.join(options)} with {chosen[0]}; expected these only with to")
     if to is not None:
         return translate_optimizer(rule, to, **options)
     if scale is not None:

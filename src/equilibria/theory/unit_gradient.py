@@ -1,15 +1,14 @@
-"""The L of each optimizer: what its norm balances, from gradients that may be correlated with its buffer."""
+"""The unit gradient L of each optimizer, which fixes its norm, for gradients that may correlate with the buffer."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equilibria.theory._known_rule import known_rule
 from equilibria.theory._reals import reals
 from equilibria.theory.citations import law
 from equilibria.theory.moments import nesterov_correlation
-from equilibria.theory.rules import SGD, SGDW, Rule
+from equilibria.theory.rules import SGD, SGDW, Rule, check_rule
 
 Array = NDArray[np.float64]
 
@@ -20,11 +19,11 @@ Array = NDArray[np.float64]
     corrected="the factor of <v, g> depends on dampening and on Nesterov; the plain 2 a is up to 3.8 % off there",
 )
 def momentum_unit_grad_sq(rule: Rule, grad_sq: ArrayLike, *, buffer_dot_grad: ArrayLike) -> Array:
-    """L, the number that fixes the norm of an optimizer with momentum.
+    """The unit gradient L that fixes the norm of an optimizer with momentum.
 
     With N = ||g||^2 ||w||^2 and C = <v, g> ||w||^2, buffer and weight before the step: heavy ball and SGDW
     ``N + 2 a C``, with dampening ``N + 2 a C / (1 - dampening)``, Nesterov ``N + 2 a^2 (1+a) C / D``,
-    D = 1 + a + a eps (1 + 2a). Optimizers whose update has a fixed size (AdamW, Lion, Muon) and Adam with L2: N.
+    D = 1 + a + a eps (1 + 2a). AdamW, Lion and Muon, whose update has a fixed size, and Adam with L2: ``N``.
 
     Args:
         rule: the optimizer.
@@ -39,7 +38,7 @@ def momentum_unit_grad_sq(rule: Rule, grad_sq: ArrayLike, *, buffer_dot_grad: Ar
         >>> float(momentum_unit_grad_sq(SGD(0.1, 5e-4, momentum=0.9), 10.0, buffer_dot_grad=-0.5))
         9.1
     """
-    known_rule(rule)
+    check_rule(rule)
     n, c = reals("grad_sq", grad_sq, low=0), reals("buffer_dot_grad", buffer_dot_grad)
     if isinstance(rule, SGDW):
         return n + 2 * rule.momentum * c
@@ -52,7 +51,7 @@ def momentum_unit_grad_sq(rule: Rule, grad_sq: ArrayLike, *, buffer_dot_grad: Ar
 
 @law("smd", "Thm 2", derived="first order in eps of the exact fixed point with correlated gradients")
 def nesterov_angle_factor(momentum: float, *, correlation: ArrayLike) -> Array:
-    """How much the equilibrium angle of Nesterov momentum changes when gradients are correlated.
+    """Factor on the equilibrium angle of Nesterov momentum when gradients correlate with the buffer.
 
     ``f^2 = (1 + 2a - 2a^3 + 2 a^2 rho (1 + a - a^2)) / ((1 + 2 a^2 rho)(1 + 2a - 2a^3))``, to first order in eps; use
     `SGD.equilibrium(correlation=...)` for the exact number of one layer.

@@ -1,11 +1,11 @@
-"""Validity as data: which assumption a prediction makes, whether it is met, how large the error is if not."""
+"""The assumptions of a prediction as data: which they are, whether they hold, how large the error is otherwise."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 ROUNDED_AWAY = {"float32": 2.0**-25, "bfloat16": 2.0**-9, "float16": 2.0**-12}
-"""Largest relative change per step that rounding to nearest swallows whatever the weight: half an ulp, worst case."""
+"""Relative change per step below which rounding to nearest leaves every weight unchanged: half an ulp at worst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class Assumption:
         met: True or False where the inputs decide it, None where only a measurement of the run can.
         error: relative error of the affected quantity (of ||w||^2 where that is the norm), at these inputs if ``met``
             is decided, else the size seen when the assumption fails; None where no single number is known.
-        affects: which predicted quantities suffer.
-        detail: one sentence: what is assumed, what happens otherwise.
+        affects: the predicted quantities that it affects.
+        detail: one sentence with the condition and the consequence if it fails.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Assumption:
 
 
 def invariant_weight() -> Assumption:
-    """The loss does not change when the weight is scaled (no parameter can tell; measure it)."""
+    """The loss does not change when the weight is scaled; only a measurement can decide this."""
     return Assumption(
         "scale-invariant weight",
         None,

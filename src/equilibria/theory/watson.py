@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import xlogy
 
 from equilibria.errors import number, whole
 from equilibria.theory._reals import Array, reals
@@ -23,7 +22,7 @@ from equilibria.theory.citations import law
 
 _PANELS = 48  # even, so that the maximum is an edge
 _ORDER = 20
-_DROP = 45.0  # exp(-45) = 3e-20: what lies outside the window is below rounding
+_DROP = 45.0  # exp(-45) = 3e-20: the mass outside the window is below rounding
 _REACH = 120.0  # the log-integrand falls at least half as fast as |y|, so it has dropped by _DROP within this distance
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(_ORDER)
 _WIDTH = 2 / _PANELS
@@ -75,7 +74,7 @@ class _Peak:
         return far
 
     def window(self) -> _Window:
-        """Where the integrand counts."""
+        """The window outside which the integrand is negligible."""
         return _Window(self.edge(-1.0), self.edge(1.0))
 
 
@@ -111,7 +110,7 @@ def _peak(b: Array, dim: int) -> _Peak:
 
 @law("nrq", "Theorem 2", corrected="The concentration is 2 kappa, and kappa carries the gap of the spectrum.")
 def watson_moments(concentration: ArrayLike, dim: int) -> WatsonMoments:
-    r"""Mean, variance and normaliser of the stationary law of ``f``.
+    r"""Moments and normaliser of the Watson law: the squared cosine ``f`` with the best direction in equilibrium.
 
     ``E f^k (1-f)^m = (1/Z) \int_0^1 f^k (1-f)^m e^(b f) f^(-1/2) (1-f)^((p-3)/2) df`` with ``b = concentration`` and
     ``p = dim``. In terms of Kummer's function ``Z = B(1/2, (p-1)/2) 1F1(1/2; p/2; b)`` and
@@ -176,7 +175,7 @@ def watson_risk(concentration: ArrayLike, dim: int) -> Array:
 
 @law("nrq", "Theorem 2", corrected="The exponent is 2 kappa f with kappa proportional to the gap.")
 def watson_log_density(f: ArrayLike, concentration: float, *, dim: int) -> Array:
-    """The logarithm of the stationary density of ``f``.
+    """The logarithm of the stationary density of the squared cosine ``f`` with the best direction.
 
     ``log rho(f) = b f - (1/2) log f + ((p-3)/2) log(1-f) - log Z``. At the ends it is the one-sided limit: +inf at 0,
     and at 1 +inf, finite or -inf for ``dim`` 2, 3 or more. Absolute error about 1e-16 (|b| + p).
@@ -198,6 +197,8 @@ def watson_log_density(f: ArrayLike, concentration: float, *, dim: int) -> Array
         >>> round(float(np.exp(watson_log_density(0.25, 0.0, dim=3))), 12)
         1.0
     """
+    from scipy.special import xlogy
+
     x = reals("f", f, low=0, high=1)
     b = number("concentration", concentration)
     log_z = watson_moments(b, dim).log_normaliser

@@ -332,7 +332,7 @@ def _left_out(config: Config, name: str) -> dict[str, float]:
     if isinstance(rule, AdamL2):
         # The second moment's average is finite. All of this may be in the memory, whose root divides the angle.
         shift = _stated(AdamW(rule.lr, rule.weight_decay, betas=rule.betas).equilibrium(), "second moment")
-        coupled = _stated(config.equilibrium(name), "decay small beside the gradient")
+        coupled = _stated(config.equilibrium(name), "decay small relative to the gradient")
         return {"norm_sq": 1.25 * shift + coupled, "angle": 0.625 * shift + coupled}
     # Orthogonalised noise is no longer orthogonal to the weight. What that does has no law, only what simulations of
     # other shapes have shown: 1 % of ||w||^2 and 1.6 % of the angle.
