@@ -38,7 +38,7 @@ from torch.nn import functional
 import equilibria as eq
 from equilibria.lab.nets import GPT
 from equilibria.monitor.reading import CopyProbe
-from equilibria.records import read_run
+from equilibria.records import read_record
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
@@ -261,7 +261,7 @@ def log_bytes_per_row() -> tuple[float, int]:
                 optimizer.zero_grad()
                 functional.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
                 optimizer.step()
-        rows = read_run(log).samples(["step"]).num_rows
+        rows = read_record(log).samples(["step"]).num_rows
         return sum(file.stat().st_size for file in log.rglob("*") if file.is_file()) / rows, rows
 
 

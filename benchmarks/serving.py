@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 from equilibria.records.tables import NUMBERS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pages"))
@@ -46,13 +46,13 @@ import sys, time
 import numpy as np, torch
 sys.path.insert(0, {here!r})
 from serving import LAYERS, SAMPLES, columns
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 torch.set_num_threads(1)
 layers = [(torch.nn.Linear(256, 256, bias=False), torch.nn.BatchNorm1d(256)) for _ in range(4)]
 model = torch.nn.Sequential(*[part for layer in layers for part in layer])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 inputs, step = torch.randn(64, 256), SAMPLES
-with RunWriter(sys.argv[1], metadata={{}}, resume=True, flush_seconds=1.0) as writer:
+with RecordWriter(sys.argv[1], metadata={{}}, resume=True, flush_seconds=1.0) as writer:
     for line in sys.stdin:
         begin = time.process_time()
         for _ in range(int(line)):
@@ -93,7 +93,7 @@ def metadata() -> dict[str, object]:
 
 
 def write_run(directory: Path) -> None:
-    with RunWriter(directory, metadata=metadata()) as writer:
+    with RecordWriter(directory, metadata=metadata()) as writer:
         for begin in range(0, SAMPLES, 100):
             writer.append(columns(np.arange(begin, begin + 100)))
 

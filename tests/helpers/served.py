@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 from equilibria.records._reader import without_dictionaries
 from tests.helpers.report_helpers import run
 
@@ -38,7 +38,7 @@ with eq.watch(model, optimizer, log_dir=sys.argv[1], every=1):
 
 
 def columns(samples: pa.Table) -> dict[str, Any]:
-    """What `RunWriter.append` takes."""
+    """What `RecordWriter.append` takes."""
     plain = without_dictionaries(samples)
     return {name: plain[name].to_pylist() for name in plain.column_names if name != "step"} | {
         "step": plain["step"].to_numpy()
@@ -48,7 +48,7 @@ def columns(samples: pa.Table) -> dict[str, Any]:
 def write_run(directory: Path, count: int = 3, *, steps: int = 3000, every: int = 10, **more: Any) -> pa.Table:
     """A run that is over; returns its samples."""
     samples, metadata = run(count, steps=steps, every=every, **more)
-    with RunWriter(directory, metadata=metadata) as writer:
+    with RecordWriter(directory, metadata=metadata) as writer:
         writer.append(columns(samples))
     return samples
 

@@ -4,11 +4,11 @@ import pytest
 from tests.helpers.record_helpers import rows
 
 from equilibria.errors import EquilibriaError
-from equilibria.records import SAMPLE_SCHEMA, RunWriter, compare, read_run
+from equilibria.records import SAMPLE_SCHEMA, RecordWriter, compare, read_record
 
 
 def write(directory, steps, params):
-    with RunWriter(directory, metadata={}) as writer:
+    with RecordWriter(directory, metadata={}) as writer:
         for step in steps:
             writer.append(rows([step], params=params))
             writer.flush()
@@ -26,7 +26,7 @@ def test_common_steps_and_parameters_side_by_side(both):
     found = compare(*both)
     assert found.table.select(["step", "param"]).to_pydict() == {"step": [2, 2, 4, 4], "param": ["z", "m", "z", "m"]}
     for suffix, path in zip("ab", both, strict=True):
-        samples = {(row["step"], row["param"]): row for row in read_run(path).samples().to_pylist()}
+        samples = {(row["step"], row["param"]): row for row in read_record(path).samples().to_pylist()}
         for row in found.table.to_pylist():
             original = samples[row["step"], row["param"]]
             assert {name: row[f"{name}_{suffix}"] for name in SAMPLE_SCHEMA.names[2:]} == {
@@ -45,7 +45,7 @@ def test_names_and_units_of_the_columns(both):
 
 
 def test_runs_are_accepted_as_well_as_their_directories(both):
-    a, b = map(read_run, both)
+    a, b = map(read_record, both)
     assert compare(a, b).table.equals(compare(*map(str, both)).table)
 
 
@@ -63,7 +63,7 @@ def test_nothing_in_common_is_said(tmp_path):
 
 
 def test_the_notes_of_both_runs_are_kept(both):
-    with RunWriter(both[1], metadata={}, resume=True) as writer:
+    with RecordWriter(both[1], metadata={}, resume=True) as writer:
         writer.append(rows([4], params=("m",)))
     found = compare(*both)
     assert found.notes == ("b: samples-000.arrows: 3 rows left out, the run went back to step 4 after them",)

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.record_helpers import rows
 
 from equilibria.errors import EquilibriaError
-from equilibria.records import FORMAT, SAMPLE_SCHEMA, RunWriter, read_run
+from equilibria.records import FORMAT, SAMPLE_SCHEMA, RecordWriter, read_record
 from equilibria.records.tables import FORMAT_KEY, check_format, unit
 
 WORDS = pa.dictionary(pa.int32(), pa.string())
@@ -59,7 +59,7 @@ def rewrite(directory, *, schema: pa.Schema, columns: dict[str, list[object]]) -
 
 @pytest.fixture
 def run(tmp_path):
-    with RunWriter(tmp_path, metadata={}) as writer:
+    with RecordWriter(tmp_path, metadata={}) as writer:
         writer.append(rows([0]))
     return tmp_path
 
@@ -73,7 +73,7 @@ def test_a_later_minor_version_with_a_column_more(run):
     described["sessions"][0]["weather"] = "fair"
     (run / "run.json").write_text(json.dumps(described))
 
-    found = read_run(run)
+    found = read_record(run)
     assert found.columns == (*SAMPLE_SCHEMA.names, "curl")
     assert found.samples(["curl", "step"]).to_pydict() == {"curl": [0.5, 0.25], "step": [4, 4]}
 
@@ -81,52 +81,52 @@ def test_a_later_minor_version_with_a_column_more(run):
 def test_an_older_version_with_columns_fewer(run):
     schema = pa.schema([SAMPLE_SCHEMA.field(name) for name in ("norm", "param", "step")], metadata={FORMAT_KEY: "1.0"})
     rewrite(run, schema=schema, columns={"norm": [1.5], "param": ["a"], "step": [3]})
-    found = read_run(run)
+    found = read_record(run)
     assert found.columns == tuple(SAMPLE_SCHEMA.names)
     assert found.samples().to_pylist() == [dict.fromkeys(SAMPLE_SCHEMA.names) | {"step": 3, "param": "a", "norm": 1.5}]
 
 
 def test_sessions_of_different_versions_make_one_table(run):
-    with RunWriter(run, metadata={}, resume=True) as writer:
+    with RecordWriter(run, metadata={}, resume=True) as writer:
         writer.append(rows([1]))
     schema = pa.schema([*SAMPLE_SCHEMA, pa.field("curl", pa.float64())], metadata={FORMAT_KEY: "1.8"})
     columns = {name: list(values) for name, values in rows([0]).items()}
     rewrite(run, schema=schema, columns={**columns, "curl": [0.5, 0.25]})
-    assert read_run(run).samples(["step", "curl"])["curl"].to_pylist() == [0.5, 0.25, None, None]
+    assert read_record(run).samples(["step", "curl"])["curl"].to_pylist() == [0.5, 0.25, None, None]
 
 
 def test_a_newer_major_version_of_the_samples_is_refused(run):
     rewrite(run, schema=SAMPLE_SCHEMA.with_metadata({FORMAT_KEY: "2.0"}), columns=rows([0]))
     with pytest.raises(EquilibriaError, match=r"samples-000.arrows: written in format 2.0 by a newer equilibria"):
-        read_run(run)
+        read_record(run)
 
 
 def test_a_newer_major_version_of_the_run_is_refused_by_reader_and_writer(run):
     described = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**described, "format": "2.1"}))
     with pytest.raises(EquilibriaError, match=r"run.json: written in format 2.1 .* this one reads 1.x: pip install"):
-        read_run(run)
+        read_record(run)
     with pytest.raises(EquilibriaError, match=r"format 2.1"):
-        RunWriter(run, metadata={}, resume=True)
+        RecordWriter(run, metadata={}, resume=True)
 
 
 def test_a_stream_of_something_else_is_refused(run):
     rewrite(run, schema=pa.schema([pa.field("x", pa.int64())]), columns={"x": [1]})
     with pytest.raises(EquilibriaError, match="got format None"):
-        read_run(run)
+        read_record(run)
     rewrite(run, schema=pa.schema([pa.field("x", pa.int64())], metadata={FORMAT_KEY: FORMAT}), columns={"x": [1]})
     with pytest.raises(EquilibriaError, match="got column step of type none; expected int64"):
-        read_run(run)
+        read_record(run)
 
 
 def test_sessions_that_disagree_about_a_column_are_refused(run):
-    with RunWriter(run, metadata={}, resume=True) as writer:
+    with RecordWriter(run, metadata={}, resume=True) as writer:
         writer.append(rows([1]))
     fields = [field.with_type(pa.string()) if field.name == "norm" else field for field in SAMPLE_SCHEMA]
     columns = {name: list(values) for name, values in rows([0]).items()}
     rewrite(run, schema=pa.schema(fields, metadata=SAMPLE_SCHEMA.metadata), columns={**columns, "norm": ["1", "2"]})
     with pytest.raises(EquilibriaError, match=r"disagree about a column: .*norm"):
-        read_run(run)
+        read_record(run)
 
 
 def test_recording_needs_neither_torch_nor_the_theory():

@@ -23,7 +23,7 @@ from tests.helpers.served import columns, events, serving, write_damaged, write_
 from equilibria.cli.serve import build_app, missing_folders, read_plan
 from equilibria.errors import EquilibriaError
 from equilibria.planning import plan
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 from equilibria.serve import hub as hubs
 from equilibria.serve.catalogue import Catalogue
 from equilibria.serve.server import address, bind
@@ -189,7 +189,7 @@ def test_the_list_tells_states_and_findings(client, numbers):
 def test_the_length_of_a_run_is_what_was_recorded_at_its_end(tmp_path):
     """The last sample comes some steps before it."""
     samples, metadata = made_up_run(1, steps=60, every=10)
-    writer = RunWriter(tmp_path / "a", metadata={**metadata, "steps_per_epoch": None})
+    writer = RecordWriter(tmp_path / "a", metadata={**metadata, "steps_per_epoch": None})
     writer.append(columns(samples))
     writer.close(metadata={"steps": 58})
     with TestClient(build_app((tmp_path,)).asgi, base_url="http://localhost") as client:
@@ -421,7 +421,7 @@ def test_the_stream_tells_of_new_samples_and_new_runs(tmp_path, monkeypatch):
         stream, listing = hub.run_events(1), hub.list_events()
         first = events(await anext(stream))[0]
         names = [[run["name"] for run in events(await anext(listing))[0][1]["runs"]]]
-        with RunWriter(tmp_path / "a", metadata={}, resume=True) as writer:
+        with RecordWriter(tmp_path / "a", metadata={}, resume=True) as writer:
             later = columns(samples)
             writer.append(later | {"step": later["step"] + 1000})
             writer.flush()

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from tests.helpers.served import columns, events, write_run
 
 from equilibria.cli.serve import build_app
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 from equilibria.records._segment import segment_paths
 from equilibria.serve import hub as hubs
 from equilibria.serve.catalogue import Catalogue
@@ -182,7 +182,7 @@ def test_a_defect_in_one_run_leaves_the_others_their_updates(tmp_path, monkeypat
         monkeypatch.setattr(Followed, "look", broken)
         stream = hub.run_events(2)
         found = events(await anext(stream))
-        with RunWriter(tmp_path / "b", metadata={}, resume=True) as writer:
+        with RecordWriter(tmp_path / "b", metadata={}, resume=True) as writer:
             later = columns(samples)
             writer.append(later | {"step": later["step"] + 1000})
             writer.flush()

@@ -16,7 +16,7 @@ from tests.helpers.served import columns, write_run
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.summary import summarise
 from equilibria.errors import EquilibriaError
-from equilibria.records import RunWriter, read_run
+from equilibria.records import RecordWriter, read_record
 from equilibria.records._segment import segment_paths
 from equilibria.serve.follow import DAMAGED, DELETED, FINISHED, TRAINING, Followed
 from equilibria.serve.tail import RunTail
@@ -91,17 +91,17 @@ def test_where_a_run_goes_back_it_is_as_when_read_at_once(tmp_path_factory, back
     again = pa.compute.greater_equal(first["step"], back * 10)
     second = first.filter(again).slice(0, 2 * later)
     thinned = Thinned()
-    writer = RunWriter(directory, metadata=metadata)
+    writer = RecordWriter(directory, metadata=metadata)
     writer.append(columns(first))
     thinned.add(first.combine_chunks().to_batches(), session=0)
     if new_session:
         writer.close()
-        writer = RunWriter(directory, metadata=metadata, resume=True)
+        writer = RecordWriter(directory, metadata=metadata, resume=True)
     writer.append(columns(second))
     thinned.add(second.combine_chunks().to_batches(), session=int(new_session))
     writer.close()
-    assert sorted_rows(thinned.table()) == sorted_rows(read_run(directory).samples())
-    assert thinned.totals.rows == read_run(directory).samples().num_rows
+    assert sorted_rows(thinned.table()) == sorted_rows(read_record(directory).samples())
+    assert thinned.totals.rows == read_record(directory).samples().num_rows
 
 
 @given(
@@ -149,7 +149,7 @@ def test_a_long_run_that_was_resumed_is_counted_exactly(tmp_path, monkeypatch):
     again = columns(samples.filter(pa.compute.greater_equal(samples["step"], 601)))
     followed = Followed(tmp_path / "a", name="a")
     for session in range(3):
-        with RunWriter(tmp_path / "a", metadata=metadata, resume=session > 0) as writer:
+        with RecordWriter(tmp_path / "a", metadata=metadata, resume=session > 0) as writer:
             writer.append(columns(samples) if session == 0 else again)
         followed.look()
         followed.read()
@@ -181,7 +181,7 @@ def rows_of(tail):
 def test_a_tail_reads_everything_once(tmp_path):
     samples, metadata = run(2, steps=200, every=10)
     tail = RunTail(tmp_path / "a")
-    with RunWriter(tmp_path / "a", metadata=metadata) as writer:
+    with RecordWriter(tmp_path / "a", metadata=metadata) as writer:
         assert rows_of(tail) == 0
         for begin in range(0, 40, 8):
             writer.append(columns(samples.slice(begin, 8)))
@@ -217,7 +217,7 @@ def test_a_file_that_became_shorter_is_refused(tmp_path):
 
 def test_damage_in_the_middle_is_noted(tmp_path):
     samples, metadata = run(2, steps=400, every=10)
-    with RunWriter(tmp_path / "a", metadata=metadata) as writer:
+    with RecordWriter(tmp_path / "a", metadata=metadata) as writer:
         for begin in (0, 40):
             writer.append(columns(samples.slice(begin, 40)))
             writer.flush()
@@ -240,7 +240,7 @@ def test_a_followed_run_says_what_the_report_says(tmp_path):
     followed = Followed(tmp_path / "a", name="a")
     assert followed.look()
     followed.read()
-    recorded = read_run(tmp_path / "a")
+    recorded = read_record(tmp_path / "a")
     view = followed.show()
     findings = diagnose(recorded.samples(), metadata=recorded.metadata)
     assert followed.status.state == FINISHED
@@ -255,7 +255,7 @@ def test_a_followed_run_says_what_the_report_says(tmp_path):
 def test_the_state_follows_the_writer(tmp_path):
     samples, metadata = run(1, steps=300, every=10)
     followed = Followed(tmp_path / "a", name="a")
-    writer = RunWriter(tmp_path / "a", metadata=metadata)
+    writer = RecordWriter(tmp_path / "a", metadata=metadata)
     writer.append(columns(samples.slice(0, 10)))
     writer.flush()
     followed.look()
