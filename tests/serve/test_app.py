@@ -26,7 +26,7 @@ from equilibria.planning import plan
 from equilibria.records import RecordWriter
 from equilibria.serve import hub as hubs
 from equilibria.serve.catalogue import Catalogue
-from equilibria.serve.server import address, bind
+from equilibria.serve.server import bind, server_url
 from equilibria.theory import SGD
 
 PLAN = {"optimizer": "sgd", "lr": "0.1", "wd": "5e-3", "momentum": "0.9", "steps": "2000"}
@@ -512,7 +512,7 @@ def test_an_address_of_another_machine_is_told():
 
 def test_the_address_is_one_to_type():
     with bind("127.0.0.1", 0) as listening:
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address(listening))
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", server_url(listening))
 
 
 def test_a_missing_extra_is_told(tmp_path):

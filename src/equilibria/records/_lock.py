@@ -1,9 +1,8 @@
-"""One writer per run directory: an advisory lock, which the system releases when its process dies; and whether a run's
-writer is alive.
+"""The lock that keeps a run directory to one writer, and whether that writer is alive.
 
-Where the file system has no locks, the process id in the lock file decides: a living process on this machine keeps
-others out, anything else does not (`RunLock.certain` is then False). Two writers still cannot damage each other's
-samples, since each writes its own file.
+The lock is advisory, and the system releases it when the process dies. Where the file system has no locks, the process
+id in the lock file decides: a living process on this machine keeps others out, anything else does not
+(`RunLock.certain` is then False). Two writers still cannot damage each other's samples, since each writes its own file.
 """
 
 from __future__ import annotations
@@ -194,7 +193,7 @@ def is_writer_alive(directory: Path, session: Session, *, last_write: float | No
 
 
 def process_start(pid: int) -> float | None:
-    """When a process began, in seconds since 1970, to about a second; None where the system does not say (not Linux)."""
+    """When a process began, in seconds since 1970, to about a second; None on systems other than Linux."""
     try:
         fields = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         lines = (_PROC / "stat").read_text(encoding="utf-8").splitlines()

@@ -1,5 +1,7 @@
-"""Read a run directory, also while its writer is at work and after a kill: all of it (`read_record`), or what was
-appended since the last look (`RecordTail`)."""
+"""Read a run directory, also while its writer is at work and after a kill.
+
+`read_record` reads all of it, `RecordTail` what was appended since the last look.
+"""
 
 from __future__ import annotations
 
@@ -250,7 +252,7 @@ class RecordTail:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about bytes that cannot be read; a writer may be about to complete the last batch of the last file."""
+        """Sentences about bytes that cannot be read; a living writer may be about to complete the last batch."""
         return tuple(reader.note for reader in self._readers.values() if reader.note)
 
     def read(self) -> Iterator[AppendedBatch]:

@@ -160,7 +160,7 @@ class SegmentReader:
             self.note = self._torn()
 
     def _find_limit(self, file: pa.NativeFile) -> bool:
-        """Advance the limit of the source to the end of the last whole batch; whether the stream or the file ends there.
+        """Move the limit of the source to the end of the last whole batch; whether the stream or the file ends there.
 
         A writer may be in the middle of the next batch. The dictionaries of a batch are messages of their own, before
         it: a source that ends after one of them would be damaged for Arrow.
@@ -225,7 +225,7 @@ class _WholeMessages:
         return self.position
 
     def read(self, size: int = -1) -> bytes:
-        return self.read_buffer(size).to_pybytes()
+        return bytes(self.read_buffer(size))
 
     def read_buffer(self, size: int = -1) -> pa.Buffer:  # Arrow prefers it for what is large: no copy of a mapped file
         left = self.limit - self.position

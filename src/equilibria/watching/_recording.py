@@ -14,7 +14,7 @@ from equilibria.errors import EquilibriaError, warn_caller
 from equilibria.records import RecordWarning, RecordWriter
 from equilibria.records._lock import RunLock
 from equilibria.records._manifest import read_manifest
-from equilibria.records.tables import SAMPLES
+from equilibria.records.tables import SAMPLES, TableName
 
 
 def record_at(directory: Path | None) -> dict[str, str]:
@@ -124,7 +124,7 @@ class Recording:
         """Add to the metadata what is known only when the recording is closed."""
         self._last_words.append(describe)
 
-    def append(self, columns: Mapping[str, Any], *, table: str = SAMPLES) -> None:
+    def append(self, columns: Mapping[str, Any], *, table: TableName = SAMPLES) -> None:
         """Take some rows of a table."""
         if self._writer is None:
             self._writer = self._open()
