@@ -84,7 +84,7 @@ def test_what_is_chosen_stays_while_the_run_grows(browser, base):
     browser.run(
         """(async () => { const view = await live.get("/run/1/view");
         const other = { 0: 1, 1: 0, 2: 2 }; // another layer is the worst now
-        live.show(view.inside.replace(/data-layer="(.)"/g, (_, place) => `data-layer="${other[place]}"`));
+        live.showPage(view.inside.replace(/data-layer="(.)"/g, (_, place) => `data-layer="${other[place]}"`));
         return true; })()"""
     )
     assert browser.run("document.activeElement.textContent") == name
