@@ -310,8 +310,8 @@ def page(rows: list[Measured], per_row: float, recorded: int, load: float) -> st
         f"Language models on gloo, main memory, float32, one thread each, {SENTENCES} x {TOKENS} tokens per process "
         "and step: far fewer tokens per parameter than in real training, which makes watching look expensive, and slow "
         "collectives, which make it look cheap. The ratio is the time of a step when **every** step is sampled over "
-        f"its time without the hooks, by the clock, median and range of {ROUNDS} rounds; by default the monitor samples as "
-        "many steps as cost 0.6 %.",
+        f"its time without the hooks, by the clock, median and range of {ROUNDS} rounds; by default the monitor "
+        "samples as many steps as cost 0.6 %.",
         "",
         "| parameters | optimizer | watched tensors | bytes read and written per local parameter "
         "| collectives per sample | numbers in them | step watched / unwatched |",
@@ -321,8 +321,8 @@ def page(rows: list[Measured], per_row: float, recorded: int, load: float) -> st
         "torch's `CommDebugMode` counts the collectives of a whole sampled step and of one that is not sampled. "
         f"They hold {slope:g} numbers (float64) per watched tensor and {rest:g} more. With SGD, a sample reads weight, "
         "gradient and momentum buffer once, before the step: 12 bytes per parameter. With any other optimizer it "
-        "copies the weights before the step (read and written), and reads copy, weight and gradient after it: 20 bytes, and "
-        "one more copy of the watched weights in memory.",
+        "copies the weights before the step (read and written), and reads copy, weight and gradient after it: 20 "
+        "bytes, and one more copy of the watched weights in memory.",
         "",
         f"A row of the record takes {per_row:.0f} bytes on disk: the size of the directory of a run of {recorded:,} "
         "rows, divided by its rows.",
@@ -330,8 +330,8 @@ def page(rows: list[Measured], per_row: float, recorded: int, load: float) -> st
         "## Computed: 1 B and 100 B parameters",
         "",
         "From the counts above, for a transformer with six matrices a layer, embedding and head, all of them watched "
-        f"as whole tensors, AdamW with float32 weights, and a sample every {SAMPLE_SECONDS} s. Not measured: GPUs, where "
-        "torch computes the inner products one by one and reads the numbers several times, and networks between "
+        f"as whole tensors, AdamW with float32 weights, and a sample every {SAMPLE_SECONDS} s. Not measured: GPUs, "
+        "where torch computes the inner products one by one and reads the numbers several times, and networks between "
         "machines.",
         "",
         "| | " + " | ".join(LARGE) + " |",

@@ -17,7 +17,7 @@ from equilibria.records import RecordWarning, RecordWriter, read_record
 
 
 class FailingFile:
-    """Takes some more bytes, one part of a write at a time, and then fails."""
+    """Accepts some more bytes, part of a write at a time, and then fails."""
 
     def __init__(self, file, *, takes, code):
         self.file, self.takes, self.code = file, takes, code

@@ -1,4 +1,4 @@
-"""Kill -9 at random moments, streams cut at every byte, and reading while somebody writes."""
+"""Kill -9 at random moments, streams cut at every byte, and reading while another process writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARAMS = tuple(f"layer{k}.weight" for k in range(64))
 def write(directory, first, pause):
     promised = os.open(directory + ".promised", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     writer = RecordWriter(directory, metadata={"first": first}, resume=True, flush_seconds=0.002)
-    for step in range(first, first + 20_000):  # an end, should nobody kill it
+    for step in range(first, first + 20_000):  # an end, in case nothing kills it
         writer.append(rows([step], params=PARAMS))
         if step % 3 == 2:
             writer.flush()
@@ -102,14 +102,14 @@ def last_promised(directory) -> int | None:
 
 
 def assert_session(directory, first: int, promised: int | None) -> int:
-    """The steps of a session have no gap, are whole and right, and reach what was promised; returns their number."""
+    """Check that the steps of a session are complete, correct and reach the promised step; returns their number."""
     try:
         table = read_record(directory).samples()
     except EquilibriaError as error:  # killed before the run was there
         assert promised is None, error
         return 0
-    found = table["step"].to_numpy()
-    table = table.slice(int((found < first).sum()))
+    steps = table["step"].to_numpy()
+    table = table.slice(int((steps < first).sum()))
     count = table.num_rows // len(PARAMS)
     assert_rows(table, range(first, first + count), PARAMS)
     assert promised is None or first + count > promised
@@ -233,7 +233,7 @@ def test_a_damaged_byte_spoils_at_most_its_own_batch(cut):
         path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
         table = read_record(directory).samples()
         assert keys(table)[:4] == BEFORE
-        assert table.to_pydict()  # whatever the damaged batch holds can at least be looked at
+        assert table.to_pydict()  # the damaged batch can at least be converted
 
 
 def test_zeros_in_the_middle_of_the_last_batch_do_not_look_like_a_return_to_step_0(cut):

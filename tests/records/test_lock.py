@@ -24,7 +24,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path):
+def test_a_second_process_is_kept_out_until_the_first_is_dead(tmp_path):
     child = start(HOLD, tmp_path)
     assert answer(child) == "ready"
     holder = re.escape(f"{tmp_path} is being recorded by process {child.pid} on {socket.gethostname()}; close that run")
@@ -38,7 +38,7 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path):
     assert_rows(read_record(tmp_path).samples(), [0, 1])
 
 
-def test_a_second_writer_in_the_same_process_is_refused(tmp_path):
+def test_a_second_writer_in_the_same_process_is_kept_out(tmp_path):
     with RecordWriter(tmp_path, metadata={}), pytest.raises(EquilibriaError, match=f"by process {os.getpid()} on"):
         RecordWriter(tmp_path, metadata={}, resume=True)
     RecordWriter(tmp_path, metadata={}, resume=True).close()
@@ -110,7 +110,7 @@ def no_locks(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_locks")
-def test_without_locks_a_living_writer_is_still_refused(tmp_path):
+def test_without_locks_a_living_writer_still_keeps_others_out(tmp_path):
     with pytest.warns(RecordWarning, match="file system without locks: a second writer may go unnoticed"):
         writer = RecordWriter(tmp_path, metadata={})
     with pytest.raises(EquilibriaError, match=f"by process {os.getpid()} on"):
@@ -123,14 +123,14 @@ def test_without_locks_a_living_writer_is_still_refused(tmp_path):
 
 @pytest.mark.usefixtures("no_locks")
 @pytest.mark.parametrize("left", ["", "nonsense", f"{2**22 + 1} {{host}}", "1 elsewhere", "{pid} {host}"])
-def test_without_locks_what_a_dead_writer_left_does_not_block(tmp_path, left):
+def test_without_locks_the_lock_file_of_a_dead_writer_does_not_block(tmp_path, left):
     (tmp_path / "writer.lock").write_text(left.format(host=socket.gethostname(), pid=os.getpid()))
     with pytest.warns(RecordWarning, match="without locks"), RecordWriter(tmp_path, metadata={}) as writer:
         writer.append(rows([0]))
     assert_rows(read_record(tmp_path).samples(), [0])
 
 
-def test_another_failure_of_the_lock_is_reported_as_it_is(tmp_path, monkeypatch):
+def test_another_failure_of_the_lock_keeps_its_message(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -139,7 +139,7 @@ def test_another_failure_of_the_lock_is_reported_as_it_is(tmp_path, monkeypatch)
         RecordWriter(tmp_path, metadata={})
 
 
-def test_a_living_process_of_somebody_else_counts_as_living(monkeypatch):
+def test_a_living_process_of_another_user_counts_as_living(monkeypatch):
     def refuse(*_):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -147,7 +147,7 @@ def test_a_living_process_of_somebody_else_counts_as_living(monkeypatch):
     assert lock_module.Holder(1, socket.gethostname()).is_alive_here()
 
 
-def test_windows_is_not_asked_by_a_signal_which_would_interrupt_the_process(monkeypatch):
+def test_no_signal_is_sent_on_windows_where_it_would_interrupt_the_process(monkeypatch):
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal was sent"))
     monkeypatch.setattr(lock_module.sys, "platform", "win32")
     assert not lock_module.Holder(os.getpid(), socket.gethostname()).is_alive_here()

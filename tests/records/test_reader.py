@@ -41,7 +41,7 @@ def test_columns_and_parameters_can_be_chosen(run):
     assert run.columns == tuple(SAMPLE_SCHEMA.names)
 
 
-def test_words_can_be_grouped_although_the_sessions_number_them_differently(run):
+def test_text_can_be_grouped_although_the_sessions_number_it_differently(run):
     table = run.samples(["param", "norm"])
     counts = dict(zip(*table.group_by("param").aggregate([("norm", "count")]).to_pydict().values(), strict=True))
     assert counts == {"conv1.weight": 5, "conv2.weight": 3, "fc": 2}
@@ -53,19 +53,19 @@ def test_the_samples_carry_units_and_version(run):
     assert schema.metadata == SAMPLE_SCHEMA.metadata
 
 
-def test_names_that_are_not_there(run):
+def test_unknown_names(run):
     with pytest.raises(EquilibriaError, match="got column 'angel'; this run has 22, such as: angle"):
         run.samples(["angel"])
     with pytest.raises(EquilibriaError, match=r"got param 'conv2.bias'; this run has 3, such as: conv2.weight"):
         run.samples(params=["conv2.bias"])
 
 
-def test_a_run_is_frozen(run):
+def test_a_record_is_frozen(run):
     with pytest.raises(AttributeError):
         run.metadata = {}
 
 
-def test_only_the_asked_columns_come_into_memory(tmp_path):
+def test_only_the_requested_columns_come_into_memory(tmp_path):
     count = 50_000
     columns = {name: np.arange(count, dtype=float) for name in FLOATS}
     for _ in range(2):  # the second session begins again, so that rows must be left out
@@ -92,12 +92,12 @@ def test_csv(tmp_path):
         writer.append({"step": [0, 0], "param": ['a,"b"\n', "ü"], "norm": [0.1, np.nan], "angle": [np.inf, 1e-300]})
     read_record(tmp_path / "a").to_csv(tmp_path / "a.csv")
     with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert list(found[0]) == SAMPLE_SCHEMA.names
-    assert [row["param"] for row in found] == ['a,"b"\n', "ü"]
-    assert [float(row["norm"]) for row in found] == pytest.approx([0.1, np.nan], nan_ok=True, rel=0)
-    assert [float(row["angle"]) for row in found] == [np.inf, 1e-300]
-    assert found[0]["state"] == found[0]["lr"] == ""
+        lines = list(csv.DictReader(file))
+    assert list(lines[0]) == SAMPLE_SCHEMA.names
+    assert [row["param"] for row in lines] == ['a,"b"\n', "ü"]
+    assert [float(row["norm"]) for row in lines] == pytest.approx([0.1, np.nan], nan_ok=True, rel=0)
+    assert [float(row["angle"]) for row in lines] == [np.inf, 1e-300]
+    assert lines[0]["state"] == lines[0]["lr"] == ""
 
 
 @pytest.mark.parametrize("export", ["to_parquet", "to_csv"])
@@ -120,7 +120,7 @@ def test_without_pandas_the_message_says_how_to_get_it(run, monkeypatch):
         run.to_pandas()
 
 
-def test_what_is_not_a_run(tmp_path, run):
+def test_a_path_that_is_not_a_run(tmp_path, run):
     with pytest.raises(EquilibriaError, match=f"there is no directory {tmp_path}/none"):
         read_record(tmp_path / "none")
     with pytest.raises(EquilibriaError, match=r"is not a run: it has no run.json; it holds the runs a$"):
@@ -140,7 +140,7 @@ def test_a_damaged_description(run, text):
         read_record(run.path)
 
 
-def test_a_description_of_something_else(run):
+def test_a_description_of_another_kind_of_file(run):
     (run.path / "run.json").write_text(json.dumps({"format": "tar", "sessions": []}))
     with pytest.raises(EquilibriaError, match=r"run.json: got format 'tar'; expected a version such as 1.1"):
         read_record(run.path)

@@ -54,7 +54,7 @@ def test_a_rollback_inside_a_session(tmp_path):
     assert run.notes == ("samples-000.arrows: 4 rows left out, the run went back to step 15 after them",)
 
 
-def test_a_session_that_was_left_out_wholly(tmp_path):
+def test_a_session_that_is_left_out_entirely(tmp_path):
     for steps in ([5, 6], [3, 4], [2]):
         session(tmp_path, steps)
     run = read_record(tmp_path)
@@ -63,7 +63,7 @@ def test_a_session_that_was_left_out_wholly(tmp_path):
     assert run.params == ("conv1.weight", "conv2.weight")
 
 
-def test_a_session_killed_before_its_first_flush_takes_no_number_twice(tmp_path):
+def test_no_number_is_used_twice_after_a_kill_before_the_first_flush(tmp_path):
     session(tmp_path, [0])
     session(tmp_path, [1])
     (tmp_path / "samples-001.arrows").unlink()  # killed between run.json and the file
@@ -86,11 +86,11 @@ def test_the_line_of_steps_by_its_definition(sessions):
     with tempfile.TemporaryDirectory() as directory:
         for steps in sessions:
             session(directory, steps)
-        found = read_record(directory).samples(["step"])["step"].to_pylist()[:: len(PARAMS)]
+        steps_read = read_record(directory).samples(["step"])["step"].to_pylist()[:: len(PARAMS)]
     expected = []
     for number, steps in enumerate(sessions):
         later = [step for after in sessions[number + 1 :] for step in after]
         for place, step in enumerate(steps):
             if all(step <= other for other in steps[place:]) and all(step < other for other in later):
                 expected.append(step)
-    assert found == expected
+    assert steps_read == expected

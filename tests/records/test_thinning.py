@@ -77,7 +77,7 @@ def highest(chart):
 
 
 @given(back=st.integers(0, 29), later=st.integers(1, 40), new_session=st.booleans())
-def test_where_a_run_goes_back_it_is_as_when_read_at_once(tmp_path_factory, back, later, new_session):
+def test_a_run_that_goes_back_is_the_same_as_when_read_at_once(tmp_path_factory, back, later, new_session):
     directory = tmp_path_factory.mktemp("run")
     first, metadata = run(2, steps=300, every=10)
     again = pa.compute.greater_equal(first["step"], back * 10)
@@ -102,7 +102,7 @@ def test_where_a_run_goes_back_it_is_as_when_read_at_once(tmp_path_factory, back
     most=st.sampled_from([200, 100_000]),  # at least 100 of a layer are kept
 )
 def test_counts_are_exact_however_often_a_run_goes_back(lines, rows, most):
-    """Against a list of all rows, from which every going back removes what it goes over."""
+    """Against a list of all rows, from which every rollback removes the superseded ones."""
     samples, _ = run(1, steps=700, every=1)
     notes = ["gradient not finite" if step % 7 == 0 else None for step in range(700)]
     samples = samples.set_column(samples.column_names.index("note"), "note", pa.array(notes).dictionary_encode())
@@ -135,7 +135,7 @@ def test_counts_are_exact_however_often_a_run_goes_back(lines, rows, most):
     assert thinned.table()["step"].to_pylist() == kept[:: thinned.stride]
 
 
-def test_notes_are_counted_also_where_their_samples_are_left_out():
+def test_notes_of_samples_that_are_left_out_are_counted():
     samples, _ = run(1, steps=4000, every=1)
     notes = ["gradient not finite" if step in (17, 1234, 2001) else None for step in range(4000)]
     samples = samples.set_column(samples.column_names.index("note"), "note", pa.array(notes).dictionary_encode())

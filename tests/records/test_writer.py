@@ -19,7 +19,7 @@ def batches(path) -> list[int]:
     return [batch.num_rows for batch in pa.ipc.open_stream(pa.memory_map(str(path)))]
 
 
-def test_what_is_appended_is_read_back_in_every_column(tmp_path):
+def test_appended_rows_are_read_back_in_every_column(tmp_path):
     with RecordWriter(tmp_path / "runs" / "a", metadata={"lr": 0.1}) as writer:
         assert writer.directory == tmp_path / "runs" / "a"
         for step in range(5):
@@ -34,7 +34,7 @@ def test_any_arrow_library_reads_the_stream(tmp_path):
     with RecordWriter(tmp_path, metadata={}) as writer:
         writer.append(rows([0]))
         writer.flush()
-        writer.append(rows([1], params=("other", "conv1.weight")))  # the words differ from batch to batch
+        writer.append(rows([1], params=("other", "conv1.weight")))  # the names differ from batch to batch
     table = pa.ipc.open_stream(pa.memory_map(str(tmp_path / "samples-000.arrows"))).read_all()
     assert table.schema.equals(SAMPLE_SCHEMA, check_metadata=True)
     assert table["param"].to_pylist() == [*PARAMS, "other", "conv1.weight"]
@@ -57,7 +57,7 @@ def test_the_description_is_replaced_and_never_changed_in_place(tmp_path):
     writer = RecordWriter(tmp_path, metadata={})
     with (tmp_path / "run.json").open(encoding="utf-8") as file:
         writer.close()
-        assert json.load(file)["sessions"][0]["ended"] is None  # whoever had it open reads the old one, whole
+        assert json.load(file)["sessions"][0]["ended"] is None  # a reader that had it open reads the old one, whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "samples-000.arrows", "writer.lock"]
 
 
@@ -103,7 +103,7 @@ def test_absent_columns_are_null_and_nan_stays_nan(tmp_path):
         ({"step": [0], "param": ["a"], "norm": [1 + 1j]}, "expected a sequence of numbers"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused_and_leave_no_trace(tmp_path, columns, message):
+def test_columns_that_do_not_fit_are_an_error_and_leave_no_trace(tmp_path, columns, message):
     with RecordWriter(tmp_path, metadata={}) as writer:
         with pytest.raises(EquilibriaError, match=message):
             writer.append(columns)
@@ -233,7 +233,7 @@ def test_a_signal_handler_may_close_while_its_own_thread_holds_the_locks(tmp_pat
 
 
 @pytest.mark.parametrize("metadata", [{"x": object()}, {"x": float("nan")}, {"x": {1, 2}}])
-def test_metadata_that_json_cannot_hold_is_refused_before_anything_is_made(tmp_path, metadata):
+def test_metadata_that_json_cannot_hold_are_an_error_before_anything_is_created(tmp_path, metadata):
     with pytest.raises(EquilibriaError, match="got metadata that JSON cannot hold"):
         RecordWriter(tmp_path / "a", metadata=metadata)
     assert not (tmp_path / "a").exists()
@@ -251,7 +251,7 @@ def test_a_run_is_not_overwritten(tmp_path):
     with pytest.raises(EquilibriaError, match="already holds a run; pass resume=True to append to it, or choose"):
         RecordWriter(tmp_path, metadata={})
     assert_rows(read_record(tmp_path).samples(), [0])
-    with RecordWriter(tmp_path, metadata={}, resume=True):  # the refused writer left no lock
+    with RecordWriter(tmp_path, metadata={}, resume=True):  # the failed writer left no lock
         pass
 
 
@@ -263,7 +263,7 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path, resume):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_what_a_writer_killed_at_its_start_leaves_is_not_foreign(tmp_path):
+def test_files_of_a_writer_killed_at_its_start_do_not_block(tmp_path):
     (tmp_path / "writer.lock").write_text("1 elsewhere\n")
     (tmp_path / "run.json.tmp").write_text('{"id"')
     with RecordWriter(tmp_path, metadata={}) as writer:
@@ -271,7 +271,7 @@ def test_what_a_writer_killed_at_its_start_leaves_is_not_foreign(tmp_path):
     assert_rows(read_record(tmp_path).samples(), [0])
 
 
-def test_metadata_that_utf8_cannot_hold_come_back_as_they_were(tmp_path):
+def test_metadata_that_utf8_cannot_hold_come_back_unchanged(tmp_path):
     with RecordWriter(tmp_path / "run", metadata={"model": "half \ud800 a pair"}):
         pass
     assert read_record(tmp_path / "run").metadata == {"model": "half \ud800 a pair"}

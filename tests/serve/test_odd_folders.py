@@ -1,4 +1,4 @@
-"""Folders that no writer leaves behind: they are told as damaged, and the runs beside them do not suffer."""
+"""Folders that no writer leaves behind: they are listed as damaged, and other runs are unaffected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from equilibria.serve.follow import DAMAGED, DELETED, FINISHED, INTERRUPTED, TRA
 
 
 def without_end(directory, lock):
-    """A run whose writer is gone, with something else in its lock file."""
+    """A run whose writer is gone, with other text in its lock file."""
     write_run(directory, 1, steps=200)
     content = json.loads((directory / "run.json").read_text())
     content["sessions"][-1]["ended"] = None
@@ -148,14 +148,14 @@ def test_only_the_process_that_records_counts_as_the_writer(tmp_path, pid, lock,
         for path in segment_paths(tmp_path / "a").values():
             os.utime(path, (1e9, 1e9))
     if silent and process_start(os.getpid()) is None:
-        pytest.skip("the system does not tell when a process began")
+        pytest.skip("the system does not say when a process began")
     followed = FollowedRun(tmp_path / "a", name="a")
     followed.look()
     assert followed.status.state == state
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
-def test_when_a_process_process_start():
+@pytest.mark.skipif(sys.platform != "linux", reason="known on Linux only")
+def test_the_start_of_a_process():
     before = time.time()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         start = process_start(process.pid)
@@ -181,13 +181,13 @@ def test_a_defect_in_one_run_leaves_the_others_their_updates(tmp_path, monkeypat
         await hub.view(2)
         monkeypatch.setattr(FollowedRun, "look", broken)
         stream = hub.run_events(2)
-        found = events(await anext(stream))
+        received = events(await anext(stream))
         with RecordWriter(tmp_path / "b", metadata={}, resume=True) as writer:
             later = columns(samples)
             writer.append(later | {"step": later["step"] + 1000})
             writer.flush()
-            while found[-1][1]["samples"] < 40:
-                found += events(await anext(stream))
+            while received[-1][1]["samples"] < 40:
+                received += events(await anext(stream))
         states = {run["name"]: (run["state"], run["message"]) for run in hub.listing["runs"]}
         hub.close()
         return states

@@ -193,10 +193,10 @@ class SegmentReader:
                 _check_schema(self._stream.schema, self._path.name, self._table)
                 self.schema = self._stream.schema
             while True:
-                found = self._stream.read_next_batch_with_custom_metadata()
-                _check_batch(found.batch, found.custom_metadata, self._required)
-                self._rows += found.batch.num_rows
-                yield _with_present_states(found.batch) if self._table == SAMPLES else found.batch
+                batch, metadata = self._stream.read_next_batch_with_custom_metadata()
+                _check_batch(batch, metadata, self._required)
+                self._rows += batch.num_rows
+                yield _with_present_states(batch) if self._table == SAMPLES else batch
         except StopIteration:
             return
         except (pa.ArrowException, OSError) as error:

@@ -156,7 +156,9 @@ class App:
         numbers = list(dict.fromkeys(map(_number, request.query_params.getlist("run"))))
         if len(numbers) > MOST_COMPARED:
             raise HTTPException(400, f"got {len(numbers)} runs; expected at most {MOST_COMPARED} to compare.")
-        unknown = [number for number in numbers if self.hub.catalogue.known(number) is None]
+        if self._unknown(numbers):  # perhaps the server has only just started
+            await self.hub.worker.do(self.hub.catalogue.scan)
+        unknown = self._unknown(numbers)
         if unknown:
             raise HTTPException(400, f"got run={unknown[0]}; expected numbers of runs that the list has.")
         layer = request.query_params.get("layer") or None
@@ -165,6 +167,9 @@ class App:
             return comparison_view({number: self.hub.catalogue.loaded(number) for number in numbers}, layer)
 
         return _json(await _do(request, self.hub.worker, compare))
+
+    def _unknown(self, numbers: Iterable[int]) -> list[int]:
+        return [number for number in numbers if self.hub.catalogue.known(number) is None]
 
     # ---- plans and forecasts
 

@@ -76,17 +76,17 @@ def test_a_later_minor_version_with_one_more_column(run):
     described["sessions"][0]["weather"] = "fair"
     (run / "run.json").write_text(json.dumps(described))
 
-    found = read_record(run)
-    assert found.columns == (*SAMPLE_SCHEMA.names, "curl")
-    assert found.samples(["curl", "step"]).to_pydict() == {"curl": [0.5, 0.25], "step": [4, 4]}
+    record = read_record(run)
+    assert record.columns == (*SAMPLE_SCHEMA.names, "curl")
+    assert record.samples(["curl", "step"]).to_pydict() == {"curl": [0.5, 0.25], "step": [4, 4]}
 
 
 def test_an_older_version_with_fewer_columns(run):
     schema = pa.schema([SAMPLE_SCHEMA.field(name) for name in ("norm", "param", "step")], metadata={FORMAT_KEY: "1.0"})
     rewrite(run, schema=schema, columns={"norm": [1.5], "param": ["a"], "step": [3]})
-    found = read_record(run)
-    assert found.columns == tuple(SAMPLE_SCHEMA.names)
-    assert found.samples().to_pylist() == [dict.fromkeys(SAMPLE_SCHEMA.names) | {"step": 3, "param": "a", "norm": 1.5}]
+    record = read_record(run)
+    assert record.columns == tuple(SAMPLE_SCHEMA.names)
+    assert record.samples().to_pylist() == [dict.fromkeys(SAMPLE_SCHEMA.names) | {"step": 3, "param": "a", "norm": 1.5}]
 
 
 def write_former_states(path, *, table="samples"):
