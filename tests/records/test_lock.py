@@ -5,6 +5,9 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
+import time
 
 import pytest
 from tests.helpers.record_helpers import answer, assert_rows, finish, rows, start
@@ -151,3 +154,13 @@ def test_no_signal_is_sent_on_windows_where_it_would_interrupt_the_process(monke
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal was sent"))
     monkeypatch.setattr(lock_module.sys, "platform", "win32")
     assert not lock_module.Holder(os.getpid(), socket.gethostname()).is_alive_here()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="known on Linux only")
+def test_the_start_of_a_process():
+    before = time.time()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        start = lock_module.process_start(process.pid)
+        process.communicate(b"\n")
+    assert before - 2 < start < time.time() + 2  # the boot is known to a second
+    assert lock_module.process_start(2**31 - 1) is None

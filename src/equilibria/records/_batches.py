@@ -111,7 +111,7 @@ class _Kind:
 
 def _kind(field: pa.Field) -> _Kind:
     if pa.types.is_dictionary(field.type):
-        return _Kind(field.type.value_type, _text, "words", not field.nullable)
+        return _Kind(field.type.value_type, _text, "strings", not field.nullable)
     if pa.types.is_integer(field.type):
         return _Kind(field.type, _integers, "whole numbers from 0", not field.nullable)
     return _Kind(field.type, _numbers, "numbers", not field.nullable)

@@ -130,7 +130,7 @@ class SegmentReader:
         self._size = self._rows = 0
         self._source = _WholeMessages()
         self._stream: pa.RecordBatchReader | None = None
-        self._damaged = False
+        self._has_batches = self._damaged = False
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """The batches that are whole by now and that no earlier call gave, with the present names of states.
@@ -172,9 +172,10 @@ class SegmentReader:
                 message = pa.ipc.read_message(file)
                 if message.type != "dictionary":
                     self._source.limit = file.tell()
+                    self._has_batches |= message.type == "record batch"
         except EOFError:  # at the end of the file, or at zeros, or at the mark of the end
             file.seek(self._source.limit)
-            return file.read(len(_END)) in (_END, b"")
+            return file.read(len(_END) + 1) in (_END, b"")
         except (pa.ArrowException, OSError):
             return False
 
@@ -185,7 +186,7 @@ class SegmentReader:
         return f"{self._path.name}: last batch incomplete, {self._rows:,} rows read, {left:,} bytes after them left"
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        if self._source.limit == 0:
+        if not self._has_batches:  # for Arrow, a stream whose first batch is missing stays empty
             return
         try:
             if self._stream is None:
