@@ -1,8 +1,8 @@
 """What watching costs when a model is sharded: measured on two processes, computed for 1 B and 100 B parameters.
 
-Measured with FSDP2 on two gloo processes, language models of 1 to 50 M parameters, AdamW and SGD: bytes read of every
-parameter, collectives and how many numbers are in them, bytes of the log per row, and the time. What grows with the
-number of parameters or of tensors is then carried on by the same counts. Writes docs/scale.md.
+Measured with FSDP2 on two gloo processes, language models of 1 to 50 M parameters, AdamW and SGD: bytes read per
+parameter, collectives and the numbers in them, bytes of the record per row, and the time. The counts per parameter and
+per tensor then give the costs of larger models. Writes docs/scale.md.
 
     python benchmarks/scale.py
 """
@@ -38,7 +38,7 @@ from torch.nn import functional
 import equilibria as eq
 from equilibria.lab.nets import GPT
 from equilibria.monitor.reading import CopyProbe
-from equilibria.records import read_run
+from equilibria.records import read_record
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 from publishing import publish
 
@@ -46,10 +46,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 SIZES = {"1 M": (128, 4), "10 M": (384, 6), "50 M": (704, 8)}  # width, layers
 VOCABULARY, TOKENS, SENTENCES = 512, 32, 2
 ROUNDS, STEPS = 3, 2
-LOGGED = 200  # steps of the run whose log is weighed
+RECORDED = 200  # steps of the run whose record is measured
 LARGE = {"1 B": (1792, 24, 50_304, 8), "100 B": (10_240, 80, 50_304, 1024)}  # width, layers, vocabulary, processes
 DAY = 86_400
-SAMPLE_SECONDS = 10  # between samples, for the size of the log
+SAMPLE_SECONDS = 10  # between samples, for the size of the record
 
 
 # ---- one of the two processes
@@ -57,15 +57,17 @@ SAMPLE_SECONDS = 10  # between samples, for the size of the log
 
 @dataclass
 class Measured:
-    """Of one model and optimizer, in one process, per sampled step.
+    """Costs of a sampled step, for one model and optimizer, in one process.
 
     Attributes:
         parameters: of the whole model.
-        watched: of these, in the watched tensors, and how many of them this process holds.
-        read: bytes of weights, gradients, copies and buffers that were read or written for a sample by itself.
-        collectives: how many numbers each all-reduce of a sample held.
-        added: by name, how many collectives a sampled step has more than one that is not.
-        ratios: time of a step watched at every step over the same without what the hooks took, round by round.
+        tensors: the number of watched tensors.
+        watched: parameters in the watched tensors.
+        local: those of them in this process.
+        read: bytes of weights, gradients, copies and buffers that an isolated sample read or wrote.
+        collectives: the size of each all-reduce of a sample.
+        added: by name, the number of additional collectives of a sampled step.
+        ratios: time of a step when every step is sampled over its time without the hooks, round by round.
     """
 
     name: str
@@ -73,38 +75,38 @@ class Measured:
     parameters: int
     tensors: int
     watched: int
-    held: int
+    local: int
     read: int
     collectives: list[int]
     added: dict[str, int]
     ratios: list[float]
 
 
-class Counted:
-    """Counts what a sample reads and sends, by standing in front of the functions that do it."""
+class Traffic:
+    """Counts the bytes that a sample reads and the numbers that it sends, by wrapping the functions that do it."""
 
     def __init__(self) -> None:
         self.bytes, self.collectives = 0, list[int]()
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        originals = [
+        wrappers = [
             (ProductsPass, "add", self._reader),
             (MovesPass, "add", self._reader),
             (CopyProbe, "remember", self._copier),
             (dist, "all_reduce", self._sender),
         ]
-        kept = [(owner, name, getattr(owner, name)) for owner, name, _ in originals]
-        for owner, name, wrap in originals:
+        replaced = [(owner, name, getattr(owner, name)) for owner, name, _ in wrappers]
+        for owner, name, wrap in wrappers:
             setattr(owner, name, wrap(getattr(owner, name)))
         yield
-        for owner, name, original in kept:
+        for owner, name, original in replaced:
             setattr(owner, name, original)
 
     def _reader(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def add(one_pass: Any, place: int, *tensors: Any, **named: Any) -> Any:
-            self.bytes += sum(each.numel() * each.element_size() for each in tensors if each is not None)
-            if named.get("refresh"):  # the copy is written on the way
+            self.bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+            if named.get("refresh"):  # the pass also writes the copy
                 self.bytes += tensors[0].numel() * tensors[0].element_size()
             return original(one_pass, place, *tensors, **named)
 
@@ -113,10 +115,10 @@ class Counted:
     def _copier(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def remember(probe: Any) -> Any:
             before = None if probe._copy is None else probe._copy._version
-            found = original(probe)
+            result = original(probe)
             if before is None or probe._copy._version != before:
                 self.bytes += 2 * probe._copy.numel() * probe._copy.element_size()
-            return found
+            return result
 
         return remember
 
@@ -151,7 +153,7 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def hook_seconds(optimizer: torch.optim.Optimizer) -> list[float]:
-    """Appended to by every hook of the optimizer from now on: by the clock, for a collective waits for the other."""
+    """Seconds of every hook of the optimizer from now on, by the clock: a collective waits for the other process."""
     spent: list[float] = []
 
     def timed(hook: Callable[..., None]) -> Callable[..., None]:
@@ -167,36 +169,35 @@ def hook_seconds(optimizer: torch.optim.Optimizer) -> list[float]:
     return spent
 
 
-def one_sample(net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Counted, dict[str, int]]:
-    """A sample by itself, as by default: where the next step is sampled too, the copy costs less.
-
-    Beside it every collective that a sampled step has more than others, whoever asked torch for it.
+def one_sample(net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Traffic, dict[str, int]]:
+    """The traffic of an isolated sample, which is the default (if the next step is sampled too, its copy costs less),
+    and the additional collectives of a sampled step, from whatever code.
     """
-    counted = Counted()
+    traffic = Traffic()
     with eq.watch(net, optimizer, every=2):
         for _ in range(2):
             step(net, optimizer)
-        with counted.counting():
+        with traffic.counting():
             step(net, optimizer)
         others = collectives_of_step(net, optimizer)
         sampled = collectives_of_step(net, optimizer)
-    assert others, "FSDP gathers and scatters at every step: whoever does not see that sees nothing"
+    assert others, "FSDP gathers and scatters at every step; CommDebugMode counted nothing"
     assert set(others) <= set(sampled), (others, sampled)
-    return counted, dict(sampled - others)
+    return traffic, dict(sampled - others)
 
 
 def collectives_of_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> Counter[str]:
-    with CommDebugMode() as seen:
+    with CommDebugMode() as collectives:
         step(net, optimizer)
-    return Counter({str(name): count for name, count in seen.get_comm_counts().items()})
+    return Counter({str(name): count for name, count in collectives.get_comm_counts().items()})
 
 
 def measured(name: str, kind: str) -> Measured:
     net = sharded(*SIZES[name])
     optimizer = optimizers()[kind](net)
-    counted, added = one_sample(net, optimizer)
+    traffic, added = one_sample(net, optimizer)
     with eq.watch(net, optimizer, every=1) as run:
-        names = {each["name"] for each in run.metadata["params"]}
+        names = {param["name"] for param in run.metadata["params"]}
         step(net, optimizer)  # copies are made
         spent, ratios = hook_seconds(optimizer), []
         for _ in range(ROUNDS):
@@ -207,7 +208,7 @@ def measured(name: str, kind: str) -> Measured:
             total = time.perf_counter() - begin
             ratios.append(total / (total - sum(spent)))
         assert run.failure is None, run.failure
-    tensors = {each: param for each, param in net.named_parameters() if each in names}
+    tensors = {name: param for name, param in net.named_parameters() if name in names}
     return Measured(
         name,
         kind,
@@ -215,8 +216,8 @@ def measured(name: str, kind: str) -> Measured:
         len(tensors),
         sum(param.numel() for param in tensors.values()),
         sum(param.to_local().numel() for param in tensors.values()),
-        counted.bytes,
-        counted.collectives,
+        traffic.bytes,
+        traffic.collectives,
         added,
         ratios,
     )
@@ -249,26 +250,26 @@ def two_processes() -> list[Measured]:
         return [Measured(**row) for row in json.loads(Path(folder, "measured.json").read_text())]
 
 
-def log_bytes_per_row() -> tuple[float, int]:
-    """Of a real run's directory, everything in it counted; and how many rows it has."""
+def record_bytes_per_row() -> tuple[float, int]:
+    """Bytes in the directory of a real run per row, and its rows."""
     torch.manual_seed(0)
     net = GPT(64, 16, layers=4, heads=2, context=TOKENS)
     optimizer = optimizers()["AdamW"](net)
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "run")
-        with eq.watch(net, optimizer, every=1, log_dir=log):
-            for _ in range(LOGGED):
+        directory = Path(folder, "run")
+        with eq.watch(net, optimizer, every=1, log_dir=directory):
+            for _ in range(RECORDED):
                 tokens = torch.randint(64, (2, TOKENS + 1))
                 optimizer.zero_grad()
                 functional.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
                 optimizer.step()
-        rows = read_run(log).samples(["step"]).num_rows
-        return sum(file.stat().st_size for file in log.rglob("*") if file.is_file()) / rows, rows
+        rows = read_record(directory).samples(["step"]).num_rows
+        return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()) / rows, rows
 
 
 @dataclass(frozen=True)
 class Large:
-    """A model that is computed, not run: a transformer of six matrices a layer, embedding and head."""
+    """A model that is not run: a transformer of six matrices a layer, embedding and head."""
 
     name: str
     width: int
@@ -286,22 +287,21 @@ class Large:
 
 
 def numbers_per_tensor(rows: list[Measured]) -> tuple[float, float]:
-    """Slope and rest of the numbers in the collectives over the number of tensors, from the smallest and largest."""
+    """Slope and intercept of the numbers in the collectives over the number of tensors, from two models."""
     small, large = (pick(rows, key=lambda row: row.tensors) for pick in (min, max))
     slope = (sum(large.collectives) - sum(small.collectives)) / (large.tensors - small.tensors)
     return slope, sum(small.collectives) - slope * small.tensors
 
 
-def page(rows: list[Measured], per_row: float, logged: int, load: float) -> str:
+def page(rows: list[Measured], per_row: float, recorded: int, load: float) -> str:
     slope, rest = numbers_per_tensor(rows)
-    per_parameter = {kind: max(row.read / row.held for row in rows if row.optimizer == kind) for kind in optimizers()}
+    per_parameter = {kind: max(row.read / row.local for row in rows if row.optimizer == kind) for kind in optimizers()}
     lines = [
         "# What watching costs at scale",
         "",
-        "A sampled step passes over what a process holds of every watched tensor, adds the sums of all processes in "
-        "one all-reduce of a few numbers per tensor, and writes a row per tensor in one process. Nothing is gathered: "
-        "that all-reduce is the only collective that a sampled step has more than others. Steps that are not sampled "
-        "cost a glance.",
+        "On a sampled step each process reads its shard of every watched tensor, the processes add their sums in one "
+        "all-reduce of a few numbers per tensor, and one process writes a row per tensor. No tensor is gathered: that "
+        "all-reduce is the only additional collective. Other steps cost a few checks.",
         "",
         f"Written by `python benchmarks/scale.py`; torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} "
         f"cores, load at the beginning {load:.1f}.",
@@ -309,39 +309,38 @@ def page(rows: list[Measured], per_row: float, logged: int, load: float) -> str:
         "## Measured: FSDP2 on two processes",
         "",
         f"Language models on gloo, main memory, float32, one thread each, {SENTENCES} x {TOKENS} tokens per process "
-        "and step: far fewer tokens per parameter than in real training, which makes watching look dear, and slow "
-        "collectives, which make it look cheap. The ratio is the time of a step watched at **every** step over that "
-        f"without the hooks, by the clock, median and range of {ROUNDS} rounds; by default far fewer steps are "
-        "sampled, as many as cost 0.6 %.",
+        "and step: far fewer tokens per parameter than in real training, which makes watching look expensive, and slow "
+        "collectives, which make it look cheap. The ratio is the time of a step when **every** step is sampled over "
+        f"its time without the hooks, by the clock, median and range of {ROUNDS} rounds; by default the monitor "
+        "samples as many steps as cost 0.6 %.",
         "",
-        "| parameters | optimizer | watched tensors | bytes read and written per parameter held "
-        "| collectives that a sample adds | numbers in them | step watched / not |",
+        "| parameters | optimizer | watched tensors | bytes read and written per local parameter "
+        "| collectives per sample | numbers in them | step watched / unwatched |",
         "|---|---|---|---|---|---|---|",
         *(_measured_row(row) for row in rows),
         "",
-        "Collectives are counted by torch's `CommDebugMode`, over a whole step that is sampled and one that is not. "
-        f"They hold {slope:g} numbers (float64) per watched tensor and {rest:g} more. With SGD weight, gradient and "
-        "momentum buffer are read once, before the step: 12 bytes per parameter. Any other optimizer's weights are "
-        "copied before the step (read and written), and copy, weight and gradient read after it: 20 bytes, of which "
-        "the weight is read twice, and one more copy of the watched weights in memory.",
+        "torch's `CommDebugMode` counts the collectives of a whole sampled step and of one that is not sampled. "
+        f"They hold {slope:g} numbers (float64) per watched tensor and {rest:g} more. With SGD, a sample reads weight, "
+        "gradient and momentum buffer once, before the step: 12 bytes per parameter. With any other optimizer it "
+        "copies the weights before the step (read and written), and reads copy, weight and gradient after it: 20 "
+        "bytes, and one more copy of the watched weights in memory.",
         "",
-        f"A row of the log takes {per_row:.0f} bytes on disk: the directory of a run of {logged:,} rows, over its "
-        "rows.",
+        f"A row of the record takes {per_row:.0f} bytes on disk: the size of the directory of a run of {recorded:,} "
+        "rows, divided by its rows.",
         "",
         "## Computed: 1 B and 100 B parameters",
         "",
-        "With the counts above, for a transformer with six matrices a layer, embedding and head, all of them "
-        "watched as "
-        f"whole tensors, AdamW with float32 weights. The log is for a sample every {SAMPLE_SECONDS} s, whatever the "
-        "length of a step. Not measured: GPUs, where torch forms the products one by one and reads the numbers several "
-        "times over, and networks between machines.",
+        "From the counts above, for a transformer with six matrices a layer, embedding and head, all of them watched "
+        f"as whole tensors, AdamW with float32 weights, and a sample every {SAMPLE_SECONDS} s. Not measured: GPUs, "
+        "where torch computes the inner products one by one and reads the numbers several times, and networks between "
+        "machines.",
         "",
         "| | " + " | ".join(LARGE) + " |",
         "|---|" + "---|" * len(LARGE),
         *_computed_rows(per_parameter["AdamW"], slope, rest, per_row),
         "",
-        'By rows (`granularity="row"`) there are as many numbers and rows of the log per tensor as it has rows: '
-        "choose a few tensors for it with `select`.",
+        'With `granularity="row"` each row of a tensor has its own numbers and its own row in the record: choose a few '
+        "tensors with `select`.",
         "",
     ]
     return "\n".join(lines)
@@ -350,7 +349,7 @@ def page(rows: list[Measured], per_row: float, logged: int, load: float) -> str:
 def _measured_row(row: Measured) -> str:
     middle = statistics.median(row.ratios)
     return (
-        f"| {row.parameters / 1e6:.1f} M | {row.optimizer} | {row.tensors} | {row.read / row.held:.1f} "
+        f"| {row.parameters / 1e6:.1f} M | {row.optimizer} | {row.tensors} | {row.read / row.local:.1f} "
         f"| {_named(row.added)} | {sum(row.collectives)} "
         f"| {middle:.3f} [{min(row.ratios):.3f}, {max(row.ratios):.3f}] |"
     )
@@ -379,8 +378,8 @@ def _computed_rows(per_parameter: float, slope: float, rest: float, per_row: flo
     )
     yield row("numbers in the all-reduce", lambda model: f"{slope * model.tensors + rest:.0f}")
     yield row("the same in kB", lambda model: f"{8 * (slope * model.tensors + rest) / 1e3:.1f}")
-    yield row("log per sample", lambda model: f"{per_row * model.tensors / 1e3:.1f} kB")
-    yield row("log per day", lambda model: f"{per_row * model.tensors * DAY / SAMPLE_SECONDS / 1e6:.0f} MB")
+    yield row("record per sample", lambda model: f"{per_row * model.tensors / 1e3:.1f} kB")
+    yield row("record per day", lambda model: f"{per_row * model.tensors * DAY / SAMPLE_SECONDS / 1e6:.0f} MB")
 
 
 def main() -> int:
@@ -389,15 +388,15 @@ def main() -> int:
         return 0
     load = os.getloadavg()[0]
     rows = two_processes()
-    per_row, logged = log_bytes_per_row()
-    text = page(rows, per_row, logged, load)
+    per_row, recorded = record_bytes_per_row()
+    text = page(rows, per_row, recorded, load)
     print(text)
     publish(PAGE, text)
     goals = {
         "a sample adds one all-reduce and no other collective": all(
             row.added == {"c10d.allreduce_": 1} and len(row.collectives) == 1 for row in rows
         ),
-        "at most 20 bytes read and written per parameter held": all(row.read <= 20 * row.held for row in rows),
+        "at most 20 bytes read and written per local parameter": all(row.read <= 20 * row.local for row in rows),
     }
     for goal, met in goals.items():
         print(f"{'met' if met else 'MISSED'}: {goal}")

@@ -1,9 +1,9 @@
-"""What twenty viewers of a million-sample run cost: the first paint, the server's memory, and the training itself.
+"""What twenty viewers of a million-sample run cost: the first paint, the server's memory, and CPU time of training.
 
-A run of 50 layers x 20,000 samples lies on disk, and a training in another process appends to it while the viewers
-look: each loads the page, fetches every new view and keeps its stream of events open. CPU time per training step is
-measured with viewers and without, in turns. Chromium, if there is one, opens the page with an empty cache while the
-twenty are there. Run it with `make bench`.
+A process trains and appends to a run of 50 layers x 20,000 samples while the viewers watch: each loads the page,
+fetches every new view and keeps its stream of events open. CPU time per training step is measured with and without
+viewers, in turns. Chromium, if installed, opens the page with an empty cache while the twenty watch. Run it with
+`make bench`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 from equilibria.records.tables import NUMBERS
 from publishing import publish
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pages"))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.helpers
 
 if TYPE_CHECKING:
     from tests.helpers.browser import Browser
@@ -47,13 +47,13 @@ import sys, time
 import numpy as np, torch
 sys.path.insert(0, {here!r})
 from serving import LAYERS, SAMPLES, columns
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 torch.set_num_threads(1)
 layers = [(torch.nn.Linear(256, 256, bias=False), torch.nn.BatchNorm1d(256)) for _ in range(4)]
 model = torch.nn.Sequential(*[part for layer in layers for part in layer])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 inputs, step = torch.randn(64, 256), SAMPLES
-with RunWriter(sys.argv[1], metadata={{}}, resume=True, flush_seconds=1.0) as writer:
+with RecordWriter(sys.argv[1], metadata={{}}, resume=True, flush_seconds=1.0) as writer:
     for line in sys.stdin:
         begin = time.process_time()
         for _ in range(int(line)):
@@ -68,7 +68,7 @@ with RunWriter(sys.argv[1], metadata={{}}, resume=True, flush_seconds=1.0) as wr
 
 
 def columns(steps: np.ndarray) -> dict[str, object]:
-    """Samples of every layer at these steps: an equilibrium with scatter."""
+    """Samples of every layer at these steps: equilibrium, with scatter."""
     random = np.random.default_rng(int(steps[0]))
     rows = len(steps) * LAYERS
     scattered = np.exp(random.normal(0, 0.12, rows))
@@ -94,7 +94,7 @@ def metadata() -> dict[str, object]:
 
 
 def write_run(directory: Path) -> None:
-    with RunWriter(directory, metadata=metadata()) as writer:
+    with RecordWriter(directory, metadata=metadata()) as writer:
         for begin in range(0, SAMPLES, 100):
             writer.append(columns(np.arange(begin, begin + 100)))
 
@@ -110,19 +110,19 @@ def server(folder: Path) -> Iterator[tuple[int, int]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
-            found = re.search(r":(\d+)/", process.stdout.readline())
-            assert found is not None
-            yield process.pid, int(found[1])
+            match = re.search(r":(\d+)/", process.stdout.readline())
+            assert match is not None
+            yield process.pid, int(match[1])
         finally:
             process.send_signal(signal.SIGINT)
 
 
 class Viewer(threading.Thread):
-    """One page that is open: fetches what is new for as long as it is wanted.
+    """One open page: fetches every new view until `end`.
 
     Attributes:
-        first: seconds from the request of the page until its first view was there.
-        views: how many it fetched.
+        first: seconds from the request of the page to the arrival of its first view.
+        views: the number of views it fetched.
     """
 
     def __init__(self, port: int) -> None:
@@ -161,22 +161,22 @@ class Viewer(threading.Thread):
 
 @contextmanager
 def viewers(port: int) -> Iterator[list[Viewer]]:
-    found = [Viewer(port) for _ in range(VIEWERS)]
-    for each in found:
-        each.start()
-    yield found
-    for each in found:
-        each.end()
-    for each in found:
-        each.join(60)
+    watching = [Viewer(port) for _ in range(VIEWERS)]
+    for viewer in watching:
+        viewer.start()
+    yield watching
+    for viewer in watching:
+        viewer.end()
+    for viewer in watching:
+        viewer.join(60)
 
 
 def memory(pid: int, what: str) -> float:
     """Megabytes: VmRSS now, VmHWM the most so far."""
     text = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(rf"{what}:\s+(\d+) kB", text)
-    assert found is not None
-    return int(found[1]) / 1024
+    match = re.search(rf"{what}:\s+(\d+) kB", text)
+    assert match is not None
+    return int(match[1]) / 1024
 
 
 def cpu_seconds(pid: int) -> float:
@@ -185,9 +185,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 def paint(port: int, profile: Path) -> dict[str, float] | None:
-    """Seconds until Chromium has painted, shown the findings and drawn the charts, twice; None without it.
+    """Seconds until Chromium has painted, shown the findings and drawn the charts, in two visits; None without it.
 
-    The first time its caches are empty and plotly is compiled, once per browser; CPU is that of the page's thread.
+    On the first visit its caches are empty and it compiles plotly. CPU is that of the page's thread.
     """
     from tests.helpers.browser import Browser, find
 
@@ -211,8 +211,8 @@ def _visit(browser: Browser, port: int) -> dict[str, float]:
     )
     cpu = browser.cpu_seconds()
     names = {"paint": "first-contentful-paint", "words": "words", "charts": "charts"}
-    found = {key: f"performance.getEntriesByName('{name}')[0].startTime / 1000" for key, name in names.items()}
-    return {"cpu": cpu, **{key: float(browser.run(code)) for key, code in found.items()}}
+    codes = {key: f"performance.getEntriesByName('{name}')[0].startTime / 1000" for key, name in names.items()}
+    return {"cpu": cpu, **{key: float(browser.run(code)) for key, code in codes.items()}}
 
 
 # ---- measuring
@@ -220,28 +220,28 @@ def _visit(browser: Browser, port: int) -> dict[str, float]:
 
 def measure(folder: Path) -> dict[str, object]:
     write_run(folder / "run")
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     code = TRAINING.format(here=str(Path(__file__).parent))
     (folder / "empty").mkdir()
     with server(folder / "empty") as (pid, _):
         time.sleep(1)
-        found["memory without runs"] = memory(pid, "VmRSS")
+        results["memory without runs"] = memory(pid, "VmRSS")
     with server(folder) as (pid, port):
-        time.sleep(1)  # it reads the runs as soon as it is up, like a person who opens a browser then
-        with viewers(port) as looking:
-            while any(np.isnan(viewer.first) for viewer in looking):
+        time.sleep(1)  # it reads the runs at once; a person takes a second to open a browser
+        with viewers(port) as watching:
+            while any(np.isnan(viewer.first) for viewer in watching):
                 time.sleep(0.05)
-            found["first data"] = max(viewer.first for viewer in looking)
-            found["paint"] = paint(port, folder / "profile")
-        found["memory at rest"] = memory(pid, "VmRSS")
+            results["first data"] = max(viewer.first for viewer in watching)
+            results["paint"] = paint(port, folder / "profile")
+        results["memory at rest"] = memory(pid, "VmRSS")
         with subprocess.Popen(
             [sys.executable, "-c", code, str(folder / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as training:
-            found |= _alternate(training, pid, port)
+            results |= _alternate(training, pid, port)
             assert training.stdin is not None
             training.stdin.close()
-        found["memory at most"] = memory(pid, "VmHWM")
-    return found
+        results["memory at most"] = memory(pid, "VmHWM")
+    return results
 
 
 def _alternate(training: subprocess.Popen[str], pid: int, port: int) -> dict[str, object]:
@@ -249,11 +249,11 @@ def _alternate(training: subprocess.Popen[str], pid: int, port: int) -> dict[str
     _segment(training, 50)
     for _ in range(ROUNDS):
         alone.append(_segment(training, STEPS))
-        with viewers(port) as looking:
+        with viewers(port) as watching:
             began, spent = time.perf_counter(), cpu_seconds(pid)
             watched.append(_segment(training, STEPS))
             shares.append((cpu_seconds(pid) - spent) / (time.perf_counter() - began))
-            views.append(min(viewer.views for viewer in looking))
+            views.append(min(viewer.views for viewer in watching))
     return {"alone": alone, "watched": watched, "share": statistics.median(shares), "views": min(views)}
 
 
@@ -266,9 +266,9 @@ def _segment(training: subprocess.Popen[str], steps: int) -> float:
     return float(training.stdout.readline())
 
 
-def table(found: dict[str, object]) -> tuple[list[str], int]:
-    """Markdown lines, and how many limits are missed."""
-    alone, watched = found["alone"], found["watched"]
+def table(results: dict[str, object]) -> tuple[list[str], int]:
+    """Markdown lines, and the number of missed limits."""
+    alone, watched = results["alone"], results["watched"]
     assert isinstance(alone, list)
     assert isinstance(watched, list)
     ratios = [with_viewers / without for with_viewers, without in zip(watched, alone, strict=True)]
@@ -283,23 +283,23 @@ def table(found: dict[str, object]) -> tuple[list[str], int]:
         "| what | measured | limit | |",
         "|---|---|---|---|",
     ]
-    rows = [("first view fetched, slowest viewer", f"{found['first data']:.2f} s", "data", found["first data"])]
-    if isinstance(found["paint"], dict):
-        told = {
+    rows = [("first view fetched, slowest viewer", f"{results['first data']:.2f} s", "data", results["first data"])]
+    if isinstance(results["paint"], dict):
+        rows_of_paint = {
             "paint": ("first paint in Chromium, empty cache", "paint"),
             "words": ("findings and table shown, empty cache", "paint"),
             "charts": ("charts drawn, empty cache (plotly is compiled, once per browser)", ""),
             "again": ("charts drawn on the next visit, CPU of the page's thread", "paint"),
             "again, clock": ("the same, by the clock", ""),
         }
-        for key, (what, limit) in told.items():
-            rows.append((what, f"{found['paint'][key]:.2f} s", limit, found["paint"][key]))
+        for key, (what, limit) in rows_of_paint.items():
+            rows.append((what, f"{results['paint'][key]:.2f} s", limit, results["paint"][key]))
     rows += [
-        ("server memory without a run", f"{found['memory without runs']:.0f} MB", "", 0.0),
-        ("server memory at rest, run loaded", f"{found['memory at rest']:.0f} MB", "", 0.0),
-        ("server memory, the most", f"{found['memory at most']:.0f} MB", "memory", found["memory at most"]),
-        ("server CPU while the run grows, of one core", f"{100 * float(str(found['share'])):.0f} %", "", 0.0),
-        ("new views that every viewer fetched", f"{found['views']}", "", 0.0),
+        ("server memory without a run", f"{results['memory without runs']:.0f} MB", "", 0.0),
+        ("server memory at rest, run loaded", f"{results['memory at rest']:.0f} MB", "", 0.0),
+        ("server memory, the most", f"{results['memory at most']:.0f} MB", "memory", results["memory at most"]),
+        ("server CPU while the run grows, of one core", f"{100 * float(str(results['share'])):.0f} %", "", 0.0),
+        ("new views that every viewer fetched", f"{results['views']}", "", 0.0),
         ("training, CPU per step, no viewer", f"{1e3 * statistics.median(alone):.2f} ms", "", 0.0),
         ("training, CPU per step, 20 viewers", f"{1e3 * statistics.median(watched):.2f} ms", "", 0.0),
         (f"median of {ROUNDS} ratios ({min(ratios):.2f} to {max(ratios):.2f})", f"{ratio:.3f}", "training", ratio),
@@ -309,8 +309,8 @@ def table(found: dict[str, object]) -> tuple[list[str], int]:
     for what, shown, limit, value in rows:
         met = not limit or float(str(value)) <= LIMITS[limit]
         missed += not met
-        said = f"{LIMITS[limit]:g}{units[limit]} | {'met' if met else '**MISSED**'}" if limit else "|"
-        lines.append(f"| {what} | {shown} | {said} |")
+        verdict = f"{LIMITS[limit]:g}{units[limit]} | {'met' if met else '**MISSED**'}" if limit else "|"
+        lines.append(f"| {what} | {shown} | {verdict} |")
     return lines, missed
 
 

@@ -14,7 +14,7 @@ from tests.helpers.planted_walks import Walk
 from equilibria.cli import app
 from equilibria.cli._scenarios import DecayPart, parse_what_if
 from equilibria.forecasting import Scenario, backtest, what_if
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 from equilibria.theory.schedules import Cosine, MultiStep
 
 WALK = Walk(layers=2).run(np.where(np.arange(300) < 220, 0.1, 0.01))
@@ -29,7 +29,7 @@ def _fixed_width(monkeypatch):
 def recorded(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "walk"
     metadata = {**WALK.metadata, "steps_per_epoch": 10}
-    with RunWriter(path, metadata=metadata) as writer:
+    with RecordWriter(path, metadata=metadata) as writer:
         writer.append({name: WALK.table[name].combine_chunks() for name in WALK.table.column_names})
     return path
 

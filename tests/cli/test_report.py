@@ -17,7 +17,7 @@ from equilibria.cli import app
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.summary import summarise
 from equilibria.errors import EquilibriaError
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 from equilibria.views.run.headline import worst_first
 
 SAMPLES, METADATA = run(5, steps=3000, outlier=2, lawless=4)
@@ -32,7 +32,7 @@ def _fixed_width(monkeypatch):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "night-3"
-    with RunWriter(path, metadata=METADATA) as writer:
+    with RecordWriter(path, metadata=METADATA) as writer:
         writer.append({name: SAMPLES[name].combine_chunks() for name in SAMPLES.column_names})
     return path
 
@@ -40,7 +40,7 @@ def recorded(tmp_path_factory):
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "empty"
-    RunWriter(path, metadata=METADATA).close()
+    RecordWriter(path, metadata=METADATA).close()
     return path
 
 
@@ -128,7 +128,7 @@ def test_what_the_reader_noticed_is_passed_on(recorded, tmp_path):
 
 def test_long_tables_are_cut(tmp_path):
     samples, metadata = run(60, steps=300)
-    with RunWriter(tmp_path / "run", metadata=metadata) as writer:
+    with RecordWriter(tmp_path / "run", metadata=metadata) as writer:
         writer.append({name: samples[name].combine_chunks() for name in samples.column_names})
     output = report(tmp_path / "run").output
     assert len(re.findall(r"^\S*conv\d ", output, flags=re.MULTILINE)) == 40

@@ -1,4 +1,4 @@
-"""Samples whose every value follows from their step and parameter, so that a test can tell right from wrong rows."""
+"""Samples whose values follow from their step and parameter, so that a test can recognise wrong rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows(steps: Iterable[int], params: tuple[str, ...] = PARAMS) -> dict[str, An
 
 
 def assert_rows(table: pa.Table, steps: Iterable[int], params: tuple[str, ...] = PARAMS) -> None:
-    """The table holds exactly what `rows` gives for these steps, in that order."""
+    """Check that the table holds exactly the rows of `rows` for these steps, in that order."""
     expected = rows(steps, params)
     assert table.column_names == SAMPLE_SCHEMA.names
     for name in ("step", *FLOATS):
@@ -41,7 +41,7 @@ def assert_rows(table: pa.Table, steps: Iterable[int], params: tuple[str, ...] =
 
 
 def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """A Python process that can import these helpers; it is asked and answers line by line."""
+    """Start a Python process that can import these helpers; it reads and answers line by line."""
     command = [sys.executable, "-c", f"import sys\n{code}", *map(str, arguments)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
@@ -52,6 +52,6 @@ def answer(process: subprocess.Popen[str]) -> str:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    """Kill -9, and wait until it is gone."""
+    """Kill a process with SIGKILL, and wait until it is gone."""
     process.kill()
     process.communicate()

@@ -1,4 +1,4 @@
-"""Runs on disk, and a server for them in a process of its own."""
+"""Runs on disk, and a server for them in another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 from equilibria.records._reader import without_dictionaries
 from tests.helpers.report_helpers import run
 
@@ -38,7 +38,7 @@ with eq.watch(model, optimizer, log_dir=sys.argv[1], every=1):
 
 
 def columns(samples: pa.Table) -> dict[str, Any]:
-    """What `RunWriter.append` takes."""
+    """The samples as `RecordWriter.append` takes them."""
     plain = without_dictionaries(samples)
     return {name: plain[name].to_pylist() for name in plain.column_names if name != "step"} | {
         "step": plain["step"].to_numpy()
@@ -46,9 +46,9 @@ def columns(samples: pa.Table) -> dict[str, Any]:
 
 
 def write_run(directory: Path, count: int = 3, *, steps: int = 3000, every: int = 10, **more: Any) -> pa.Table:
-    """A run that is over; returns its samples."""
+    """Write a finished run; returns its samples."""
     samples, metadata = run(count, steps=steps, every=every, **more)
-    with RunWriter(directory, metadata=metadata) as writer:
+    with RecordWriter(directory, metadata=metadata) as writer:
         writer.append(columns(samples))
     return samples
 
@@ -60,15 +60,15 @@ def write_damaged(directory: Path) -> None:
 
 @contextmanager
 def serving(*roots: Path, results: Path | None = None) -> Iterator[str]:
-    """The address of a server in another process; it is ended as by Ctrl-C."""
+    """The address of a server in another process, which is stopped as by Ctrl-C."""
     more = [] if results is None else ["--results", str(results)]
     command = [sys.executable, "-m", "equilibria", "serve", *map(str, roots), "--port", "0", *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     try:
         assert process.stdout is not None
-        found = re.search(r"http://[^ ]+/", process.stdout.readline())
-        assert found is not None
-        yield found[0].rstrip("/")
+        address = re.search(r"http://[^ ]+/", process.stdout.readline())
+        assert address is not None
+        yield address[0].rstrip("/")
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -81,7 +81,7 @@ def serving(*roots: Path, results: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def training(directory: Path) -> Iterator[None]:
-    """A real training in another process, watched."""
+    """Train and watch a real network in another process."""
     process = subprocess.Popen(
         [sys.executable, "-c", TRAINING, str(directory)], env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -93,21 +93,21 @@ def training(directory: Path) -> Iterator[None]:
 
 
 def events(text: bytes) -> list[tuple[str, Any]]:
-    """What a stream has sent: kinds and data."""
-    found = []
+    """The events of a stream: kinds and data."""
+    received = []
     for part in text.decode().split("\n\n"):
         if part.startswith("event: "):
             kind, data = part.split("\n")
-            found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
-    return found
+            received.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return received
 
 
 def wait_for(condition: Any, *, seconds: float = 60) -> Any:
-    """What a condition returns once it is true."""
+    """Wait until a condition returns a true value, and return it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
+        value = condition()
+        if value:
+            return value
         time.sleep(0.1)
-    raise AssertionError("it never came true")
+    raise AssertionError(f"the condition was not true within {seconds} s")

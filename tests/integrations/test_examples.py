@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from equilibria.records import read_run
+from equilibria.records import read_record
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = {  # enough to see it work; what is shown takes longer
@@ -37,7 +37,7 @@ def test_an_example_runs_and_leaves_a_run(name, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr.replace("FutureWarning: `isinstance(treespec", ""), done.stderr
-    run = read_run(tmp_path / "runs" / name / "run")
+    run = read_record(tmp_path / "runs" / name / "run")
     assert run.metadata["steps"] == (12 if name == "transformers_gpt" else 22)
     assert run.samples().num_rows
     assert re.search(r"rad(/| per )step", done.stdout)

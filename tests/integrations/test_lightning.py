@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.integrations.lightning import EquilibriaCallback, _packages
-from equilibria.records import RecordWarning, read_run
+from equilibria.records import RecordWarning, read_record
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),  # Lightning's advice about speed
@@ -156,8 +156,8 @@ def test_a_training_is_watched_logged_and_told_and_not_changed(tmp_path, capsys)
     assert samples["step"].to_pylist() == [step for step in range(STEPS) for _ in range(3)]
     assert set(samples["note"].to_pylist()) == {None}
     assert_logged(logger.ours(), expected(samples))
-    assert read_run(tmp_path / "run").samples().num_rows == 3 * STEPS
-    assert read_run(tmp_path / "run").metadata["steps_per_epoch"] == STEPS
+    assert read_record(tmp_path / "run").samples().num_rows == 3 * STEPS
+    assert read_record(tmp_path / "run").metadata["steps_per_epoch"] == STEPS
     assert no_hooks(trainer)
     assert logger.finalized
     said = capsys.readouterr().out
@@ -204,7 +204,7 @@ def test_a_checkpoint_resumes_the_record(tmp_path):
     trainer = make_trainer(tmp_path, second, logger=logger, max_epochs=2)
     trainer.fit(Classifier(), data(), ckpt_path=tmp_path / "saved.ckpt")
     assert second.monitor.step == 2 * STEPS
-    run = read_run(tmp_path / "run")
+    run = read_record(tmp_path / "run")
     assert len(run.sessions) == 2
     assert run.samples(params=["net.0.weight"])["step"].to_pylist() == list(range(2 * STEPS))
     assert list(logger.ours()["equilibria/norm/median"]) == list(range(STEPS, 2 * STEPS))
@@ -215,7 +215,7 @@ def test_a_checkpoint_resumes_the_record(tmp_path):
 
 
 def steps_in(folder):
-    return read_run(folder).samples(params=["net.0.weight"])["step"].to_pylist()
+    return read_record(folder).samples(params=["net.0.weight"])["step"].to_pylist()
 
 
 def fit_and_save(folder, log_dir, *, epochs=1):
@@ -240,9 +240,9 @@ def test_a_checkpoint_goes_on_in_its_own_run_and_not_in_another_of_that_name(tmp
     monitor = resume(tmp_path, folder / "a")
     assert monitor.log_dir == folder / "a-2"
     assert steps_in(folder / "a-2") == list(range(2 * STEPS))
-    assert len(read_run(folder / "a-2").sessions) == 2
-    assert len(read_run(folder / "a").sessions) == 1
-    assert not read_run(folder / "a").notes
+    assert len(read_record(folder / "a-2").sessions) == 2
+    assert len(read_record(folder / "a").sessions) == 1
+    assert not read_record(folder / "a").notes
 
 
 def test_a_second_fit_is_resumed_in_its_own_run(tmp_path):
@@ -314,7 +314,7 @@ def test_several_callbacks_in_one_trainer(tmp_path):
     again = callbacks()
     make_trainer(tmp_path, *again, max_epochs=2).fit(Classifier(), data(), ckpt_path=tmp_path / "saved.ckpt")
     assert [each.monitor.step for each in again] == [2 * STEPS] * 4
-    assert [len(read_run(tmp_path / str(at)).sessions) for at in range(4)] == [2] * 4
+    assert [len(read_record(tmp_path / str(at)).sessions) for at in range(4)] == [2] * 4
     assert "0x" not in again[1].state_key  # no address: the next process has another
 
 
@@ -357,8 +357,8 @@ def test_an_exception_leaves_no_hooks_and_a_record_that_can_be_read(tmp_path):
     with pytest.raises(RuntimeError, match="the data are gone"):
         trainer.fit(Classifier(fails_at=5), data())
     assert no_hooks(trainer)
-    assert read_run(tmp_path / "run").metadata["steps"] == 5
-    assert read_run(tmp_path / "run").samples().num_rows == 15
+    assert read_record(tmp_path / "run").metadata["steps"] == 5
+    assert read_record(tmp_path / "run").samples().num_rows == 15
     again = EquilibriaCallback(every=1, tell=False)
     make_trainer(tmp_path, again).fit(Classifier(), data())
     assert again.monitor.step == STEPS
@@ -406,7 +406,7 @@ def test_the_package_that_the_script_uses_is_taken(monkeypatch):
 def test_the_lines_on_the_page_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(snippet("Lightning"), {"module": Classifier(), "data": data()})
-    assert read_run("runs/a").metadata["steps"] == 2 * STEPS
+    assert read_record("runs/a").metadata["steps"] == 2 * STEPS
     assert "equilibria report runs/a" in capsys.readouterr().out
 
 
@@ -433,4 +433,4 @@ def test_pytorch_lightning_alone_will_do(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert read_run(tmp_path / "run").metadata["steps"] == 3
+    assert read_record(tmp_path / "run").metadata["steps"] == 3

@@ -20,7 +20,7 @@ import equilibria as eq
 from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.integrations.scalars import ScalarSink
 from equilibria.integrations.transformers import EquilibriaCallback
-from equilibria.records import RecordWarning, read_run
+from equilibria.records import RecordWarning, read_record
 
 STEPS = 6
 
@@ -102,7 +102,7 @@ def test_a_training_is_watched_and_told_and_not_changed(tmp_path, capsys):
     alone = Classifier()
     make_trainer(tmp_path / "out", model=alone).train()
     assert same_bits(model, alone)
-    run = read_run(tmp_path / "run")
+    run = read_record(tmp_path / "run")
     assert run.samples(params=["net.0.weight"])["step"].to_pylist() == list(range(STEPS))
     assert run.metadata["steps"] == STEPS
     assert run.metadata["steps_per_epoch"] == STEPS
@@ -136,7 +136,7 @@ def test_a_checkpoint_resumes_the_record(tmp_path):
     trainer = make_trainer(tmp_path / "out", second, **saving)
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))  # steps 2 and 3 are lost
     assert second.monitor.step == STEPS
-    run = read_run(tmp_path / "run")
+    run = read_record(tmp_path / "run")
     assert len(run.sessions) == 2
     assert run.samples(params=["net.0.weight"])["step"].to_pylist() == list(range(STEPS))
     whole = EquilibriaCallback(every=1, tell=False)
@@ -153,8 +153,8 @@ def test_a_checkpoint_goes_on_in_its_own_run_and_not_in_another_of_that_name(tmp
     with pytest.warns(RecordWarning, match="this one is recorded into .*run-2"):
         make_trainer(tmp_path / "second", callback(), max_steps=3, save_strategy="steps", save_steps=3).train()
     make_trainer(tmp_path / "second", callback()).train(resume_from_checkpoint=True)
-    assert [len(read_run(tmp_path / name).sessions) for name in ("run", "run-2")] == [1, 2]
-    assert read_run(tmp_path / "run-2").samples(params=["net.0.weight"])["step"].to_pylist() == list(range(STEPS))
+    assert [len(read_record(tmp_path / name).sessions) for name in ("run", "run-2")] == [1, 2]
+    assert read_record(tmp_path / "run-2").samples(params=["net.0.weight"])["step"].to_pylist() == list(range(STEPS))
 
 
 def test_a_checkpoint_without_our_state_is_told_and_one_elsewhere_is_found_by_its_argument(tmp_path):
@@ -184,8 +184,8 @@ def test_an_exception_leaves_no_hooks_and_a_record_that_can_be_read(tmp_path):
             trainer.train()
         assert hooks(trainer.optimizer) == 2
     assert hooks(trainer.optimizer) == 0
-    assert read_run(tmp_path / "run").metadata["steps"] == 4
-    assert read_run(tmp_path / "run").samples().num_rows == 12
+    assert read_record(tmp_path / "run").metadata["steps"] == 4
+    assert read_record(tmp_path / "run").samples().num_rows == 12
 
 
 def test_the_next_training_closes_what_an_exception_left_open(tmp_path):
@@ -198,7 +198,7 @@ def test_the_next_training_closes_what_an_exception_left_open(tmp_path):
     again = EquilibriaCallback(tmp_path / "run", every=1, tell=False)  # as in a notebook whose cell is run once more
     make_trainer(tmp_path / "out", again, **saving).train(resume_from_checkpoint=True)
     assert hooks(broken.optimizer) == 0
-    assert read_run(tmp_path / "run").samples(params=["net.0.weight"])["step"].to_pylist() == list(range(STEPS))
+    assert read_record(tmp_path / "run").samples(params=["net.0.weight"])["step"].to_pylist() == list(range(STEPS))
     del broken, callback
     gc.collect()
 
@@ -252,7 +252,7 @@ def test_bad_options_are_refused_at_once(given):
 def test_the_lines_on_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(snippet("transformers"), {"model": Classifier(), "arguments": make_trainer("out").args, "dataset": examples()})
-    assert read_run("runs/a").metadata["steps"] == STEPS
+    assert read_record("runs/a").metadata["steps"] == STEPS
 
 
 # ---- accelerate by itself

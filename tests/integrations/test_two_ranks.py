@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 from tests.helpers.logged import assert_logged, expected
 
-from equilibria.records import read_run
+from equilibria.records import read_record
 
 pytestmark = [
     pytest.mark.slow,  # starting the processes is
@@ -59,7 +59,7 @@ def test_every_step_is_logged_once(kind, tmp_path):
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert told == [{"steps": 5, "world": 2}] * 2  # both measure
     assert len(list((tmp_path / "tensorboard").glob("events.*"))) == 1
-    run = read_run(tmp_path / "run")
+    run = read_record(tmp_path / "run")
     assert run.samples()["step"].to_pylist() == [step for step in range(5) for _ in range(3)]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("run")] == ["run"]
     found = {tag: values for tag, values in read(tmp_path / "tensorboard").items() if tag.startswith("equilibria/")}

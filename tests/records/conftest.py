@@ -1,4 +1,4 @@
-"""The helpers beside these tests, importable; and file systems of a few pages, where the machine permits them."""
+"""File systems of a few pages, where the machine permits mounting them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Mounts a file system of the given size; it is full soon."""
+    """Mounts a file system of the given size, which is full soon."""
     mounted = []
 
     def mount(size: str, *options: str) -> Path:

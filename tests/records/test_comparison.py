@@ -4,11 +4,11 @@ import pytest
 from tests.helpers.record_helpers import rows
 
 from equilibria.errors import EquilibriaError
-from equilibria.records import SAMPLE_SCHEMA, RunWriter, compare, read_run
+from equilibria.records import SAMPLE_SCHEMA, RecordWriter, compare, read_record
 
 
 def write(directory, steps, params):
-    with RunWriter(directory, metadata={}) as writer:
+    with RecordWriter(directory, metadata={}) as writer:
         for step in steps:
             writer.append(rows([step], params=params))
             writer.flush()
@@ -23,18 +23,21 @@ def both(tmp_path):
 
 
 def test_common_steps_and_parameters_side_by_side(both):
-    found = compare(*both)
-    assert found.table.select(["step", "param"]).to_pydict() == {"step": [2, 2, 4, 4], "param": ["z", "m", "z", "m"]}
+    comparison = compare(*both)
+    assert comparison.table.select(["step", "param"]).to_pydict() == {
+        "step": [2, 2, 4, 4],
+        "param": ["z", "m", "z", "m"],
+    }
     for suffix, path in zip("ab", both, strict=True):
-        samples = {(row["step"], row["param"]): row for row in read_run(path).samples().to_pylist()}
-        for row in found.table.to_pylist():
+        samples = {(row["step"], row["param"]): row for row in read_record(path).samples().to_pylist()}
+        for row in comparison.table.to_pylist():
             original = samples[row["step"], row["param"]]
             assert {name: row[f"{name}_{suffix}"] for name in SAMPLE_SCHEMA.names[2:]} == {
                 name: original[name] for name in SAMPLE_SCHEMA.names[2:]
             }
-    assert found.only_in_a == ("old",)
-    assert found.only_in_b == ("new",)
-    assert found.notes == ()
+    assert comparison.only_in_a == ("old",)
+    assert comparison.only_in_b == ("new",)
+    assert comparison.notes == ()
 
 
 def test_names_and_units_of_the_columns(both):
@@ -45,28 +48,28 @@ def test_names_and_units_of_the_columns(both):
 
 
 def test_runs_are_accepted_as_well_as_their_directories(both):
-    a, b = map(read_run, both)
+    a, b = map(read_record, both)
     assert compare(a, b).table.equals(compare(*map(str, both)).table)
 
 
 def test_a_run_with_itself(both):
-    found = compare(both[0], both[0])
-    assert found.table.num_rows == 12
-    assert found.table["norm_a"].to_pylist() == found.table["norm_b"].to_pylist()
-    assert found.only_in_a == found.only_in_b == ()
+    comparison = compare(both[0], both[0])
+    assert comparison.table.num_rows == 12
+    assert comparison.table["norm_a"].to_pylist() == comparison.table["norm_b"].to_pylist()
+    assert comparison.only_in_a == comparison.only_in_b == ()
 
 
-def test_nothing_in_common_is_said(tmp_path):
-    found = compare(write(tmp_path / "a", [0], ("x",)), write(tmp_path / "b", [1], ("x",)))
-    assert found.table.num_rows == 0
-    assert found.notes == ("the two runs sampled no step and parameter in common",)
+def test_nothing_in_common_is_noted(tmp_path):
+    comparison = compare(write(tmp_path / "a", [0], ("x",)), write(tmp_path / "b", [1], ("x",)))
+    assert comparison.table.num_rows == 0
+    assert comparison.notes == ("the two runs sampled no step and parameter in common",)
 
 
 def test_the_notes_of_both_runs_are_kept(both):
-    with RunWriter(both[1], metadata={}, resume=True) as writer:
+    with RecordWriter(both[1], metadata={}, resume=True) as writer:
         writer.append(rows([4], params=("m",)))
-    found = compare(*both)
-    assert found.notes == ("b: samples-000.arrows: 3 rows left out, the run went back to step 4 after them",)
+    comparison = compare(*both)
+    assert comparison.notes == ("b: samples-000.arrows: 3 rows left out, the run went back to step 4 after them",)
 
 
 def test_a_missing_run(both, tmp_path):

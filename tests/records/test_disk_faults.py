@@ -13,11 +13,11 @@ from tests.helpers.record_helpers import assert_rows, rows
 
 import equilibria.records._writer as writer_module
 from equilibria.errors import EquilibriaError
-from equilibria.records import RecordWarning, RunWriter, read_run
+from equilibria.records import RecordWarning, RecordWriter, read_record
 
 
 class FailingFile:
-    """Takes some more bytes, one part of a write at a time, and then fails."""
+    """Accepts some more bytes, part of a write at a time, and then fails."""
 
     def __init__(self, file, *, takes, code):
         self.file, self.takes, self.code = file, takes, code
@@ -42,7 +42,7 @@ CODES = [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE, errno
 
 @pytest.mark.parametrize("code", CODES, ids=[errno.errorcode[code] for code in CODES])
 def test_a_failing_flush_warns_once_and_stops(tmp_path, code):
-    with RunWriter(tmp_path, metadata={}, flush_seconds=3600) as writer:
+    with RecordWriter(tmp_path, metadata={}, flush_seconds=3600) as writer:
         writer.append(rows([0]))
         writer.flush()
         fail_after(writer, 300, code)
@@ -57,7 +57,7 @@ def test_a_failing_flush_warns_once_and_stops(tmp_path, code):
             writer.append(rows([step]))
             writer.flush()
         assert writer._pending == {}  # and nothing piles up
-    run = read_run(tmp_path)
+    run = read_record(tmp_path)
     assert_rows(run.samples(), [0])
     assert run.notes == ("samples-000.arrows: last batch incomplete, 2 rows read, 300 bytes after them left",)
     assert run.sessions[0].ended is None
@@ -65,33 +65,33 @@ def test_a_failing_flush_warns_once_and_stops(tmp_path, code):
 
 @pytest.mark.parametrize("takes", [0, 1, 1000])
 def test_a_failing_full_buffer_and_a_failing_close(tmp_path, monkeypatch, takes):
-    with RunWriter(tmp_path / "a", metadata={}, flush_seconds=3600) as writer:
+    with RecordWriter(tmp_path / "a", metadata={}, flush_seconds=3600) as writer:
         fail_after(writer, takes)
         monkeypatch.setattr(writer_module, "_MOST_ROWS", 2)
         with pytest.warns(RecordWarning, match="No space left"):
             writer.append(rows([0]))
     monkeypatch.undo()
-    writer = RunWriter(tmp_path / "b", metadata={}, flush_seconds=3600)
+    writer = RecordWriter(tmp_path / "b", metadata={}, flush_seconds=3600)
     writer.append(rows([0]))
     fail_after(writer, takes)
     with pytest.warns(RecordWarning, match="No space left"):
         writer.close()
     for name in "ab":
-        assert read_run(tmp_path / name).samples().num_rows == 0
-        RunWriter(tmp_path / name, metadata={}, resume=True).close()  # the lock is free
+        assert read_record(tmp_path / name).samples().num_rows == 0
+        RecordWriter(tmp_path / name, metadata={}, resume=True).close()  # the lock is free
 
 
 def test_short_writes_are_completed(tmp_path):
-    with RunWriter(tmp_path, metadata={}) as writer:
+    with RecordWriter(tmp_path, metadata={}) as writer:
         fail_after(writer, 10**9)
         for step in range(3):
             writer.append(rows([step]))
             writer.flush()
-    assert_rows(read_run(tmp_path).samples(), range(3))
+    assert_rows(read_record(tmp_path).samples(), range(3))
 
 
 def test_a_failure_in_the_background_is_reported_by_the_next_call(tmp_path):
-    writer = RunWriter(tmp_path, metadata={}, flush_seconds=0.01)
+    writer = RecordWriter(tmp_path, metadata={}, flush_seconds=0.01)
     fail_after(writer, 0)
     writer.append(rows([0]))
     end = time.monotonic() + 20
@@ -103,7 +103,7 @@ def test_a_failure_in_the_background_is_reported_by_the_next_call(tmp_path):
 
 
 def test_a_directory_removed_while_recording(tmp_path):
-    with RunWriter(tmp_path / "a", metadata={}, flush_seconds=3600) as writer:
+    with RecordWriter(tmp_path / "a", metadata={}, flush_seconds=3600) as writer:
         writer.append(rows([0]))
         writer.flush()
         shutil.rmtree(tmp_path / "a")
@@ -115,16 +115,16 @@ def test_a_directory_removed_while_recording(tmp_path):
 
 
 def test_a_directory_moved_while_recording_keeps_its_samples(tmp_path):
-    writer = RunWriter(tmp_path / "a", metadata={}, flush_seconds=3600)
+    writer = RecordWriter(tmp_path / "a", metadata={}, flush_seconds=3600)
     (tmp_path / "a").rename(tmp_path / "b")
     writer.append(rows([0]))
     with pytest.warns(RecordWarning, match=r"has stopped: No such file or directory \(.*run.json.tmp\)"):
         writer.close()
-    assert_rows(read_run(tmp_path / "b").samples(), [0])
+    assert_rows(read_record(tmp_path / "b").samples(), [0])
 
 
 def test_no_warning_without_a_fault(tmp_path):
-    with warnings.catch_warnings(record=True) as caught, RunWriter(tmp_path, metadata={}) as writer:
+    with warnings.catch_warnings(record=True) as caught, RecordWriter(tmp_path, metadata={}) as writer:
         warnings.simplefilter("always")
         writer.append(rows([0]))
     assert [str(warning.message) for warning in caught if warning.category is RecordWarning] == []
@@ -134,14 +134,14 @@ def test_no_warning_without_a_fault(tmp_path):
 def test_a_path_that_cannot_be_a_directory(tmp_path, name):
     (tmp_path / "file").write_text("")
     with pytest.raises(EquilibriaError, match=f"cannot record into {tmp_path}/{name}: (File exists|Not a directory)"):
-        RunWriter(tmp_path / name, metadata={})
+        RecordWriter(tmp_path / name, metadata={})
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_without_permission(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(EquilibriaError, match="Permission denied"):
-        RunWriter(tmp_path / "a", metadata={})
+        RecordWriter(tmp_path / "a", metadata={})
 
 
 @pytest.mark.parametrize("name", ["write_manifest", "SegmentWriter", "RunLock"])
@@ -151,17 +151,17 @@ def test_a_failure_at_any_stage_of_the_construction_is_an_error_and_frees_the_lo
 
     monkeypatch.setattr(writer_module, name, fail)
     with pytest.raises(EquilibriaError, match=f"cannot record into {tmp_path}: Permission denied"):
-        RunWriter(tmp_path, metadata={})
+        RecordWriter(tmp_path, metadata={})
     monkeypatch.undo()
-    with RunWriter(tmp_path, metadata={}, resume=True) as writer:
+    with RecordWriter(tmp_path, metadata={}, resume=True) as writer:
         writer.append(rows([0]))
-    assert_rows(read_run(tmp_path).samples(), [0])
+    assert_rows(read_record(tmp_path).samples(), [0])
 
 
 def test_a_disk_that_really_fills_up(small_disk):
     place = small_disk("128k") / "a"
     written, step = [], 0
-    with RunWriter(place, metadata={}, flush_seconds=3600) as writer:
+    with RecordWriter(place, metadata={}, flush_seconds=3600) as writer:
         with pytest.warns(RecordWarning, match="has stopped: No space left on device") as caught:
             while writer.failure is None:
                 writer.append(rows([step]))
@@ -171,7 +171,7 @@ def test_a_disk_that_really_fills_up(small_disk):
         assert len(caught) == 1
         for more in range(step, step + 20):
             writer.append(rows([more]))
-    run = read_run(place)
+    run = read_record(place)
     assert len(written) > 10
     assert_rows(run.samples(), written)
 
@@ -180,6 +180,6 @@ def test_a_disk_that_is_full_or_read_only_from_the_start(small_disk):
     full = small_disk("4k")
     (full / "other").write_bytes(bytes(4096))
     with pytest.raises(EquilibriaError, match=r"cannot record into .*: No space left on device"):
-        RunWriter(full / "a", metadata={"x": "y" * 5000})
+        RecordWriter(full / "a", metadata={"x": "y" * 5000})
     with pytest.raises(EquilibriaError, match=r"cannot record into .*: Read-only file system"):
-        RunWriter(small_disk("4k", "ro") / "a", metadata={})
+        RecordWriter(small_disk("4k", "ro") / "a", metadata={})

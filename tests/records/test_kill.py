@@ -1,4 +1,4 @@
-"""Kill -9 at random moments, streams cut at every byte, and reading while somebody writes."""
+"""Kill -9 at random moments, streams cut at every byte, and reading while another process writes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import pytest
 from tests.helpers.record_helpers import answer, assert_rows, finish, rows, start
 
 from equilibria.errors import EquilibriaError
-from equilibria.records import RunWriter, read_run
+from equilibria.records import RecordWriter, read_record
 
 # Imports once, then forks a writer for every line "directory first_step pause": many kills, cheap starts.
 # A batch is several pages long. What flush() has promised is written, 8 bytes at a time, to the file "promised".
 WRITERS = """
 import os, signal, struct, time
 from tests.helpers.record_helpers import rows
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 
 PARAMS = tuple(f"layer{k}.weight" for k in range(64))
 
 def write(directory, first, pause):
     promised = os.open(directory + ".promised", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    writer = RunWriter(directory, metadata={"first": first}, resume=True, flush_seconds=0.002)
-    for step in range(first, first + 20_000):  # an end, should nobody kill it
+    writer = RecordWriter(directory, metadata={"first": first}, resume=True, flush_seconds=0.002)
+    for step in range(first, first + 20_000):  # an end, in case nothing kills it
         writer.append(rows([step], params=PARAMS))
         if step % 3 == 2:
             writer.flush()
@@ -102,14 +102,14 @@ def last_promised(directory) -> int | None:
 
 
 def assert_session(directory, first: int, promised: int | None) -> int:
-    """The steps of a session have no gap, are whole and right, and reach what was promised; returns their number."""
+    """Check that the steps of a session are complete, correct and reach the promised step; returns their number."""
     try:
-        table = read_run(directory).samples()
+        table = read_record(directory).samples()
     except EquilibriaError as error:  # killed before the run was there
         assert promised is None, error
         return 0
-    found = table["step"].to_numpy()
-    table = table.slice(int((found < first).sum()))
+    steps = table["step"].to_numpy()
+    table = table.slice(int((steps < first).sum()))
     count = table.num_rows // len(PARAMS)
     assert_rows(table, range(first, first + count), PARAMS)
     assert promised is None or first + count > promised
@@ -134,8 +134,8 @@ def test_fifty_kills_lose_nothing_that_was_flushed(tmp_path, writers):
 
 PAUSES = """
 from tests.helpers.record_helpers import rows
-from equilibria.records import RunWriter
-writer = RunWriter(sys.argv[1], metadata={}, flush_seconds=0.2)
+from equilibria.records import RecordWriter
+writer = RecordWriter(sys.argv[1], metadata={}, flush_seconds=0.2)
 writer.append(rows([0, 1, 2]))
 print("appended", flush=True)
 sys.stdin.readline()
@@ -145,9 +145,9 @@ sys.stdin.readline()
 def test_a_pause_in_training_does_not_keep_samples_in_memory(tmp_path):
     child = start(PAUSES, tmp_path)
     assert answer(child) == "appended"
-    wait_until(lambda: read_run(tmp_path).samples().num_rows > 0)
+    wait_until(lambda: read_record(tmp_path).samples().num_rows > 0)
     finish(child)
-    assert_rows(read_run(tmp_path).samples(), range(3))
+    assert_rows(read_record(tmp_path).samples(), range(3))
 
 
 def test_reading_while_another_process_writes(tmp_path, writers):
@@ -169,7 +169,7 @@ def test_reading_while_another_process_writes(tmp_path, writers):
 def cut(tmp_path):
     """A closed run of three batches, the file's bytes, and where the schema and each batch end."""
     ends = []
-    with RunWriter(tmp_path, metadata={}, flush_seconds=3600) as writer:
+    with RecordWriter(tmp_path, metadata={}, flush_seconds=3600) as writer:
         for step in range(3):
             writer.append(rows([step], params=("a", f"word{step}")))  # every batch brings new words
             writer.flush()
@@ -186,7 +186,7 @@ def test_a_stream_cut_at_every_byte_of_its_last_batch(every, cut):
     sizes = inside | {*range(0, ends[1], 8)}  # every byte of the last batch, every word before
     for size in sorted(sizes, reverse=True):
         os.truncate(path, size)
-        run = read_run(directory)
+        run = read_record(directory)
         expected = sum(size >= end for end in ends)
         table = run.samples()
         assert table["step"].to_pylist() == [step for step in range(expected) for _ in range(2)]
@@ -203,9 +203,9 @@ def test_a_stream_cut_at_every_byte_of_its_last_batch(every, cut):
 def test_a_torn_run_is_resumed_without_repair(cut):
     directory, _, ends = cut
     os.truncate(directory / "samples-000.arrows", ends[2] - 7)
-    with RunWriter(directory, metadata={}, resume=True) as writer:
+    with RecordWriter(directory, metadata={}, resume=True) as writer:
         writer.append(rows([2], params=("a", "b")))
-    run = read_run(directory)
+    run = read_record(directory)
     assert run.samples()["step"].to_pylist() == [0, 0, 1, 1, 2, 2]
     assert len(run.notes) == 1
 
@@ -213,7 +213,7 @@ def test_a_torn_run_is_resumed_without_repair(cut):
 def test_zeros_after_a_power_cut(cut):
     directory, data, ends = cut
     (directory / "samples-000.arrows").write_bytes(data[: ends[1]] + bytes(4096))
-    run = read_run(directory)
+    run = read_record(directory)
     assert run.samples()["step"].to_pylist() == [0, 0, 1, 1]
     assert len(run.notes) == 1
     assert "last batch incomplete, 4 rows read" in run.notes[0]
@@ -231,9 +231,9 @@ def test_a_damaged_byte_spoils_at_most_its_own_batch(cut):
     path = directory / "samples-000.arrows"
     for place in range(ends[1], ends[2], 3):
         path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
-        table = read_run(directory).samples()
+        table = read_record(directory).samples()
         assert keys(table)[:4] == BEFORE
-        assert table.to_pydict()  # whatever the damaged batch holds can at least be looked at
+        assert table.to_pydict()  # the damaged batch can at least be converted
 
 
 def test_zeros_in_the_middle_of_the_last_batch_do_not_look_like_a_return_to_step_0(cut):
@@ -241,9 +241,9 @@ def test_zeros_in_the_middle_of_the_last_batch_do_not_look_like_a_return_to_step
     steps = struct.pack("qq", 2, 2)
     place = data.index(steps, ends[1])
     (directory / "samples-000.arrows").write_bytes(data[:place] + bytes(ends[2] - place))
-    run = read_run(directory)
+    run = read_record(directory)
     assert keys(run.samples()) == BEFORE
-    assert "last batch incomplete, 4 rows read" in run.notes[0]
+    assert "damaged after 4 rows, the rest is left out" in run.notes[0]
 
 
 def test_damage_anywhere_is_a_note_or_an_error_and_never_a_crash(cut):
@@ -255,4 +255,4 @@ def test_damage_anywhere_is_a_note_or_an_error_and_never_a_crash(cut):
             broken[damage.randrange(len(data))] = damage.randrange(256)
         (directory / "samples-000.arrows").write_bytes(broken)
         with contextlib.suppress(EquilibriaError):
-            read_run(directory).samples().to_pydict()
+            read_record(directory).samples().to_pydict()

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from tests.helpers.record_helpers import FLOATS, PARAMS, assert_rows, rows
 
 from equilibria.errors import EquilibriaError
-from equilibria.records import SAMPLE_SCHEMA, RunWriter, read_run
+from equilibria.records import SAMPLE_SCHEMA, RecordWriter, read_record
 
 
 @pytest.fixture
 def run(tmp_path):
     """Two sessions with different words, several batches, and one rollback."""
-    with RunWriter(tmp_path / "a", metadata={"model": "vgg"}) as writer:
+    with RecordWriter(tmp_path / "a", metadata={"model": "vgg"}) as writer:
         for step in range(4):
             writer.append(rows([step]))
             writer.flush()
-    with RunWriter(tmp_path / "a", metadata={}, resume=True) as writer:
+    with RecordWriter(tmp_path / "a", metadata={}, resume=True) as writer:
         writer.append(rows([3, 4], params=("fc", "conv1.weight")))
-    return read_run(tmp_path / "a")
+    return read_record(tmp_path / "a")
 
 
 def test_columns_and_parameters_can_be_chosen(run):
@@ -41,7 +41,7 @@ def test_columns_and_parameters_can_be_chosen(run):
     assert run.columns == tuple(SAMPLE_SCHEMA.names)
 
 
-def test_words_can_be_grouped_although_the_sessions_number_them_differently(run):
+def test_text_can_be_grouped_although_the_sessions_number_it_differently(run):
     table = run.samples(["param", "norm"])
     counts = dict(zip(*table.group_by("param").aggregate([("norm", "count")]).to_pydict().values(), strict=True))
     assert counts == {"conv1.weight": 5, "conv2.weight": 3, "fc": 2}
@@ -53,27 +53,27 @@ def test_the_samples_carry_units_and_version(run):
     assert schema.metadata == SAMPLE_SCHEMA.metadata
 
 
-def test_names_that_are_not_there(run):
+def test_unknown_names(run):
     with pytest.raises(EquilibriaError, match="got column 'angel'; this run has 22, such as: angle"):
         run.samples(["angel"])
     with pytest.raises(EquilibriaError, match=r"got param 'conv2.bias'; this run has 3, such as: conv2.weight"):
         run.samples(params=["conv2.bias"])
 
 
-def test_a_run_is_frozen(run):
+def test_a_record_is_frozen(run):
     with pytest.raises(AttributeError):
         run.metadata = {}
 
 
-def test_only_the_asked_columns_come_into_memory(tmp_path):
+def test_only_the_requested_columns_come_into_memory(tmp_path):
     count = 50_000
     columns = {name: np.arange(count, dtype=float) for name in FLOATS}
     for _ in range(2):  # the second session begins again, so that rows must be left out
-        with RunWriter(tmp_path, metadata={}, resume=True) as writer:
+        with RecordWriter(tmp_path, metadata={}, resume=True) as writer:
             for first in (0, count):
                 writer.append({"step": np.arange(first, first + count), "param": ["a"] * count, **columns})
     before = pa.total_allocated_bytes()
-    run = read_run(tmp_path)
+    run = read_record(tmp_path)
     assert pa.total_allocated_bytes() - before < 100_000  # of 50 MB on disk
     table = run.samples(["norm"])
     assert table.num_rows == 2 * count
@@ -88,16 +88,16 @@ def test_parquet(run, tmp_path):
 
 
 def test_csv(tmp_path):
-    with RunWriter(tmp_path / "a", metadata={}) as writer:
+    with RecordWriter(tmp_path / "a", metadata={}) as writer:
         writer.append({"step": [0, 0], "param": ['a,"b"\n', "ü"], "norm": [0.1, np.nan], "angle": [np.inf, 1e-300]})
-    read_run(tmp_path / "a").to_csv(tmp_path / "a.csv")
+    read_record(tmp_path / "a").to_csv(tmp_path / "a.csv")
     with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert list(found[0]) == SAMPLE_SCHEMA.names
-    assert [row["param"] for row in found] == ['a,"b"\n', "ü"]
-    assert [float(row["norm"]) for row in found] == pytest.approx([0.1, np.nan], nan_ok=True, rel=0)
-    assert [float(row["angle"]) for row in found] == [np.inf, 1e-300]
-    assert found[0]["state"] == found[0]["lr"] == ""
+        lines = list(csv.DictReader(file))
+    assert list(lines[0]) == SAMPLE_SCHEMA.names
+    assert [row["param"] for row in lines] == ['a,"b"\n', "ü"]
+    assert [float(row["norm"]) for row in lines] == pytest.approx([0.1, np.nan], nan_ok=True, rel=0)
+    assert [float(row["angle"]) for row in lines] == [np.inf, 1e-300]
+    assert lines[0]["state"] == lines[0]["lr"] == ""
 
 
 @pytest.mark.parametrize("export", ["to_parquet", "to_csv"])
@@ -120,30 +120,30 @@ def test_without_pandas_the_message_says_how_to_get_it(run, monkeypatch):
         run.to_pandas()
 
 
-def test_what_is_not_a_run(tmp_path, run):
+def test_a_path_that_is_not_a_run(tmp_path, run):
     with pytest.raises(EquilibriaError, match=f"there is no directory {tmp_path}/none"):
-        read_run(tmp_path / "none")
+        read_record(tmp_path / "none")
     with pytest.raises(EquilibriaError, match=r"is not a run: it has no run.json; it holds the runs a$"):
-        read_run(tmp_path)
+        read_record(tmp_path)
     (tmp_path / "b").mkdir()
     with pytest.raises(EquilibriaError, match=r"is not a run: it has no run.json$"):
-        read_run(tmp_path / "b")
+        read_record(tmp_path / "b")
     (tmp_path / "c").write_text("")
     with pytest.raises(EquilibriaError, match="c: Not a directory"):
-        read_run(tmp_path / "c")
+        read_record(tmp_path / "c")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"format": "1.0"}', '{"format": "1.0", "sessions": [{}]}'])
 def test_a_damaged_description(run, text):
     (run.path / "run.json").write_text(text)
     with pytest.raises(EquilibriaError, match=r"run.json: not the description of a run"):
-        read_run(run.path)
+        read_record(run.path)
 
 
-def test_a_description_of_something_else(run):
+def test_a_description_of_another_kind_of_file(run):
     (run.path / "run.json").write_text(json.dumps({"format": "tar", "sessions": []}))
     with pytest.raises(EquilibriaError, match=r"run.json: got format 'tar'; expected a version such as 1.1"):
-        read_run(run.path)
+        read_record(run.path)
 
 
 APPENDS = st.lists(
@@ -161,22 +161,22 @@ def test_every_value_survives_bit_by_bit(appends):
     names = [name for part, _ in appends for _, name, _ in part]
     values = [value for part, _ in appends for _, _, value in part]
     with tempfile.TemporaryDirectory() as directory:
-        with RunWriter(directory, metadata={}) as writer:
+        with RecordWriter(directory, metadata={}) as writer:
             for part, flush in appends:
                 step = np.array([next(steps) for _ in part], dtype=np.int64)
                 words = [name for _, name, _ in part]
                 writer.append({"step": step, "param": words, "cosine": [v for *_, v in part], "state": words})
                 if flush:
                     writer.flush()
-        table = read_run(directory).samples()
+        table = read_record(directory).samples()
     assert table["step"].to_pylist() == ordered
     assert table["param"].to_pylist() == table["state"].to_pylist() == names
     assert table["cosine"].to_numpy().tobytes() == np.array(values, dtype=float).tobytes()
 
 
 def test_a_run_without_samples(tmp_path):
-    RunWriter(tmp_path, metadata={}).close()
-    run = read_run(tmp_path)
+    RecordWriter(tmp_path, metadata={}).close()
+    run = read_record(tmp_path)
     assert_rows(run.samples(), [])
     assert run.params == ()
     with pytest.raises(EquilibriaError, match="got param 'conv1'; this run has none yet"):

@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.record_helpers import PARAMS, assert_rows, rows
 
-from equilibria.records import RunWriter, read_run
+from equilibria.records import RecordWriter, read_record
 
 
 def session(directory, steps, **metadata):
-    with RunWriter(directory, metadata=metadata, resume=True) as writer:
+    with RecordWriter(directory, metadata=metadata, resume=True) as writer:
         for step in steps:
             writer.append(rows([step]))
 
 
 def test_a_resumed_run_appends_a_session(tmp_path):
     session(tmp_path, range(3), lr=0.1, seed=1)
-    first = read_run(tmp_path)
+    first = read_record(tmp_path)
     session(tmp_path, range(3, 6), lr=0.2, host="b")
-    run = read_run(tmp_path)
+    run = read_record(tmp_path)
     assert_rows(run.samples(), range(6))
     assert run.notes == ()
     assert run.id == first.id
@@ -32,15 +32,15 @@ def test_a_resumed_run_appends_a_session(tmp_path):
 
 def test_resume_begins_a_run_where_there_is_none(tmp_path):
     session(tmp_path / "new", [0])
-    assert_rows(read_run(tmp_path / "new").samples(), [0])
+    assert_rows(read_record(tmp_path / "new").samples(), [0])
 
 
 def test_after_a_rollback_the_later_session_wins(tmp_path):
     session(tmp_path, range(10))
-    with RunWriter(tmp_path, metadata={}, resume=True) as writer:
+    with RecordWriter(tmp_path, metadata={}, resume=True) as writer:
         again = rows([7, 8], params=("conv1.weight", "conv3.weight"))
         writer.append({**again, "norm": np.full(4, -1.0)})
-    run = read_run(tmp_path)
+    run = read_record(tmp_path)
     assert run.samples(["step"])["step"].to_pylist() == [s for s in range(7) for _ in range(2)] + [7, 7, 8, 8]
     assert run.samples(["norm"])["norm"].to_pylist()[-4:] == [-1.0] * 4
     # step 9 belongs to the abandoned line, and so does conv2.weight at step 7
@@ -49,26 +49,26 @@ def test_after_a_rollback_the_later_session_wins(tmp_path):
 
 def test_a_rollback_inside_a_session(tmp_path):
     session(tmp_path, [0, 10, 20, 30, 15, 25])
-    run = read_run(tmp_path)
+    run = read_record(tmp_path)
     assert_rows(run.samples(), [0, 10, 15, 25])
     assert run.notes == ("samples-000.arrows: 4 rows left out, the run went back to step 15 after them",)
 
 
-def test_a_session_that_was_left_out_wholly(tmp_path):
+def test_a_session_that_is_left_out_entirely(tmp_path):
     for steps in ([5, 6], [3, 4], [2]):
         session(tmp_path, steps)
-    run = read_run(tmp_path)
+    run = read_record(tmp_path)
     assert_rows(run.samples(), [2])
     assert len(run.notes) == 2
     assert run.params == ("conv1.weight", "conv2.weight")
 
 
-def test_a_session_killed_before_its_first_flush_takes_no_number_twice(tmp_path):
+def test_no_number_is_used_twice_after_a_kill_before_the_first_flush(tmp_path):
     session(tmp_path, [0])
     session(tmp_path, [1])
     (tmp_path / "samples-001.arrows").unlink()  # killed between run.json and the file
     session(tmp_path, [2])
-    run = read_run(tmp_path)
+    run = read_record(tmp_path)
     assert [part.file for part in run.sessions] == [f"samples-00{k}.arrows" for k in range(3)]
     assert_rows(run.samples(), [0, 2])
 
@@ -78,7 +78,7 @@ def test_more_sessions_than_three_digits_stay_in_order(tmp_path):
     (tmp_path / "samples-000.arrows").rename(tmp_path / "samples-999.arrows")
     session(tmp_path, [1])
     assert (tmp_path / "samples-1000.arrows").exists()
-    assert_rows(read_run(tmp_path).samples(), [0, 1])
+    assert_rows(read_record(tmp_path).samples(), [0, 1])
 
 
 @given(sessions=st.lists(st.lists(st.integers(0, 12), max_size=8), min_size=1, max_size=4))
@@ -86,11 +86,11 @@ def test_the_line_of_steps_by_its_definition(sessions):
     with tempfile.TemporaryDirectory() as directory:
         for steps in sessions:
             session(directory, steps)
-        found = read_run(directory).samples(["step"])["step"].to_pylist()[:: len(PARAMS)]
+        steps_read = read_record(directory).samples(["step"])["step"].to_pylist()[:: len(PARAMS)]
     expected = []
     for number, steps in enumerate(sessions):
         later = [step for after in sessions[number + 1 :] for step in after]
         for place, step in enumerate(steps):
             if all(step <= other for other in steps[place:]) and all(step < other for other in later):
                 expected.append(step)
-    assert found == expected
+    assert steps_read == expected

@@ -1,4 +1,4 @@
-"""What the server answers: to whom, with what, and with which words where it cannot."""
+"""The answers of the server: which requests it answers, with what, and with which errors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.helpers.served import columns, events, serving, write_damaged, write_
 from equilibria.cli.serve import build_app, missing_folders, read_plan
 from equilibria.errors import EquilibriaError
 from equilibria.planning import plan
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
 from equilibria.serve import hub as hubs
 from equilibria.serve.catalogue import Catalogue
-from equilibria.serve.server import address, bind
+from equilibria.serve.server import bind, server_url
 from equilibria.theory import SGD
 
 PLAN = {"optimizer": "sgd", "lr": "0.1", "wd": "5e-3", "momentum": "0.9", "steps": "2000"}
@@ -57,7 +57,7 @@ PAGES = ("/", "/runs", "/compare", "/compare/view", "/plan", "/gallery", "/run/1
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_every_page_is_answered_and_kept_at_home(client, path):
+def test_every_page_is_answered_and_loads_nothing_from_elsewhere(client, path):
     answer = client.get(path)
     assert answer.status_code == 200
     policy = answer.headers["content-security-policy"]
@@ -122,18 +122,18 @@ LINK = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
         ("/run/1/view", {"sec-fetch-site": "none"} | LINK, 200),
     ],
 )
-def test_a_page_of_another_site_can_link_here_and_ask_for_nothing(client, path, headers, code):
+def test_a_page_of_another_site_can_link_here_and_request_nothing(client, path, headers, code):
     answer = client.get(path, headers=headers)
     assert answer.status_code == code
     assert code == 200 or "A page of another site" in answer.text
 
 
 @pytest.mark.parametrize(
-    ("given", "host", "code"),
+    ("option", "host", "code"),
     [("box.lan", "box.lan", 200), ("box.lan", "other.lan", 403), ("0.0.0.0", "10.1.2.3", 200), ("0.0.0.0", "a.b", 403)],
 )
-def test_a_given_host_is_allowed(folder, given, host, code):
-    client = TestClient(build_app((folder,), host=given).asgi)
+def test_the_host_option_adds_a_name(folder, option, host, code):
+    client = TestClient(build_app((folder,), host=option).asgi)
     assert client.get("/plan", headers={"host": host}).status_code == code
 
 
@@ -163,15 +163,15 @@ def test_there_is_no_way_to_a_file(client, path):
 def test_assets_are_sent_once(client):
     page = client.get("/run/1").text
     scripts = re.findall(r'(?:src|href)="(/asset/[^"]+)"', page)
-    assert any(each.endswith("plotly.js") for each in scripts)
-    for each in scripts:
-        answer = client.get(each)
+    assert any(path.endswith("plotly.js") for path in scripts)
+    for path in scripts:
+        answer = client.get(path)
         assert "immutable" in answer.headers["cache-control"]
-        again = client.get(each, headers={"if-none-match": answer.headers["etag"]})
+        again = client.get(path, headers={"if-none-match": answer.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
 
 
-def test_the_list_tells_states_and_findings(client, numbers):
+def test_the_list_has_states_and_findings(client, numbers):
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         runs = {run["name"]: run for run in client.get("/runs").json()["runs"]}
@@ -186,10 +186,10 @@ def test_the_list_tells_states_and_findings(client, numbers):
     assert "not the description of a run" in runs["bad"]["message"]
 
 
-def test_the_length_of_a_run_is_what_was_recorded_at_its_end(tmp_path):
+def test_the_length_of_a_run_is_the_one_recorded_at_its_end(tmp_path):
     """The last sample comes some steps before it."""
     samples, metadata = made_up_run(1, steps=60, every=10)
-    writer = RunWriter(tmp_path / "a", metadata={**metadata, "steps_per_epoch": None})
+    writer = RecordWriter(tmp_path / "a", metadata={**metadata, "steps_per_epoch": None})
     writer.append(columns(samples))
     writer.close(metadata={"steps": 58})
     with TestClient(build_app((tmp_path,)).asgi, base_url="http://localhost") as client:
@@ -228,9 +228,11 @@ def test_a_plan_is_computed_by_the_planner(client):
     assert view["data"]["alternatives"] == []
 
 
-def test_alternatives_come_when_asked_for(client):
+def test_alternatives_come_on_request(client):
     query = PLAN | {"schedule": "step", "milestones": "1000", "alternatives": "1"}
-    assert [each["name"] for each in client.get("/plan/view", params=query).json()["data"]["alternatives"]]
+    assert [
+        alternative["name"] for alternative in client.get("/plan/view", params=query).json()["data"]["alternatives"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -254,16 +256,16 @@ def test_alternatives_come_when_asked_for(client):
         ({"wd": "0"}, "init_norm"),
     ],
 )
-def test_a_plan_that_cannot_be_is_answered_with_a_sentence(client, change, words):
+def test_an_impossible_plan_is_answered_with_a_sentence(client, change, words):
     answer = client.get("/plan/view", params=PLAN | change)
     assert answer.status_code == 400
-    said = answer.json()["error"]
-    assert words in said
-    assert "--" not in said
-    assert said.endswith(".")
+    message = answer.json()["error"]
+    assert words in message
+    assert "--" not in message
+    assert message.endswith(".")
 
 
-def test_a_query_says_nothing_twice(client):
+def test_a_name_twice_in_a_query_is_an_error(client):
     answer = client.get("/plan/view?lr=1&lr=2")
     assert (answer.status_code, answer.json()["error"]) == (400, "got lr more than once; expected it once.")
 
@@ -271,7 +273,7 @@ def test_a_query_says_nothing_twice(client):
 def test_a_forecast_has_alternatives(client, numbers):
     answer = client.get(f"/run/{numbers['good']}/forecast/view?steps=6000&schedule=step&milestones=4000")
     assert answer.status_code == 200
-    assert [each["name"] for each in answer.json()["data"]["scenarios"]] == [
+    assert [scenario["name"] for scenario in answer.json()["data"]["scenarios"]] == [
         "as planned",
         "rescaled",
         "wd x2",
@@ -289,13 +291,13 @@ def test_a_forecast_has_alternatives(client, numbers):
         ("", "steps"),
     ],
 )
-def test_a_forecast_that_cannot_be_is_a_sentence(client, numbers, query, words):
+def test_an_impossible_forecast_is_answered_with_a_sentence(client, numbers, query, words):
     answer = client.get(f"/run/{numbers['good']}/forecast/view?{query}")
     assert answer.status_code == 400
     assert words in answer.json()["error"]
 
 
-def test_too_few_samples_are_said(tmp_path):
+def test_too_few_samples_for_a_forecast_are_an_error(tmp_path):
     write_run(tmp_path / "short", 1, steps=60)
     with TestClient(build_app((tmp_path,)).asgi, base_url="http://localhost") as client:
         answer = client.get("/run/1/forecast/view?steps=6000")
@@ -305,35 +307,35 @@ def test_too_few_samples_are_said(tmp_path):
 
 def test_a_comparison_has_the_layer_of_every_run(client, numbers):
     chosen = [("run", numbers["good"]), ("run", numbers["deep/er/other"])]
-    found = client.get("/compare/view", params=chosen).json()
-    assert found["layer"] == "conv1.weight"
-    assert found["layers"][:2] == ["conv1.weight", "layer1.0.conv1.weight"]  # those that both have come first
-    assert [run["name"] for run in found["runs"]] == ["good", "deep/er/other"]
-    for run in found["runs"]:
-        ratio = [angle / goal for angle, goal in zip(run["angle"], run["angle_equilibrium"], strict=True)]
+    comparison = client.get("/compare/view", params=chosen).json()
+    assert comparison["layer"] == "conv1.weight"
+    assert comparison["layers"][:2] == ["conv1.weight", "layer1.0.conv1.weight"]  # those that both have come first
+    assert [run["name"] for run in comparison["runs"]] == ["good", "deep/er/other"]
+    for run in comparison["runs"]:
+        ratio = [angle / equilibrium for angle, equilibrium in zip(run["angle"], run["angle_equilibrium"], strict=True)]
         assert run["ratio"] == pytest.approx(ratio, rel=1e-3)
 
 
 @pytest.mark.parametrize(
     "query", ["run=x", "run=77", "run=1&layer=none", "color=red", "&".join(f"run={n}" for n in range(9))]
 )
-def test_a_bad_comparison_is_a_sentence(client, query):
+def test_a_bad_comparison_is_answered_with_a_sentence(client, query):
     answer = client.get(f"/compare/view?{query}")
     assert answer.status_code == 400
     assert answer.json()["error"].endswith(".")
 
 
-def test_a_plan_reads_as_typed():
-    asked = read_plan(PLAN | {"nesterov": "1"})
-    assert asked.rule == SGD(0.1, 5e-3, momentum=0.9, nesterov=True)
-    assert "--nesterov" in asked.command
+def test_a_plan_is_read_as_on_the_command_line():
+    query = read_plan(PLAN | {"nesterov": "1"})
+    assert query.rule == SGD(0.1, 5e-3, momentum=0.9, nesterov=True)
+    assert "--nesterov" in query.command
 
 
 # ---- waiting
 
 
-def asked(path, *, leaves):
-    """The scope of a request and what it receives: nothing more, until its viewer leaves."""
+def request(path, *, leaves):
+    """The scope of a request, and a receive function that waits until its viewer leaves."""
     headers = [(b"host", b"localhost")]
     path, _, query = path.partition("?")
     scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": headers}
@@ -346,8 +348,8 @@ def asked(path, *, leaves):
 
 
 @pytest.fixture
-def held_up(folder):
-    """An app whose planner waits for a signal, and what it was asked for."""
+def blocked_planner(folder):
+    """An app whose planner waits for a signal, and the learning rates it was called with."""
     app = build_app((folder,), results=folder / "none")
     signal, computed = threading.Event(), []
 
@@ -367,12 +369,12 @@ async def ask(app, path, *, leaves):
     async def send(message):
         sent.append(message)
 
-    await app.asgi(*asked(path, leaves=leaves), send)
+    await app.asgi(*request(path, leaves=leaves), send)
     return sent[0]["status"]
 
 
-def test_what_a_viewer_who_left_asked_for_is_not_computed(held_up):
-    app, signal, computed = held_up
+def test_a_plan_is_not_computed_for_a_viewer_who_left(blocked_planner):
+    app, signal, computed = blocked_planner
 
     async def visit():
         stays, leaves = asyncio.Event(), asyncio.Event()
@@ -392,8 +394,8 @@ def test_what_a_viewer_who_left_asked_for_is_not_computed(held_up):
     assert computed == ["1", "4"]
 
 
-def test_who_waits_is_told_when_the_server_ends(held_up):
-    app, _, computed = held_up
+def test_waiting_requests_are_answered_when_the_server_stops(blocked_planner):
+    app, _, computed = blocked_planner
 
     async def visit():
         stays = asyncio.Event()
@@ -410,7 +412,7 @@ def test_who_waits_is_told_when_the_server_ends(held_up):
 # ---- the stream
 
 
-def test_the_stream_tells_of_new_samples_and_new_runs(tmp_path, monkeypatch):
+def test_the_streams_announce_new_samples_and_new_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(hubs, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(hubs, "SCAN_SECONDS", 0.02)
     samples = write_run(tmp_path / "a", 1, steps=1000)
@@ -421,27 +423,27 @@ def test_the_stream_tells_of_new_samples_and_new_runs(tmp_path, monkeypatch):
         stream, listing = hub.run_events(1), hub.list_events()
         first = events(await anext(stream))[0]
         names = [[run["name"] for run in events(await anext(listing))[0][1]["runs"]]]
-        with RunWriter(tmp_path / "a", metadata={}, resume=True) as writer:
+        with RecordWriter(tmp_path / "a", metadata={}, resume=True) as writer:
             later = columns(samples)
             writer.append(later | {"step": later["step"] + 1000})
             writer.flush()
-            found = [first]
-            while found[-1][1]["samples"] < 200 or found[-1][1]["view"] == first[1]["view"]:
-                found += events(await anext(stream))
+            sent = [first]
+            while sent[-1][1]["samples"] < 200 or sent[-1][1]["view"] == first[1]["view"]:
+                sent += events(await anext(stream))
         write_run(tmp_path / "b", 1, steps=100)
         while "b" not in names[-1]:
             names += [[run["name"] for run in data["runs"]] for _, data in events(await anext(listing))]
         hub.close()
-        return found
+        return sent
 
-    found = asyncio.run(asyncio.wait_for(watch(), 60))
-    assert {kind for kind, _ in found} == {"status"}
-    assert (found[0][1]["state"], found[0][1]["samples"]) == ("finished", 100)
-    assert any(data["state"] == "training now" for _, data in found)
-    assert max(len(json.dumps(data)) for _, data in found) < 300  # small, whatever the run is
+    sent = asyncio.run(asyncio.wait_for(watch(), 60))
+    assert {kind for kind, _ in sent} == {"status"}
+    assert (sent[0][1]["state"], sent[0][1]["samples"]) == ("finished", 100)
+    assert any(data["state"] == "training now" for _, data in sent)
+    assert max(len(json.dumps(data)) for _, data in sent) < 300  # small, whatever the run is
 
 
-def test_streams_end_when_the_server_does(tmp_path):
+def test_streams_end_when_the_server_stops(tmp_path):
     write_run(tmp_path / "a", 1, steps=100)
 
     async def watch():
@@ -450,7 +452,7 @@ def test_streams_end_when_the_server_does(tmp_path):
         stream = hub.run_events(1)
         await anext(stream)
         hub.close()
-        return [each async for each in stream]
+        return [message async for message in stream]
 
     assert len(asyncio.run(asyncio.wait_for(watch(), 20))) <= 1
 
@@ -480,13 +482,13 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
     assert catalogue.empty == ("inside",)
 
 
-def test_a_file_is_no_folder_of_runs(tmp_path):
+def test_a_file_instead_of_a_folder_is_an_error(tmp_path):
     (tmp_path / "a").write_text("")
     with pytest.raises(EquilibriaError, match="which is a file"):
         Catalogue([tmp_path / "a"])
 
 
-def test_a_folder_that_is_not_there_yet_is_told_and_awaited(tmp_path):
+def test_a_missing_folder_is_reported_and_awaited(tmp_path):
     assert missing_folders((tmp_path, tmp_path / "later")) == [tmp_path / "later"]
     catalogue = Catalogue([tmp_path / "later"])
     catalogue.scan()
@@ -496,7 +498,7 @@ def test_a_folder_that_is_not_there_yet_is_told_and_awaited(tmp_path):
     assert [run.name for run in catalogue.runs.values()] == ["a"]
 
 
-def test_a_taken_port_is_told():
+def test_a_taken_port_is_an_error():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -505,17 +507,17 @@ def test_a_taken_port_is_told():
             bind("127.0.0.1", port)
 
 
-def test_an_address_of_another_machine_is_told():
+def test_an_address_of_another_machine_is_an_error():
     with pytest.raises(EquilibriaError, match="expected an address of this machine"):
         bind("192.0.2.1", 0)
 
 
-def test_the_address_is_one_to_type():
+def test_the_address_can_be_typed_into_a_browser():
     with bind("127.0.0.1", 0) as listening:
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address(listening))
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", server_url(listening))
 
 
-def test_a_missing_extra_is_told(tmp_path):
+def test_a_missing_extra_is_an_error(tmp_path):
     code = (
         "import sys\nsys.modules['uvicorn'] = None\nsys.argv = ['equilibria', 'serve', '.']\n"
         "import importlib.util as u\nfind = u.find_spec\n"
@@ -528,7 +530,7 @@ def test_a_missing_extra_is_told(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_at_once_with_an_open_stream(tmp_path):
+def test_ctrl_c_stops_at_once_with_an_open_stream(tmp_path):
     import httpx
 
     write_run(tmp_path / "a", 1, steps=200)

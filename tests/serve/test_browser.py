@@ -1,4 +1,4 @@
-"""The live pages in a real browser: charts that grow, sliders that answer, words where something is wrong."""
+"""The live pages in a real browser: charts that grow, sliders that respond, messages for errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def until(browser, code):
 
 def quiet(browser, base):
     assert browser.problems == []
-    assert [each for each in browser.requests if not each.startswith((f"{base}/", "data:", "blob:"))] == []
+    assert [url for url in browser.requests if not url.startswith((f"{base}/", "data:", "blob:"))] == []
 
 
 def rows(browser):
@@ -75,7 +75,7 @@ def test_a_training_in_another_process_makes_the_chart_grow(browser, base, folde
     until(browser, "document.getElementById('state').textContent === 'interrupted'")  # it was killed
 
 
-def test_what_is_chosen_stays_while_the_run_grows(browser, base):
+def test_the_chosen_layer_stays_while_the_run_grows(browser, base):
     browser.open(f"{base}/run/1")
     until(browser, VIEW)
     browser.click("tr[data-layer='1'] td:nth-child(3)")
@@ -84,7 +84,7 @@ def test_what_is_chosen_stays_while_the_run_grows(browser, base):
     browser.run(
         """(async () => { const view = await live.get("/run/1/view");
         const other = { 0: 1, 1: 0, 2: 2 }; // another layer is the worst now
-        live.show(view.inside.replace(/data-layer="(.)"/g, (_, place) => `data-layer="${other[place]}"`));
+        live.showPage(view.inside.replace(/data-layer="(.)"/g, (_, place) => `data-layer="${other[place]}"`));
         return true; })()"""
     )
     assert browser.run("document.activeElement.textContent") == name
@@ -113,7 +113,7 @@ def test_a_slider_changes_the_curve_and_the_finding(browser, base):
     quiet(browser, base)
 
 
-def test_a_plan_that_cannot_be_is_told_and_the_next_one_drawn(browser, base):
+def test_an_impossible_plan_shows_a_message_and_the_next_one_is_drawn(browser, base):
     browser.open(f"{base}/plan")
     until(browser, "document.documentElement.dataset.query")
     set_to = """(() => {{ const field = document.getElementById('milestones'); field.value = '{}';

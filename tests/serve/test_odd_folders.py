@@ -1,4 +1,4 @@
-"""Folders that no writer leaves behind: they are told as damaged, and the runs beside them do not suffer."""
+"""Folders that no writer leaves behind: they are listed as damaged, and other runs are unaffected."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
-import time
 
 import pytest
 
@@ -20,16 +17,16 @@ from starlette.testclient import TestClient
 from tests.helpers.served import columns, events, write_run
 
 from equilibria.cli.serve import build_app
-from equilibria.records import RunWriter
+from equilibria.records import RecordWriter
+from equilibria.records._lock import process_start
 from equilibria.records._segment import segment_paths
 from equilibria.serve import hub as hubs
 from equilibria.serve.catalogue import Catalogue
-from equilibria.serve.follow import DAMAGED, DELETED, FINISHED, INTERRUPTED, TRAINING, Followed
-from equilibria.serve.process import began
+from equilibria.serve.follow import DAMAGED, DELETED, FINISHED, INTERRUPTED, TRAINING, FollowedRun
 
 
 def without_end(directory, lock):
-    """A run whose writer is gone, with something else in its lock file."""
+    """A run whose writer is gone, with other text in its lock file."""
     write_run(directory, 1, steps=200)
     content = json.loads((directory / "run.json").read_text())
     content["sessions"][-1]["ended"] = None
@@ -70,7 +67,7 @@ ODD = {
 def test_an_odd_folder_has_a_state(tmp_path, kind):
     make, state = ODD[kind]
     make(tmp_path / "odd")
-    followed = Followed(tmp_path / "odd", name="odd")
+    followed = FollowedRun(tmp_path / "odd", name="odd")
     followed.look()
     assert followed.status.state == state
     assert (followed.status.message != "") == (state == DAMAGED)
@@ -147,21 +144,11 @@ def test_only_the_process_that_records_counts_as_the_writer(tmp_path, pid, lock,
     if silent:
         for path in segment_paths(tmp_path / "a").values():
             os.utime(path, (1e9, 1e9))
-    if silent and began(os.getpid()) is None:
-        pytest.skip("the system does not tell when a process began")
-    followed = Followed(tmp_path / "a", name="a")
+    if silent and process_start(os.getpid()) is None:
+        pytest.skip("the system does not say when a process began")
+    followed = FollowedRun(tmp_path / "a", name="a")
     followed.look()
     assert followed.status.state == state
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
-def test_when_a_process_began():
-    before = time.time()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        found = began(process.pid)
-        process.communicate(b"\n")
-    assert before - 2 < found < time.time() + 2  # the boot is known to a second
-    assert began(2**31 - 1) is None
 
 
 def test_a_defect_in_one_run_leaves_the_others_their_updates(tmp_path, monkeypatch):
@@ -169,7 +156,7 @@ def test_a_defect_in_one_run_leaves_the_others_their_updates(tmp_path, monkeypat
     monkeypatch.setattr(hubs, "SCAN_SECONDS", 0.02)
     samples = write_run(tmp_path / "b", 1, steps=200)
     write_run(tmp_path / "a", 1, steps=200)
-    look = Followed.look
+    look = FollowedRun.look
 
     def broken(run):
         if run.name == "a":
@@ -179,15 +166,15 @@ def test_a_defect_in_one_run_leaves_the_others_their_updates(tmp_path, monkeypat
     async def watch():
         hub = hubs.Hub(Catalogue([tmp_path]))
         await hub.view(2)
-        monkeypatch.setattr(Followed, "look", broken)
+        monkeypatch.setattr(FollowedRun, "look", broken)
         stream = hub.run_events(2)
-        found = events(await anext(stream))
-        with RunWriter(tmp_path / "b", metadata={}, resume=True) as writer:
+        received = events(await anext(stream))
+        with RecordWriter(tmp_path / "b", metadata={}, resume=True) as writer:
             later = columns(samples)
             writer.append(later | {"step": later["step"] + 1000})
             writer.flush()
-            while found[-1][1]["samples"] < 40:
-                found += events(await anext(stream))
+            while received[-1][1]["samples"] < 40:
+                received += events(await anext(stream))
         states = {run["name"]: (run["state"], run["message"]) for run in hub.listing["runs"]}
         hub.close()
         return states

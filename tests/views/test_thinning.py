@@ -1,4 +1,4 @@
-"""Short series against a slow loop over the long ones: no extreme is lost, nothing is invented."""
+"""Short series against a slow loop over the long ones: no extreme is lost, no value is invented."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equilibria.views.thinning import stretches
+from equilibria.views.thinning import evenly_spread, stretches
 
 ROWS = st.lists(
     st.tuples(
@@ -25,7 +25,7 @@ BREAKS = st.lists(st.integers(0, 60), max_size=3, unique=True).map(sorted)
 def slow(rows, most, breaks):
     """Stretches as lists of (step, value), by layer and number of the stretch, each in the order of its steps."""
     steps = [step for step, layer, _ in rows if layer >= 0]
-    found: dict[tuple[int, object], list[tuple[int, float]]] = {}
+    parts: dict[tuple[int, object], list[tuple[int, float]]] = {}
     for step, layer, value in sorted(rows, key=lambda row: row[0]):
         if layer < 0:
             continue
@@ -33,9 +33,9 @@ def slow(rows, most, breaks):
             number = step
         else:
             length = max(steps) - min(steps) + 1
-            number = ((step - min(steps)) * most // length, sum(step >= at for at in breaks))
-        found.setdefault((layer, number), []).append((step, value))
-    return [found[key] for key in sorted(found)]
+            number = ((step - min(steps)) * most // length, sum(step >= start for start in breaks))
+        parts.setdefault((layer, number), []).append((step, value))
+    return [parts[key] for key in sorted(parts)]
 
 
 @given(rows=ROWS, most=st.integers(1, 12), breaks=BREAKS)
@@ -75,8 +75,8 @@ def test_a_single_spike_is_kept():
     low, high = short.envelope(values)
     assert high.max() == short.line(values).max() == 50.0
     assert np.count_nonzero(high > 1) == 1
-    at = np.argmax(high)
-    assert short.first[at] <= 123_457 <= short.last[at]
+    place = np.argmax(high)
+    assert short.first[place] <= 123_457 <= short.last[place]
     assert (low == 1).all()
 
 
@@ -105,3 +105,15 @@ def test_few_samples_stay_as_they_are():
 def test_nothing_gives_nothing():
     short = stretches([], [], most=10)
     assert [len(part) for part in (*short.envelope([]), short.rms([]), short.line([]), short.line_steps())] == [0] * 5
+
+
+@given(count=st.integers(0, 500), most=st.integers(2, 60), also=st.lists(st.integers(0, 499), max_size=4))
+def test_evenly_spread_points_have_both_ends_and_equal_distances(count, most, also):
+    kept = [place for place in also if place < count]
+    places = evenly_spread(count, most=most, also=kept)
+    assert set(kept) <= set(places.tolist()) <= set(range(count))
+    even = evenly_spread(count, most=most)
+    assert len(even) == min(count, most)
+    if count > 1:
+        assert (even[0], even[-1]) == (0, count - 1)
+        assert np.ptp(np.diff(even)) <= 1

@@ -17,7 +17,7 @@ from tests.helpers.watched_worlds import column, make_net, same_bits, train
 import equilibria as eq
 import equilibria.watching._recording as recording_module
 from equilibria.errors import EquilibriaError
-from equilibria.records import RecordWarning, RunWriter, read_run
+from equilibria.records import RecordWarning, RecordWriter, read_record
 from equilibria.records.tables import SAMPLE_FIELDS
 
 
@@ -36,7 +36,7 @@ def test_the_record_is_what_the_monitor_saw(tmp_path):
     with monitor:
         train(net, optimizer, 50)
         seen = monitor.samples()
-    run = read_run(tmp_path / "deep" / "run")
+    run = read_record(tmp_path / "deep" / "run")
     assert run.metadata == {**monitor.metadata, "steps": 50}
     recorded = run.samples().select(SAMPLE_FIELDS.names)
     assert [str(row) for row in recorded.to_pylist()] == [str(row) for row in seen.to_pylist()]
@@ -66,7 +66,7 @@ def test_a_second_run_goes_beside_the_first_with_a_warning(tmp_path):
                 train(net, optimizer, number)
         monitor.close()
         assert monitor.log_dir == place
-        assert read_run(place).samples().num_rows == 3 * number
+        assert read_record(place).samples().num_rows == 3 * number
 
 
 def test_a_run_without_a_single_step_leaves_nothing_beside(tmp_path):
@@ -82,7 +82,7 @@ def test_runs_started_at_the_same_time_find_different_places(tmp_path, monkeypat
     def overtaken(directory):
         free = plain(directory)
         if free.name == "run-2":  # another process takes it between the look and the leap
-            RunWriter(free, metadata={}).close()
+            RecordWriter(free, metadata={}).close()
         return free
 
     monkeypatch.setattr(recording_module, "_beside", overtaken)
@@ -90,7 +90,7 @@ def test_runs_started_at_the_same_time_find_different_places(tmp_path, monkeypat
     with pytest.warns(RecordWarning, match="recorded into .*run-3"):
         train(net, optimizer, 2)
     monitor.close()
-    assert read_run(tmp_path / "run-3").samples().num_rows == 6
+    assert read_record(tmp_path / "run-3").samples().num_rows == 6
 
 
 def test_a_resumed_run_is_appended_to(tmp_path):
@@ -105,7 +105,7 @@ def test_a_resumed_run_is_appended_to(tmp_path):
     assert monitor.log_dir == tmp_path / "run"
     train(net, optimizer, 3, seed=7)
     monitor.close()
-    run = read_run(tmp_path / "run")
+    run = read_record(tmp_path / "run")
     assert len(run.sessions) == 2
     assert run.samples(params=["0.weight"])["step"].to_pylist() == list(range(7))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_run_appends_to_neither(tmp_path):
         with pytest.warns(RecordWarning, match=f"a holds a run already; .*recorded into .*a-.*{whose}"):
             train(net, optimizer, 1)
         monitor.close()
-    steps = {path.name: read_run(path).samples(params=["0.weight"]).num_rows for path in tmp_path.iterdir()}
+    steps = {path.name: read_record(path).samples(params=["0.weight"]).num_rows for path in tmp_path.iterdir()}
     assert steps == {"mine": 2, "a": 2, "a-2": 3, "a-3": 1, "a-4": 1}
 
 
@@ -204,7 +204,7 @@ def test_a_disk_that_fails_in_the_middle_is_one_warning_and_training_goes_on(tmp
     assert "has stopped: No space left on device; training goes on" in str(caught[0].message)
     assert same_bits(net, plain)
     assert column(monitor, "step", "0.weight") == list(range(60))  # watching itself goes on
-    assert read_run(tmp_path / "run").samples(params=["0.weight"])["step"].to_pylist() == list(range(21))
+    assert read_record(tmp_path / "run").samples(params=["0.weight"])["step"].to_pylist() == list(range(21))
 
 
 def test_a_directory_removed_in_the_middle(tmp_path):
@@ -256,6 +256,6 @@ def test_a_kill_loses_no_more_than_the_last_seconds(tmp_path):
         process.wait()
         process.stdout.close()
     killed = time.monotonic()
-    steps = read_run(tmp_path / "run").samples(params=["0.weight"])["step"].to_pylist()
+    steps = read_record(tmp_path / "run").samples(params=["0.weight"])["step"].to_pylist()
     assert steps == list(range(len(steps)))
     assert killed - taken[steps[-1]] < 3.0  # one second in each of two buffers, and a busy machine

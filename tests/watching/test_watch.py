@@ -16,7 +16,7 @@ from torch import nn
 
 import equilibria as eq
 from equilibria.errors import EquilibriaError
-from equilibria.records import read_run
+from equilibria.records import read_record
 
 
 def sgd(net):
@@ -137,7 +137,7 @@ def test_a_learning_rate_in_a_tensor_is_described_as_a_number(tmp_path):
     with eq.watch(net, optimizer, every=1, log_dir=tmp_path / "run") as monitor:
         train(net, optimizer, 2)
     assert monitor.metadata["params"][0]["rule"]["lr"] == pytest.approx(0.01)
-    assert read_run(tmp_path / "run").samples().num_rows == 6
+    assert read_record(tmp_path / "run").samples().num_rows == 6
 
 
 AT_EXIT = """
@@ -186,7 +186,7 @@ def test_what_was_measured_is_written_when_the_program_ends(tmp_path):
         said = (tmp_path / f"{number}.txt").read_text()
         assert said.endswith("KeyError: 'as training does'\n") if end == "raises" else said == "", said
         assert "Warning" not in said
-        run = read_run(tmp_path / f"{number}{'-2' if number >= 1 else ''}")
+        run = read_record(tmp_path / f"{number}{'-2' if number >= 1 else ''}")
         assert run.samples()["step"].to_pylist() == list(range(20))
         assert run.sessions[-1].ended is not None
 

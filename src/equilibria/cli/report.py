@@ -26,12 +26,12 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     from equilibria.diagnosis import diagnose
     from equilibria.diagnosis.sharpness import sharpness_findings
     from equilibria.diagnosis.summary import summarise
-    from equilibria.records import read_run
+    from equilibria.records import read_record
     from equilibria.views.run.headline import headline, worst_first
     from equilibria.views.run.sharpness import print_sharpness
     from equilibria.views.run.terminal import print_table
 
-    recorded = read_run(run)
+    recorded = read_record(run)
     samples, metadata, notes = recorded.samples(), recorded.metadata, (*recorded.notes, *_later_runs(run))
     if html is not None:
         from equilibria.views.run.page import write_report

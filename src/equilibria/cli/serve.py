@@ -17,7 +17,7 @@ from equilibria.errors import EquilibriaError, one_of, within
 if TYPE_CHECKING:
     from equilibria.forecasting._observed import Observed
     from equilibria.serve.app import App
-    from equilibria.serve.requests import AskedForecast, AskedPlan
+    from equilibria.serve.queries import ForecastQuery, PlanQuery
 
 _ANYWHERE = ("0.0.0.0", "::")
 _NOT_SHOWN = ("as_json", "html", "lr_file", "help")  # a server reads and writes no file that a request names
@@ -53,7 +53,7 @@ def command(*, runs: tuple[Path, ...], port: int, host: str, results: Path, brow
         click.echo(f"There is no folder {folder} (is that its name?); what begins there later is shown.", err=True)
     if host in _ANYWHERE:
         click.echo("Everybody who can reach this machine can look at these runs: there is no password.")
-    run(app, listening, tell=lambda address: click.echo(f"Serving {address} (Ctrl-C ends it)"), browser=browser)
+    run(app, listening, on_start=lambda address: click.echo(f"Serving {address} (Ctrl-C ends it)"), browser=browser)
 
 
 def missing_folders(runs: tuple[Path, ...]) -> list[Path]:
@@ -66,20 +66,20 @@ def build_app(runs: tuple[Path, ...], *, host: str = "127.0.0.1", results: Path 
     from equilibria.serve.app import App
     from equilibria.serve.catalogue import Catalogue
     from equilibria.serve.guard import LOOPBACK
-    from equilibria.serve.requests import Readers
+    from equilibria.serve.queries import QueryReaders
 
     hosts = {*LOOPBACK, host, *((socket.gethostname(),) if host in _ANYWHERE else ())}
-    readers = Readers(plan=read_plan, forecast=read_forecast)
+    readers = QueryReaders(plan=read_plan, forecast=read_forecast)
     return App(Catalogue(runs), readers=readers, results=results, hosts=hosts, any_address=host in _ANYWHERE)
 
 
-def read_plan(query: Mapping[str, str]) -> AskedPlan:
+def read_plan(query: Mapping[str, str]) -> PlanQuery:
     """The options of `equilibria plan` in a query, checked as there."""
     from equilibria.cli._options import build_rule, check_scale
     from equilibria.cli._schedule import build_run
     from equilibria.cli.plan import command as plan
     from equilibria.cli.plan import plan_settings
-    from equilibria.serve.requests import AskedPlan
+    from equilibria.serve.queries import PlanQuery
 
     words = _flags(plan, query)
     options = _parsed(plan, words)
@@ -87,14 +87,14 @@ def read_plan(query: Mapping[str, str]) -> AskedPlan:
     _refuse_what_a_page_cannot(options, command="equilibria plan")
     run = build_run(options)
     rule = build_rule({**options, "lr": run.lr})
-    return AskedPlan(rule, run.schedule, plan_settings(options, run), f"equilibria plan {shlex.join(words)}")
+    return PlanQuery(rule, run.schedule, plan_settings(options, run), f"equilibria plan {shlex.join(words)}")
 
 
-def read_forecast(query: Mapping[str, str], observed: Observed) -> AskedForecast:
+def read_forecast(query: Mapping[str, str], observed: Observed) -> ForecastQuery:
     """The options of `equilibria forecast` in a query, and some alternatives to what they describe."""
     from equilibria.cli._scenarios import scenario_options, scenarios
     from equilibria.cli._schedule import build_run
-    from equilibria.serve.requests import AskedForecast
+    from equilibria.serve.queries import ForecastQuery
 
     parser = click.command("forecast")(scenario_options(lambda **_: None))
     options = _parsed(parser, _flags(parser, query))
@@ -109,7 +109,7 @@ def read_forecast(query: Mapping[str, str], observed: Observed) -> AskedForecast
             "the whole run, with steps left to forecast"
         )
     others = [f"{name}={_typed(changes)}" for name, changes in _ALTERNATIVES.items() if not _same(options, changes)]
-    return AskedForecast(scenarios(options, others, observed, base=_BASE), steps)
+    return ForecastQuery(scenarios(options, others, observed, base=_BASE), steps)
 
 
 def _refuse_what_a_page_cannot(options: Mapping[str, Any], *, command: str) -> None:

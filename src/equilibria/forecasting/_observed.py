@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from equilibria.diagnosis.series import SETTINGS, by_parameter, steps_taken
 from equilibria.diagnosis.summary import is_invariant, rule_of
 from equilibria.errors import EquilibriaError, whole
-from equilibria.records import read_run
+from equilibria.records import read_record
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
 
@@ -181,7 +181,7 @@ def _grouped(refused: Mapping[str, str]) -> str:
 def as_run(run: RunLike) -> Sampled:
     """What has samples and metadata, read from disk if it is a directory."""
     if isinstance(run, str | os.PathLike):
-        return read_run(Path(run))
+        return read_record(Path(run))
     if not (hasattr(run, "samples") and hasattr(run, "metadata")):
         raise EquilibriaError(
             f"got run={run!r}; expected what equilibria.watch or equilibria.read_run gave, or the directory of a run"

@@ -1,11 +1,11 @@
-"""What a run leaves on disk: samples that survive ``kill -9``, a full disk and a resumed training.
+"""A run on disk: samples that survive ``kill -9``, a full disk and a resumed training.
 
-A run directory holds ``run.json`` (what the run is), ``samples-000.arrows``, ``samples-001.arrows``, ... (one Arrow IPC
-stream per session, readable by any Arrow library), ``sharpness-000.arrows`` ... if a tracker wrote some, and
-``writer.lock``.
+A run directory holds ``run.json`` (the identity of the run and its sessions), ``samples-000.arrows``,
+``samples-001.arrows``, ... (one Arrow IPC stream per session, readable by any Arrow library), ``sharpness-000.arrows``
+... if a sharpness tracker recorded into it, and ``writer.lock``.
 
-- `RunWriter`: append samples.
-- `read_run`: read them back, as Arrow, Parquet, CSV or pandas.
+- `RecordWriter`: append samples.
+- `read_record`: read them, as Arrow, Parquet, CSV or pandas.
 - `compare`: two runs side by side.
 """
 
@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from equilibria.records._comparison import Comparison, compare
 from equilibria.records._manifest import Session
-from equilibria.records._reader import Run, read_run
-from equilibria.records._writer import RecordWarning, RunWriter
+from equilibria.records._reader import Record, read_record
+from equilibria.records._writer import RecordWarning, RecordWriter
 from equilibria.records.tables import FORMAT, SAMPLE_SCHEMA
 
 __all__ = [
     "FORMAT",
     "SAMPLE_SCHEMA",
     "Comparison",
+    "Record",
     "RecordWarning",
-    "Run",
-    "RunWriter",
+    "RecordWriter",
     "Session",
     "compare",
-    "read_run",
+    "read_record",
 ]

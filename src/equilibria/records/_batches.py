@@ -1,4 +1,4 @@
-"""Columns as a caller has them -> Arrow batches as the stream keeps them."""
+"""Conversion of a caller's columns to the Arrow batches of a stream."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.records.tables import SAMPLES, TABLES
+from equilibria.records.tables import SAMPLES, TABLES, TableName
 
 Column = Sequence[Any] | NDArray[Any]
 
 
-def to_batch(columns: Mapping[str, Column], *, table: str = SAMPLES) -> pa.RecordBatch:
-    """One batch in the order of its table, words not yet encoded; columns that are absent become null.
+def to_batch(columns: Mapping[str, Column], *, table: TableName = SAMPLES) -> pa.RecordBatch:
+    """One batch with the columns of its table, text not yet encoded; absent columns become null.
 
-    The values are copied, so the caller may reuse its arrays.
+    Copies the values, so the caller may reuse its arrays.
 
     Args:
-        columns: name -> values; those that are never null (``step``, ``param``) are required, all lengths are equal.
+        columns: name -> values, all of one length; columns that are never null (``step``, ``param``) are required.
         table: the name of the table.
 
     Raises:
@@ -50,8 +50,8 @@ def to_batch(columns: Mapping[str, Column], *, table: str = SAMPLES) -> pa.Recor
     return pa.record_batch(filled, names=list(kinds))
 
 
-def merge(batches: Iterable[pa.RecordBatch], *, table: str = SAMPLES) -> pa.RecordBatch:
-    """Batches from `to_batch` as one batch of their table, its words encoded."""
+def merge(batches: Iterable[pa.RecordBatch], *, table: TableName = SAMPLES) -> pa.RecordBatch:
+    """Merge batches from `to_batch` into one batch of their table, its text dictionary-encoded."""
     together = pa.Table.from_batches(batches)
     merged = []
     for field in TABLES[table]:
@@ -62,7 +62,7 @@ def merge(batches: Iterable[pa.RecordBatch], *, table: str = SAMPLES) -> pa.Reco
 
 def _array(name: str, values: Column, kind: _Kind) -> pa.Array:
     try:
-        if isinstance(values, str | bytes):  # a sequence too, of its letters
+        if isinstance(values, str | bytes):  # a sequence of its letters, too
             raise TypeError
         array = kind.convert(values)
         if kind.required and array.null_count:
@@ -72,11 +72,11 @@ def _array(name: str, values: Column, kind: _Kind) -> pa.Array:
     return array
 
 
-def _words(values: Column) -> pa.Array:
+def _text(values: Column) -> pa.Array:
     return pa.array(values, pa.string())
 
 
-def _whole_numbers(values: Column) -> pa.Array:
+def _integers(values: Column) -> pa.Array:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError
@@ -87,7 +87,7 @@ def _whole_numbers(values: Column) -> pa.Array:
 
 def _numbers(values: Column) -> pa.Array:
     array = np.asarray(values)
-    if array.ndim == 1 and array.dtype.kind == "O":  # with None for what was not measured
+    if array.ndim == 1 and array.dtype.kind == "O":  # None: not measured
         return pa.array(array.tolist(), pa.float64())
     if array.ndim != 1 or array.dtype.kind not in "biuf":  # numpy would read the text "0.1"
         raise TypeError
@@ -101,7 +101,7 @@ def _shown(values: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a column is held in memory, and what a caller may give for it."""
+    """The Arrow type of a column in memory, and the values that it accepts."""
 
     arrow: pa.DataType
     convert: Callable[[Column], pa.Array]
@@ -111,11 +111,11 @@ class _Kind:
 
 def _kind(field: pa.Field) -> _Kind:
     if pa.types.is_dictionary(field.type):
-        return _Kind(field.type.value_type, _words, "words", not field.nullable)
+        return _Kind(field.type.value_type, _text, "strings", not field.nullable)
     if pa.types.is_integer(field.type):
-        return _Kind(field.type, _whole_numbers, "whole numbers from 0", not field.nullable)
+        return _Kind(field.type, _integers, "whole numbers from 0", not field.nullable)
     return _Kind(field.type, _numbers, "numbers", not field.nullable)
 
 
-# Once: append is called in the training loop.
+# Computed once: `append` runs in the training loop.
 _KINDS = {table: {field.name: _kind(field) for field in schema} for table, schema in TABLES.items()}

@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from equilibria.records._reader import Run, read_run, without_dictionaries
+from equilibria.records._reader import Record, read_record, without_dictionaries
 
 _KEYS = ["step", "param"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """What two runs have in common, and what they do not.
+    """The samples that two runs have in common, and the parameters that only one of them has.
 
     Attributes:
         table: one row per step and parameter that both runs sampled, in the order of the first; every other column
             twice, ``norm_a`` and ``norm_b``, in the units of the sample table.
         only_in_a: parameters that only the first run has.
         only_in_b: parameters that only the second run has.
-        notes: what a reader should know, as sentences; empty if all is well.
+        notes: sentences about rows that are missing and why; empty if both records are complete.
     """
 
     table: pa.Table = field(repr=False)
@@ -31,29 +31,29 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-def compare(a: Run | str | Path, b: Run | str | Path) -> Comparison:
+def compare(a: Record | str | Path, b: Record | str | Path) -> Comparison:
     """Join two runs on step and parameter.
 
     Args:
-        a: a run or its directory.
-        b: another.
+        a: a record or its directory.
+        b: another one.
 
     Raises:
         EquilibriaError: if either cannot be read.
 
     Example:
         >>> import tempfile
-        >>> from equilibria.records import RunWriter, compare
+        >>> from equilibria.records import RecordWriter, compare
         >>> directory = tempfile.TemporaryDirectory()
         >>> for name, norm in [("a", 1.0), ("b", 1.5)]:
-        ...     with RunWriter(f"{directory.name}/{name}", metadata={}) as writer:
+        ...     with RecordWriter(f"{directory.name}/{name}", metadata={}) as writer:
         ...         writer.append({"step": [0], "param": ["conv1"], "norm": [norm]})
         >>> both = compare(f"{directory.name}/a", f"{directory.name}/b")
         >>> both.table.select(["step", "param", "norm_a", "norm_b"]).to_pylist()
         [{'step': 0, 'param': 'conv1', 'norm_a': 1.0, 'norm_b': 1.5}]
         >>> directory.cleanup()
     """
-    first, second = (run if isinstance(run, Run) else read_run(run) for run in (a, b))
+    first, second = (run if isinstance(run, Record) else read_record(run) for run in (a, b))
     params, others = first.params, second.params
     table = _common(first.samples(), second.samples())
     notes = [f"{name}: {note}" for name, run in (("a", first), ("b", second)) for note in run.notes]
@@ -68,7 +68,7 @@ def compare(a: Run | str | Path, b: Run | str | Path) -> Comparison:
 
 
 def _common(first: pa.Table, second: pa.Table) -> pa.Table:
-    """The rows that both have, in the order of the first. Only keys are joined: a join keeps no order and no units."""
+    """The rows that both have, in the order of the first. Joins keys only: a join loses the order and the units."""
     rows = _keys(first, "row_a").join(_keys(second, "row_b"), keys=_KEYS, join_type="inner").sort_by("row_a")
     left = _suffixed(first.take(rows["row_a"]), "_a")
     right = _suffixed(second.take(rows["row_b"]), "_b").drop_columns(_KEYS)
@@ -78,7 +78,7 @@ def _common(first: pa.Table, second: pa.Table) -> pa.Table:
 
 
 def _keys(table: pa.Table, row: str) -> pa.Table:
-    keys = without_dictionaries(table.select(_KEYS))  # the codes of two runs mean different words
+    keys = without_dictionaries(table.select(_KEYS))  # the codes of two runs stand for different names
     return keys.append_column(row, pa.array(np.arange(table.num_rows)))
 
 

@@ -7,14 +7,21 @@ import secrets
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its target and move it into place, so that no reader and no power cut sees half of it."""
-    beside = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
+def write_whole(path: Path, content: bytes, *, temporary: Path | None = None) -> None:
+    """Replace a file in one step: a reader, a kill or a power cut finds the old content or the new, never a part.
+
+    Args:
+        path: the file to write.
+        content: its bytes.
+        temporary: a file in the same folder to write first and then rename, for a caller that is the only writer and
+            recognises what a kill leaves behind; by default one with a random name.
+    """
+    written = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp") if temporary is None else temporary
     try:
-        with beside.open("wb") as file:
+        with written.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        written.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)

@@ -1,22 +1,26 @@
-"""One writer per run directory: an advisory lock that the system takes back when its process dies.
+"""The lock that keeps a run directory to one writer, and whether that writer is alive.
 
-Where the file system has no such lock, the process id in the lock file is asked instead: a living process on this
-machine is refused, anything else is let through (`RunLock.certain` is then False). Two writers still cannot damage
-each other's samples, since each has a file of its own.
+The lock is advisory, and the system releases it when the process dies. Where the file system has no locks, the process
+id in the lock file decides: a living process on this machine keeps others out, anything else does not
+(`RunLock.certain` is then False). Two writers still cannot damage each other's samples, since each writes its own file.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import sys
+import time
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from equilibria.errors import EquilibriaError
+from equilibria.records._manifest import Session
 
 try:
     import fcntl
@@ -26,6 +30,11 @@ except ImportError:  # Windows
 LOCK_FILE = "writer.lock"
 
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+_LARGEST_PID = 2**31 - 1  # of the system's type
+_SILENCE = 120  # seconds after which a writer on another machine, whose process cannot be checked, counts as gone
+_LONG_SILENCE = 3600  # the same for a process on this machine whose start is unknown
+_CLOCK_TOLERANCE = 10  # seconds between the clock of processes and that of records
+_PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +47,45 @@ class Holder:
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
+    def is_on_this_machine(self) -> bool:
+        """Whether its host is this one."""
+        return self.host == socket.gethostname()
+
     def is_alive_here(self) -> bool:
         """Whether it runs on this machine; False if that cannot be known."""
-        # Windows has no signal that only asks: os.kill(pid, 0) would interrupt the process.
-        if self.host != socket.gethostname() or sys.platform == "win32":
+        # Windows has no signal that only probes: os.kill(pid, 0) would interrupt the process.
+        if not self.is_on_this_machine() or sys.platform == "win32":
             return False
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
-        except OSError:  # it runs, and belongs to somebody else
+        except OSError:  # it runs, and belongs to another user
             return True
         return True
 
 
+def read_holder(directory: Path) -> Holder | None:
+    """The process that the lock file of a run directory names, None if it names none."""
+    path = directory / LOCK_FILE
+    try:
+        if not path.is_file():  # opening a pipe would block
+            return None
+        pid, host = path.read_text(encoding="utf-8").split()
+        number = int(pid)
+    except (OSError, ValueError):  # empty after a release, and between the lock and the name
+        return None
+    return Holder(number, host) if 0 < number <= _LARGEST_PID else None  # 0 and below are groups of processes
+
+
 class RunLock:
-    """Held from construction to `release`.
+    """The lock of a run directory, from construction to `release`.
 
     Attributes:
-        certain: False where the file system has no locks, so that another machine's writer goes unseen.
+        certain: False where the file system has no locks, so that a writer on another machine goes unnoticed.
 
     Raises:
-        EquilibriaError: if another writer holds it; the message names the directory and the process.
+        EquilibriaError: if another writer has it; the message names the directory and the process.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -72,7 +98,7 @@ class RunLock:
         except BaseException:
             self._close()
             raise
-        _held.add(self)
+        _locks.add(self)
 
     def release(self) -> None:
         """Let the next writer in; a second call does nothing. The file stays: removing it would race with a writer."""
@@ -86,29 +112,22 @@ class RunLock:
         if free is None and not self._named_holder_lives():
             return False
         if not free:
-            holder = self._holder() or "another process"
-            own = isinstance(holder, Holder) and holder.pid == os.getpid() and holder.host == socket.gethostname()
-            beside = " (a tracker records into the directory of equilibria.watch by beside=monitor)" if own else ""
+            holder = read_holder(self._path.parent)
+            own = holder is not None and holder.pid == os.getpid() and holder.is_on_this_machine()
+            hint = " (a tracker records into the directory of equilibria.watch by beside=monitor)" if own else ""
             raise EquilibriaError(
-                f"{self._path.parent} is being recorded by {holder}{', this one' if own else ''}; close that run, or "
-                f"choose another directory{beside}"
+                f"{self._path.parent} is being recorded by {holder or 'another process'}{', this one' if own else ''}; "
+                f"close that run, or choose another directory{hint}"
             )
         return True
 
     def _named_holder_lives(self) -> bool:
-        holder = self._holder()
+        holder = read_holder(self._path.parent)
         if holder is None:
             return False
         if holder.pid == os.getpid():  # in a container a restarted process may get its predecessor's number
-            return any(lock._file is not None and lock._path == self._path for lock in _held)
+            return any(lock._file is not None and lock._path == self._path for lock in _locks)
         return holder.is_alive_here()
-
-    def _holder(self) -> Holder | None:
-        try:
-            pid, host = self._path.read_text(encoding="utf-8").split()
-            return Holder(int(pid), host)
-        except (OSError, ValueError):  # empty between the lock and the name
-            return None
 
     def _close(self) -> None:
         file, self._file = self._file, None
@@ -118,7 +137,7 @@ class RunLock:
 
 
 def _flock(file: int) -> bool | None:
-    """True if this call took the lock, False if somebody else has it, None if there are no locks here."""
+    """True if this call took the lock, False if another process has it, None if there are no locks here."""
     if fcntl is None:
         return None
     try:
@@ -132,14 +151,53 @@ def _flock(file: int) -> bool | None:
     return True
 
 
-_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
+_locks: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
     """A forked child (a data loader's worker) shares the lock and would keep it after its parent is killed."""
-    for lock in list(_held):
+    for lock in list(_locks):
         lock._close()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_in_child)
+
+
+# ---- looking at a run from outside
+
+
+def is_writer_alive(directory: Path, session: Session, *, last_write: float | None) -> bool:
+    """Whether the process that records a session is alive, without trying its lock, which could keep a writer out.
+
+    Args:
+        directory: the run directory.
+        session: its last session.
+        last_write: when it last wrote samples, in seconds since 1970; None if it has written none.
+    """
+    holder = read_holder(directory)
+    if holder is None or (holder.pid, holder.host) != (session.pid, session.host):
+        return False
+    silence = math.inf if last_write is None else time.time() - last_write
+    if not holder.is_on_this_machine():
+        return silence < _SILENCE
+    if not holder.is_alive_here():
+        return False
+    if silence < _SILENCE:
+        return True
+    start = process_start(holder.pid)
+    if start is None:
+        return silence < _LONG_SILENCE
+    # A process that began after the session has only inherited the number.
+    return start <= datetime.fromisoformat(session.started).timestamp() + _CLOCK_TOLERANCE
+
+
+def process_start(pid: int) -> float | None:
+    """When a process began, in seconds since 1970, to about a second; None on systems other than Linux."""
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        lines = (_PROC / "stat").read_text(encoding="utf-8").splitlines()
+        boot = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
+        return boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd of all, after the name in parentheses
+    except (OSError, ValueError, IndexError, StopIteration, AttributeError):
+        return None

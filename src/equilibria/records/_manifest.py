@@ -1,9 +1,8 @@
-"""``run.json``: what a run is, and which sessions wrote it."""
+"""``run.json``: the identity of a run, and the sessions that recorded it."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -11,15 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from equilibria.errors import EquilibriaError
+from equilibria.records._files import write_whole
 from equilibria.records.tables import FORMAT, check_format
 
 RUN_FILE = "run.json"
-TEMPORARY = RUN_FILE + ".tmp"
+TEMPORARY = RUN_FILE + ".tmp"  # a writer that was killed may leave it behind
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One process's share of a run; times are UTC in ISO 8601, ``ended`` is None while it runs or if it was killed."""
+    """The part of a run that one process recorded; times are UTC in ISO 8601.
+
+    Attributes:
+        file: the name of its file of samples.
+        started: when it began.
+        ended: when it closed its writer; None while it runs, and if it was killed.
+        pid: its process id.
+        host: the name of its machine.
+        metadata: from its writer.
+    """
 
     file: str
     started: str
@@ -31,7 +40,15 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of ``run.json``; times are UTC in ISO 8601, ``updated`` when a session last began or ended."""
+    """The contents of ``run.json``; times are UTC in ISO 8601.
+
+    Attributes:
+        id: 32 hexadecimal digits, the same for all sessions.
+        format: the version of the files.
+        created: when the first session began.
+        updated: when a session last began or ended.
+        sessions: in order.
+    """
 
     id: str
     format: str
@@ -39,12 +56,17 @@ class Manifest:
     updated: str
     sessions: tuple[Session, ...]
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Of all sessions; where two have the same key, the later one's value."""
+        return {key: value for session in self.sessions for key, value in session.metadata.items()}
+
     def begin(self, session: Session) -> Manifest:
-        """With a session more."""
+        """The manifest with another session."""
         return replace(self, format=FORMAT, updated=session.started, sessions=(*self.sessions, session))
 
     def end(self, metadata: Mapping[str, Any]) -> Manifest:
-        """With its last session ended now, and what is known only then."""
+        """The manifest with its last session ended now, and ``metadata`` added to that session's."""
         time = now()
         *before, last = self.sessions
         ended = replace(last, ended=time, metadata={**last.metadata, **metadata})
@@ -52,15 +74,15 @@ class Manifest:
 
 
 def now() -> str:
-    """The present moment, UTC, ISO 8601."""
+    """The current time, UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """What ``run.json`` says, or None if there is none.
+    """The manifest of a run directory, or None without a ``run.json``.
 
     Raises:
-        EquilibriaError: if it is of a newer major format, or is not a run's.
+        EquilibriaError: if it has a newer major format, or does not describe a run.
         OSError: if it cannot be read.
     """
     path = directory / RUN_FILE
@@ -81,19 +103,15 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Replace ``run.json`` in one stroke: a reader, or a crash, finds the old one or the new one whole."""
-    temporary = directory / TEMPORARY
-    # What UTF-8 cannot hold (half a surrogate pair) becomes an escape, which JSON reads back as what it was.
-    with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        json.dump(asdict(manifest), file, indent=2, allow_nan=False, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(directory / RUN_FILE)
+    """Replace ``run.json`` in one step."""
+    text = json.dumps(asdict(manifest), indent=2, allow_nan=False, ensure_ascii=False)
+    # Characters that UTF-8 cannot hold (half a surrogate pair) become escapes, which JSON turns back.
+    content = f"{text}\n".encode("utf-8", "backslashreplace")
+    write_whole(directory / RUN_FILE, content, temporary=directory / TEMPORARY)
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``metadata`` as JSON gives it back.
+    """A copy of ``metadata`` after a round trip through JSON.
 
     Raises:
         EquilibriaError: if JSON cannot hold it.
@@ -108,5 +126,5 @@ def check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(kind: Any, values: Mapping[str, Any]) -> Any:
-    """An instance from the fields it knows: a later minor version may have added some."""
+    """An instance from its own fields only: a later minor version may have added others."""
     return kind(**{name: values[name] for name in kind.__slots__})

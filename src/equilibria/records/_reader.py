@@ -1,11 +1,14 @@
-"""Read a run directory, also while it is being written and after its writer was killed."""
+"""Read a run directory, also while its writer is at work and after a kill.
+
+`read_record` reads all of it, `RecordTail` what was appended since the last look.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,24 +21,24 @@ from numpy.typing import NDArray
 from equilibria.errors import EquilibriaError
 from equilibria.findings import counted
 from equilibria.records._manifest import RUN_FILE, Session, read_manifest
-from equilibria.records._segment import Segment, read_segment, segment_paths
-from equilibria.records.tables import SAMPLES, SHARPNESS, TABLES
+from equilibria.records._segment import Segment, SegmentReader, read_segment, segment_paths
+from equilibria.records.tables import SAMPLES, SHARPNESS, TABLES, TableName
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Run:
-    """A run as it was on disk at the moment of reading; the samples stay there until they are asked for.
+class Record:
+    """A run as it was on disk at the moment of reading; a column stays on disk until it is used.
 
-    A run is one line of steps. Where it goes back, because a later session resumed from an earlier step or because
-    training was rolled back, the rows it goes back over are left out and `notes` says so. Steps therefore never
-    decrease from row to row.
+    A record is one line of steps. Where a run went back, because a later session resumed from an earlier step or
+    training was rolled back, the record leaves out the rows that were superseded, and `notes` says so. Steps therefore
+    never decrease from row to row.
 
     Attributes:
         path: the run directory.
         id: 32 hexadecimal digits, the same for all sessions.
-        metadata: what the writers were given; of two sessions that give the same key, the later.
+        metadata: from the writers; where two sessions have the same key, the later one's value.
         sessions: one per writer, in order.
-        notes: what a reader should know, as sentences; empty if all is well.
+        notes: sentences about rows that are missing and why; empty if the record is complete.
     """
 
     path: Path
@@ -48,8 +51,8 @@ class Run:
     _sharpness: pa.Table
 
     def __repr__(self) -> str:
-        steps, known = self.samples(["step"])["step"], len(self.params)
-        parts = [counted(known, "parameter")]
+        steps = self.samples(["step"])["step"]
+        parts = [counted(len(self.params), "parameter")]
         if len(steps):
             parts.append(f"steps {steps[0].as_py():,} to {steps[-1].as_py():,}")  # they never decrease
         queries = self._sharpness.num_rows
@@ -59,51 +62,52 @@ class Run:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns: the sample table's, then any that this version does not know."""
+        """The names of the columns: those of the sample table, then any that a later version has added."""
         return tuple(self._table.column_names)
 
     @property
     def params(self) -> tuple[str, ...]:
-        """The names of the parameters, in the order in which they first appear."""
+        """The names of the parameters, in the order of their first samples."""
         return tuple(self.samples(["param"])["param"].unique().to_pylist())
 
     def samples(self, columns: Sequence[str] | None = None, params: Sequence[str] | None = None) -> pa.Table:
-        """The sample table, or part of it; only the asked columns are read from disk.
+        """The sample table, or part of it; reads only the requested columns from disk.
 
         Args:
             columns: names, in the order wanted; None for all.
             params: names of parameters; None for all.
 
         Raises:
-            EquilibriaError: if a name is not in this run.
+            EquilibriaError: if this run has no column or parameter of that name.
         """
-        names = self.columns if columns is None else _asked("column", columns, self.columns)
+        names = self.columns if columns is None else _known_names("column", columns, self.columns)
         table = self._table.select(names)
         kept = self._kept
         if params is not None:
-            asked = pa.array(_asked("param", params, self._all_params()), pa.string())
-            wanted = pc.is_in(self._table["param"].cast(pa.string()), value_set=asked).to_numpy()
-            kept = wanted if kept is None else kept & wanted
+            every_param = self._table["param"].unique().to_pylist()  # also those of rows that were superseded
+            wanted = pa.array(_known_names("param", params, every_param), pa.string())
+            chosen = pc.is_in(self._table["param"].cast(pa.string()), value_set=wanted).to_numpy()
+            kept = chosen if kept is None else kept & chosen
         if kept is not None:
             table = table.filter(pa.array(kept))
         return table.unify_dictionaries()
 
     def sharpness(self) -> pa.Table:
-        """What a `equilibria.SharpnessTracker` measured, one row per query; empty if there was none."""
+        """The measurements of an `equilibria.SharpnessTracker`, one row per query; empty if there was none."""
         return self._sharpness
 
     def to_parquet(self, path: str | Path) -> None:
-        """Write the samples as a Parquet file, units included."""
+        """Write the samples to a Parquet file, units included."""
         parquet = importlib.import_module("pyarrow.parquet")
         _export(path, lambda: parquet.write_table(self.samples(), str(path)))
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the samples as a CSV file with a header; not measured is empty, not a number is ``nan``."""
+        """Write the samples to a CSV file with a header; not measured is empty, not a number is ``nan``."""
         csv = importlib.import_module("pyarrow.csv")
         _export(path, lambda: csv.write_csv(without_dictionaries(self.samples()), str(path)))
 
     def to_pandas(self) -> Any:
-        """The samples as a pandas DataFrame, words as categories.
+        """The samples as a pandas DataFrame, text as categories.
 
         Raises:
             EquilibriaError: if pandas is not installed.
@@ -114,16 +118,12 @@ class Run:
             raise EquilibriaError("to_pandas() needs pandas: pip install pandas") from None
         return self.samples().to_pandas()
 
-    def _all_params(self) -> list[str]:
-        names: list[str] = self._table["param"].unique().to_pylist()
-        return names
 
-
-def read_run(path: str | Path) -> Run:
-    """A run directory, with what is wrong with it in `Run.notes`.
+def read_record(path: str | Path) -> Record:
+    """Read a run directory; whatever cannot be read becomes a sentence in `Record.notes`.
 
     Args:
-        path: the directory that a `RunWriter` was given. It may be writing still.
+        path: the directory of a `RecordWriter`, which may still be at work.
 
     Raises:
         EquilibriaError: if there is no run at ``path``, or a newer version of equilibria wrote it.
@@ -135,26 +135,26 @@ def read_run(path: str | Path) -> Run:
         manifest = read_manifest(directory)
         if manifest is None:
             raise EquilibriaError(_not_a_run(directory))
-        segments, queries = (_segments(directory, table) for table in (SAMPLES, SHARPNESS))
+        samples, queries = (_read_segments(directory, table) for table in (SAMPLES, SHARPNESS))
     except OSError as error:
         raise EquilibriaError(f"cannot read {directory}: {error.strerror or error}") from error
-    kept, superseded = _one_line_of_steps(segments)
+    kept, superseded = _one_line_of_steps(samples)
     kept_queries, superseded_queries = _one_line_of_steps(queries)
-    sharpness = _together(queries, SHARPNESS)
-    return Run(
+    sharpness = _concatenated(queries, SHARPNESS)
+    return Record(
         path=directory,
         id=manifest.id,
-        metadata={key: value for session in manifest.sessions for key, value in session.metadata.items()},
+        metadata=manifest.metadata,
         sessions=manifest.sessions,
-        notes=(*_notes([*segments, *queries]), *superseded, *superseded_queries),
-        _table=_together(segments, SAMPLES),
+        notes=(*(part.note for part in (*samples, *queries) if part.note), *superseded, *superseded_queries),
+        _table=_concatenated(samples, SAMPLES),
         _kept=kept,
         _sharpness=sharpness if kept_queries is None else sharpness.filter(pa.array(kept_queries)),
     )
 
 
 def without_dictionaries(table: pa.Table) -> pa.Table:
-    """The same table with words as plain strings."""
+    """The same table with text as plain strings."""
     fields = [
         column.with_type(column.type.value_type) if pa.types.is_dictionary(column.type) else column
         for column in table.schema
@@ -162,15 +162,11 @@ def without_dictionaries(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields, metadata=table.schema.metadata))
 
 
-def _segments(directory: Path, table: str) -> list[Segment]:
-    return [read_segment(file, table=table) for file in segment_paths(directory, table=table).values()]
+def _read_segments(directory: Path, table: TableName) -> list[Segment]:
+    return [read_segment(path, table=table) for path in segment_paths(directory, table=table).values()]
 
 
-def _notes(segments: Iterable[Segment]) -> list[str]:
-    return [segment.note for segment in segments if segment.note]
-
-
-def _together(segments: Iterable[Segment], name: str) -> pa.Table:
+def _concatenated(segments: Sequence[Segment], name: TableName) -> pa.Table:
     """All rows. The empty table first: it fixes the order, and columns an older version did not write become null."""
     tables = [TABLES[name].empty_table(), *(segment.table for segment in segments)]
     try:
@@ -180,33 +176,42 @@ def _together(segments: Iterable[Segment], name: str) -> pa.Table:
 
 
 def _one_line_of_steps(segments: Sequence[Segment]) -> tuple[NDArray[np.bool_] | None, list[str]]:
-    """Which rows no later row goes back over (None for all), and a note for each session that has others."""
+    """Which rows no later row supersedes (None for all), and a note for each session that has others."""
     masks: list[NDArray[np.bool_]] = []
     notes: list[str] = []
-    after: list[int] = []  # the lowest step of each later session
+    later: list[int] = []  # the lowest step of each later session
     for segment in reversed(segments):
         steps = segment.table["step"].to_numpy()
-        lowest_to_come = np.minimum.accumulate(steps[::-1])[::-1]
-        kept = steps == lowest_to_come
-        if after:
-            kept &= steps < min(after)
+        kept = not_superseded(steps)
+        if later:
+            kept &= steps < min(later)
         if not kept.all():
-            back_to = min([*after, *steps[1:][steps[1:] < steps[:-1]].tolist()])
+            back_to = min([*later, *steps[1:][steps[1:] < steps[:-1]].tolist()])
             count = np.count_nonzero(~kept)
             notes.append(f"{segment.name}: {count:,} rows left out, the run went back to step {back_to:,} after them")
         masks.append(kept)
-        after += [int(steps.min())] if steps.size else []
+        later += [int(steps.min())] if steps.size else []
     return (np.concatenate(masks[::-1]) if notes else None), notes[::-1]
 
 
-def _asked(what: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
-    asked = [names] if isinstance(names, str) else list(names)
-    for name in asked:
+def not_superseded(steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows of a session no later row of it goes back over.
+
+    Example:
+        >>> not_superseded(np.array([0, 10, 20, 15, 25])).tolist()
+        [True, True, False, True, True]
+    """
+    return np.asarray(steps == np.minimum.accumulate(steps[::-1])[::-1])
+
+
+def _known_names(what: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
+    wanted = [names] if isinstance(names, str) else list(names)
+    for name in wanted:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=3) or list(known[:3])
             has = f"{len(known)}, such as: {', '.join(near)}" if known else "none yet"
             raise EquilibriaError(f"got {what} {name!r}; this run has {has}")
-    return asked
+    return wanted
 
 
 def _export(path: str | Path, write: Callable[[], object]) -> None:
@@ -221,6 +226,44 @@ def _not_a_run(directory: Path) -> str:
         return f"there is no directory {directory}"
     if not directory.is_dir():
         return f"{directory} is a file; expected a run directory"
-    inside = sorted(path.parent.name for path in directory.glob(f"*/{RUN_FILE}"))
-    found = f"; it holds the runs {', '.join(inside[:5])}" if inside else ""
-    return f"{directory} is not a run: it has no {RUN_FILE}{found}"
+    runs = sorted(path.parent.name for path in directory.glob(f"*/{RUN_FILE}"))
+    hint = f"; it holds the runs {', '.join(runs[:5])}" if runs else ""
+    return f"{directory} is not a run: it has no {RUN_FILE}{hint}"
+
+
+# ---- a run that grows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AppendedBatch:
+    """Rows that were appended to a table of a run, and the number of their session."""
+
+    table: TableName
+    session: int
+    batch: pa.RecordBatch
+
+
+class RecordTail:
+    """Reads what was appended to a run directory since the last look, and no row twice."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._readers: dict[tuple[str, int], SegmentReader] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about bytes that cannot be read; a living writer may be about to complete the last batch."""
+        return tuple(reader.note for reader in self._readers.values() if reader.note)
+
+    def read(self) -> Iterator[AppendedBatch]:
+        """The appended batches, session by session; raises as `SegmentReader.read` does."""
+        for table in TABLES:
+            for session, path in segment_paths(self._directory, table=table).items():
+                reader = self._readers.setdefault((table, session), SegmentReader(path, table=table))
+                for batch in reader.read():
+                    yield AppendedBatch(table, session, batch)
+
+    def last_write(self) -> float | None:
+        """When a sample was last written, in seconds since 1970; None if none was yet."""
+        files = [path for table in TABLES for path in segment_paths(self._directory, table=table).values()]
+        return max((path.stat().st_mtime for path in files), default=None)

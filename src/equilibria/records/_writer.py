@@ -1,4 +1,4 @@
-"""Append samples to a run directory without ever being the reason that training stops."""
+"""Append samples to a run directory, and never stop training because of it."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ from equilibria.records._manifest import (
     write_manifest,
 )
 from equilibria.records._segment import SegmentWriter, segment_name, segment_paths
-from equilibria.records.tables import FORMAT, SAMPLES, TABLES
+from equilibria.records.tables import FORMAT, SAMPLES, TABLES, TableName
 
 _MOST_ROWS = 65_536  # about 10 MB in memory
 
 
 class RecordWarning(UserWarning):
-    """Recording has stopped, or cannot be protected from a second writer; training goes on."""
+    """Recording has stopped, or a second writer could go unnoticed; training goes on."""
 
 
-class RunWriter:
+class RecordWriter:
     """Appends samples to a run directory.
 
     `append` keeps rows in memory; a thread writes them once the oldest is ``flush_seconds`` old, also while training
-    pauses. What was written survives ``kill -9``. After a crash of the whole machine the last half minute or so may
-    be missing, see `SegmentWriter`. A disk that is full or goes away is reported once, as a `RecordWarning` from the
-    next call, and recording stops. A writer that is never closed is closed when the interpreter exits. In a forked
-    child it does nothing. Its methods may be called from several threads and from signal handlers.
+    pauses. Written rows survive ``kill -9``; a crash of the whole machine may cost the last half minute or so, see
+    `SegmentWriter`. If the disk is full or goes away, recording stops and the next call gives one `RecordWarning`. The
+    interpreter closes an open writer when it exits. In a forked child the writer does nothing. Its methods may be
+    called from several threads and from signal handlers.
 
     Args:
         directory: the run directory; created if absent.
-        metadata: anything JSON can hold; kept with this session.
-        resume: append a session to the run that is there (or begin one if there is none). Where its steps begin below
-            those recorded before, readers take the later session's.
+        metadata: anything JSON can hold; recorded with this session.
+        resume: append a session to the run in the directory (or begin one if there is none). If its steps begin below
+            those of earlier sessions, readers take the later session's.
         flush_seconds: the longest time that a sample stays in memory only, in seconds.
 
     Raises:
-        EquilibriaError: if the directory holds a run and ``resume`` is False, holds other files, is being recorded by
-            another process, or cannot be written.
+        EquilibriaError: if the directory holds a run and ``resume`` is False, holds other files, is locked by another
+            writer, or cannot be written.
 
     Example:
         >>> import tempfile
-        >>> from equilibria.records import RunWriter, read_run
+        >>> from equilibria.records import RecordWriter, read_record
         >>> directory = tempfile.TemporaryDirectory()
-        >>> with RunWriter(directory.name, metadata={"model": "digits"}) as writer:
+        >>> with RecordWriter(directory.name, metadata={"model": "digits"}) as writer:
         ...     writer.append({"step": [0, 0], "param": ["conv1", "conv2"], "norm": [1.0, 2.0]})
-        >>> run = read_run(directory.name)
-        >>> run.metadata, run.samples(["param", "norm"]).to_pylist()[1]
+        >>> record = read_record(directory.name)
+        >>> record.metadata, record.samples(["param", "norm"]).to_pylist()[1]
         ({'model': 'digits'}, {'param': 'conv2', 'norm': 2.0})
         >>> directory.cleanup()
     """
@@ -78,7 +78,7 @@ class RunWriter:
         self._pid = os.getpid()
         self._buffer_lock = threading.RLock()  # re-entrant: a signal handler may close while the main thread appends
         self._write_lock = threading.RLock()  # apart from the other, so that append does not wait for the disk
-        self._pending: dict[str, list[pa.RecordBatch]] = {}
+        self._pending: dict[TableName, list[pa.RecordBatch]] = {}
         self._rows = 0
         self._oldest = 0.0
         self._failure: str | None = None
@@ -93,7 +93,7 @@ class RunWriter:
         self._thread.start()
         atexit.register(self.close)
         if not self._lock.certain:
-            self._warn(f"{directory} is on a file system without locks: a second writer may go unseen")
+            self._warn(f"{directory} is on a file system without locks: a second writer may go unnoticed")
 
     @property
     def directory(self) -> Path:
@@ -105,8 +105,8 @@ class RunWriter:
         """Why recording has stopped, or None."""
         return self._failure
 
-    def append(self, columns: Mapping[str, Column], *, table: str = SAMPLES) -> None:
-        """Add rows; the values are copied.
+    def append(self, columns: Mapping[str, Column], *, table: TableName = SAMPLES) -> None:
+        """Add rows; copies the values.
 
         Args:
             columns: name -> values, all of one length; ``step`` and ``param`` are required, other columns of the
@@ -132,18 +132,18 @@ class RunWriter:
         self._warn_if_stopped()
 
     def flush(self) -> None:
-        """Write what is in memory; when this returns, ``kill -9`` no longer loses it (unless `failure` says so)."""
+        """Write all rows in memory; once this returns, ``kill -9`` no longer loses them (unless `failure` is set)."""
         if self._is_active():
             self._write_pending()
             self._warn_if_stopped()
 
     def close(self, *, metadata: Mapping[str, Any] | None = None) -> None:
-        """Write what is in memory, end the session and let the next writer in; a second call does nothing.
+        """Write all rows in memory, end the session and release the lock; a second call does nothing.
 
         Args:
-            metadata: added to that of this session: what is known only at its end.
+            metadata: added to that of this session, for values that are known only at its end.
         """
-        last_words = check_metadata(metadata or {})
+        final_metadata = check_metadata(metadata or {})
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -152,7 +152,7 @@ class RunWriter:
         with self._write_lock:
             self._write_pending()
             if self._failure is None:
-                self._end_session(last_words)
+                self._end_session(final_metadata)
             for segment in self._segments.values():
                 segment.abandon()
             self._lock.release()
@@ -168,7 +168,7 @@ class RunWriter:
 
     def _open(self, metadata: dict[str, Any], *, resume: bool) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        _refuse_foreign(self._directory)
+        _check_no_other_files(self._directory)
         self._lock = RunLock(self._directory)
         try:
             before = read_manifest(self._directory)
@@ -177,7 +177,7 @@ class RunWriter:
                     f"{self._directory} already holds a run; pass resume=True to append to it, "
                     "or choose another directory"
                 )
-            known = before.sessions if before else ()  # one killed early has no file, one whose file was moved no entry
+            known = before.sessions if before else ()  # a session killed early has no file; a moved file has no session
             files = [number for table in TABLES for number in segment_paths(self._directory, table=table)]
             number = max(len(known), max(files, default=-1) + 1)
             session = Session(segment_name(number), now(), None, self._pid, socket.gethostname(), metadata)
@@ -209,7 +209,7 @@ class RunWriter:
                 except (OSError, pa.ArrowException) as error:
                     self._stop(error)
 
-    def _segment_of(self, table: str) -> SegmentWriter:
+    def _segment_of(self, table: TableName) -> SegmentWriter:
         if table not in self._segments:
             name = segment_name(self._number, table=table)
             self._segments[table] = SegmentWriter(self._directory / name, table=table)
@@ -229,7 +229,7 @@ class RunWriter:
                 self._write_pending()
 
     def _seconds_left(self) -> float:
-        """Until the oldest row is due. With no row, none can be due before ``flush_seconds`` have passed."""
+        """Time until the oldest row is due. Without rows, none can be due before ``flush_seconds`` have passed."""
         with self._buffer_lock:
             if not self._pending:
                 return self._flush_seconds
@@ -251,8 +251,8 @@ class RunWriter:
         warn_caller(message, RecordWarning)
 
 
-def _refuse_foreign(directory: Path) -> None:
-    """A directory is a run, or new: mixing a run with other files would leave nobody sure what may be deleted."""
+def _check_no_other_files(directory: Path) -> None:
+    """Raise if a directory holds files and no run: mixed with a run, nobody could tell which files may be deleted."""
     names = {path.name for path in directory.iterdir()} - {LOCK_FILE, TEMPORARY}
     if names and read_manifest(directory) is None:
         raise EquilibriaError(

@@ -1,18 +1,43 @@
-"""The sample table: one row per sampled step and parameter (or row of a parameter), with units."""
+"""The tables of a run: their columns with units, the words of their text columns, and the version of their format.
+
+A run has a sample table, one row per sampled step and parameter (or row of a parameter), and, if a sharpness tracker
+recorded into it, a sharpness table, one row per query. Null means not measured or no law; NaN means measured and not a
+number.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Final, Literal
 
 import pyarrow as pa
 
 from equilibria.errors import EquilibriaError
 
-WORDS = pa.dictionary(pa.int32(), pa.string())
+TableName = Literal["samples", "sharpness"]
+SAMPLES: Final = "samples"
+SHARPNESS: Final = "sharpness"
 
-_UNITS = {  # "1" is a pure number, "w" the unit of the weights, "g" that of the loss per unit of weight
-    "lr": "w/g",  # plain SGD's; other optimizers give the number another unit
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+
+def _schema(required: Mapping[str, pa.DataType], units: Mapping[str, str], text: tuple[str, ...]) -> pa.Schema:
+    """Columns that are never null, then numbers with their units, then text."""
+    steps = {b"unit": b"steps"}
+    return pa.schema(
+        [
+            *(pa.field(name, kind, False, steps if name == "step" else None) for name, kind in required.items()),
+            *(pa.field(name, pa.float64(), metadata={"unit": unit}) for name, unit in units.items()),
+            *(pa.field(name, _TEXT) for name in text),
+        ]
+    )
+
+
+# ---- samples
+
+_SAMPLE_UNITS = {  # "1" is a pure number, "w" the unit of the weights, "g" that of the loss per unit of weight
+    "lr": "w/g",  # for plain SGD; other optimizers give lr another unit
     "weight_decay": "g/w",
     "momentum": "1",  # beta1 for the Adam family and Lion
     "norm": "w",  # before the step, like grad_norm, cosine and the predictions
@@ -32,29 +57,19 @@ _UNITS = {  # "1" is a pure number, "w" the unit of the weights, "g" that of the
     "epochs_to_settle": "epochs",
 }
 
+SAMPLE_FIELDS = _schema({"step": pa.int64(), "param": _TEXT}, _SAMPLE_UNITS, ("state", "note"))
+"""Names, types and units of the sample table's columns."""
 
-def _field(name: str, kind: pa.DataType, *, unit: str = "", nullable: bool = True) -> pa.Field:
-    return pa.field(name, kind, nullable=nullable, metadata={"unit": unit} if unit else None)
-
-
-SAMPLE_FIELDS = pa.schema(
-    [
-        _field("step", pa.int64(), unit="steps", nullable=False),
-        _field("param", WORDS, nullable=False),
-        *(_field(name, pa.float64(), unit=unit) for name, unit in _UNITS.items()),
-        _field("state", WORDS),
-        _field("note", WORDS),
-    ]
-)
-"""Names, types and units. Null means not measured or no law, NaN means measured and not a number."""
-
-NUMBERS = tuple(_UNITS)
-"""The columns that hold measured or predicted numbers."""
+NUMBERS = tuple(_SAMPLE_UNITS)
+"""The columns of the sample table that hold measured or predicted numbers."""
 
 SETTLING, SETTLED, DISTURBED, NO_EQUILIBRIUM = "settling", "settled", "disturbed", "none"
 STATES = (SETTLING, SETTLED, DISTURBED, NO_EQUILIBRIUM)
-"""What ``state`` may say; disturbed means that lr, wd or momentum jumped, or the weights themselves were changed, since
-it was settled. A smooth schedule disturbs nothing: what falls behind it is settling."""
+"""Values of the sample table's ``state``. A layer is disturbed if, since it was settled, lr, wd or momentum jumped or
+its weights were changed outside a step. A smooth schedule disturbs nothing: a layer that lags behind it is settling."""
+
+FORMER_STATES = {"approaching": SETTLING, "no equilibrium": NO_EQUILIBRIUM}
+"""Values of ``state`` that earlier versions wrote into the sample table, and their present names; readers map them."""
 
 SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT = (
     "step skipped",
@@ -63,11 +78,11 @@ SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT = (
     "no gradient",
 )
 NOTES = (SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT)
-"""What ``note`` may say; null where all is well."""
+"""Values of the sample table's ``note``; null for an ordinary sample."""
 
 
 def unit(column: str) -> str:
-    """The unit of a column of the sample table, "" for words.
+    """The unit of a column of the sample table, "" for text.
 
     Example:
         >>> unit("angle"), unit("step"), unit("param")
@@ -79,7 +94,8 @@ def unit(column: str) -> str:
     return metadata.get(b"unit", b"").decode()
 
 
-_WORDS = pa.dictionary(pa.int32(), pa.string())
+# ---- sharpness
+
 _SHARPNESS_UNITS = {  # "1" is a pure number, "w" the unit of the weights, "loss" that of the loss
     "sharpness": "loss/w^2",  # loss if spherical: |w|^2 times the eigenvalue at w
     "bound": "1",  # of its relative error; an estimate where certified is 0
@@ -96,54 +112,48 @@ _SHARPNESS_UNITS = {  # "1" is a pure number, "w" the unit of the weights, "loss
     "turned_back": "1",  # share of the last ten steps that turned back on the one before
     "loss": "loss",
     "steps_to_crossing": "steps",  # until R = 1; null without a forecast
-    "steps_to_oscillation": "steps",  # until the loss jumps, about: as it grows out of the rounding of the weights
+    "steps_to_oscillation": "steps",  # roughly, until the oscillation has grown from rounding error to a jump in loss
     "loss_predicted": "loss",  # above its minimum, at the edge of stability; the largest value, of g = 0
     "period": "steps",  # of the slow oscillation there, once it is small
 }
 
-
-def _sharpness_field(name: str, kind: pa.DataType, *, unit: str = "", nullable: bool = True) -> pa.Field:
-    return pa.field(name, kind, nullable=nullable, metadata={"unit": unit} if unit else None)
-
-
-SHARPNESS_FIELDS = pa.schema(
-    [
-        _sharpness_field("step", pa.int64(), unit="steps", nullable=False),
-        *(_sharpness_field(name, pa.float64(), unit=unit) for name, unit in _SHARPNESS_UNITS.items()),
-        _sharpness_field("state", _WORDS),
-    ]
-)
-"""Names, types and units. Null means not measured, or no law."""
+SHARPNESS_FIELDS = _schema({"step": pa.int64()}, _SHARPNESS_UNITS, ("state",))
+"""Names, types and units of the sharpness table's columns."""
 
 STABLE, APPROACHING_EDGE, PAST, EDGE = "stable", "approaching", "past the edge", "edge of stability"
 DIVERGING, DIVERGED = "diverging", "diverged"
 EDGE_STATES = (STABLE, APPROACHING_EDGE, PAST, EDGE, DIVERGING, DIVERGED)
-"""What ``state`` may say. Approaching: R grows as weight decay alone makes it grow, so that its crossing of 1 is known.
-Past the edge: R is above 1, but no oscillation is seen yet, or it still grows. Edge of stability: R is held at 1 by an
-oscillation. Diverging: R is above 1, steps turn back, and the loss has grown far beyond where it began and still
-grows. Diverged: the loss is as far beyond, where R is below 1 again: of a dead network that says nothing."""
+"""Values of the sharpness table's ``state``. Approaching: R grows as weight decay alone makes it grow, so the step at
+which it crosses 1 is known. Past the edge: R is above 1, and no oscillation is visible yet, or it still grows. Edge of
+stability: an oscillation holds R at 1. Diverging: R is above 1, steps turn back, and the loss is far above its first
+value and still grows. Diverged: the loss is as far above, and R is below 1 again, which means nothing for a dead
+network."""
 
+
+# ---- the files
 
 FORMAT = "1.1"
-"""Version of the files, major.minor: a new column or table raises the minor, what older readers misread the major."""
+"""Version of the files, major.minor: a new column or table raises the minor; a change that older readers would misread
+raises the major."""
 
 FORMAT_KEY = b"equilibria.format"
-"""The entry of the Arrow schema's metadata that holds the version."""
+"""The entry of an Arrow schema's metadata that holds the version."""
 
 SAMPLE_SCHEMA = SAMPLE_FIELDS.with_metadata({FORMAT_KEY: FORMAT})
-"""The sample table. Null means not measured, NaN means measured and not a number."""
+"""The sample table as it is on disk. Null means not measured, NaN means measured and not a number."""
 
-SAMPLES, SHARPNESS = "samples", "sharpness"
-
-TABLES = {SAMPLES: SAMPLE_SCHEMA, SHARPNESS: SHARPNESS_FIELDS.with_metadata({FORMAT_KEY: FORMAT})}
-"""What a run may hold, by the name of its files. A column that is not nullable must be given."""
+TABLES: dict[TableName, pa.Schema] = {
+    SAMPLES: SAMPLE_SCHEMA,
+    SHARPNESS: SHARPNESS_FIELDS.with_metadata({FORMAT_KEY: FORMAT}),
+}
+"""The tables that a run may have, by the name of their files. Columns that are not nullable are required."""
 
 
 def check_format(version: object, *, where: str) -> None:
-    """Refuse what this version of the library would misread: a newer major number, or no version at all.
+    """Raise if this version of the library would misread a file: a newer major number, or no version at all.
 
     Args:
-        version: what the file says, "major.minor".
+        version: the version that the file states, "major.minor".
         where: the file, for the message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The addresses: pages, what their scripts fetch, and the streams that say when to fetch again."""
+"""The addresses of the server: pages, the data that their scripts fetch, and the streams that announce new data."""
 
 from __future__ import annotations
 
@@ -18,46 +18,48 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from equilibria.errors import EquilibriaError
-from equilibria.serve.answers import MOST_COMPARED, comparison, forecast_view, plan_view
-from equilibria.serve.assets import asset
 from equilibria.serve.catalogue import Catalogue
-from equilibria.serve.frame import body, frame, gallery
 from equilibria.serve.guard import LOOPBACK, Guard
 from equilibria.serve.hub import Hub
-from equilibria.serve.requests import Readers
-from equilibria.serve.worker import EndedError, Worker
+from equilibria.serve.pages import asset, body, gallery, page
+from equilibria.serve.queries import MOST_COMPARED, QueryReaders, comparison_view, forecast_view, plan_view
+from equilibria.serve.worker import Worker, WorkerClosedError
 from equilibria.views.words import full_stop, text
 
 _FOREVER = "public, max-age=31536000, immutable"
-_MOST_ANSWERS = 64  # plans that are kept, some tens of kilobytes each
+_CACHED_PLANS = 64  # some tens of kilobytes each
 
 
 class App:
-    """What answers requests.
+    """The ASGI application.
 
     Args:
         catalogue: the runs.
-        readers: how queries are read.
+        readers: read the queries of the planner and of forecasts.
         results: the folder of `equilibria reproduce`, which need not exist.
-        hosts: names under which this server may be called.
+        hosts: names under which browsers may call this server.
         any_address: also by any IP address.
+
+    Attributes:
+        hub: the runs, and the streams of events about them.
+        asgi: the application that a server runs.
     """
 
     def __init__(
         self,
         catalogue: Catalogue,
         *,
-        readers: Readers,
+        readers: QueryReaders,
         results: Path,
         hosts: Iterable[str] = LOOPBACK,
         any_address: bool = False,
     ) -> None:
         self.hub = Hub(catalogue)
-        self._calculator = Worker("equilibria-serve-plans")
-        self._gallery_maker = Worker("equilibria-serve-gallery")  # takes seconds, for which no plan should wait
+        self._plan_worker = Worker("equilibria-serve-plans")
+        self._gallery_worker = Worker("equilibria-serve-gallery")  # takes seconds, and plans should not wait for it
         self._readers, self._results = readers, results
-        self._plan = lru_cache(_MOST_ANSWERS)(self._plan_now)
-        handlers = {HTTPException: _told, EndedError: _ended}
+        self._plan = lru_cache(_CACHED_PLANS)(self._compute_plan)
+        handlers = {HTTPException: _error_response, WorkerClosedError: _closing_response}
         app = Starlette(routes=self._routes(), exception_handlers=handlers, lifespan=self._lifespan)
         self.asgi = Guard(app, hosts=hosts, any_address=any_address)
 
@@ -82,26 +84,26 @@ class App:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        reading = asyncio.create_task(self._begin())
+        reading = asyncio.create_task(self._read_runs())
         yield
         reading.cancel()
         self.close()
 
-    async def _begin(self) -> None:
-        """Read before anybody asks, so that the first viewer does not wait."""
-        with suppress(EndedError):
+    async def _read_runs(self) -> None:
+        """Read the runs before the first request, so that the first viewer does not wait."""
+        with suppress(WorkerClosedError):
             await self.hub.runs()
 
     def close(self) -> None:
-        """End all streams, and answer all who wait that the server ends."""
+        """End all streams, and answer all waiting requests with status 503."""
         self.hub.close()
-        self._calculator.close()
-        self._gallery_maker.close()
+        self._plan_worker.close()
+        self._gallery_worker.close()
 
     # ---- runs
 
     async def _list_page(self, _: Request) -> Response:
-        return HTMLResponse(frame("Runs", here="/", body=body("runs.html"), styles=[], scripts=["live.js", "runs.js"]))
+        return HTMLResponse(page("Runs", here="/", body=body("runs.html"), styles=[], scripts=["live.js", "runs.js"]))
 
     async def _list(self, _: Request) -> Response:
         return _json(await self.hub.runs())
@@ -110,10 +112,10 @@ class App:
         return _stream(self.hub.list_events())
 
     async def _run_page(self, request: Request) -> Response:
-        number = await self._known(request)
+        number = await self._run_number(request)
         name = self.hub.catalogue.runs[number].name
         return HTMLResponse(
-            frame(
+            page(
                 name,
                 here="/",
                 body=body("run.html", number=str(number), name=text(name)),
@@ -123,70 +125,73 @@ class App:
         )
 
     async def _run_view(self, request: Request) -> Response:
-        number = await self._known(request)
+        number = await self._run_number(request)
         view = await self.hub.view(number)
         assert view is not None
         return _tagged(request, view.payload, f"{number}-{view.number}")
 
     async def _run_events(self, request: Request) -> Response:
-        return _stream(self.hub.run_events(await self._known(request)))
+        return _stream(self.hub.run_events(await self._run_number(request)))
 
-    async def _known(self, request: Request) -> int:
+    async def _run_number(self, request: Request) -> int:
+        """The number in the path; status 404 if there is no such run."""
         number: int = request.path_params["number"]
         if number not in self.hub.catalogue.runs:
             await self.hub.worker.do(self.hub.catalogue.scan)
         if number not in self.hub.catalogue.runs:
             gone = self.hub.catalogue.known(number)
-            said = f"There is no run {number}" if gone is None else f"The run {gone.name} was deleted"
-            raise HTTPException(404, f"{said}; the list at / has all of them.")
+            reason = f"There is no run {number}" if gone is None else f"The run {gone.name} was deleted"
+            raise HTTPException(404, f"{reason}; the list at / has all of them.")
         return number
 
     # ---- several runs
 
     async def _compare_page(self, _: Request) -> Response:
         scripts = ["shared.js", "live.js", "compare.js", "plotly.js"]
-        page = frame("Compare runs", here="/compare", body=body("compare.html"), styles=["report.css"], scripts=scripts)
-        return HTMLResponse(page)
+        html = page("Compare runs", here="/compare", body=body("compare.html"), styles=["report.css"], scripts=scripts)
+        return HTMLResponse(html)
 
     async def _compare_view(self, request: Request) -> Response:
         _allow_only(request, {"run", "layer"})
         numbers = list(dict.fromkeys(map(_number, request.query_params.getlist("run"))))
         if len(numbers) > MOST_COMPARED:
             raise HTTPException(400, f"got {len(numbers)} runs; expected at most {MOST_COMPARED} to compare.")
-        strangers = [number for number in numbers if self.hub.catalogue.known(number) is None]
-        if strangers:
-            raise HTTPException(400, f"got run={strangers[0]}; expected numbers of runs that the list has.")
+        if self._unknown(numbers):  # perhaps the server has only just started
+            await self.hub.worker.do(self.hub.catalogue.scan)
+        unknown = self._unknown(numbers)
+        if unknown:
+            raise HTTPException(400, f"got run={unknown[0]}; expected numbers of runs that the list has.")
         layer = request.query_params.get("layer") or None
 
-        def work() -> dict[str, object]:
-            return comparison({number: self.hub.catalogue.loaded(number) for number in numbers}, layer)
+        def compare() -> dict[str, object]:
+            return comparison_view({number: self.hub.catalogue.loaded(number) for number in numbers}, layer)
 
-        return _json(await _answered(request, self.hub.worker, work))
+        return _json(await _do(request, self.hub.worker, compare))
+
+    def _unknown(self, numbers: Iterable[int]) -> list[int]:
+        return [number for number in numbers if self.hub.catalogue.known(number) is None]
 
     # ---- plans and forecasts
 
     async def _plan_page(self, _: Request) -> Response:
         scripts = ["shared.js", "plan-charts.js", "live.js", "plan.js", "plotly.js"]
-        return HTMLResponse(
-            frame("Planner", here="/plan", body=body("plan.html"), styles=["plan.css"], scripts=scripts)
-        )
+        return HTMLResponse(page("Planner", here="/plan", body=body("plan.html"), styles=["plan.css"], scripts=scripts))
 
     async def _plan_view(self, request: Request) -> Response:
-        query = tuple(sorted(_single(request).items()))
-        found = await _answered(request, self._calculator, lambda: self._plan(query))
-        return Response(found, media_type="application/json")
+        options = tuple(sorted(_options(request).items()))
+        payload = await _do(request, self._plan_worker, lambda: self._plan(options))
+        return Response(payload, media_type="application/json")
 
-    def _plan_now(self, query: tuple[tuple[str, str], ...]) -> bytes:
-        options = dict(query)
-        full = options.pop("alternatives", "") == "1"
-        asked = self._readers.plan(options)
-        return _encoded(plan_view(asked, title="Planner", with_alternatives=full))
+    def _compute_plan(self, options: tuple[tuple[str, str], ...]) -> bytes:
+        rest = dict(options)
+        with_alternatives = rest.pop("alternatives", "") == "1"
+        return _encoded(plan_view(self._readers.plan(rest), title="Planner", with_alternatives=with_alternatives))
 
     async def _forecast_page(self, request: Request) -> Response:
-        number = await self._known(request)
+        number = await self._run_number(request)
         name = self.hub.catalogue.runs[number].name
         return HTMLResponse(
-            frame(
+            page(
                 f"Forecast: {name}",
                 here="/",
                 body=body("forecast.html", number=str(number), name=text(name)),
@@ -196,29 +201,31 @@ class App:
         )
 
     async def _forecast_view(self, request: Request) -> Response:
-        number, query = await self._known(request), _single(request)
-        seen = await _answered(request, self.hub.worker, lambda: self.hub.catalogue.loaded(number).seen())
-        found = await _answered(request, self._calculator, lambda: forecast_view(seen, query, self._readers))
-        return _json(found)
+        number, options = await self._run_number(request), _options(request)
+        snapshot = await _do(request, self.hub.worker, lambda: self.hub.catalogue.loaded(number).snapshot())
+        return _json(await _do(request, self._plan_worker, lambda: forecast_view(snapshot, options, self._readers)))
 
     # ---- the reproduction
 
     async def _gallery(self, request: Request) -> Response:
-        page = await _answered(request, self._gallery_maker, lambda: gallery(self._results))
-        return _tagged(request, page.content, page.tag, kind="text/html; charset=utf-8")
+        html = await _do(request, self._gallery_worker, lambda: gallery(self._results))
+        return _tagged(request, html.content, html.tag, media_type=html.media_type)
 
 
 async def _asset(request: Request) -> Response:
-    found = asset(request.path_params["name"])
-    if found is None or found.tag != request.path_params["tag"]:
+    known = asset(request.path_params["name"])
+    if known is None or known.tag != request.path_params["tag"]:
         raise HTTPException(404, "There is no such file; load the page again.")
-    answer = _tagged(request, found.content, found.tag, kind=found.kind)
+    answer = _tagged(request, known.content, known.tag, media_type=known.media_type)
     answer.headers["cache-control"] = _FOREVER
     return answer
 
 
-async def _answered(request: Request, worker: Worker, work: Callable[[], Any]) -> Any:
-    """What the work gives; what it cannot do with this query becomes a sentence."""
+# ---- work for a request
+
+
+async def _do(request: Request, worker: Worker, work: Callable[[], Any]) -> Any:
+    """The result of the work; status 400 and a sentence if it raises EquilibriaError."""
     try:
         return await _while_connected(request, worker.do(work))
     except EquilibriaError as error:
@@ -226,25 +233,28 @@ async def _answered(request: Request, worker: Worker, work: Callable[[], Any]) -
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """What the work gives; given up where the viewer goes away: the next one would wait for nobody's answer."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    """The result of the work, cancelled if the viewer disconnects: later requests need not wait for it then."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise HTTPException(499, "The viewer has gone away.")  # which nobody reads
+            raise HTTPException(499, "The viewer has disconnected.")
         return working.result()
     finally:
         working.cancel()
         leaving.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
+# ---- queries
+
+
 def _without_dashes(words: str) -> str:
-    """Options as a query has them.
+    """Options of the command line under their names in a query.
 
     Example:
         >>> _without_dashes("got --steps-per-epoch 0 and --weight-decay 1, init_norm=None")
@@ -254,19 +264,19 @@ def _without_dashes(words: str) -> str:
     return re.sub(r"\bweight_decay\b", "wd", plain)
 
 
-def _single(request: Request) -> dict[str, str]:
-    """The query, of which nothing may be said twice; empty fields count as not filled in."""
-    given = request.query_params.multi_items()
-    twice = next((name for name, _ in given if len(request.query_params.getlist(name)) > 1), None)
+def _options(request: Request) -> dict[str, str]:
+    """The query, without empty fields; status 400 if it has a name twice."""
+    items = request.query_params.multi_items()
+    twice = next((name for name, _ in items if len(request.query_params.getlist(name)) > 1), None)
     if twice is not None:
         raise HTTPException(400, f"got {twice} more than once; expected it once.")
-    return {name: value.strip() for name, value in given if value.strip()}
+    return {name: value.strip() for name, value in items if value.strip()}
 
 
 def _allow_only(request: Request, names: set[str]) -> None:
-    strangers = sorted(set(request.query_params) - names)
-    if strangers:
-        raise HTTPException(400, f"got {strangers[0]}; expected only: {', '.join(sorted(names))}.")
+    unknown = sorted(set(request.query_params) - names)
+    if unknown:
+        raise HTTPException(400, f"got {unknown[0]}; expected only: {', '.join(sorted(names))}.")
 
 
 def _number(word: str) -> int:
@@ -275,19 +285,22 @@ def _number(word: str) -> int:
     return int(word)
 
 
-async def _told(request: Request, error: Exception) -> Response:
+# ---- responses
+
+
+async def _error_response(request: Request, error: Exception) -> Response:
     """An error as a sentence: JSON for scripts, text for people."""
     assert isinstance(error, HTTPException)
-    said = (
-        "There is nothing at this address; the list of runs is at /." if error.detail == "Not Found" else error.detail
-    )
+    message = error.detail
+    if message == "Not Found":
+        message = "There is nothing at this address; the list of runs is at /."
     if request.url.path.endswith("/view"):
-        return _json({"error": said}, status=error.status_code)
-    return PlainTextResponse(f"{said}\n", status_code=error.status_code, headers=error.headers)
+        return _json({"error": message}, status=error.status_code)
+    return PlainTextResponse(f"{message}\n", status_code=error.status_code, headers=error.headers)
 
 
-async def _ended(request: Request, _: Exception) -> Response:
-    return await _told(request, HTTPException(503, "The server ends."))
+async def _closing_response(request: Request, _: Exception) -> Response:
+    return await _error_response(request, HTTPException(503, "The server is shutting down."))
 
 
 def _encoded(data: object) -> bytes:
@@ -299,12 +312,12 @@ def _json(data: object, *, status: int = 200) -> Response:
     return Response(_encoded(data), status_code=status, media_type="application/json", headers=headers)
 
 
-def _tagged(request: Request, content: bytes, tag: str, *, kind: str = "application/json") -> Response:
-    """Sent only to who does not have it yet."""
+def _tagged(request: Request, content: bytes, tag: str, *, media_type: str = "application/json") -> Response:
+    """The content, or status 304 if the browser has it already."""
     headers = {"etag": f'"{tag}"', "cache-control": "no-cache"}
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
-    return Response(content, media_type=kind, headers=headers)
+    return Response(content, media_type=media_type, headers=headers)
 
 
 def _stream(events: AsyncIterator[bytes]) -> Response:

@@ -1,4 +1,4 @@
-"""All runs in the folders that were given, by number: no path ever comes from a request."""
+"""All runs in the served folders, by number: no path ever comes from a request."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from pathlib import Path
 
 from equilibria.errors import EquilibriaError
 from equilibria.records._manifest import RUN_FILE
-from equilibria.serve.follow import Followed
+from equilibria.serve.follow import FollowedRun
 
 MOST_LOADED = 8  # runs whose samples are in memory: some tens of megabytes each
 MOST_RUNS = 1000
-_DEPTH = 4  # folders below the one that was given
+_DEPTH = 4  # folders below a served one
 
 
 class Catalogue:
-    """The runs; methods that read are called from one thread.
+    """The runs below some folders; call methods that read from one thread.
 
     Args:
-        roots: run folders, or folders of runs. One that holds none yet is looked at again.
+        roots: run folders, or folders of runs. `scan` looks again at those that hold none yet.
+        most_loaded: the number of runs whose samples stay in memory.
+
+    Attributes:
+        empty: the names of the folders without runs.
+        left_out: whether there are more than `MOST_RUNS` runs.
 
     Raises:
-        EquilibriaError: one of them is a file, or there is none.
+        EquilibriaError: if one of the folders is a file.
     """
 
     def __init__(self, roots: Sequence[Path], *, most_loaded: int = MOST_LOADED) -> None:
@@ -32,41 +37,41 @@ class Catalogue:
                 raise EquilibriaError(f"got {root}, which is a file; expected the folder of a run, or a folder of runs")
         self._roots = [root.resolve() for root in roots]
         self._numbers: dict[Path, int] = {}
-        self._known: dict[int, Followed] = {}
-        self._runs: dict[int, Followed] = {}
+        self._known: dict[int, FollowedRun] = {}
+        self._runs: dict[int, FollowedRun] = {}
         self._loaded: OrderedDict[int, None] = OrderedDict()
         self._most_loaded = most_loaded
         self.empty: tuple[str, ...] = ()
         self.left_out = False
 
     @property
-    def runs(self) -> dict[int, Followed]:
-        """By number, in the order in which they were found."""
+    def runs(self) -> dict[int, FollowedRun]:
+        """The runs by number, in the order of their discovery."""
         return self._runs
 
-    def known(self, number: int) -> Followed | None:
-        """A run that is there, or was."""
+    def known(self, number: int) -> FollowedRun | None:
+        """A run that exists, or did; None if there never was such a number."""
         return self._known.get(number)
 
     def scan(self) -> None:
-        """Look for runs; those that are gone leave the list, and keep their numbers in case they come back."""
-        found = {path: root for root in self._roots for path in _runs_below(root)}
-        for path, root in list(found.items())[:MOST_RUNS]:
+        """Look for runs; deleted ones leave the list, and keep their numbers in case they come back."""
+        roots = {path: root for root in self._roots for path in _runs_below(root)}
+        for path, root in list(roots.items())[:MOST_RUNS]:
             if path not in self._numbers:
                 number = len(self._numbers) + 1
-                self._known[number] = Followed(path, name=self._name(path, root))
+                self._known[number] = FollowedRun(path, name=self._name(path, root))
                 self._numbers[path] = number
-        there = {number: self._known[number] for path, number in self._numbers.items() if path in found}
-        for number in self._runs.keys() - there.keys():
+        present = {number: self._known[number] for path, number in self._numbers.items() if path in roots}
+        for number in self._runs.keys() - present.keys():
             self._known[number].look()
             self._known[number].forget()
             self._loaded.pop(number, None)
-        self._runs = there  # at once: requests look at it from another thread
-        self.empty = tuple(root.name for root in self._roots if root not in found.values())
-        self.left_out = len(found) > MOST_RUNS
+        self._runs = present  # in one assignment: requests read it from another thread
+        self.empty = tuple(root.name for root in self._roots if root not in roots.values())
+        self.left_out = len(roots) > MOST_RUNS
 
-    def loaded(self, number: int) -> Followed:
-        """A run with its samples up to now; those of the one that nobody asked for longest are forgotten."""
+    def loaded(self, number: int) -> FollowedRun:
+        """A run with its samples up to now; beyond ``most_loaded`` runs, forgets the least recently used."""
         run = self._known[number]
         run.look()
         run.read()
@@ -85,8 +90,8 @@ class Catalogue:
 
 
 def _runs_below(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    """Folders with a run file, by name; a run holds no other runs, and links are not followed."""
-    if os.path.exists(root / RUN_FILE):  # noqa: PTH110  # False, where Path.exists raises, in a folder that is closed
+    """Folders with a run file, by name; looks neither inside a run nor behind links."""
+    if os.path.exists(root / RUN_FILE):  # noqa: PTH110  # False in a folder without permission; Path.exists raises
         yield root
     elif depth:
         try:

@@ -7,15 +7,15 @@
   const TITLES = { ratio: "angle ÷ equilibrium", angle: "angle per step, rad", norm: "norm of the weights" };
   const chosen = new Set(new URLSearchParams(location.search).getAll("run").map(Number));
   let wantedLayer = new URLSearchParams(location.search).get("layer");
-  let found = null, seen = "";
+  let comparison = null, shownRuns = "";
 
   const kind = () => form.elements.kind.value;
-  const hue = (place) => color("c" + place);
+  const runColor = (place) => color("c" + place);
 
   const line = (run, y, place, more, name) => ({
     x: run.x, y, mode: run.x.length > 1 ? "lines" : "markers", connectgaps: false, name: run.name,
     hovertemplate: "%{y:.3~g}" + (name ? " " + name : "") + "<extra>" + run.name.replace(/[<&]/g, " ") + "</extra>", meta: { run: run.id, kind: name || "measured" },
-    line: { color: hue(place), width: 2, ...more },
+    line: { color: runColor(place), width: 2, ...more },
   });
 
   const range = (traces, least) => {
@@ -26,12 +26,12 @@
   };
 
   const draw = () => {
-    if (!found) return;
-    const drawn = found.runs.filter((run) => run.x.length);
+    if (!comparison) return;
+    const drawn = comparison.runs.filter((run) => run.x.length);
     const measured = drawn.map((run, place) => line(run, run[kind()], place, { dash: "solid" }));
-    const goals = kind() === "angle" ? drawn.map((run, place) => line(run, run.angle_equilibrium, place, { width: 1.5, dash: "3px,3px" }, "equilibrium")) : [];
+    const equilibriumLines = kind() === "angle" ? drawn.map((run, place) => line(run, run.angle_equilibrium, place, { width: 1.5, dash: "3px,3px" }, "equilibrium")) : [];
     const one = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: color("theory"), width: 4 }, layer: "below" };
-    const traces = [...goals, ...measured];
+    const traces = [...equilibriumLines, ...measured];
     const ends = range(traces, kind() === "ratio" ? 2 : 4);
     const steps = drawn.flatMap((run) => run.x);
     const across = steps.length ? [Math.min(...steps), Math.max(...steps, Math.min(...steps) + 1)] : [0, 1];
@@ -44,19 +44,19 @@
   };
 
   const caption = (drawn) => {
-    if (!found.runs.length) return "Choose one run or more above.";
-    const without = found.runs.filter((run) => !run.x.length && !run.message).map((run) => run.name);
-    const told = found.runs.filter((run) => run.message).map((run) => " " + run.name + " is " + run.message + ".").join("");
-    const lines = { ratio: "Root mean squares of the measured angle over that of equilibrium; 1 is what lr × wd asks for.",
-      angle: "Measured, root mean square; dotted: the equilibrium of lr × wd.", norm: "Norm of the weights before the step." };
-    return (drawn.length ? lines[kind()] : "") + (without.length ? " Without this layer: " + without.join(", ") + "." : "") + told;
+    if (!comparison.runs.length) return "Choose one run or more above.";
+    const without = comparison.runs.filter((run) => !run.x.length && !run.message).map((run) => run.name);
+    const unreadable = comparison.runs.filter((run) => run.message).map((run) => " " + run.name + " is " + run.message + ".").join("");
+    const lines = { ratio: "Root mean square of the measured angle over that of the equilibrium angle of lr × wd; 1 means equilibrium.",
+      angle: "Root mean square of the measured angle; dotted: the equilibrium of lr × wd.", norm: "Norm of the weights before each step." };
+    return (drawn.length ? lines[kind()] : "") + (without.length ? " Runs without this layer: " + without.join(", ") + "." : "") + unreadable;
   };
 
   const key = (name, place) => {
     const item = document.createElement("li");
     const swatch = document.createElement("span");
     swatch.className = "swatch";
-    swatch.style.background = hue(place);
+    swatch.style.background = runColor(place);
     item.append(swatch, name);
     return item;
   };
@@ -66,7 +66,7 @@
     name.scope = "row";
     name.textContent = run.name;
     row.append(name);
-    const last = (values) => { const value = values.findLast((each) => each !== null); return value === undefined ? "–" : String(Number(value.toPrecision(3))); };
+    const last = (values) => { const value = values.findLast((entry) => entry !== null); return value === undefined ? "–" : String(Number(value.toPrecision(3))); };
     for (const words of [count(Math.round(run.x.at(-1))), ...["angle", "angle_predicted", "angle_equilibrium", "ratio", "norm"].map((kind) => last(run[kind]))]) {
       const cell = document.createElement("td");
       cell.textContent = words;
@@ -78,32 +78,32 @@
   const layers = () => {
     const select = byId("layer");
     const now = [...select.options].map((option) => option.value).join("\n");
-    if (now !== found.layers.join("\n")) select.replaceChildren(...found.layers.map((name) => new Option(name, name)));
-    if (found.layer !== null) select.value = found.layer;
+    if (now !== comparison.layers.join("\n")) select.replaceChildren(...comparison.layers.map((name) => new Option(name, name)));
+    if (comparison.layer !== null) select.value = comparison.layer;
   };
 
   const refresh = live.oneAtATime(async () => {
     const query = new URLSearchParams([...chosen].map((number) => ["run", number]));
     if (wantedLayer) query.set("layer", wantedLayer);
     try {
-      found = await live.get("/compare/view?" + query);
-      live.problem("");
+      comparison = await live.get("/compare/view?" + query);
+      live.showProblem("");
     } catch (error) {
-      if (wantedLayer) { wantedLayer = null; refresh(); return; } // a layer that none of these runs has
-      live.problem(error.message);
+      if (wantedLayer) { wantedLayer = null; refresh(); return; } // none of these runs has that layer
+      live.showProblem(error.message);
       return;
     }
     history.replaceState(null, "", "?" + query);
     layers();
-    await live.charts();
+    await live.loadCharts();
     draw();
-    document.documentElement.dataset.drawn = found.runs.map((run) => run.id + ":" + (run.x.at(-1) || 0)).join(" ");
+    document.documentElement.dataset.drawn = comparison.runs.map((run) => run.id + ":" + (run.x.at(-1) || 0)).join(" ");
   });
 
   const picks = (runs) => {
     const place = byId("picks");
     for (const run of runs) {
-      if (place.querySelector('[value="' + run.id + '"]') || kindOf(run) === "damaged") continue;
+      if (place.querySelector('[value="' + run.id + '"]') || live.stateKind(run.state) === "damaged") continue;
       const label = document.createElement("label"), box = document.createElement("input");
       box.type = "checkbox";
       box.name = "run";
@@ -114,30 +114,28 @@
     }
   };
   const markGone = (runs) => {
-    const there = new Set(runs.map((run) => String(run.id)));
-    for (const label of byId("picks").children) label.classList.toggle("gone", !there.has(label.querySelector("input").value));
+    const present = new Set(runs.map((run) => String(run.id)));
+    for (const label of byId("picks").children) label.classList.toggle("gone", !present.has(label.querySelector("input").value));
   };
-  const kindOf = (run) => live.kind(run.state);
-
-  const arrived = ({ runs }) => {
+  const update = ({ runs }) => {
     const first = byId("picks").children.length === 0;
-    if (first && chosen.size === 0) runs.filter((run) => kindOf(run) !== "damaged").slice(0, 3).forEach((run) => chosen.add(run.id));
+    if (first && chosen.size === 0) runs.filter((run) => live.stateKind(run.state) !== "damaged").slice(0, 3).forEach((run) => chosen.add(run.id));
     picks(runs);
     markGone(runs);
-    live.say(runs.length ? chosen.size + " of " + runs.length + " runs chosen" : "No runs yet");
+    live.setStatus(runs.length ? chosen.size + " of " + runs.length + " runs chosen" : "No runs yet");
     const now = JSON.stringify(runs.filter((run) => chosen.has(run.id)).map((run) => [run.id, run.samples, run.updated]));
-    if (now !== seen || first) { seen = now; refresh(); }
+    if (now !== shownRuns || first) { shownRuns = now; refresh(); }
   };
 
   form.addEventListener("change", (event) => {
     if (event.target.name === "run") {
       const number = Number(event.target.value);
-      if (event.target.checked && chosen.size >= MOST) { event.target.checked = false; live.problem("At most " + MOST + " runs are compared at once."); return; }
+      if (event.target.checked && chosen.size >= MOST) { event.target.checked = false; live.showProblem("Choose at most " + MOST + " runs."); return; }
       if (event.target.checked) chosen.add(number); else chosen.delete(number);
       refresh();
     } else if (event.target.name === "layer") { wantedLayer = event.target.value; refresh(); } else draw();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
-  live.listen("/events", "runs", arrived);
+  live.listen("/events", "runs", update);
   charting.keepDrawn([chart], draw);
 })();

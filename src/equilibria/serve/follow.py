@@ -1,34 +1,29 @@
-"""One run, followed while it grows: read once, kept bounded, shown to everyone from one computation."""
+"""One run, followed while it grows: reads each sample once, keeps a bounded part, makes one page for all viewers."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from html import unescape
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted
-from equilibria.records._lock import LOCK_FILE, Holder
-from equilibria.records._manifest import RUN_FILE, Manifest, Session, read_manifest
+from equilibria.records._lock import is_writer_alive
+from equilibria.records._manifest import RUN_FILE, Manifest, read_manifest
+from equilibria.records._reader import RecordTail, not_superseded
+from equilibria.records._thinning import ThinnedSamples
 from equilibria.records.tables import SHARPNESS, TABLES
-from equilibria.serve import process
-from equilibria.serve.tail import RunTail
-from equilibria.serve.thinned import Thinned
 from equilibria.views.run.page import report_page
 from equilibria.views.words import sentence_case
 
@@ -36,24 +31,20 @@ TRAINING, FINISHED, INTERRUPTED = "training now", "finished", "interrupted"
 DAMAGED, DELETED = "damaged", "deleted"
 UNREADABLE = (DAMAGED, DELETED)
 _ROWS_AT_ONCE = 50_000
-_STRETCHES = 150  # of a line: drawn again every few seconds, also on a phone
-_MOST_QUERIES = 50_000  # of a sharpness tracker; each of them cost several passes over the network
-_SILENCE = 120  # seconds after which a writer on another machine, which cannot be asked, is taken for gone
-_LONG_SILENCE = 3600  # the same of a writer here, where the system does not tell when a process began
-_CLOCKS = 10  # seconds by which the clocks of processes and of records may differ
-_MOST_PID = 2**31 - 1  # as the system has it
-_SHARE, _LEAST_SECONDS = 0.1, 1.0  # of one core that new views of a run may take; from one view to the next
+_STRETCHES = 150  # of a line: the page draws it again every few seconds, also on a phone
+_MOST_QUERIES = 50_000  # of a sharpness tracker; each of them took several passes over the network
+_SHARE, _LEAST_SECONDS = 0.1, 1.0  # the part of one core that new views of a run may take; seconds between two views
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """What the list says about a run.
+class RunStatus:
+    """The state of a run in the list of runs.
 
     Attributes:
-        state: training now, finished, interrupted (no end was recorded, and its process is gone), damaged or deleted.
+        state: training now, finished, interrupted (no recorded end, and its process is gone), damaged or deleted.
         steps: last sampled step + 1, None before the first sample.
         samples: recorded rows.
-        updated: seconds since 1970 of the last write, None without any.
+        updated: when it was last written, in seconds since 1970; None if it never was.
         message: why it cannot be read, "" if it can.
     """
 
@@ -65,12 +56,12 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """A run's page at one moment.
+class RunView:
+    """The page of a run at one moment.
 
     Attributes:
         number: grows with every view of the run.
-        payload: JSON, ready to be sent: the inside of the page and what its charts draw.
+        payload: JSON for the page's script: the inside of the page and the data of its charts.
         headline: one sentence.
         worst: the most serious finding, None without any.
     """
@@ -82,13 +73,13 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
-    """A run at one moment, as `equilibria.forecasting` takes it.
+class RunSnapshot:
+    """The samples of a run at one moment, in the form that `equilibria.forecasting` takes.
 
     Attributes:
         name: of the run.
         metadata: of the run.
-        table: the samples that are kept.
+        table: the kept samples.
     """
 
     name: str
@@ -100,72 +91,82 @@ class Seen:
         return self.table
 
 
-class Followed:
-    """A run directory; all methods are called from one thread."""
+class FollowedRun:
+    """A run directory, its state and its page; call all methods from one thread.
+
+    `look` checks the files, `read` takes in what was appended, `show` makes the page.
+
+    Attributes:
+        name: as the pages show it.
+        status: as of the last `look` or `read`.
+        view: the last page; None before the first, and after `forget`.
+        headline: of the last page, also after `forget`.
+        worst: the most serious finding of the last page.
+        version: grows whenever something that the page shows has changed.
+    """
 
     def __init__(self, directory: Path, *, name: str) -> None:
         self.name = name
         self._directory = directory
-        self.status = Status(INTERRUPTED)
-        self.view: View | None = None
-        self.headline: str | None = None  # of the last view, also when that is forgotten
+        self.status = RunStatus(INTERRUPTED)
+        self.view: RunView | None = None
+        self.headline: str | None = None
         self.worst: Finding | None = None
-        self.version = 0  # of what was read
-        self._viewed = -1  # the version that the view shows
+        self.version = 0
+        self._shown_version = -1
         self._next_view = 0.0
         self._views = 0
         self._manifest: Manifest | None = None
-        self._manifest_seen: tuple[int, int] | None = None
+        self._manifest_stat: tuple[int, int] | None = None
         self.forget()
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Of all sessions; of two that give the same key, the later."""
-        sessions = self._manifest.sessions if self._manifest else ()
-        return {key: value for session in sessions for key, value in session.metadata.items()}
+        """Of all sessions; where two have the same key, the later one's value."""
+        return self._manifest.metadata if self._manifest else {}
 
     @property
     def is_loaded(self) -> bool:
         """Whether its samples are in memory."""
         return self._loaded
 
-    def drawn(self) -> pa.Table:
-        """The samples that are kept, for charts."""
-        return self._thinned.drawn()
-
     @property
     def layers(self) -> tuple[str, ...]:
         """The names of its layers."""
-        return self._thinned.names
+        return self._samples.layers
 
-    def seen(self) -> Seen:
+    def chart_table(self) -> pa.Table:
+        """The kept samples, for charts."""
+        return self._samples.chart_table()
+
+    def snapshot(self) -> RunSnapshot:
         """Samples and metadata of this moment, for another thread."""
         if self.status.state in UNREADABLE:
             raise EquilibriaError(self.status.message)
-        return Seen(self.name, self.metadata, self._thinned.table())
+        return RunSnapshot(self.name, self.metadata, self._samples.table())
 
     def forget(self) -> None:
-        """Give the memory back; what the list shows stays."""
+        """Free the memory of the samples and the page; the entry in the list of runs stays."""
         self._loaded = False
-        self._tail = RunTail(self._directory)
-        self._thinned = Thinned()
+        self._tail = RecordTail(self._directory)
+        self._samples = ThinnedSamples()
         self._queries: list[pa.RecordBatch] = []
         self._failure = ""
-        self._reading = 0.0
+        self._reading_seconds = 0.0  # since the last view
         self.view = None
-        self._viewed = -1
+        self._shown_version = -1
 
     def look(self) -> bool:
-        """Whether something may have changed, without reading samples: the files' sizes and the writer."""
+        """Check the times of the files and the writer, without reading samples; whether the status has changed."""
         before = self.status
         try:
             self._read_manifest()
-            status = self._standing()
+            status = self._current_status()
             if self._failure:
                 status = replace(status, state=DAMAGED, message=self._failure)
         except FileNotFoundError:
             status = replace(before, state=DELETED, message="Its folder is gone")
-        except Exception as error:  # whatever an odd folder leads to: the other runs must not suffer
+        except Exception as error:  # any folder that no writer made: the other runs stay unaffected
             status = replace(before, state=DAMAGED, message=self._sentence(error))
         self.status = status
         if (status.state, status.updated, status.message) == (before.state, before.updated, before.message):
@@ -174,154 +175,128 @@ class Followed:
         return True
 
     def fail(self, error: Exception) -> bool:
-        """Take the run for damaged from now on; whether it was not before."""
+        """Mark the run as damaged from now on; whether it was not before."""
         before, self._failure = self._failure, self._sentence(error)
         self.status = replace(self.status, state=DAMAGED, message=self._failure)
         self.version += before != self._failure
         return before != self._failure
 
     def read(self) -> None:
-        """Read what was appended."""
-        rows = self._thinned.totals.rows
+        """Read the samples that were appended since the last call."""
+        rows = self._samples.counts.rows
         began = time.monotonic()
         if not self._failure and self.status.state != DELETED:
             try:
-                self._take()
-            except Exception as error:  # whatever a damaged file leads to: the other runs must not suffer
+                self._take_appended()
+            except Exception as error:  # any damage of a file: the other runs stay unaffected
                 self.fail(error)
-        totals, steps = self._thinned.totals, self._steps_taken()
+        counts, steps = self._samples.counts, self._steps_taken()
         state, message = (DAMAGED, self._failure) if self._failure else (self.status.state, self.status.message)
-        self.status = Status(state, steps, totals.rows, self.status.updated, message)
-        self.version += totals.rows != rows
+        self.status = RunStatus(state, steps, counts.rows, self.status.updated, message)
+        self.version += counts.rows != rows
         self._loaded = True
-        self._reading += time.monotonic() - began
+        self._reading_seconds += time.monotonic() - began
 
     def is_due(self) -> bool:
-        """Whether there is something new, and time for another view: making them takes a tenth of a core at most."""
-        return self.version != self._viewed and time.monotonic() >= self._next_view
+        """Whether the page is out of date and a new one fits the time budget, a tenth of a core."""
+        return self.version != self._shown_version and time.monotonic() >= self._next_view
 
-    def show(self) -> View:
-        """The page as it is now; made again only where something changed."""
-        if self.view is None or self.version != self._viewed:
+    def show(self) -> RunView:
+        """The page as of now; computed only if something has changed."""
+        if self.view is None or self.version != self._shown_version:
             began = time.monotonic()
             version = self.version
             self._views += 1
             try:
-                self.view = self._make(self._views)
+                self.view = self._make_view(self._views)
             except Exception as error:  # a defect must not cost the other runs their pages
-                said = f"Cannot be shown: {self._sentence(error)}"
-                self.view = _view(self._views, {"damaged": said}, said, None)
+                message = f"Cannot be shown: {self._sentence(error)}"
+                self.view = _encode_view(self._views, {"damaged": message}, message, None)
             self.headline, self.worst = self.view.headline, self.view.worst
-            self._viewed = version
-            spent, self._reading = time.monotonic() - began + self._reading, 0.0
-            self._next_view = time.monotonic() + max(_LEAST_SECONDS, spent / _SHARE)
+            self._shown_version = version
+            now = time.monotonic()
+            spent, self._reading_seconds = now - began + self._reading_seconds, 0.0
+            self._next_view = now + max(_LEAST_SECONDS, spent / _SHARE)
         return self.view
 
     # ---- reading
 
     def _read_manifest(self) -> None:
         stat = (self._directory / RUN_FILE).stat()
-        if not S_ISREG(stat.st_mode):  # opening a pipe would wait for ever
+        if not S_ISREG(stat.st_mode):  # opening a pipe would block
             raise EquilibriaError(f"{RUN_FILE} is not a file")
-        if (stat.st_mtime_ns, stat.st_size) == self._manifest_seen:
+        if (stat.st_mtime_ns, stat.st_size) == self._manifest_stat:
             return
         try:
             before, self._manifest = self._manifest, read_manifest(self._directory)
         except RecursionError:
             raise EquilibriaError(f"{RUN_FILE}: not the description of a run (lists in lists)") from None
-        self._manifest_seen = stat.st_mtime_ns, stat.st_size
+        self._manifest_stat = stat.st_mtime_ns, stat.st_size
         if before and self._manifest and before.id != self._manifest.id:  # another run in the same place
             self.forget()
 
-    def _standing(self) -> Status:
-        updated = self._tail.updated()
+    def _current_status(self) -> RunStatus:
+        updated = self._tail.last_write()
         session = self._manifest.sessions[-1] if self._manifest and self._manifest.sessions else None
         if session is None or session.ended is not None:
             state = FINISHED
         else:
-            state = TRAINING if self._writer_lives(session, updated) else INTERRUPTED
-        return Status(state, self.status.steps, self.status.samples, updated)
-
-    def _writer_lives(self, session: Session, updated: float | None) -> bool:
-        """By the process that the lock file names: taking the lock to see would keep a writer out."""
-        holder = self._holder()
-        if holder is None or (holder.pid, holder.host) != (session.pid, session.host):
-            return False
-        silence = math.inf if updated is None else time.time() - updated
-        if not _is_here(holder.host):
-            return silence < _SILENCE
-        return holder.is_alive_here() and (silence < _SILENCE or _is_old_enough(holder.pid, session, silence))
-
-    def _holder(self) -> Holder | None:
-        path = self._directory / LOCK_FILE
-        try:
-            if not path.is_file():
-                return None
-            pid, host = path.read_text(encoding="utf-8").split()
-            number = int(pid)
-        except (OSError, ValueError):
-            return None
-        return Holder(number, host) if 0 < number <= _MOST_PID else None  # 0 and below are groups of processes
+            state = TRAINING if is_writer_alive(self._directory, session, last_write=updated) else INTERRUPTED
+        return RunStatus(state, self.status.steps, self.status.samples, updated)
 
     def _sentence(self, error: Exception) -> str:
-        """What is wrong, without the path: who looks need not know where it is."""
+        """An error as a sentence, without the path of the run, which is not for viewers."""
         if isinstance(error, OSError) and error.strerror:
             return f"Cannot be read: {error.strerror}"
         return sentence_case(str(error).replace(f"{self._directory}{os.sep}", ""))
 
-    def _take(self) -> None:
-        self._take_appended()
-        if not self._thinned.exact:  # from the start, now that it is known what does not count
-            self._tail, self._queries = RunTail(self._directory), []
-            self._thinned = Thinned(returns=self._thinned.returns)
-            self._take_appended()
-
     def _take_appended(self) -> None:
-        batches: dict[int, list[pa.RecordBatch]] = {}
-        rows = 0
-        for found in self._tail.read():
-            if found.table == SHARPNESS:
-                self._take_query(found.batch)
+        self._take_batches()
+        if not self._samples.is_exact:  # again from the start, now that the superseded rows are known
+            self._tail, self._queries = RecordTail(self._directory), []
+            self._samples = ThinnedSamples(rollbacks=self._samples.rollbacks)
+            self._take_batches()
+
+    def _take_batches(self) -> None:
+        batches: list[pa.RecordBatch] = []
+        session = rows = 0
+        for appended in self._tail.read():
+            if appended.table == SHARPNESS:
+                self._take_query(appended.batch)
                 continue
-            if rows >= _ROWS_AT_ONCE or (batches and found.session not in batches):
-                self._flush(batches)
-                rows = 0
-            batches.setdefault(found.session, []).append(found.batch)
-            rows += found.batch.num_rows
-        self._flush(batches)
+            if batches and (rows >= _ROWS_AT_ONCE or appended.session != session):
+                self._samples.add(batches, session=session)
+                batches, rows = [], 0
+            session = appended.session
+            batches.append(appended.batch)
+            rows += appended.batch.num_rows
+        if batches:
+            self._samples.add(batches, session=session)
 
     def _take_query(self, batch: pa.RecordBatch) -> None:
         self._queries.append(batch)
-        if sum(each.num_rows for each in self._queries) > 2 * _MOST_QUERIES:
+        if sum(queries.num_rows for queries in self._queries) > 2 * _MOST_QUERIES:
             self._queries = self._sharpness().combine_chunks().to_batches()
 
-    def _flush(self, batches: dict[int, list[pa.RecordBatch]]) -> None:
-        for session, together in batches.items():
-            self._thinned.add(together, session=session)
-        batches.clear()
-
     def _sharpness(self) -> pa.Table:
-        table = pa.Table.from_batches(self._queries) if self._queries else TABLES[SHARPNESS].empty_table()
-        table = pa.concat_tables(
-            [TABLES[SHARPNESS].empty_table(), table.unify_dictionaries()], promote_options="default"
-        )
-        steps = table["step"].to_numpy()
-        one_line = steps <= np.minimum.accumulate(steps[::-1])[::-1] if len(steps) else np.zeros(0, dtype=bool)
-        return table.filter(pa.array(one_line))[-_MOST_QUERIES:]
+        empty = TABLES[SHARPNESS].empty_table()
+        table = pa.Table.from_batches(self._queries).unify_dictionaries() if self._queries else empty
+        table = pa.concat_tables([empty, table], promote_options="default")
+        return table.filter(pa.array(not_superseded(table["step"].to_numpy())))[-_MOST_QUERIES:]
 
     def _steps_taken(self) -> int | None:
-        """As many as were recorded at the end of a run, for the last sample comes before it; else as were sampled."""
-        last, told = self._thinned.totals.last_step, self.metadata.get("steps")
+        """Steps recorded at the end of the run, which come after the last sample; until then, sampled steps."""
+        last, recorded = self._samples.counts.last_step, self.metadata.get("steps")
         if last is None:
             return None
-        return max(last + 1, told) if isinstance(told, int) and self.status.state != TRAINING else last + 1
+        return max(last + 1, recorded) if isinstance(recorded, int) and self.status.state != TRAINING else last + 1
 
     # ---- the page
 
-    def _make(self, number: int) -> View:
+    def _make_view(self, number: int) -> RunView:
         if self.status.state in UNREADABLE:
-            return _view(number, {"damaged": self.status.message}, self.status.message, None)
-        samples, sharpness, totals = self._thinned.table(), self._sharpness(), self._thinned.totals
+            return _encode_view(number, {"damaged": self.status.message}, self.status.message, None)
+        samples, sharpness, counts = self._samples.table(), self._sharpness(), self._samples.counts
         metadata = {**self.metadata, "steps": self._steps_taken() or 0}
         findings = diagnose(samples, metadata=metadata)
         about_sharpness = sharpness_findings(sharpness, metadata=metadata) if sharpness.num_rows else ()
@@ -332,51 +307,39 @@ class Followed:
             notes=self._notes(),
             findings=(*findings, *about_sharpness),
             sharpness=sharpness if sharpness.num_rows else None,
-            drawn=self._thinned.drawn(),
-            sampled=(totals.steps, totals.rows),
+            drawn=self.chart_table(),
+            sampled=(counts.steps, counts.rows),
             stretches=_STRETCHES,
         )
         content = {"inside": page.inside(), "data": page.data}
-        return _view(number, content, unescape(page.parts["headline"]), next(iter(findings), None))
+        return _encode_view(number, content, unescape(page.parts["headline"]), next(iter(findings), None))
 
     def _notes(self) -> list[str]:
-        """About the record, and about what is left out of memory."""
-        thinned, totals = self._thinned, self._thinned.totals
+        """Sentences about the record, and about samples that are not in memory."""
+        samples, counts = self._samples, self._samples.counts
         notes = list(self._tail.notes) if self.status.state != TRAINING else []
-        went_back = Counter(each.step for each in thinned.returns)
+        went_back = Counter(rollback.step for rollback in samples.rollbacks)
         notes += [
-            f"the run went back to step {step:,}{_times(count)}; what was recorded after it is left out"
+            f"the run went back to step {step:,}{_times(count)}; the samples that this superseded are left out"
             for step, count in list(went_back.items())[-3:]
         ]
-        if thinned.stride > 1:
+        if samples.stride > 1:
             notes.append(
-                f"a long run: findings and table rest on every {_ordinal(thinned.stride)} sample of a layer, and so do "
-                f"the lines of norms and predictions; the angles drawn on all {totals.rows:,} (equilibria report reads "
-                "all of them for everything)"
+                f"a long run: findings, table and the lines of norms and predictions use every "
+                f"{_ordinal(samples.stride)} sample of a layer; the angles in the charts use all {counts.rows:,} "
+                "(equilibria report uses all of them for everything)"
             )
-            for word, (count, last) in totals.notes.items():
+            for note, (count, last) in counts.notes.items():
                 notes.append(
-                    f"{counted(count, 'sample')} in all {'is' if count == 1 else 'are'} marked “{word}”, the last "
+                    f"{counted(count, 'sample')} in all {'is' if count == 1 else 'are'} marked “{note}”, the last "
                     f"at step {last:,}"
                 )
         return notes
 
 
-def _view(number: int, content: Mapping[str, object], headline: str, worst: Finding | None) -> View:
+def _encode_view(number: int, content: Mapping[str, object], headline: str, worst: Finding | None) -> RunView:
     payload = json.dumps({"view": number, **content}, allow_nan=False, separators=(",", ":")).encode()
-    return View(number, payload, headline, worst)
-
-
-def _is_old_enough(pid: int, session: Session, silence: float) -> bool:
-    """Whether a process may be a session's: one that began after it has only inherited the number."""
-    began = process.began(pid)
-    if began is None:
-        return silence < _LONG_SILENCE
-    return began <= datetime.fromisoformat(session.started).timestamp() + _CLOCKS
-
-
-def _is_here(host: str) -> bool:
-    return host == socket.gethostname()
+    return RunView(number, payload, headline, worst)
 
 
 def _times(count: int) -> str:

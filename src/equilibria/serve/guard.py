@@ -1,4 +1,4 @@
-"""What every answer has to pass: only reading, only for names of this server, nothing from elsewhere."""
+"""Checks on every request: reading only, only under names of this server, and not for pages of other sites."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuses foreign Host headers, what pages of other sites ask for, and all but GET and HEAD; keeps pages at home.
+    """Rejects foreign Host headers, requests by pages of other sites, and methods other than GET and HEAD.
 
-    A page of another site could have its own name point at this machine and then read what is served here: the Host
-    header gives it away. It could also ask without reading, to keep the server busy: Sec-Fetch-Site gives that away.
+    A page of another site could have its own name point at this machine and then read the runs: the Host header
+    reveals it. It could also send requests without reading the answers, to keep the server busy: Sec-Fetch-Site reveals
+    that. A Content-Security-Policy keeps the pages of this server from loading anything from elsewhere.
 
     Args:
-        app: what answers.
-        hosts: names under which this server may be called.
-        any_address: also by any IP address: for a server that listens on all of them.
+        app: the application to protect.
+        hosts: names under which browsers may call this server.
+        any_address: also by any IP address, for a server that listens on all of them.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Iterable[str] = LOOPBACK, any_address: bool = False) -> None:
@@ -43,37 +44,36 @@ class Guard:
         self._any_address = any_address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        refusal = self._refusal(scope)
-        await (refusal or self._app)(scope, receive, guarded)
+        await (self._rejection(scope) or self._app)(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> PlainTextResponse | None:
+    def _rejection(self, scope: Scope) -> PlainTextResponse | None:
         headers = Headers(scope=scope)
         host = host_name(headers.get("host", ""))
         if host not in self._hosts and not (self._any_address and _is_address(host)):
             names = ", ".join(sorted(self._hosts))
-            said = (
-                f"This server does not answer to the name {headers.get('host', '')!r}; it is reached as: "
-                f"{names} (--host adds a name).\n"
+            message = (
+                f"This server does not answer to the name {headers.get('host', '')!r}; its names are: {names} "
+                "(--host adds one).\n"
             )
-            return PlainTextResponse(said, status_code=403)
+            return PlainTextResponse(message, status_code=403)
         if headers.get("sec-fetch-site") == "cross-site" and not _opens_a_page(scope["path"], headers):
-            said = "A page of another site asked for this; only the pages of this server may.\n"
-            return PlainTextResponse(said, status_code=403)
+            message = "A page of another site sent this request; only the pages of this server may.\n"
+            return PlainTextResponse(message, status_code=403)
         if scope["method"] not in ("GET", "HEAD"):
-            said = f"This server only shows: {scope['method']} is not answered, GET and HEAD are.\n"
-            return PlainTextResponse(said, status_code=405, headers={"allow": "GET, HEAD"})
+            message = f"This server is read-only: got {scope['method']}; expected GET or HEAD.\n"
+            return PlainTextResponse(message, status_code=405, headers={"allow": "GET, HEAD"})
         return None
 
 
@@ -84,12 +84,12 @@ def host_name(header: str) -> str:
         >>> host_name("Localhost:8000"), host_name("[::1]:8000"), host_name("[::1]evil.example")
         ('localhost', '::1', '')
     """
-    found = _HOST.fullmatch(header.strip().lower())
-    return (found["address"] or found["name"]) if found else ""
+    match = _HOST.fullmatch(header.strip().lower())
+    return (match["address"] or match["name"]) if match else ""
 
 
 def _opens_a_page(path: str, headers: Headers) -> bool:
-    """Whether somebody follows a link to a page, and not to what its script fetches, which may take long."""
+    """Whether a person follows a link to a page, and not to the data that its script fetches, which may take long."""
     is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     return is_link and not path.endswith("/view")
 

@@ -1,10 +1,10 @@
 "use strict";
-// What the pages of the server have in common: fetch, listen, and change only what is new.
+// Shared by the pages of the server: fetch data, listen to events, and change only the parts of a page that differ.
 const live = (() => {
   const byId = (id) => document.getElementById(id);
 
-  // The words of a state reach screen readers, so they are set only when they change.
-  const say = (words, kind = "") => {
+  // A screen reader reads the status aloud, so it is set only when it changes.
+  const setStatus = (words, kind = "") => {
     const state = byId("state");
     if (state.textContent === words) return;
     state.className = kind ? "state-" + kind : "";
@@ -15,12 +15,12 @@ const live = (() => {
 
   const get = async (address) => {
     const answer = await fetch(address, { headers: { accept: "application/json" } });
-    const found = await answer.json();
-    if (!answer.ok) throw new Error(found.error || "the server answered " + answer.status);
-    return found;
+    const data = await answer.json();
+    if (!answer.ok) throw new Error(data.error || "the server answered " + answer.status);
+    return data;
   };
 
-  // One request at a time; of those that were asked for meanwhile, the last one.
+  // Runs one request at a time, and once more if there were calls meanwhile.
   const oneAtATime = (work) => {
     let busy = false, again = false;
     const run = async () => {
@@ -34,33 +34,33 @@ const live = (() => {
     return run;
   };
 
-  const later = (work, milliseconds) => {
+  const debounce = (work, milliseconds) => {
     let waiting = null;
     return () => { clearTimeout(waiting); waiting = setTimeout(work, milliseconds); };
   };
 
-  // A stream of events; the browser connects again by itself.
+  // A stream of events; the browser reconnects by itself.
   const listen = (address, kind, act) => {
     const source = new EventSource(address);
     source.addEventListener(kind, (event) => act(JSON.parse(event.data)));
-    source.addEventListener("error", () => say("No answer from the server; trying again", "interrupted"));
+    source.addEventListener("error", () => setStatus("No answer from the server; reconnecting", "interrupted"));
     window.addEventListener("pagehide", () => source.close());
   };
 
-  // The library of the charts takes seconds to compile where it was never used: the words are painted before.
+  // A browser takes seconds to compile plotly the first time, so the text is painted before it is loaded.
   let loading = null;
-  const charts = () => {
+  const loadCharts = () => {
     loading = loading || new Promise((done, fail) => requestAnimationFrame(() => setTimeout(() => {
       const script = document.createElement("script");
       script.src = document.getElementById("chart-library").href;
       script.addEventListener("load", done);
-      script.addEventListener("error", () => fail(new Error("the charts could not be loaded; load the page again")));
+      script.addEventListener("error", () => fail(new Error("could not load the charts; load the page again")));
       document.head.append(script);
     })));
     return loading;
   };
 
-  const problem = (words) => {
+  const showProblem = (words) => {
     const place = byId("problem");
     if (!place) return;
     place.hidden = !words;
@@ -69,7 +69,7 @@ const live = (() => {
 
   const key = (node) => node.id || node.getAttribute("aria-labelledby") || node.tagName + "." + node.className;
 
-  // Make the children of an element those of another, and keep the nodes that are the same: charts, what has the focus.
+  // Make the children of an element equal to those of another, and keep equal nodes: charts, and the one with the focus.
   const morph = (now, next) => {
     const old = new Map();
     for (const node of now.children) old.set(key(node), [...(old.get(key(node)) || []), node]);
@@ -93,8 +93,8 @@ const live = (() => {
     return node;
   };
 
-  // Put the inside of a page in place; what is chosen, scrolled to and focused stays.
-  const show = (inside) => {
+  // Replace the inside of the page; selection, scroll position and focus stay.
+  const showPage = (inside) => {
     const page = byId("page"), parsed = document.createElement("template");
     parsed.innerHTML = inside;
     const chosen = document.querySelector("#page input[name=choice]:checked");
@@ -109,7 +109,7 @@ const live = (() => {
     if (focus && !page.contains(document.activeElement)) { const again = focus(); if (again) again.focus({ preventScroll: true }); }
   };
 
-  // How to find again what has the focus, when the nodes around it are new.
+  // A function that finds the focused node again among new nodes.
   const place = (node) => {
     if (node.id) return () => byId(node.id);
     const alike = node.tagName.toLowerCase(), words = node.textContent;
@@ -124,11 +124,11 @@ const live = (() => {
     const amount = Math.floor(passed / size);
     return amount < 1 ? "just now" : amount + " " + name + (amount === 1 ? "" : "s") + " ago";
   };
-  const kind = (state) => state.split(" ")[0];
+  const stateKind = (state) => state.split(" ")[0];
 
-  // ---- forms: sliders beside their fields, fields that another choice needs, and all of it in the address
+  // ---- forms: sliders linked to their fields, fields that depend on another choice, and the form in the address
 
-  const slides = (form) => form.querySelectorAll("[data-slides]").forEach((slider) => {
+  const linkSliders = (form) => form.querySelectorAll("[data-slides]").forEach((slider) => {
     const field = byId(slider.dataset.slides), log = "log" in slider.dataset;
     const follow = () => {
       const value = Number(field.value);
@@ -147,29 +147,29 @@ const live = (() => {
     follow();
   });
 
-  const needed = (form) => form.querySelectorAll("[data-optimizer], [data-schedule]").forEach((field) => {
+  const hideUnneeded = (form) => form.querySelectorAll("[data-optimizer], [data-schedule]").forEach((field) => {
     const fits = (name) => !(name in field.dataset) || field.dataset[name].split(" ").includes(byId(name).value);
     field.hidden = !(fits("optimizer") && fits("schedule"));
   });
 
-  const query = (form) => {
-    const found = new URLSearchParams();
+  const formQuery = (form) => {
+    const query = new URLSearchParams();
     for (const field of form.querySelectorAll("[name]")) {
       if (field.closest("[hidden]") || (field.type === "checkbox" && !field.checked)) continue;
-      if (field.value.trim() !== "") found.set(field.name, field.value.trim());
+      if (field.value.trim() !== "") query.set(field.name, field.value.trim());
     }
-    return found;
+    return query;
   };
 
-  const refill = (form) => {
+  const fillForm = (form) => {
     for (const [name, value] of new URLSearchParams(location.search)) {
       const field = form.elements[name];
       if (!field) continue;
       if (field.type === "checkbox") field.checked = value === "1"; else field.value = value;
     }
     form.dispatchEvent(new Event("refilled"));
-    needed(form);
+    hideUnneeded(form);
   };
 
-  return { charts, byId, say, get, oneAtATime, later, listen, problem, show, count, ago, kind, slides, needed, query, refill };
+  return { ago, byId, count, debounce, fillForm, formQuery, get, hideUnneeded, linkSliders, listen, loadCharts, oneAtATime, setStatus, showPage, showProblem, stateKind };
 })();

@@ -2,7 +2,7 @@
 (() => {
   const { byId } = live;
   const form = byId("form");
-  const USUAL = { // where people begin with each optimizer
+  const DEFAULTS = { // usual first settings of each optimizer
     sgd: { lr: "0.1", wd: "5e-4", momentum: "0.9" }, sgdw: { lr: "0.1", wd: "5e-3", momentum: "0.9" },
     adamw: { lr: "1e-3", wd: "0.1", betas: "0.9,0.999" }, adam: { lr: "1e-3", wd: "1e-4", betas: "0.9,0.999", unit_grad_sq: "10", dim: "100000" },
     lion: { lr: "1e-4", wd: "1", betas: "0.9,0.99" }, muon: { lr: "0.02", wd: "0.1", momentum: "0.95" },
@@ -10,37 +10,37 @@
   let update = null;
 
   const refresh = live.oneAtATime(async () => {
-    const query = live.query(form);
+    const query = live.formQuery(form);
     try {
       const view = await live.get("/plan/view?" + query);
-      live.problem("");
-      live.show(view.inside);
-      await live.charts();
+      live.showProblem("");
+      live.showPage(view.inside);
+      await live.loadCharts();
       if (update) update(view.data); else update = drawPlan(view.data);
       byId("command").textContent = view.command;
       byId("page").classList.remove("stale");
-      live.say("Up to date");
+      live.setStatus("Up to date");
       history.replaceState(null, "", "?" + query);
     } catch (error) {
-      live.problem(error.message);
-      live.say("Not computed");
+      live.showProblem(error.message);
+      live.setStatus("Not computed");
       byId("page").classList.add("stale");
     }
     document.documentElement.dataset.query = query;
   });
 
-  const soon = live.later(refresh, 80);
+  const soon = live.debounce(refresh, 80);
   form.addEventListener("input", (event) => {
     if (event.target.id === "optimizer") {
-      for (const [name, value] of Object.entries(USUAL[event.target.value])) byId(name).value = value;
+      for (const [name, value] of Object.entries(DEFAULTS[event.target.value])) byId(name).value = value;
       form.dispatchEvent(new Event("refilled"));
     }
     if (event.target.id === "schedule") byId("factor").value = event.target.value === "exponential" ? "0.98" : "0.2";
-    live.needed(form);
+    live.hideUnneeded(form);
     soon();
   });
   form.addEventListener("submit", (event) => { event.preventDefault(); refresh(); });
-  live.slides(form);
-  live.refill(form);
+  live.linkSliders(form);
+  live.fillForm(form);
   refresh();
 })();

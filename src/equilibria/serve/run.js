@@ -1,18 +1,18 @@
 "use strict";
 (() => {
-  const { byId, count, ago, kind } = live;
+  const { byId, count, ago, stateKind } = live;
   const number = byId("page").dataset.number;
-  let update = null, shown = null, held = false, status = null;
+  let update = null, shown = null, paused = false, status = null;
 
   const refresh = live.oneAtATime(async () => {
-    if (shown !== null && status && status.view === shown) return; // asked for while it was on its way
+    if (shown !== null && status && status.view === shown) return; // requested while it was on its way
     const view = await live.get("/run/" + number + "/view");
     if (view.view === shown) return;
     shown = view.view;
     if (view.damaged) { showDamage(view.damaged); return; }
-    live.show(view.inside);
+    live.showPage(view.inside);
     performance.mark("words");
-    await live.charts();
+    await live.loadCharts();
     if (update) update(view.data); else update = drawReport(view.data);
     performance.mark("charts");
     document.documentElement.dataset.view = shown;
@@ -27,26 +27,26 @@
     update = null;
   };
 
-  const tell = () => {
+  const showStatus = () => {
     if (!status) return;
-    live.say(status.state + (held ? ", held still" : ""), kind(status.state));
+    live.setStatus(status.state + (paused ? ", page paused" : ""), stateKind(status.state));
     const when = status.updated === null ? "" : ", written " + ago(status.updated);
     byId("progress").textContent = status.steps === null ? "" : "· step " + count(status.steps - 1) + ", " + count(status.samples) + " samples" + when;
   };
 
   byId("pause").addEventListener("click", () => {
-    held = !held;
-    byId("pause").setAttribute("aria-pressed", held);
-    tell();
-    if (!held) refresh().catch(failed);
+    paused = !paused;
+    byId("pause").setAttribute("aria-pressed", paused);
+    showStatus();
+    if (!paused) refresh().catch(failed);
   });
 
-  const failed = (error) => live.say("Cannot be shown: " + error.message, "interrupted");
+  const failed = (error) => live.setStatus("Cannot show this run: " + error.message, "interrupted");
   refresh().catch(failed);
   live.listen("/run/" + number + "/events", "status", (now) => {
     status = now;
-    tell();
-    if (now.view !== null && now.view !== shown && !held) refresh().catch(failed);
+    showStatus();
+    if (now.view !== null && now.view !== shown && !paused) refresh().catch(failed);
   });
-  setInterval(tell, 5000);
+  setInterval(showStatus, 5000);
 })();

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const { byId, count, ago, kind } = live;
+  const { byId, count, ago, stateKind } = live;
   let runs = [];
 
   const cell = (tag, ...inside) => { const node = document.createElement(tag); node.append(...inside); return node; };
@@ -27,7 +27,7 @@
     const name = cell("th", link);
     name.scope = "row";
     const state = cell("td", run.state);
-    state.className = "state-" + kind(run.state);
+    state.className = "state-" + stateKind(run.state);
     const updated = cell("td", run.updated === null ? "–" : ago(run.updated));
     updated.className = "wide";
     const steps = run.steps === null ? ["–"] : [count(run.steps), small(count(run.samples) + " samples")];
@@ -50,19 +50,19 @@
     while (body.children.length > rows.length) body.lastChild.remove();
   };
 
-  const show = ({ runs: found, empty, left_out: leftOut }) => {
-    runs = found;
-    const training = runs.filter((run) => kind(run.state) === "training").length;
+  const show = ({ runs: listed, empty, left_out: leftOut }) => {
+    runs = listed;
+    const training = runs.filter((run) => stateKind(run.state) === "training").length;
     const words = runs.length + (runs.length === 1 ? " run" : " runs") + (training ? ", " + training + " training now" : "");
-    live.say(runs.length ? words : "No runs yet", training ? "training" : "");
+    live.setStatus(runs.length ? words : "No runs yet", training ? "training" : "");
     byId("empty").textContent = empty.length
-      ? "No run in " + empty.join(", ") + " yet. A run is a folder that equilibria.watch(..., log_dir=...) writes; it appears here by itself."
+      ? "No run in " + empty.join(", ") + " yet. equilibria.watch(..., log_dir=...) writes one; it appears here by itself."
       : "";
-    if (leftOut) byId("empty").textContent += " There are more runs: only the first " + count(runs.length) + " are shown.";
+    if (leftOut) byId("empty").textContent += " There are more runs; the list shows the first " + count(runs.length) + ".";
     draw();
   };
 
-  live.get("/runs").then(show, () => live.say("No answer from the server", "interrupted"));
+  live.get("/runs").then(show, () => live.setStatus("No answer from the server", "interrupted"));
   live.listen("/events", "runs", show);
-  setInterval(draw, 5000); // "2 seconds ago" grows older
+  setInterval(draw, 5000); // keeps "2 seconds ago" up to date
 })();

@@ -1,4 +1,4 @@
-"""One thread for heavy work, so that a server never takes more than its share; it does not keep the process alive."""
+"""A thread for heavy work: one task at a time, so that the server takes a bounded share of the machine."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from typing import Any, TypeVar
 Value = TypeVar("Value")
 
 
-class EndedError(Exception):
-    """The server ends: the work is not done any more."""
+class WorkerClosedError(Exception):
+    """The server is shutting down: the work will not be done."""
 
 
 class Worker:
-    """Does one thing after the other in a thread of its own, which ends with the process."""
+    """Runs one task after the other in its own thread, which ends with the process."""
 
     def __init__(self, name: str) -> None:
-        self._ended = False
+        self._closed = False
         self._awaited: set[asyncio.Future[Any]] = set()
-        self._waiting: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._tasks: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     async def do(self, work: Callable[[], Value]) -> Value:
-        """What ``work`` returns or raises; who is cancelled while waiting in the queue takes the work out of it.
+        """Run ``work`` in the thread; cancelling the caller removes a task that has not begun.
 
         Raises:
-            EndedError: `close` was called.
+            WorkerClosedError: after `close`.
         """
-        if self._ended:
-            raise EndedError
+        if self._closed:
+            raise WorkerClosedError
         future: asyncio.Future[Value] = asyncio.get_running_loop().create_future()
         self._awaited.add(future)
-        self._waiting.put((work, future))
+        self._tasks.put((work, future))
         try:
             return await future
         finally:
             self._awaited.discard(future)
 
     def close(self) -> None:
-        """Let go of all who wait, also of who waits for the work that is being done."""
-        self._ended = True
+        """Raise WorkerClosedError in every caller of `do`, also for the task that is running."""
+        self._closed = True
         for future in list(self._awaited):
-            _settle(future, None, EndedError())
+            _resolve(future, None, WorkerClosedError())
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
-            work, future = self._waiting.get()
-            if future.done():  # nobody waits for it any more
+            work, future = self._tasks.get()
+            if future.done():  # its caller was cancelled
                 continue
             try:
                 value, error = work(), None
             except Exception as raised:
                 value, error = None, raised
             try:
-                future.get_loop().call_soon_threadsafe(_settle, future, value, error)
+                future.get_loop().call_soon_threadsafe(_resolve, future, value, error)
             except RuntimeError:  # the server has ended meanwhile
                 return
 
 
-def _settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+def _resolve(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
     if future.done():
         return
     if error is None:

@@ -1,7 +1,12 @@
-"""Long series made short without losing an extreme: smallest, largest and root mean square per stretch of steps."""
+"""Long series made short for charts and tables.
+
+`stretches` loses no extreme: smallest value, largest value and root mean square per stretch of steps. `evenly_spread`
+chooses points of a smooth curve.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,19 +18,19 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretches:
-    """Rows of a sample table, gathered by layer and by stretch of steps.
+    """Rows of a sample table, grouped by layer and by stretch of steps.
 
-    All arrays but `order` have one entry per layer and stretch that has rows: those of layer 0 first, in the order of
+    All arrays but `order` have one entry per layer and stretch with rows: those of layer 0 first, in the order of
     their steps.
 
     Attributes:
         order: the rows, sorted by layer and step.
-        starts: where each stretch begins in ``order``.
+        starts: the place in ``order`` where each stretch begins.
         layer: the layer.
         stretch: the number of the stretch, the same for the same steps in all layers.
         first: the lowest step in it.
         last: the highest step in it.
-        single: whether every step has a stretch of its own, so that nothing is lost.
+        single: whether every stretch is one step, so that no value is lost.
     """
 
     order: Integers
@@ -37,12 +42,12 @@ class Stretches:
     single: bool
 
     def envelope(self, values: ArrayLike) -> tuple[Floats, Floats]:
-        """Smallest and largest value of each stretch; NaN where it has no finite value."""
+        """Smallest and largest finite value of each stretch; NaN if it has none."""
         rows = self._finite(values)
         return np.fmin.reduceat(rows, self.starts), np.fmax.reduceat(rows, self.starts)
 
     def rms(self, values: ArrayLike) -> Floats:
-        """Root mean square of the finite values of each stretch; NaN where it has none."""
+        """Root mean square of the finite values of each stretch; NaN if it has none."""
         rows = self._finite(values)
         known = np.isfinite(rows)
         count = np.add.reduceat(known.astype(np.float64), self.starts)
@@ -51,9 +56,9 @@ class Stretches:
         return np.asarray(np.sqrt(mean))
 
     def line(self, values: ArrayLike) -> Floats:
-        """Both ends of the envelope in the order in which they occur, stretch after stretch: a line through them.
+        """A line through the envelope, at `line_steps`: of each stretch both extremes, in the order of their steps.
 
-        It goes with `line_steps`. Where the stretches are single steps it is the values themselves.
+        For stretches of single steps these are the values themselves.
         """
         low, high = self.envelope(values)
         if self.single:
@@ -63,30 +68,28 @@ class Stretches:
         return np.stack([np.where(falling, high, low), np.where(falling, low, high)], axis=1).ravel()
 
     def line_steps(self) -> Integers:
-        """The steps that go with `line`."""
+        """The steps of the values of `line`."""
         return self.first if self.single else np.stack([self.first, self.last], axis=1).ravel()
 
-    def _first_place(self, rows: Floats, wanted: Floats) -> Integers:
-        """The place in ``order`` at which each stretch first has the wanted value."""
-        places = np.where(rows == np.repeat(wanted, self._counts()), np.arange(len(rows)), len(rows))
+    def _first_place(self, rows: Floats, extremes: Floats) -> Integers:
+        """The place in ``order`` at which each stretch first has its extreme."""
+        counts = np.diff(self.starts, append=len(self.order))
+        places = np.where(rows == np.repeat(extremes, counts), np.arange(len(rows)), len(rows))
         return np.asarray(np.minimum.reduceat(places, self.starts))
 
     def _finite(self, values: ArrayLike) -> Floats:
         rows = np.asarray(values, float)[self.order]
         return np.where(np.isfinite(rows), rows, np.nan)
 
-    def _counts(self) -> Integers:
-        return np.diff(self.starts, append=len(self.order))
-
 
 def stretches(steps: ArrayLike, layers: ArrayLike, *, most: int, breaks: ArrayLike = ()) -> Stretches:
-    """Gather rows by layer and by at most ``most`` stretches of steps, and one more for every break.
+    """Group rows by layer and by at most ``most`` stretches of steps, and one more for every break.
 
     Args:
         steps: the step of every row.
-        layers: the layer of every row, from 0; rows below 0 are left out.
-        most: how many stretches a layer may have. With fewer sampled steps than this each step is one of its own.
-        breaks: steps at which a stretch begins, so that none goes across; sorted.
+        layers: the layer of every row, from 0; rows with a negative layer are left out.
+        most: the number of stretches that a layer may have. If no more steps were sampled, each step is a stretch.
+        breaks: steps at which a new stretch begins; sorted.
 
     Example:
         >>> long = stretches(range(1000), [0] * 1000, most=4)
@@ -99,7 +102,7 @@ def stretches(steps: ArrayLike, layers: ArrayLike, *, most: int, breaks: ArrayLi
     order = np.lexsort((step, layer))
     order = order[layer[order] >= 0]
     step, layer = step[order], layer[order]
-    number, single = _numbers(step, most, np.asarray(breaks, np.int64))
+    number, single = _stretch_numbers(step, most, np.asarray(breaks, np.int64))
     begins = np.ones(len(order), dtype=bool)
     begins[1:] = (number[1:] != number[:-1]) | (layer[1:] != layer[:-1])
     starts = np.flatnonzero(begins)
@@ -107,11 +110,29 @@ def stretches(steps: ArrayLike, layers: ArrayLike, *, most: int, breaks: ArrayLi
     return Stretches(order, starts, layer[starts], number[starts], step[starts], step[ends], single)
 
 
-def _numbers(step: Integers, most: int, breaks: Integers) -> tuple[Integers, bool]:
-    """The stretch of every step: stretches are equally long, as the axis of a chart is."""
+def _stretch_numbers(step: Integers, most: int, breaks: Integers) -> tuple[Integers, bool]:
+    """The number of every step's stretch; stretches have equal lengths, for the axis of a chart."""
     known, number = np.unique(step, return_inverse=True)
     if len(known) <= most:
         return number, True
     length = int(known[-1] - known[0]) + 1
-    # Both terms grow with the step, so that their sum is the same only where both are.
+    # Both terms grow with the step, so two steps have the same sum only if they agree in both.
     return (step - known[0]) * most // length + np.searchsorted(breaks, step, side="right"), False
+
+
+def evenly_spread(count: int, *, most: int, also: Iterable[int] = ()) -> Integers:
+    """At most ``most`` of the places 0 to ``count - 1``, the first and the last among them, and some others.
+
+    Args:
+        count: the length of the series.
+        most: the number of points to spread.
+        also: further places to keep, such as both sides of every jump.
+
+    Example:
+        >>> evenly_spread(1000, most=5, also=[599, 600]).tolist()
+        [0, 250, 500, 599, 600, 749, 999]
+        >>> evenly_spread(3, most=5).tolist()
+        [0, 1, 2]
+    """
+    even = np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)
+    return np.array(sorted({*even.tolist(), *also}), dtype=np.int64)

@@ -9,15 +9,14 @@ from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.diagnosis.summary import summarise
 from equilibria.findings import Finding
-from equilibria.records import Run
-from equilibria.records import read_run as read_record
+from equilibria.records import Record, read_record
 from equilibria.views.run.card import run_card, sharpness_card
 from equilibria.views.run.page import write_report
 from equilibria.views.run.sharpness import print_sharpness
 from equilibria.views.run.terminal import print_table
 
 
-class RecordedRun(Run):
+class RecordedRun(Record):
     """A run on disk, with what a monitor has for one that is still going on."""
 
     __slots__ = ()
@@ -69,9 +68,9 @@ def read_run(path: str | Path) -> RecordedRun:
 
     Example:
         >>> import tempfile
-        >>> from equilibria.records import RunWriter
+        >>> from equilibria.records import RecordWriter
         >>> directory = tempfile.TemporaryDirectory()
-        >>> with RunWriter(f"{directory.name}/a", metadata={}) as writer:
+        >>> with RecordWriter(f"{directory.name}/a", metadata={}) as writer:
         ...     writer.append({"step": [0, 5], "param": ["conv1", "conv1"], "norm": [1.0, 2.0]})
         >>> read_run(f"{directory.name}/a")
         <RecordedRun .../a: 1 parameter, steps 0 to 5, 2 samples>

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from equilibria.errors import EquilibriaError, warn_caller
-from equilibria.records import RecordWarning, RunWriter
+from equilibria.records import RecordWarning, RecordWriter
 from equilibria.records._lock import RunLock
 from equilibria.records._manifest import read_manifest
-from equilibria.records.tables import SAMPLES
+from equilibria.records.tables import SAMPLES, TableName
 
 
 def record_at(directory: Path | None) -> dict[str, str]:
@@ -81,7 +81,7 @@ class Recording:
     ) -> None:
         self._advice = advice
         self._asked, self._describe, self._count_steps = Path(directory), describe, count_steps
-        self._writer: RunWriter | None = None
+        self._writer: RecordWriter | None = None
         self._last_words: list[Callable[[], Mapping[str, Any]]] = []
         self._resumes = False
         if _holds_a_run(self._asked):
@@ -124,7 +124,7 @@ class Recording:
         """Add to the metadata what is known only when the recording is closed."""
         self._last_words.append(describe)
 
-    def append(self, columns: Mapping[str, Any], *, table: str = SAMPLES) -> None:
+    def append(self, columns: Mapping[str, Any], *, table: TableName = SAMPLES) -> None:
         """Take some rows of a table."""
         if self._writer is None:
             self._writer = self._open()
@@ -141,7 +141,7 @@ class Recording:
             told = {name: value for describe in self._last_words for name, value in describe().items()}
             self._writer.close(metadata={**told, "steps": self._count_steps()})
 
-    def _open(self) -> RunWriter:
+    def _open(self) -> RecordWriter:
         if self._resumes:
             return self._begin(self._asked, resume=True)
         writer = self._begin_beside()
@@ -156,7 +156,7 @@ class Recording:
         )
         return writer
 
-    def _begin_beside(self) -> RunWriter:
+    def _begin_beside(self) -> RecordWriter:
         while True:
             directory = _beside(self._asked)
             try:
@@ -166,8 +166,8 @@ class Recording:
                     raise
                 # Another run, started at the same time, was quicker: the next number.
 
-    def _begin(self, directory: Path, *, resume: bool = False) -> RunWriter:
-        writer = RunWriter(directory, metadata=self._describe(), resume=resume, flush_seconds=_FLUSH_SECONDS)
+    def _begin(self, directory: Path, *, resume: bool = False) -> RecordWriter:
+        writer = RecordWriter(directory, metadata=self._describe(), resume=resume, flush_seconds=_FLUSH_SECONDS)
         # At exit the run closes it, after the last samples. The writer would come first and shut them out.
         atexit.unregister(writer.close)
         return writer

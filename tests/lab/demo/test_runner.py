@@ -11,7 +11,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.lab.demo import DemoError, Recipe, run_demo, runner
 from equilibria.lab.demo.processes import JobError
 from equilibria.lab.demo.training import prepare, train
-from equilibria.records import read_run
+from equilibria.records import read_record
 
 SHORT = Recipe(steps_before=40, steps_after=30, steady_window=20, drop_window=10, width=4)
 
@@ -45,7 +45,7 @@ def test_both_branches_are_watched_recorded_reported_and_as_a_slow_monitor_sees_
         for when, rule in zip(windows, rules, strict=True):
             expected = float(rule.equilibrium().angle)
             assert [getattr(layer, when).equilibrium for layer in branch.layers] == pytest.approx([expected] * 6)
-        assert read_run(branch.run).notes == ()
+        assert read_record(branch.run).notes == ()
         assert branch.report.read_text(encoding="utf-8").lower().startswith("<!doctype html>")
     told_on_disk = json.loads((folder / "demo.json").read_text())
     assert told_on_disk["complete"] is True

@@ -12,7 +12,7 @@ from equilibria.lab.demo.processes import JobError, run_jobs
 from equilibria.lab.demo.recipe import Recipe
 from equilibria.lab.demo.results import Branch, DemoResult, read_layers
 from equilibria.lab.processes import usable_cores
-from equilibria.records import read_run
+from equilibria.records import read_record
 
 PLAIN, RESCALED = "plain", "rescaled"
 BRANCHES = (PLAIN, RESCALED)
@@ -103,6 +103,6 @@ def train_branch(
 
 
 def _read_branch(folder: Folder, branch: str, recipe: Recipe, accuracy: float, layers: tuple[str, ...]) -> Branch:
-    run = read_run(folder.run(branch))
+    run = read_record(folder.run(branch))
     turns = read_layers(run.samples(), run.metadata, recipe=recipe, layers=layers)
     return Branch(folder.run(branch), folder.report(branch), accuracy, turns)

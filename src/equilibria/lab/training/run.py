@@ -31,7 +31,7 @@ from equilibria.lab.training.fingerprint import first_batch
 from equilibria.lab.training.recipe import Recipe
 from equilibria.lab.training.training import Training
 from equilibria.objectives._objective import objective, preserved_rng
-from equilibria.records import read_run
+from equilibria.records import read_record
 from equilibria.watching import WatchedRun, watch
 from equilibria.watching._recording import Recording
 
@@ -158,7 +158,7 @@ def train(
             state = copy.deepcopy(eyes.state_dict())
             samples = eyes.samples()
     if place is not None and recipe.watch_every is not None:
-        samples = read_run(place / RECORD).samples()
+        samples = read_record(place / RECORD).samples()
     return Trained(training.model, training.curves(), samples, state, covers)
 
 

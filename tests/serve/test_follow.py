@@ -1,0 +1,123 @@
+"""One run, followed while it grows: its state, its counts and its page."""
+
+from __future__ import annotations
+
+import shutil
+
+import pyarrow as pa
+from tests.helpers.report_helpers import run
+from tests.helpers.served import columns, write_run
+
+from equilibria.diagnosis import diagnose
+from equilibria.diagnosis.summary import summarise
+from equilibria.records import SAMPLE_SCHEMA, RecordWriter, read_record
+from equilibria.records._segment import segment_paths
+from equilibria.records._thinning import ThinnedSamples
+from equilibria.serve.follow import DAMAGED, DELETED, FINISHED, TRAINING, FollowedRun
+
+
+def test_a_followed_run_has_the_findings_of_the_report(tmp_path):
+    samples = write_run(tmp_path / "a", 4, steps=6000, outlier=2)
+    followed = FollowedRun(tmp_path / "a", name="a")
+    assert followed.look()
+    followed.read()
+    recorded = read_record(tmp_path / "a")
+    view = followed.show()
+    findings = diagnose(recorded.samples(), metadata=recorded.metadata)
+    assert followed.status.state == FINISHED
+    assert (followed.status.steps, followed.status.samples) == (5991, samples.num_rows)
+    assert view.worst == findings[0]
+    live = summarise(followed.snapshot().samples(), metadata=recorded.metadata)
+    assert live == summarise(recorded.samples(), metadata=recorded.metadata)
+    assert followed.show() is view  # nothing is new
+    assert not followed.look()
+
+
+def test_states_of_earlier_versions_are_served_under_their_present_names(tmp_path):
+    former = {"settling": "approaching", "none": "no equilibrium"}
+    samples = write_run(tmp_path / "a", 2, steps=300)
+    path = segment_paths(tmp_path / "a")[0]
+    present = read_record(tmp_path / "a").samples()["state"].to_pylist()
+    assert set(former) & set(present)
+    states = pa.array([former.get(state, state) for state in present]).dictionary_encode()
+    table = samples.set_column(samples.column_names.index("state"), samples.schema.field("state"), states)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, SAMPLE_SCHEMA) as stream:
+        stream.write_table(table.cast(SAMPLE_SCHEMA))
+    followed = FollowedRun(tmp_path / "a", name="a")
+    followed.look()
+    followed.read()
+    rows = zip(samples["step"].to_pylist(), samples["param"].to_pylist(), present, strict=True)
+    live = followed.snapshot().samples()
+    assert sorted(zip(*(live[name].to_pylist() for name in ("step", "param", "state")), strict=True)) == sorted(rows)
+    assert "approaching" not in followed.show().payload.decode()
+
+
+def test_the_state_follows_the_writer(tmp_path):
+    samples, metadata = run(1, steps=300, every=10)
+    followed = FollowedRun(tmp_path / "a", name="a")
+    writer = RecordWriter(tmp_path / "a", metadata=metadata)
+    writer.append(columns(samples.slice(0, 10)))
+    writer.flush()
+    followed.look()
+    followed.read()
+    assert (followed.status.state, followed.status.steps) == (TRAINING, 91)
+    writer.append(columns(samples.slice(10)))
+    writer.close()
+    assert followed.look()
+    followed.read()
+    assert (followed.status.state, followed.status.steps) == (FINISHED, 291)
+    (tmp_path / "a" / "run.json").write_text("no run")
+    assert followed.look()
+    assert followed.status.state == DAMAGED
+    assert "not the description of a run" in followed.show().payload.decode()
+    assert str(tmp_path) not in followed.show().payload.decode()
+
+
+def test_a_run_that_replaces_another_is_read_from_its_start(tmp_path):
+    write_run(tmp_path / "a", 2, steps=1000)
+    followed = FollowedRun(tmp_path / "a", name="a")
+    followed.look()
+    followed.read()
+    shutil.rmtree(tmp_path / "a")
+    assert followed.look()
+    assert (followed.status.state, followed.status.message) == (DELETED, "Its folder is gone")
+    write_run(tmp_path / "a", 1, steps=500)
+    assert followed.look()
+    followed.read()
+    assert (followed.status.state, followed.status.samples) == (FINISHED, 50)
+
+
+def test_a_file_that_cannot_be_read_stays_damaged(tmp_path):
+    write_run(tmp_path / "a", 1, steps=500)
+    followed = FollowedRun(tmp_path / "a", name="a")
+    followed.look()
+    followed.read()
+    path = segment_paths(tmp_path / "a")[0]
+    path.write_bytes(path.read_bytes()[:100])
+    for _ in range(2):
+        followed.look()
+        followed.read()
+        assert followed.status.state == DAMAGED
+        assert "became shorter" in followed.status.message
+    followed.show()
+    assert not followed.look()
+    assert not followed.is_due()
+
+
+def test_a_long_run_that_was_resumed_is_counted_exactly(tmp_path, monkeypatch):
+    monkeypatch.setattr(ThinnedSamples.__init__, "__kwdefaults__", {"most": 500, "rollbacks": ()})
+    samples, metadata = run(2, steps=1000, every=1)
+    again = columns(samples.filter(pa.compute.greater_equal(samples["step"], 601)))
+    followed = FollowedRun(tmp_path / "a", name="a")
+    for session in range(3):
+        with RecordWriter(tmp_path / "a", metadata=metadata, resume=session > 0) as writer:
+            writer.append(columns(samples) if session == 0 else again)
+        followed.look()
+        followed.read()
+        assert followed.status.samples == 2000
+    fresh = FollowedRun(tmp_path / "a", name="a")
+    fresh.look()
+    fresh.read()
+    assert fresh.status == followed.status
+    page = followed.show().payload.decode()
+    assert page.count("went back to step 601, 2 times") == 1
