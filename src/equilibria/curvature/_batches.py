@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from equilibria.errors import EquilibriaError
-from equilibria.objectives._objective import ModelObjective, Objective, preserved_rng
+from equilibria.objectives._isolation import preserved_rng
+from equilibria.objectives._objective import ModelObjective, Objective
 
 ONE_BATCH = "one batch"
 FULL_BATCH = "full batch"

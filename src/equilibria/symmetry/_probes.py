@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from equilibria.errors import EquilibriaError
-from equilibria.objectives._objective import ModelObjective, Objective, Params, preserved_rng
+from equilibria.objectives._isolation import preserved_rng
+from equilibria.objectives._objective import ModelObjective, Objective, Params
 from equilibria.symmetry._precise import precise
 from equilibria.tensors.layout import as_real, rows
 

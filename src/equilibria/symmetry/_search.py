@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from equilibria.errors import EquilibriaError, whole
-from equilibria.objectives._objective import ModelObjective, Objective, Params, preserved_rng
+from equilibria.objectives._isolation import preserved_rng
+from equilibria.objectives._objective import ModelObjective, Objective, Params
 from equilibria.symmetry._algebra import Algebra, rank_of, solve
 from equilibria.symmetry._balance import balanced
 from equilibria.symmetry._confirmation import FACTORS, FAR, Confirmer, nan_last
@@ -128,8 +129,9 @@ class _Search:
         material = Material(objective, batches, most=most, samples=samples, generator=generator)
         self._present = objective.of_pairs() if isinstance(objective, ModelObjective) else objective
         twin = self._present.double()
-        count = 1 if isinstance(objective, ModelObjective) else min(_LOSS_BATCHES, len(material))
-        self._batches = [material.draw(index, few=_FEW) for index in range(count)]
+        self._batches = [material.draw(0, few=_FEW)]
+        if self._present.outputs({}, self._batches[0]) is None:  # then losses are compared, which needs several
+            self._batches += [material.draw(index, few=_FEW) for index in range(1, min(_LOSS_BATCHES, len(material)))]
         check_determined(self._present, self._batches[0])
         base = {name: generic(param, generator) for name, param in twin.params.items()}
         start = balanced(twin, base, material.draw(0))

@@ -30,7 +30,8 @@ from equilibria.lab.training.device import present_device
 from equilibria.lab.training.fingerprint import first_batch
 from equilibria.lab.training.recipe import Recipe
 from equilibria.lab.training.training import Training
-from equilibria.objectives._objective import objective, preserved_rng
+from equilibria.objectives._isolation import preserved_rng
+from equilibria.objectives._objective import objective
 from equilibria.records import read_run
 from equilibria.watching import WatchedRun, watch
 from equilibria.watching._recording import Recording

@@ -13,7 +13,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import checkpoint  # as models import it: before anything is replaced
 
 from equilibria.curvature import HessianProducts
-from equilibria.objectives._isolation import without_checkpoints
+from equilibria.objectives._isolation import without_gradient_checkpointing
 from equilibria.objectives._objective import Objective, objective
 from equilibria.symmetry import symmetries
 
@@ -81,7 +81,7 @@ def test_a_function_that_checkpoints_inside():
 
 def test_torch_is_as_it_was_also_after_an_exception():
     before = dict(vars(torch_checkpoint))
-    with pytest.raises(ZeroDivisionError), without_checkpoints(), without_checkpoints():
+    with pytest.raises(ZeroDivisionError), without_gradient_checkpointing(), without_gradient_checkpointing():
         assert vars(torch_checkpoint) != before
         raise ZeroDivisionError
     assert vars(torch_checkpoint) == before
