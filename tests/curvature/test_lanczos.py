@@ -1,4 +1,4 @@
-"""Eigenvalues with a bound that holds, from a random start and followed through change."""
+"""Eigenvalues with a bound that holds, from a random start and from a warm one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.curved_worlds import with_spectrum
 
-from equilibria.curvature import Eigenpairs, eigenpairs, follow
-from equilibria.curvature._lanczos import distance_to_top
+from equilibria.curvature import Eigenpairs, eigenpairs, update_eigenpairs
+from equilibria.curvature._lanczos import Basis, distance_to_top
 from equilibria.errors import EquilibriaError
 
 
@@ -181,7 +181,7 @@ def test_following_takes_two_products_and_stays_within_the_tolerance():
     spent = []
     for index in range(1, 31):
         now = turning(0.1 * index)
-        pairs = follow(lambda vector, now=now: now @ vector, pairs)
+        pairs = update_eigenpairs(lambda vector, now=now: now @ vector, pairs)
         top = float(torch.linalg.eigvalsh(now)[-1])
         assert abs(pairs.values[0] - top) <= 1e-2 * top
         assert pairs.converged
@@ -197,7 +197,7 @@ def test_following_several_at_the_bottom():
     pairs = eigenpairs(lambda vector: now @ vector, 120, k=2, end="bottom")
     for index in range(1, 11):
         now = -turning(0.1 * index)
-        pairs = follow(lambda vector, now=now: now @ vector, pairs, end="bottom")
+        pairs = update_eigenpairs(lambda vector, now=now: now @ vector, pairs, end="bottom")
         assert np.allclose(pairs.values, torch.linalg.eigvalsh(now)[:2], rtol=1e-2)
 
 
@@ -206,7 +206,7 @@ def test_the_next_eigenvalue_overtakes_and_is_noticed_at_once():
     rest = np.linspace(0, 0.6, 198)
     pairs = eigenpairs(diagonal(np.r_[1.0, 0.9, rest]), 200)
     for rising in np.linspace(0.9, 1.4, 26):
-        pairs = follow(diagonal(np.r_[1.0, rising, rest]), pairs)
+        pairs = update_eigenpairs(diagonal(np.r_[1.0, rising, rest]), pairs)
         assert pairs.values[0] == pytest.approx(max(1.0, rising), rel=1e-2)
 
 
@@ -217,7 +217,7 @@ def test_an_eigenvalue_out_of_nowhere_is_found_by_the_random_part():
     for time in range(60):
         values = np.r_[1.0, 0.9, rest]
         values[50] = 0.15 + 0.05 * time
-        pairs = follow(diagonal(values), pairs)
+        pairs = update_eigenpairs(diagonal(values), pairs)
         late += abs(pairs.values[0] - values.max()) > 1e-2 * values.max()
     assert late < 30
     assert pairs.values[0] == pytest.approx(values.max(), rel=1e-2)
@@ -226,6 +226,61 @@ def test_an_eigenvalue_out_of_nowhere_is_found_by_the_random_part():
 def test_following_within_a_budget():
     pairs = eigenpairs(diagonal(np.linspace(-1, 1, 100)), 100)
     assert isinstance(pairs, Eigenpairs)
-    short = follow(diagonal(np.linspace(1, -1, 100)), pairs, budget=3, tol=1e-6)
+    short = update_eigenpairs(diagonal(np.linspace(1, -1, 100)), pairs, budget=3, tol=1e-6)
     assert (short.hvps, short.converged) == (3, False)
     assert "budget of 3 products" in short.reason
+
+
+@pytest.mark.parametrize("times", [1.0, 2.0, 3.9])
+def test_a_perturbation_near_rounding_is_within_the_bound(times):
+    size = 500
+    for seed in range(5):
+        v = np.random.default_rng(seed).normal(size=size)
+        v, strength = torch.tensor(v / np.linalg.norm(v)), times * np.finfo(float).eps * size**0.5
+        found = eigenpairs(lambda x, v=v, s=strength: x + s * v * (v @ x), size, seed=seed)
+        assert 1 + strength - found.values[0] <= found.bound[0] * (1 + 1e-9) + 1e-16
+
+
+@pytest.mark.parametrize("kind", ["uniform", "clustered", "semicircle"])
+def test_several_values_converge_together_or_say_why(kind):
+    rng, size = np.random.default_rng(0), 300
+    values = {
+        "uniform": np.linspace(0, 1, size),
+        "clustered": np.r_[1 - rng.uniform(0, 0.02, 10), rng.uniform(0, 0.4, size - 10)],
+        "semicircle": np.cos(np.linspace(0.01, np.pi, size)),
+    }[kind]
+    entries, exact = torch.tensor(values), np.sort(values)[::-1]
+    for seed in range(4):
+        found = eigenpairs(lambda vector: entries * vector, size, k=3, seed=seed, budget=400)
+        assert found.converged, found.reason
+        assert max(found.bound) <= 1e-2
+        assert np.all(np.abs(np.array(found.values) - exact[:3]) <= np.array(found.bound) * np.abs(found.values))
+
+
+def test_a_warm_search_for_several_in_single_precision_is_within_its_bound():
+    """Six turning eigenvectors, three of them asked for, in float32."""
+    size, draw = 150, torch.Generator().manual_seed(0)
+    skew = torch.randn(size, size, generator=draw, dtype=torch.float64) / size**0.5
+    turn = torch.linalg.matrix_exp(0.01 * (skew - skew.T))
+    values = torch.cat([torch.tensor([1.0, 0.9, 0.8, 0.75, 0.7, 0.65]), torch.linspace(-0.1, 0.5, size - 6)]).double()
+    basis, pairs = torch.eye(size).double(), None
+    for index in range(25):
+        basis = turn @ basis
+        values[1] += 0.01  # it overtakes
+        matrix = ((basis * values) @ basis.T).float()
+        product = lambda vector, matrix=matrix: matrix @ vector  # noqa: E731
+        pairs = eigenpairs(product, size, k=3, dtype=torch.float32) if index == 0 else update_eigenpairs(product, pairs)
+        exact = values.sort(descending=True).values[:3].numpy()
+        assert np.all(np.abs(np.array(pairs.values) / exact - 1) <= pairs.bound)
+        assert pairs.converged
+
+
+def test_a_product_that_is_not_finite_raises():
+    with pytest.raises(EquilibriaError, match="not finite"):
+        eigenpairs(lambda vector: vector * float("nan"), 10)
+
+
+def test_the_basis_of_long_vectors_is_allocated_one_by_one():
+    basis = Basis(10**8, dtype=torch.float32, device=torch.device("meta"))
+    basis.append(torch.empty(10**8, device="meta"))
+    assert basis._blocks[0].shape[0] == 1

@@ -1,4 +1,4 @@
-"""Sharpness: the numbers of the theory, of networks, and of what the optimizer sees."""
+"""Sharpness: the numbers of the theory and of networks, with and without a preconditioner."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import equilibria as eq
 from equilibria.curvature import HessianProducts, Sharpness, adam_preconditioner, sharpness_by_group
+from equilibria.curvature._tracker import SharpnessMonitor
 from equilibria.errors import EquilibriaError
 
 CONVOLUTIONS = ["0.weight", "3.weight"]
@@ -244,3 +245,59 @@ def test_bad_input_is_explained():
     ]:
         with pytest.raises(EquilibriaError, match=match):
             call()
+
+
+def test_rounding_of_the_dense_path_is_seen_in_its_asymmetry():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8, affine=False), nn.Tanh(), nn.Linear(8, 2))
+    inputs, targets = torch.randn(64, 4) + 1000, torch.randint(2, (64,))
+    objective = eq.objective(net, functional.cross_entropy)
+    found = eq.sharpness(objective, (inputs, targets), select=["0.weight"])
+    exact = HessianProducts(objective.double(), (inputs.double(), targets), select=["0.weight"]).dense()
+    truth = float(torch.linalg.eigvalsh(exact)[-1])
+    products = HessianProducts(objective, (inputs, targets), select=["0.weight"])
+    products.dense()
+    assert abs(found.value - truth) / truth > 1e-5  # rounding matters here
+    assert found.bound[0] >= products.asymmetry / found.value > 1e-4  # far beyond eps times the size
+
+
+def test_the_bound_of_small_networks_holds_in_single_precision():
+    """On the dense path, group by group, compared with float64."""
+    objective, batch = net_objective(), images()
+    for name in ("0.weight", "1.weight", "1.bias"):
+        found = eq.sharpness(objective, batch, select=[name])
+        exact = eq.sharpness(objective.double(), batch, select=[name]).value
+        assert abs(found.value - exact) <= found.bound[0] * abs(found.value)
+
+
+def test_a_result_with_a_preconditioner_is_not_taken_for_one_without():
+    objective = quadratic(torch.diag(torch.linspace(1, 300, 100, dtype=torch.float64)))
+    scaled = eq.sharpness(objective, None, preconditioner={"w": torch.linspace(1, 2, 100).double() ** 2})
+    assert str(scaled).startswith("preconditioned sharpness")
+    with pytest.raises(EquilibriaError, match=r"preconditioned=True; expected .* preconditioned=False"):
+        eq.sharpness(objective, None, warm=scaled)
+    with pytest.raises(
+        EquilibriaError,
+        match=r"got a preconditioned result, but SGD is not preconditioned; .*recompute without preconditioner=",
+    ):
+        scaled.stability_ratio(0.1)
+    warm = eq.sharpness(objective, None, warm=eq.sharpness(objective, None))
+    assert "an estimate" in str(warm)
+
+
+def test_flat_along_the_weights_is_not_scale_invariant():
+    flat = quadratic(torch.diag(torch.tensor([1e4, 1.0]).double()), torch.tensor([0.0, 1.0]).double())
+    with pytest.raises(EquilibriaError, match="doubling the weights at a point nearby"):
+        eq.sharpness(flat, None, spherical=True)
+    torch.manual_seed(0)
+    inputs, weights = torch.randn(50, 80).double() + 30, torch.randn(80).double()
+    weights -= weights.mean()
+    wanted, near = inputs @ weights, nn.Parameter(weights + 1e-3 * torch.randn(80).double())
+    objective = eq.Objective(lambda params, _: (inputs @ params["w"] - wanted).square().mean(), {"w": near})
+    assert not SharpnessMonitor(objective, torch.optim.SGD([near], lr=1e-4), None).spherical
+
+
+def test_inference_mode_raises():
+    objective, batch = net_objective(), images()
+    with torch.inference_mode(), pytest.raises(EquilibriaError, match="inference_mode"):
+        eq.sharpness(objective, batch)

@@ -55,7 +55,7 @@ def test_gradients_elsewhere_are_those_without(how):
 def test_products_with_the_hessian_elsewhere_are_those_without(how):
     plain, loss = loss_of(None), loss_of(how)
     there = {name: 1.5 * param for name, param in plain.params.items()}
-    operators = [HessianProducts(each, batch(), at=there) for each in (plain, loss)]
+    operators = [HessianProducts(objective, batch(), params=there) for objective in (plain, loss)]
     vector = torch.randn(operators[0].size, generator=torch.Generator().manual_seed(2))
     truth, found = (operator(vector) for operator in operators)
     assert torch.equal(found, truth)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from equilibria.curvature._batches import ONE_BATCH, as_chunks
+from equilibria.curvature._batches import ONE_BATCH, as_weighted_batches
 from equilibria.errors import EquilibriaError, positive, whole
 from equilibria.lab.training.checkpoint import (
     CHECKPOINT,
@@ -254,7 +254,7 @@ def _covers(training: Training) -> str:
         return ONE_BATCH
     inputs, targets = training.placed(first_batch(recipe))
     chunks = list(zip(torch.split(inputs, recipe.chunk), torch.split(targets, recipe.chunk), strict=True))
-    return as_chunks(objective(training.model, recipe.loss), chunks).covers
+    return as_weighted_batches(objective(training.model, recipe.loss), chunks).covers
 
 
 @contextmanager

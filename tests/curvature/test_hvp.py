@@ -179,7 +179,7 @@ def test_the_gradient_of_curvature_against_differences():
     found, step = product.curvature_gradient(vector), 1e-5
 
     def curvature(point: torch.Tensor) -> float:
-        moved = HessianProducts(looked_at, batch, select=["0.weight"], at=product.named(point))
+        moved = HessianProducts(looked_at, batch, select=["0.weight"], params=product.named(point))
         return float(vector @ moved(vector))
 
     for index in (0, 7, 20):
@@ -267,4 +267,27 @@ def test_bad_input_is_explained():
     with pytest.raises(EquilibriaError, match=r"vector of shape \(3,\); expected a tensor of shape"):
         HessianProducts(looked_at, (inputs, targets))(torch.ones(3))
     with pytest.raises(EquilibriaError, match="same names and shapes"):
-        HessianProducts(looked_at, (inputs, targets), at={"0.weight": torch.ones(2)})
+        HessianProducts(looked_at, (inputs, targets), params={"0.weight": torch.ones(2)})
+
+
+def quartic(params, _batch):
+    return (params["w"] ** 4).sum() / 12 + params["w"].prod()
+
+
+@pytest.mark.parametrize(("method", "tolerance"), [("autograd", 1e-10), ("differences", 1e-6)])
+def test_the_third_derivative_is_that_of_either_method(method, tolerance):
+    """d/dw v'Hv of w^4/12 is 2 w v^2; of a product of three, 2 times the sum over pairs of the other one."""
+    point, v = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([0.3, -0.5, 0.8]).double()
+    products = HessianProducts(Objective(quartic, {"w": point}), None, method=method)
+    expected = 2 * point * v**2 + 2 * torch.stack([v[1] * v[2], v[0] * v[2], v[0] * v[1]])
+    gradient = products.curvature_gradient(v)
+    assert float((gradient - expected).norm() / expected.norm()) < tolerance
+    assert products.count >= 6
+    _, error = products.unit_curvature_gradient(v / v.norm())
+    assert float((gradient - expected).norm()) <= 10 * error  # an estimate of its order, by two that agree
+
+
+def test_the_coarsest_type_sets_the_rounding():
+    weights = {"a": torch.ones(3, dtype=torch.bfloat16), "b": torch.ones(3)}
+    products = HessianProducts(Objective(lambda p, _: (p["a"].float() * p["b"]).sum() ** 2, weights), None)
+    assert products.relative_error == torch.finfo(torch.bfloat16).eps
