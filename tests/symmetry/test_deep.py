@@ -1,4 +1,4 @@
-"""Deep networks without normalisation, whose first layers can hardly be felt at the usual initial weights."""
+"""Deep networks without normalisation, whose first layers have hardly any gradient at the usual initial weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from equilibria.objectives._objective import objective
 from equilibria.symmetry import symmetries
-from equilibria.symmetry._balance import balanced
+from equilibria.symmetry._probes import probing_point
 
 
 def deep(activation: type[nn.Module], depth: int) -> nn.Module:
@@ -56,9 +56,9 @@ def test_an_effect_that_cannot_be_measured_is_undecided():
 def test_larger_matrices_are_taken_only_where_they_are_needed():
     shallow, deeper = (objective(deep(nn.ReLU, depth), functional.cross_entropy).double() for depth in (3, 30))
     for loss, passes in ((shallow, 1), (deeper, 3)):
-        start = balanced(loss, loss.params, batch())
-        assert start.passes == passes
-        same = [torch.equal(start.point[name], param) for name, param in loss.params.items()]
+        point, taken = probing_point(loss, loss.params, batch())
+        assert taken == passes
+        same = [torch.equal(point[name], param) for name, param in loss.params.items()]
         assert all(same) if loss is shallow else sum(same) == 31  # the biases
 
 
@@ -66,6 +66,6 @@ def test_a_point_where_the_loss_overflows_is_not_taken():
     """At a gain of 8 this loss is infinite: the gain of sqrt(2) is chosen, and nothing of the overflow is left."""
     net = deep(nn.ReLU, 30)
     loss = objective(net, lambda output, _: output.mul(1e-3).square().exp().mean() + output.mean()).double()
-    start = balanced(loss, loss.params, batch())
-    rms = start.point["5.0.weight"].square().sum(1).mean().sqrt()
+    point, _ = probing_point(loss, loss.params, batch())
+    rms = point["5.0.weight"].square().sum(1).mean().sqrt()
     assert float(rms) == pytest.approx(2**0.5)

@@ -1,4 +1,4 @@
-"""Probes and what is read from them: where they are taken, what is rounding, what has no gradient."""
+"""Probes and their null space: the points they are taken at, rounding, tensors without gradient."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from equilibria.objectives._objective import Objective, objective
 from equilibria.symmetry import symmetries
-from equilibria.symmetry._algebra import rank_of, silent_among, solve
+from equilibria.symmetry._null_space import null_space, rank_of
 from equilibria.symmetry._precise import precise
-from equilibria.symmetry._probes import Material, Probe, Prober, generic
+from equilibria.symmetry._probes import Probe, ProbeBatches, Prober, generic, silent_among
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -30,8 +30,8 @@ def test_every_tensor_is_scaled_anew_for_each_probe_by_up_to_two_either_way():
         return sum((at[name] * row).sum() for name in "ab")
 
     loss = Objective(fn, params)
-    material = Material(loss, [torch.randn(5) for _ in range(3)], most=3, samples=5, generator=seeded(1))
-    prober = Prober(loss, params, material=material, generator=seeded(2))
+    batches = ProbeBatches(loss, [torch.randn(5) for _ in range(3)], most=3, samples=5, generator=seeded(1))
+    prober = Prober(loss, params, batches=batches, generator=seeded(2))
     for _ in range(300):
         prober.take()
     logs = np.array(seen)
@@ -75,12 +75,12 @@ def reacting(smallest: float) -> list[Probe]:
 @pytest.mark.parametrize(("smallest", "rank"), [(1e-5, 2), (2e-6, 2), (5e-7, 1), (1e-12, 1)])
 def test_what_is_larger_than_a_millionth_is_a_reaction_whatever_the_gap(smallest, rank):
     """Rounding is 1e-12 at most; what lies between and is a reaction, scaling shows."""
-    assert solve(reacting(smallest)).singular_values == pytest.approx([1, smallest], rel=1e-6)
-    assert solve(reacting(smallest)).rank == rank_of(reacting(smallest)) == rank
+    assert null_space(reacting(smallest)).singular_values == pytest.approx([1, smallest], rel=1e-6)
+    assert null_space(reacting(smallest)).rank == rank_of(reacting(smallest)) == rank
 
 
 def test_a_gradient_of_a_billionth_of_the_largest_is_none():
-    found = solve(probes(np.ones((4, 3)), np.array([1.0, 2e-9, 5e-10])))
+    found = null_space(probes(np.ones((4, 3)), np.array([1.0, 2e-9, 5e-10])))
     assert found.silent.tolist() == [False, False, True]
 
 

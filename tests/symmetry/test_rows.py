@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from equilibria.objectives._objective import objective
 from equilibria.symmetry import Rows, symmetries
-from equilibria.symmetry._granularity import confirmed_rows, find_rows
 from equilibria.symmetry._probes import Probe
+from equilibria.symmetry._rows import confirmed_rows, find_rows
 
 ZERO = 1e-8
 

@@ -21,7 +21,7 @@ from equilibria.curvature import HessianProducts
 from equilibria.errors import EquilibriaError
 from equilibria.objectives._objective import Objective, objective
 from equilibria.symmetry import symmetries
-from equilibria.symmetry._integers import IntegerSpace
+from equilibria.symmetry._null_space import IntegerSpace
 
 
 def monomials(exponents: np.ndarray) -> tuple[Objective, list[torch.Tensor]]:
