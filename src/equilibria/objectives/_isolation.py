@@ -7,7 +7,7 @@ Three things make an evaluation a pure function of parameters and batch:
 - `without_gradient_checkpointing` turns recomputation into plain calls, because recomputation cannot be differentiated
   twice.
 - `disable_dropout_modules` and `WithoutDropout` switch dropout off: in modules that drop by themselves, and in torch's
-  functions, whoever calls them.
+  functions, for every caller.
 
 `preserved_rng` restores the random number generators that an evaluation may still advance.
 """
