@@ -1,4 +1,4 @@
-"""Several batches: what their mean loss stands for, and a loader that is read without a trace."""
+"""Several batches: the meaning of their mean loss, and a loader that is read without side effects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def coverage_of_two_batches(loss, targets):
     return HessianProducts(objective, [(inputs[:8], targets[:8]), (inputs[8:], targets[8:])]).covers
 
 
-def test_only_what_was_tried_on_every_batch_is_called_the_full_batch():
+def test_the_full_batch_is_claimed_only_if_every_batch_agrees():
     targets = torch.arange(16) % 3
     assert coverage_of_two_batches(functional.cross_entropy, targets) == "full batch"
     padded = torch.where(torch.arange(16) < 11, targets, -100)

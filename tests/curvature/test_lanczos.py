@@ -47,19 +47,19 @@ def test_the_error_is_within_the_bound_in_200_of_200(cases):
     for seed, name in cases:
         size = (60, 150, 400)[seed % 3]
         values = spectra(size, seed)[name]
-        found = eigenpairs(diagonal(values), size, seed=seed, budget=120)
-        error = abs(found.values[0] - values.max()) / abs(values.max())
-        beyond += [(seed, name, error, found.bound[0])] if error > found.bound[0] * (1 + 1e-9) else []
-        missed += [(seed, name, error)] if found.converged and error > 1e-2 else []
-        converged += found.converged
-        assert found.values[0] <= values.max() * (1 + 1e-13 * np.sign(values.max()))  # never overestimated
+        result = eigenpairs(diagonal(values), size, seed=seed, budget=120)
+        error = abs(result.values[0] - values.max()) / abs(values.max())
+        beyond += [(seed, name, error, result.bound[0])] if error > result.bound[0] * (1 + 1e-9) else []
+        missed += [(seed, name, error)] if result.converged and error > 1e-2 else []
+        converged += result.converged
+        assert result.values[0] <= values.max() * (1 + 1e-13 * np.sign(values.max()))  # never overestimated
     assert beyond == []
     assert missed == []
     assert converged > 0.9 * len(cases)
 
 
 @pytest.mark.parametrize("risk", [0.3, 0.05])
-def test_the_certificate_fails_as_rarely_as_it_says(risk):
+def test_the_bound_fails_no_more_often_than_its_risk(risk):
     """Right above the tolerance lies an eigenvalue that a start may miss: the worst that can be planted."""
     size, trials, failures = 40, 400, 0
     values = np.r_[1.02, 1.0, np.linspace(0, 0.5, size - 2)]
@@ -92,11 +92,11 @@ def test_an_unlucky_start_is_not_mistaken_for_convergence():
     starts = [
         torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in range(300)
     ]
-    seed = min(range(300), key=lambda at: abs(float(starts[at][0] / starts[at].norm())))
+    seed = min(range(300), key=lambda index: abs(float(starts[index][0] / starts[index].norm())))
     assert abs(float(starts[seed][0] / starts[seed].norm())) < 0.01 / size**0.5
     values = np.r_[1.0, 0.9, np.linspace(0, 0.3, size - 2)]
-    found = eigenpairs(diagonal(values), size, seed=seed)
-    assert abs(found.values[0] - 1.0) < 1e-2
+    result = eigenpairs(diagonal(values), size, seed=seed)
+    assert abs(result.values[0] - 1.0) < 1e-2
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 1e4))
@@ -112,16 +112,16 @@ def test_scaling_the_matrix_scales_the_values_alone(seed, factor):
 def test_several_pairs_even_if_equal(end):
     values = np.r_[3.0, 3.0, 2.0, 1.5, np.linspace(-1, 1, 96), -4.0, -4.0, -4.0]
     matrix = with_spectrum(torch.tensor(values), seed=3)
-    found = eigenpairs(lambda vector: matrix @ vector, len(values), k=3, end=end, tol=1e-4)
+    result = eigenpairs(lambda vector: matrix @ vector, len(values), k=3, end=end, tol=1e-4)
     expected = sorted(values, reverse=end == "top")[:3]
-    assert found.converged
-    assert np.allclose(found.values, expected, rtol=1e-4)
-    assert torch.allclose(found.vectors @ found.vectors.T, torch.eye(3).double(), atol=1e-10)
-    for value, vector, residual in zip(found.values, found.vectors, found.residuals, strict=True):
+    assert result.converged
+    assert np.allclose(result.values, expected, rtol=1e-4)
+    assert torch.allclose(result.vectors @ result.vectors.T, torch.eye(3).double(), atol=1e-10)
+    for value, vector, residual in zip(result.values, result.vectors, result.residuals, strict=True):
         assert float((matrix @ vector - value * vector).norm()) == pytest.approx(residual, abs=1e-9)
 
 
-def test_single_precision_says_how_far_it_can_go():
+def test_single_precision_stops_at_rounding_and_reports_it():
     values = np.r_[1.0, 0.9, np.linspace(-0.2, 0.5, 300)]
     noise = torch.Generator().manual_seed(0)
 
@@ -129,9 +129,9 @@ def test_single_precision_says_how_far_it_can_go():
         assert vector.dtype == torch.float32
         return diagonal(values)(vector) * (1 + 1e-6 * torch.randn(302, generator=noise))
 
-    found = eigenpairs(product, 302, dtype=torch.float32, noise=lambda: 1e-6)
-    assert found.converged
-    assert abs(found.values[0] - 1) < 1e-5
+    result = eigenpairs(product, 302, dtype=torch.float32, noise=lambda: 1e-6)
+    assert result.converged
+    assert abs(result.values[0] - 1) < 1e-5
     fine = eigenpairs(product, 302, dtype=torch.float32, noise=lambda: 1e-6, tol=1e-9)
     assert not fine.converged
     assert "rounding" in fine.reason
@@ -175,7 +175,7 @@ def turning(step: float, *, size: int = 120) -> torch.Tensor:
     return (turn * values) @ turn.T
 
 
-def test_following_takes_two_products_and_stays_within_the_tolerance():
+def test_a_warm_search_takes_two_products_and_stays_within_the_tolerance():
     now = turning(0.0)
     pairs = eigenpairs(lambda vector: now @ vector, 120)
     spent = []
@@ -192,7 +192,7 @@ def test_following_takes_two_products_and_stays_within_the_tolerance():
     assert np.mean(spent) <= 2.5
 
 
-def test_following_several_at_the_bottom():
+def test_a_warm_search_for_several_at_the_bottom():
     now = -turning(0.0)
     pairs = eigenpairs(lambda vector: now @ vector, 120, k=2, end="bottom")
     for index in range(1, 11):
@@ -223,7 +223,7 @@ def test_an_eigenvalue_out_of_nowhere_is_found_by_the_random_part():
     assert pairs.values[0] == pytest.approx(values.max(), rel=1e-2)
 
 
-def test_following_within_a_budget():
+def test_a_warm_search_within_a_budget():
     pairs = eigenpairs(diagonal(np.linspace(-1, 1, 100)), 100)
     assert isinstance(pairs, Eigenpairs)
     short = update_eigenpairs(diagonal(np.linspace(1, -1, 100)), pairs, budget=3, tol=1e-6)
@@ -237,12 +237,12 @@ def test_a_perturbation_near_rounding_is_within_the_bound(times):
     for seed in range(5):
         v = np.random.default_rng(seed).normal(size=size)
         v, strength = torch.tensor(v / np.linalg.norm(v)), times * np.finfo(float).eps * size**0.5
-        found = eigenpairs(lambda x, v=v, s=strength: x + s * v * (v @ x), size, seed=seed)
-        assert 1 + strength - found.values[0] <= found.bound[0] * (1 + 1e-9) + 1e-16
+        result = eigenpairs(lambda x, v=v, s=strength: x + s * v * (v @ x), size, seed=seed)
+        assert 1 + strength - result.values[0] <= result.bound[0] * (1 + 1e-9) + 1e-16
 
 
 @pytest.mark.parametrize("kind", ["uniform", "clustered", "semicircle"])
-def test_several_values_converge_together_or_say_why(kind):
+def test_several_values_converge_together(kind):
     rng, size = np.random.default_rng(0), 300
     values = {
         "uniform": np.linspace(0, 1, size),
@@ -251,10 +251,10 @@ def test_several_values_converge_together_or_say_why(kind):
     }[kind]
     entries, exact = torch.tensor(values), np.sort(values)[::-1]
     for seed in range(4):
-        found = eigenpairs(lambda vector: entries * vector, size, k=3, seed=seed, budget=400)
-        assert found.converged, found.reason
-        assert max(found.bound) <= 1e-2
-        assert np.all(np.abs(np.array(found.values) - exact[:3]) <= np.array(found.bound) * np.abs(found.values))
+        result = eigenpairs(lambda vector: entries * vector, size, k=3, seed=seed, budget=400)
+        assert result.converged, result.reason
+        assert max(result.bound) <= 1e-2
+        assert np.all(np.abs(np.array(result.values) - exact[:3]) <= np.array(result.bound) * np.abs(result.values))
 
 
 def test_a_warm_search_for_several_in_single_precision_is_within_its_bound():

@@ -74,7 +74,7 @@ def test_every_value_is_within_the_tolerance_of_eigsh(completion_run, completion
     assert table.schema.equals(SHARPNESS_FIELDS)
 
 
-def test_a_query_takes_two_products_or_so(completion_run):
+def test_a_query_takes_about_two_products(completion_run):
     """More for a while after the oscillation sets in, when the eigenvectors turn: eigsh takes 20 and more each time."""
     table = completion_run[0].samples()
     before_the_edge = column(table, "step") < 1700
@@ -96,7 +96,7 @@ def test_the_crossing_is_forecast_long_before(completion_run):
     assert expected == pytest.approx(jump, abs=0.08 * (jump - crossed))  # the law is 6 % short at lr x wd = 1e-3
 
 
-def test_the_states_come_in_order_and_the_edge_when_the_oscillation_is_seen(completion_run):
+def test_the_states_come_in_order_and_the_edge_with_the_oscillation(completion_run):
     table = completion_run[0].samples()
     states = table["state"].to_pylist()
     order = list(dict.fromkeys(states))
@@ -118,7 +118,7 @@ def test_at_the_edge_the_ratio_is_one_and_the_secant_near(completion_run):
     assert np.median(np.abs(column(table, "secant") / column(table, "sharpness") - 1)[before]) > 0.5
 
 
-def test_what_is_said_about_it(completion_run):
+def test_the_finding_at_the_edge(completion_run):
     (finding,) = completion_run[0].findings()
     assert finding.subject.startswith("edge of stability since step 1,")
     assert "is held at 2/lr_eff = " in finding.subject
@@ -213,7 +213,7 @@ def test_the_threshold_is_where_sgd_diverges(settings, threshold):
         assert (abs(float(weights[0].detach())) > 0.5) == grows
 
 
-def test_a_raw_run_past_its_threshold_is_at_the_edge_as_it_swings():
+def test_a_raw_run_past_its_threshold_is_at_the_edge_when_it_oscillates():
     """A quartic term holds the swing: the loss of one coordinate is a w^2/2 + w^4/4 with a beyond 2/lr."""
     weights = nn.Parameter(torch.tensor([0.01, 0.3], dtype=torch.float64))
     objective = eq.Objective(
@@ -227,7 +227,7 @@ def test_a_raw_run_past_its_threshold_is_at_the_edge_as_it_swings():
     assert tracker.samples()["effective_lr"].null_count == tracker.samples().num_rows
 
 
-def test_adam_is_measured_as_its_preconditioner_makes_it():
+def test_adam_is_measured_with_its_preconditioner():
     """The query of a step sees the second moments of the step before it."""
     values, expected = [3.0, 1.0, 0.2], []
     objective, weights, optimizer = quadratic_world(values, lambda params: torch.optim.AdamW(params, lr=1e-2))
@@ -333,7 +333,7 @@ def test_a_network_on_other_batches_has_no_secant():
     assert tracker.samples()["secant"].null_count == tracker.samples().num_rows > 2
 
 
-def test_scale_invariance_is_found_out_and_may_not_be_claimed():
+def test_scale_invariance_is_detected_and_a_false_claim_raises():
     net, batch = batch_normalised(dropout=0.0)
     optimizer, objective = torch.optim.SGD(net.parameters(), lr=0.1), eq.objective(net, functional.cross_entropy)
     with SharpnessMonitor(objective, optimizer, batch, select=["0.weight"]) as tracker:
@@ -372,7 +372,7 @@ def test_scale_invariance_is_found_out_and_may_not_be_claimed():
         ({"objective": nn.Linear(2, 2)}, "got objective of type Linear"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_changed(change, message):
+def test_bad_input_raises_before_anything_changes(change, message):
     net, batch = batch_normalised()
     optimizer = change.pop("optimizer", lambda net: torch.optim.SGD(net.parameters(), lr=0.1))(net)
     objective = change.pop("objective", eq.objective(net, functional.cross_entropy))
@@ -383,7 +383,7 @@ def test_bad_input_is_refused_before_anything_is_changed(change, message):
     assert all(torch.equal(held[name], value) for name, value in net.state_dict().items())
 
 
-def test_a_parameter_that_is_selected_but_not_trained_is_refused():
+def test_a_selected_parameter_that_is_not_trained_raises():
     net, batch = batch_normalised()
     optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
     objective = eq.objective(net, functional.cross_entropy)

@@ -22,8 +22,8 @@ def small_net() -> nn.Module:
 
 
 def small_batch(*, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.Generator().manual_seed(1)
-    return torch.randn(16, 4, generator=made, dtype=dtype), torch.randint(3, (16,), generator=made)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(16, 4, generator=generator, dtype=dtype), torch.randint(3, (16,), generator=generator)
 
 
 def without_dropout(net: nn.Module) -> nn.Module:
@@ -54,7 +54,7 @@ class Fails(nn.Module):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
-def test_the_model_is_as_it_was_also_after_an_exception(training, fails):
+def test_the_model_does_not_change_even_after_an_exception(training, fails):
     net = small_net()
     functional.cross_entropy(net(small_batch()[0]), small_batch()[1]).backward()
     net[3].train(False)  # a flag of its own
@@ -82,7 +82,7 @@ def test_the_model_is_as_it_was_also_after_an_exception(training, fails):
     assert (np.random.get_state()[1] == numpy).all()  # noqa: NPY002
 
 
-def test_it_follows_the_weights_of_the_model():
+def test_the_objective_tracks_the_weights_of_the_model():
     net, batch = small_net(), small_batch()
     loss_of_net = objective(net, functional.cross_entropy)
     before = loss_of_net(loss_of_net.params, batch)
@@ -209,7 +209,7 @@ def test_unpack_keywords_and_outputs():
 
 def test_a_function_as_objective():
     params = {"u": torch.tensor([1.0, 2.0]), "unused": torch.ones(1)}
-    loss_of_net = Objective(lambda at, batch: (at["u"] ** 2 * batch).sum(), params)
+    loss_of_net = Objective(lambda point, batch: (point["u"] ** 2 * batch).sum(), params)
     value, grads = loss_of_net.value_and_grad(torch.tensor([3.0, 4.0]))
     assert value.item() == 19.0
     assert grads["u"].tolist() == [6.0, 16.0]
@@ -245,10 +245,13 @@ class Scripted(nn.Module):
         (lambda: Objective(3, {"w": torch.ones(1)}), "got fn of type int"),
         (lambda: Objective(print, {}), "expected a dict of name -> tensor"),
         (lambda: Objective(print, {"w": torch.ones(1, dtype=torch.int64)}), "of torch.int64; expected floating"),
-        (lambda: Objective(lambda at, _: at["w"], {"w": torch.ones(3)})({}, None), r"shape \(3,\) as loss"),
-        (lambda: Objective(lambda at, _: at["w"].sum().item(), {"w": torch.ones(3)})({}, None), "got 3.0 as loss"),
+        (lambda: Objective(lambda point, _: point["w"], {"w": torch.ones(3)})({}, None), r"shape \(3,\) as loss"),
         (
-            lambda: Objective(lambda at, _: at["w"].detach().sum(), {"w": torch.ones(3)}).value_and_grad(None),
+            lambda: Objective(lambda point, _: point["w"].sum().item(), {"w": torch.ones(3)})({}, None),
+            "got 3.0 as loss",
+        ),
+        (
+            lambda: Objective(lambda point, _: point["w"].detach().sum(), {"w": torch.ones(3)}).value_and_grad(None),
             "not differentiable",
         ),
     ],
@@ -275,7 +278,7 @@ class LossWithState(nn.Module):
         return value
 
 
-def test_a_loss_with_state_is_as_it_was_and_followed():
+def test_a_loss_with_state_does_not_change_and_its_parameters_are_tracked():
     net, loss = small_net().eval(), LossWithState()
     loss_of_net = objective(net, loss, mode="eval")
     first = loss_of_net({}, small_batch())

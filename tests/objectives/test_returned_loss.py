@@ -75,18 +75,18 @@ def test_the_loss_is_found_in_every_form_of_output(form):
     assert [grad.tolist() for grad in grads.values()] == [grad.tolist() for grad in truth.values()]
 
 
-def test_a_batch_is_a_dict_a_tuple_or_what_unpack_returns():
+def test_a_batch_is_a_dict_a_tuple_or_the_result_of_unpack():
     inputs, labels = data()
-    made = objective(Classifier("model output"))
-    keywords = made({}, {"inputs": inputs, "labels": labels})
+    returned = objective(Classifier("model output"))
+    keywords = returned({}, {"inputs": inputs, "labels": labels})
     unpacked = objective(Classifier("model output"), unpack=lambda row: {"inputs": row["x"], "labels": row["y"]})
-    assert made({}, (inputs, labels)) == made({}, [inputs, labels]) == keywords
+    assert returned({}, (inputs, labels)) == returned({}, [inputs, labels]) == keywords
     assert unpacked({}, {"x": inputs, "y": labels}) == keywords
-    assert made.split((inputs, labels)) == ((inputs, labels), None)
+    assert returned.split((inputs, labels)) == ((inputs, labels), None)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_outputs_do_not_hold_the_loss(form):
+def test_outputs_do_not_include_the_loss(form):
     inputs, labels = data()
     outputs = objective(Classifier(form)).outputs({}, (inputs, labels))
     if form in ("scalar", "vector of one"):
@@ -98,21 +98,21 @@ def test_outputs_do_not_hold_the_loss(form):
 @pytest.mark.parametrize("form", ["model output", "loss last", "scalar"])
 def test_double_is_the_same_loss_in_float64(form):
     inputs, labels = data()
-    made = objective(Classifier(form))
-    value, grads = made.double().value_and_grad((inputs, labels))
+    returned = objective(Classifier(form))
+    value, grads = returned.double().value_and_grad((inputs, labels))
     assert value.dtype == torch.float64
     assert {grad.dtype for grad in grads.values()} == {torch.float64}
-    assert value.item() == pytest.approx(made({}, (inputs, labels)).item(), rel=1e-6)
+    assert value.item() == pytest.approx(returned({}, (inputs, labels)).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("form", ["model output", "loss last", "scalar"])
 def test_symmetries_and_sharpness_are_those_of_the_loss_from_outside(form):
     inputs, labels = data()
-    made, outside = objective(Classifier(form)), reference(form)
+    returned, outside = objective(Classifier(form)), reference(form)
     batches = [{"inputs": inputs, "labels": labels}]
-    found, expected = symmetries(made, batches), symmetries(outside, [(inputs, labels)])
-    assert found.how == expected.how
-    value, truth = sharpness(made, (inputs, labels)), sharpness(outside, (inputs, labels))
+    result, expected = symmetries(returned, batches), symmetries(outside, [(inputs, labels)])
+    assert result.how == expected.how
+    value, truth = sharpness(returned, (inputs, labels)), sharpness(outside, (inputs, labels))
     assert value.value == pytest.approx(truth.value, rel=1e-4)
 
 

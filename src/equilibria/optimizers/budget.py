@@ -1,8 +1,8 @@
 """Time budgets for work inside optimizer hooks: which steps are measured, so that it costs a share of training time.
 
 `TimeBudget` turns measured costs into an interval in steps. `Cadence` is the monitor's schedule of samples on top of
-it. The sharpness tracker builds another schedule on it (`equilibria.curvature`), because its first query costs ten times
-the others.
+it. The sharpness tracker builds another schedule on it (`equilibria.curvature`), because its first query costs ten
+times the others.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def symmetries(
     Example:
         >>> from torch import nn
         >>> from torch.nn import functional
-        >>> from equilibria.objectives._objective import objective
+        >>> from equilibria.objectives import objective
         >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3, bias=False))
         >>> batch = torch.randn(32, 4), torch.randint(3, (32,))
