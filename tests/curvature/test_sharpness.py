@@ -1,4 +1,4 @@
-"""Sharpness: the numbers of the theory, of networks, and of what the optimizer sees."""
+"""Sharpness: the numbers of the theory and of networks, with and without a preconditioner."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import equilibria as eq
 from equilibria.curvature import HessianProducts, Sharpness, adam_preconditioner, sharpness_by_group
+from equilibria.curvature._tracker import SharpnessMonitor
 from equilibria.errors import EquilibriaError
 
 CONVOLUTIONS = ["0.weight", "3.weight"]
@@ -29,9 +30,9 @@ def test_the_valley_in_three_dimensions(z):
     side = math.sqrt((1 - z * z) / 2)
     for scale in (1.0, 2.5):
         point = scale * torch.tensor([side, side, z], dtype=torch.float64)
-        found = eq.sharpness(eq.Objective(valley, {"w": point}), None, spherical=True)
-        assert found.value == pytest.approx(6 / (1 - z * z), rel=1e-12)
-        assert found.norm_sq == pytest.approx(scale**2, rel=1e-12)
+        result = eq.sharpness(eq.Objective(valley, {"w": point}), None, spherical=True)
+        assert result.value == pytest.approx(6 / (1 - z * z), rel=1e-12)
+        assert result.norm_sq == pytest.approx(scale**2, rel=1e-12)
 
 
 def test_linear_regression_with_batch_normalisation_has_the_hessian_of_lemma_o1():
@@ -55,9 +56,9 @@ def test_linear_regression_with_batch_normalisation_has_the_hessian_of_lemma_o1(
     expected = 2 * (scaled @ scaled) * (covariance - torch.outer(along, along)) / (minimiser @ minimiser)
     objective = eq.Objective(loss, {"w": minimiser})
     assert torch.allclose(HessianProducts(objective, None).dense(), expected, atol=1e-13 * float(expected.abs().max()))
-    found = eq.sharpness(objective, None, spherical=True)
+    result = eq.sharpness(objective, None, spherical=True)
     top = torch.linalg.eigvalsh(expected)[-1] * (minimiser @ minimiser)
-    assert found.value == pytest.approx(float(top), rel=1e-12)
+    assert result.value == pytest.approx(float(top), rel=1e-12)
 
 
 def test_both_forms_of_spherical_sharpness_agree_to_all_digits():
@@ -75,7 +76,7 @@ def test_both_forms_of_spherical_sharpness_agree_to_all_digits():
     assert here.value == pytest.approx(float(exact[-1]), rel=1e-10)
 
 
-def test_the_part_that_symmetries_find_is_accepted_and_the_whole_is_refused():
+def test_the_largest_uniform_part_is_accepted_and_the_whole_network_raises():
     objective, batch = net_objective(), images()
     part = eq.symmetries(objective, [batch]).largest_uniform()
     assert eq.sharpness(objective, batch, select=part, spherical=True).converged
@@ -85,14 +86,14 @@ def test_the_part_that_symmetries_find_is_accepted_and_the_whole_is_refused():
         eq.sharpness(objective, batch, select=["7.weight"], spherical=True)
 
 
-def test_group_by_group():
+def test_sharpness_by_group():
     objective, batch = net_objective().double(), images()
     groups = sharpness_by_group(objective, batch, groups=eq.symmetries(objective, [batch]).alone, tol=1e-6)
     assert list(groups) == CONVOLUTIONS
-    for name, found in groups.items():
+    for name, result in groups.items():
         block = HessianProducts(objective, batch, select=[name])
         exact = torch.linalg.eigvalsh(block.dense())[-1] * block.point.square().sum()
-        assert found.value == pytest.approx(float(exact), rel=1e-6)
+        assert result.value == pytest.approx(float(exact), rel=1e-6)
     again = sharpness_by_group(objective, batch, groups=CONVOLUTIONS, warm=groups)
     assert again["3.weight"].hvps < groups["3.weight"].hvps
     joint = sharpness_by_group(objective, batch, groups={"both": CONVOLUTIONS})["both"]
@@ -108,10 +109,10 @@ def test_group_by_group():
 
 def test_the_stability_ratio_is_that_of_the_effective_learning_rate():
     objective, batch = net_objective(), images()
-    found = eq.sharpness(objective, batch, select=CONVOLUTIONS, spherical=True)
+    result = eq.sharpness(objective, batch, select=CONVOLUTIONS, spherical=True)
     theory = eq.theory.stability
-    eta = theory.effective_lr(0.1, 0.3, norm_sq=found.norm_sq)
-    assert found.stability_ratio(0.1, weight_decay=0.3) == pytest.approx(theory.stability_ratio(eta, found.value))
+    eta = theory.effective_lr(0.1, 0.3, norm_sq=result.norm_sq)
+    assert result.stability_ratio(0.1, weight_decay=0.3) == pytest.approx(theory.stability_ratio(eta, result.value))
     raw = eq.sharpness(objective, batch)
     assert raw.stability_ratio(0.1, momentum=0.9) == pytest.approx(raw.value * 0.1 / 3.8)
     assert raw.stability_ratio(0.1, momentum=0.9, nesterov=True) == pytest.approx(raw.value * 0.1 * 2.8 / 3.8)
@@ -122,16 +123,16 @@ def test_the_stability_ratio_is_that_of_the_effective_learning_rate():
 @pytest.mark.parametrize("end", ["top", "bottom"])
 def test_against_the_dense_hessian(end):
     objective, batch = net_objective(), images()
-    found = eq.sharpness(objective, batch, k=3, end=end, tol=1e-3)
+    result = eq.sharpness(objective, batch, k=3, end=end, tol=1e-3)
     exact = torch.linalg.eigvalsh(HessianProducts(objective.double(), batch).dense()).flip(0)
     expected = exact[:3] if end == "top" else exact.flip(0)[:3]
-    assert found.converged
-    assert np.allclose(found.values, expected, rtol=1e-3)
+    assert result.converged
+    assert np.allclose(result.values, expected, rtol=1e-3)
     product = HessianProducts(objective, batch)
-    for value, vector in zip(found.values, found.vectors, strict=True):
+    for value, vector in zip(result.values, result.vectors, strict=True):
         flat = product.layout.flat(vector)
         assert float(flat @ product(flat)) == pytest.approx(value, rel=1e-3)
-    assert found.hvps == found.pairs.hvps
+    assert result.hvps == result.pairs.hvps
 
 
 def test_several_batches_and_differences():
@@ -147,7 +148,7 @@ def test_several_batches_and_differences():
     assert abs(differences.value / whole.value - 1) <= differences.bound[0] <= 0.1
 
 
-def test_preconditioned_as_adam_sees_it():
+def test_sharpness_with_adams_preconditioner():
     torch.manual_seed(0)
     net, batch = batch_normalised_net(), images()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2, eps=1e-4)
@@ -159,11 +160,11 @@ def test_preconditioned_as_adam_sees_it():
     by_name = adam_preconditioner(objective, optimizer)
     state = optimizer.state[net[0].weight]
     assert torch.allclose(by_name["0.weight"], (state["exp_avg_sq"] / (1 - 0.999**5)).sqrt() + 1e-4)
-    found = eq.sharpness(objective, batch, preconditioner=by_name, tol=1e-3)
+    result = eq.sharpness(objective, batch, preconditioner=by_name, tol=1e-3)
     product = HessianProducts(objective.double(), batch)
     root = product.layout.flat(by_name).rsqrt()
     exact = torch.linalg.eigvalsh(root[:, None] * product.dense() * root)[-1]
-    assert found.value == pytest.approx(float(exact), rel=1e-3)
+    assert result.value == pytest.approx(float(exact), rel=1e-3)
     small = eq.sharpness(objective, batch, preconditioner=by_name, select=["1.bias"])
     block = HessianProducts(objective.double(), batch, select=["1.bias"])
     other = block.layout.flat({"1.bias": by_name["1.bias"]}).rsqrt()
@@ -182,20 +183,20 @@ def test_preconditioned_as_adam_sees_it():
             adam_preconditioner(objective, other_optimizer)
 
 
-def test_warm_along_training_and_cold_again():
+def test_warm_starts_along_training_and_a_cold_recheck():
     net, batch = batch_normalised_net(), images()
     optimizer, objective = torch.optim.SGD(net.parameters(), lr=0.05), eq.objective(net, functional.cross_entropy)
-    found: Sharpness | None = None
+    result: Sharpness | None = None
     certified, spent = [], []
     for _ in range(12):
         for _ in range(2):
             optimizer.zero_grad()
             functional.cross_entropy(net(batch[0]), batch[1]).backward()
             optimizer.step()
-        found = eq.sharpness(objective, batch, warm=found, recheck=5)
-        assert found.value == pytest.approx(eq.sharpness(objective, batch, tol=1e-4, seed=9).value, rel=1e-2)
-        certified.append(found.certified)
-        spent.append(found.hvps)
+        result = eq.sharpness(objective, batch, warm=result, recheck=5)
+        assert result.value == pytest.approx(eq.sharpness(objective, batch, tol=1e-4, seed=9).value, rel=1e-2)
+        certified.append(result.certified)
+        spent.append(result.hvps)
     assert [index for index, cold in enumerate(certified) if cold] == [0, 6]
     cold, warm = (
         np.mean([hvps for hvps, it in zip(spent, certified, strict=True) if it is kind]) for kind in (True, False)
@@ -206,36 +207,36 @@ def test_warm_along_training_and_cold_again():
 def test_a_crossing_is_noticed_at_the_latest_by_the_cold_check():
     """Eigenvectors that stand still: an eigenvalue rises out of the bulk, invisible from those that are followed."""
     values = torch.cat([torch.tensor([1.0, 0.9]), torch.linspace(0, 0.5, 98)]).double()
-    found, wrong = None, 0
+    result, wrong = None, 0
     for time in range(24):
         values[50] = 0.1 * time
-        found = eq.sharpness(quadratic(torch.diag(values)), None, warm=found, recheck=4)
-        wrong += abs(found.value / float(values.max()) - 1) > 1e-2
+        result = eq.sharpness(quadratic(torch.diag(values)), None, warm=result, recheck=4)
+        wrong += abs(result.value / float(values.max()) - 1) > 1e-2
     assert wrong <= 4
-    assert found is not None
-    assert found.value == pytest.approx(2.3, rel=1e-2)
+    assert result is not None
+    assert result.value == pytest.approx(2.3, rel=1e-2)
 
 
-def test_what_is_printed():
-    found = eq.sharpness(quadratic(with_spectrum(torch.linspace(-1, 3, 100))), None)
-    assert str(found).startswith("sharpness ")
-    assert "with 99.9 % probability" in str(found)
+def test_the_printed_text():
+    result = eq.sharpness(quadratic(with_spectrum(torch.linspace(-1, 3, 100))), None)
+    assert str(result).startswith("sharpness ")
+    assert "with 99.9 % probability" in str(result)
     short = eq.sharpness(quadratic(with_spectrum(torch.linspace(-1, 3, 100))), None, budget=3)
     assert not short.converged
     assert str(short).endswith("after 3 Hessian-vector products; not converged: the budget of 3 products is used up")
 
 
-def test_bad_input_is_explained():
+def test_bad_input_raises():
     objective, batch = net_objective(), images()
-    found = eq.sharpness(objective, batch, select=CONVOLUTIONS)
+    result = eq.sharpness(objective, batch, select=CONVOLUTIONS)
     small = eq.Objective(valley, {"w": torch.tensor([1.0, 1.0, 0.0])})
     for call, match in [
         (lambda: eq.sharpness(small, None, k=4), "got k=4; expected at most 3"),
         (
-            lambda: eq.sharpness(objective, batch, warm=found),
+            lambda: eq.sharpness(objective, batch, warm=result),
             "2 parameters.*expected one with the settings of this call",
         ),
-        (lambda: eq.sharpness(objective, batch, warm=found, select=CONVOLUTIONS, k=2), "k=1.*k=2"),
+        (lambda: eq.sharpness(objective, batch, warm=result, select=CONVOLUTIONS, k=2), "k=1.*k=2"),
         (lambda: eq.sharpness(objective, batch, warm=3.0), "warm of type float"),
         (lambda: eq.sharpness(objective, batch, end="left"), "expected one of: top, bottom"),
         (lambda: eq.sharpness(objective, batch, tol=-1), "tol"),
@@ -244,3 +245,59 @@ def test_bad_input_is_explained():
     ]:
         with pytest.raises(EquilibriaError, match=match):
             call()
+
+
+def test_the_bound_of_the_dense_path_includes_the_measured_asymmetry():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8, affine=False), nn.Tanh(), nn.Linear(8, 2))
+    inputs, targets = torch.randn(64, 4) + 1000, torch.randint(2, (64,))
+    objective = eq.objective(net, functional.cross_entropy)
+    result = eq.sharpness(objective, (inputs, targets), select=["0.weight"])
+    exact = HessianProducts(objective.double(), (inputs.double(), targets), select=["0.weight"]).dense()
+    truth = float(torch.linalg.eigvalsh(exact)[-1])
+    products = HessianProducts(objective, (inputs, targets), select=["0.weight"])
+    products.dense()
+    assert abs(result.value - truth) / truth > 1e-5  # rounding matters here
+    assert result.bound[0] >= products.asymmetry / result.value > 1e-4  # far beyond eps times the size
+
+
+def test_the_bound_of_small_networks_holds_in_single_precision():
+    """On the dense path, group by group, compared with float64."""
+    objective, batch = net_objective(), images()
+    for name in ("0.weight", "1.weight", "1.bias"):
+        result = eq.sharpness(objective, batch, select=[name])
+        exact = eq.sharpness(objective.double(), batch, select=[name]).value
+        assert abs(result.value - exact) <= result.bound[0] * abs(result.value)
+
+
+def test_a_result_with_a_preconditioner_is_not_taken_for_one_without():
+    objective = quadratic(torch.diag(torch.linspace(1, 300, 100, dtype=torch.float64)))
+    scaled = eq.sharpness(objective, None, preconditioner={"w": torch.linspace(1, 2, 100).double() ** 2})
+    assert str(scaled).startswith("preconditioned sharpness")
+    with pytest.raises(EquilibriaError, match=r"preconditioned=True; expected .* preconditioned=False"):
+        eq.sharpness(objective, None, warm=scaled)
+    with pytest.raises(
+        EquilibriaError,
+        match=r"got a preconditioned result, but SGD is not preconditioned; .*recompute without preconditioner=",
+    ):
+        scaled.stability_ratio(0.1)
+    warm = eq.sharpness(objective, None, warm=eq.sharpness(objective, None))
+    assert "an estimate" in str(warm)
+
+
+def test_flat_along_the_weights_is_not_scale_invariant():
+    flat = quadratic(torch.diag(torch.tensor([1e4, 1.0]).double()), torch.tensor([0.0, 1.0]).double())
+    with pytest.raises(EquilibriaError, match="doubling the weights at a point nearby"):
+        eq.sharpness(flat, None, spherical=True)
+    torch.manual_seed(0)
+    inputs, weights = torch.randn(50, 80).double() + 30, torch.randn(80).double()
+    weights -= weights.mean()
+    wanted, near = inputs @ weights, nn.Parameter(weights + 1e-3 * torch.randn(80).double())
+    objective = eq.Objective(lambda params, _: (inputs @ params["w"] - wanted).square().mean(), {"w": near})
+    assert not SharpnessMonitor(objective, torch.optim.SGD([near], lr=1e-4), None).spherical
+
+
+def test_inference_mode_raises():
+    objective, batch = net_objective(), images()
+    with torch.inference_mode(), pytest.raises(EquilibriaError, match="inference_mode"):
+        eq.sharpness(objective, batch)

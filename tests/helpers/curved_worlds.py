@@ -11,14 +11,14 @@ from equilibria.objectives._objective import ModelObjective, Objective, objectiv
 
 def quadratic(matrix: Tensor, point: Tensor | None = None) -> Objective:
     """w'Aw/2, whose Hessian is A everywhere."""
-    at = torch.ones(len(matrix), dtype=matrix.dtype) if point is None else point
-    return Objective(lambda params, _batch: params["w"] @ (matrix @ params["w"]) / 2, {"w": at})
+    start = torch.ones(len(matrix), dtype=matrix.dtype) if point is None else point
+    return Objective(lambda params, _batch: params["w"] @ (matrix @ params["w"]) / 2, {"w": start})
 
 
 def with_spectrum(values: Tensor, *, seed: int = 0) -> Tensor:
     """A random symmetric matrix with these eigenvalues."""
-    made = torch.Generator().manual_seed(seed)
-    basis, _ = torch.linalg.qr(torch.randn(len(values), len(values), generator=made, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(seed)
+    basis, _ = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64))
     matrix = (basis * values.double()) @ basis.T
     return (matrix + matrix.T) / 2
 
@@ -38,17 +38,19 @@ def batch_normalised_net(*, width: int = 4, classes: int = 3, eps: float = 1e-5)
 
 
 def images(count: int = 24, *, classes: int = 3, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    made = torch.Generator().manual_seed(1)
-    return torch.randn(count, 1, 6, 6, generator=made, dtype=dtype), torch.randint(classes, (count,), generator=made)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 1, 6, 6, generator=generator, dtype=dtype), torch.randint(
+        classes, (count,), generator=generator
+    )
 
 
 def net_objective(**shape: float) -> ModelObjective:
     return objective(batch_normalised_net(**shape), functional.cross_entropy)  # type: ignore[arg-type]
 
 
-def dense_by_differences(looked_at: Objective, batch: object, names: list[str], *, step: float = 1e-5) -> Tensor:
+def dense_by_differences(objective_of_net: Objective, batch: object, names: list[str], *, step: float = 1e-5) -> Tensor:
     """The Hessian from central differences of gradients, entry by entry, in float64."""
-    params = {name: param.double() for name, param in looked_at.params.items() if name in names}
+    params = {name: param.double() for name, param in objective_of_net.params.items() if name in names}
     columns = []
     for name, param in params.items():
         for index in range(param.numel()):
@@ -56,7 +58,7 @@ def dense_by_differences(looked_at: Objective, batch: object, names: list[str], 
             for sign in (1.0, -1.0):
                 moved = {key: value.clone() for key, value in params.items()}
                 moved[name].view(-1)[index] += sign * step
-                grads = looked_at.value_and_grad(batch, params=moved)[1]
+                grads = objective_of_net.value_and_grad(batch, params=moved)[1]
                 ends.append(torch.cat([grads[key].reshape(-1) for key in params]))
             columns.append((ends[0] - ends[1]) / (2 * step))
     return torch.stack(columns)

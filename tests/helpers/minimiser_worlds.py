@@ -11,13 +11,13 @@ from torch import nn
 import equilibria as eq
 
 
-def at(*numbers):
+def weights_at(*numbers):
     return {"w": torch.tensor(numbers, dtype=torch.float64)}
 
 
 def world(loss, *numbers):
     """An objective of one vector ``w``, which stands at the given numbers."""
-    return eq.Objective(lambda params, _: loss(params["w"]), at(*numbers))
+    return eq.Objective(lambda params, _: loss(params["w"]), weights_at(*numbers))
 
 
 def three_d(w):

@@ -21,8 +21,8 @@ def exact_rank(vectors: Iterable[Vector], names: Sequence[str]) -> int:
         pivot = next((row for row in rows[rank:] if row[column]), None)
         if pivot is None:
             continue
-        at = rows.index(pivot, rank)
-        rows[rank], rows[at] = rows[at], rows[rank]
+        index = rows.index(pivot, rank)
+        rows[rank], rows[index] = rows[index], rows[rank]
         for row in rows[rank + 1 :]:
             if not row[column]:
                 continue
@@ -32,15 +32,15 @@ def exact_rank(vectors: Iterable[Vector], names: Sequence[str]) -> int:
     return rank
 
 
-def assert_same_space(found: Sequence[Vector], truth: Sequence[Vector], names: Sequence[str]) -> None:
+def assert_same_space(result: Sequence[Vector], truth: Sequence[Vector], names: Sequence[str]) -> None:
     """Both sets of exponent vectors are bases of one and the same space."""
     assert all(set(vector) <= set(names) for vector in truth), "the truth names what is not there"
     assert exact_rank(truth, names) == len(truth), "the truth is not a basis"
-    assert exact_rank(found, names) == len(found)
-    if exact_rank([*found, *truth], names) == len(found) == len(truth):
+    assert exact_rank(result, names) == len(result)
+    if exact_rank([*result, *truth], names) == len(result) == len(truth):
         return
-    missed = [vector for vector in truth if exact_rank([*found, vector], names) > len(found)]
-    further = [vector for vector in found if exact_rank([*truth, vector], names) > len(truth)]
+    missed = [vector for vector in truth if exact_rank([*result, vector], names) > len(result)]
+    further = [vector for vector in result if exact_rank([*truth, vector], names) > len(truth)]
     raise AssertionError(f"missed {missed}, found in addition {further}")
 
 

@@ -41,7 +41,7 @@ def completion(*, lr: float = 0.1, weight_decay: float = 0.01) -> tuple[World, C
     """Matrix completion with BatchNorm (fig. 1 of the paper on sharpness reduction): 800 entries, seed 0."""
     problem = Completion.generate([0])
     start = torch.tensor(problem.initial[0]).reshape(2, 50, 50)
-    params = {name: nn.Parameter(start[at].clone()) for at, name in enumerate(("U", "V"))}
+    params = {name: nn.Parameter(start[index].clone()) for index, name in enumerate(("U", "V"))}
     return World(
         problem.torch_loss, params, torch.optim.SGD(params.values(), lr=lr, weight_decay=weight_decay)
     ), problem

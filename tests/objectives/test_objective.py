@@ -1,4 +1,4 @@
-"""The loss as a function: right gradients, and a model that nobody has touched."""
+"""The loss as a function of parameters: exact gradients, and a model that stays as it was."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def small_net() -> nn.Module:
 
 
 def small_batch(*, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.Generator().manual_seed(1)
-    return torch.randn(16, 4, generator=made, dtype=dtype), torch.randint(3, (16,), generator=made)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(16, 4, generator=generator, dtype=dtype), torch.randint(3, (16,), generator=generator)
 
 
 def without_dropout(net: nn.Module) -> nn.Module:
@@ -42,7 +42,7 @@ def test_value_and_gradient_are_those_of_backward():
     assert all(torch.equal(grads[name], param.grad) for name, param in plain.named_parameters())
 
 
-def everything_of(net: nn.Module) -> list[torch.Tensor]:
+def state_of(net: nn.Module) -> list[torch.Tensor]:
     grads = [param.grad.clone() for param in net.parameters() if param.grad is not None]
     return [*(tensor.clone() for tensor in net.state_dict().values()), *grads, torch.get_rng_state()]
 
@@ -54,22 +54,22 @@ class Fails(nn.Module):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
-def test_the_model_is_as_it_was_also_after_an_exception(training, fails):
+def test_the_model_does_not_change_even_after_an_exception(training, fails):
     net = small_net()
     functional.cross_entropy(net(small_batch()[0]), small_batch()[1]).backward()
     net[3].train(False)  # a flag of its own
     net.training = training
     if fails:
         net.append(Fails())
-    flags, before = [module.training for module in net.modules()], everything_of(net)
+    flags, before = [module.training for module in net.modules()], state_of(net)
     python, numpy = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
 
     def loss(output, target):
         random.random(), np.random.rand(), torch.rand(1)  # noqa: NPY002
         return functional.cross_entropy(output, target)
 
-    looked_at = objective(net, loss)
-    for call in (lambda: looked_at.value_and_grad(small_batch()), lambda: looked_at.outputs({}, small_batch())):
+    loss_of_net = objective(net, loss)
+    for call in (lambda: loss_of_net.value_and_grad(small_batch()), lambda: loss_of_net.outputs({}, small_batch())):
         if fails:
             with pytest.raises(RuntimeError, match="on purpose"):
                 call()
@@ -77,19 +77,19 @@ def test_the_model_is_as_it_was_also_after_an_exception(training, fails):
             call()
     assert [module.training for module in net.modules()] == flags
     assert net[3].p == 0.5
-    assert all(torch.equal(old, new) for old, new in zip(before, everything_of(net), strict=True))
+    assert all(torch.equal(old, new) for old, new in zip(before, state_of(net), strict=True))
     assert random.getstate() == python
     assert (np.random.get_state()[1] == numpy).all()  # noqa: NPY002
 
 
-def test_it_follows_the_weights_of_the_model():
+def test_the_objective_tracks_the_weights_of_the_model():
     net, batch = small_net(), small_batch()
-    looked_at = objective(net, functional.cross_entropy)
-    before = looked_at(looked_at.params, batch)
+    loss_of_net = objective(net, functional.cross_entropy)
+    before = loss_of_net(loss_of_net.params, batch)
     with torch.no_grad():
         net[4].weight.mul_(2.0)
-    assert looked_at({}, batch) != before
-    assert torch.equal(looked_at.params["4.weight"], net[4].weight)
+    assert loss_of_net({}, batch) != before
+    assert torch.equal(loss_of_net.params["4.weight"], net[4].weight)
 
 
 def test_train_mode_is_the_default_and_frozen_modules_stay_frozen():
@@ -104,16 +104,16 @@ def test_train_mode_is_the_default_and_frozen_modules_stay_frozen():
 
 def test_select_and_partial_points():
     net, batch = small_net(), small_batch()
-    looked_at = objective(net, functional.cross_entropy, select=["0.*"])
-    assert list(looked_at.params) == ["0.weight", "0.bias"]
-    assert list(looked_at.value_and_grad(batch, params={"0.weight": net[0].weight})[1]) == ["0.weight"]
+    loss_of_net = objective(net, functional.cross_entropy, select=["0.*"])
+    assert list(loss_of_net.params) == ["0.weight", "0.bias"]
+    assert list(loss_of_net.value_and_grad(batch, params={"0.weight": net[0].weight})[1]) == ["0.weight"]
     net[0].bias.requires_grad_(False)
     assert "0.bias" not in objective(net, functional.cross_entropy).params
     for bad in (["nothing.*"], lambda _name, _param: False):
         with pytest.raises(EquilibriaError, match="select"):
             objective(net, functional.cross_entropy, select=bad)
     with pytest.raises(EquilibriaError, match=r"got a parameter 'x'; expected names among: 0\.weight"):
-        looked_at({"x": net[0].weight}, batch)
+        loss_of_net({"x": net[0].weight}, batch)
 
 
 def test_double_is_a_copy_with_the_float64_gradient():
@@ -145,9 +145,9 @@ def test_hessian_vector_product_against_finite_differences():
 
 
 def test_it_can_be_differentiated_by_torch_func():
-    looked_at, batch = objective(small_net(), functional.cross_entropy), small_batch()
-    grads = torch.func.grad(looked_at)(looked_at.params, batch)
-    expected = looked_at.value_and_grad(batch)[1]
+    loss_of_net, batch = objective(small_net(), functional.cross_entropy), small_batch()
+    grads = torch.func.grad(loss_of_net)(loss_of_net.params, batch)
+    expected = loss_of_net.value_and_grad(batch)[1]
     assert all(torch.allclose(grads[name], expected[name], rtol=1e-5, atol=1e-7) for name in expected)
 
 
@@ -169,10 +169,10 @@ def test_tied_weights_are_one_parameter():
     ],
 )
 def test_names_are_those_of_watch(wrap):
-    held = objective(wrap(nn.Linear(4, 3)), functional.cross_entropy)
+    wrapped = objective(wrap(nn.Linear(4, 3)), functional.cross_entropy)
     parametrised = {"bias", "weight.original0", "weight.original1"}
-    assert set(held.params) in ({"weight", "bias"}, parametrised)
-    held.value_and_grad(small_batch())
+    assert set(wrapped.params) in ({"weight", "bias"}, parametrised)
+    wrapped.value_and_grad(small_batch())
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # the old weight_norm says that it is old
@@ -196,26 +196,26 @@ class KeywordNet(nn.Module):
 
 def test_unpack_keywords_and_outputs():
     net, (inputs, targets) = KeywordNet(), small_batch()
-    looked_at = objective(
+    loss_of_net = objective(
         net,
         lambda output, target: functional.cross_entropy(output["logits"], target),
         unpack=lambda batch: ({"features": batch["x"]}, batch["y"]),
     )
     batch = {"x": inputs, "y": targets}
-    assert torch.equal(looked_at.outputs({}, batch), net.linear(inputs))
+    assert torch.equal(loss_of_net.outputs({}, batch), net.linear(inputs))
     with pytest.raises(EquilibriaError, match=r"got a batch that is a dict of 2; expected \(input, target\)"):
         objective(net, functional.cross_entropy)({}, batch)
 
 
 def test_a_function_as_objective():
     params = {"u": torch.tensor([1.0, 2.0]), "unused": torch.ones(1)}
-    looked_at = Objective(lambda at, batch: (at["u"] ** 2 * batch).sum(), params)
-    value, grads = looked_at.value_and_grad(torch.tensor([3.0, 4.0]))
+    loss_of_net = Objective(lambda point, batch: (point["u"] ** 2 * batch).sum(), params)
+    value, grads = loss_of_net.value_and_grad(torch.tensor([3.0, 4.0]))
     assert value.item() == 19.0
     assert grads["u"].tolist() == [6.0, 16.0]
     assert grads["unused"].tolist() == [0.0]
-    assert looked_at.outputs({}, None) is None
-    assert looked_at.double().value_and_grad(torch.ones(2))[1]["u"].dtype == torch.float64
+    assert loss_of_net.outputs({}, None) is None
+    assert loss_of_net.double().value_and_grad(torch.ones(2))[1]["u"].dtype == torch.float64
 
 
 class Scripted(nn.Module):
@@ -231,7 +231,10 @@ class Scripted(nn.Module):
     ("make", "message"),
     [
         (lambda: objective("net", functional.cross_entropy), "got model of type str; expected a torch.nn.Module"),
-        (lambda: objective(small_net(), None), "got loss of type NoneType"),
+        (
+            lambda: objective(small_net(), 3),
+            r"got loss of type int; expected a function loss\(output, target\), or None",
+        ),
         (lambda: objective(small_net(), functional.mse_loss, unpack=3), "got unpack of type int"),
         (lambda: objective(small_net(), functional.mse_loss, mode="off"), "got mode='off'; expected one of"),
         (
@@ -242,10 +245,13 @@ class Scripted(nn.Module):
         (lambda: Objective(3, {"w": torch.ones(1)}), "got fn of type int"),
         (lambda: Objective(print, {}), "expected a dict of name -> tensor"),
         (lambda: Objective(print, {"w": torch.ones(1, dtype=torch.int64)}), "of torch.int64; expected floating"),
-        (lambda: Objective(lambda at, _: at["w"], {"w": torch.ones(3)})({}, None), r"shape \(3,\) as loss"),
-        (lambda: Objective(lambda at, _: at["w"].sum().item(), {"w": torch.ones(3)})({}, None), "got 3.0 as loss"),
+        (lambda: Objective(lambda point, _: point["w"], {"w": torch.ones(3)})({}, None), r"shape \(3,\) as loss"),
         (
-            lambda: Objective(lambda at, _: at["w"].detach().sum(), {"w": torch.ones(3)}).value_and_grad(None),
+            lambda: Objective(lambda point, _: point["w"].sum().item(), {"w": torch.ones(3)})({}, None),
+            "got 3.0 as loss",
+        ),
+        (
+            lambda: Objective(lambda point, _: point["w"].detach().sum(), {"w": torch.ones(3)}).value_and_grad(None),
             "not differentiable",
         ),
     ],
@@ -272,17 +278,17 @@ class LossWithState(nn.Module):
         return value
 
 
-def test_a_loss_with_state_is_as_it_was_and_followed():
+def test_a_loss_with_state_does_not_change_and_its_parameters_are_tracked():
     net, loss = small_net().eval(), LossWithState()
-    looked_at = objective(net, loss, mode="eval")
-    first = looked_at({}, small_batch())
-    assert looked_at.double()({}, small_batch()).item() == pytest.approx(first.item(), rel=1e-5)  # float32
+    loss_of_net = objective(net, loss, mode="eval")
+    first = loss_of_net({}, small_batch())
+    assert loss_of_net.double()({}, small_batch()).item() == pytest.approx(first.item(), rel=1e-5)  # float32
     assert (loss.calls, loss.mean.item()) == (0, 0.0)
     with torch.no_grad():
         loss.sharpness.fill_(2.0)
     inputs, target = small_batch()
     expected = functional.cross_entropy(2.0 * net(inputs), target, weight=loss.weights)
-    assert looked_at({}, small_batch()).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert loss_of_net({}, small_batch()).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_a_model_that_cannot_be_copied():
@@ -315,8 +321,8 @@ class WithConfig(nn.Module):
         self.linear = nn.Linear(3, 3)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        held = functional.dropout(inputs[:, self.drop_first :], self.config.dropout, self.training)
-        return self.pressure_drop * self.linear(torch.dropout(held, self.config.dropout, self.training))
+        dropped = functional.dropout(inputs[:, self.drop_first :], self.config.dropout, self.training)
+        return self.pressure_drop * self.linear(torch.dropout(dropped, self.config.dropout, self.training))
 
 
 @pytest.mark.parametrize("config", [Shared, Shared(), Frozen(), Instance()])
@@ -350,10 +356,10 @@ def test_dropout_of_every_kind_of_module_is_off(make):
     def loss(output, _target):
         return (output[0] if isinstance(output, tuple) else output).square().mean()
 
-    looked_at = objective(net, loss)
+    loss_of_net = objective(net, loss)
     values = []
     for seed in range(4):
         torch.manual_seed(seed)
-        values.append(looked_at({}, (inputs, None)).item())
+        values.append(loss_of_net({}, (inputs, None)).item())
     assert values == [values[0]] * 4
     assert values[0] == pytest.approx(loss(net.eval()(inputs), None).item(), rel=1e-5)  # eval takes other kernels

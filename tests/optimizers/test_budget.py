@@ -1,4 +1,4 @@
-"""When to sample, on a clock that the test turns."""
+"""When to sample, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from equilibria.errors import EquilibriaError
 from equilibria.optimizers import budget as module
-from equilibria.optimizers.budget import Cadence
+from equilibria.optimizers.budget import Cadence, TimeBudget
 
 LIMIT = 0.006
 
@@ -35,9 +35,9 @@ def train(cadence: Cadence, clock: Clock, steps, *, step_time, cost, glance=0.0,
     As the monitor does it: hooks are timed from outside, the wish is made inside of the second one.
     """
     sampled = np.zeros(steps, dtype=bool)
-    for at in range(steps):
-        count = first + at
-        due = sampled[at] = cadence.is_due(count)
+    for index in range(steps):
+        count = first + index
+        due = sampled[index] = cadence.is_due(count)
         price = cost(count) if callable(cost) else cost
         clock.now += glance + due * price / 2
         cadence.spent(glance + due * price / 2)
@@ -66,7 +66,7 @@ def test_a_resumed_run_samples_the_same_steps(clock):
 
 
 @pytest.mark.parametrize("every", ["often", "", 0, -1, 1.5, None, float("nan"), "7"])
-def test_what_is_no_number_of_steps_is_refused(every):
+def test_a_bad_number_of_steps_raises(every):
     with pytest.raises(EquilibriaError, match="every"):
         Cadence(every)
 
@@ -85,7 +85,7 @@ def test_the_share_of_the_time_stays_below_its_limit(clock, step_time, times):
     assert share >= 0.7 * LIMIT or cadence.every <= 2, "it may look more often"
 
 
-def test_the_beginning_costs_little_too(clock):
+def test_the_first_steps_cost_little_too(clock):
     sampled = train(Cadence("auto"), clock, 1000, step_time=1e-2, cost=1e-3)
     assert sampled.sum() * 1e-3 <= 2 * LIMIT * 1000 * 1e-2
     assert sampled[:2].all()
@@ -115,7 +115,7 @@ def test_a_single_slow_sample_does_not_freeze_it(clock, hiccup):
 
 
 @pytest.mark.parametrize("pause", [1.0, 100.0])
-def test_a_single_long_pause_does_not_make_it_look_all_the_time(clock, pause):
+def test_a_single_long_pause_does_not_make_it_sample_all_the_time(clock, pause):
     """Such as a validation between two steps."""
     cadence = Cadence("auto")
     train(cadence, clock, 3000, step_time=1e-2, cost=1e-3)
@@ -133,14 +133,14 @@ def test_samples_that_are_expensive_now_and_then_are_counted(clock):
     assert sampled.sum() * cost.mean() / (20_000 * 1e-2) <= 1.3 * LIMIT
 
 
-def test_it_follows_when_steps_become_slower_or_faster(clock):
+def test_the_interval_adapts_when_steps_become_slower_or_faster(clock):
     cadence = Cadence("auto")
     for first, (step_time, expected) in zip((0, 4000, 8000), ((1e-2, 17), (1e-1, 2), (1e-3, 167)), strict=True):
         train(cadence, clock, 4000, step_time=step_time, cost=1e-3, first=first)
         assert cadence.every == pytest.approx(expected, rel=0.05, abs=1)
 
 
-def test_looking_at_every_step_for_a_moment_is_part_of_the_cost(clock):
+def test_bookkeeping_at_every_step_is_part_of_the_cost(clock):
     cadence = Cadence("auto")
     sampled = train(cadence, clock, 20_000, step_time=1e-2, cost=1e-3, glance=1e-5)
     assert (sampled.sum() * 1e-3 + 20_000 * 1e-5) / (20_000 * 1e-2) <= 1.05 * LIMIT
@@ -153,10 +153,39 @@ def test_processes_follow_the_wish_they_agreed_on(clock):
     assert cadence.every == 100
 
 
-def test_time_between_two_runs_is_no_step(clock):
+def test_time_between_two_runs_does_not_count_as_a_step(clock):
     cadence = Cadence("auto")
     train(cadence, clock, 3000, step_time=1e-2, cost=1e-3)
     clock.now += 1e6
     cadence.resume(3000)
     train(cadence, clock, 1000, step_time=1e-2, cost=1e-3, first=3000)
     assert cadence.every == pytest.approx(16.7, abs=1)
+
+
+# ---- the budget that the monitor and the sharpness tracker share
+
+
+def test_the_interval_spends_the_share_and_grows_with_the_measurements_in_a_group():
+    budget = TimeBudget("auto", share=0.01)
+    assert budget.interval() == 1.0  # nothing was timed yet
+    budget.add_cost(0.02)
+    budget.add_step(0.1)
+    assert budget.interval() == pytest.approx(20)
+    assert budget.interval(measurements=2) == pytest.approx(40)
+
+
+def test_the_interval_is_at_least_one_step_and_at_most_the_longest():
+    budget = TimeBudget("auto", share=0.5, longest=7)
+    budget.add_step(1.0)
+    assert budget.interval() == 1.0
+    budget.add_cost(1e6)
+    assert budget.interval() == 7
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_fixed_interval_ignores_the_measured_times(every):
+    budget = TimeBudget(every, share=0.01)
+    budget.add_cost(1e6)
+    budget.add_step(1.0)
+    assert not budget.automatic
+    assert budget.interval(measurements=2) == every

@@ -1,4 +1,4 @@
-"""What only looks like a symmetry near the present weights: clipping far away, faint penalties."""
+"""Apparent symmetries near the present weights: clipping far away, faint penalties."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from equilibria.symmetry._confirmation import Confirmer
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.Generator().manual_seed(1)
-    return torch.randn(24, 4, generator=made), torch.randint(3, (24,), generator=made)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(24, 4, generator=generator), torch.randint(3, (24,), generator=generator)
 
 
 def found_in(net: nn.Module):
@@ -33,28 +33,28 @@ def test_a_clip_before_a_normalisation_far_from_the_data_is_noticed():
     torch.manual_seed(0)
     first = [nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8)]
     last = [nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)]
-    found = found_in(nn.Sequential(*first, nn.Hardtanh(-1000, 1000), *last))
-    assert (found.how["1.weight"], found.how["1.bias"]) == ("no", "no")
-    found = found_in(nn.Sequential(*first, *last))
-    assert (found.how["1.weight"], found.how["1.bias"]) == ("alone", "no effect")
+    sym = found_in(nn.Sequential(*first, nn.Hardtanh(-1000, 1000), *last))
+    assert (sym.how["1.weight"], sym.how["1.bias"]) == ("no", "no")
+    sym = found_in(nn.Sequential(*first, *last))
+    assert (sym.how["1.weight"], sym.how["1.bias"]) == ("alone", "no effect")
 
 
-def test_a_weight_that_is_small_beside_its_bias_is_confirmed():
+def test_a_weight_much_smaller_than_its_bias_is_confirmed():
     """Scaled down by 65536 it would be lost in the rounding of the sum."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
     with torch.no_grad():
         net[0].weight.mul_(1e-7)
-    found = found_in(net)
-    assert (found.alone, found.notes) == (("0.weight",), ())
+    sym = found_in(net)
+    assert (sym.alone, sym.notes) == (("0.weight",), ())
 
 
 def test_a_faint_penalty_counts_when_scaling_as_it_does_in_gradients():
     """1e-5 |w|^2 in a loss of directions, as a number without axes: no eps."""
     params = {"w": torch.randn(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)}
 
-    def fn(at, row):
-        return functional.normalize(at["w"], dim=0) @ row + 1e-5 * at["w"].square().sum()
+    def fn(point, row):
+        return functional.normalize(point["w"], dim=0) @ row + 1e-5 * point["w"].square().sum()
 
     rows = [torch.randn(6, generator=torch.Generator().manual_seed(index), dtype=torch.float64) for index in range(8)]
     loss = Objective(fn, params)

@@ -36,39 +36,39 @@ def found_in(name: str) -> Symmetries:
 
 @pytest.mark.parametrize("name", CASES)
 def test_all_symmetries_are_found_and_no_others(name):
-    found = found_in(name)
-    assert_same_space(found.basis, CASES[name].basis(), list(found.elements))
-    assert found.notes == ()
-    assert found.gap > 1e6
-    assert max(found.confirmed, default=0.0) < UNCHANGED
+    sym = found_in(name)
+    assert_same_space(sym.basis, CASES[name].basis(), list(sym.elements))
+    assert sym.notes == ()
+    assert sym.gap > 1e6
+    assert max(sym.confirmed, default=0.0) < UNCHANGED
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.how])
-def test_how(name):
+def test_how_each_tensor_is_invariant_in_words(name):
     how = found_in(name).how
     assert {tensor: how[tensor] for tensor in CASES[name].how} == CASES[name].how
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_alone_is_what_scaling_by_hand_says(name):
-    net, found, inputs = net_of(name), found_in(name), batch_of(name)[0]
+def test_alone_agrees_with_scaling_by_hand(name):
+    net, sym, inputs = net_of(name), found_in(name), batch_of(name)[0]
     if name == "own norm with an eps in the code":
         pytest.skip("its eps is in its code, where a copy made by hand cannot reach it")
     raw = {plain_name(param): param for param, _ in net.named_parameters()}
-    for tensor in found.elements:
-        change = change_when_scaled(net, lambda each: each(inputs.double()), {raw[tensor]: 1})
-        free = tensor in found.alone or tensor in found.no_effect
+    for tensor in sym.elements:
+        change = change_when_scaled(net, lambda network: network(inputs.double()), {raw[tensor]: 1})
+        free = tensor in sym.alone or tensor in sym.no_effect
         assert change < UNCHANGED if free else change > CHANGED, (tensor, change)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "ResNet" in name or "VGG" in name])
 def test_the_largest_uniform_set_may_be_scaled_and_not_extended(name):
-    net, found, inputs = net_of(name), found_in(name), batch_of(name)[0]
-    uniform = found.largest_uniform()
-    assert change_when_scaled(net, lambda each: each(inputs.double()), dict.fromkeys(uniform, 1)) < UNCHANGED
-    for further in set(found.elements) - uniform:
+    net, sym, inputs = net_of(name), found_in(name), batch_of(name)[0]
+    uniform = sym.largest_uniform()
+    assert change_when_scaled(net, lambda network: network(inputs.double()), dict.fromkeys(uniform, 1)) < UNCHANGED
+    for further in set(sym.elements) - uniform:
         wider = dict.fromkeys({*uniform, further}, 1)
-        assert change_when_scaled(net, lambda each: each(inputs.double()), wider) > CHANGED
+        assert change_when_scaled(net, lambda network: network(inputs.double()), wider) > CHANGED
 
 
 def test_the_whole_of_a_scale_invariant_network_is_uniform():
@@ -90,9 +90,9 @@ def test_rows_of_a_fused_projection():
     assert rows.invariant == (True,) * 4 + (False,) * 2  # two heads of queries, two of keys, two of values
 
 
-def test_a_network_without_symmetry_says_so():
-    found = found_in("no symmetry")
-    assert found.basis == ()
-    assert found.largest_uniform() == frozenset()
-    assert "no scaling symmetry" in str(found)
-    assert set(found.how.values()) == {"no"}
+def test_a_network_without_symmetry_prints_so():
+    sym = found_in("no symmetry")
+    assert sym.basis == ()
+    assert sym.largest_uniform() == frozenset()
+    assert "no scaling symmetry" in str(sym)
+    assert set(sym.how.values()) == {"no"}

@@ -1,4 +1,4 @@
-"""Exact arithmetic: eps gone wherever it is hidden, float64 throughout, and nothing left behind."""
+"""Exact arithmetic: a negligible eps wherever it is hidden, float64 throughout, and every setting restored."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_normalisation_forgets_the_scale(name):
     assert not torch.allclose(NORMS[name](1e-3 * inputs), NORMS[name](inputs), rtol=1e-3)  # eps matters without
 
 
-def test_types_asked_for_are_raised_and_the_default_returns():
+def test_requested_types_become_float64_and_the_default_type_is_restored():
     single = torch.ones(2)
     with precise():
         assert torch.zeros(2).dtype == torch.float64
@@ -93,8 +93,8 @@ def test_a_channel_much_smaller_than_others_is_not_constant(norm, small):
     inputs = torch.randn(16, 3, dtype=torch.float64)
     inputs[:, 0] *= small
     with precise():
-        found = norm(inputs)
-    assert torch.allclose(found.std(0, correction=0), torch.ones(3, dtype=torch.float64), rtol=1e-12)
+        result = norm(inputs)
+    assert torch.allclose(result.std(0, correction=0), torch.ones(3, dtype=torch.float64), rtol=1e-12)
 
 
 @pytest.mark.parametrize("mean", [1e3, 1e8])
@@ -103,9 +103,9 @@ def test_a_large_mean_does_not_count(mean):
     torch.manual_seed(0)
     inputs = torch.randn(64, 3, dtype=torch.float64) + mean
     with precise():
-        found = batch_norm(inputs)
+        result = batch_norm(inputs)
     # The mean of 64 numbers of this size is known to a few of their units in the last place.
-    assert torch.allclose(found.square().mean(0), torch.ones(3, dtype=torch.float64), rtol=1e-15 * mean + 1e-12)
+    assert torch.allclose(result.square().mean(0), torch.ones(3, dtype=torch.float64), rtol=1e-15 * mean + 1e-12)
 
 
 def test_gradients_are_those_of_a_normalisation_without_eps():
@@ -119,20 +119,20 @@ def test_gradients_are_those_of_a_normalisation_without_eps():
 
     expected = torch.autograd.grad((probe * exact(inputs)).sum(), inputs)[0]
     with precise():
-        found = torch.autograd.grad((probe * functional.layer_norm(inputs, (6,))).sum(), inputs)[0]
-    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-13)
+        result = torch.autograd.grad((probe * functional.layer_norm(inputs, (6,))).sum(), inputs)[0]
+    assert torch.allclose(result, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_running_statistics_are_used_as_they_are():
     inputs, mean, var = torch.full((4, 2), 3.0, dtype=torch.float64), torch.ones(2), torch.full((2,), 4.0)
     mean, var = mean.double(), var.double()
     with precise():
-        found = functional.batch_norm(inputs, mean, var, training=False, eps=0.0)
-    assert torch.allclose(found, torch.ones(4, 2, dtype=torch.float64), rtol=1e-15)
+        result = functional.batch_norm(inputs, mean, var, training=False, eps=0.0)
+    assert torch.allclose(result, torch.ones(4, 2, dtype=torch.float64), rtol=1e-15)
 
 
 @pytest.mark.parametrize("by_position", [True, False])
-def test_running_statistics_are_brought_up_to_date(by_position):
+def test_running_statistics_are_updated(by_position):
     torch.manual_seed(0)
     inputs = 1e-3 * torch.randn(16, 3, 4, dtype=torch.float64) + 5
     mean, var = torch.randn(3, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
@@ -146,7 +146,7 @@ def test_running_statistics_are_brought_up_to_date(by_position):
     assert torch.allclose(var, expected[1], rtol=1e-13)
 
 
-def test_what_is_computed_from_parameters_is_no_eps():
+def test_a_value_computed_from_parameters_is_no_eps():
     """A penalty of 1e-6 is not a constant, and an eps is one."""
     weight = torch.tensor(1e-3, dtype=torch.float64, requires_grad=True)
     with precise():

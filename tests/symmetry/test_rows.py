@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from equilibria.objectives._objective import objective
 from equilibria.symmetry import Rows, symmetries
-from equilibria.symmetry._granularity import confirmed_rows, find_rows
 from equilibria.symmetry._probes import Probe
+from equilibria.symmetry._rows import confirmed_rows, find_rows
 
 ZERO = 1e-8
 
@@ -71,30 +71,30 @@ class OwnBatchNorm(nn.Module):
 
 
 def images() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    made = torch.Generator().manual_seed(1)
-    return [(torch.randn(24, 1, 6, 6, generator=made), torch.randint(3, (24,), generator=made))]
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(24, 1, 6, 6, generator=generator), torch.randint(3, (24,), generator=generator))]
 
 
 @pytest.mark.parametrize(
     ("small", "layer"),
     [(1e-5, nn.BatchNorm2d), (1e-12, nn.BatchNorm2d), (1e-20, nn.InstanceNorm2d), (1e-5, OwnBatchNorm)],
 )
-def test_a_filter_that_is_smaller_than_its_neighbours_is_a_row_like_these(small, layer):
-    found = symmetries(objective(filters(small, layer=layer), functional.cross_entropy), images())
-    assert found.rows["0.weight"] == Rows(1, 8, (True,) * 8)
-    assert found.how["0.weight"] == "rows"
-    assert found.notes == ()
+def test_a_filter_much_smaller_than_its_neighbours_is_still_an_invariant_row(small, layer):
+    result = symmetries(objective(filters(small, layer=layer), functional.cross_entropy), images())
+    assert result.rows["0.weight"] == Rows(1, 8, (True,) * 8)
+    assert result.how["0.weight"] == "rows"
+    assert result.notes == ()
 
 
 @pytest.mark.parametrize("small", [1e-5, 1e-12])
-def test_a_token_that_is_smaller_than_others_is_a_row_like_these(small):
+def test_a_token_much_smaller_than_others_is_still_an_invariant_row(small):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(6, 8), nn.LayerNorm(8), nn.Flatten(), nn.Tanh(), nn.Linear(24, 3))
     with torch.no_grad():
         net[0].weight[2] *= small
     tokens = torch.randint(6, (32, 3), generator=torch.Generator().manual_seed(1))
-    found = symmetries(objective(net, functional.cross_entropy), [(tokens, torch.arange(32) % 3)])
-    assert found.rows["0.weight"] == Rows(1, 6, (True,) * 6)
+    result = symmetries(objective(net, functional.cross_entropy), [(tokens, torch.arange(32) % 3)])
+    assert result.rows["0.weight"] == Rows(1, 6, (True,) * 6)
 
 
 class NormalisedByPair(nn.Module):
@@ -110,15 +110,15 @@ class NormalisedByPair(nn.Module):
         return torch.tanh(inputs @ (share * self.weight / norms).T)
 
 
-def test_rows_that_scaling_refutes_are_not_in_the_answer():
+def test_rows_that_scaling_refutes_are_left_out():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), NormalisedByPair(), nn.Linear(6, 3))
-    made = torch.Generator().manual_seed(1)
-    data = torch.randn(24, 4, generator=made), torch.randint(3, (24,), generator=made)
-    found = symmetries(objective(net, functional.cross_entropy), [data])
-    assert found.how["0.weight"] == "rows"
-    assert found.how["2.weight"] == "alone"
-    assert found.notes == ("rows of 2.weight look invariant one by one, but scaling does not confirm it",)
+    generator = torch.Generator().manual_seed(1)
+    data = torch.randn(24, 4, generator=generator), torch.randint(3, (24,), generator=generator)
+    result = symmetries(objective(net, functional.cross_entropy), [data])
+    assert result.how["0.weight"] == "rows"
+    assert result.how["2.weight"] == "alone"
+    assert result.notes == ("rows of 2.weight look invariant one by one, but scaling does not confirm it",)
 
 
 def test_every_claimed_block_is_really_scaled_each_by_another_factor():
@@ -141,7 +141,7 @@ def test_every_claimed_block_is_really_scaled_each_by_another_factor():
         assert torch.equal(factors[2], torch.ones(2, dtype=torch.float64))
 
 
-def test_one_refuted_tensor_takes_no_other_with_it():
+def test_one_refuted_tensor_does_not_drop_others():
     claimed = {name: Rows(1, 2, (True, True)) for name in "abcde"}
     base = {name: torch.ones(2, dtype=torch.float64) for name in claimed}
     kept = confirmed_rows(claimed, base, axes=dict.fromkeys(claimed, 0), stays=lambda point: "d" not in point)
@@ -150,17 +150,17 @@ def test_one_refuted_tensor_takes_no_other_with_it():
 
 
 @pytest.mark.parametrize("small", [0.1, 0.01])
-def test_rows_of_a_tensor_that_was_refuted_as_a_whole_are_none(small):
+def test_a_tensor_refuted_as_a_whole_has_no_invariant_rows(small):
     """Small filters are far from the clip: a row grown by 4 does not show it."""
     torch.manual_seed(0)
     norm = [nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3)]
     net = nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.ReLU6(), *norm)
     with torch.no_grad():
         net[0].weight.mul_(small)
-    made = torch.Generator().manual_seed(1)
-    data = torch.randn(24, 1, 6, 6, generator=made), torch.randint(3, (24,), generator=made)
-    found = symmetries(objective(net, functional.cross_entropy), [data])
-    assert (found.how["0.weight"], found.rows) == ("no", {})
+    generator = torch.Generator().manual_seed(1)
+    data = torch.randn(24, 1, 6, 6, generator=generator), torch.randint(3, (24,), generator=generator)
+    result = symmetries(objective(net, functional.cross_entropy), [data])
+    assert (result.how["0.weight"], result.rows) == ("no", {})
 
 
 class HalfNormalised(nn.Module):
@@ -180,8 +180,8 @@ class HalfNormalised(nn.Module):
 @pytest.mark.parametrize(("clip", "how"), [(100.0, "no"), (1e9, "4 of 8 rows")])
 def test_rows_are_scaled_far(clip, how):
     torch.manual_seed(0)
-    made = torch.Generator().manual_seed(1)
-    data = torch.randn(24, 4, generator=made), torch.randint(3, (24,), generator=made)
+    generator = torch.Generator().manual_seed(1)
+    data = torch.randn(24, 4, generator=generator), torch.randint(3, (24,), generator=generator)
     assert symmetries(objective(HalfNormalised(clip), functional.cross_entropy), [data]).how["first.weight"] == how
 
 

@@ -1,4 +1,4 @@
-"""Losses whose symmetries are known by construction, bad input, and what must not change."""
+"""Losses whose symmetries are known by construction, bad input, and a model that does not change."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from equilibria.curvature import HessianProducts
 from equilibria.errors import EquilibriaError
 from equilibria.objectives._objective import Objective, objective
 from equilibria.symmetry import symmetries
-from equilibria.symmetry._integers import IntegerSpace
+from equilibria.symmetry._null_space import IntegerSpace
 
 
 def monomials(exponents: np.ndarray) -> tuple[Objective, list[torch.Tensor]]:
     """A loss made of products of norms to given powers (a row of exponents each): its symmetries are its null space."""
-    made = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     count = exponents.shape[1]
-    params = {f"w{i}": torch.randn(i + 1, generator=made, dtype=torch.float64) for i in range(count)}
+    params = {f"w{i}": torch.randn(i + 1, generator=generator, dtype=torch.float64) for i in range(count)}
 
-    def fn(at, batch):
-        logs = torch.stack([at[f"w{i}"].norm().log() for i in range(count)])
+    def fn(point, batch):
+        logs = torch.stack([point[f"w{i}"].norm().log() for i in range(count)])
         return (batch * torch.tanh(torch.as_tensor(exponents, dtype=torch.float64) @ logs)).sum()
 
-    batches = [torch.randn(len(exponents), generator=made, dtype=torch.float64) for _ in range(30)]
+    batches = [torch.randn(len(exponents), generator=generator, dtype=torch.float64) for _ in range(30)]
     return Objective(fn, params), batches
 
 
@@ -66,24 +66,24 @@ def test_any_algebra_of_small_integers_is_found(rows):
         return  # a constant
     loss, batches = monomials(exponents)
     names = list(loss.params)
-    found = symmetries(loss, batches)
-    assert_same_space(found.basis, null_vectors(exponents, names), names)
-    assert max((abs(power) for vector in found.basis for power in vector.values()), default=0) <= 12
-    uniform = found.largest_uniform()
+    sym = symmetries(loss, batches)
+    assert_same_space(sym.basis, null_vectors(exponents, names), names)
+    assert max((abs(power) for vector in sym.basis for power in vector.values()), default=0) <= 12
+    uniform = sym.largest_uniform()
     subsets = itertools.chain.from_iterable(itertools.combinations(range(len(names)), k) for k in range(len(names) + 1))
     allowed = [subset for subset in subsets if not exponents[:, list(subset)].sum(axis=1).any()]
     most = max(sum(index + 1 for index in subset) for subset in allowed)  # tensor i has i + 1 elements
-    assert sum(found.elements[name] for name in uniform) == most
+    assert sum(sym.elements[name] for name in uniform) == most
     assert not exponents[:, [names.index(name) for name in uniform]].sum(axis=1).any()
 
 
-def test_without_a_clear_gap_nothing_is_said_about_exponents():
+def test_without_a_clear_gap_no_note_mentions_exponents():
     """Reactions to eleven directions, each thirty times fainter than the one before: where do they end?"""
     directions = np.linalg.qr(np.random.default_rng(0).normal(size=(11, 11)))[0]
     loss, batches = monomials(directions)
     fainter = torch.logspace(0, -15, 11, dtype=torch.float64)
-    found = symmetries(loss, [fainter * batch for batch in batches])
-    (note,) = found.notes
+    sym = symmetries(loss, [fainter * batch for batch in batches])
+    (note,) = sym.notes
     assert note.startswith("no clear gap between singular values")
 
 
@@ -119,20 +119,20 @@ class Cubes(nn.Module):
 def test_cubes_of_cubes(count):
     """With four of them the first weight goes against the 81st power of the last one."""
     torch.manual_seed(0)
-    found = symmetries(cross_entropy_of(Cubes(count)), [batch()])
+    sym = symmetries(cross_entropy_of(Cubes(count)), [batch()])
     weights = [f"layers.{index}.weight" for index in range(count + 1)]
     truth = [{one: 1, other: -3} for one, other in itertools.pairwise(weights)]
-    assert_same_space(found.basis, truth, weights)
-    assert found.notes == ()
-    assert set(found.jointly) == set(weights)
+    assert_same_space(sym.basis, truth, weights)
+    assert sym.notes == ()
+    assert set(sym.jointly) == set(weights)
 
 
 def test_exponents_that_are_no_fractions_are_not_forced_into_integers():
     loss, batches = monomials(np.array([[2**0.5, 1.0, 0.0], [0.0, 0.0, 1.0]]))
-    found = symmetries(loss, batches)
-    assert found.basis == ()
-    assert found.largest_uniform() == frozenset()
-    assert found.notes == ("symmetries whose exponents are no small fractions are left out: 1",)
+    sym = symmetries(loss, batches)
+    assert sym.basis == ()
+    assert sym.largest_uniform() == frozenset()
+    assert sym.notes == ("symmetries whose exponents are no small fractions are left out: 1",)
 
 
 def bn_net() -> nn.Module:
@@ -141,15 +141,15 @@ def bn_net() -> nn.Module:
 
 
 def batch(count: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.Generator().manual_seed(1)
-    return torch.randn(count, 4, generator=made), torch.randint(3, (count,), generator=made)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 4, generator=generator), torch.randint(3, (count,), generator=generator)
 
 
-def test_nothing_of_the_user_is_changed():
+def test_nothing_that_the_user_owns_changes():
     net = bn_net().eval()
     before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-    found = symmetries(objective(net, functional.cross_entropy), [batch()])
-    assert found.alone == ("0.weight",)
+    sym = symmetries(objective(net, functional.cross_entropy), [batch()])
+    assert sym.alone == ("0.weight",)
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_default_dtype() == torch.float32
@@ -208,10 +208,10 @@ def test_a_dead_layer_is_undecided():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     nn.init.constant_(net[0].bias, -100.0)
-    found = symmetries(objective(net, functional.cross_entropy), [batch()])
-    assert set(found.undecided) >= {"0.weight"}
-    assert found.how["0.weight"] == "undecided"
-    assert "0.weight" not in found.largest_uniform()
+    sym = symmetries(objective(net, functional.cross_entropy), [batch()])
+    assert set(sym.undecided) >= {"0.weight"}
+    assert sym.how["0.weight"] == "undecided"
+    assert "0.weight" not in sym.largest_uniform()
 
 
 class DeadBranch(nn.Module):
@@ -229,8 +229,8 @@ class DeadBranch(nn.Module):
 @pytest.mark.parametrize("bias", [-20.0, -500.0])
 def test_a_dead_branch_is_undecided(bias):
     torch.manual_seed(0)
-    found = symmetries(cross_entropy_of(nn.Sequential(DeadBranch(bias), nn.Linear(4, 3))), [batch()])
-    assert found.how["0.inner.weight"] == "undecided"
+    sym = symmetries(cross_entropy_of(nn.Sequential(DeadBranch(bias), nn.Linear(4, 3))), [batch()])
+    assert sym.how["0.inner.weight"] == "undecided"
 
 
 class DeadBeside(nn.Module):
@@ -250,9 +250,9 @@ class DeadBeside(nn.Module):
 @pytest.mark.parametrize(("units", "bias"), [(64, -300.0), (1, -100.0)])
 def test_all_of_a_dead_branch_is_undecided_whatever_the_seed(units, bias, seed):
     torch.manual_seed(0)
-    found = symmetries(cross_entropy_of(DeadBeside(units, bias)), [batch()], seed=seed)
-    assert found.undecided == ("inner.weight", "inner.bias", "outer.weight")
-    assert found.no_effect == ("unused",)
+    sym = symmetries(cross_entropy_of(DeadBeside(units, bias)), [batch()], seed=seed)
+    assert sym.undecided == ("inner.weight", "inner.bias", "outer.weight")
+    assert sym.no_effect == ("unused",)
 
 
 def test_an_unused_parameter_has_no_effect():
@@ -262,37 +262,38 @@ def test_an_unused_parameter_has_no_effect():
 
 
 def test_in_eval_mode_batchnorm_is_no_normalisation():
-    found = symmetries(objective(bn_net(), functional.cross_entropy, mode="eval"), [batch()])
-    assert found.alone == ()
+    sym = symmetries(objective(bn_net(), functional.cross_entropy, mode="eval"), [batch()])
+    assert sym.alone == ()
 
 
 def test_float64_and_bfloat16_models():
     for kind in (torch.float64, torch.bfloat16):
         net = bn_net().to(kind)
         inputs, targets = batch()
-        found = symmetries(objective(net, functional.cross_entropy), [(inputs.to(kind), targets)])
-        assert found.alone == ("0.weight",)
+        sym = symmetries(objective(net, functional.cross_entropy), [(inputs.to(kind), targets)])
+        assert sym.alone == ("0.weight",)
 
 
 def test_complex_parameters():
-    made = torch.Generator().manual_seed(0)
-    params = {"w": torch.randn(4, generator=made, dtype=torch.complex64), "v": torch.randn(4, generator=made)}
+    generator = torch.Generator().manual_seed(0)
+    params = {"w": torch.randn(4, generator=generator, dtype=torch.complex64), "v": torch.randn(4, generator=generator)}
 
-    def fn(at, row):
-        unit = at["w"] / at["w"].abs().square().sum().sqrt()
-        return ((unit * row).real * at["v"]).sum().tanh()
+    def fn(point, row):
+        unit = point["w"] / point["w"].abs().square().sum().sqrt()
+        return ((unit * row).real * point["v"]).sum().tanh()
 
-    found = symmetries(Objective(fn, params), [torch.randn(4, generator=made) for _ in range(8)])
-    assert (found.alone, found.how["v"]) == (("w",), "no")
+    sym = symmetries(Objective(fn, params), [torch.randn(4, generator=generator) for _ in range(8)])
+    assert (sym.alone, sym.how["v"]) == (("w",), "no")
 
 
 def test_batches_that_are_vectors_are_not_cut():
     """Of a loss that is not a network's, a tensor alone may hold numbers that belong together."""
-    made = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     loss = Objective(
-        lambda at, row: (functional.normalize(at["w"], dim=0) * row).sum(), {"w": torch.randn(20, generator=made)}
+        lambda point, row: (functional.normalize(point["w"], dim=0) * row).sum(),
+        {"w": torch.randn(20, generator=generator)},
     )
-    assert symmetries(loss, [torch.randn(20, generator=made) for _ in range(4)]).alone == ("w",)
+    assert symmetries(loss, [torch.randn(20, generator=generator) for _ in range(4)]).alone == ("w",)
 
 
 class Noisy(nn.Module):
@@ -323,7 +324,7 @@ def cross_entropy_of(net: nn.Module) -> Objective:
             "not differentiable",
         ),
         (
-            lambda: symmetries(Objective(lambda at, _: at["w"].sum(), {"w": torch.ones(2)}), [None]),
+            lambda: symmetries(Objective(lambda point, _: point["w"].sum(), {"w": torch.ones(2)}), [None]),
             "too few batches: 1, which cannot be divided",
         ),
     ],
@@ -333,7 +334,7 @@ def test_bad_input(call, message):
         call()
 
 
-def test_progress_goes_to_stderr_only_when_asked(capsys):
+def test_progress_goes_to_stderr_only_on_request(capsys):
     symmetries(cross_entropy_of(bn_net()), [batch()], progress=True)
     shown = capsys.readouterr()
     assert "backward passes" in shown.err
@@ -359,7 +360,7 @@ class SkipsAtRandom(nn.Module):
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_randomness_of_torch_numpy_and_python_is_refused(draw, seed):
+def test_randomness_of_torch_numpy_and_python_raises(draw, seed):
     loss = cross_entropy_of(nn.Sequential(SkipsAtRandom(draw), bn_net()))
     torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)  # noqa: NPY002
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
@@ -375,14 +376,14 @@ class Power(nn.Module):
         return features.sign() * features.abs() ** 0.3517
 
 
-def test_an_odd_exponent_takes_no_other_symmetry_with_it():
+def test_an_irrational_exponent_does_not_drop_other_symmetries():
     torch.manual_seed(0)
     layers = [nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)]
     net = nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 8, bias=False), Power(), nn.Linear(8, 3))
-    found = symmetries(cross_entropy_of(net), [batch()])
+    sym = symmetries(cross_entropy_of(net), [batch()])
     truth = [{"0.weight": 1}, {"3.weight": 1}, {"1.weight": 1, "1.bias": 1}]
-    assert_same_space(found.basis, [*truth, {"4.weight": 1, "4.bias": 1, "6.weight": -1}], list(found.elements))
-    assert found.notes == ("symmetries whose exponents are no small fractions are left out: 1",)  # 6.weight, 8.weight
+    assert_same_space(sym.basis, [*truth, {"4.weight": 1, "4.bias": 1, "6.weight": -1}], list(sym.elements))
+    assert sym.notes == ("symmetries whose exponents are no small fractions are left out: 1",)  # 6.weight, 8.weight
 
 
 class DetachedNorm(nn.Module):
@@ -396,16 +397,16 @@ class DetachedNorm(nn.Module):
         return torch.tanh(inputs @ (self.weight / self.weight.norm() * self.weight.norm().detach()).T)
 
 
-def test_what_scaling_refutes_is_not_in_the_answer():
+def test_symmetries_that_scaling_refutes_are_left_out():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), DetachedNorm(), nn.Linear(8, 3))
-    found = symmetries(cross_entropy_of(net), [batch()])
-    assert found.alone == ("0.weight",)
-    assert found.basis == ({"0.weight": 1},)
-    assert found.largest_uniform() == {"0.weight"}
-    assert found.how["2.weight"] == "no"
-    assert max(found.confirmed) <= 1e-7
-    assert any("not confirmed by scaling: {'2.weight': 1}" in note for note in found.notes)
+    sym = symmetries(cross_entropy_of(net), [batch()])
+    assert sym.alone == ("0.weight",)
+    assert sym.basis == ({"0.weight": 1},)
+    assert sym.largest_uniform() == {"0.weight"}
+    assert sym.how["2.weight"] == "no"
+    assert max(sym.confirmed) <= 1e-7
+    assert any("not confirmed by scaling: {'2.weight': 1}" in note for note in sym.notes)
 
 
 def cosine(output, target):
@@ -415,10 +416,10 @@ def cosine(output, target):
 def test_a_symmetry_of_the_loss_alone_is_confirmed_by_the_loss():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3, bias=False))
-    found = symmetries(objective(net, cosine), [batch()])
-    assert found.largest_uniform() == {"0.weight", "0.bias", "2.weight"}
-    assert found.notes == ("symmetries of the loss, not of the outputs: 2, such as {'2.weight': 1}",)
-    assert max(found.broken.values()) < 1e-5  # float32
+    sym = symmetries(objective(net, cosine), [batch()])
+    assert sym.largest_uniform() == {"0.weight", "0.bias", "2.weight"}
+    assert sym.notes == ("symmetries of the loss, not of the outputs: 2, such as {'2.weight': 1}",)
+    assert max(sym.broken.values()) < 1e-5  # float32
     net[0].bias.data.add_(1.0)
     dull = symmetries(objective(net, lambda output, _: (output.abs().sum() < 0) + 0 * output.sum()), [batch()])
     assert dull.alone == ()  # a loss that never moves proves nothing
@@ -437,11 +438,11 @@ class FeaturesToo(nn.Module):
 
 
 def test_all_tensors_of_a_tuple_are_compared():
-    looked_at = objective(FeaturesToo(), lambda output, target: functional.cross_entropy(output[1], target))
-    outputs = looked_at.outputs({}, batch())
-    features, logits = looked_at.modules(batch()[0])
+    net_loss = objective(FeaturesToo(), lambda output, target: functional.cross_entropy(output[1], target))
+    outputs = net_loss.outputs({}, batch())
+    features, logits = net_loss.modules(batch()[0])
     assert torch.equal(outputs, torch.cat([features, logits], dim=1))
-    assert symmetries(looked_at, [batch()]).basis == ({"first.weight": 1},)
+    assert symmetries(net_loss, [batch()]).basis == ({"first.weight": 1},)
 
 
 def test_a_tiny_bias_is_not_no_effect():
@@ -464,8 +465,8 @@ class FaintBranch(nn.Module):
 @pytest.mark.parametrize("scale", [1e-8, 1e-10, 1e-12])
 def test_a_faint_branch_is_not_no_effect(scale):
     torch.manual_seed(0)
-    found = symmetries(cross_entropy_of(nn.Sequential(FaintBranch(scale), bn_net())), [batch()])
-    assert found.no_effect == ("1.0.bias",)
+    sym = symmetries(cross_entropy_of(nn.Sequential(FaintBranch(scale), bn_net())), [batch()])
+    assert sym.no_effect == ("1.0.bias",)
 
 
 class OwnNorm(nn.Module):
@@ -484,11 +485,11 @@ def test_an_eps_in_a_buffer_and_single_samples_in_eval_mode():
     inputs, targets = batch()
     single = [(inputs[index : index + 1], targets[index : index + 1]) for index in range(16)]
     net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    found = symmetries(objective(net, functional.cross_entropy, mode="eval"), single)
-    assert found.alone == ()
+    sym = symmetries(objective(net, functional.cross_entropy, mode="eval"), single)
+    assert sym.alone == ()
     # BatchNorm is a constant affine map here, with running mean 0.
     truth = [{"0.weight": 1, "1.weight": -1}, {"1.weight": 1, "1.bias": 1, "3.weight": -1}]
-    assert_same_space(found.basis, truth, list(found.elements))
+    assert_same_space(sym.basis, truth, list(sym.elements))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::7])
@@ -498,5 +499,5 @@ def test_pairs_are_shown_as_pairs(order):
     space = IntegerSpace(np.linalg.qr(vectors.T.astype(float))[0])
     q, k = order.index(0), order.index(1)
     for one in (q, k):
-        found = space.smallest_with(one, negative=True)
-        assert {at: value for at, value in enumerate(found) if value} == {min(q, k): 1, max(q, k): -1}
+        sym = space.smallest_with(one, negative=True)
+        assert {point: value for point, value in enumerate(sym) if value} == {min(q, k): 1, max(q, k): -1}

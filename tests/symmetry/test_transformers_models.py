@@ -26,16 +26,18 @@ def search(model, inputs, targets, **options):
     return symmetries(objective(model, loss), [(inputs, targets)], **options)
 
 
-def check(model, found, inputs, truth):
+def check(model, sym, inputs, truth):
     """The space is the one derived by hand, and each vector of that passes scaling by hand."""
     inputs = inputs.double() if inputs.is_floating_point() else inputs
-    assert_same_space(found.basis, truth, list(found.elements))
-    assert found.notes == ()
+    assert_same_space(sym.basis, truth, list(sym.elements))
+    assert sym.notes == ()
     for vector in truth:
-        change = change_when_scaled(model, lambda each: each(inputs).logits, vector)
+        change = change_when_scaled(model, lambda network: network(inputs).logits, vector)
         assert change < 1e-4, vector  # these models step down to float32 inside
-    sizes = {name: change_when_scaled(model, lambda each: each(inputs).logits, one(name)) for name in found.elements}
-    free = {*found.alone, *found.no_effect}
+    sizes = {
+        name: change_when_scaled(model, lambda network: network(inputs).logits, one(name)) for name in sym.elements
+    }
+    free = {*sym.alone, *sym.no_effect}
     assert {name for name, change in sizes.items() if change < 1e-4} == free
 
 
@@ -51,7 +53,7 @@ def test_gpt2():
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config)
     inputs, targets = tokens()
-    found = search(model, inputs, targets)
+    sym = search(model, inputs, targets)
     root, layers = "transformer", ["transformer.h.0", "transformer.h.1"]
     written = [
         f"{layer}.{part}.c_proj.{kind}" for layer in layers for part in ("attn", "mlp") for kind in ("weight", "bias")
@@ -64,8 +66,8 @@ def test_gpt2():
     for layer in layers:
         truth.append(against(pair(f"{layer}.ln_1"), f"{layer}.attn.c_attn.weight"))
         truth.append(against(pair(f"{layer}.ln_2"), f"{layer}.mlp.c_fc.weight"))
-    check(model, found, inputs, truth)
-    assert found.alone == ()
+    check(model, sym, inputs, truth)
+    assert sym.alone == ()
 
 
 @pytest.mark.slow
@@ -79,8 +81,8 @@ def test_gradient_checkpointing_changes_nothing():
     inputs, targets = tokens()
     expected = search(model, inputs, targets)
     model.gradient_checkpointing_enable()
-    found = search(model, inputs, targets)
-    assert (found.how, found.notes) == (expected.how, expected.notes)
+    sym = search(model, inputs, targets)
+    assert (sym.how, sym.notes) == (expected.how, expected.notes)
 
 
 @pytest.mark.slow
@@ -92,7 +94,7 @@ def test_llama_like_with_qk_norm():
     torch.manual_seed(0)
     model = transformers.Qwen3ForCausalLM(config)
     inputs, targets = tokens()
-    found = search(model, inputs, targets)
+    sym = search(model, inputs, targets)
     layers = ["model.layers.0", "model.layers.1"]
     written = [f"{layer}.{part}.weight" for layer in layers for part in ("self_attn.o_proj", "mlp.down_proj")]
     truth = [one("model.embed_tokens.weight", *written), {"model.norm.weight": 1, "lm_head.weight": -1}]
@@ -109,8 +111,8 @@ def test_llama_like_with_qk_norm():
                 one(f"{layer}.post_attention_layernorm.weight"), f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"
             ),
         ]
-    check(model, found, inputs, truth)
-    assert found.how["model.layers.0.self_attn.q_proj.weight"] == "groups of 4 rows"  # one head
+    check(model, sym, inputs, truth)
+    assert sym.how["model.layers.0.self_attn.q_proj.weight"] == "groups of 4 rows"  # one head
 
 
 def images(side):
@@ -126,7 +128,7 @@ def test_resnet():
     torch.manual_seed(0)
     model = transformers.ResNetForImageClassification(config)
     inputs, targets = images(16)
-    found = search(model, inputs, targets)
+    sym = search(model, inputs, targets)
     stem, stages = "resnet.embedder.embedder", "resnet.encoder.stages"
     blocks = [f"{stages}.0.layers.0", f"{stages}.0.layers.1", f"{stages}.1.layers.0"]
     convs = [stem, *(f"{block}.layer.{index}" for block in blocks for index in (0, 1)), f"{blocks[2]}.shortcut"]
@@ -138,7 +140,7 @@ def test_resnet():
         {**pair(f"{stem}.normalization"), **pair(norms[0].format(1)), **pair(norms[1].format(1))},
         against(last, "classifier.1.weight"),
     ]
-    check(model, found, inputs, truth)
+    check(model, sym, inputs, truth)
 
 
 @pytest.mark.slow
@@ -150,11 +152,11 @@ def test_mobilenet_v2():
     layers = model.mobilenet_v2.layer
     model.mobilenet_v2.layer = torch.nn.ModuleList([layers[index] for index in (0, 1, 2, 3, 15)])
     inputs, targets = images(24)  # several pixels at the end: one would leave a depthwise convolution only its sign
-    found = search(model, inputs, targets, samples=6)
+    sym = search(model, inputs, targets, samples=6)
     # Every convolution stands before a BatchNorm. ReLU6 is not homogeneous: no scale and shift in front of it. The
     # narrow ends of the blocks have no activation: their shifts vanish in the next normalisation, their scales may
     # change together along a stream of residual blocks.
-    convs = [name for name in found.elements if name.endswith("convolution.weight")]
+    convs = [name for name in sym.elements if name.endswith("convolution.weight")]
     narrow = [f"mobilenet_v2.layer.{index}.reduce_1x1.normalization" for index in range(5)]
     stem = "mobilenet_v2.conv_stem.reduce_1x1.normalization"
     shifts = [f"{stem}.bias", *(f"{name}.bias" for name in narrow)]
@@ -163,7 +165,7 @@ def test_mobilenet_v2():
         *(one(name) for name in (*convs, *shifts, f"{stem}.weight")),
         *(one(*(f"{narrow[index]}.weight" for index in stream)) for stream in streams),
     ]
-    assert_same_space(found.basis, truth, list(found.elements))
-    assert set(found.no_effect) == set(shifts)
+    assert_same_space(sym.basis, truth, list(sym.elements))
+    assert set(sym.no_effect) == set(shifts)
     for vector in truth[-4:]:
-        assert change_when_scaled(model, lambda each: each(inputs.double()).logits, vector) < 1e-6
+        assert change_when_scaled(model, lambda network: network(inputs.double()).logits, vector) < 1e-6

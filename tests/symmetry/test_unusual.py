@@ -20,11 +20,11 @@ def test_all_symmetries_are_found_and_no_others(name):
     torch.manual_seed(0)
     net = case.make()
     data = torch.randn(24, *case.shape), torch.randint(5, (24,))
-    found = symmetries(objective(net, functional.cross_entropy), [data])
-    assert_same_space(found.basis, case.basis(), list(found.elements))
-    assert {tensor: found.how[tensor] for tensor in case.how} == case.how
-    assert found.notes == ()
-    assert found.gap > 1e6
+    sym = symmetries(objective(net, functional.cross_entropy), [data])
+    assert_same_space(sym.basis, case.basis(), list(sym.elements))
+    assert {tensor: sym.how[tensor] for tensor in case.how} == case.how
+    assert sym.notes == ()
+    assert sym.gap > 1e6
 
 
 def net() -> nn.Module:
@@ -39,25 +39,25 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_model_in_float16():
     inputs, targets = data()
-    found = symmetries(objective(net().half(), functional.cross_entropy), [(inputs.half(), targets)])
-    assert found.how["0.weight"] == "rows"
+    sym = symmetries(objective(net().half(), functional.cross_entropy), [(inputs.half(), targets)])
+    assert sym.how["0.weight"] == "rows"
 
 
 def test_a_loss_with_label_smoothing_and_batches_as_dicts():
     inputs, targets = data()
     loss = objective(
-        net(), nn.CrossEntropyLoss(label_smoothing=0.1), unpack=lambda each: ({"input": each["x"]}, each["y"])
+        net(), nn.CrossEntropyLoss(label_smoothing=0.1), unpack=lambda row: ({"input": row["x"]}, row["y"])
     )
     assert symmetries(loss, [{"x": inputs, "y": targets}]).alone == ("0.weight",)
 
 
-def test_an_exhausted_generator_says_so():
+def test_an_exhausted_generator_raises():
     batches = iter([data()])
     assert symmetries(objective(net(), functional.cross_entropy), batches).alone == ("0.weight",)
     with pytest.raises(EquilibriaError, match="an iterator that was used before is empty"):
         symmetries(objective(net(), functional.cross_entropy), batches)
 
 
-def test_a_model_without_numbers_says_so():
+def test_a_model_on_the_meta_device_raises():
     with pytest.raises(EquilibriaError, match=r"got parameters on the meta device, such as 0\.weight"):
         symmetries(objective(net().to("meta"), functional.cross_entropy), [data()])

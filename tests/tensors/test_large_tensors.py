@@ -1,4 +1,4 @@
-"""Large tensors sampled at every step, for many steps: nothing adds up."""
+"""Large tensors sampled at every step, for many steps: no error accumulates."""
 
 from __future__ import annotations
 

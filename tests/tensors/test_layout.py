@@ -36,7 +36,7 @@ def numbered(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_flat_holds_every_number_once_and_is_a_view_of_what_has_no_gaps(shape, layout):
+def test_flat_has_every_number_once_and_is_a_view_without_gaps(shape, layout):
     tensor = laid_out(numbered(*shape), layout)
     vector = flat(tensor)
     assert sorted(vector.tolist()) == list(range(tensor.numel()))
@@ -114,7 +114,7 @@ def test_complex_tensors_become_pairs_also_if_conjugated():
     assert local(lazily.requires_grad_()).requires_grad is False
 
 
-def test_sparse_gradients_are_filled_up_and_duplicates_added():
+def test_sparse_gradients_become_dense_and_duplicates_add_up():
     values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2, 2]]), values, (4, 2), check_invariants=True)
     assert densify(sparse).tolist() == [[1, 2], [0, 0], [8, 10], [0, 0]]
@@ -155,6 +155,6 @@ def test_sharded_tensors_are_known_by_their_methods():
     assert first_local_row(torch.zeros(2), axis=0) == 0
 
 
-def test_rows_that_are_cut_into_pieces_are_refused():
+def test_rows_that_are_sharded_raise():
     with pytest.raises(EquilibriaError, match=r"sharded along axis 1.*granularity='tensor'"):
         first_local_row(Sharded(1), axis=0)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Names, selection and rows of what is watched, on models as people wrap and tie them."""
+"""Names, selection and rows of watched tensors, on wrapped and tied models."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
 
 
 def names(model, optimizers=None, *, select=None, by_row=False):
-    held = optimizers if optimizers is not None else [sgd(model)]
-    return [each.name for each in find_watched(model, held, select=select, by_row=by_row)]
+    trained_by = optimizers if optimizers is not None else [sgd(model)]
+    return [tensor.name for tensor in find_watched(model, trained_by, select=select, by_row=by_row)]
 
 
 # ---- names
 
 
-def test_matrices_and_kernels_are_watched_unless_told_otherwise():
+def test_matrices_and_kernels_are_watched_by_default():
     assert names(net()) == ["0.weight", "3.weight"]
 
 
@@ -116,15 +116,18 @@ def test_several_optimizers_and_groups():
     model = net()
     first = torch.optim.SGD([{"params": [model[0].bias]}, {"params": [model[0].weight]}], lr=0.1)
     second = torch.optim.AdamW([model[3].weight])
-    found = find_watched(model, [first, second], select=None, by_row=False)
-    assert [(each.name, each.optimizer, each.group) for each in found] == [("0.weight", 0, 1), ("3.weight", 1, 0)]
+    watched = find_watched(model, [first, second], select=None, by_row=False)
+    assert [(tensor.name, tensor.optimizer, tensor.group) for tensor in watched] == [
+        ("0.weight", 0, 1),
+        ("3.weight", 1, 0),
+    ]
 
 
 def test_a_tensor_of_two_optimizers_has_two_names():
     model = net()
     watched = find_watched(model, [sgd(model), sgd(model[3])], select=None, by_row=True)
-    found = [name for each in watched for name in each.unit_names]
-    assert len(set(found)) == len(found) == 4 + 2 + 2
+    watched_names = [name for tensor in watched for name in tensor.unit_names]
+    assert len(set(watched_names)) == len(watched_names) == 4 + 2 + 2
     assert watched[-1].name == "3.weight (optimizer 1)"
 
 
@@ -147,7 +150,7 @@ def test_selection_by_name_pattern_and_function(select, expected):
     assert names(net(), select=select) == expected
 
 
-def test_a_name_with_brackets_of_its_own_is_found():
+def test_a_name_with_brackets_is_found():
     model = nn.ModuleDict({"block[0]": nn.Linear(2, 2), "block0": nn.Linear(2, 2)})
     assert names(model, select="block[0].weight") == ["block[0].weight", "block0.weight"]
 
@@ -164,17 +167,17 @@ def test_a_name_with_brackets_of_its_own_is_found():
     ],
     ids=["misspelt", "unknown pattern", "capitals", "number", "nothing", "function"],
 )
-def test_a_selection_of_nothing_is_refused(select, words):
+def test_a_selection_of_nothing_raises(select, words):
     with pytest.raises(EquilibriaError, match=re.escape(words)):
         names(net(), select=select)
 
 
-def test_an_optimizer_of_another_model_is_refused():
+def test_an_optimizer_of_another_model_raises():
     with pytest.raises(EquilibriaError, match=r"none of the model's 6; expected the optimizer that trains this model"):
         names(net(), [sgd(net())])
 
 
-def test_flattened_parameters_are_refused():
+def test_flattened_parameters_raise():
     class FlatParameter(nn.Parameter):
         """Of the name that FSDP1 gives it."""
 
@@ -188,8 +191,8 @@ def test_flattened_parameters_are_refused():
 
 
 def rows_of(model: nn.Module) -> dict[str, tuple[int | None, int, int]]:
-    found = find_watched(model, [sgd(model)], select="*", by_row=True)
-    return {each.name: (each.axis, each.units, each.entries) for each in found}
+    watched = find_watched(model, [sgd(model)], select="*", by_row=True)
+    return {tensor.name: (tensor.axis, tensor.units, tensor.entries) for tensor in watched}
 
 
 def test_rows_are_outputs():
@@ -241,7 +244,7 @@ class Accelerated:
         return self.optimizer.param_groups
 
 
-def test_the_optimizer_inside_is_found():
+def test_wrapped_optimizers_are_unwrapped():
     inner = sgd(net())
     assert unwrap_optimizer(inner) is inner
     assert unwrap_optimizer(Accelerated(Accelerated(inner))) is inner
@@ -256,6 +259,6 @@ def test_an_optimizer_that_names_itself_is_found():
 @pytest.mark.parametrize(
     "thing", [None, "sgd", nn.Linear(2, 2), Accelerated(None)], ids=lambda thing: type(thing).__name__
 )
-def test_what_is_no_optimizer_is_refused(thing):
+def test_a_bad_optimizer_raises(thing):
     with pytest.raises(EquilibriaError, match=f"got optimizer of type {type(thing).__name__}"):
         unwrap_optimizer(thing)

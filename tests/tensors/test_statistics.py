@@ -47,15 +47,15 @@ class Stacked(nn.Module):
 
 def found_in(net, inputs=INPUTS, names=None):
     weights = {name: p for name, p in net.named_parameters() if p.ndim > 1 and (names is None or name in names)}
-    found = statistics_behind(net, weights, args=[inputs])
-    return {each.name: {name: degree.tolist() for name, degree in each.degrees.items()} for each in found}
+    behind = statistics_behind(net, weights, args=[inputs])
+    return {norm.name: {name: degree.tolist() for name, degree in norm.degrees.items()} for norm in behind}
 
 
 def test_every_convolution_of_a_resnet_has_the_norm_behind_it():
     net = BasicBlockResNet(4, (1, 1))
     names = [f"{name}.conv.weight" for name, _ in net.normalised()]
-    found = found_in(net, torch.randn(4, 1, 8, 8), names)
-    assert found == {
+    behind = found_in(net, torch.randn(4, 1, 8, 8), names)
+    assert behind == {
         f"{name}.norm": {f"{name}.conv.weight": [1] * layer.norm.num_features} for name, layer in net.normalised()
     }
 
@@ -77,7 +77,7 @@ def test_the_statistics_of_rescaled_weights_are_as_predicted(factors, kind):
     torch.manual_seed(0)
     net = kind().double()
     inputs = INPUTS.double()
-    found = statistics_behind(net, {name: getattr(net, name[:-7]).weight for name in NAMES}, args=[inputs])
+    behind = statistics_behind(net, {name: getattr(net, name[:-7]).weight for name in NAMES}, args=[inputs])
     net(inputs)
     rescaled = copy.deepcopy(net)
     for norm in rescaled.modules():
@@ -90,11 +90,11 @@ def test_the_statistics_of_rescaled_weights_are_as_predicted(factors, kind):
         for name, factor in zip(NAMES, factors, strict=True):
             getattr(rescaled, name[:-7]).weight.mul_(factor)
     plain(inputs), rescaled(inputs)
-    for each in found:
+    for norm in behind:
         gain = torch.ones(())
         for name, factor in zip(NAMES, factors, strict=True):
-            gain = gain * factor ** each.degrees[name].double() if name in each.degrees else gain
-        before, after = plain.get_submodule(each.name), rescaled.get_submodule(each.name)
+            gain = gain * factor ** norm.degrees[name].double() if name in norm.degrees else gain
+        before, after = plain.get_submodule(norm.name), rescaled.get_submodule(norm.name)
         assert torch.allclose(after.running_mean, gain * before.running_mean, rtol=1e-10, atol=1e-12)
         assert torch.allclose(after.running_var, gain**2 * before.running_var, rtol=1e-10, atol=1e-14)
 
@@ -104,11 +104,11 @@ NAMES = ["first.weight", "second.weight"]
 
 def test_the_bias_in_front_is_found_and_another_one_of_that_length_is_not_taken_for_it():
     net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4))
-    (found,) = statistics_behind(net, {"0.weight": net[0].weight}, args=[INPUTS])
-    assert found.bias is net[0].bias
+    (behind,) = statistics_behind(net, {"0.weight": net[0].weight}, args=[INPUTS])
+    assert behind.bias is net[0].bias
 
 
-def test_an_offset_that_is_no_parameter_is_refused():
+def test_an_offset_that_is_no_parameter_raises():
     class Shifted(nn.Module):
         def __init__(self):
             super().__init__()
@@ -121,7 +121,7 @@ def test_an_offset_that_is_no_parameter_is_refused():
         found_in(Shifted())
 
 
-def test_a_weight_on_a_residual_stream_is_refused():
+def test_a_weight_on_a_residual_stream_raises():
     class Residual(nn.Module):
         def __init__(self):
             super().__init__()
@@ -134,7 +134,7 @@ def test_a_weight_on_a_residual_stream_is_refused():
         found_in(Residual())
 
 
-def test_one_norm_in_two_places_that_scale_differently_is_refused():
+def test_one_norm_in_two_places_that_scale_differently_raises():
     class Shared(nn.Module):
         def __init__(self):
             super().__init__()
@@ -147,7 +147,7 @@ def test_one_norm_in_two_places_that_scale_differently_is_refused():
         found_in(Shared())
 
 
-def test_a_network_that_does_not_run_is_refused_with_the_reason():
+def test_a_network_that_does_not_run_raises_with_the_reason():
     with pytest.raises(EquilibriaError, match=r"RuntimeError from a forward pass .*shapes.*example="):
         found_in(Stacked(), torch.zeros(3, 5))
 
@@ -164,12 +164,12 @@ def test_a_bias_is_found_in_float32_behind_a_deep_network():
     for _ in range(10):
         layers += [nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()]
     net = nn.Sequential(*layers)
-    weights = {f"{at}.weight": net[at].weight for at in range(0, 30, 3)}
-    found = statistics_behind(net, weights, args=[100 * INPUTS])
-    assert [each.bias is net[3 * at].bias for at, each in enumerate(found)] == [True] * 10
+    weights = {f"{index}.weight": net[index].weight for index in range(0, 30, 3)}
+    behind = statistics_behind(net, weights, args=[100 * INPUTS])
+    assert [norm.bias is net[3 * index].bias for index, norm in enumerate(behind)] == [True] * 10
 
 
-def test_constant_channels_go_with_the_others():
+def test_constant_channels_get_the_degree_of_the_others():
     net = nn.Sequential(nn.Linear(6, 4, bias=False), nn.ReLU(), nn.BatchNorm1d(4))
     with torch.no_grad():
         net[0].weight[1] = 0.0
@@ -199,7 +199,7 @@ def test_without_running_statistics_there_is_nothing_to_find():
     assert found_in(net) == {}
 
 
-def test_wrappers_are_taken_off():
+def test_prefixes_of_wrappers_are_stripped():
     net = nn.Linear(2, 2)
     assert unwrap_model(nn.DataParallel(net)) is net
     assert unwrap_model(torch.compile(net, backend="eager")) is net

@@ -1,4 +1,8 @@
-"""Whether a run is stable, will cross the edge of stability, or is there: from stability ratios as they come."""
+"""Detection of the edge of stability: is a run stable, approaching the edge, or at it?
+
+`StepMotion` watches every step: at the edge each step reverses the one before. `EdgeDetector` combines that with the
+stability ratios R that the tracker measures now and then.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +17,49 @@ from torch import Tensor
 from equilibria.records.tables import APPROACHING_EDGE, DIVERGED, DIVERGING, EDGE, PAST, STABLE
 
 _WINDOW = 10  # steps
-_VISIBLE = 1e-5  # of the norm: shorter steps may be rounding, which turns back too
+_VISIBLE = 1e-5  # of the norm: shorter steps may be rounding, which reverses too
+_BAND = 2e-3  # around R = 1: within it a run stays on the side where it was
+_REVERSING, _NOT_REVERSING = 0.8, 0.5  # share of steps that turn back
+_LEFT_BELOW = 0.9  # R below which a run whose steps no longer turn back has left the edge
+_GROWTH = 1.01  # times the loss of the query before: the loss grows
+_FAR = 10.0  # times the loss at the first query: a run that still grows beyond it diverges
+_DECAY_TOLERANCE = 0.1  # relative deviation of the growth of R from the growth by weight decay alone
 
 
-class Motion:
-    """Follows the weights, or their direction, from step to step.
+class StepMotion:
+    """Compares consecutive steps of the weights, or of their direction.
 
-    At the edge of stability every step turns back on the one before, and the change of the gradient along a step over
-    its length is the largest curvature, up to a few per cent. Before the edge that ratio says nothing about it.
+    At the edge of stability every step turns back on the one before, and the secant (the change of the gradient along a
+    step, over the length of the step) is the largest curvature up to a few per cent. Before the edge the secant says
+    nothing about it.
 
     Args:
-        spherical: whether to follow the direction of the weights, with the gradient at unit norm.
+        spherical: whether to compare directions of the weights, with the gradient at unit norm.
+
+    Attributes:
+        secant: the curvature along the last step; None if it is unknown.
     """
 
     def __init__(self, *, spherical: bool) -> None:
         self._spherical = spherical
-        self._turns: deque[bool] = deque(maxlen=_WINDOW)
-        self.forget()
+        self._reversals: deque[bool] = deque(maxlen=_WINDOW)
+        self.reset()
 
-    def forget(self) -> None:
-        """Begin anew: the next point does not follow the last."""
+    def reset(self) -> None:
+        """Start over, if the next point does not directly follow the last."""
         self._point: Tensor | None = None
         self._step: Tensor | None = None
         self._gradient: Tensor | None = None
-        self._turns.clear()
+        self._reversals.clear()
         self.secant: float | None = None
 
     @property
     def turned_back(self) -> float | None:
         """The share of the last ten steps that turned back on the one before; None before there are ten."""
-        return sum(self._turns) / _WINDOW if len(self._turns) == _WINDOW else None
+        return sum(self._reversals) / _WINDOW if len(self._reversals) == _WINDOW else None
 
-    def see(self, point: Tensor, gradient: Tensor | None) -> None:
-        """Take the weights before a step, and their gradient if it is of the same loss at every step."""
+    def update(self, point: Tensor, gradient: Tensor | None) -> None:
+        """Add the weights before a step, and their gradient if every step minimises the same loss."""
         if self._spherical:
             norm = torch.linalg.vector_norm(point)
             point, gradient = point / norm, None if gradient is None else gradient * norm
@@ -62,24 +76,16 @@ class Motion:
             products.append(step @ self._step)
         if gradient is not None and self._gradient is not None:
             products.append((gradient - self._gradient) @ step)
-        length_sq, norm_sq, *others = torch.stack(products).tolist()  # at once: a device is asked only once
+        length_sq, norm_sq, *others = torch.stack(products).tolist()  # one transfer from the device
         if self._step is not None:
-            self._turns.append(others.pop(0) < 0 and length_sq > _VISIBLE**2 * norm_sq)
+            self._reversals.append(others.pop(0) < 0 and length_sq > _VISIBLE**2 * norm_sq)
         if others and length_sq > 0:
             self.secant = others[0] / length_sq
 
 
-_BAND = 2e-3  # around R = 1, within which a run stays on the side where it was
-_TURNING, _NOT_TURNING = 0.8, 0.5  # share of steps that turn back
-_LEFT = 0.9  # R below which a run that no longer turns back has left the edge
-_GROWS = 1.01  # times the loss of the query before
-_FAR = 10.0  # times the loss at the first query: beyond it a run that still grows diverges
-_AS_DECAY = 0.1  # relative deviation of the growth of R from that by weight decay alone
-
-
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a run stands.
+class EdgeState:
+    """State of a run relative to the edge of stability.
 
     Attributes:
         state: one of `equilibria.records.tables.STATES`.
@@ -91,13 +97,13 @@ class Standing:
 
 
 class EdgeDetector:
-    """Follows R from query to query.
+    """Tracks R from query to query.
 
-    Where two consecutive steps were queried their mean counts: at the edge R alternates from step to step. The run is
-    at the edge once R has crossed 1 and steps turn back on each other: after the crossing the oscillation has to grow
-    out of rounding first. Where the loss is told, it must also have stopped growing: on a valley that does not become
-    flatter off its floor nothing holds the oscillation, and the run diverges. A scale-invariant loss always does hold
-    it, for the weights grow and the effective learning rate falls.
+    Where two consecutive steps were queried, their mean counts, because at the edge R alternates from step to step. The
+    run is at the edge once R has crossed 1 and steps turn back on each other: after the crossing the oscillation has to
+    grow out of rounding first. If the caller passes the loss, it must also have stopped growing: in a valley that does
+    not become flatter off its floor nothing limits the oscillation, and the run diverges. A scale-invariant loss always
+    limits it, because the weights grow and the effective learning rate falls.
 
     Example:
         >>> detector = EdgeDetector()
@@ -117,25 +123,25 @@ class EdgeDetector:
 
     def take(
         self, step: int, ratio: float, *, turned_back: float | None, growth: float | None, loss: float | None = None
-    ) -> Standing:
-        """The standing after one more query.
+    ) -> EdgeState:
+        """Add a query and return the state after it.
 
         Args:
             step: of the query.
             ratio: R.
-            turned_back: share of the last steps that turned back; None if not known.
+            turned_back: share of the last steps that turned back; None if unknown.
             growth: of log R per step by weight decay alone; None if there is no such law.
-            loss: where it could grow without limit; None where it cannot, as if it is scale-invariant.
+            loss: None if it cannot grow without limit, as a scale-invariant one.
         """
         self._losses = [*self._losses[:1], *self._losses[1:][-3:], *([] if loss is None else [loss])]
         follows = self._before is not None and step == self._before[0] + 1
         mean = (ratio + self._before[1]) / 2 if self._before is not None and follows else ratio
         self._state = self._next(step, ratio, mean, turned_back, growth)
         self._before = step, ratio
-        return Standing(self._state, mean)
+        return EdgeState(self._state, mean)
 
     def _next(self, step: int, ratio: float, mean: float, turned_back: float | None, growth: float | None) -> str:
-        turns = self._state == EDGE if turned_back is None else turned_back >= _TURNING
+        turns = self._state == EDGE if turned_back is None else turned_back >= _REVERSING
         beyond = mean > 1 - _BAND if self._state in (PAST, DIVERGING) else mean > 1 + _BAND
         growing, far = self._is_growing(), self._is_far()
         if beyond and growing and far and turned_back != 0.0:
@@ -144,23 +150,23 @@ class EdgeDetector:
             return EDGE
         if beyond:
             return EDGE if turns and not growing else PAST
-        if far:  # where a network is dead there is no curvature left
+        if far:  # R is small again: a dead network has no curvature
             return DIVERGED
         return APPROACHING_EDGE if self._grows_by_decay(step, ratio, growth) else STABLE
 
     def _is_growing(self) -> bool:
-        """Whether the loss has grown from query to query, three times if there were as many."""
+        """Whether the loss has grown at each of the last three queries, or at all if there were fewer."""
         recent = self._losses[-4:]
-        return len(recent) > 1 and all(now > _GROWS * before for before, now in pairwise(recent))
+        return len(recent) > 1 and all(now > _GROWTH * before for before, now in pairwise(recent))
 
     def _is_far(self) -> bool:
         return bool(self._losses) and self._losses[-1] > _FAR * self._losses[0] > 0
 
     def _has_left(self, mean: float, turned_back: float | None) -> bool:
-        return mean < _LEFT and turned_back is not None and turned_back < _NOT_TURNING
+        return mean < _LEFT_BELOW and turned_back is not None and turned_back < _NOT_REVERSING
 
     def _grows_by_decay(self, step: int, ratio: float, growth: float | None) -> bool:
         if self._before is None or growth is None or growth <= 0 or not ratio > 0 or not 0 < self._before[1] < math.inf:
             return False
         measured = math.log(ratio / self._before[1]) / (step - self._before[0])
-        return abs(measured / growth - 1) < _AS_DECAY
+        return abs(measured / growth - 1) < _DECAY_TOLERANCE

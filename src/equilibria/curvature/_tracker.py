@@ -1,4 +1,8 @@
-"""Follows the sharpness of a training run through an optimizer hook, and never gets in its way."""
+"""Tracks the sharpness of a training run from an optimizer hook.
+
+Before every step `SharpnessMonitor` watches how the weights move (cheap), and at some steps it queries the sharpness
+(a few Hessian-vector products). Training is never changed: an error stops the tracking with a warning, not the run.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,13 @@ import torch
 from torch import Tensor
 
 from equilibria._version import __version__
-from equilibria.curvature import HessianProducts
-from equilibria.curvature._batches import as_chunks
-from equilibria.curvature._edge import EdgeDetector, Motion, Standing
-from equilibria.curvature._hvp import selected
-from equilibria.curvature._invariance import is_invariant
-from equilibria.curvature._pace import Pace
+from equilibria.curvature._batches import as_weighted_batches
+from equilibria.curvature._edge import EdgeDetector, EdgeState, StepMotion
+from equilibria.curvature._hvp import HessianProducts, selected_params
+from equilibria.curvature._invariance import loss_is_scale_invariant
+from equilibria.curvature._query_schedule import QuerySchedule
 from equilibria.curvature._sharpness import Sharpness, sharpness_of
-from equilibria.curvature._thresholds import Limits, adam_preconditioner, is_adam, limits_of
+from equilibria.curvature._thresholds import StabilityLimit, adam_preconditioner, is_adam, stability_limit
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.errors import EquilibriaError, WatchWarning, positive, warn_caller, whole
 from equilibria.findings import Finding
@@ -32,40 +35,40 @@ from equilibria.tensors.parameters import Select, unwrap_optimizer
 from equilibria.theory.stability import ROUNDING_FLOOR, edge_of_stability, effective_lr, eos_delay
 
 _SAME_GRADIENT = 1e-2  # relative difference; another batch differs by more, rounding in half precision by less
-_LOST = 0.2  # by which a search from scratch may exceed a warm one at the same weights without a word
-_NEAR = 0.9  # of the threshold: a secant beyond it calls for a query
+_LOST = 0.2  # relative excess of a cold search over a warm one at the same weights that is reported
+_NEAR = 0.9  # of the threshold: a larger secant calls for a query
 
 Row = dict[str, Any]
 
 
 class SharpnessSink(Protocol):
-    """Takes rows of the sharpness table as they come, as columns by name."""
+    """Receives the rows of the sharpness table as they are measured, as columns by name."""
 
     def append(self, columns: Mapping[str, Any]) -> None:
-        """Take a row."""
+        """Receive a row."""
 
     def close(self) -> None:
-        """There are no more."""
+        """No more rows follow."""
 
 
 class SharpnessMonitor:
-    """Follows the largest curvature of a loss while an optimizer minimises it; made as `equilibria.SharpnessTracker`.
+    """Tracks the largest curvature of a loss during training; the core of `equilibria.SharpnessTracker`.
 
     Args:
-        objective: of `equilibria.objective` or `equilibria.Objective`, around the tensors that are trained.
+        objective: from `equilibria.objective`, or an `equilibria.Objective` of the tensors in training.
         optimizer: torch.optim.SGD (with or without momentum), Adam or AdamW.
-        batch: what the loss is evaluated on: the full batch, or one fixed batch; see `equilibria.sharpness`. A
-            DataLoader is read once, here, and its batches are kept.
-        every: a query every so many steps; "auto" spends less than a tenth of the training time.
+        batch: the data of the loss: the full batch, or one fixed batch; see `equilibria.sharpness`. A DataLoader is
+            read once, here, and its batches are kept.
+        every: steps between queries; "auto" spends less than a tenth of the training time.
         select: the parameters: names, patterns or a function; default: all of the objective's that are trained.
         spherical: whether the loss is scale-invariant in them together; None to find out.
-        tol: of the relative error of each value, estimated where a query began at the one before it.
-        recheck: after this many warm queries, one that begins at random again.
-        sinks: where rows go as they come.
+        tol: tolerance of the relative error of each value, which is estimated in a warm query.
+        recheck: after this many warm queries, one begins at random again.
+        sinks: receive the rows as they are measured.
 
     Raises:
-        EquilibriaError: for an optimizer without a known threshold, parameters that it does not train, or a loss that
-            cannot be evaluated or is not scale-invariant where it must be.
+        EquilibriaError: if the optimizer has no known threshold or does not train the parameters, or if the loss cannot
+            be evaluated or is not scale-invariant where it must be.
     """
 
     _closed = True  # until there is something to close
@@ -83,18 +86,19 @@ class SharpnessMonitor:
         recheck: int = 100,
         sinks: Iterable[SharpnessSink] = (),
     ) -> None:
-        self._pace, self._asked_every = Pace(every), every
+        self._schedule, self._every_setting = QuerySchedule(every), every
         self._tol, self._recheck = positive("tol", tol), whole("recheck", recheck, low=1)
         self._optimizer = unwrap_optimizer(optimizer)
         self._params = _trained(objective, self._optimizer, select)
-        limits_of(self._optimizer, list(self._params.values()), scale_invariant=False)  # refuses what it does not know
+        # Before anything is computed: raises if the optimizer has no known threshold.
+        stability_limit(self._optimizer, list(self._params.values()), scale_invariant=False)
         # A DataLoader is read now and never again: training may be reading it.
-        self._objective, self._data = objective, as_chunks(objective, batch)
-        self.spherical = self._find_out(spherical)
-        self._law = self._limits().law
-        self._motion, self._detector = Motion(spherical=self.spherical), EdgeDetector()
-        self._found: dict[int, Sharpness] = {}  # the last at even steps, and at odd ones
-        self._difference: float | None = None  # of training's gradient from that of our batch, at the first query
+        self._objective, self._data = objective, as_weighted_batches(objective, batch)
+        self.spherical = self._is_spherical(spherical)
+        self._law = self._limit().law
+        self._motion, self._detector = StepMotion(spherical=self.spherical), EdgeDetector()
+        self._last: dict[int, Sharpness] = {}  # parity of the step -> last result
+        self._difference: float | None = None  # between the gradients of training and of `batch`, at the first query
         self._lost: dict[str, float] | None = None
         self._state = STABLE
         self._threshold = math.inf
@@ -102,35 +106,35 @@ class SharpnessMonitor:
         self._sinks = list(sinks)
         self._steps = 0
         self._failure: str | None = None
-        self._stopped = 0  # the step of it
+        self._stopped = 0  # the step of the failure
         self._hook = self._optimizer.register_step_pre_hook(self._before_step)
         self._closed = False
 
-    # ---- what people ask
+    # ---- results
 
     @property
     def step(self) -> int:
-        """How many optimizer steps were taken while tracking."""
+        """Number of optimizer steps since tracking began."""
         return self._steps
 
     @property
     def every(self) -> float:
         """The present number of steps from one query to the next."""
-        return self._pace.every
+        return self._schedule.every
 
     @property
     def state(self) -> str:
-        """As of the last query: one of `equilibria.records.tables.STATES`."""
+        """State at the last query: one of `equilibria.records.tables.STATES`."""
         return self._state
 
     @property
     def failure(self) -> str | None:
-        """Why tracking has stopped, or None."""
+        """Why tracking has stopped; None while it runs."""
         return self._failure
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What is tracked, as JSON can hold it."""
+        """Settings and state of the tracking, as JSON can hold them."""
         rules = [law_of(self._optimizer, group).rule for group in self._optimizer.param_groups]
         kind = type(self._optimizer).__name__
         settings = dict.fromkeys(kind if rule is None else rule_text(rule) for rule in rules)
@@ -139,7 +143,7 @@ class SharpnessMonitor:
             "torch": str(torch.__version__),
             "optimizers": [{"class": kind, "settings": "; ".join(settings)}],
             "sharpness": {
-                "every": self._asked_every,
+                "every": self._every_setting,
                 "spherical": self.spherical,
                 "tol": self._tol,
                 "recheck": self._recheck,
@@ -159,11 +163,11 @@ class SharpnessMonitor:
         return pa.Table.from_pylist(self._rows, schema=SHARPNESS_FIELDS)
 
     def findings(self) -> tuple[Finding, ...]:
-        """What the queries mean."""
+        """Findings about the queries so far."""
         return sharpness_findings(self.samples(), metadata={**self.metadata, "steps": self.step})
 
     def close(self) -> None:
-        """Take the hook off and close the sinks; a second call does nothing."""
+        """Remove the hook and close the sinks; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -179,42 +183,42 @@ class SharpnessMonitor:
     ) -> None:
         self.close()
 
-    # ---- what happens at a step
+    # ---- at every step
 
     def _before_step(self, *_: Any) -> None:
-        """The weights are those at which training has just computed its gradient, so both can be compared with ours."""
+        """Hook before the update: training has just computed its gradient at the present weights."""
         if self._failure is not None:
             return
-        self._pace.enter()
+        self._schedule.enter()
         try:
-            self._look_and_query()
+            self._watch_and_query()
         except Exception as error:
             self._failure, self._stopped = f"{type(error).__name__}: {error}", self._steps
-            self._motion.forget()
+            self._motion.reset()
             warn_caller(f"sharpness tracking has stopped: {self._failure}; training goes on", WatchWarning)
         self._steps += 1
-        self._pace.leave()
+        self._schedule.leave()
 
-    def _look_and_query(self) -> None:
+    def _watch_and_query(self) -> None:
         step = self._steps
-        if not self._pace.may_look(step):
-            self._motion.forget()
+        if not self._schedule.may_watch(step):
+            self._motion.reset()
             return
         begun = time.perf_counter()
         with torch.no_grad():
-            self._motion.see(_flat(self._params), self._training_gradient() if self._full_batch() else None)
-        self._pace.looked(time.perf_counter() - begun)
+            self._motion.update(_flat(self._params), self._training_gradient() if self._is_full_batch() else None)
+        self._schedule.add_watch(time.perf_counter() - begun)
         if is_adam(self._optimizer) and step == 0:
-            return  # there is no preconditioner yet
-        due = self._pace.is_due(step) and not (self._motion.turned_back is None and self._pace.may_wait(step))
-        if due or (self._calls_for_a_query() and self._pace.may_be_early(step)):
+            return  # Adam has no preconditioner before its first step
+        due = self._schedule.is_due(step) and not (self._motion.turned_back is None and self._schedule.may_wait(step))
+        if due or (self._looks_like_the_edge() and self._schedule.may_be_early(step)):
             begun = time.perf_counter()
-            found = self._query(step)
-            self._pace.queried(step, time.perf_counter() - begun, hvps=found.hvps, cold=found.certified)
-            self._pace.together = 2 if self._state in (PAST, EDGE) else 1  # there R alternates from step to step
+            result = self._query(step)
+            self._schedule.add_query(step, time.perf_counter() - begun, hvps=result.hvps, cold=result.certified)
+            self._schedule.together = 2 if self._state in (PAST, EDGE) else 1  # R alternates from step to step there
 
-    def _calls_for_a_query(self) -> bool:
-        """Whether the last steps look as they do at the edge, and it is not known yet that they are there."""
+    def _looks_like_the_edge(self) -> bool:
+        """Whether the last steps move as at the edge of stability, while the state is still another one."""
         if self._state == EDGE or self._motion.secant is None or self._motion.turned_back != 1.0:
             return False
         return self._motion.secant >= _NEAR * self._threshold
@@ -225,111 +229,112 @@ class SharpnessMonitor:
             self._difference = self._gradient_difference(products)
         preconditioner = adam_preconditioner(self._objective, self._optimizer) if is_adam(self._optimizer) else None
         search = partial(sharpness_of, products, preconditioner=preconditioner, tol=self._tol, seed=len(self._rows))
-        warm = self._found.get(step % 2) or self._found.get(1 - step % 2)
-        found = search() if warm is None else search(warm=warm, recheck=warm.pairs.followed + 1)
+        warm = self._last.get(step % 2) or self._last.get(1 - step % 2)
+        result = search() if warm is None else search(warm=warm, recheck=warm.pairs.followed + 1)
         if warm is not None and warm.pairs.followed >= self._recheck:
-            found = self._search_again(step, search, found)
+            result = self._recheck_cold(step, search, result)
         was_at_the_edge = self._state == EDGE
-        self._found[step % 2] = found  # at the edge every second step is on the same side of the valley
-        self._add(self._row(step, found))
+        self._last[step % 2] = result  # at the edge every second step is on the same side of the valley
+        self._add(self._row(step, result))
         if self._state == EDGE and not was_at_the_edge:
-            self._found.clear()  # the first swing throws the run into another part of the valley: search afresh
-        return found
+            self._last.clear()  # the first swing moves the run to another part of the valley: start cold next time
+        return result
 
-    def _search_again(self, step: int, search: Callable[[], Sharpness], followed: Sharpness) -> Sharpness:
-        """From scratch, at the same weights: whether following has lost the top eigenvector."""
-        found = search()
-        if found.value > (1 + _LOST) * followed.value:
-            unit = found.norm_sq if self.spherical else 1.0
-            self._lost = {"step": step, "found": unit * found.value, "followed": unit * followed.value}
-        return found
+    def _recheck_cold(self, step: int, search: Callable[[], Sharpness], warm: Sharpness) -> Sharpness:
+        """Search from scratch at the same weights, to see whether warm starts have lost the top eigenvector."""
+        cold = search()
+        if cold.value > (1 + _LOST) * warm.value:
+            factor = cold.norm_sq if self.spherical else 1.0
+            self._lost = {"step": step, "found": factor * cold.value, "followed": factor * warm.value}
+        return cold
 
-    def _row(self, step: int, found: Sharpness) -> Row:
-        limits = self._limits()
-        unit = found.norm_sq if self.spherical else 1.0
-        ratio, intrinsic = limits.ratio(found.value), limits.lr * limits.weight_decay
-        lawful = self.spherical and limits.plain and 0 < intrinsic < 1
+    def _row(self, step: int, result: Sharpness) -> Row:
+        limit = self._limit()
+        factor = result.norm_sq if self.spherical else 1.0
+        ratio, intrinsic = limit.ratio(result.value), limit.lr * limit.weight_decay
+        lawful = self.spherical and limit.plain and 0 < intrinsic < 1
         growth = -2 * math.log1p(-intrinsic) if lawful else None
-        standing = self._detector.take(
+        edge = self._detector.take(
             step,
             ratio,
             turned_back=self._motion.turned_back,
             growth=growth,
-            loss=None if self.spherical else found.loss,
+            loss=None if self.spherical else result.loss,
         )
-        self._state, self._threshold = standing.state, unit * limits.threshold
-        eta = _effective_lr(limits, found.norm_sq) if self.spherical else None
+        self._state, self._threshold = edge.state, factor * limit.threshold
         return {
             "step": step,
-            "sharpness": unit * found.value,
-            "bound": found.bound[0],
-            "hvps": float(found.hvps),
-            "certified": float(found.certified),
+            "sharpness": factor * result.value,
+            "bound": result.bound[0],
+            "hvps": float(result.hvps),
+            "certified": float(result.certified),
             "threshold": self._threshold,
             "ratio": ratio,
-            "ratio_mean": standing.ratio_mean,
-            "norm_sq": found.norm_sq,
-            "lr": limits.lr,
-            "weight_decay": limits.weight_decay,
-            "effective_lr": eta,
+            "ratio_mean": edge.ratio_mean,
+            "norm_sq": result.norm_sq,
+            "lr": limit.lr,
+            "weight_decay": limit.weight_decay,
+            "effective_lr": _effective_lr(limit, result.norm_sq) if self.spherical else None,
             "secant": self._motion.secant,
             "turned_back": self._motion.turned_back,
-            "loss": found.loss,
-            "state": standing.state,
-            **(self._forecast(standing, ratio, unit * found.value, limits) if lawful else _NO_FORECAST),
+            "loss": result.loss,
+            "state": edge.state,
+            **(self._forecast(edge, ratio, factor * result.value, limit) if lawful else _NO_FORECAST),
         }
 
-    def _limits(self) -> Limits:
-        return limits_of(self._optimizer, list(self._params.values()), scale_invariant=self.spherical)
+    def _limit(self) -> StabilityLimit:
+        return stability_limit(self._optimizer, list(self._params.values()), scale_invariant=self.spherical)
 
-    def _forecast(self, standing: Standing, ratio: float, sharpness: float, limits: Limits) -> Row:
-        """What the laws of gradient descent with weight decay on a scale-invariant loss say about the time to come."""
-        intrinsic, forecast = limits.lr * limits.weight_decay, dict(_NO_FORECAST)
-        if standing.state in (APPROACHING_EDGE, PAST) and ratio > 0:
+    def _forecast(self, edge: EdgeState, ratio: float, sharpness: float, limit: StabilityLimit) -> Row:
+        """Forecasts by the laws of gradient descent with weight decay on a scale-invariant loss."""
+        intrinsic, forecast = limit.lr * limit.weight_decay, dict(_NO_FORECAST)
+        if edge.state in (APPROACHING_EDGE, PAST) and ratio > 0:
             crossing = math.log(ratio) / (2 * math.log1p(-intrinsic))
             dtype = str(next(iter(self._params.values())).dtype).removeprefix("torch.")
             delay = float(eos_delay(intrinsic, dtype=dtype)) if dtype in ROUNDING_FLOOR else None
             forecast["steps_to_crossing"] = crossing
             forecast["steps_to_oscillation"] = None if delay is None else crossing + delay
         if sharpness > 0:
-            law = edge_of_stability(limits.lr, limits.weight_decay, sharpness=sharpness)
+            law = edge_of_stability(limit.lr, limit.weight_decay, sharpness=sharpness)
             forecast["loss_predicted"], forecast["period"] = float(law.loss_above_minimum), float(law.period)
         return forecast
 
-    def _find_out(self, spherical: bool | None) -> bool:
-        """Whether the loss is scale-invariant; also refuses what cannot be evaluated, before training begins."""
+    def _is_spherical(self, spherical: bool | None) -> bool:
+        """Whether to measure on the sphere; raises before training begins if the loss cannot be evaluated."""
         products = HessianProducts(self._objective, self._data, select=list(self._params))
         if spherical and is_adam(self._optimizer):
-            raise EquilibriaError("got spherical=True with Adam, whose sphere is no sphere; expected spherical=False")
+            raise EquilibriaError(
+                "got spherical=True with Adam, whose preconditioner excludes the sphere; expected spherical=False"
+            )
         if is_adam(self._optimizer) or spherical is False:
             return False
-        found = is_invariant(products)
-        if spherical and not found:
+        invariant = loss_is_scale_invariant(products)
+        if spherical and not invariant:
             raise EquilibriaError(
                 f"got spherical=True for {len(self._params)} parameters in which the loss is not scale-invariant "
                 "together; expected select=equilibria.symmetries(objective, batches).largest_uniform(), or "
                 "spherical=None"
             )
-        return found
+        return invariant
 
     def _training_gradient(self) -> Tensor | None:
         grads = {name: param.grad for name, param in self._params.items()}
         return None if any(grad is None for grad in grads.values()) else _flat(grads)  # type: ignore[arg-type]
 
-    def _full_batch(self) -> bool:
+    def _is_full_batch(self) -> bool:
         return self._difference is not None and self._difference <= _SAME_GRADIENT
 
     def _gradient_difference(self, products: HessianProducts) -> float | None:
-        """Of the gradient of training from that of our batch, over the larger; None if training has not told it."""
+        """Relative difference between the gradients of training and of ``batch``; None if training has none."""
         gradient = self._training_gradient()
         if gradient is None:
             return None
         gradient = gradient.to(products.gradient)
         compared = gradient - products.gradient, gradient, products.gradient
-        apart, *norms = (float(torch.linalg.vector_norm(each)) for each in compared)
-        if not math.isfinite(apart):
+        difference, *norms = (float(torch.linalg.vector_norm(vector)) for vector in compared)
+        if not math.isfinite(difference):
             return None
-        return apart / max(norms) if max(norms) > 0 else 0.0
+        return difference / max(norms) if max(norms) > 0 else 0.0
 
     def _add(self, row: Row) -> None:
         self._rows.append(row)
@@ -337,13 +342,13 @@ class SharpnessMonitor:
             columns = {name: [value] for name, value in row.items()}
             self._try_sink(sink, lambda sink=sink, columns=columns: sink.append(columns))  # type: ignore[misc]
 
-    def _try_sink(self, sink: SharpnessSink, work: Callable[[], None]) -> None:
+    def _try_sink(self, sink: SharpnessSink, call: Callable[[], None]) -> None:
         try:
-            work()
+            call()
         except Exception as error:
-            self._sinks = [each for each in self._sinks if each is not sink]
+            self._sinks = [other for other in self._sinks if other is not sink]
             warn_caller(
-                f"{type(sink).__name__} takes no more rows: {type(error).__name__}: {error}; tracking goes on",
+                f"{type(sink).__name__} receives no more rows: {type(error).__name__}: {error}; tracking goes on",
                 WatchWarning,
             )
 
@@ -351,12 +356,12 @@ class SharpnessMonitor:
 _NO_FORECAST: Row = dict.fromkeys(("steps_to_crossing", "steps_to_oscillation", "loss_predicted", "period"))
 
 
-def _effective_lr(limits: Limits, norm_sq: float) -> float:
-    if limits.lr == 0:
+def _effective_lr(limit: StabilityLimit, norm_sq: float) -> float:
+    if limit.lr == 0:
         return 0.0
-    if limits.lr * limits.weight_decay >= 1:  # the weights change sign
+    if limit.lr * limit.weight_decay >= 1:  # the weights change sign
         return math.inf
-    return float(effective_lr(limits.lr, limits.weight_decay, norm_sq=norm_sq))
+    return float(effective_lr(limit.lr, limit.weight_decay, norm_sq=norm_sq))
 
 
 def _flat(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -364,22 +369,27 @@ def _flat(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _trained(objective: Objective, optimizer: torch.optim.Optimizer, select: Select | None) -> dict[str, Tensor]:
-    """The parameters to look at, as the optimizer holds them, by their names in the objective."""
+    """The selected parameters as the optimizer holds them, by their names in the objective."""
     if not isinstance(objective, Objective):
         raise EquilibriaError(
             f"got objective of type {type(objective).__name__}; expected equilibria.objective(model, loss)"
         )
-    held = {(param.data_ptr(), param.shape): param for group in optimizer.param_groups for param in group["params"]}
-    own = selected(objective, select)
-    found = {name: held[key] for name, param in own.items() if (key := (param.data_ptr(), param.shape)) in held}
-    if not found:
+    by_memory = {
+        (param.data_ptr(), param.shape): param for group in optimizer.param_groups for param in group["params"]
+    }
+    params = selected_params(objective, select)
+    trained = {
+        name: by_memory[key] for name, param in params.items() if (key := (param.data_ptr(), param.shape)) in by_memory
+    }
+    if not trained:
         raise EquilibriaError(
-            f"got an optimizer that trains none of the {len(own)} parameters; expected the one that trains this model"
+            f"got an optimizer that trains none of the {len(params)} parameters; expected the one that trains this "
+            "model"
         )
-    strangers = [name for name in own if name not in found]
-    if strangers and select is not None:
+    untrained = [name for name in params if name not in trained]
+    if untrained and select is not None:
         raise EquilibriaError(
-            f"got parameter {strangers[0]!r} in select, which the optimizer does not train; expected parameters that "
+            f"got parameter {untrained[0]!r} in select, which the optimizer does not train; expected parameters that "
             "it trains"
         )
-    return found
+    return trained

@@ -1,4 +1,4 @@
-"""Eigenpairs of a matrix that has changed a little: from what is remembered of it, in a few products."""
+"""Eigenpairs of a matrix that has changed a little since the last search, in a few products."""
 
 from __future__ import annotations
 
@@ -8,44 +8,56 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibria.curvature._eigenpairs import BESIDE, Eigenpairs, Memory, relative, unit
-from equilibria.curvature._lanczos import EXHAUSTED, WITHIN_TOLERANCE, Product, check_finite, check_request
+from equilibria.curvature._eigenpairs import (
+    EXHAUSTED,
+    EXTRA_DIRECTIONS,
+    WITHIN_TOLERANCE,
+    Eigenpairs,
+    Matrix,
+    Product,
+    SpectrumEnd,
+    WarmStart,
+    check_finite,
+    check_request,
+    relative,
+    unit_vector,
+)
 
 # Chosen on the runs of benchmarks/sharpness.py, where every value is checked by eigsh.
-_OUTSIDE = 0.4  # where a direction that was never measured is taken to be, relative to the largest eigenvalue
-_COUPLED = 1.8  # times as strongly as measured: what a direction adds grows with the square
+_UNMEASURED = 0.4  # assumed curvature along a direction that was never measured, relative to the largest eigenvalue
+_COUPLING = 1.8  # factor on measured couplings to other directions: their effect grows with the square
 _RESIDUAL = 2.0  # times the tolerance: with a larger residual another eigenvector may be mixed in
-_LEAST_DOUBT, _FORGETS = 1e-3, 0.8
-_LOOKS = 6  # searches, while eigenvalues are seen to move little: in one of them the next one is looked at, too
-_FRESH = 0.05  # part of a random direction in one that is only looked at
+_LEAST_DOUBT, _DOUBT_DECAY = 1e-3, 0.8
+_CHECK_EVERY = 6  # searches: while eigenvalues move little, every sixth one also measures the next direction
+_RANDOM_PART = 0.05  # of a random direction in the direction that such a check measures
 
 
-def follow(
+def update_eigenpairs(
     product: Product,
     previous: Eigenpairs,
     *,
-    end: str = "top",
+    end: SpectrumEnd = "top",
     tol: float = 1e-2,
     budget: int = 100,
     noise: Callable[[], float] | None = None,
 ) -> Eigenpairs:
-    """Eigenpairs near previous ones, of a matrix that has changed a little since.
+    """Find eigenpairs near previous ones, of a matrix that has changed a little since.
 
-    The Rayleigh-Ritz method in a space of measured directions, which grows by one product at a time. Beside it some
-    more directions are remembered, with the matrix as it was when they were last measured; together they predict where
-    the eigenvectors have turned to, which is the direction to measure next. The search ends when even an optimist would
-    not expect the values to rise by more than the tolerance: he takes what was not measured now for larger by what
-    eigenvalues were seen to rise from search to search, and couplings to it for nearly twice as strong as they are.
+    The Rayleigh-Ritz method in a space of measured directions, which grows by one product at a time. Some more
+    directions are remembered from earlier searches, with the matrix as it was then; together they predict where the
+    eigenvectors have turned, which is the direction to measure next. The search ends when even an optimistic estimate
+    expects the values to rise by no more than the tolerance: it raises every direction that was not measured now by the
+    largest rise seen between searches, and nearly doubles the couplings to it.
 
     So the bounds are estimates, never below the tolerance: products with a few directions cannot rule out an eigenvalue
-    that has come up in none of them. Repeat the search from a random start (`eigenpairs`) now and then.
+    whose eigenvector is orthogonal to them all. Repeat the search from a random start (`eigenpairs`) now and then.
 
     Args:
-        product: the product of the matrix with a vector.
-        previous: where to begin; as many pairs are returned.
+        product: multiplies the matrix with a vector.
+        previous: where to begin; the result has as many pairs.
         end: as for `eigenpairs`.
         tol: as for `eigenpairs`.
-        budget: the most products to take.
+        budget: the largest number of products.
         noise: as for `eigenpairs`.
 
     Returns:
@@ -53,53 +65,59 @@ def follow(
     """
     count, limit = check_request(previous.vectors.shape[1], k=len(previous.values), end=end, tol=tol, budget=budget)
     sign = 1.0 if end == "top" else -1.0
-    frame = _Frame(lambda vector: sign * product(vector).double(), previous.memory)
+    space = _SearchSpace(lambda vector: sign * product(vector).double(), previous.memory)
     for _ in range(count):
-        frame.measure()
+        space.measure()
     rounding = float(torch.finfo(previous.vectors.dtype).eps) if noise is None else noise()
     while True:
-        frame.solve(count)
-        missing = [relative(each + rounding * frame.scale, value) for each, value in zip(*frame.outlook(), strict=True)]
-        certain = [relative(each, _RESIDUAL * value) for each, value in zip(frame.residuals, frame.values, strict=True)]
-        done = max(*missing, *certain) <= tol
-        calm = previous.memory.doubt <= tol / 2 and previous.followed % _LOOKS
-        looked = frame.measured > count or calm  # at the next one, too: it may have overtaken
-        if (done and looked) or frame.measured >= limit:
+        space.solve(count)
+        rises = [
+            relative(rise + rounding * space.scale, value)
+            for rise, value in zip(space.optimistic_rises(), space.values, strict=True)
+        ]
+        residuals = [
+            relative(residual, _RESIDUAL * value) for residual, value in zip(space.residuals, space.values, strict=True)
+        ]
+        done = max(*rises, *residuals) <= tol
+        # The next eigenvalue may have overtaken the wanted ones: measure its direction too, unless all has been calm.
+        calm = previous.memory.doubt <= tol / 2 and previous.followed % _CHECK_EVERY
+        checked = space.measured > count or calm
+        if (done and checked) or space.measured >= limit:
             break
-        if not frame.turn(count if done else int(np.argmax(np.maximum(missing, certain)))):
+        if not space.turn_to_best(count if done else int(np.argmax(np.maximum(rises, residuals)))):
             break
         if done:
-            frame.stir(seed=previous.followed)
-        frame.measure()
-    used_up = EXHAUSTED if frame.full else f"the budget of {limit} products is used up"
+            space.add_random_part(seed=previous.followed)
+        space.measure()
+    used_up = EXHAUSTED if space.is_full else f"the budget of {limit} products is used up"
     return Eigenpairs(
-        values=tuple(sign * value for value in frame.values),
-        vectors=frame.ritz_vectors(),
-        residuals=tuple(frame.residuals),
-        bound=tuple(max(pair) for pair in zip(missing, certain, [tol] * count, strict=True)),
-        hvps=frame.measured,
+        values=tuple(sign * value for value in space.values),
+        vectors=space.ritz_vectors(),
+        residuals=tuple(space.residuals),
+        bound=tuple(max(pair) for pair in zip(rises, residuals, [tol] * count, strict=True)),
+        hvps=space.measured,
         converged=done,
         reason=WITHIN_TOLERANCE if done else used_up,
         certified=False,
         followed=previous.followed + 1,
-        memory=frame.remembered(count + BESIDE),
+        memory=space.warm_start(count + EXTRA_DIRECTIONS),
     )
 
 
-class _Frame:
-    """Orthonormal directions, those measured now first; all that the products with these lead to is in their space."""
+class _SearchSpace:
+    """Orthonormal directions, those measured in this search first; their space holds all products measured so far."""
 
-    def __init__(self, product: Product, memory: Memory) -> None:
+    def __init__(self, product: Product, start: WarmStart) -> None:
         self._product = product
-        self._vectors = memory.vectors.clone()
-        self._matrix, self._age = memory.matrix.copy(), memory.age + np.eye(len(memory.age))
-        self._doubt, self._surprises = memory.doubt, list[float]()
+        self._vectors = start.vectors.clone()
+        self._matrix, self._age = start.matrix.copy(), start.age + np.eye(len(start.age))
+        self._doubt, self._observed_rises = start.doubt, list[float]()
         self.measured = 0
         self.values: list[float] = []
 
     @property
-    def full(self) -> bool:
-        """Whether there is no direction left."""
+    def is_full(self) -> bool:
+        """Whether no direction is left to measure."""
         return self.measured == self._vectors.shape[1]
 
     @property
@@ -107,40 +125,42 @@ class _Frame:
         return float(np.abs(np.diag(self._matrix)).max()) or 1.0
 
     def measure(self) -> None:
-        """Take the product with the next direction."""
-        at, direction = self.measured, self._vectors[self.measured].double()
+        """Multiply the matrix with the next direction."""
+        index, direction = self.measured, self._vectors[self.measured].double()
         for _ in range(2):
-            direction = direction - self._combined(self._coefficients(direction, at), at)
-        self._vectors[at] = unit(direction)
-        image = check_finite(self._product(self._vectors[at]))
+            direction = direction - self._combined(self._coefficients(direction, index), index)
+        self._vectors[index] = unit_vector(direction)
+        image = check_finite(self._product(self._vectors[index]))
         row = self._coefficients(image)
-        left = image - self._combined(row)
-        again = self._coefficients(left)
-        left -= self._combined(again)
-        self._learn(at, row + again)
+        remainder = image - self._combined(row)
+        correction = self._coefficients(remainder)
+        remainder -= self._combined(correction)
+        self._set_row(index, (row + correction).cpu().numpy())
         self.measured += 1
-        self._append(left, at)
+        self._append(remainder, index)
 
-    def _learn(self, at: int, row: Tensor) -> None:
-        found = row.cpu().numpy()
-        if at == 0 and 0.5 < found[0] / (self._matrix[0, 0] or np.inf) < 2:
-            self._matrix *= found[0] / self._matrix[0, 0]  # as the weights shrink, all curvatures grow together
-        elif self._age[at, at] > 0.5:
-            self._surprises.append(float(found[at] - self._matrix[at, at]) / (self.scale * float(self._age[at, at])))
-        self._matrix[at, :] = self._matrix[:, at] = found
-        self._age[at, :] = self._age[:, at] = 0.0
+    def _set_row(self, index: int, row: Matrix) -> None:
+        """Replace remembered entries by measured ones, and note how much the diagonal entry has risen since."""
+        if index == 0 and 0.5 < row[0] / (self._matrix[0, 0] or np.inf) < 2:
+            self._matrix *= row[0] / self._matrix[0, 0]  # as the weights shrink, all curvatures grow together
+        elif self._age[index, index] > 0.5:
+            rise = float(row[index] - self._matrix[index, index])
+            self._observed_rises.append(rise / (self.scale * float(self._age[index, index])))
+        self._matrix[index, :] = self._matrix[:, index] = row
+        self._age[index, :] = self._age[:, index] = 0.0
 
-    def _append(self, left: Tensor, at: int) -> None:
-        length = float(torch.linalg.vector_norm(left))
+    def _append(self, remainder: Tensor, index: int) -> None:
+        """Add the part of a product that left the space as a new direction."""
+        length = float(torch.linalg.vector_norm(remainder))
         if length <= 1e-12 * self.scale or len(self._vectors) == self._vectors.shape[1]:
             return
-        self._vectors = torch.cat([self._vectors, (left / length)[None].to(self._vectors)])
-        self._matrix, self._age = (np.pad(each, (0, 1)) for each in (self._matrix, self._age))
-        self._matrix[at, -1] = self._matrix[-1, at] = length
-        self._matrix[-1, -1] = float(np.diag(self._matrix)[: self.measured].max()) - (1 - _OUTSIDE) * self.scale
+        self._vectors = torch.cat([self._vectors, (remainder / length)[None].to(self._vectors)])
+        self._matrix, self._age = (np.pad(form, (0, 1)) for form in (self._matrix, self._age))
+        self._matrix[index, -1] = self._matrix[-1, index] = length
+        self._matrix[-1, -1] = float(np.diag(self._matrix)[: self.measured].max()) - (1 - _UNMEASURED) * self.scale
 
     def solve(self, count: int) -> None:
-        """The largest Ritz pairs of what was measured."""
+        """Compute the largest Ritz pairs of the measured directions."""
         inside = slice(0, self.measured)
         values, weights = np.linalg.eigh(self._matrix[inside, inside])
         self.values = values[::-1][:count].tolist()
@@ -148,23 +168,28 @@ class _Frame:
         coupled = self._matrix[self.measured :, inside] @ self._weights
         self.residuals: list[float] = np.linalg.norm(coupled, axis=0).tolist()
 
-    def outlook(self) -> tuple[list[float], list[float]]:
-        """How far an optimist expects the values to rise, and the values."""
-        hoped = self._matrix + self._doubt * self.scale * self._age
-        hoped[self.measured :, : self.measured] *= _COUPLED
-        hoped[: self.measured, self.measured :] *= _COUPLED
-        values, self._hopes = np.linalg.eigh(hoped)
+    def optimistic_rises(self) -> list[float]:
+        """How far each value would rise if the directions that were not measured are as favourable as they may be."""
+        optimistic = self._matrix + self._doubt * self.scale * self._age
+        optimistic[self.measured :, : self.measured] *= _COUPLING
+        optimistic[: self.measured, self.measured :] *= _COUPLING
+        values, self._optimistic_vectors = np.linalg.eigh(optimistic)
         rise = values[::-1][: len(self.values)] - np.array(self.values)
-        return np.maximum(rise, 0.0).tolist(), self.values
+        rises: list[float] = np.maximum(rise, 0.0).tolist()
+        return rises
 
-    def turn(self, worst: int) -> bool:
-        """Turn the directions that were not measured: the most promising one comes first. False if there is none."""
-        unmeasured = self._hopes[self.measured :, ::-1][:, : worst + 1]
+    def turn_to_best(self, worst: int) -> bool:
+        """Rotate the unmeasured directions so that the most promising one comes next; False if there is none.
+
+        Args:
+            worst: index of the value that is known worst.
+        """
+        unmeasured = self._optimistic_vectors[self.measured :, ::-1][:, : worst + 1]
         lengths = np.linalg.norm(unmeasured, axis=0)
         if not lengths.size or lengths.max() <= 1e-12:
             return False
         wanted = unmeasured[:, int(np.argmax(lengths))] / lengths.max()
-        mirror = wanted.copy()
+        mirror = wanted.copy()  # a Householder reflection maps the wanted direction to the first unmeasured one
         mirror[0] += 1.0 if wanted[0] >= 0 else -1.0
         mirror /= np.linalg.norm(mirror)
         rest = self._vectors[self.measured :]
@@ -176,27 +201,29 @@ class _Frame:
         return True
 
     def ritz_vectors(self) -> Tensor:
-        """Of what was measured, unit vectors."""
-        chosen = [torch.tensor(column.copy(), device=self._vectors.device) for column in self._weights.T]
-        return torch.stack([unit(self._combined(each, self.measured)) for each in chosen]).to(self._vectors)
+        """Unit Ritz vectors of the measured directions."""
+        columns = [torch.tensor(column.copy(), device=self._vectors.device) for column in self._weights.T]
+        return torch.stack([unit_vector(self._combined(column, self.measured)) for column in columns]).to(self._vectors)
 
-    def stir(self, *, seed: int) -> None:
-        """Mix a random direction into the next one: what has come up elsewhere must not stay unseen for ever."""
+    def add_random_part(self, *, seed: int) -> None:
+        """Mix a random direction into the next one, so that no eigenvector stays out of sight for ever."""
         generator = torch.Generator().manual_seed(seed)
-        drawn = unit(torch.randn(self._vectors.shape[1], generator=generator, dtype=torch.float64)).to(self._vectors)
+        drawn = torch.randn(self._vectors.shape[1], generator=generator, dtype=torch.float64)
+        drawn = unit_vector(drawn).to(self._vectors)
         inside = self._coefficients(drawn.double())
-        self._vectors[self.measured] += _FRESH * (drawn - self._combined(inside).to(drawn))
+        self._vectors[self.measured] += _RANDOM_PART * (drawn - self._combined(inside).to(drawn))
 
-    def remembered(self, count: int) -> Memory:
-        """The largest Ritz pairs of all that is known, measured now or not."""
+    def warm_start(self, count: int) -> WarmStart:
+        """The largest Ritz pairs of the whole space, measured now or remembered."""
         values, weights = np.linalg.eigh(self._matrix)
         chosen = weights[:, ::-1][:, :count]
         vectors = torch.tensor(chosen.T.copy()).to(self._vectors) @ self._vectors
-        return Memory(
+        rises, doubt = self._observed_rises, self._doubt
+        return WarmStart(
             vectors=vectors,
             matrix=np.diag(values[::-1][:count]),
             age=chosen.T @ self._age @ chosen,
-            doubt=max(_LEAST_DOUBT, _FORGETS * self._doubt, *self._surprises) if self._surprises else self._doubt,
+            doubt=max(_LEAST_DOUBT, _DOUBT_DECAY * doubt, *rises) if rises else doubt,
         )
 
     def _coefficients(self, vector: Tensor, count: int | None = None) -> Tensor:
@@ -204,7 +231,7 @@ class _Frame:
         return torch.stack(rows) if rows else vector.new_zeros(0)
 
     def _combined(self, weights: Tensor, count: int | None = None) -> Tensor:
-        found = torch.zeros(self._vectors.shape[1], dtype=torch.float64, device=self._vectors.device)
+        total = torch.zeros(self._vectors.shape[1], dtype=torch.float64, device=self._vectors.device)
         for weight, row in zip(weights.tolist(), self._vectors[:count], strict=True):
-            found.add_(row.double(), alpha=weight)
-        return found
+            total.add_(row.double(), alpha=weight)
+        return total

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from equilibria.objectives._objective import ModelObjective, Objective, objective
+from equilibria.objectives._objective import ModelObjective, Objective, ObjectiveMode, objective
 
-__all__ = ["ModelObjective", "Objective", "objective"]
+__all__ = ["ModelObjective", "Objective", "ObjectiveMode", "objective"]

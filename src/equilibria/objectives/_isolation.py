@@ -1,12 +1,26 @@
-"""Copies of modules that share the tensors of the original, so that calling them disturbs nothing."""
+"""Isolation of a loss from the model it came from: evaluating the loss leaves no trace in the model.
+
+Three things make an evaluation a pure function of parameters and batch:
+
+- `make_replica` copies the modules but shares the tensors. Modes, hooks and attributes of the replica can be changed
+  without touching the model, and the replica follows the weights as training changes them.
+- `without_gradient_checkpointing` turns recomputation into plain calls, because recomputation cannot be differentiated
+  twice.
+- `disable_dropout_modules` and `WithoutDropout` switch dropout off: in modules that drop by themselves, and in torch's
+  functions, for every caller.
+
+`preserved_rng` restores the random number generators that an evaluation may still advance.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -16,105 +30,112 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from equilibria.errors import EquilibriaError
 
+# ---- copies of the modules
 
-def shell_of(model: nn.Module) -> nn.Module:
-    """Modules of their own around the very tensors of the model."""
-    tensors = [*model.parameters(), *model.buffers()]
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
-    for module in model.modules():
-        computed = (value for value in vars(module).values() if isinstance(value, Tensor) and not value.is_leaf)
-        memo |= {id(value): value.detach() for value in computed}  # torch refuses to copy a tensor with history
+
+def make_replica(module: nn.Module) -> nn.Module:
+    """Copy the modules of a network around the same tensors.
+
+    Raises:
+        EquilibriaError: if ``copy.deepcopy`` cannot copy the module.
+    """
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    for submodule in module.modules():
+        computed = (value for value in vars(submodule).values() if isinstance(value, Tensor) and not value.is_leaf)
+        shared |= {id(value): value.detach() for value in computed}  # deepcopy rejects tensors with a graph
     try:
-        return copy.deepcopy(model, memo)
+        return copy.deepcopy(module, shared)
     except Exception as error:
         raise EquilibriaError(
-            f"got a model of type {type(model).__name__} that cannot be copied ({type(error).__name__}: {error}); "
-            "expected one that copy.deepcopy can copy: the model itself is never touched"
+            f"got a model of type {type(module).__name__} that cannot be copied ({type(error).__name__}: {error}); "
+            "expected one that copy.deepcopy can copy: equilibria evaluates a copy, never the model itself"
         ) from error
 
 
-def refuse_scripted(model: nn.Module) -> None:
-    """Refuse what torch.jit has compiled.
-
-    Raises:
-        EquilibriaError: if the model or a part of it is such a module.
-    """
+def check_not_scripted(model: nn.Module) -> None:
+    """Raise EquilibriaError if torch.jit has compiled the model or a part of it."""
     scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
         raise EquilibriaError(
             f"got a model compiled by torch.jit ({scripted[0] or 'all of it'}), which cannot be called with other "
-            "parameters; expected the module that it was made from"
+            "parameters; expected the module before compilation"
         )
 
 
 def double_module(module: nn.Module) -> nn.Module:
-    """A deep copy in float64."""
+    """Copy a module, tensors included, and convert it to float64 (complex tensors to complex128)."""
     copied = copy.deepcopy(module)
-    copied._apply(to_double)  # type: ignore[no-untyped-call]  # also complex ones, which Module.double leaves alone
+    copied._apply(to_double)  # type: ignore[no-untyped-call]  # Module.double would skip complex tensors
     return copied
 
 
 def to_double(tensor: Tensor) -> Tensor:
-    """A tensor of floating-point numbers in float64, or complex128; another as it is."""
+    """Convert floating-point numbers to float64 and complex ones to complex128; leave other types as they are."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-class PrivateLoss:
-    """A loss that is a module, called on a shell of it: its own buffers and counters stay as they are.
+class IsolatedLoss:
+    """A loss module, called on a replica so that its buffers and counters do not change.
 
     Args:
-        shell: of `shell_of`.
+        replica: of the loss, from `make_replica`.
     """
 
-    def __init__(self, shell: nn.Module) -> None:
-        self._shell = shell
+    def __init__(self, replica: nn.Module) -> None:
+        self._replica = replica
 
     def __call__(self, output: Any, target: Any) -> Tensor:
-        """The loss, with its parameters as they are now."""
-        buffers = {name: buffer.clone() for name, buffer in self._shell.named_buffers()}
-        found: Tensor = functional_call(self._shell, buffers, (output, target))
-        return found
+        """The loss, with the present parameters of the loss module."""
+        buffers = {name: buffer.clone() for name, buffer in self._replica.named_buffers()}
+        loss: Tensor = functional_call(self._replica, buffers, (output, target))
+        return loss
 
-    def double(self) -> PrivateLoss:
-        """The same in float64, on a deep copy."""
-        return PrivateLoss(double_module(self._shell))
+    def double(self) -> IsolatedLoss:
+        """The same loss in float64, on a deep copy."""
+        return IsolatedLoss(double_module(self._replica))
+
+
+# ---- gradient checkpointing
 
 
 class _PlainCall:
-    """In place of the function of torch that computes anew, for ``use_reentrant=True``."""
+    """Replaces the autograd function behind ``checkpoint(use_reentrant=True)``."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
         return function(*args)
 
 
-def _no_hook(frame: object) -> AbstractContextManager[None]:
-    """In place of what forgets activations, for ``use_reentrant=False``."""
+def _keep_activations(frame: object) -> AbstractContextManager[None]:
+    """Replaces the hook with which ``checkpoint(use_reentrant=False)`` discards activations."""
     return nullcontext()
 
 
-_PLAIN: dict[str, Any] = {"CheckpointFunction": _PlainCall, "_checkpoint_hook": _no_hook}
+# Internals of torch.utils.checkpoint, not its public function: models import that one under names of their own.
+_PLAIN: dict[str, Any] = {"CheckpointFunction": _PlainCall, "_checkpoint_hook": _keep_activations}
 
 
 @contextmanager
-def without_checkpoints() -> Iterator[None]:
-    """Inside, ``torch.utils.checkpoint`` is a plain call, by whatever name a model has imported it."""
-    before = {name: getattr(torch_checkpoint, name) for name in _PLAIN}  # plain already, if this is inside another
+def without_gradient_checkpointing() -> Iterator[None]:
+    """Make ``torch.utils.checkpoint`` a plain call, whatever name a model has imported it by."""
+    before = {name: getattr(torch_checkpoint, name) for name in _PLAIN}  # plain already if contexts are nested
     try:
-        _replace(_PLAIN)
+        _patch_checkpoint(_PLAIN)
         yield
     finally:
-        _replace(before)
+        _patch_checkpoint(before)
 
 
-def _replace(functions: dict[str, Any]) -> None:
+def _patch_checkpoint(functions: dict[str, Any]) -> None:
     for name, function in functions.items():
         setattr(torch_checkpoint, name, function)
 
 
-# Functions that are their input where nothing is dropped.
+# ---- dropout
+
+# Functions that return their input where nothing is dropped.
 _DROPOUTS: set[Any] = {
     functional.dropout,
     functional.dropout1d,
@@ -131,6 +152,7 @@ _DROPOUTS: set[Any] = {
     torch.feature_alpha_dropout,
     torch.feature_alpha_dropout_,
 }
+# Functions with a dropout probability among their arguments -> its position.
 _PROBABILITY_POSITION: dict[Any, int] = {
     functional.scaled_dot_product_attention: 4,
     functional.multi_head_attention_forward: 10,
@@ -138,7 +160,7 @@ _PROBABILITY_POSITION: dict[Any, int] = {
 
 
 class WithoutDropout(TorchFunctionMode):
-    """Inside, torch's functions drop nothing, whoever calls them and with whatever probability."""
+    """Context in which torch's functions drop nothing, whatever probability they are called with."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -155,13 +177,14 @@ class WithoutDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def switch_off_dropout(copied: nn.Module) -> None:
-    """Switch off the modules of a copy that drop by themselves; only attributes of the modules are written.
+def disable_dropout_modules(replica: nn.Module) -> None:
+    """Switch off the modules of a replica that drop by themselves, by attributes of the modules alone.
 
-    Modules that are nothing but dropout (Dropout, DropPath, StochasticDepth) get eval mode, recurrent networks and
-    those that skip layers the probability zero. Functions that such modules call are the matter of `WithoutDropout`.
+    Modules that do nothing but drop (Dropout, DropPath, StochasticDepth) get eval mode; recurrent networks and networks
+    that skip layers get the probability zero. `WithoutDropout` takes care of the functions that modules call. Configs
+    stay as they are, because a model may share its config with others.
     """
-    for module in copied.modules():
+    for module in replica.modules():
         if _only_drops(module):
             module.training = False
         if isinstance(module, nn.RNNBase):
@@ -172,5 +195,24 @@ def switch_off_dropout(copied: nn.Module) -> None:
 
 def _only_drops(module: nn.Module) -> bool:
     name = type(module).__name__.lower()
-    bare = next(module.children(), None) is None and next(module.parameters(), None) is None
-    return bare and ("drop" in name or "stochasticdepth" in name)
+    is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is None
+    return is_leaf and ("drop" in name or "stochasticdepth" in name)
+
+
+# ---- random numbers
+
+
+@contextmanager
+def preserved_rng(tensors: Iterable[Tensor] = ()) -> Iterator[None]:
+    """Restore the random number generators on exit: of torch (also on the tensors' GPUs), numpy and Python."""
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    on_devices = {device: torch.cuda.get_rng_state(device) for device in devices}
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        random.setstate(states[2])
+        for device, state in on_devices.items():
+            torch.cuda.set_rng_state(state, device)

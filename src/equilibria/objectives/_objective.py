@@ -1,13 +1,14 @@
-"""The loss as a function of named parameters and a batch; nothing of the model is ever disturbed."""
+"""A loss as a pure function of named parameters and a batch.
+
+`Objective` wraps a function ``fn(params, batch)``. `objective` makes one from a network, as a `ModelObjective` that
+evaluates an isolated replica of it: the model itself never changes.
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias, TypeGuard
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -15,28 +16,31 @@ from torch.utils import _pytree as pytree
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.objectives._isolation import (
-    PrivateLoss,
+    IsolatedLoss,
     WithoutDropout,
+    check_not_scripted,
+    disable_dropout_modules,
     double_module,
-    refuse_scripted,
-    shell_of,
-    switch_off_dropout,
+    make_replica,
+    preserved_rng,
     to_double,
-    without_checkpoints,
+    without_gradient_checkpointing,
 )
+from equilibria.tensors.layout import densify
 from equilibria.tensors.parameters import Select, names_of, refuse_uninitialised, row_axes, selection
 
 Params: TypeAlias = dict[str, Tensor]
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
-Unpack: TypeAlias = Callable[[Any], tuple[Any, Any]]
+Unpack: TypeAlias = Callable[[Any], Any]
+ObjectiveMode: TypeAlias = Literal["train", "eval"]
 
 
 class Objective:
     """A loss as a function ``fn(params, batch)`` of named tensors and a batch.
 
     Args:
-        fn: returns the loss, one number; differentiable in the tensors of its first argument.
-        params: the point at which the loss is looked at, name -> tensor. The tensors are kept, not copied.
+        fn: returns the loss, a tensor with one number, differentiable in the tensors of its first argument.
+        params: the point at which the loss is evaluated by default, name -> tensor. The tensors are shared, not copied.
 
     Example:
         >>> objective = Objective(lambda params, batch: (params["w"] * batch).sum() ** 2, {"w": torch.ones(3)})
@@ -54,64 +58,65 @@ class Objective:
 
     @property
     def params(self) -> Params:
-        """The named tensors as they are now, without history; they share memory with those that were given."""
+        """The present values of the named tensors, detached; they share memory with the originals."""
         return {name: param.detach() for name, param in self._params.items()}
 
     @property
     def row_axis(self) -> dict[str, int]:
-        """The axis that numbers the rows (outputs) of every tensor."""
+        """For every tensor, the axis that numbers its rows (outputs)."""
         return dict.fromkeys(self._params, 0)
 
     def __call__(self, params: Mapping[str, Tensor], batch: Any) -> Tensor:
-        """The loss at ``params``, which may hold some of the names only: the others stay where they are.
+        """Evaluate the loss at ``params``; names that ``params`` leaves out keep their present values.
 
         Raises:
             EquilibriaError: if a name is unknown, or the loss is not one number.
         """
-        with preserved_rng(self._params.values()), without_checkpoints():
+        with preserved_rng(self._params.values()), without_gradient_checkpointing():
             return _one_number(self._fn(self._merged(params), batch))
 
     def value_and_grad(
         self, batch: Any, *, params: Mapping[str, Tensor] | None = None, create_graph: bool = False
     ) -> tuple[Tensor, Params]:
-        """The loss and its gradient.
+        """Evaluate the loss and its gradient.
 
         Args:
-            batch: what the loss is evaluated on.
-            params: where, and with respect to what; default: all tensors, as they are now.
-            create_graph: whether the gradient can itself be differentiated, for Hessian-vector products.
+            batch: the data.
+            params: the point, and the tensors to differentiate by; default: all tensors at their present values.
+            create_graph: whether the gradient can itself be differentiated, for Hessian-vector products. Tensors of
+                ``params`` that require a gradient are then used themselves, not as detached copies.
 
         Returns:
-            The loss, and name -> gradient; zeros for a tensor that the loss does not use. With ``create_graph`` the
-            tensors of ``params`` are used as they are, if they require a gradient.
+            The loss, and name -> gradient; zeros for a tensor that the loss does not use.
 
         Raises:
             EquilibriaError: if the loss is not differentiable.
         """
-        at = self.params if params is None else params
-        leaves = {name: _leaf(param, keep=create_graph) for name, param in at.items()}
+        point = self.params if params is None else params
+        leaves = {name: _leaf(param, keep=create_graph) for name, param in point.items()}
         with torch.enable_grad():
             value = self(leaves, batch)
             if not value.requires_grad:
                 raise EquilibriaError(
-                    "got a loss that is not differentiable: it has no history of its parameters; expected a loss "
-                    "computed from the parameters by torch, without .item(), .detach() or no_grad"
+                    "got a loss that is not differentiable: it does not require a gradient; expected a loss that torch "
+                    "computes from the parameters, without .item(), .detach() or no_grad"
                 )
-            found = torch.autograd.grad(value, list(leaves.values()), create_graph=create_graph, allow_unused=True)
+            computed = torch.autograd.grad(value, list(leaves.values()), create_graph=create_graph, allow_unused=True)
         grads = {
-            name: torch.zeros_like(leaf) if grad is None else _dense(grad)
-            for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+            name: torch.zeros_like(leaf) if grad is None else densify(grad)
+            for (name, leaf), grad in zip(leaves.items(), computed, strict=True)
         }
         return (value if create_graph else value.detach()), grads
 
     def outputs(self, params: Mapping[str, Tensor], batch: Any) -> Tensor | None:
-        """What the loss is computed from, as one tensor (a network's logits); None if only the loss is known."""
+        """The outputs that the loss is computed from, as one tensor (logits); None if only the loss is known."""
         return None
 
     def double(self) -> Objective:
-        """The same loss in float64, on copies: parameters and batches are converted."""
+        """The same loss in float64, on copies of the parameters; batches are converted too."""
         fn = self._fn
-        return Objective(lambda params, batch: fn(params, as_double(batch)), _double_copies(self.params))
+        copies = {name: to_double(param).clone() for name, param in self.params.items()}
+        return Objective(lambda params, batch: fn(params, _as_double(batch)), copies)
 
     def _merged(self, params: Mapping[str, Tensor]) -> Params:
         unknown = [name for name in params if name not in self._params]
@@ -123,93 +128,110 @@ class Objective:
 class ModelObjective(Objective):
     """The loss of a network; made by `objective`.
 
-    A private shell of the model is called: the same tensors in modules of its own, so that mode, dropout and hooks of
-    the model itself are never touched. Buffers such as BatchNorm's statistics are cloned for every call.
+    Evaluations call a replica of the model: its own modules around the model's tensors. Buffers such as BatchNorm's
+    statistics are cloned for every call.
     """
 
-    def __init__(self, shell: nn.Module, names: Mapping[str, str], loss: Loss, unpack: Unpack) -> None:
-        self._shell, self._names, self._loss, self._unpack = shell, dict(names), loss, unpack
-        held = dict(shell.named_parameters())
-        super().__init__(self._loss_at, {name: held[raw] for name, raw in names.items()})
+    def __init__(self, replica: nn.Module, names: Mapping[str, str], loss: Loss | None, unpack: Unpack | None) -> None:
+        self._replica, self._names, self._loss, self._unpack = replica, dict(names), loss, unpack
+        by_raw_name = dict(replica.named_parameters())
+        super().__init__(self._loss_at, {name: by_raw_name[raw] for name, raw in names.items()})
 
     @property
     def modules(self) -> nn.Module:
-        """The shell: to look at, not to change."""
-        return self._shell
+        """The replica of the model: inspect it, do not change it."""
+        return self._replica
 
     @property
     def row_axis(self) -> dict[str, int]:
-        """The axis that numbers the rows of every tensor: 1 for transposed convolutions, else 0."""
-        axes, held = row_axes(self._shell), dict(self._shell.named_parameters())
-        return {name: axes[id(held[raw])] for name, raw in self._names.items()}
+        """For every tensor, the axis that numbers its rows: 1 for transposed convolutions, else 0."""
+        axes, by_raw_name = row_axes(self._replica), dict(self._replica.named_parameters())
+        return {name: axes[id(by_raw_name[raw])] for name, raw in self._names.items()}
 
     @property
     def frozen(self) -> frozenset[str]:
-        """The names of those that are not trained now: their ``requires_grad`` is False."""
+        """Names of the parameters that are not trained at present: ``requires_grad`` is False."""
         return frozenset(name for name, param in self._params.items() if not param.requires_grad)
 
     def outputs(self, params: Mapping[str, Tensor], batch: Any) -> Tensor | None:
-        """The network's output as one tensor: itself, its ``logits``, or all tensors in it side by side."""
-        with preserved_rng(self._params.values()), without_checkpoints():
-            return _main_tensor(self._output(self._merged(params), self.split(batch)[0]))
+        """The network's output as one tensor: itself, its ``logits``, or all its tensors concatenated.
+
+        None if the network returns nothing but its loss.
+        """
+        with preserved_rng(self._params.values()), without_gradient_checkpointing():
+            output = self._output(self._merged(params), self.split(batch)[0])
+        return _main_tensor(_without_loss(output) if self._loss is None else output)
 
     def split(self, batch: Any) -> tuple[Any, Any]:
-        """A batch as (input, target)."""
-        return _pair(self._unpack(batch))
+        """Split a batch into (input, target); the target is None if the model returns its own loss."""
+        if self._loss is not None:
+            return _pair(batch if self._unpack is None else self._unpack(batch))
+        inputs = batch if self._unpack is None else self._unpack(batch)
+        return (dict(inputs) if isinstance(inputs, Mapping) else inputs), None
 
     def of_pairs(self) -> ModelObjective:
         """The same loss on batches that `split` has already split."""
-        return ModelObjective(self._shell, self._names, self._loss, lambda batch: batch)
+        return ModelObjective(self._replica, self._names, self._loss, self._of_pair)
 
     def double(self) -> ModelObjective:
-        """The same loss in float64, on a deep copy of the model; inputs and targets are converted."""
-        unpack = self._unpack
-        loss = self._loss.double() if isinstance(self._loss, PrivateLoss) else self._loss
-        shell = double_module(self._shell)
-        return ModelObjective(shell, self._names, loss, lambda batch: as_double(_pair(unpack(batch))))
+        """The same loss in float64, on a deep copy of the model; inputs and targets are converted too."""
+        loss = self._loss.double() if isinstance(self._loss, IsolatedLoss) else self._loss
+        original = self
+
+        def unpack(batch: Any) -> Any:
+            return original._of_pair(_as_double(original.split(batch)))
+
+        return ModelObjective(double_module(self._replica), self._names, loss, unpack)
+
+    def _of_pair(self, pair: tuple[Any, Any]) -> Any:
+        """What `unpack` returns for a batch that is already split."""
+        return pair[0] if self._loss is None else pair
 
     def _loss_at(self, params: Params, batch: Any) -> Tensor:
         inputs, target = self.split(batch)
-        return self._loss(self._output(params, inputs), target)
+        output = self._output(params, inputs)
+        return _returned_loss(output) if self._loss is None else self._loss(output, target)
 
     def _output(self, params: Params, inputs: Any) -> Any:
         tensors = {self._names[name]: param for name, param in params.items()}
-        tensors |= {name: buffer.clone() for name, buffer in self._shell.named_buffers()}
+        tensors |= {name: buffer.clone() for name, buffer in self._replica.named_buffers()}
         args, kwargs = _call_arguments(inputs)
         with WithoutDropout():
-            return functional_call(self._shell, tensors, args, kwargs)
+            return functional_call(self._replica, tensors, args, kwargs)
 
 
 def objective(
     model: nn.Module,
-    loss: Loss,
+    loss: Loss | None = None,
     *,
     unpack: Unpack | None = None,
     select: Select | None = None,
-    mode: str = "train",
+    mode: ObjectiveMode = "train",
 ) -> ModelObjective:
-    """The loss of a network as a function of its named parameters and a batch.
+    """Make the loss of a network a function of its named parameters and a batch.
 
-    The model is never disturbed: weights, gradients, buffers, mode and random numbers stay as they were. The objective
-    follows the model's weights as they change. Dropout is switched off, for a function must not be random: in the
-    copy's modules and where torch's functions are called, never in a config, which the model may share with others.
-    Gradient checkpointing is off as well, which changes nothing but the memory that is needed. A loss that is a module
-    is copied likewise. Forward hooks of the model are called at every evaluation, for its outputs may depend on them.
+    The model never changes: weights, gradients, buffers, mode and random numbers stay as they are, and the objective
+    follows the weights as training changes them. Dropout is off, because a function must not be random; so is gradient
+    checkpointing, which changes only the memory needed. A loss module is isolated in the same way. Forward hooks of the
+    model run at every evaluation, because its outputs may depend on them.
 
     Args:
         model: the network.
-        loss: ``loss(output, target)``, one number, such as ``torch.nn.functional.cross_entropy``.
-        unpack: splits a batch into (input, target); default: a batch is such a pair. The input is a tensor, a tuple of
-            positional arguments or a dict of keyword arguments.
+        loss: ``loss(output, target)``, one number, such as ``torch.nn.functional.cross_entropy``. None if the model
+            returns its loss, as those of transformers do when they are given labels: as a scalar, as ``loss`` of its
+            output (an attribute or a key), or as the only scalar in a tuple.
+        unpack: splits a batch into (input, target); default: a batch is such a pair. With ``loss=None`` it returns the
+            input alone; default: the batch is the input. The input is a tensor, a tuple of positional arguments or a
+            dict of keyword arguments.
         select: the parameters it is a function of: names, patterns such as ``"layer1.*"``, or a function of name and
-            tensor; default: all that are trained.
+            tensor; default: all with ``requires_grad``.
         mode: "train" (each module as in training; BatchNorm normalises by the batch) or "eval".
 
     Returns:
-        The objective. Its names are those of `watch`: without the prefixes of wrappers.
+        The objective. It names parameters as `watch` does: without the prefixes of wrappers.
 
     Raises:
-        EquilibriaError: if nothing is selected, or the model cannot be copied.
+        EquilibriaError: if no parameter is selected, or the model cannot be copied.
 
     Example:
         >>> from torch.nn import functional
@@ -224,21 +246,24 @@ def objective(
     """
     if not isinstance(model, nn.Module):
         raise EquilibriaError(f"got model of type {type(model).__name__}; expected a torch.nn.Module")
-    if not callable(loss):
-        raise EquilibriaError(f"got loss of type {type(loss).__name__}; expected a function loss(output, target)")
+    if loss is not None and not callable(loss):
+        raise EquilibriaError(
+            f"got loss of type {type(loss).__name__}; expected a function loss(output, target), or None if the model "
+            "returns its loss"
+        )
     if unpack is not None and not callable(unpack):
         raise EquilibriaError(f"got unpack of type {type(unpack).__name__}; expected a function of a batch")
     one_of("mode", mode, ["train", "eval"])
     inner = unwrap_model(model)
-    refuse_scripted(inner)
+    check_not_scripted(inner)
     refuse_uninitialised(inner)
     names = _selected_names(inner, select)
-    shell = shell_of(inner)
-    if mode == "eval" or not inner.training:  # a model in training may hold modules that are frozen on purpose
-        shell.train(mode == "train")
-    switch_off_dropout(shell)
-    private = PrivateLoss(shell_of(loss)) if isinstance(loss, nn.Module) else loss
-    return ModelObjective(shell, names, private, unpack or (lambda batch: batch))
+    replica = make_replica(inner)
+    if mode == "eval" or not inner.training:  # a model in training mode may hold modules in eval mode on purpose
+        replica.train(mode == "train")
+    disable_dropout_modules(replica)
+    isolated = IsolatedLoss(make_replica(loss)) if isinstance(loss, nn.Module) else loss
+    return ModelObjective(replica, names, isolated, unpack)
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
@@ -251,53 +276,33 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         model = inner
 
 
-@contextmanager
-def preserved_rng(tensors: Any = ()) -> Iterator[None]:
-    """Random numbers drawn inside are not missed outside: torch on the tensors' devices, numpy and Python."""
-    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    on_devices = {device: torch.cuda.get_rng_state(device) for device in devices}
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        random.setstate(states[2])
-        for device, state in on_devices.items():
-            torch.cuda.set_rng_state(state, device)
-
-
-def as_double(tree: Any) -> Any:
-    """Every floating-point tensor of nested tuples, lists and dicts in float64."""
+def _as_double(tree: Any) -> Any:
+    """Convert every floating-point tensor in nested tuples, lists and dicts to float64."""
     return pytree.tree_map(lambda leaf: to_double(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def _double_copies(params: Params) -> Params:
-    return {name: to_double(param).clone() for name, param in params.items()}
-
-
 def _selected_names(model: nn.Module, select: Select | None) -> dict[str, str]:
-    """Plain name -> name in the model, of every parameter that is selected."""
-    called = names_of(model)
-    raw = {called[id(param)][0]: (name, param) for name, param in model.named_parameters()}
-    every = [name for names in called.values() for name in names]
-    wanted = (lambda _name, param: param.requires_grad) if select is None else selection(select, every)
+    """For every selected parameter: plain name -> name in the model."""
+    all_names = names_of(model)
+    by_name = {all_names[id(param)][0]: (raw, param) for raw, param in model.named_parameters()}
+    aliases = [name for names in all_names.values() for name in names]
+    wanted = (lambda _name, param: param.requires_grad) if select is None else selection(select, aliases)
     chosen = {
-        name: inside
-        for name, (inside, param) in raw.items()
-        if any(wanted(alias, param) for alias in called[id(param)])
+        name: raw
+        for name, (raw, param) in by_name.items()
+        if any(wanted(alias, param) for alias in all_names[id(param)])
     }
     if not chosen:
         raise EquilibriaError(
-            f"got select={select!r}, which leaves none of {len(raw)} parameters; expected names, patterns or a "
+            f"got select={select!r}, which leaves none of {len(by_name)} parameters; expected names, patterns or a "
             "function select(name, tensor) that some parameter satisfies (default: those with requires_grad)"
         )
     return chosen
 
 
 def _check_params(params: Mapping[str, Tensor]) -> None:
-    good = isinstance(params, Mapping) and params and all(isinstance(param, Tensor) for param in params.values())
-    if not good:
+    valid = isinstance(params, Mapping) and params and all(isinstance(param, Tensor) for param in params.values())
+    if not valid:
         shown = f"{params!r:.80}" if isinstance(params, Mapping) else type(params).__name__
         raise EquilibriaError(f"got params={shown}; expected a dict of name -> tensor with at least one entry")
     for name, param in params.items():
@@ -316,17 +321,14 @@ def _leaf(param: Tensor, *, keep: bool) -> Tensor:
     return param if keep and param.requires_grad else param.detach().requires_grad_()
 
 
-def _dense(grad: Tensor) -> Tensor:
-    return grad.to_dense() if grad.layout != torch.strided else grad
-
-
 def _pair(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
     size = f" of {len(batch)}" if isinstance(batch, tuple | list | Mapping) else ""
     raise EquilibriaError(
         f"got a batch that is a {type(batch).__name__}{size}; expected (input, target), or unpack= that makes such a "
-        'pair, such as unpack=lambda batch: ({"input_ids": batch["input_ids"]}, batch["labels"])'
+        'pair, such as unpack=lambda batch: ({"input_ids": batch["input_ids"]}, batch["labels"]), or loss=None if the '
+        "model returns its loss"
     )
 
 
@@ -336,24 +338,62 @@ def _call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
 
 
+def _returned_loss(output: Any) -> Tensor:
+    """The loss in the output of a model that computes it itself."""
+    if isinstance(output, Tensor):
+        return _one_number(output)
+    if isinstance(output, tuple | list):
+        scalars: list[Tensor] = [part for part in output if _is_scalar(part)]
+        if len(scalars) == 1:
+            return scalars[0]
+        raise EquilibriaError(
+            f"got a model that returns a {type(output).__name__} with {len(scalars)} scalars among {len(output)} "
+            "entries; expected exactly one, its loss: give the model labels, or pass loss=, a function "
+            "loss(output, target)"
+        )
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return _one_number(loss)
+    keys = f" with keys {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
+    raise EquilibriaError(
+        f"got a model that returns a {type(output).__name__}{keys} whose loss is {loss!r}; expected a scalar, an "
+        "output with a loss, or a tuple with one scalar: give the model labels, or pass loss=, a function "
+        "loss(output, target)"
+    )
+
+
+def _without_loss(output: Any) -> Any:
+    """The output of a model that computes its own loss, less the loss."""
+    if isinstance(output, Mapping):
+        return {key: value for key, value in output.items() if key != "loss"}
+    if isinstance(output, tuple | list):
+        return [part for part in output if not _is_scalar(part)]
+    return None if isinstance(output, Tensor) else output
+
+
+def _is_scalar(part: object) -> TypeGuard[Tensor]:
+    return isinstance(part, Tensor) and part.ndim == 0 and part.is_floating_point()
+
+
 def _main_tensor(output: Any) -> Tensor | None:
     if isinstance(output, Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits
-    values = list(output.values()) if isinstance(output, Mapping) else output
-    candidates = values if isinstance(values, tuple | list) else ()
-    return _side_by_side([each for each in candidates if isinstance(each, Tensor) and each.is_floating_point()])
+    parts = list(output.values()) if isinstance(output, Mapping) else output
+    if not isinstance(parts, tuple | list):
+        return None
+    return _concatenated([part for part in parts if isinstance(part, Tensor) and part.is_floating_point()])
 
 
-def _side_by_side(tensors: list[Tensor]) -> Tensor | None:
-    """Several tensors as one, with their samples in the first axis if all have as many."""
+def _concatenated(tensors: list[Tensor]) -> Tensor | None:
+    """Several tensors as one, with samples along the first axis if all have equally many."""
     if len(tensors) <= 1:
         return tensors[0] if tensors else None
     by_sample = all(tensor.ndim for tensor in tensors) and len({len(tensor) for tensor in tensors}) == 1
-    common = torch.promote_types(tensors[0].dtype, tensors[-1].dtype)
-    parts = [tensor.to(common).reshape(len(tensor) if by_sample else 1, -1) for tensor in tensors]
+    dtype = torch.promote_types(tensors[0].dtype, tensors[-1].dtype)
+    parts = [tensor.to(dtype).reshape(len(tensor) if by_sample else 1, -1) for tensor in tensors]
     joined = torch.cat(parts, dim=1)
     return joined if by_sample else joined[0]
 

@@ -1,4 +1,4 @@
-"""The proof by doing: scale the tensors, and look whether the network's outputs, or its losses, stay."""
+"""Confirmation of symmetries: scale the tensors and compare the outputs of the network, or its losses."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from torch import Tensor
 from equilibria.objectives._objective import Objective, Params
 from equilibria.symmetry._precise import precise
 
-# A symmetry holds for any factor; far away, where activations clip or saturate, what only looks like one fails.
+# A symmetry holds for any factor. Far away, where activations clip or saturate, an apparent symmetry fails.
 FACTORS = (0.5, 2.0, 1 / 32, 32.0)
-FAR = 2.0**16  # of all tensors alike, lest one channel becomes rounding beside another
-# Powers of two scale floating-point numbers without rounding; these do not, so that the type shows as well.
-ROUNDED_FACTORS = (0.6,)  # smaller, for eps weighs more when norms are small
-# Outputs that hardly depend on the sample (deep networks with small gradients) are looked at this closely, no closer:
-# rounding, relative to all of their size, must stay far below what counts as a change.
-_CLOSEST = 1e-6
-_LARGEST_POWER = 12.0  # of a factor that a tensor is scaled by; with larger exponents the factor is closer to one
-_LARGEST_LOG = 1000.0  # to the base of two, of what a float64 can be scaled by
-_LOSSES_DIFFER = 1e-6  # of their size, between batches: a loss that is the same everywhere proves nothing
+FAR = 2.0**16  # applied to all vectors alike: different factors this large would make one channel rounding of another
+# Powers of two scale floating-point numbers without rounding; this factor does not, so that rounding shows as well.
+ROUNDED_FACTORS = (0.6,)  # below 1, because eps weighs more when norms are small
+# Outputs may hardly depend on the sample (deep networks with small gradients). Their spread then counts as at least
+# this part of their size: rounding, relative to the size, must stay far below a change that counts.
+_SMALLEST_SPREAD = 1e-6
+_LARGEST_POWER = 12.0  # largest power of a factor on a tensor; with larger exponents the factor is closer to one
+_LARGEST_LOG = 1000.0  # base-2 logarithm of the largest factor on a float64
+_LOSSES_DIFFER = 1e-6  # relative, between batches: a loss that is the same on all batches proves nothing
 
 
 class Confirmer:
-    """Compares outputs before and after scaling, relative to how much they differ among themselves.
+    """Compares outputs before and after scaling, relative to their spread between samples.
 
-    The loss itself proves less: it may barely move although the network changes. It is compared, over several batches,
-    where an objective knows nothing but its loss, and where the loss may be blind to what outputs do (a cosine).
+    The loss itself proves less: it may barely move although the network changes. Losses are compared, over several
+    batches, where an objective has no outputs, and where the loss may ignore a change of outputs (a cosine).
 
     Args:
-        objective: what is evaluated.
-        point: where.
-        batches: on what.
-        exact: whether in float64 with negligible eps, or as the network really computes.
-        losses: whether to compare losses, relative to their size, in place of outputs.
+        objective: the loss and its outputs.
+        point: the parameters before scaling.
+        batches: the data.
+        exact: whether to compute in float64 with a negligible eps, or as the network really computes.
+        losses: whether to compare losses, relative to their size, instead of outputs.
 
     Attributes:
-        sharp: whether outputs differ enough between samples for every effect to be seen.
+        sharp: whether outputs differ enough between samples for every effect to show.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Confirmer:
         self._before = _joined(parts)
         self._spread, self.sharp = (_size_of_losses(self._before), True) if losses else _spread(parts, self._before)
 
-    def at(self, replaced: Params) -> Confirmer:
-        """The same where some tensors are replaced by others."""
+    def with_replaced(self, replaced: Params) -> Confirmer:
+        """A confirmer at another point, where some tensors are replaced."""
         point = {**self._point, **replaced}
         return Confirmer(self._objective, point, self._batches, exact=self._exact, losses=self._losses)
 
@@ -62,20 +62,20 @@ class Confirmer:
         return 0 < self._spread < math.inf
 
     def change(self, exponents: Mapping[str, float]) -> float:
-        """The largest change of an output when each tensor is scaled by c to its exponent, over their spread.
+        """The largest change of an output, relative to the spread, when each tensor is scaled by c to its exponent.
 
-        nan where the outputs are all zero or not finite, so that nothing can be said.
+        NaN if the outputs are all zero or not finite.
         """
         return self._largest_change([exponents])
 
     def changes(self, vectors: Sequence[Mapping[str, float]], *, enough: float) -> list[float]:
-        """The same for many vectors: all at once, each with a factor of its own, and in halves where that shows more.
+        """`change` for many vectors: all at once with different factors, then by bisection where outputs change.
 
-        Scalings commute, so outputs that stay although every vector is scaled by another factor confirm them all.
+        Scalings commute, so if outputs stay the same while every vector has another factor, all are confirmed.
 
         Args:
             vectors: exponents.
-            enough: a change up to this needs no closer look.
+            enough: a change up to this is not bisected further.
         """
         if not vectors:
             return []
@@ -87,31 +87,32 @@ class Confirmer:
 
     def _largest_change(self, vectors: Sequence[Mapping[str, float]]) -> float:
         scaled = (_scaled(self._point, vectors, factors) for factors in self._rounds(vectors))
-        return max((self._relative(self._responses(each)) for each in scaled), key=nan_last)
+        return max((self._relative(self._responses(point)) for point in scaled), key=nan_last)
 
     def _rounds(self, vectors: Sequence[Mapping[str, float]]) -> list[list[float]]:
-        """A factor for each vector, several times: neighbours differ, each gets every factor, then all go far.
+        """Factors for the vectors, one list per round: neighbours differ, each gets every factor; last, all go far.
 
-        Far down only where something else goes up: a weight that is small beside its bias would vanish in rounding.
+        A vector goes far down only if it also scales something up: a weight much smaller than its bias would vanish in
+        rounding.
         """
         if not self._exact:
             return [[factor] * len(vectors) for factor in ROUNDED_FACTORS]
-        turns = range(len(FACTORS))
-        near = [[FACTORS[(index + turn) % len(FACTORS)] for index in range(len(vectors))] for turn in turns]
+        count = len(FACTORS)
+        near = [[FACTORS[(index + turn) % count] for index in range(len(vectors))] for turn in range(count)]
         down = [1 / FAR if min(vector.values()) < 0 else 1.0 for vector in vectors]
         return [*near, [FAR] * len(vectors), *([down] if min(down) < 1 else [])]
 
     def likeness(self, one: Params, other: Params) -> float:
-        """The cosine between the changes of outputs that two replacements make; nan where there is no change."""
-        first, second = (self._responses({**self._point, **each}) - self._before for each in (one, other))
+        """Cosine between the changes of outputs by two replacements; NaN if there is no change."""
+        first, second = (self._responses({**self._point, **part}) - self._before for part in (one, other))
         return float(first @ second / (first.norm() * second.norm()))
 
     def relative_to_size(self, change: float) -> float:
-        """A change that is relative to the spread of outputs between samples, relative to the largest output."""
+        """Convert a change relative to the spread of outputs to one relative to the largest output."""
         return change * self._spread / max(float(self._before.abs().max()), torch.finfo(torch.float64).tiny)
 
     def change_with(self, replaced: Params) -> float:
-        """The same for tensors that are replaced by others."""
+        """The largest change of an output, relative to the spread, when some tensors are replaced."""
         return self._relative(self._responses({**self._point, **replaced}))
 
     def _relative(self, after: Tensor) -> float:
@@ -125,7 +126,7 @@ class Confirmer:
             with torch.no_grad():
                 return [self._response(point, batch) for batch in self._batches]
         leaves = {name: param.detach().requires_grad_() for name, param in point.items()}
-        with precise(), torch.enable_grad():  # without history, what is computed could be taken for an eps
+        with precise(), torch.enable_grad():  # `precise` takes small numbers without a graph for an eps
             return [self._response(leaves, batch).detach() for batch in self._batches]
 
     def _response(self, point: Params, batch: Any) -> Tensor:
@@ -150,25 +151,25 @@ def _scaled(point: Params, vectors: Sequence[Mapping[str, float]], factors: Sequ
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    return torch.cat([each.double().flatten() for each in parts])
+    return torch.cat([part.double().flatten() for part in parts])
 
 
 def _spread(parts: list[Tensor], joined: Tensor) -> tuple[float, bool]:
-    """How much an output differs between samples, and whether that is far above rounding; else a share of its size."""
+    """Spread of outputs between samples, at least a small part of their size; and whether it is above that."""
     overall = float(joined.std()) if joined.numel() > 1 else 0.0
     if not all(part.ndim > 1 and len(part) > 1 for part in parts):
         return overall or float(joined.abs().max()), True
     between = float(_joined([part - part.mean(0, keepdim=True) for part in parts]).square().mean().sqrt())
-    least = _CLOSEST * (overall or float(joined.abs().max()))
+    least = _SMALLEST_SPREAD * (overall or float(joined.abs().max()))
     return max(between, least), between > least
 
 
 def _size_of_losses(losses: Tensor) -> float:
-    """The largest loss; 0, so that nothing is confirmed, where batches do not differ."""
+    """The largest loss; 0 if batches do not differ, so that nothing is confirmed."""
     size = float(losses.abs().max())
     return size if float(losses.max() - losses.min()) > _LOSSES_DIFFER * size else 0.0
 
 
 def nan_last(value: float) -> float:
-    """As a key: not a number counts as the largest."""
+    """Sort key that makes NaN the largest."""
     return math.inf if math.isnan(value) else value

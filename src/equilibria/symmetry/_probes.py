@@ -1,4 +1,8 @@
-"""How the loss reacts to scaling each tensor: one backward pass per probe, at points where nothing is special."""
+"""Probes: how the loss reacts to scaling each tensor, from one backward pass at a generic point.
+
+In order of use: the batches, the point that is probed, the probes themselves. Everything is computed in float64 with a
+negligible eps (see `_precise`).
+"""
 
 from __future__ import annotations
 
@@ -15,31 +19,46 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from equilibria.errors import EquilibriaError
-from equilibria.objectives._objective import ModelObjective, Objective, Params, preserved_rng
+from equilibria.objectives._isolation import preserved_rng
+from equilibria.objectives._objective import ModelObjective, Objective, Params
 from equilibria.symmetry._precise import precise
 from equilibria.tensors.layout import as_real, rows
 
 _FEWEST_SAMPLES = 8
 _FEWEST_OPAQUE = 2
+_SEEDS = 16  # a branch that is taken half the time escapes all of them once in 30000
+_JITTER = 0.1  # relative
+_ZERO_SIZE = 0.1  # typical size of the entries that replace an all-zero tensor
+_SILENT = 1e-9  # a gradient this much smaller than the largest, times the weight, counts as none
+# Root mean square of a row's product with inputs of size one: sqrt(2) keeps the signal through ReLU, GELU and tanh at
+# any depth; a sigmoid's slope of 1/4, and its mean, take 8.
+_GAINS = (math.sqrt(2.0), 8.0)
+_FAINTEST = 1e-16  # rounding: shares of the gradient below it are all the same
+# For every probe each tensor is scaled by a new factor of up to this, up or down: an activation that clips, but looks
+# linear at the present point, then shows that it clips.
+_SCALE = 2.0
+
+# ---- batches
 
 
-class Material:
-    """Batches of a size to compute with; used a second time, a batch has other samples and shuffled targets.
+class ProbeBatches:
+    """Draws batches for the probes; from its second use on, a batch has other samples and shuffled targets.
 
     Args:
-        objective: what splits a batch into input and target.
-        batches: what the caller gave.
-        most: how many of them to take at most.
-        samples: the largest number of samples to compute with at once.
-        generator: random numbers.
+        objective: splits a batch into input and target.
+        batches: the caller's batches.
+        most: the largest number of them to read.
+        samples: the largest number of samples in a drawn batch.
+        generator: of random numbers.
     """
 
     def __init__(
         self, objective: Objective, batches: Iterable[Any], *, most: int, samples: int, generator: torch.Generator
     ) -> None:
-        given = _taken(batches, most)
+        self._batches = _first(batches, most)
         self._pairs = isinstance(objective, ModelObjective)
-        self._batches = [objective.split(batch) for batch in given] if isinstance(objective, ModelObjective) else given
+        if isinstance(objective, ModelObjective):
+            self._batches = [objective.split(batch) for batch in self._batches]
         self._samples, self._generator = samples, generator
         sizes = [self._count(batch) for batch in self._batches]
         _check_enough(sizes)
@@ -48,11 +67,11 @@ class Material:
         return len(self._batches)
 
     def draw(self, index: int, *, few: int | None = None) -> Any:
-        """Batch number ``index``: as it was given in the first round, apart from its size, then made anew.
+        """Draw batch number ``index``: in the first round the caller's batch, at most shortened, then a new mixture.
 
         Args:
             index: counts up from 0.
-            few: take no more than this number of samples.
+            few: a smaller limit on the number of samples.
         """
         batch = self._batches[index % len(self._batches)]
         count, most = self._count(batch), few or self._samples
@@ -60,15 +79,15 @@ class Material:
             return batch
         if count > most or index >= len(self._batches):
             chosen = torch.randperm(count, generator=self._generator)[: min(count, most)]
-            batch = _at(batch, chosen, count)
+            batch = _samples_of(batch, chosen, count)
         if self._pairs and index >= len(self._batches):
             batch = (batch[0], self._shuffled(batch[1]))
         return batch
 
     def _count(self, batch: Any) -> int | None:
-        """How many samples are in a batch; None if it cannot be divided: its tensors do not agree, or it is but one.
+        """Number of samples in a batch; None if it cannot be divided, because its tensors do not agree.
 
-        A tensor alone, for a loss that is not known to be a network's, may be a vector of numbers that belong together.
+        A single tensor for a loss that is not a network's may be a vector of numbers that belong together.
         """
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
         lengths = {len(tensor) for tensor in tensors}
@@ -76,23 +95,23 @@ class Material:
         return lengths.pop() if divisible else None
 
     def _shuffled(self, target: Any) -> Any:
-        """Targets that a trained network does not know: where it fits its data the gradient would vanish."""
+        """Targets that a trained network has not fitted: where it fits its data, the gradient would vanish."""
         if not isinstance(target, Tensor) or target.ndim == 0:
             return target
         return target[torch.randperm(len(target), generator=self._generator).to(target.device)]
 
 
-def _taken(batches: Iterable[Any], most: int) -> list[Any]:
+def _first(batches: Iterable[Any], most: int) -> list[Any]:
     if isinstance(batches, Tensor | str | dict) or not isinstance(batches, Iterable):
         raise EquilibriaError(
-            f"got batches of type {type(batches).__name__}; expected a list of batches or a DataLoader: one batch "
-            "alone is given as [batch]"
+            f"got batches of type {type(batches).__name__}; expected a list of batches or a DataLoader: pass a "
+            "single batch as [batch]"
         )
-    pair = isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(each, Tensor) for each in batches)
-    given = [batches] if pair else list(itertools.islice(batches, most))
-    if not given:
+    is_pair = isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(part, Tensor) for part in batches)
+    first = [batches] if is_pair else list(itertools.islice(batches, most))
+    if not first:
         raise EquilibriaError("got no batches; expected at least one (an iterator that was used before is empty)")
-    return given
+    return first
 
 
 def _check_enough(sizes: list[int | None]) -> None:
@@ -100,7 +119,7 @@ def _check_enough(sizes: list[int | None]) -> None:
     if known and len(known) == len(sizes) and sum(known) < _FEWEST_SAMPLES:
         raise EquilibriaError(
             f"got too few data: {len(sizes)} batches with {sum(known)} samples in all; expected at least "
-            f"{_FEWEST_SAMPLES} samples: with few, the loss ignores parameters that matter"
+            f"{_FEWEST_SAMPLES} samples: with fewer, the loss ignores parameters that matter"
         )
     if not known and len(sizes) < _FEWEST_OPAQUE:
         raise EquilibriaError(
@@ -109,7 +128,7 @@ def _check_enough(sizes: list[int | None]) -> None:
         )
 
 
-def _at(batch: Any, chosen: Tensor, count: int) -> Any:
+def _samples_of(batch: Any, chosen: Tensor, count: int) -> Any:
     def pick(leaf: Any) -> Any:
         divisible = isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == count
         return leaf[chosen.to(leaf.device)] if divisible else leaf
@@ -117,24 +136,106 @@ def _at(batch: Any, chosen: Tensor, count: int) -> Any:
     return pytree.tree_map(pick, batch)
 
 
-# Every tensor is scaled by a factor of up to this, either way, anew for each probe: a clipped activation that looks
-# linear at the present point is then seen to be none.
-_SCALE = 2.0
-_JITTER = 0.1  # relative
-_SEEDS = 16  # a branch that is taken half the time escapes all of them once in 30000
-_ZERO_SIZE = 0.1  # typical size that entries of an all-zero tensor get
+def check_determined(objective: Objective, batch: Any) -> None:
+    """Raise EquilibriaError if the loss depends on the random numbers of torch, numpy or Python."""
+    values: list[float] = []
+    with preserved_rng(objective.params.values()):
+        for seed in range(_SEEDS):
+            torch.manual_seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            random.seed(seed)
+            values.append(float(objective({}, batch).detach()))
+    different = [value for value in values if value != values[0]]
+    if different and not any(math.isnan(value) for value in values):
+        raise EquilibriaError(
+            f"got a loss that is random: {values[0]:.12g} and {different[0]:.12g} for the same weights and batch. "
+            "Dropout is off already; expected a model and a loss that draw no random numbers (such as noise)"
+        )
+
+
+# ---- the point
+
+
+def generic(param: Tensor, generator: torch.Generator) -> Tensor:
+    """A generic point nearby: no zeros, which scaling would not change, and no equal entries."""
+
+    def noise() -> Tensor:
+        return torch.randn(param.shape, generator=generator, dtype=torch.float64).to(param.device)
+
+    filled = param.abs() > 0
+    typical = float(param.abs().square().sum() / filled.sum()) ** 0.5 if bool(filled.any()) else _ZERO_SIZE
+    return torch.where(filled, param * (1 + _JITTER * noise()), typical * noise())
+
+
+def probing_point(twin: Objective, base: Params, batch: Any) -> tuple[Params, int]:
+    """Choose the point that is probed: one at which every tensor that matters has a measurable gradient.
+
+    In a deep network without normalisation the first layers' share of the gradient falls by a factor with every layer,
+    at the usual initial weights to 1e-12 and less, where rounding hides it. Symmetries belong to the network, not to
+    its present norms, so the search may probe where the matrices are larger.
+
+    Args:
+        twin: the objective in float64.
+        base: the preferred point.
+        batch: the data to try it on.
+
+    Returns:
+        The base if no tensor is silent there, else the candidate with the largest gradients; and the number of backward
+        passes.
+    """
+    sizes = _sizes(twin, base, batch)
+    if sizes is not None and not silent_among(sizes).any():
+        return base, 1
+    points = [base, *(_with_larger_rows(twin, base, gain) for gain in _GAINS)]
+    sizes_by_point = [sizes, *(_sizes(twin, point, batch) for point in points[1:])]
+    best = int(np.argmax([_mean_log_share(candidate) for candidate in sizes_by_point]))
+    return points[best], len(points)
+
+
+def silent_among(sizes: np.ndarray) -> np.ndarray:
+    """Which tensors have no gradient, from the sizes of their radial derivatives."""
+    result: np.ndarray = sizes <= _SILENT * sizes.max()
+    return result
+
+
+def _with_larger_rows(twin: Objective, base: Params, gain: float) -> Params:
+    """The base with every matrix scaled up so that the norms of its rows reach ``gain`` in root mean square."""
+    point = dict(base)
+    for name, param in base.items():
+        if param.ndim >= 2 and param.numel():
+            norm = float(rows(param, axis=twin.row_axis[name]).norm(dim=1).square().mean().sqrt())
+            point[name] = param * max(1.0, gain / norm)
+    return point
+
+
+def _sizes(twin: Objective, point: Params, batch: Any) -> np.ndarray | None:
+    """The size of every tensor's radial derivative, as in `Probe`; None if one is not finite or all are zero."""
+    with precise():
+        _, grads = twin.value_and_grad(batch, params=point)
+    axes = twin.row_axis
+    norms = [_row_products(point[name], grad, axis=axes[name]).norm() for name, grad in grads.items()]
+    sizes = torch.stack(norms).cpu().numpy()
+    return sizes if np.isfinite(sizes).all() and sizes.any() else None
+
+
+def _mean_log_share(sizes: np.ndarray | None) -> float:
+    """Mean logarithm of the sizes relative to the largest; large if no tensor is silent."""
+    return -math.inf if sizes is None else float(np.log(np.maximum(sizes / sizes.max(), _FAINTEST)).mean())
+
+
+# ---- probes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """One backward pass.
+    """Radial derivatives from one backward pass.
 
     Attributes:
-        radial: <w_i, dL/dw_i> of every tensor, the derivative of the loss in ln of its scale.
-        size: what ``radial`` is measured by: the root of the sum over rows of (norm of the row times that of its
-            gradient) squared. The norms of whole tensors would let one tiny row, whose gradient is huge, hide all else.
-        row_radial: the same by rows, for tensors with two axes or more.
-        row_size: the same by rows.
+        radial: <w_i, dL/dw_i> of every tensor, the derivative of the loss in the logarithm of its scale.
+        size: the scale of ``radial``: root of the sum over rows of (norm of the row times norm of its gradient)
+            squared. With norms of whole tensors, one tiny row with a huge gradient would hide all others.
+        row_radial: ``radial`` by rows, for tensors with two axes or more.
+        row_size: ``size`` by rows.
     """
 
     radial: np.ndarray
@@ -147,24 +248,24 @@ class Prober:
     """Takes probes of an objective in float64.
 
     Args:
-        twin: the objective in float64, on batches as `Material` draws them.
+        twin: the objective in float64, on batches as `ProbeBatches` draws them.
         base: the point whose tensors are scaled.
-        material: the batches.
-        generator: random numbers.
+        batches: the data.
+        generator: of random numbers.
     """
 
-    def __init__(self, twin: Objective, base: Params, *, material: Material, generator: torch.Generator) -> None:
-        self._twin, self.base, self._material, self._generator = twin, base, material, generator
+    def __init__(self, twin: Objective, base: Params, *, batches: ProbeBatches, generator: torch.Generator) -> None:
+        self._twin, self.base, self._batches, self._generator = twin, base, batches, generator
         self._axes = twin.row_axis
         self.taken = 0
 
     def take(self, *, along: Mapping[str, float] | None = None, by_row: bool = False) -> Probe:
-        """One more probe at a random point, shifted along a direction of log-scales if one is given.
+        """Take one more probe at a random point, optionally shifted ``along`` a direction of log-scales.
 
         Raises:
-            EquilibriaError: if the loss or a gradient is not finite there, and not closer to the present point either.
+            EquilibriaError: if the loss or a gradient is not finite there, nor closer to the base point.
         """
-        batch = self._material.draw(self.taken)
+        batch = self._batches.draw(self.taken)
         for spread in (1.0, 0.25, 0.0):  # a loss without normalisation may overflow far away
             point = self._point(spread, along or {})
             with precise():
@@ -176,7 +277,7 @@ class Prober:
         raise EquilibriaError(
             f"got a loss of {float(value):g}"
             + (f" and a gradient of {bad[0]} that is not finite" if bad else "")
-            + f" on batch {self.taken % len(self._material)}; expected finite numbers: check the weights and the batch"
+            + f" on batch {self.taken % len(self._batches)}; expected finite numbers: check the weights and the batch"
         )
 
     def _point(self, spread: float, along: Mapping[str, float]) -> Params:
@@ -191,53 +292,21 @@ class Prober:
         row_radial: dict[str, np.ndarray] = {}
         row_size: dict[str, np.ndarray] = {}
         for index, (name, param) in enumerate(point.items()):
-            products = row_products(param, grads[name], axis=self._axes[name])
+            products = _row_products(param, grads[name], axis=self._axes[name])
             radial[index] = float((as_real(param) * as_real(grads[name])).sum())
             size[index] = float(products.norm())
             if by_row and param.ndim >= 2:
-                w, g = (rows(as_real(each), axis=self._axes[name]) for each in (param, grads[name]))
+                w, g = (rows(as_real(tensor), axis=self._axes[name]) for tensor in (param, grads[name]))
                 row_radial[name] = (w * g).sum(1).cpu().numpy()
                 row_size[name] = products.cpu().numpy()
         return Probe(radial, size, row_radial, row_size)
 
 
-def row_products(param: Tensor, grad: Tensor, *, axis: int) -> Tensor:
-    """The norm of every row times that of its gradient; a vector is one row."""
+def _row_products(param: Tensor, grad: Tensor, *, axis: int) -> Tensor:
+    """Norm of every row times norm of its gradient; a vector counts as one row."""
     w, g = (
-        rows(as_real(each), axis=axis) if param.ndim >= 2 else as_real(each).reshape(1, -1) for each in (param, grad)
+        rows(as_real(tensor), axis=axis) if param.ndim >= 2 else as_real(tensor).reshape(1, -1)
+        for tensor in (param, grad)
     )
     products: Tensor = w.norm(dim=1) * g.norm(dim=1)
     return products
-
-
-def generic(param: Tensor, generator: torch.Generator) -> Tensor:
-    """A point nearby where nothing is special: no zeros, which scaling does not change, and no equal entries."""
-
-    def noise() -> Tensor:
-        return torch.randn(param.shape, generator=generator, dtype=torch.float64).to(param.device)
-
-    filled = param.abs() > 0
-    typical = float(param.abs().square().sum() / filled.sum()) ** 0.5 if bool(filled.any()) else _ZERO_SIZE
-    return torch.where(filled, param * (1 + _JITTER * noise()), typical * noise())
-
-
-def check_determined(objective: Objective, batch: Any) -> None:
-    """Refuse a loss that is random.
-
-    Raises:
-        EquilibriaError: if evaluations that differ only in random numbers, of torch, numpy and Python, give different
-            results.
-    """
-    values: list[float] = []
-    with preserved_rng(objective.params.values()):
-        for seed in range(_SEEDS):
-            torch.manual_seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
-            random.seed(seed)
-            values.append(float(objective({}, batch).detach()))
-    different = [value for value in values if value != values[0]]
-    if different and not any(math.isnan(value) for value in values):
-        raise EquilibriaError(
-            f"got a loss that is random: {values[0]:.12g} and {different[0]:.12g} for the same weights and batch. "
-            "Dropout is switched off already; expected a model and loss that draw no random numbers (such as noise)"
-        )

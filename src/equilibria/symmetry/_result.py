@@ -1,4 +1,4 @@
-"""What a search for symmetries found."""
+"""The result of a search for symmetries."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from equilibria._display import renderer
 from equilibria.errors import EquilibriaError
-from equilibria.symmetry._granularity import Rows
+from equilibria.symmetry._rows import Rows
 
 
 def largest_uniform_set(constraints: np.ndarray, elements: np.ndarray) -> np.ndarray:
-    """The 0/1 vector x with C x = 0 that maximises the number of elements, by a mixed-integer program.
+    """Find the 0/1 vector x with C x = 0 that maximises the number of elements, by a mixed-integer program.
 
     Args:
         constraints: integer matrix C; the exponent vectors of symmetries are those with C a = 0.
-        elements: how many numbers each tensor holds.
+        elements: number of elements of each tensor.
 
     Returns:
         A boolean array: which tensors are in the set.
@@ -47,32 +47,32 @@ class Symmetries:
     """Every scaling symmetry w_i -> c^(a_i) w_i of a loss.
 
     Attributes:
-        elements: how many numbers each tensor holds, by name, in the order of the model.
+        elements: number of elements of each tensor, by name, in the order of the model.
         alone: names of the tensors that are scale-invariant by themselves: their direction matters, their norm does
             not.
         basis: a basis of all symmetries, each a dict of name -> exponent (small integers): ``{"conv.weight": 1}`` is a
             tensor that is invariant alone, ``{"gamma": 1, "beta": 1}`` two that are so together, ``{"up": 1,
             "down": -1}`` a rescaling of one against the other.
-        jointly: for tensors that take part in a symmetry but are not invariant alone: the smallest one found, with
+        jointly: for tensors that take part in a symmetry but are not invariant alone: the smallest such symmetry, with
             exponents that are not negative if possible.
-        no_effect: names of the tensors on which nothing depends, such as a bias before BatchNorm: not even their
-            direction matters, so they are not in ``alone``. Scaling them is a symmetry, so they are in ``basis``.
+        no_effect: names of the tensors without any effect, such as a bias before BatchNorm: not even their direction
+            matters, so they are not in ``alone``. Scaling them is a symmetry, so they are in ``basis``.
         undecided: names of the tensors with hardly any gradient here that would matter elsewhere (dead units), or
-            whose effect is too small to be measured (vanishing gradients).
+            whose effect is too small to measure (vanishing gradients).
         rows: the finest blocks of rows that are invariant by themselves, of tensors with two axes or more, confirmed by
             scaling each of them by another factor of up to 4, and all by 2, 32 and 65536.
-        residual: how far each tensor is from being invariant alone: rms of <w, g> over the product of the norms, row by
-            row. Rounding (1e-14 or so) if it is, typically 1e-3 to 1 if not.
+        residual: how far each tensor is from being invariant alone: root mean square of <w, g> over the product of the
+            norms, row by row. Rounding (about 1e-14) if it is invariant, typically 1e-3 to 1 if not.
         singular_values: of the matrix of relative radial derivatives, largest first.
-        gap: the smallest of them that is not zero over the largest that is. Above 1000 the answer is clear.
-        confirmed: for each vector of ``basis`` how much outputs changed, relative to their spread, in float64 with
-            negligible eps, when its tensors, along with others, were really scaled, by c = 2, 32 and 65536 either way.
-            Where outputs change but the loss does not (a cosine), how much the loss changed, relative to itself. What
-            neither confirms is not in ``basis``; ``notes`` has it.
-        broken: how much outputs change, relative to their spread, with the real eps and in the real type at the present
+        gap: the smallest singular value that is not zero over the largest that is. Above 1000 the answer is clear.
+        confirmed: for each vector of ``basis``, how much outputs changed relative to their spread, in float64 with a
+            negligible eps, when its tensors were scaled together with others by c = 2, 32 and 65536, up and down.
+            Where outputs change but the loss does not (a cosine), the relative change of the loss. Vectors that neither
+            confirms are not in ``basis``; ``notes`` lists them.
+        broken: how much outputs change relative to their spread, with the real eps and in the real type at the present
             weights, when a tensor (with those it is ``jointly`` invariant with) is scaled by 0.6.
-        probes: how many backward passes were taken.
-        notes: what to know before relying on this.
+        probes: number of backward passes.
+        notes: caveats to read before relying on the result.
     """
 
     elements: dict[str, int]
@@ -91,13 +91,13 @@ class Symmetries:
     notes: tuple[str, ...]
     _constraints: np.ndarray = field(repr=False)
     _involved: tuple[str, ...] = field(repr=False)
-    _uniform: list[frozenset[str]] = field(default_factory=list, init=False, repr=False)  # once it was asked for
+    _uniform: list[frozenset[str]] = field(default_factory=list, init=False, repr=False)  # cache
 
     def largest_uniform(self) -> frozenset[str]:
-        """The names, with the most elements in total, that may all be scaled by one common factor.
+        """The largest set of tensors, by elements, that may all be scaled by one common factor.
 
-        Everything in ``alone`` and ``no_effect``, and of the rest the best combination (a mixed-integer program). This
-        is the part of a network on which spherical sharpness is defined.
+        Everything in ``alone`` and ``no_effect``, and the best combination of the rest (a mixed-integer program).
+        Spherical sharpness is defined on this part of a network.
         """
         if not self._uniform:
             self._uniform.append(self._solve_uniform())
@@ -108,16 +108,16 @@ class Symmetries:
         if not self._involved:
             return free
         chosen = largest_uniform_set(self._constraints, np.array([self.elements[name] for name in self._involved]))
-        return free | {name for name, taken in zip(self._involved, chosen, strict=True) if taken}
+        return free | {name for name, is_chosen in zip(self._involved, chosen, strict=True) if is_chosen}
 
     def against(self, name: str) -> dict[str, int] | None:
-        """A vector of ``basis`` in which a tensor is scaled against others; None if there is none."""
-        taking_part = (vector for vector in self.basis if name in vector)
-        return next((vector for vector in taking_part if min(vector.values()) < 0 < max(vector.values())), None)
+        """A vector of ``basis`` that scales a tensor against others; None if there is none."""
+        with_name = (vector for vector in self.basis if name in vector)
+        return next((vector for vector in with_name if min(vector.values()) < 0 < max(vector.values())), None)
 
     @property
     def how(self) -> dict[str, str]:
-        """In words, for every tensor: how it is invariant."""
+        """For every tensor, how it is invariant, in words."""
         return {name: self._how(name) for name in self.elements}
 
     def _how(self, name: str) -> str:
@@ -137,13 +137,14 @@ class Symmetries:
         return f"<Symmetries: {len(self.alone)} of {len(self.elements)} tensors alone: {_some(list(self.alone))}>"
 
     def _repr_html_(self) -> str:
-        shown: str = renderer("symmetries.symmetries_card")(self)
-        return shown
+        html: str = renderer("symmetries.symmetries_card")(self)
+        return html
 
     def _how_jointly(self, name: str, vector: Mapping[str, int]) -> str:
-        said, mixed = describe_joint(name, vector), self.against(name)
-        twofold = min(vector.values()) > 0 and mixed is not None
-        return f"{said}; also {describe_joint(name, mixed)}" if twofold and mixed else said
+        words, mixed = describe_joint(name, vector), self.against(name)
+        if mixed is None or min(vector.values()) < 0:
+            return words
+        return f"{words}; also {describe_joint(name, mixed)}"
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.elements)
@@ -162,7 +163,7 @@ def _granularity(rows: Rows | None) -> str:
 
 
 def describe_joint(name: str, vector: Mapping[str, int]) -> str:
-    """In words: what else is scaled with a tensor, and how.
+    """Describe in words how other tensors scale with a tensor.
 
     Example:
         >>> describe_joint("bn.weight", {"bn.weight": 1, "bn.bias": 1})

@@ -1,4 +1,4 @@
-"""Tensors as flat vectors or as rows, whatever their strides, sharding or type."""
+"""Views of tensors as flat vectors or rows, for any strides, sharding or type."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, without its history, real numbers throughout."""
-    held: Any = tensor.detach()
-    if is_sharded(held):
-        held = _summed(held).to_local()
-    return as_real(held.resolve_neg())
+    """The part of a tensor on this process, detached and as real numbers."""
+    detached: Any = tensor.detach()
+    if is_sharded(detached):
+        detached = _summed(detached).to_local()
+    return as_real(detached.resolve_neg())
 
 
 def _summed(tensor: Any) -> Any:
-    """A DTensor whose pieces are still to be added up, as gradients of replicated weights can be, added up."""
+    """Reduce partial placements of a DTensor, as gradients of replicated weights can have."""
     if not any(placement.is_partial() for placement in tensor.placements):
         return tensor
     from torch.distributed.tensor import Replicate
@@ -31,45 +31,45 @@ def _summed(tensor: Any) -> Any:
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """The same numbers, complex ones as pairs along a further axis."""
+    """Real view of a tensor: complex numbers become pairs along a further axis."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def is_sharded(tensor: object) -> bool:
-    """Whether this is a DTensor; asked by its methods, for importing the class costs as much as a training step."""
+    """Whether this is a DTensor; by its methods, because importing the class costs as much as a training step."""
     return type(tensor) not in _PLAIN and hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
 def flat(tensor: Tensor, *, like: Tensor | None = None) -> Tensor:
-    """A tensor's numbers as one vector, in the order in which ``like`` keeps its own (default: in its own order).
+    """Flatten a tensor in the memory order of ``like`` (default: its own).
 
-    Nothing is copied where the strides agree and fill the memory: contiguous, channels-last or transposed alike.
+    Nothing is copied if the strides agree and the memory has no gaps: contiguous, channels-last or transposed alike.
     """
-    model = tensor if like is None else like
-    if tensor.is_contiguous() and model.is_contiguous():  # the usual case, and the fast one
+    template = tensor if like is None else like
+    if tensor.is_contiguous() and template.is_contiguous():  # the usual case, and the fast one
         return tensor.view(-1)
-    if not is_dense(model):  # its memory has no order to follow: row by row
+    if not is_dense(template):  # its memory has no order to follow: row by row
         return tensor.reshape(-1)
-    if tensor.stride() != model.stride():
-        tensor = torch.empty_like(model, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    if tensor.stride() != template.stride():
+        tensor = torch.empty_like(template, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """A copy whose numbers lie in memory in the order of ``flat(tensor)``, so that flat is a view of it."""
+    """Copy a tensor so that ``flat`` of the copy is a view, in the order of ``flat(tensor)``."""
     return tensor.clone(memory_format=torch.preserve_format if is_dense(tensor) else torch.contiguous_format)
 
 
 def rows(tensor: Tensor, *, axis: int) -> Tensor:
-    """A tensor as a matrix, one row per index of ``axis``."""
-    return tensor.movedim(axis, 0).flatten(1)  # also where this process holds no row
+    """View a tensor as a matrix, one row per index of ``axis``."""
+    return tensor.movedim(axis, 0).flatten(1)  # also if this process has no row
 
 
 def matrix(tensor: Tensor, *, axis: int | None, like: Tensor) -> Tensor:
-    """A contiguous matrix: one row per index of ``axis``, or one for the whole tensor if it is None.
+    """Convert a tensor to a contiguous matrix: one row per index of ``axis``, or a single row if it is None.
 
-    The numbers of a row are in the order in which ``like`` keeps its own. Nothing is copied where the strides agree and
-    the rows lie in memory one after another.
+    Each row is in the memory order of ``like``. Nothing is copied if the strides agree and rows follow one another in
+    memory.
     """
     count = 1 if axis is None else like.shape[axis]
     if not axis and count and tensor.is_contiguous() and like.is_contiguous():
@@ -82,12 +82,12 @@ def matrix(tensor: Tensor, *, axis: int | None, like: Tensor) -> Tensor:
 
 
 def densify(gradient: Tensor) -> Tensor:
-    """A gradient that can be multiplied: sparse ones filled up with zeros."""
+    """Convert a sparse gradient to a dense one; return a dense one as it is."""
     return gradient.to_dense() if gradient.layout != torch.strided else gradient
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether its numbers fill a stretch of memory without gaps or overlaps, in any order of the axes."""
+    """Whether a tensor fills its memory without gaps or overlaps, in any order of the axes."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
@@ -99,15 +99,15 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def row_axis_of(module: torch.nn.Module) -> int:
-    """The axis that numbers the outputs: 0, but 1 for transposed convolutions."""
+    """The axis of a module's weight that numbers its outputs: 1 for transposed convolutions, else 0."""
     return 1 if isinstance(module, torch.nn.modules.conv._ConvTransposeNd) else 0
 
 
 def first_local_row(tensor: Tensor, *, axis: int) -> int:
-    """The number of the first row that this process holds.
+    """Index of the first row on this process.
 
     Raises:
-        EquilibriaError: if the rows themselves are cut into pieces.
+        EquilibriaError: if the rows themselves are sharded.
     """
     if not is_sharded(tensor):
         return 0
@@ -117,8 +117,8 @@ def first_local_row(tensor: Tensor, *, axis: int) -> int:
     for placement in dtensor.placements:
         if placement.is_shard() and placement.dim != axis:
             raise EquilibriaError(
-                f"got granularity='row' for a tensor sharded along axis {placement.dim}; its rows run along axis "
-                f"{axis} and are cut into pieces: use granularity='tensor'"
+                f"got granularity='row' for a tensor sharded along axis {placement.dim}, which splits its rows (axis "
+                f"{axis}); expected rows that are whole on one process: use granularity='tensor'"
             )
     _, offset = compute_local_shape_and_global_offset(dtensor.shape, dtensor.device_mesh, dtensor.placements)
     return int(offset[axis])

@@ -1,4 +1,4 @@
-"""Which tensors are watched, and what people call them."""
+"""The parameters of a model: which of them are watched, their names, roles and row axes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Select: TypeAlias = Callable[[str, Tensor], bool] | Iterable[str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Watched:
-    """A tensor that is watched.
+    """A watched parameter.
 
     Attributes:
         name: its name in the model, without the prefixes of wrappers.
         aliases: further names of the same tensor, if weights are tied.
         param: the tensor itself.
         optimizer: index of its optimizer.
-        group: index of its parameter group there.
-        axis: the axis that numbers its rows, None if it is watched as a whole.
-        units: how many rows there are in it, 1 if it is watched as a whole.
-        entries: how many real numbers a row has, or the whole tensor.
-        first_row: the first row that this process holds.
-        has_bias: whether its module has a bias beside it.
-        how: how symmetries say that it is invariant, in words; None if nobody has looked.
-        invariant: for every unit whether they say that it is invariant by itself; None if they do not know.
+        group: index of its parameter group in that optimizer.
+        axis: the axis that numbers its rows; None if it is watched as a whole.
+        units: number of rows; 1 if it is watched as a whole.
+        entries: number of real numbers in a row, or in the whole tensor.
+        first_row: index of the first row on this process.
+        has_bias: whether its module also has a bias.
+        how: how it is invariant according to `symmetries`, in words; None without `symmetries`.
+        invariant: for every unit, whether `symmetries` says that it is invariant by itself; None if unknown.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Watched:
 
     @property
     def unit_names(self) -> list[str]:
-        """What the samples call it: its name, or ``name[row]``."""
+        """Names in the samples: the name, or ``name[row]``."""
         return [self.name] if self.axis is None else [f"{self.name}[{row}]" for row in range(self.units)]
 
 
 def unwrap_optimizer(optimizer: object) -> torch.optim.Optimizer:
-    """The torch optimizer inside the wrappers that trainers put around it.
+    """The torch optimizer inside the wrappers of trainers.
 
     Raises:
         EquilibriaError: if there is none.
@@ -72,16 +72,12 @@ def unwrap_optimizer(optimizer: object) -> torch.optim.Optimizer:
 
 
 def refuse_uninitialised(model: nn.Module) -> None:
-    """Refuse parameters of lazy modules, which have no shape before the first batch.
-
-    Raises:
-        EquilibriaError: if there is one.
-    """
+    """Raise EquilibriaError if a lazy module has parameters without a shape, as before its first batch."""
     lazy = [name for name, param in model.named_parameters() if is_lazy(param)]
     if lazy:
         raise EquilibriaError(
             f"got a model with parameters that have no shape yet, such as {lazy[0]}; expected an initialised one: call "
-            "it with a batch first, for lazy modules get their shapes from that"
+            "it with a batch first, from which lazy modules get their shapes"
         )
 
 
@@ -92,38 +88,39 @@ def find_watched(
     select: Select | None,
     by_row: bool,
 ) -> list[Watched]:
-    """The tensors to watch, in the order of the optimizers.
+    """Find the tensors to watch, in the order of the optimizers.
 
     Args:
         model: the network.
-        optimizers: what trains it.
+        optimizers: the optimizers that train it.
         select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; None for all tensors with at
             least two axes.
         by_row: whether rows are watched one by one.
 
     Raises:
-        EquilibriaError: if nothing is left to watch, or ``select`` names what is not there.
+        EquilibriaError: if nothing is left to watch, or a name or pattern in ``select`` matches no parameter.
     """
     names, axes = names_of(model), row_axes(model)
     every_name = {name for all_names in names.values() for name in all_names}
-    placed = list(_placed(optimizers))
-    _refuse_strangers(placed, names)
-    called = [names.get(id(param)) or (f"optimizer{at}.group{group}.{index}",) for at, group, index, param in placed]
+    trained = list(_trained(optimizers))
+    _check_known(trained, names)
+    called = [names.get(id(param)) or (f"optimizer{opt}.group{group}.{index}",) for opt, group, index, param in trained]
     wanted = selection(select, [name for all_names in called for name in all_names])
-    found: list[Watched] = []
-    for (at, group, _, param), all_names in zip(placed, called, strict=True):
+    watched: list[Watched] = []
+    for (opt, group, _, param), all_names in zip(trained, called, strict=True):
         if param.requires_grad and any(wanted(name, param) for name in all_names):
             axis = axes.get(id(param), 0) if by_row and param.ndim >= 2 else None
-            twice = any(each.param is param for each in found)  # two optimizers may share a tensor, samples no name
-            own = [f"{name} (optimizer {at})" for name in all_names] if twice else all_names
+            # Two optimizers may share a tensor, but samples must not share a name.
+            twice = any(other.param is param for other in watched)
+            own_names = [f"{name} (optimizer {opt})" for name in all_names] if twice else all_names
             has_bias = any(f"{name.removesuffix('weight')}bias" in every_name for name in all_names)
-            found.append(_watched(param, own, optimizer=at, group=group, axis=axis, has_bias=has_bias))
-    if not found:
+            watched.append(_watched(param, own_names, optimizer=opt, group=group, axis=axis, has_bias=has_bias))
+    if not watched:
         raise EquilibriaError(
-            f"got select={select!r}, which leaves nothing of {len(placed)} parameters to watch; expected names, "
+            f"got select={select!r}, which leaves nothing of {len(trained)} parameters to watch; expected names, "
             "patterns or a function select(name, tensor) that some trainable tensor satisfies"
         )
-    return found
+    return watched
 
 
 def _watched(
@@ -144,19 +141,19 @@ def _watched(
     )
 
 
-def _placed(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, int, int, Tensor]]:
-    """(optimizer, group, index in the group, tensor) of every tensor that is trained."""
-    for at, optimizer in enumerate(optimizers):
+def _trained(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, int, int, Tensor]]:
+    """(optimizer, group, index in the group, tensor) of every tensor in the optimizers."""
+    for opt, optimizer in enumerate(optimizers):
         for number, group in enumerate(optimizer.param_groups):
             for index, param in enumerate(group["params"]):
-                yield at, number, index, param
+                yield opt, number, index, param
 
 
 def names_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
-    """All names of every tensor by its id, the first one first; tied tensors have several."""
+    """All names of every tensor, by its id, in the order of the model; tied tensors have several."""
     raw: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
-        # Tables, files and pages hold UTF-8, which has no half surrogate pairs.
+        # Tables, files and pages are UTF-8, which cannot encode lone surrogates.
         raw.setdefault(id(param), []).append(name.encode("utf-8", "backslashreplace").decode())
     plain = [plain_name(name) for names in raw.values() for name in names]
     unique = len(set(plain)) == len(plain)
@@ -164,7 +161,7 @@ def names_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers and parametrisations put into it.
+    """Strip the parts that wrappers and parametrisations add to a parameter's name.
 
     Example:
         >>> plain_name("module._orig_mod.layer1.0.conv1.weight")
@@ -182,19 +179,19 @@ def _parametrised(match: re.Match[str]) -> str:
 
 
 def row_axes(model: nn.Module) -> dict[int, int]:
-    """The axis that numbers the rows of every tensor, by its id."""
+    """For every tensor, by its id, the axis that numbers its rows."""
     axes: dict[int, int] = {}
     for module in model.modules():
-        held = list(module.parameters(recurse=False))
-        if nn.utils.parametrize.is_parametrized(module):  # its tensors live in a module of their own
-            held += module.parametrizations.parameters()  # type: ignore[union-attr]
-        for param in held:
+        params = list(module.parameters(recurse=False))
+        if nn.utils.parametrize.is_parametrized(module):  # its tensors are in a submodule
+            params += module.parametrizations.parameters()  # type: ignore[union-attr]
+        for param in params:
             axes.setdefault(id(param), row_axis_of(module))
     return axes
 
 
 def selection(select: Select | None, names: Sequence[str]) -> Callable[[str, Tensor], bool]:
-    """What ``select`` stands for, as a function of name and tensor; None selects all tensors with two axes or more.
+    """Convert ``select`` to a function of name and tensor; None selects all tensors with two axes or more.
 
     Raises:
         EquilibriaError: if a name or pattern matches none of ``names``.
@@ -214,24 +211,24 @@ def selection(select: Select | None, names: Sequence[str]) -> Callable[[str, Ten
 
 
 def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatch.fnmatchcase(name, pattern)  # a name may hold brackets of its own
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)  # a name may contain brackets
 
 
-def _refuse_strangers(placed: Sequence[tuple[int, int, int, Tensor]], names: Mapping[int, object]) -> None:
-    if any(type(param).__name__ == "FlatParameter" for *_, param in placed):
+def _check_known(trained: Sequence[tuple[int, int, int, Tensor]], names: Mapping[int, object]) -> None:
+    if any(type(param).__name__ == "FlatParameter" for *_, param in trained):
         raise EquilibriaError(
-            "got a model under FSDP1 with flattened parameters, where single layers can no longer be told apart; "
-            "expected use_orig_params=True, or fully_shard (FSDP2)"
+            "got a model under FSDP1 with flattened parameters, which hide the single layers; expected "
+            "use_orig_params=True, or fully_shard (FSDP2)"
         )
-    if not any(id(param) in names for *_, param in placed):
+    if not any(id(param) in names for *_, param in trained):
         raise EquilibriaError(
-            f"got an optimizer whose {len(placed)} parameters are none of the model's {len(names)}; expected the "
-            "optimizer that trains this model: make it after the model is moved, wrapped or parametrised"
+            f"got an optimizer whose {len(trained)} parameters are none of the model's {len(names)}; expected the "
+            "optimizer that trains this model: create it after the model is moved, wrapped or parametrised"
         )
 
 
 def roles_of(model: nn.Module) -> dict[str, str]:
-    """A word or two for every parameter, by name: "Conv weight", "BatchNorm scale", "Linear bias".
+    """Describe every parameter in a word or two, by name: "Conv weight", "BatchNorm scale", "Linear bias".
 
     Example:
         >>> roles_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)))
@@ -241,21 +238,21 @@ def roles_of(model: nn.Module) -> dict[str, str]:
     roles: dict[str, str] = {}
     for module in model.modules():
         kind = re.sub(r"\d+d$", "", type(module).__name__)
-        held = dict(module.named_parameters(recurse=False))
+        params = dict(module.named_parameters(recurse=False))
         if nn.utils.parametrize.is_parametrized(module):
             kind = re.sub(r"^Parametrized", "", kind)
-            held |= dict(module.parametrizations.named_parameters())  # type: ignore[union-attr]
-        for own, param in held.items():
-            roles.setdefault(names[id(param)][0], f"{kind} {_part(own, param, is_norm='norm' in kind.lower())}")
+            params |= dict(module.parametrizations.named_parameters())  # type: ignore[union-attr]
+        for own_name, param in params.items():
+            roles.setdefault(names[id(param)][0], f"{kind} {_part(own_name, param, is_norm='norm' in kind.lower())}")
     return {name: roles[name] for name, *_ in names.values()}
 
 
-def _part(own: str, param: Tensor, *, is_norm: bool) -> str:
-    if own.endswith(".original0"):
+def _part(own_name: str, param: Tensor, *, is_norm: bool) -> str:
+    if own_name.endswith(".original0"):
         return "magnitude"  # of weight_norm
-    if own.endswith(".original1"):
+    if own_name.endswith(".original1"):
         return "direction"
-    shift = "bias" in own
+    is_shift = "bias" in own_name
     if is_norm:
-        return "shift" if shift else "scale"
-    return "bias" if shift else "weight" if param.ndim >= 2 or own == "weight" else own
+        return "shift" if is_shift else "scale"
+    return "bias" if is_shift else "weight" if param.ndim >= 2 or own_name == "weight" else own_name

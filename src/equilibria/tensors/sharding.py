@@ -1,4 +1,4 @@
-"""Sums over the processes that hold the pieces of a tensor: one all-reduce per sample for all tensors together."""
+"""Sums over the processes that share a sharded tensor: one all-reduce per sample for all tensors together."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from equilibria.tensors.parameters import Watched
 def sum_over_pieces(
     watched: Sequence[Watched], products: Sequence[Tensor], extra: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """Add up what the processes found in their pieces; whole tensors are left alone.
+    """Sum inner products over the shards of each tensor; products of unsharded tensors stay as they are.
 
-    Every process has to call this for the same tensors: it waits for the others.
+    Every process must call this for the same tensors: it waits for the others.
 
     Args:
         watched: the tensors.
-        products: inner products of the local pieces, each of shape (units, products).
-        extra: further numbers that are averaged over the processes on the way.
+        products: inner products of the local shards, each of shape (units, products).
+        extra: further numbers to average over the processes in the same call.
 
     Returns:
         The sums in the same order, and the averages.
     """
     result = list(products)
     for group, members in _by_process_group(watched).items():
-        packed = torch.cat([*(result[at].reshape(-1) for at in members), extra.to(result[members[0]])])
+        packed = torch.cat([*(result[index].reshape(-1) for index in members), extra.to(result[members[0]])])
         dist.all_reduce(packed, group=group)
-        *sums, total = torch.split(packed, [*(result[at].numel() for at in members), extra.numel()])
-        for at, summed in zip(members, sums, strict=True):
-            result[at] = summed.reshape(result[at].shape)
+        *sums, total = torch.split(packed, [*(result[index].numel() for index in members), extra.numel()])
+        for index, summed in zip(members, sums, strict=True):
+            result[index] = summed.reshape(result[index].shape)
         extra = (total / dist.get_world_size(group)).to(extra)
     return result, extra
 
 
 def any_sharded(watched: Sequence[Watched]) -> bool:
-    """Whether sampling has to talk to other processes."""
-    return any(is_sharded(each.param) for each in watched)
+    """Whether sampling must communicate with other processes."""
+    return any(is_sharded(tensor.param) for tensor in watched)
 
 
 def _by_process_group(watched: Sequence[Watched]) -> dict[Any, list[int]]:
-    """Process group -> places of the tensors that are cut into pieces over it."""
-    found: dict[Any, list[int]] = {}
-    for at, each in enumerate(watched):
-        if is_sharded(each.param):
-            dtensor: Any = each.param
+    """Process group -> indices of the tensors that are sharded over it."""
+    members: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(watched):
+        if is_sharded(tensor.param):
+            dtensor: Any = tensor.param
             for dim, placement in enumerate(dtensor.placements):
                 if placement.is_shard():
-                    found.setdefault(dtensor.device_mesh.get_group(dim), []).append(at)
-    return found
+                    members.setdefault(dtensor.device_mesh.get_group(dim), []).append(index)
+    return members

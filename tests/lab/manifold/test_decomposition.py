@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.edge_runs import at_the_edge, descend, three_d_gradient
-from tests.helpers.minimiser_worlds import Regression, at, curved, on_three_d, three_d, world
+from tests.helpers.minimiser_worlds import Regression, curved, on_three_d, three_d, weights_at, world
 
 import equilibria as eq
 from equilibria.lab.manifold import decompose
@@ -30,41 +30,41 @@ def three_d_run(intrinsic):
     start = np.array(on_three_d(0.8)) + push * np.array([1, -1, 0])
     start = at_the_edge(start, 6 / 0.36, lr=LR, intrinsic=intrinsic)
     weights = descend(three_d_gradient, start, lr=LR, intrinsic=intrinsic, steps=round(2 / intrinsic))
-    path = [at(*weight) for weight in weights]
+    path = [weights_at(*weight) for weight in weights]
     return weights, decompose(world(three_d, 1, 1, 1), None, trajectory=path, lr=LR, weight_decay=intrinsic / LR)
 
 
 def test_every_part_of_the_three_d_run(runs):
     """Here the projection is known: (x, y) turn to x = y, z stays. Errors of the projection are below 1e-7."""
-    weights, found = runs[1e-3]
+    weights, result = runs[1e-3]
     norms = np.linalg.norm(weights, axis=1)
     x, y, z = (weights / norms[:, None]).T
     side = np.hypot(x, y) / math.sqrt(2)
-    assert found.converged.all()
-    assert found.points["w"].numpy() == pytest.approx(np.stack([side, side, z], axis=1), abs=1e-7)
-    sign = math.copysign(1, found.displacement[0] * (x - y)[0])
-    assert sign * found.displacement == pytest.approx((x - y) / math.sqrt(2), abs=1e-7)
-    assert found.sharpness == pytest.approx(6 / (1 - z * z), rel=1e-6)
-    assert found.grad_norm == pytest.approx(2 * z / np.sqrt(1 - z * z), rel=1e-6)
-    assert found.effective_lr == pytest.approx(effective_lr(LR, 1e-3 / LR, norm_sq=norms**2), rel=1e-14)
-    assert found.ratio == pytest.approx(found.effective_lr * 3 / (1 - z * z), rel=1e-6)
-    assert found.offset == pytest.approx((found.ratio**-2 - 1) / math.sqrt(2e-3), rel=1e-12, abs=1e-12)
-    assert found.loss == pytest.approx([float(three_d(w)) for w in torch.tensor(weights)], abs=1e-13)
-    assert found.mean_square == pytest.approx(two_step_mean(found.displacement**2), rel=1e-15)
-    assert found.mean_ratio == pytest.approx(two_step_mean(found.ratio), rel=1e-15)
-    assert found.mean_loss == pytest.approx(two_step_mean(found.loss), rel=1e-15)
+    assert result.converged.all()
+    assert result.points["w"].numpy() == pytest.approx(np.stack([side, side, z], axis=1), abs=1e-7)
+    sign = math.copysign(1, result.displacement[0] * (x - y)[0])
+    assert sign * result.displacement == pytest.approx((x - y) / math.sqrt(2), abs=1e-7)
+    assert result.sharpness == pytest.approx(6 / (1 - z * z), rel=1e-6)
+    assert result.grad_norm == pytest.approx(2 * z / np.sqrt(1 - z * z), rel=1e-6)
+    assert result.effective_lr == pytest.approx(effective_lr(LR, 1e-3 / LR, norm_sq=norms**2), rel=1e-14)
+    assert result.ratio == pytest.approx(result.effective_lr * 3 / (1 - z * z), rel=1e-6)
+    assert result.offset == pytest.approx((result.ratio**-2 - 1) / math.sqrt(2e-3), rel=1e-12, abs=1e-12)
+    assert result.loss == pytest.approx([float(three_d(w)) for w in torch.tensor(weights)], abs=1e-13)
+    assert result.mean_square == pytest.approx(two_step_mean(result.displacement**2), rel=1e-15)
+    assert result.mean_ratio == pytest.approx(two_step_mean(result.ratio), rel=1e-15)
+    assert result.mean_loss == pytest.approx(two_step_mean(result.loss), rel=1e-15)
 
 
 def test_consecutive_displacements_alternate(runs):
-    _, found = runs[2.5e-3]
-    visible = found.displacement[200:]
+    _, result = runs[2.5e-3]
+    visible = result.displacement[200:]
     assert (visible[1:] * visible[:-1] < 0).all()
 
 
-def drift(found):
+def drift(result):
     """Regression of the two-step drift of phi on h^2 times the slope of log lambda1."""
-    phi, slope = found.points["w"].numpy(), found.gradients["w"].numpy()
-    driven = found.mean_square[:-1, None] * slope[:-2]
+    phi, slope = result.points["w"].numpy(), result.gradients["w"].numpy()
+    driven = result.mean_square[:-1, None] * slope[:-2]
     return float((driven * (phi[2:] - phi[:-2])).sum() / (driven * driven).sum())
 
 
@@ -77,9 +77,9 @@ def test_drift_is_minus_two_h_squared(runs):
 
 def test_mean_square_displacement_is_that_of_the_law(runs):
     """<h^2> = 2 lr wd/(4 + g^2); .9985 of it at 2.5e-3, within half a per cent for where in an orbit the run ends."""
-    _, found = runs[2.5e-3]
-    law = mean_square_displacement(math.sqrt(2 * 2.5e-3), grad_norm=found.grad_norm, c_b=2.0)
-    assert float((found.displacement**2 / law).mean()) == pytest.approx(0.9985, abs=5e-3)
+    _, result = runs[2.5e-3]
+    law = mean_square_displacement(math.sqrt(2 * 2.5e-3), grad_norm=result.grad_norm, c_b=2.0)
+    assert float((result.displacement**2 / law).mean()) == pytest.approx(0.9985, abs=5e-3)
 
 
 def test_steps_in_turn_give_what_steps_together_give():
@@ -97,20 +97,20 @@ def test_steps_in_turn_give_what_steps_together_give():
         return (spread * out / out.square().mean().sqrt() + mean - targets).square().mean()
 
     together = eq.Objective(by_hand, {"0.weight": weight})
-    found = decompose(together, None, trajectory=path, lr=0.1, weight_decay=1e-2, tol=1e-7)
-    assert kept.converged.all() and found.converged.all()
-    assert kept.displacement == pytest.approx(found.displacement, abs=1e-5)
-    assert kept.sharpness == pytest.approx(found.sharpness, rel=1e-5)
-    assert kept.grad_norm == pytest.approx(found.grad_norm, rel=1e-5)
+    result = decompose(together, None, trajectory=path, lr=0.1, weight_decay=1e-2, tol=1e-7)
+    assert kept.converged.all() and result.converged.all()
+    assert kept.displacement == pytest.approx(result.displacement, abs=1e-5)
+    assert kept.sharpness == pytest.approx(result.sharpness, rel=1e-5)
+    assert kept.grad_norm == pytest.approx(result.grad_norm, rel=1e-5)
 
 
 def test_a_step_that_does_not_arrive_is_nan():
-    path = [at(-1.0, -1.0, 0.5), at(1.0, 1.1, 0.5)]  # the first one is a maximum
-    found = decompose(world(three_d, 1.0, 1.0, 1.0), None, trajectory=path, lr=LR, weight_decay=1e-2)
-    assert found.converged.tolist() == [False, True]
-    for series in (found.displacement, found.offset, found.sharpness, found.ratio, found.grad_norm):
+    path = [weights_at(-1.0, -1.0, 0.5), weights_at(1.0, 1.1, 0.5)]  # the first one is a maximum
+    result = decompose(world(three_d, 1.0, 1.0, 1.0), None, trajectory=path, lr=LR, weight_decay=1e-2)
+    assert result.converged.tolist() == [False, True]
+    for series in (result.displacement, result.offset, result.sharpness, result.ratio, result.grad_norm):
         assert np.isnan(series).tolist() == [True, False]
-    assert np.isfinite(found.loss).all() and np.isnan(found.mean_ratio).all()
+    assert np.isfinite(result.loss).all() and np.isnan(result.mean_ratio).all()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_step_that_does_not_arrive_is_nan():
     [
         ({"trajectory": []}, "empty trajectory"),
         ({"trajectory": [torch.ones(4)]}, "got params of type Tensor; expected a dict"),
-        ({"trajectory": [at(1.0, 1.0)]}, r"got shape \(2,\) for parameter 'w'"),
+        ({"trajectory": [weights_at(1.0, 1.0)]}, r"got shape \(2,\) for parameter 'w'"),
         ({"lr": 0}, "got lr=0"),
         ({"weight_decay": 0}, "got weight_decay=0"),
         ({"lr": 10.0}, r"lr \* weight_decay"),
@@ -126,6 +126,6 @@ def test_a_step_that_does_not_arrive_is_nan():
     ],
 )
 def test_bad_input(options, message):
-    good = {"trajectory": [at(1.0, 0.2, 0.3, 0.4)], "lr": 0.1, "weight_decay": 0.1}
+    good = {"trajectory": [weights_at(1.0, 0.2, 0.3, 0.4)], "lr": 0.1, "weight_decay": 0.1}
     with pytest.raises(eq.EquilibriaError, match=message):
         decompose(world(curved, 1.0, 0.2, 0.3, 0.4), None, **(good | options))

@@ -13,13 +13,13 @@ from scipy.integrate import solve_ivp
 from scipy.optimize import brentq
 from tests.helpers.minimiser_worlds import (
     Regression,
-    at,
     curved,
     curved_residual,
     meridian,
     onto_curved,
     three_d,
     valley,
+    weights_at,
     world,
 )
 
@@ -32,9 +32,9 @@ ACCURACY = 2e-9
 
 
 def limit(loss, *start, **options):
-    found = project(world(loss, *start), None, **options)
-    assert found.converged, found.reason
-    return found.point["w"].numpy()
+    result = project(world(loss, *start), None, **options)
+    assert result.converged, result.reason
+    return result.point["w"].numpy()
 
 
 def test_three_d_keeps_its_height_and_its_radius_in_the_plane():
@@ -64,20 +64,20 @@ def test_valley_in_the_full_space_keeps_its_invariant():
     assert limit(valley, x, y, spherical=False) == pytest.approx([0, expected], abs=ACCURACY)
 
 
-def test_what_comes_with_the_point():
-    found = project(world(curved, 0.5, 0.4, -0.3, 0.6), None)
-    direction = found.point["w"] / found.point["w"].norm()
+def test_the_other_fields_of_a_projection():
+    result = project(world(curved, 0.5, 0.4, -0.3, 0.6), None)
+    direction = result.point["w"] / result.point["w"].norm()
     assert abs(float(curved_residual(direction))) < ACCURACY
-    assert float(found.point["w"].norm()) == pytest.approx(math.sqrt(0.86), rel=1e-14)
-    assert 0 <= found.loss < 1e-17 and found.grad_norm < 1e-9 and found.steps > 10
+    assert float(result.point["w"].norm()) == pytest.approx(math.sqrt(0.86), rel=1e-14)
+    assert 0 <= result.loss < 1e-17 and result.grad_norm < 1e-9 and result.steps > 10
     start = torch.tensor([0.5, 0.4, -0.3, 0.6], dtype=torch.float64)
-    assert found.distance == pytest.approx(float((direction - start / start.norm()).norm()), rel=1e-12)
-    assert found.reason.startswith("arrived at a minimum")
+    assert result.distance == pytest.approx(float((direction - start / start.norm()).norm()), rel=1e-12)
+    assert result.reason.startswith("arrived at a minimum")
 
 
 @settings(max_examples=2)
 @given(scale=st.floats(1e-3, 1e3), seed=st.integers(0, 100))
-def test_projection_knows_directions_only_and_stays_where_it_is(scale, seed):
+def test_projection_depends_on_the_direction_only_and_is_idempotent(scale, seed):
     start = onto_curved(np.random.default_rng(seed).standard_normal(4)) + 0.2 * np.eye(4)[0]
     once = limit(curved, *start, tol=1e-7)
     assert limit(curved, *(scale * start), tol=1e-7) == pytest.approx(scale * once, abs=scale * 1e-5)
@@ -85,26 +85,26 @@ def test_projection_knows_directions_only_and_stays_where_it_is(scale, seed):
     assert again.steps == 0 and again.distance == 0
 
 
-def test_a_network_keeps_what_is_not_selected():
+def test_a_network_keeps_tensors_that_are_not_selected():
     regression = Regression()
     moved = regression.net[0].weight.detach() + 0.3 * torch.randn(1, 8, generator=torch.Generator().manual_seed(0))
     state = {name: tensor.clone() for name, tensor in regression.net.state_dict().items()}
-    found = project(regression.objective, regression.batch, params={"0.weight": moved}, select=["0.weight"])
-    assert found.converged and found.loss < 1e-17 and list(found.point) == ["0.weight"]
+    result = project(regression.objective, regression.batch, params={"0.weight": moved}, select=["0.weight"])
+    assert result.converged and result.loss < 1e-17 and list(result.point) == ["0.weight"]
     centred = regression.inputs - regression.inputs.mean(axis=0)
     away = np.eye(8) - np.linalg.pinv(centred) @ centred  # gradients lie in the row space of the data
-    assert away @ found.point["0.weight"][0].numpy() == pytest.approx(away @ moved[0].numpy(), abs=1e-8)
+    assert away @ result.point["0.weight"][0].numpy() == pytest.approx(away @ moved[0].numpy(), abs=1e-8)
     assert all(torch.equal(tensor, state[name]) for name, tensor in regression.net.state_dict().items())
 
 
 def test_a_maximum_is_not_called_a_minimum():
-    found = project(world(three_d, -1.0, -1.0, 0.5), None)
-    assert not found.converged and "saddle or maximum" in found.reason and "start elsewhere" in found.reason
+    result = project(world(three_d, -1.0, -1.0, 0.5), None)
+    assert not result.converged and "saddle or maximum" in result.reason and "start elsewhere" in result.reason
 
 
-def test_giving_up_is_a_value():
-    found = project(world(meridian, 0.6, 0.5, 0.4), None, max_steps=5)
-    assert not found.converged and found.steps == 5 and "raise max_steps" in found.reason
+def test_giving_up_returns_a_result():
+    result = project(world(meridian, 0.6, 0.5, 0.4), None, max_steps=5)
+    assert not result.converged and result.steps == 5 and "raise max_steps" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_giving_up_is_a_value():
         ({"tol": 0}, "tol=0; expected 0 < tol < 0.01"),
         ({"max_steps": 0}, "expected 1 <= max_steps"),
         ({"params": {"v": torch.ones(3)}}, "got a parameter 'v'; expected names among: w"),
-        ({"params": at(1.0, 2.0)}, r"shape \(2,\) for parameter 'w'; expected a tensor of shape \(3,\)"),
-        ({"params": at(1.0, math.nan, 0.0)}, "not finite"),
-        ({"params": at(0.0, 0.0, 0.0)}, "loss"),
+        ({"params": weights_at(1.0, 2.0)}, r"shape \(2,\) for parameter 'w'; expected a tensor of shape \(3,\)"),
+        ({"params": weights_at(1.0, math.nan, 0.0)}, "not finite"),
+        ({"params": weights_at(0.0, 0.0, 0.0)}, "loss"),
         ({"params": [1.0]}, "got params of type list"),
         ({"select": ["v"]}, "matches no parameter"),
     ],

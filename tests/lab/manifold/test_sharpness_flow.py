@@ -32,29 +32,29 @@ ACCURACY = 1e-7
 
 def test_three_d_closed_form_until_it_rests():
     """tan(angle) = tan(angle_0) exp(-time); slope 2 tan(angle) is 0.1 after ln(20 tan(angle_0))."""
-    found = sharpness_flow(world(three_d, *on_three_d(0.8)), None, times=[0, 1, 2, 50], grad_tol=0.1)
+    result = sharpness_flow(world(three_d, *on_three_d(0.8)), None, times=[0, 1, 2, 50], grad_tol=0.1)
     rest = math.log(20 * (0.8 / 0.6))
-    assert found.time == pytest.approx([0, 1, 2, rest], rel=1e-5)
-    angles = np.arcsin(found.points["w"][:, 2].numpy())
-    assert angles == pytest.approx(sphere3d_angle(math.asin(0.8), time=found.time), abs=ACCURACY)
-    assert found.sharpness == pytest.approx(6 / np.cos(angles) ** 2, rel=1e-9)
-    assert found.grad_norm == pytest.approx(2 * np.tan(angles), rel=1e-6)
-    assert found.converged and found.reason.startswith("came to rest at time 3.283")
+    assert result.time == pytest.approx([0, 1, 2, rest], rel=1e-5)
+    angles = np.arcsin(result.points["w"][:, 2].numpy())
+    assert angles == pytest.approx(sphere3d_angle(math.asin(0.8), time=result.time), abs=ACCURACY)
+    assert result.sharpness == pytest.approx(6 / np.cos(angles) ** 2, rel=1e-9)
+    assert result.grad_norm == pytest.approx(2 * np.tan(angles), rel=1e-6)
+    assert result.converged and result.reason.startswith("came to rest at time 3.283")
 
 
 @pytest.mark.slow
 def test_meridian_after_time_two():
-    found = sharpness_flow(world(meridian, 0.0, math.sin(1.2), math.cos(1.2)), None, times=[2.0])
-    assert math.asin(float(found.points["w"][0, 1])) == pytest.approx(0.302800, abs=5e-7)
-    assert not found.converged and found.reason == "reached the last time, 2"
+    result = sharpness_flow(world(meridian, 0.0, math.sin(1.2), math.cos(1.2)), None, times=[2.0])
+    assert math.asin(float(result.points["w"][0, 1])) == pytest.approx(0.302800, abs=5e-7)
+    assert not result.converged and result.reason == "reached the last time, 2"
 
 
 @pytest.mark.parametrize("c_b", [0.25, 1.0, 2.0, 4.0])
 def test_valley_of_scalar_rmsprop(c_b):
-    found = sharpness_flow(world(valley, 0.0, 2.0), None, times=[3.0], spherical=False, c_b=c_b)
+    result = sharpness_flow(world(valley, 0.0, 2.0), None, times=[3.0], spherical=False, c_b=c_b)
     expected = rmsprop_valley_position(2.0, time=3.0, c_b=c_b)
-    assert found.points["w"][0].numpy() == pytest.approx([0, expected], abs=ACCURACY)
-    assert found.sharpness == pytest.approx([1 + expected**2], rel=1e-6)
+    assert result.points["w"][0].numpy() == pytest.approx([0, expected], abs=ACCURACY)
+    assert result.sharpness == pytest.approx([1 + expected**2], rel=1e-6)
 
 
 @pytest.mark.slow
@@ -62,9 +62,9 @@ def test_regression_closed_form():
     """Coefficients w* + v exp(-time), through torch's own BatchNorm."""
     regression = Regression()
     times = [0.0, 0.7, 1.5]
-    found = sharpness_flow(regression.objective, regression.batch, times=times, rtol=1e-6)
-    weights = regression.effective(found.points["0.weight"][:, 0].numpy())
-    for time, weight, sharpness, slope in zip(times, weights, found.sharpness, found.grad_norm, strict=True):
+    result = sharpness_flow(regression.objective, regression.batch, times=times, rtol=1e-6)
+    weights = regression.effective(result.points["0.weight"][:, 0].numpy())
+    for time, weight, sharpness, slope in zip(times, weights, result.sharpness, result.grad_norm, strict=True):
         expected = regression_flow(regression.inputs, regression.targets, weight=regression.weight, time=time)
         assert weight == pytest.approx(expected.weight, abs=1e-5)
         assert sharpness == pytest.approx(expected.sharpness, rel=1e-5)
@@ -84,10 +84,10 @@ def test_curved_surface_against_differences_along_it():
         return -2 * slope / (4 + slope @ slope)
 
     slow = solve_ivp(velocity, (0, 2), curved_start(), method="LSODA", rtol=1e-9, atol=1e-11, t_eval=[1.0, 2.0])
-    found = sharpness_flow(world(curved, *(2.5 * curved_start())), None, times=[1.0, 2.0])
-    points = found.points["w"].numpy()
+    result = sharpness_flow(world(curved, *(2.5 * curved_start())), None, times=[1.0, 2.0])
+    points = result.points["w"].numpy()
     assert points == pytest.approx(slow.y.T, abs=1e-6)  # differences with steps of 1e-5 are right to 1e-10 or so
-    assert found.sharpness == pytest.approx([math.exp(curved_log_sharpness(point)) for point in points], rel=1e-9)
+    assert result.sharpness == pytest.approx([math.exp(curved_log_sharpness(point)) for point in points], rel=1e-9)
     assert np.linalg.norm(points[1] - curved_start()) > 0.3
 
 
@@ -127,20 +127,22 @@ def test_stops_where_eigenvalues_meet():
         x, y, z = w
         return ((2 + 4 * z) * x * x + (2 - z) * y * y) / 2
 
-    found = sharpness_flow(world(crossing, 0.0, 0.0, 0.2), None, times=[0.01, 9.0], spherical=False, c_b=1.0, rtol=1e-4)
-    assert not found.converged and "lambda1 and lambda2 meet" in found.reason
+    result = sharpness_flow(
+        world(crossing, 0.0, 0.0, 0.2), None, times=[0.01, 9.0], spherical=False, c_b=1.0, rtol=1e-4
+    )
+    assert not result.converged and "lambda1 and lambda2 meet" in result.reason
     end = 2e-3 / (5 - 4e-3)
-    assert float(found.points["w"][-1, 2]) == pytest.approx(end, rel=1e-2)  # rtol is 1e-4 of 0.2
+    assert float(result.points["w"][-1, 2]) == pytest.approx(end, rel=1e-2)  # rtol is 1e-4 of 0.2
 
     def clock(z):  # integral of 4/g + 2g, g = 2/(1 + 2z)
         return 2 * z + 2 * z * z + 2 * math.log1p(2 * z)
 
-    assert found.time[-1] == pytest.approx(clock(0.2) - clock(end), rel=1e-4)
+    assert result.time[-1] == pytest.approx(clock(0.2) - clock(end), rel=1e-4)
 
 
 def test_at_rest_from_the_start():
-    found = sharpness_flow(world(three_d, *on_three_d(0.0)), None, times=[0, 1])
-    assert found.converged and found.time.tolist() == [0]
+    result = sharpness_flow(world(three_d, *on_three_d(0.0)), None, times=[0, 1])
+    assert result.converged and result.time.tolist() == [0]
 
 
 @pytest.mark.parametrize("times", [[], [1.0, 0.5], [-1.0], [0.0, math.nan], 3.0, "soon", [[1.0]]])

@@ -144,7 +144,8 @@ def found_symmetries(config: Config, model: str) -> Symmetries:
     import torch
 
     from equilibria.lab.beyond.text import Windows
-    from equilibria.objectives._objective import objective, preserved_rng
+    from equilibria.objectives._isolation import preserved_rng
+    from equilibria.objectives._objective import objective
     from equilibria.symmetry import symmetries
 
     with preserved_rng():

@@ -1,4 +1,4 @@
-"""A training run at the edge of stability: an oscillation across the manifold of minimisers, a drift along it."""
+"""Decomposition of a run at the edge of stability: oscillation across the manifold of minimisers, drift along it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from equilibria.errors import EquilibriaError, positive, whole, within
-from equilibria.lab.manifold._gradient_flow import flow_to_limits
 from equilibria.lab.manifold.landscape import Landscape
-from equilibria.lab.manifold.projection import minima
+from equilibria.lab.manifold.projection import flow_to_limits, minima
 from equilibria.lab.manifold.slope import SIMPLE, slopes_at
 from equilibria.objectives._objective import Objective, Params
 from equilibria.tensors.parameters import Select
@@ -55,12 +54,12 @@ class Decomposition:
 
     @property
     def mean_square(self) -> np.ndarray:
-        """Mean of ``h^2`` over each pair of consecutive steps, one entry less: what drives the drift."""
+        """Mean of ``h^2`` over each pair of consecutive steps, which drives the drift; one entry less."""
         return _pair_means(self.displacement**2)
 
     @property
     def mean_ratio(self) -> np.ndarray:
-        """Mean of ``R`` over each pair of consecutive steps, one entry less: crossings of 1 are to be counted on it."""
+        """Mean of ``R`` over each pair of consecutive steps, one entry less; count crossings of 1 on it."""
         return _pair_means(self.ratio)
 
     @property
@@ -83,12 +82,12 @@ def decompose(
     """Split a run of gradient descent with weight decay into ``h``, ``u`` and ``phi`` of Lyu, Li & Arora (2022).
 
     All points are projected together, along the gradient flow as in `project`: thousands of steps of a loss of a few
-    numbers take seconds. A network whose BatchNorm keeps running statistics is evaluated step by step, which takes as
+    numbers take seconds. A network whose BatchNorm keeps running statistics is evaluated step by step, which takes that
     many times longer; ``track_running_stats=False`` avoids it.
 
     Args:
         objective: the loss, scale-invariant in the selected tensors.
-        batch: what it was trained on: all of it.
+        batch: the full training data.
         trajectory: the parameters at consecutive steps, name -> tensor. Tensors that are not selected, or missing, stay
             as they are in the objective.
         lr: learning rate of the run.
@@ -101,7 +100,8 @@ def decompose(
         The decomposition.
 
     Raises:
-        EquilibriaError: bad arguments, an empty trajectory, or a loss that depends on the scale of what is selected.
+        EquilibriaError: if an argument is bad, the trajectory is empty, or the loss depends on the scale of the
+            selected tensors.
 
     Example:
         >>> import torch
@@ -122,11 +122,11 @@ def decompose(
     weights = torch.stack([landscape.joined(step) for step in steps])
     thetas = landscape.onto_sphere(weights)
     limits = flow_to_limits(landscape, thetas, tol=tol, max_steps=max_steps)
-    good = minima(limits)
-    phis = torch.where(good[:, None], limits.points, torch.nan)
+    converged = minima(limits)
+    phis = torch.where(converged[:, None], limits.points, torch.nan)
     slopes = slopes_at(landscape, limits.points)
-    sharpness = _array(torch.where(good, slopes.sharpness, torch.nan))
-    gradients = torch.where((good & (slopes.gaps > SIMPLE))[:, None], slopes.gradients, torch.nan)
+    sharpness = _array(torch.where(converged, slopes.sharpness, torch.nan))
+    gradients = torch.where((converged & (slopes.gaps > SIMPLE))[:, None], slopes.gradients, torch.nan)
     lrs = effective_lr(lr, weight_decay, norm_sq=_array(weights.square().sum(dim=-1)))
     ratio = lrs * sharpness / 2
     return Decomposition(
@@ -139,12 +139,12 @@ def decompose(
         effective_lr=lrs,
         ratio=ratio,
         loss=_array(landscape.losses(thetas)),
-        converged=good.cpu().numpy(),
+        converged=converged.cpu().numpy(),
     )
 
 
 def _continued(vectors: Tensor) -> Tensor:
-    """Rows with signs such that each points the way of the one before; the largest entry of the first is positive."""
+    """Choose signs so that each row points the way of the one before; the largest entry of the first is positive."""
     first = vectors[0, vectors[0].abs().argmax()]
     turns = torch.cat([first[None], (vectors[1:] * vectors[:-1]).sum(dim=-1)])
     return vectors * torch.where(turns < 0, -1.0, 1.0).cumprod(dim=0)[:, None]
@@ -155,5 +155,5 @@ def _array(series: Tensor) -> np.ndarray:
 
 
 def _pair_means(series: np.ndarray) -> np.ndarray:
-    means: np.ndarray = (series[1:] + series[:-1]) / 2  # theory's two_step_mean refuses NaN
+    means: np.ndarray = (series[1:] + series[:-1]) / 2  # theory's two_step_mean rejects NaN
     return means

@@ -1,20 +1,30 @@
-"""From a point to the manifold of minimisers, along the gradient flow."""
+"""Projection of a point onto the manifold of minimisers, along the gradient flow.
+
+The flow ``x' = -grad L(x)`` is stiff: the top of the Hessian limits the step of an explicit method, its bottom sets the
+time to convergence. LSODA turns implicit when that pays. Many points are one equation whose Jacobian is a band of small
+blocks, so that a whole trajectory takes hardly more evaluations of the loss than one of its points.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+import torch
+from scipy.integrate import LSODA
 from torch import Tensor
 
 from equilibria.errors import whole, within
-from equilibria.lab.manifold._gradient_flow import Limits, flow_to_limits
 from equilibria.lab.manifold.landscape import Landscape
 from equilibria.objectives._objective import Objective, Params
 from equilibria.tensors.parameters import Select
 
 _DOWNHILL = 1e-6  # an eigenvalue this much below zero, relative to the largest, is not rounding
+_BAND_NUMBERS = 4_000_000  # in the factors of the Jacobian: 32 MB
+_TIME_LIMIT = 1e15  # in units of 1/lambda1: practically never
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +35,10 @@ class Projection:
         point: the selected tensors at the limit, float64, with the norm that they had.
         loss: the loss there.
         grad_norm: norm of its gradient there, on the unit sphere if spherical.
-        distance: how far the limit is from the start: chord of the unit sphere, or Euclidean in the full space.
+        distance: from the start to the limit: chord of the unit sphere, or Euclidean in the full space.
         steps: steps of the integrator, each with one dense Hessian.
         converged: whether the limit was reached and is a minimum.
-        reason: why it stopped, in words.
+        reason: why the flow stopped, in words.
     """
 
     point: Params
@@ -50,19 +60,19 @@ def project(
     tol: float = 1e-10,
     max_steps: int = 1000,
 ) -> Projection:
-    """Project a point on the manifold of minimisers: the limit of the gradient flow ``w' = -grad L(w)`` from it.
+    """Project a point onto the manifold of minimisers: the limit of the gradient flow ``w' = -grad L(w)`` from it.
 
     This is the projection ``phi`` of Lyu, Li & Arora (2022). The gradient of a scale-invariant loss is tangent to the
-    sphere, so that its flow keeps the norm. For small problems: every step takes a dense Hessian in float64.
+    sphere, so its flow keeps the norm. For small problems: every step takes a dense Hessian in float64.
 
     Args:
-        objective: the loss, `equilibria.objective` or `equilibria.Objective`.
-        batch: what it is evaluated on.
-        params: the point, or some tensors of it; default: the parameters as they are now.
+        objective: the loss, from `equilibria.objective`, or an `equilibria.Objective`.
+        batch: the data.
+        params: the point, or some tensors of it; default: the present parameters.
         select: the tensors that move: names, patterns or a function of name and tensor; default: all. The others stay.
         spherical: whether the loss does not depend on their common scale; False for the full space.
-        tol: local error of each step of the integrator, and how far from the manifold to stop, both relative to the
-            norm of the point. It stops where ``|gradient| <= tol * lambda1``: within ``tol`` along the stiffest
+        tol: local error of each step of the integrator, and distance from the manifold at which it stops, both relative
+            to the norm of the point. It stops where ``|gradient| <= tol * lambda1``: within ``tol`` along the stiffest
             direction and ``tol * lambda1/lambda`` along one with eigenvalue ``lambda``.
         max_steps: steps before giving up.
 
@@ -70,16 +80,17 @@ def project(
         The limit. The model is not changed.
 
     Raises:
-        EquilibriaError: bad arguments, more than 4096 numbers, or a loss that depends on the scale while ``spherical``.
+        EquilibriaError: if an argument is bad, more than 4096 numbers are selected, or the loss depends on the scale
+            although ``spherical``.
 
     Example:
-        On the sphere, ``x^2/|w|^2`` is least where ``x = 0``, and its flow goes there along a meridian:
+        On the sphere, ``x^2/|w|^2`` has its minimum at ``x = 0``, and its flow goes there along a meridian:
 
         >>> import torch
         >>> from equilibria import Objective
         >>> loss = Objective(lambda p, _: p["w"][0] ** 2 / p["w"].square().sum(), {"w": torch.tensor([3.0, 0.0, 4.0])})
-        >>> found = project(loss, None)
-        >>> found.point["w"].round(decimals=8).tolist(), found.converged
+        >>> projection = project(loss, None)
+        >>> projection.point["w"].round(decimals=8).tolist(), projection.converged
         ([0.0, 0.0, 5.0], True)
     """
     tol, max_steps = within("tol", tol, above=0, below=1e-2), whole("max_steps", max_steps, low=1)
@@ -97,12 +108,12 @@ def project(
     )
 
 
-def minima(limits: Limits) -> Tensor:
+def minima(limits: FlowLimits) -> Tensor:
     """Which of the limits were reached and are minima."""
     return limits.arrived & (limits.lowest >= -_DOWNHILL * limits.top)
 
 
-def _reason(limits: Limits) -> str:
+def _reason(limits: FlowLimits) -> str:
     slope = f"gradient {float(limits.grad_norms):.2g}, largest eigenvalue {float(limits.top):.6g}"
     if not bool(limits.arrived):
         return (
@@ -112,3 +123,107 @@ def _reason(limits: Limits) -> str:
         lowest = float(limits.lowest)
         return f"arrived at a saddle or maximum ({slope}, smallest eigenvalue {lowest:.3g}): start elsewhere"
     return f"arrived at a minimum ({slope})"
+
+
+# ---- the gradient flow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlowLimits:
+    """End points of the gradient flow of many points.
+
+    Attributes:
+        points: the last points, one per row.
+        grad_norms: norms of the gradient there.
+        top: largest absolute eigenvalue of the Hessian there.
+        lowest: smallest eigenvalue.
+        steps: steps of the integrator.
+        arrived: whether the gradient is below ``tol * top * |start|``.
+    """
+
+    points: Tensor
+    grad_norms: Tensor
+    top: Tensor
+    lowest: Tensor
+    steps: Tensor
+    arrived: Tensor
+
+
+def flow_to_limits(landscape: Landscape, starts: Tensor, *, tol: float, max_steps: int) -> FlowLimits:
+    """Follow the gradient flow from every row of ``starts`` until its gradient is negligible.
+
+    Args:
+        landscape: the loss.
+        starts: points, one per row.
+        tol: distance to the manifold along the stiffest direction at which to stop, relative to the norm of the start.
+            A tenth of it is the local error of the integrator.
+        max_steps: steps before giving up.
+    """
+    rows = max(1, _BAND_NUMBERS // (3 * landscape.dim**2))
+    parts = [_Flow(landscape, part, tol=tol).run(max_steps) for part in torch.split(starts, rows)]
+    return FlowLimits(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(FlowLimits)))
+
+
+class _Flow:
+    """The flow of some points together, with one step for all."""
+
+    def __init__(self, landscape: Landscape, starts: Tensor, *, tol: float) -> None:
+        norms = starts.norm(dim=-1)
+        self._landscape, self._starts = landscape, starts
+        self._tol, self._allowed = tol, tol * torch.where(norms > 0, norms, 1.0)
+        self._grad_norms = norms  # placeholder until the integrator evaluates the gradients
+
+    def run(self, max_steps: int) -> FlowLimits:
+        limits = self._limits(self._starts, 0)
+        if bool(limits.arrived.all()):
+            return limits
+        points, steps = self._starts, 0
+        for points in self._path(float(limits.top.max())):
+            steps += 1
+            if steps == max_steps:
+                break
+            if bool((self._grad_norms <= self._allowed * limits.top).all()):
+                limits = self._limits(points, steps)  # with the eigenvalues at the present points
+                if bool(limits.arrived.all()):
+                    return limits
+        return self._limits(points, steps)
+
+    def _path(self, top: float) -> Iterator[Tensor]:
+        """Points after every step, until the integrator gives up."""
+        band, error = self._landscape.dim - 1, 0.1 * self._tol
+        solver = LSODA(
+            self._velocity,
+            0.0,
+            self._starts.cpu().numpy().reshape(-1),
+            t_bound=_TIME_LIMIT / top,
+            rtol=error,
+            atol=error * float(self._allowed.min() / self._tol),
+            lband=band,
+            uband=band,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the solver's status says the same
+            while _take_step(solver):
+                yield self._landscape.onto_sphere(self._rows(solver.y))
+
+    def _velocity(self, _: float, state: np.ndarray) -> np.ndarray:
+        slopes = self._landscape.gradients(self._rows(state))
+        self._grad_norms = slopes.norm(dim=-1)
+        return -slopes.cpu().numpy().reshape(-1)
+
+    def _rows(self, state: np.ndarray) -> Tensor:
+        return torch.from_numpy(state.copy()).to(self._starts).reshape(self._starts.shape)
+
+    def _limits(self, points: Tensor, steps: int) -> FlowLimits:
+        values = torch.linalg.eigvalsh(self._landscape.hessians(points))
+        slopes, top = self._landscape.gradients(points).norm(dim=-1), values.abs().amax(dim=-1)
+        taken = torch.full(slopes.shape, steps, dtype=torch.int64, device=slopes.device)
+        return FlowLimits(points, slopes, top, values[:, 0], taken, slopes <= self._allowed * top)
+
+
+def _take_step(solver: Any) -> bool:
+    """Take a step; False if the solver has finished or failed."""
+    if solver.status == "running":
+        solver.step()
+        return bool(solver.status != "failed")
+    return False

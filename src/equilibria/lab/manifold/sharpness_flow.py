@@ -13,14 +13,15 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from equilibria.errors import EquilibriaError, positive, within
-from equilibria.lab.manifold._retraction import LeftManifoldError, Manifold
 from equilibria.lab.manifold.landscape import Landscape
-from equilibria.lab.manifold.slope import NULL, refuse_beside_manifold, refuse_degenerate, slopes_at
+from equilibria.lab.manifold.slope import NULL, Slopes, check_on_manifold, check_simple, slopes_at
 from equilibria.objectives._objective import Objective, Params
 from equilibria.tensors.parameters import Select
 from equilibria.theory.flow import flow_velocity
 
 _CROSSING = 1e-3  # (lambda1 - lambda2)/lambda1 at which the flow of a single top eigenvalue ends
+_ROUNDS, _STEPS = 4, 8  # of Newton's method: Hessians, and steps with each of them
+_CLOSE = 1e-11  # size of its last step, relative to the norm of the point
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +29,7 @@ class SharpnessFlow:
     """A solution of the sharpness-reduction flow.
 
     Attributes:
-        time: flow time of each sample; shorter than asked for if the flow ended before, then with its end as the last.
+        time: flow time of each sample; fewer than requested if the flow ended before, then with its end as the last.
         points: named tensors with the samples along the first axis, float64; of joint norm 1 if spherical.
         sharpness: ``lambda1`` at each sample; spherical sharpness if spherical.
         grad_norm: ``g``, norm of the gradient of ``log lambda1`` along the manifold.
@@ -56,20 +57,20 @@ def sharpness_flow(
     rtol: float = 1e-8,
     grad_tol: float = 1e-6,
 ) -> SharpnessFlow:
-    """Where training drifts at the edge of stability: the flow of Lyu, Li & Arora (2022), eqs. (3) and (8).
+    """Integrate the drift of training at the edge of stability: Lyu, Li & Arora (2022), eqs. (3) and (8).
 
     With ``v`` the gradient of ``log lambda1`` along the manifold of minimisers, gradient descent with weight decay
     follows ``d phi/d tau = -2 v/(4 + |v|^2)``, ``tau = steps*lr*wd`` since the stability ratio crossed 1; a
     quasi-RMSprop scheduler follows ``-v/(4 + (2/c_b)|v|^2)`` with ``tau = steps*eta^2``
     (see `equilibria.theory.flow`). Expect a run to differ by about ``sqrt(lr*wd)``.
 
-    Inside the integrator (DOP853) every point is put back on the manifold by Newton's method in the normal space. That
-    is not the gradient-flow projection of `project`: the two differ at second order in the distance, which is the error
-    of the integrator here, so that the flow is the same.
+    Inside the integrator (DOP853), Newton's method in the normal space returns every point to the manifold. That is not
+    the gradient-flow projection of `project`: the two differ at second order in the distance, which is the error of the
+    integrator here, so that the flow is the same.
 
     Args:
         objective: the loss.
-        batch: what it is evaluated on.
+        batch: the data.
         times: increasing flow times at which to report, none negative.
         params: the start, a point of the manifold, such as ``project(...).point``; default: the present parameters.
         select: the tensors that move; default: all.
@@ -103,25 +104,25 @@ def sharpness_flow(
     landscape = Landscape(objective, batch, params=params, select=select, spherical=spherical)
     start = landscape.reference[None]
     slopes = slopes_at(landscape, start)
-    refuse_beside_manifold(landscape, start, slopes)
-    refuse_degenerate(slopes)
+    check_on_manifold(landscape, start, slopes)
+    check_simple(slopes)
     manifold = Manifold(landscape, rank=int((slopes.eigenvalues > NULL * slopes.sharpness).sum()))
     drift = _Drift(manifold, start[0], c_b=c_b, grad_tol=grad_tol)
     path = drift.path(grid, rtol=rtol)
     points = torch.stack([manifold.onto(point) for point in path.points])
-    found = slopes_at(landscape, points)
+    slopes = slopes_at(landscape, points)
     return SharpnessFlow(
         time=path.time,
         points=landscape.named(points),
-        sharpness=found.sharpness.cpu().numpy(),
-        grad_norm=found.gradients.norm(dim=-1).cpu().numpy(),
+        sharpness=slopes.sharpness.cpu().numpy(),
+        grad_norm=slopes.gradients.norm(dim=-1).cpu().numpy(),
         converged=path.converged,
         reason=path.reason,
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Path:
+class _FlowPath:
     time: np.ndarray
     points: Tensor
     converged: bool
@@ -129,7 +130,7 @@ class _Path:
 
 
 class _Event:
-    """Ends the integration where a function of the state falls below zero."""
+    """Event of the integrator that ends it where a function of the state falls below zero."""
 
     terminal, direction = True, -1.0
 
@@ -141,17 +142,17 @@ class _Event:
 
 
 class _Drift:
-    """The flow as scipy sees it."""
+    """The flow in the form that scipy integrates."""
 
     def __init__(self, manifold: Manifold, start: Tensor, *, c_b: float | None, grad_tol: float) -> None:
         self._manifold, self._start, self._c_b, self._grad_tol = manifold, start, c_b, grad_tol
 
-    def path(self, grid: np.ndarray, *, rtol: float) -> _Path:
+    def path(self, grid: np.ndarray, *, rtol: float) -> _FlowPath:
         state = self._start.cpu().numpy()
         if self._above_rest(state) <= 0:
-            return self._ended(np.zeros(1), state[None], "at rest", at=0.0)
+            return self._ended(np.zeros(1), state[None], "at rest", end=0.0)
         if grid[-1] == 0:
-            return self._ended(grid, state[None], "last time", at=0.0)
+            return self._ended(grid, state[None], "last time", end=0.0)
         solution = solve_ivp(
             self._velocity,
             (0.0, grid[-1]),
@@ -164,25 +165,25 @@ class _Drift:
         )
         return self._read(solution)
 
-    def _read(self, solution: Any) -> _Path:
-        """The samples, and the event at which the integrator ended, if it did."""
+    def _read(self, solution: Any) -> _FlowPath:
+        """The samples, and the event that ended the integration, if one did."""
         time, states = solution.t, solution.y.T
         for name, when, where in zip(("at rest", "crossing"), solution.t_events, solution.y_events, strict=True):
             if len(when):
                 time, states = np.append(time, when), np.vstack([states, where])
-                return self._ended(time, states, name, at=float(when[0]))
+                return self._ended(time, states, name, end=float(when[0]))
         if not solution.success:
-            return self._ended(time, states, "failed", at=float(time[-1]) if len(time) else 0.0)
-        return self._ended(time, states, "last time", at=float(time[-1]))
+            return self._ended(time, states, "failed", end=float(time[-1]) if len(time) else 0.0)
+        return self._ended(time, states, "last time", end=float(time[-1]))
 
-    def _ended(self, time: np.ndarray, states: np.ndarray, how: str, *, at: float) -> _Path:
+    def _ended(self, time: np.ndarray, states: np.ndarray, how: str, *, end: float) -> _FlowPath:
         reasons = {
-            "at rest": f"came to rest at time {at:.6g}: the sharpness has no slope above {self._grad_tol:g}",
-            "crossing": f"stopped at time {at:.6g}: lambda1 and lambda2 meet, and the flow knows only one of them",
-            "failed": f"stopped after time {at:.6g}: the manifold of minimisers ends or folds there",
-            "last time": f"reached the last time, {at:.6g}",
+            "at rest": f"came to rest at time {end:.6g}: the sharpness has no slope above {self._grad_tol:g}",
+            "crossing": f"stopped at time {end:.6g}: lambda1 and lambda2 meet, and the flow knows only one of them",
+            "failed": f"stopped after time {end:.6g}: the manifold of minimisers ends or folds there",
+            "last time": f"reached the last time, {end:.6g}",
         }
-        return _Path(time, self._tensor(states), how == "at rest", reasons[how])
+        return _FlowPath(time, self._tensor(states), how == "at rest", reasons[how])
 
     def _velocity(self, _: float, state: np.ndarray) -> np.ndarray:
         try:
@@ -209,3 +210,63 @@ def _checked_times(times: ArrayLike) -> np.ndarray:
     if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all() or grid[0] < 0 or np.any(np.diff(grid) <= 0):
         raise EquilibriaError(f"got times={times!r}; expected an increasing series of flow times, none negative")
     return grid
+
+
+# ---- returning to the manifold
+
+
+class LeftManifoldError(Exception):
+    """Newton's method found no minimum nearby."""
+
+
+class Manifold:
+    """The minimisers around a point, and the slope of the logarithm of the sharpness on them.
+
+    Args:
+        landscape: the loss.
+        rank: number of positive eigenvalues of its Hessian on the manifold. Off the manifold the others are not quite
+            zero, so that a threshold could not tell them apart.
+    """
+
+    def __init__(self, landscape: Landscape, *, rank: int) -> None:
+        self._landscape, self._rank = landscape, rank
+        self._last: tuple[Tensor, Slopes] | None = None
+
+    def onto(self, point: Tensor) -> Tensor:
+        """The minimum that Newton's method finds from a point.
+
+        Raises:
+            LeftManifoldError: if it finds none.
+        """
+        rows = self._landscape.onto_sphere(point[None])
+        close = _CLOSE * max(float(rows.norm()), torch.finfo(rows.dtype).tiny)
+        for _ in range(_ROUNDS):
+            stiff, across = self._normal_space(rows)
+            for _ in range(_STEPS):
+                move = across @ ((self._landscape.gradients(rows)[0] @ across) / stiff)
+                rows = self._landscape.onto_sphere(rows - move)
+                if float(move.norm()) <= close:
+                    return rows[0]
+        raise LeftManifoldError
+
+    def _normal_space(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The positive eigenvalues and their eigenvectors."""
+        if not bool(torch.isfinite(rows).all()):
+            raise LeftManifoldError
+        try:
+            values, vectors = torch.linalg.eigh(self._landscape.hessians(rows))
+        except EquilibriaError as error:  # the loss is not finite there
+            raise LeftManifoldError from error
+        if not bool(values[0, -self._rank] > 0):
+            raise LeftManifoldError
+        return values[0, -self._rank :], vectors[0, :, -self._rank :]
+
+    def slope(self, point: Tensor) -> Slopes:
+        """The slope at the minimum nearest to a point; the last one is cached.
+
+        Raises:
+            LeftManifoldError: if there is none.
+        """
+        if self._last is None or not torch.equal(self._last[0], point):
+            self._last = point, slopes_at(self._landscape, self.onto(point)[None])
+        return self._last[1]

@@ -1,4 +1,4 @@
-"""How the logarithm of the sharpness changes along the manifold of minimisers."""
+"""The slope of the logarithm of the sharpness along the manifold of minimisers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equilibria.objectives._objective import Objective, Params
 from equilibria.tensors.parameters import Select
 
 NULL = 1e-6  # eigenvalues up to this fraction of the largest belong to the manifold
-ON_MANIFOLD = 1e-8  # |gradient| / (lambda1 |w|): off by d, eigenvalues of the null space are of order d
+_ON_MANIFOLD = 1e-8  # |gradient| / (lambda1 |w|): at distance d, eigenvalues of the null space are of order d
 SIMPLE = 1e-6  # (lambda1 - lambda2) / lambda1: below it the top eigenvector, known to 1e-16 / gap, means little
 
 
@@ -29,7 +29,7 @@ class SharpnessSlope:
         sharpness: ``lambda1``, the largest eigenvalue of the Hessian; spherical sharpness if spherical.
         top_vector: its eigenvector, of unit norm.
         gap: ``(lambda1 - lambda2)/lambda1``.
-        error: of the gradient, by the differences it is computed from: an estimate of its order.
+        error: of the gradient, estimated from the differences it is computed by: the order of magnitude.
         dimension: of the manifold: eigenvalues not above 1e-6 ``lambda1``, less one for the radius if spherical.
         null_gap: smallest eigenvalue above that threshold over the largest absolute one below: 1000 and more is clear.
     """
@@ -46,7 +46,7 @@ class SharpnessSlope:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slopes:
-    """The same for many points, as arrays: one row or entry per point."""
+    """`SharpnessSlope` of many points, as arrays: one row or entry per point."""
 
     gradients: Tensor
     sharpness: Tensor
@@ -66,17 +66,17 @@ def grad_log_sharpness(
 ) -> SharpnessSlope:
     """Gradient of ``log lambda1`` along the manifold of minimisers (Lyu, Li & Arora 2022, Section 4.2).
 
-    With ``v`` the top eigenvector of the Hessian ``H``, held fixed, it is the gradient of ``v' H(w) v`` (the change of
-    ``H v`` along ``v``, by differences whose step is chosen by their agreement; ``error`` says how good they are, some
-    1e-11 where the loss is smooth at the scale of the weights), projected on the null space of ``H``
-    (without the radius, along which ``log lambda1`` falls at rate 2) and divided by ``lambda1``. The null space is what
-    has eigenvalues of at most 1e-6 ``lambda1`` in size; it is tangent to the manifold only on the manifold, so
-    `project` the point first.
+    With ``v`` the top eigenvector of the Hessian ``H``, held fixed, it is the gradient of ``v' H(w) v``, projected onto
+    the null space of ``H`` (without the radius, along which ``log lambda1`` falls at rate 2) and divided by
+    ``lambda1``. The gradient is the derivative of ``H v`` along ``v``, by differences whose step is chosen by their
+    agreement; its ``error`` is about 1e-11 where the loss is smooth at the scale of the weights. Eigenvalues of at most
+    1e-6 ``lambda1`` count as null. The null space is tangent to the manifold only on the manifold, so `project` the
+    point first.
 
     Args:
         objective: the loss.
-        batch: what it is evaluated on.
-        params: the point, or some tensors of it; default: the parameters as they are now.
+        batch: the data.
+        params: the point, or some tensors of it; default: the present parameters.
         select: the tensors that move; default: all.
         spherical: whether the loss does not depend on their common scale; False for the full space.
 
@@ -96,16 +96,16 @@ def grad_log_sharpness(
         ...     x, y, z = p["w"]
         ...     return 2 - (x + y) / (x * x - x * y + y * y).sqrt()
         >>> half = 0.32**0.5
-        >>> at = {"w": torch.tensor([half, half, 0.6], dtype=torch.float64)}
-        >>> slope = grad_log_sharpness(Objective(loss, at), None)
+        >>> point = {"w": torch.tensor([half, half, 0.6], dtype=torch.float64)}
+        >>> slope = grad_log_sharpness(Objective(loss, point), None)
         >>> round(slope.sharpness, 9), round(slope.norm, 9)  # tan(angle) = 0.6/0.8
         (9.375, 1.5)
     """
     landscape = Landscape(objective, batch, params=params, select=select, spherical=spherical)
     point = landscape.reference[None]
     slopes = slopes_at(landscape, point)
-    refuse_beside_manifold(landscape, point, slopes)
-    refuse_degenerate(slopes)
+    check_on_manifold(landscape, point, slopes)
+    check_simple(slopes)
     values, limit = slopes.eigenvalues[0], NULL * float(slopes.sharpness)
     null = values[values <= limit]
     return SharpnessSlope(
@@ -121,12 +121,12 @@ def grad_log_sharpness(
 
 
 def slopes_at(landscape: Landscape, points: Tensor) -> Slopes:
-    """The gradient of ``log lambda1`` at every row, as far as it has one: nothing is checked."""
+    """The gradient of ``log lambda1`` at every row, without checks that it exists."""
     values, vectors = torch.linalg.eigh(landscape.hessians(points))
     sharpness, tops = values[:, -1], vectors[:, :, -1]
     second = values[:, -2] if values.shape[1] > 1 else torch.zeros_like(sharpness)
-    bends, errors = landscape.bends(points, tops)
-    raw = bends / sharpness[:, None]
+    gradients, errors = landscape.curvature_gradients(points, tops)
+    raw = gradients / sharpness[:, None]
     return Slopes(
         gradients=_tangent(landscape, points, raw, vectors, values <= NULL * sharpness[:, None]),
         sharpness=sharpness,
@@ -138,7 +138,7 @@ def slopes_at(landscape: Landscape, points: Tensor) -> Slopes:
 
 
 def _tangent(landscape: Landscape, points: Tensor, rows: Tensor, vectors: Tensor, null: Tensor) -> Tensor:
-    """Rows projected on the null spaces, and on the sphere also across the points."""
+    """Project rows onto the null spaces, and on the sphere also off the points themselves."""
     parts = (vectors.mT @ rows[..., None])[..., 0] * null
     inside = (vectors @ parts[..., None])[..., 0]
     if landscape.spherical:
@@ -146,18 +146,18 @@ def _tangent(landscape: Landscape, points: Tensor, rows: Tensor, vectors: Tensor
     return inside
 
 
-def refuse_beside_manifold(landscape: Landscape, points: Tensor, slopes: Slopes) -> None:
-    """Raise if a row is not a minimum, or the loss is flat there."""
+def check_on_manifold(landscape: Landscape, points: Tensor, slopes: Slopes) -> None:
+    """Raise EquilibriaError if a row is not a minimum, or the loss is flat there."""
     flattest = float(slopes.sharpness.min())
     if not flattest > 0:
         raise EquilibriaError(f"got a point with lambda1 = {flattest:g}; expected a minimum with a positive eigenvalue")
     sizes = points.norm(dim=-1)
     off = landscape.gradients(points).norm(dim=-1) / slopes.sharpness
     worst = float((off / torch.where(sizes > 0, sizes, 1.0)).max())
-    if not worst <= ON_MANIFOLD:
+    if not worst <= _ON_MANIFOLD:
         raise EquilibriaError(
             f"got a point that is not on the manifold of minimisers: |gradient| / (lambda1 |w|) = {worst:.2g}; "
-            f"expected at most {ON_MANIFOLD:g}: use the point of project(objective, batch)"
+            f"expected at most {_ON_MANIFOLD:g}: use the point of project(objective, batch)"
         )
     lowest = float((slopes.eigenvalues[:, 0] / slopes.sharpness).min())
     if not lowest >= -NULL:
@@ -167,8 +167,8 @@ def refuse_beside_manifold(landscape: Landscape, points: Tensor, slopes: Slopes)
         )
 
 
-def refuse_degenerate(slopes: Slopes) -> None:
-    """Raise if the largest eigenvalue of a row is not simple."""
+def check_simple(slopes: Slopes) -> None:
+    """Raise EquilibriaError if the largest eigenvalue of a row is not simple."""
     gap = float(slopes.gaps.min())
     if not gap > SIMPLE:
         raise EquilibriaError(

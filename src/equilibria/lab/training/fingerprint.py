@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.training.recipe import Batch, Recipe
-from equilibria.objectives._objective import preserved_rng
+from equilibria.objectives._isolation import preserved_rng
 
 SEED, FIRST_BATCH = "seed", "first batch"
 _DRAWN = ("label_noise", "flip", "crop")  # settings of `equilibria.lab.data.Batches` that a first batch need not show

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from equilibria.curvature._batches import ONE_BATCH, as_chunks
+from equilibria.curvature._batches import ONE_BATCH, as_weighted_batches
 from equilibria.errors import EquilibriaError, positive, whole
 from equilibria.lab.training.checkpoint import (
     CHECKPOINT,
@@ -30,7 +30,8 @@ from equilibria.lab.training.device import present_device
 from equilibria.lab.training.fingerprint import first_batch
 from equilibria.lab.training.recipe import Recipe
 from equilibria.lab.training.training import Training
-from equilibria.objectives._objective import objective, preserved_rng
+from equilibria.objectives._isolation import preserved_rng
+from equilibria.objectives._objective import objective
 from equilibria.records import read_record
 from equilibria.watching import WatchedRun, watch
 from equilibria.watching._recording import Recording
@@ -253,7 +254,7 @@ def _covers(training: Training) -> str:
         return ONE_BATCH
     inputs, targets = training.placed(first_batch(recipe))
     chunks = list(zip(torch.split(inputs, recipe.chunk), torch.split(targets, recipe.chunk), strict=True))
-    return as_chunks(objective(training.model, recipe.loss), chunks).covers
+    return as_weighted_batches(objective(training.model, recipe.loss), chunks).covers
 
 
 @contextmanager

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from equilibria.curvature import Eigenpairs
-from equilibria.curvature._eigenpairs import Memory
+from equilibria.curvature import Eigenpairs, WarmStart
 from equilibria.curvature._sharpness import Sharpness, sharpness
 from equilibria.lab.training.training import Training
 from equilibria.objectives._objective import objective
@@ -62,5 +61,5 @@ class SharpnessMeasure:
             self._last = None
             return
         memory = state["pairs"]["memory"]
-        kept = Memory(**{**memory, **{name: memory[name].cpu().numpy() for name in _MATRICES}})
+        kept = WarmStart(**{**memory, **{name: memory[name].cpu().numpy() for name in _MATRICES}})
         self._last = Sharpness(**{**state, "pairs": Eigenpairs(**{**state["pairs"], "memory": kept})})

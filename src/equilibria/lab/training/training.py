@@ -20,7 +20,7 @@ from equilibria.lab.training.device import present_device
 from equilibria.lab.training.fingerprint import FIRST_BATCH, SEED, difference, made_of
 from equilibria.lab.training.pixels import refuse_pixels
 from equilibria.lab.training.recipe import Batch, Recipe, Schedule
-from equilibria.objectives._objective import preserved_rng
+from equilibria.objectives._isolation import preserved_rng
 
 _PARTS = (
     "step",

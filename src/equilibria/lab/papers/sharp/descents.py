@@ -252,7 +252,8 @@ def invariant_part(config: Config, variant: Variant, images: ImageSet) -> list[s
     import torch
     from torch.nn import functional
 
-    from equilibria.objectives._objective import objective, preserved_rng
+    from equilibria.objectives._isolation import preserved_rng
+    from equilibria.objectives._objective import objective
     from equilibria.symmetry import symmetries
 
     with preserved_rng():

@@ -13,7 +13,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import checkpoint  # as models import it: before anything is replaced
 
 from equilibria.curvature import HessianProducts
-from equilibria.objectives._isolation import without_checkpoints
+from equilibria.objectives._isolation import without_gradient_checkpointing
 from equilibria.objectives._objective import Objective, objective
 from equilibria.symmetry import symmetries
 
@@ -33,8 +33,8 @@ class Checkpointed(nn.Module):
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.Generator().manual_seed(1)
-    return torch.randn(24, 4, generator=made), torch.randint(3, (24,), generator=made)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(24, 4, generator=generator), torch.randint(3, (24,), generator=generator)
 
 
 def loss_of(how: bool | None):
@@ -42,7 +42,7 @@ def loss_of(how: bool | None):
 
 
 @pytest.mark.parametrize("how", [False, True])
-def test_gradients_elsewhere_are_those_without(how):
+def test_gradients_at_another_point_are_those_without_checkpointing(how):
     plain, loss = loss_of(None), loss_of(how)
     there = {name: 1.5 * param for name, param in plain.params.items()}
     value, grads = loss.value_and_grad(batch(), params=there)
@@ -52,36 +52,38 @@ def test_gradients_elsewhere_are_those_without(how):
 
 
 @pytest.mark.parametrize("how", [False, True])
-def test_products_with_the_hessian_elsewhere_are_those_without(how):
+def test_hessian_products_at_another_point_are_those_without_checkpointing(how):
     plain, loss = loss_of(None), loss_of(how)
     there = {name: 1.5 * param for name, param in plain.params.items()}
-    operators = [HessianProducts(each, batch(), at=there) for each in (plain, loss)]
+    operators = [HessianProducts(objective, batch(), params=there) for objective in (plain, loss)]
     vector = torch.randn(operators[0].size, generator=torch.Generator().manual_seed(2))
-    truth, found = (operator(vector) for operator in operators)
-    assert torch.equal(found, truth)
+    truth, result = (operator(vector) for operator in operators)
+    assert torch.equal(result, truth)
 
 
 @pytest.mark.parametrize("how", [False, True])
-def test_symmetries_are_those_without(how):
-    plain, found = (symmetries(loss_of(each), [batch()]) for each in (None, how))
-    assert found.how == plain.how
-    assert (found.basis, found.notes) == (plain.basis, plain.notes)
+def test_symmetries_are_those_without_checkpointing(how):
+    plain, result = (symmetries(loss_of(mode), [batch()]) for mode in (None, how))
+    assert result.how == plain.how
+    assert (result.basis, result.notes) == (plain.basis, plain.notes)
 
 
 def test_a_function_that_checkpoints_inside():
     """It puts parameters into a module by itself."""
     net = Checkpointed(False)
-    given = {name: param.detach() for name, param in net.named_parameters()}
-    loss = Objective(lambda at, pair: functional.cross_entropy(functional_call(net, at, pair[0]), pair[1]), given)
-    there = {name: 1.5 * param for name, param in given.items()}
+    params = {name: param.detach() for name, param in net.named_parameters()}
+    loss = Objective(
+        lambda point, pair: functional.cross_entropy(functional_call(net, point, pair[0]), pair[1]), params
+    )
+    there = {name: 1.5 * param for name, param in params.items()}
     grads = loss.value_and_grad(batch(), params=there)[1]
     truth = loss_of(None).value_and_grad(batch(), params=there)[1]
     assert all(torch.equal(grads[name], truth[name]) for name in truth)
 
 
-def test_torch_is_as_it_was_also_after_an_exception():
+def test_torch_is_restored_even_after_an_exception():
     before = dict(vars(torch_checkpoint))
-    with pytest.raises(ZeroDivisionError), without_checkpoints(), without_checkpoints():
+    with pytest.raises(ZeroDivisionError), without_gradient_checkpointing(), without_gradient_checkpointing():
         assert vars(torch_checkpoint) != before
         raise ZeroDivisionError
     assert vars(torch_checkpoint) == before

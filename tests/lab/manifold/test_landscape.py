@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import equilibria as eq
-from equilibria.lab.manifold._derivatives import Derivatives
-from equilibria.lab.manifold.landscape import Landscape
+from equilibria.lab.manifold.landscape import Derivatives, Landscape
 
 LAYERS = {
     "batch": lambda: nn.BatchNorm1d(4, affine=False, track_running_stats=False),
@@ -30,12 +29,16 @@ def test_stacked_points_have_the_derivatives_of_single_points(norm):
     for stacked in (landscape.losses, landscape.gradients, landscape.hessians):
         single = torch.cat([stacked(point[None]) for point in points])
         assert stacked(points).numpy() == pytest.approx(single.numpy(), rel=1e-11, abs=1e-12)
-    single = torch.cat([landscape.bends(p[None], d[None])[0] for p, d in zip(points, directions, strict=True)])
-    assert landscape.bends(points, directions)[0].numpy() == pytest.approx(single.numpy(), rel=1e-8, abs=1e-9)
+    single = torch.cat(
+        [landscape.curvature_gradients(p[None], d[None])[0] for p, d in zip(points, directions, strict=True)]
+    )
+    assert landscape.curvature_gradients(points, directions)[0].numpy() == pytest.approx(
+        single.numpy(), rel=1e-8, abs=1e-9
+    )
     step = 1e-4  # the change of v'Hv along a third direction, by central differences: right to 1e-8 of the next order
     ahead, behind = (landscape.hessians(points + sign * step * points.flip(0)) for sign in (1, -1))
     change = torch.einsum("ti,tij,tj->t", directions, (ahead - behind) / (2 * step), directions)
-    along = (landscape.bends(points, directions)[0] * points.flip(0)).sum(dim=1)
+    along = (landscape.curvature_gradients(points, directions)[0] * points.flip(0)).sum(dim=1)
     assert along.numpy() == pytest.approx(change.numpy(), rel=1e-5, abs=1e-5)
 
 
@@ -43,7 +46,7 @@ def test_points_are_stacked_only_if_that_is_right():
     objective = eq.Objective(lambda params, _: params["w"].sin().sum(), {"w": torch.ones(3, dtype=torch.float64)})
     derivatives = Derivatives(objective)
     points = torch.ones(2, 3, dtype=torch.float64)
-    assert derivatives._can_go_together(points)
+    assert derivatives._check_vmap(points)
     right = derivatives._hessians
     derivatives._hessians = lambda rows: 1.4 * right(rows)
-    assert not derivatives._can_go_together(points)
+    assert not derivatives._check_vmap(points)
