@@ -422,7 +422,7 @@ def test_a_far_start_that_never_settles_is_cured_by_one_remedy():
     far = plan(RULE, 0.1, steps=500, init_norm=50.0, unit_grad_sq=1.0)
     assert kinds(far) == ["far start", "never settles"]
     remedy = the(far, "never settles").remedy
-    assert "as told for the far start" in remedy and "buffer" not in remedy and "plan again" not in remedy
+    assert "as for the far start" in remedy and "buffer" not in remedy and "plan again" not in remedy
     told = float(re.search(r"weights by (\S+)$", the(far, "far start").remedy).group(1))
     assert "never settles" not in kinds(plan(RULE, 0.1, steps=500, init_norm=50 * told, unit_grad_sq=1.0))
 

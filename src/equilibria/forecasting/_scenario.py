@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, positive
 from equilibria.forecasting._observed import Cohort, Observed
-from equilibria.planning._rescaling import rescaled_sq
+from equilibria.planning._targets import rescale_sq_factors
 from equilibria.theory.schedules import FromValues, ScheduleLike, as_schedule
 
 Array = NDArray[np.float64]
@@ -132,7 +132,7 @@ def _rescaling(cohort: Cohort, lr: Array, wd: Array) -> Array:
     As `equilibria.control.RescaleOnDecay` does at every step of its scheduler, jump or not: from the last equilibrium
     that there was into the next one that there is.
     """
-    return rescaled_sq(
+    return rescale_sq_factors(
         cohort.rule,
         np.append(cohort.lr[-1:], lr),
         np.append(cohort.weight_decay[-1:], wd),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from equilibria.views.notebook import GOAL, OTHER, PREDICTED, Line, card, chart
 
 if TYPE_CHECKING:
-    from equilibria.planning._planner import Phase, Plan
+    from equilibria.planning._plan import Phase, Plan
 
 _HEADINGS = ("phase", "{unit}", "lr", "wd", "equilibrium rad/step", "start", "middle", "end", "settles after")
 

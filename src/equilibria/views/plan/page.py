@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.planning._alternatives import AS_TYPED, MEANING
-from equilibria.planning._planner import Phase, Plan
+from equilibria.planning._plan import Phase, Plan
 from equilibria.views.document import Page, card, toggles, write_document
 from equilibria.views.document import alternatives as choices
 from equilibria.views.words import mark, number, percent, ratio_cell, sentence_case, settings_list, text
