@@ -14,9 +14,9 @@ from tests.helpers.planted_walks import Run, Walk
 
 from equilibria.forecasting import BASELINES, FORECAST, Scenario, backtest, forecast
 from equilibria.forecasting._fit import fit
-from equilibria.forecasting._observed import observe
-from equilibria.forecasting._paths import follow
-from equilibria.forecasting._scenario import Course, courses
+from equilibria.forecasting._layers import read_layers
+from equilibria.forecasting._paths import integrate
+from equilibria.forecasting._scenario import GroupSchedule, group_schedules
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW
 from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.schedules import Cosine, FromValues, MultiStep
@@ -43,7 +43,7 @@ def test_planted_parameters_are_found_within_their_standard_error():
     # lr swings in the window, so that the samples show the power. Planted values lie within the prior's scatter.
     lrs = 0.1 * np.exp(np.sin(np.arange(800) / 40))
     walk = Walk(layers=16, power=0.08, drift=0.3, seed=2)
-    fitted = fit(observe(walk.run(lrs)).cohorts[0])
+    fitted = fit(read_layers(walk.run(lrs)).cohorts[0])
     errors = np.sqrt(np.stack([fitted.covariance[:, 1, 1], fitted.covariance[:, 2, 2]]))
     z = (np.stack([fitted.power, fitted.drift]) - [[walk.power], [walk.drift]]) / errors
     assert np.abs(z).max() < 3.5  # 32 normal numbers exceed it once in 70
@@ -51,13 +51,13 @@ def test_planted_parameters_are_found_within_their_standard_error():
 
 
 def test_without_a_change_of_lr_the_power_is_the_priors(constant):
-    fitted = fit(observe(constant).cohorts[0])
+    fitted = fit(read_layers(constant).cohorts[0])
     np.testing.assert_allclose(fitted.power, 0.015, atol=0.02)
     np.testing.assert_allclose(np.sqrt(fitted.covariance[:, 1, 1]), 0.05, rtol=0.1)
 
 
 def test_the_level_is_the_planted_one(constant):
-    fitted = fit(observe(constant).cohorts[0])
+    fitted = fit(read_layers(constant).cohorts[0])
     errors = np.sqrt(fitted.covariance[:, 0, 0])
     assert np.abs(fitted.level / errors).max() < 4
 
@@ -65,7 +65,7 @@ def test_the_level_is_the_planted_one(constant):
 @pytest.mark.parametrize("betas", [None, (0.9, 0.99)], ids=["sgd", "adamw"])
 def test_the_rebuilt_optimizer_state_moves_as_the_real_one_did(betas):
     walk = Walk(betas=betas, dim=400, weight_decay=0.5 if betas else 5e-3)
-    cohort = observe(walk.run(np.full(300, 5e-3 if betas else 0.1))).cohorts[0]
+    cohort = read_layers(walk.run(np.full(300, 5e-3 if betas else 0.1))).cohorts[0]
     now = fit(cohort).replay
     ratio = cohort.moved_sq[now.sampled[-100:]].mean(axis=0) / now.moved_sq[-100:].mean(axis=0)
     # 100 angles with a memory of some ten steps; each squared angle scatters by sqrt(2/400) times its memory's share.
@@ -87,15 +87,15 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_with_a_constant_l_the_paths_are_those_of_the_theory(rule, constant):
-    cohort = dataclasses.replace(observe(constant).cohorts[0], rule=rule)
+    cohort = dataclasses.replace(read_layers(constant).cohorts[0], rule=rule)
     if isinstance(rule, AdamW | AdamL2):
-        cohort = dataclasses.replace(cohort, drive=cohort.grad_sq)
+        cohort = dataclasses.replace(cohort, unit_grad_sq=cohort.plain_unit_grad_sq)
     fitted = fit(cohort)
     zero = np.zeros(len(cohort.names))
     fitted = dataclasses.replace(fitted, power=zero, drift=zero, angle_scale=zero + 1, size=cohort.entries)
     lr = Cosine(rule.lr, steps=500).values(400)
-    course = Course(300, lr, np.full(400, rule.weight_decay), np.ones(400), 1.0)
-    paths = follow(cohort, fitted, course, shown=np.arange(400), central=True)
+    course = GroupSchedule(300, lr, np.full(400, rule.weight_decay), np.ones(400), 1.0)
+    paths = integrate(cohort, fitted, course, shown=np.arange(400), central=True)
     at = fitted.replay
     start = State(at.norm_sq, at.radial, at.buffer_sq, at.second, np.zeros(0), at.steps_done)
     told = evolve(rule, 400, start=start, unit_grad_sq=np.exp(fitted.level), dim=cohort.entries, lr=lr)
@@ -188,9 +188,9 @@ def test_rescaling_keeps_the_angle_in_equilibrium(constant):
 
 
 def test_under_a_cosine_weights_are_rescaled_at_every_step(constant):
-    observed = observe(constant)
+    observed = read_layers(constant)
     scenario = Scenario(Cosine(0.1, steps=1000), rescale=True)
-    (course,) = courses(scenario, observed, first=300, steps=1000)
+    (course,) = group_schedules(scenario, observed, first=300, steps=1000)
     rule = observed.cohorts[0].rule
     rules = [dataclasses.replace(rule, lr=float(lr)) for lr in (observed.cohorts[0].lr[-1], *course.lr[:50])]
     by_hand = [rescale_factors(*pair).weight ** 2 for pair in pairwise(rules)]

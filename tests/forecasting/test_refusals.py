@@ -13,7 +13,7 @@ from tests.helpers.planted_walks import Run, Walk
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import backtest, forecast
 from equilibria.forecasting._fit import fit
-from equilibria.forecasting._observed import observe
+from equilibria.forecasting._layers import read_layers
 from equilibria.theory.schedules import MultiStep
 
 
@@ -142,7 +142,7 @@ def test_a_schedule_that_does_not_go_on_is_noted(run):
 
 def test_sparse_samples_give_nearly_the_same_fit(run):
     every_second = Run(run.table.filter(pc.equal(pc.bit_wise_and(run.table["step"], 1), 0)), run.metadata)
-    dense, sparse = (fit(observe(each).cohorts[0]) for each in (run, every_second))
+    dense, sparse = (fit(read_layers(each).cohorts[0]) for each in (run, every_second))
     errors = np.sqrt(dense.covariance[:, 0, 0] + sparse.covariance[:, 0, 0])
     assert np.abs((dense.level - sparse.level) / errors).max() < 3
     np.testing.assert_allclose(dense.replay.norm_sq, sparse.replay.norm_sq, rtol=0.02)

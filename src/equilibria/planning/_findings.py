@@ -300,8 +300,9 @@ def _decay_ends(phases: Sequence[Phase], situation: Situation) -> Iterator[Findi
         yield Finding(
             "note",
             "the weight decay falls to zero faster than the norm can follow",
-            f"as wd falls, the equilibrium angle falls and the equilibrium norm grows; in the middle of phase "
-            f"{last.number} the weights turn at {_range(*[last.middle.angle_ratio or 0.0] * 2)} their equilibrium angle",
+            "as wd falls, the equilibrium angle falls and the equilibrium norm grows; in the middle of phase "
+            f"{last.number} the weights turn at {_range(*[last.middle.angle_ratio or 0.0] * 2)} their equilibrium"
+            " angle",
             "to stay near equilibrium to the end, let lr fall with the weight decay, or end at a larger one",
             "settling.relaxation",
         )

@@ -134,8 +134,8 @@ def as_rule(optimizer: OptimizerLike, *, decay_scheduled: bool = False) -> Rule:
         optimizer: a rule or a torch optimizer.
         decay_scheduled: whether a schedule replaces the weight decay, so that groups may differ in it.
     """
-    if isinstance(optimizer, get_args(Rule)):
-        return optimizer  # type: ignore[return-value]  # mypy cannot follow get_args
+    if isinstance(optimizer, Rule):
+        return optimizer
     if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
         raise EquilibriaError(
             f"got optimizer={optimizer!r}; expected a rule of equilibria.theory such as SGD(lr, weight_decay), or a "

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import suggest, what_if
-from equilibria.forecasting._observed import observe
+from equilibria.forecasting._layers import read_layers
 from equilibria.planning import alternatives, plan
 from equilibria.serve.follow import UNREADABLE, Followed, Seen
 from equilibria.serve.requests import AskedPlan, Readers
@@ -42,12 +42,12 @@ def forecast_view(run: Seen, query: Mapping[str, str], readers: Readers) -> dict
     target = asked.pop("suggest", "")
     if target and target not in _TARGETS:
         raise EquilibriaError(f"got suggest={target!r}; expected one of: {', '.join(_TARGETS)}")
-    wanted = readers.forecast(asked, observe(run))
+    wanted = readers.forecast(asked, read_layers(run))
     scenarios = dict(wanted.scenarios)
     suggestion = None
     if target:
         base = scenarios[next(iter(scenarios))]
-        suggestion = suggest(run, schedule=base, steps=wanted.steps, target=target)
+        suggestion = suggest(run, schedule=base, steps=wanted.steps, target=target)  # type: ignore[arg-type]  # checked above
         if suggestion.best.changes:
             scenarios[_SUGGESTED] = suggestion.best.scenario
     page = forecast_page(what_if(run, scenarios, steps=wanted.steps), title=run.name, suggestion=suggestion)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equilibria.forecasting import Scenario
-from equilibria.forecasting._observed import Observed
+from equilibria.forecasting._layers import RecordedLayers
 from equilibria.theory import Rule
 from equilibria.theory.schedules import ScheduleLike
 
@@ -52,4 +52,4 @@ class Readers:
     """
 
     plan: Callable[[Mapping[str, str]], AskedPlan]
-    forecast: Callable[[Mapping[str, str], Observed], AskedForecast]
+    forecast: Callable[[Mapping[str, str], RecordedLayers], AskedForecast]

@@ -35,7 +35,7 @@ def test_the_curves_are_those_of_the_forecasts():
     assert [each["name"] for each in shown["scenarios"]] == ["as planned", EVIL]
     for scenario, forecast in zip(shown["scenarios"], FOUND.forecasts.values(), strict=True):
         for name, drawn in zip(shown["names"], scenario["layers"], strict=True):
-            layer, x = forecast[name], np.array(scenario["courses"][drawn["course"]]["x"])
+            layer, x = forecast[name], np.array(scenario["schedules"][drawn["schedule"]]["x"])
             at = np.searchsorted(layer.step, x)
             np.testing.assert_array_equal(layer.step[at], x)
             for key, column in (
