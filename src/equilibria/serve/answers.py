@@ -47,7 +47,7 @@ def forecast_view(run: Seen, query: Mapping[str, str], readers: Readers) -> dict
     suggestion = None
     if target:
         base = scenarios[next(iter(scenarios))]
-        suggestion = suggest(run, schedule=base, steps=wanted.steps, target=target)  # type: ignore[arg-type]  # checked above
+        suggestion = suggest(run, schedule=base, steps=wanted.steps, target=target)  # type: ignore[arg-type]
         if suggestion.best.changes:
             scenarios[_SUGGESTED] = suggestion.best.scenario
     page = forecast_page(what_if(run, scenarios, steps=wanted.steps), title=run.name, suggestion=suggestion)
