@@ -98,10 +98,10 @@ def test_with_a_constant_l_the_paths_are_those_of_the_theory(rule, constant):
     paths = integrate(cohort, fitted, course, shown=np.arange(400), central=True)
     at = fitted.replay
     start = State(at.norm_sq, at.radial, at.buffer_sq, at.second, np.zeros(0), at.steps_done)
-    told = evolve(rule, 400, start=start, unit_grad_sq=np.exp(fitted.level), dim=cohort.entries, lr=lr)
-    np.testing.assert_allclose(paths.norm_sq[:, :, 0], told.norm_sq[:-1], rtol=1e-9)
-    np.testing.assert_allclose(paths.angle[:, :, 0], told.angle, rtol=1e-6)
-    np.testing.assert_allclose(paths.travelled[:, 0], told.angle.sum(axis=0), rtol=1e-6)
+    expected = evolve(rule, 400, start=start, unit_grad_sq=np.exp(fitted.level), dim=cohort.entries, lr=lr)
+    np.testing.assert_allclose(paths.norm_sq[:, :, 0], expected.norm_sq[:-1], rtol=1e-9)
+    np.testing.assert_allclose(paths.angle[:, :, 0], expected.angle, rtol=1e-6)
+    np.testing.assert_allclose(paths.travelled[:, 0], expected.angle.sum(axis=0), rtol=1e-6)
 
 
 def test_forecast_and_bands_hold_on_a_walk_whose_lr_drops(dropped):
@@ -119,12 +119,12 @@ def test_forecast_and_bands_hold_on_a_walk_whose_lr_drops(dropped):
 @pytest.mark.slow
 def test_bands_of_many_walks_hold_ninety_per_cent():
     rng = np.random.default_rng(0)
-    found = [
+    result = [
         backtest(Walk(power=0.05 * a, drift=0.3 * b, seed=seed).run(DROP[:1000]), start=300)
         for seed, (a, b) in enumerate(rng.standard_normal((30, 2)))
     ]
-    assert 0.85 < np.mean([test.angle_coverage for test in found]) < 0.98
-    assert np.mean([test.norm_coverage for test in found]) > 0.85
+    assert 0.85 < np.mean([test.angle_coverage for test in result]) < 0.98
+    assert np.mean([test.norm_coverage for test in result]) > 0.85
 
 
 def test_adamw_is_forecast_too():
@@ -157,11 +157,11 @@ def test_weights_times_c_and_lr_times_c_squared_change_no_angle(log_c):
 
 
 def test_curves_are_thin_keep_every_change_and_agree_with_the_full_one(constant):
-    found = forecast(constant, schedule=MultiStep(0.1, milestones=[3333], factor=0.1), steps=20_000)
-    layer = found.layers[0]
+    result = forecast(constant, schedule=MultiStep(0.1, milestones=[3333], factor=0.1), steps=20_000)
+    layer = result.layers[0]
     assert len(layer.step) <= 510
     assert {3332, 3333} <= set(layer.step.tolist())
-    full = found.full(layer.name)
+    full = result.full(layer.name)
     np.testing.assert_array_equal(full.step, np.arange(300, 20_000))
     np.testing.assert_allclose(full.norm.value[layer.step - 300], layer.norm.value, rtol=1e-12)
     assert layer.integrated_angle.value == pytest.approx(float(full.angle.value.sum()), rel=1e-9)
@@ -202,12 +202,12 @@ def test_under_a_cosine_weights_are_rescaled_at_every_step(constant):
 
 
 def test_the_drop_is_a_finding_with_a_remedy(constant):
-    found = forecast(constant, schedule=MultiStep(0.1, milestones=[400], factor=0.1), steps=900)
-    warning = found.findings[0]
+    result = forecast(constant, schedule=MultiStep(0.1, milestones=[400], factor=0.1), steps=900)
+    warning = result.findings[0]
     assert warning.severity == "warning"
     assert "when lr falls at step 400" in warning.subject
     assert "rescale=True" in warning.remedy
-    assert found.assumptions
+    assert result.assumptions
 
 
 def test_four_times_the_batch_has_a_quarter_of_l(constant):
@@ -224,8 +224,8 @@ def test_another_group_keeps_its_ratio():
     lr = np.where(is_second, 0.02, table["lr"].to_numpy())
     table = table.set_column(at, table.schema.field("lr"), pa.array(lr))
     run.metadata["params"][1]["group"] = 1
-    found = forecast(Run(table, run.metadata), schedule=Cosine(0.1, steps=400), steps=400)
-    np.testing.assert_allclose(found["layer1"].lr, 0.2 * found["layer0"].lr, rtol=1e-12)
+    result = forecast(Run(table, run.metadata), schedule=Cosine(0.1, steps=400), steps=400)
+    np.testing.assert_allclose(result["layer1"].lr, 0.2 * result["layer0"].lr, rtol=1e-12)
 
 
 def test_weight_decay_may_change(constant):

@@ -33,7 +33,7 @@ def test_an_optimizer_gives_the_plan_of_its_rule():
     ]
     for optimizer, rule in cases:
         schedule = Cosine(rule.lr, steps=900, end=rule.lr / 10)
-        result, expected = (plan(each, schedule, steps=900) for each in (optimizer, rule))
+        result, expected = (plan(first, schedule, steps=900) for first in (optimizer, rule))
         assert result.situation == expected.situation
         for field in dataclasses.fields(expected.curve):
             np.testing.assert_array_equal(getattr(result.curve, field.name), getattr(expected.curve, field.name))
@@ -62,7 +62,7 @@ def test_anything_else_is_an_error(optimizer):
 
 def test_alternatives_take_an_optimizer_too():
     optimizer, rule = torch.optim.SGD(weights(), lr=0.1, weight_decay=5e-4), SGD(0.1, 5e-4)
-    plans, expected = (alternatives(each, DROP, steps=1000) for each in (optimizer, rule))
+    plans, expected = (alternatives(first, DROP, steps=1000) for first in (optimizer, rule))
     assert list(plans) == list(expected) == ["rescale", "hold lr × wd", "rescale and hold"]
     assert [other.travelled for other in plans.values()] == [other.travelled for other in expected.values()]
 

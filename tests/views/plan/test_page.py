@@ -1,4 +1,4 @@
-"""The page of a plan: complete in itself, safe with any text, and true to the plan."""
+"""The page of a plan: self-contained, safe with any text, and true to the plan."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def data(page: str) -> dict:
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    found = re.findall(r'<script type="application/json" id="plan-data">(.*?)</script>', page, re.DOTALL)
-    assert len(found) == 1
-    return json.loads(found[0], parse_constant=refuse)
+    contents = re.findall(r'<script type="application/json" id="plan-data">(.*?)</script>', page, re.DOTALL)
+    assert len(contents) == 1
+    return json.loads(contents[0], parse_constant=refuse)
 
 
 @each_plan
@@ -162,7 +162,7 @@ def test_the_table_of_the_step_schedule():
 
 
 @each_plan
-def test_every_finding_is_told(name):
+def test_every_finding_is_shown(name):
     page, told = PAGES[name], words(PAGES[name])
     assert page.count('<article class="finding') == max(1, len(PLANS[name].findings))
     for finding in PLANS[name].findings:
@@ -179,7 +179,7 @@ def test_every_finding_is_told(name):
         ("one step", "The weights turn as in equilibrium, for the whole run"),
     ],
 )
-def test_the_headline_says_what_the_schedule_does(name, sentence):
+def test_the_headline_sums_up_the_schedule(name, sentence):
     assert headline(PLANS[name]) == sentence
     assert sentence in words(PAGES[name])
 
