@@ -1,4 +1,4 @@
-"""What a forecast costs: 100 layers x 100,000 steps with bands, against one plain recursion of the theory.
+"""The cost of a forecast: 100 layers x 100,000 steps with bands, against one plain recursion of the theory.
 
 The plain recursion is `theory.evolve` for the same layers and steps: no bands, L constant. Both take turns; medians of
 the process's own time are compared. Writes benchmarks/forecast.md. Run it with `python benchmarks/forecast.py`, on an
@@ -33,15 +33,15 @@ LIMIT = 5.0  # seconds on one core
 RULES = {"SGD, momentum": SGD(0.1, 5e-4, momentum=0.9), "AdamW": AdamW(1e-3, 0.1)}
 
 
-class Run:
+class BenchmarkRun:
     """A record of layers near their equilibrium, with noise on their gradients."""
 
     def __init__(self, rule: Any) -> None:
         rng = np.random.default_rng(0)
-        held = {"rule": {"kind": type(rule).__name__}, "entries": 1000, "group": 0, "optimizer": 0, "invariant": True}
+        entry = {"rule": {"kind": type(rule).__name__}, "entries": 1000, "group": 0, "optimizer": 0, "invariant": True}
         if isinstance(rule, AdamW):
-            held["rule"]["betas"] = list(rule.betas)  # type: ignore[index]
-        self.metadata = {"params": [{"name": f"layer{at}", **held} for at in range(LAYERS)]}
+            entry["rule"]["betas"] = list(rule.betas)  # type: ignore[index]
+        self.metadata = {"params": [{"name": f"layer{layer}", **entry} for layer in range(LAYERS)]}
         point = rule.equilibrium(unit_grad_sq=1.0, dim=1000.0)
         scatter = np.exp(0.1 * rng.standard_normal(LAYERS * RECORDED))
         columns: dict[str, Any] = {name: np.full(LAYERS * RECORDED, np.nan) for name in NUMBERS}
@@ -50,7 +50,7 @@ class Run:
         columns |= {"angle": float(point.angle) * scatter, "update_norm": float(point.angle * point.norm) * scatter}
         columns |= {"unit_grad_sq": scatter**2, "momentum_unit_grad_sq": scatter**2}
         columns["step"] = np.repeat(np.arange(RECORDED), LAYERS)
-        columns["param"] = [f"layer{at}" for at in range(LAYERS)] * RECORDED
+        columns["param"] = [f"layer{layer}" for layer in range(LAYERS)] * RECORDED
         columns |= {name: pa.nulls(LAYERS * RECORDED, pa.string()) for name in ("state", "note")}
         self._table = pa.table({name: columns[name] for name in SAMPLE_FIELDS.names}).cast(SAMPLE_FIELDS)
 
@@ -60,7 +60,7 @@ class Run:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of the process's own time."""
+    """CPU seconds of the process."""
     begin = time.process_time()
     work()
     return time.process_time() - begin
@@ -68,7 +68,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def measure(rule: Any) -> tuple[float, float]:
     """Median seconds of the forecast and of the plain recursion."""
-    run, schedule = Run(rule), Cosine(rule.lr, steps=RECORDED + STEPS)
+    run, schedule = BenchmarkRun(rule), Cosine(rule.lr, steps=RECORDED + STEPS)
     start = cold_start(rule, np.full(LAYERS, 10.0))
 
     def plain() -> object:
@@ -78,11 +78,11 @@ def measure(rule: Any) -> tuple[float, float]:
         return forecast(run, schedule=schedule, steps=RECORDED + STEPS)
 
     times = [(seconds(full), seconds(plain)) for _ in range(ROUNDS)]
-    return statistics.median(a for a, _ in times), statistics.median(b for _, b in times)
+    return statistics.median(took for took, _ in times), statistics.median(took for _, took in times)
 
 
 def main() -> int:
-    """Measure, write the table, and fail if a forecast takes longer than promised."""
+    """Measure, write the table, and return 1 if a forecast takes longer than the limit."""
     busy = os.getloadavg()[0] > 0.3
     rows, missed = [], 0
     for name, rule in RULES.items():

@@ -25,7 +25,7 @@ from equilibria import theory
 from equilibria.control import Lion, RescaleOnDecay, WeightDecayScheduler
 from equilibria.control._rescale_on_decay import RescaleWarning
 from equilibria.errors import EquilibriaError
-from equilibria.optimizers.rules import law_of
+from equilibria.optimizers.rules import rule_of_group
 
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 5e-4}, -1 / 4),
@@ -123,7 +123,7 @@ def deviation_after_a_drop(kind, k, *, weights_only=False):
 
     The root mean square over the replicas scatters by 1/sqrt(2 replicas entries) = 0.24 % per step.
     """
-    rule = law_of(optimizer := WALKS[kind]([torch.ones(1)]), optimizer.param_groups[0]).rule
+    rule = rule_of_group(optimizer := WALKS[kind]([torch.ones(1)]), optimizer.param_groups[0]).rule
     norm = rule.equilibrium(unit_grad_sq=1.0, dim=ENTRIES).norm
     schedulers = []
 

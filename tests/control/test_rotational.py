@@ -19,7 +19,7 @@ from equilibria.control._radial import InvarianceWatch
 from equilibria.errors import EquilibriaError
 from equilibria.lab.data import Batches, load_digits
 from equilibria.lab.nets import BasicBlockResNet
-from equilibria.optimizers.rules import law_of
+from equilibria.optimizers.rules import rule_of_group
 
 PLAIN = {
     "sgd": (lambda p, **k: torch.optim.SGD(p, lr=0.1, weight_decay=5e-4, **k), theory.SGD(0.1, 5e-4)),
@@ -319,7 +319,7 @@ def test_a_copy_is_an_optimizer_of_its_own(clone):
 def test_a_monitor_is_told_that_nothing_settles_here():
     weight, other = tensor(5, 5), tensor(3)
     optimizer = Rotational(torch.optim.AdamW([{"params": [weight]}, {"params": [other]}], lr=1e-3), [weight])
-    first, second = (law_of(optimizer, group) for group in optimizer.param_groups)
+    first, second = (rule_of_group(optimizer, group) for group in optimizer.param_groups)
     assert first.rule is None
     assert "keep their norm and turn by 0.00103 rad per step" in first.reason
     assert second.rule == theory.AdamW(1e-3, 0.01)

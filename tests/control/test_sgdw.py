@@ -11,7 +11,7 @@ from tests.helpers.random_walk import walk
 from equilibria import theory
 from equilibria.control import SGDW
 from equilibria.errors import EquilibriaError
-from equilibria.optimizers.rules import law_of
+from equilibria.optimizers.rules import rule_of_group
 
 
 def parameter(*shape: int, seed: int = 0) -> torch.nn.Parameter:
@@ -90,7 +90,7 @@ def test_a_huge_gradient_whose_norm_overflows_is_still_a_gradient():
 
 def test_a_monitor_finds_its_law():
     optimizer = SGDW([parameter(3)], torch.tensor(0.5), momentum=0.9, weight_decay=0.01)
-    law = law_of(optimizer, optimizer.param_groups[0])
+    law = rule_of_group(optimizer, optimizer.param_groups[0])
     assert law.rule == theory.SGDW(0.5, 0.01, momentum=0.9)
 
 

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import (
 
 from equilibria.control import FoldedWeightDecay, RescaleOnDecay, WeightDecayScheduler
 from equilibria.errors import EquilibriaError
-from equilibria.optimizers.rules import law_of
+from equilibria.optimizers.rules import rule_of_group
 from equilibria.theory import SGD
 from equilibria.theory.schedules import Cosine
 
@@ -90,12 +90,12 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_equilibrium_is_held_while_lr_moves(kind, hold):
     optimizer = optimizer_of(KINDS[kind][0], **KINDS[kind][1])
-    wanted = getattr(law_of(optimizer, optimizer.param_groups[0]).rule.equilibrium(), hold)
+    wanted = getattr(rule_of_group(optimizer, optimizer.param_groups[0]).rule.equilibrium(), hold)
     scheduler = WeightDecayScheduler(CosineAnnealingLR(optimizer, 20, eta_min=1e-5), hold=hold)
     for _ in range(20):
         optimizer.step()
         scheduler.step()
-        rule = law_of(optimizer, optimizer.param_groups[0]).rule
+        rule = rule_of_group(optimizer, optimizer.param_groups[0]).rule
         assert getattr(rule.equilibrium(), hold) == pytest.approx(wanted, rel=1e-9)
     assert optimizer.param_groups[1]["weight_decay"] == 0
 
@@ -109,7 +109,7 @@ def test_the_equilibrium_is_held_while_momentum_moves(hold):
     for _ in range(19):
         optimizer.step()
         scheduler.step()
-        rule = law_of(optimizer, optimizer.param_groups[0]).rule
+        rule = rule_of_group(optimizer, optimizer.param_groups[0]).rule
         assert getattr(rule.equilibrium(), hold) == pytest.approx(wanted, rel=1e-9)
 
 

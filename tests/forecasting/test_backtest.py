@@ -1,4 +1,4 @@
-"""Back-tests: what they compare, what they say about themselves, and what happened that a forecast cannot know."""
+"""Back-tests: the comparison, their findings about themselves, and events that a forecast cannot know."""
 
 from __future__ import annotations
 
@@ -48,20 +48,22 @@ def test_a_layer_that_ends_early_is_listed(run):
     assert "10 samples from step 200 on" in test.refused["layer2"]
 
 
-def test_a_frozen_layer_is_refused(run):
-    found = forecast(_ended(run), schedule=0.01, steps=600)
-    assert found.refused == {"layer2": "it has not moved since step 209, while others moved until step 499"}
+def test_a_frozen_layer_has_no_forecast(run):
+    result = forecast(_ended(run), schedule=0.01, steps=600)
+    assert result.refused == {"layer2": "it has not moved since step 209, while others moved until step 499"}
 
 
-def test_a_bad_forecast_says_so(run):
+def test_a_bad_forecast_is_a_warning(run):
     """Another angle and norm from step 250 on, which nothing could know."""
     louder = run
     for name, factor in (("angle", 3.0), ("norm", 2.0)):
         column = louder.table[name].to_numpy() * np.where(louder.table["step"].to_numpy() >= 250, factor, 1.0)
         place = louder.table.column_names.index(name)
         louder = Run(louder.table.set_column(place, louder.table.field(name), pa.array(column)), louder.metadata)
-    said = [finding.subject for finding in backtest(louder, start=200).findings if finding.severity == "warning"]
-    assert any("bands of the angles" in each for each in said) and any("bands of the norms" in each for each in said)
+    subjects = [finding.subject for finding in backtest(louder, start=200).findings if finding.severity == "warning"]
+    assert any("bands of the angles" in subject for subject in subjects) and any(
+        "bands of the norms" in subject for subject in subjects
+    )
     quiet = backtest(run, start=200).findings
     assert not [finding for finding in quiet if finding.severity == "warning"]
 
@@ -72,13 +74,13 @@ def test_a_recorded_rescaling_is_forecast(run):
     note = pa.array(["changed outside step" if row else None for row in rows], pa.string()).dictionary_encode()
     place, field = run.table.column_names.index("note"), run.table.field("note")
     noted = Run(run.table.set_column(place, field, note.cast(field.type)), run.metadata)
-    found = backtest(noted, start=200)
+    result = backtest(noted, start=200)
     asked = backtest(run, start=200, rescale=True)
     plain = backtest(run, start=200)
-    assert found.scores[FORECAST] == asked.scores[FORECAST] != plain.scores[FORECAST]
-    assert any("weights were rescaled" in finding.subject for finding in found.findings)
-    at = int(np.flatnonzero(found.layers[0].forecast.step == 300)[0])
-    shrunk = found.layers[0].forecast.norm.value[at] / plain.layers[0].forecast.norm.value[at]
+    assert result.scores[FORECAST] == asked.scores[FORECAST] != plain.scores[FORECAST]
+    assert any("weights were rescaled" in finding.subject for finding in result.findings)
+    at = int(np.flatnonzero(result.layers[0].forecast.step == 300)[0])
+    shrunk = result.layers[0].forecast.norm.value[at] / plain.layers[0].forecast.norm.value[at]
     assert shrunk == pytest.approx(10**-0.25, rel=0.01)
 
 
@@ -88,6 +90,6 @@ def test_the_guess_by_lr_is_not_spoilt_by_a_drop(run):
     assert guess[0] == pytest.approx(run.table["angle"].to_numpy()[310 * 3 : 320 * 3 : 3].mean(), rel=0.5)
 
 
-def test_settings_beside_a_scenario_are_refused(run):
+def test_settings_besides_a_scenario_raise(run):
     with pytest.raises(EquilibriaError, match="expected them inside of the Scenario"):
         forecast(run, schedule=Scenario(0.01), steps=600, rescale=True)

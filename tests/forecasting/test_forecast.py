@@ -14,9 +14,9 @@ from tests.helpers.planted_walks import Run, Walk
 
 from equilibria.forecasting import BASELINES, FORECAST, Scenario, backtest, forecast
 from equilibria.forecasting._fit import fit
-from equilibria.forecasting._observed import observe
-from equilibria.forecasting._paths import follow
-from equilibria.forecasting._scenario import Course, courses
+from equilibria.forecasting._layers import read_layers
+from equilibria.forecasting._paths import integrate
+from equilibria.forecasting._scenario import GroupSchedule, group_schedules
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW
 from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.schedules import Cosine, FromValues, MultiStep
@@ -43,7 +43,7 @@ def test_planted_parameters_are_found_within_their_standard_error():
     # lr swings in the window, so that the samples show the power. Planted values lie within the prior's scatter.
     lrs = 0.1 * np.exp(np.sin(np.arange(800) / 40))
     walk = Walk(layers=16, power=0.08, drift=0.3, seed=2)
-    fitted = fit(observe(walk.run(lrs)).cohorts[0])
+    fitted = fit(read_layers(walk.run(lrs)).cohorts[0])
     errors = np.sqrt(np.stack([fitted.covariance[:, 1, 1], fitted.covariance[:, 2, 2]]))
     z = (np.stack([fitted.power, fitted.drift]) - [[walk.power], [walk.drift]]) / errors
     assert np.abs(z).max() < 3.5  # 32 normal numbers exceed it once in 70
@@ -51,13 +51,13 @@ def test_planted_parameters_are_found_within_their_standard_error():
 
 
 def test_without_a_change_of_lr_the_power_is_the_priors(constant):
-    fitted = fit(observe(constant).cohorts[0])
+    fitted = fit(read_layers(constant).cohorts[0])
     np.testing.assert_allclose(fitted.power, 0.015, atol=0.02)
     np.testing.assert_allclose(np.sqrt(fitted.covariance[:, 1, 1]), 0.05, rtol=0.1)
 
 
 def test_the_level_is_the_planted_one(constant):
-    fitted = fit(observe(constant).cohorts[0])
+    fitted = fit(read_layers(constant).cohorts[0])
     errors = np.sqrt(fitted.covariance[:, 0, 0])
     assert np.abs(fitted.level / errors).max() < 4
 
@@ -65,7 +65,7 @@ def test_the_level_is_the_planted_one(constant):
 @pytest.mark.parametrize("betas", [None, (0.9, 0.99)], ids=["sgd", "adamw"])
 def test_the_rebuilt_optimizer_state_moves_as_the_real_one_did(betas):
     walk = Walk(betas=betas, dim=400, weight_decay=0.5 if betas else 5e-3)
-    cohort = observe(walk.run(np.full(300, 5e-3 if betas else 0.1))).cohorts[0]
+    cohort = read_layers(walk.run(np.full(300, 5e-3 if betas else 0.1))).cohorts[0]
     now = fit(cohort).replay
     ratio = cohort.moved_sq[now.sampled[-100:]].mean(axis=0) / now.moved_sq[-100:].mean(axis=0)
     # 100 angles with a memory of some ten steps; each squared angle scatters by sqrt(2/400) times its memory's share.
@@ -87,21 +87,21 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_with_a_constant_l_the_paths_are_those_of_the_theory(rule, constant):
-    cohort = dataclasses.replace(observe(constant).cohorts[0], rule=rule)
+    cohort = dataclasses.replace(read_layers(constant).cohorts[0], rule=rule)
     if isinstance(rule, AdamW | AdamL2):
-        cohort = dataclasses.replace(cohort, drive=cohort.grad_sq)
+        cohort = dataclasses.replace(cohort, unit_grad_sq=cohort.plain_unit_grad_sq)
     fitted = fit(cohort)
     zero = np.zeros(len(cohort.names))
     fitted = dataclasses.replace(fitted, power=zero, drift=zero, angle_scale=zero + 1, size=cohort.entries)
     lr = Cosine(rule.lr, steps=500).values(400)
-    course = Course(300, lr, np.full(400, rule.weight_decay), np.ones(400), 1.0)
-    paths = follow(cohort, fitted, course, shown=np.arange(400), central=True)
+    course = GroupSchedule(300, lr, np.full(400, rule.weight_decay), np.ones(400), 1.0)
+    paths = integrate(cohort, fitted, course, shown=np.arange(400), central=True)
     at = fitted.replay
     start = State(at.norm_sq, at.radial, at.buffer_sq, at.second, np.zeros(0), at.steps_done)
-    told = evolve(rule, 400, start=start, unit_grad_sq=np.exp(fitted.level), dim=cohort.entries, lr=lr)
-    np.testing.assert_allclose(paths.norm_sq[:, :, 0], told.norm_sq[:-1], rtol=1e-9)
-    np.testing.assert_allclose(paths.angle[:, :, 0], told.angle, rtol=1e-6)
-    np.testing.assert_allclose(paths.travelled[:, 0], told.angle.sum(axis=0), rtol=1e-6)
+    expected = evolve(rule, 400, start=start, unit_grad_sq=np.exp(fitted.level), dim=cohort.entries, lr=lr)
+    np.testing.assert_allclose(paths.norm_sq[:, :, 0], expected.norm_sq[:-1], rtol=1e-9)
+    np.testing.assert_allclose(paths.angle[:, :, 0], expected.angle, rtol=1e-6)
+    np.testing.assert_allclose(paths.travelled[:, 0], expected.angle.sum(axis=0), rtol=1e-6)
 
 
 def test_forecast_and_bands_hold_on_a_walk_whose_lr_drops(dropped):
@@ -119,12 +119,12 @@ def test_forecast_and_bands_hold_on_a_walk_whose_lr_drops(dropped):
 @pytest.mark.slow
 def test_bands_of_many_walks_hold_ninety_per_cent():
     rng = np.random.default_rng(0)
-    found = [
+    result = [
         backtest(Walk(power=0.05 * a, drift=0.3 * b, seed=seed).run(DROP[:1000]), start=300)
         for seed, (a, b) in enumerate(rng.standard_normal((30, 2)))
     ]
-    assert 0.85 < np.mean([test.angle_coverage for test in found]) < 0.98
-    assert np.mean([test.norm_coverage for test in found]) > 0.85
+    assert 0.85 < np.mean([test.angle_coverage for test in result]) < 0.98
+    assert np.mean([test.norm_coverage for test in result]) > 0.85
 
 
 def test_adamw_is_forecast_too():
@@ -157,11 +157,11 @@ def test_weights_times_c_and_lr_times_c_squared_change_no_angle(log_c):
 
 
 def test_curves_are_thin_keep_every_change_and_agree_with_the_full_one(constant):
-    found = forecast(constant, schedule=MultiStep(0.1, milestones=[3333], factor=0.1), steps=20_000)
-    layer = found.layers[0]
+    result = forecast(constant, schedule=MultiStep(0.1, milestones=[3333], factor=0.1), steps=20_000)
+    layer = result.layers[0]
     assert len(layer.step) <= 510
     assert {3332, 3333} <= set(layer.step.tolist())
-    full = found.full(layer.name)
+    full = result.full(layer.name)
     np.testing.assert_array_equal(full.step, np.arange(300, 20_000))
     np.testing.assert_allclose(full.norm.value[layer.step - 300], layer.norm.value, rtol=1e-12)
     assert layer.integrated_angle.value == pytest.approx(float(full.angle.value.sum()), rel=1e-9)
@@ -188,9 +188,9 @@ def test_rescaling_keeps_the_angle_in_equilibrium(constant):
 
 
 def test_under_a_cosine_weights_are_rescaled_at_every_step(constant):
-    observed = observe(constant)
+    observed = read_layers(constant)
     scenario = Scenario(Cosine(0.1, steps=1000), rescale=True)
-    (course,) = courses(scenario, observed, first=300, steps=1000)
+    (course,) = group_schedules(scenario, observed, first=300, steps=1000)
     rule = observed.cohorts[0].rule
     rules = [dataclasses.replace(rule, lr=float(lr)) for lr in (observed.cohorts[0].lr[-1], *course.lr[:50])]
     by_hand = [rescale_factors(*pair).weight ** 2 for pair in pairwise(rules)]
@@ -202,12 +202,12 @@ def test_under_a_cosine_weights_are_rescaled_at_every_step(constant):
 
 
 def test_the_drop_is_a_finding_with_a_remedy(constant):
-    found = forecast(constant, schedule=MultiStep(0.1, milestones=[400], factor=0.1), steps=900)
-    warning = found.findings[0]
+    result = forecast(constant, schedule=MultiStep(0.1, milestones=[400], factor=0.1), steps=900)
+    warning = result.findings[0]
     assert warning.severity == "warning"
     assert "when lr falls at step 400" in warning.subject
     assert "rescale=True" in warning.remedy
-    assert found.assumptions
+    assert result.assumptions
 
 
 def test_four_times_the_batch_has_a_quarter_of_l(constant):
@@ -224,8 +224,8 @@ def test_another_group_keeps_its_ratio():
     lr = np.where(is_second, 0.02, table["lr"].to_numpy())
     table = table.set_column(at, table.schema.field("lr"), pa.array(lr))
     run.metadata["params"][1]["group"] = 1
-    found = forecast(Run(table, run.metadata), schedule=Cosine(0.1, steps=400), steps=400)
-    np.testing.assert_allclose(found["layer1"].lr, 0.2 * found["layer0"].lr, rtol=1e-12)
+    result = forecast(Run(table, run.metadata), schedule=Cosine(0.1, steps=400), steps=400)
+    np.testing.assert_allclose(result["layer1"].lr, 0.2 * result["layer0"].lr, rtol=1e-12)
 
 
 def test_weight_decay_may_change(constant):

@@ -1,4 +1,4 @@
-"""Brute force: vectors walk at random under a real update rule, with an L that answers to the angle as planted."""
+"""Brute force: vectors walk at random under a real update rule, with an L that responds to the angle as planted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Walk:
         w *= 2.5 / np.linalg.norm(w, axis=1, keepdims=True)
         first, second = np.zeros_like(w), np.zeros_like(w)
         warmth = np.zeros(self.layers)
-        found: dict[str, list[np.ndarray]] = {name: [] for name in NUMBERS}
+        columns_by_name: dict[str, list[np.ndarray]] = {name: [] for name in NUMBERS}
         for step, lr in enumerate(lrs.tolist()):
             big_l = np.exp(self.level + self.power * warmth + self.drift * math.log((step + 1) / 100))
             norm_sq = (w**2).sum(axis=1)
@@ -68,9 +68,14 @@ class Walk:
                 measured["momentum_unit_grad_sq"] = grad_sq + 2 * self.momentum * mixed
             settings = {"lr": lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
             for name in NUMBERS:
-                found[name].append(np.broadcast_to(measured.get(name, settings.get(name, np.nan)), self.layers))
+                columns_by_name[name].append(
+                    np.broadcast_to(measured.get(name, settings.get(name, np.nan)), self.layers)
+                )
             w = after
-        return Run(_table(found, self.layers, len(lrs)), {"params": [self._entry(at) for at in range(self.layers)]})
+        return Run(
+            _table(columns_by_name, self.layers, len(lrs)),
+            {"params": [self._entry(layer) for layer in range(self.layers)]},
+        )
 
     def _step(
         self, w: np.ndarray, g: np.ndarray, first: np.ndarray, second: np.ndarray, lr: float, step: int
@@ -91,8 +96,8 @@ class Walk:
         return {**entry, "no_law": None, "rule": {**rule, "lr": 0.1, "weight_decay": self.weight_decay}}
 
 
-def _table(found: dict[str, list[np.ndarray]], layers: int, steps: int) -> pa.Table:
-    columns: dict[str, Any] = {name: np.stack(rows).ravel() for name, rows in found.items()}
+def _table(columns_by_name: dict[str, list[np.ndarray]], layers: int, steps: int) -> pa.Table:
+    columns: dict[str, Any] = {name: np.stack(rows).ravel() for name, rows in columns_by_name.items()}
     columns["step"] = np.repeat(np.arange(steps), layers)
     columns["param"] = [f"layer{at}" for at in range(layers)] * steps
     columns |= {name: [None] * (layers * steps) for name in ("state", "note")}

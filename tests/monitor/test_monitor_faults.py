@@ -33,7 +33,7 @@ PLACES = {
     "before the step": (tap_module.Tap, "_look"),
     "reading": (tap_module.Tap, "_open"),
     "after the step": (tap_module.Tap, "_compare"),
-    "a law": (tap_module, "law_of"),
+    "a law": (tap_module, "rule_of_group"),
     "taking": (monitor_module, "_is_at_hand"),
     "reckoning": (Reckoning, "columns"),
     "keeping": (monitor_module.History, "append"),
@@ -66,7 +66,7 @@ def test_an_error_inside_is_one_warning_and_training_goes_on(monkeypatch, place,
     assert monitor.failure == "ZeroDivisionError: oops"
     assert same_bits(net, plainly_trained(30))
     assert len(calls) == (120 if others else 0)
-    if place[1] in ("_look", "_open", "_compare", "law_of"):
+    if place[1] in ("_look", "_open", "_compare", "rule_of_group"):
         assert column(monitor, "step", "0.weight") == [0, 1, 2]  # what was measured before is there
     assert monitor.findings() is not None
     monitor.close()

@@ -1,4 +1,4 @@
-"""What rescaling and a held lr x wd make of a schedule, against the recursion and the fixed points themselves."""
+"""Plans with rescaling and with a constant lr x wd, against the recursion and the fixed points themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from equilibria.planning import alternatives, plan
-from equilibria.planning._alternatives import BOTH, HELD, RESCALED
+from equilibria.planning._alternatives import BOTH, CONSTANT_PRODUCT, RESCALED
 from equilibria.theory import SGD, AdamW, Lion, evolve
 from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.rules import AdamL2
@@ -61,27 +61,27 @@ def test_under_a_cosine_weights_are_rescaled_at_every_step(rule):
 @pytest.mark.parametrize("rule", [RULE, AdamW(1e-2, 0.1), Lion(1e-3, 1.0)], ids=lambda rule: type(rule).__name__)
 def test_what_each_alternative_is_for(rule):
     schedule = MultiStep(rule.lr, milestones=[600], factor=0.1)
-    found = alternatives(rule, schedule, steps=1000)
+    plans = alternatives(rule, schedule, steps=1000)
     typed = plan(rule, schedule, steps=1000)
-    assert list(found) == [RESCALED, HELD, BOTH]
+    assert list(plans) == [RESCALED, CONSTANT_PRODUCT, BOTH]
     assert typed.phases[1].start.angle_ratio < 0.5
-    assert found[RESCALED].phases[1].start.angle_ratio == pytest.approx(1, abs=0.01)
-    goals = found[HELD].curve.angle_equilibrium
+    assert plans[RESCALED].phases[1].start.angle_ratio == pytest.approx(1, abs=0.01)
+    goals = plans[CONSTANT_PRODUCT].curve.angle_equilibrium
     np.testing.assert_allclose(goals, goals[0], rtol=0.01)  # to first order in lr x wd
-    np.testing.assert_allclose(found[BOTH].curve.angle, goals[0], rtol=0.01)
-    assert found[HELD].phases[1].time_constant == pytest.approx(typed.phases[0].time_constant, rel=0.01)
+    np.testing.assert_allclose(plans[BOTH].curve.angle, goals[0], rtol=0.01)
+    assert plans[CONSTANT_PRODUCT].phases[1].time_constant == pytest.approx(typed.phases[0].time_constant, rel=0.01)
 
 
 def test_adam_with_l2_holds_another_product():
     rule = AdamL2(1e-3, 1e-3)
-    found = alternatives(rule, MultiStep(1e-3, milestones=[50], factor=0.5), steps=100, unit_grad_sq=1.0, dim=100.0)
-    goals = found[HELD].curve.angle_equilibrium
+    plans = alternatives(rule, MultiStep(1e-3, milestones=[50], factor=0.5), steps=100, unit_grad_sq=1.0, dim=100.0)
+    goals = plans[CONSTANT_PRODUCT].curve.angle_equilibrium
     np.testing.assert_allclose(goals, goals[0], rtol=1e-3)
 
 
 def test_only_what_differs_is_offered():
     assert alternatives(RULE, 0.1, steps=500) == {}
-    assert list(alternatives(RULE, Cosine(0.1, steps=500, end=0.01), steps=500)) == [RESCALED, HELD, BOTH]
+    assert list(alternatives(RULE, Cosine(0.1, steps=500, end=0.01), steps=500)) == [RESCALED, CONSTANT_PRODUCT, BOTH]
     given = FromValues(np.linspace(5e-3, 1e-2, 1000))
     assert list(alternatives(RULE, DROP, steps=1000, weight_decay=given)) == [RESCALED]
     assert alternatives(SGD(0.1, 0.0), DROP, steps=1000, init_norm=1.0, unit_grad_sq=1.0) == {}

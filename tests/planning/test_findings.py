@@ -37,12 +37,12 @@ WORDS = {
 
 def kinds(result):
     """Which findings there are; an unknown one fails the test."""
-    found = []
+    names = []
     for finding in result.findings:
         matching = [kind for kind, words in WORDS.items() if words in finding.subject]
         assert len(matching) == 1, finding.subject
-        found.append(matching[0])
-    return found
+        names.append(matching[0])
+    return names
 
 
 def the(result, kind):
@@ -98,24 +98,24 @@ def test_never_settles(example):
     assert "for 80 epochs" in finding.evidence and "31-68 %" in finding.evidence
     assert "phase 4 has 40 epochs and would need 719 epochs" in finding.evidence
     r = heavy_ball_norm(0.004) / heavy_ball_norm(0.02)  # phase 2 had settled
-    assert told_factors(finding.remedy)["weights"] == pytest.approx(r, abs=6e-4)
+    assert stated_factors(finding.remedy)["weights"] == pytest.approx(r, abs=6e-4)
 
 
-def told_factors(remedy):
+def stated_factors(remedy):
     """Factors of the remedy by what they apply to."""
-    found = re.findall(r"(momentum buffer|exp_avg_sq|exp_avg) by (\d+\.\d+)", remedy)
-    factors = {name: float(factor) for name, factor in found}
+    pairs = re.findall(r"(momentum buffer|exp_avg_sq|exp_avg) by (\d+\.\d+)", remedy)
+    factors = {name: float(factor) for name, factor in pairs}
     factors["weights"] = float(re.search(r"scale-invariant weights \(those only\) by (\d+\.\d+)", remedy).group(1))
     mean, variance = re.search(r"BatchNorm behind them by (\d+\.\d+) and (\d+\.\d+)", remedy).groups()
     return factors | {"mean": float(mean), "variance": float(variance)}
 
 
-def test_a_larger_decay_settles_the_phase_as_told(example):
-    """The factor named settles phase 3 within it, the next smaller one tried does not, and the angle is as told."""
-    told = re.search(
+def test_the_suggested_decay_settles_the_phase(example):
+    """The factor named settles phase 3 within it, the next smaller one tried does not, and the angle is as stated."""
+    stated = re.search(
         r"A (\d+)x larger weight decay in phase 3 .* turn (\S+)x as fast", the(example, "never settles").remedy
     )
-    factor, faster = int(told.group(1)), float(told.group(2))
+    factor, faster = int(stated.group(1)), float(stated.group(2))
     assert faster == pytest.approx(math.sqrt(factor), rel=0.03)
     for wd_factor, settles in ((factor, True), (3, False)):
         decays = np.full(200 * SPE, 5e-4)
@@ -188,20 +188,23 @@ def test_undershoot(example):
     assert "starts at 45 %" in finding.evidence and "reaches 100 % over 23 epochs" in finding.evidence
     assert "test accuracy can dip" in finding.evidence
     r = heavy_ball_norm(0.02) / heavy_ball_norm(0.1)
-    told = told_factors(finding.remedy)
-    assert (told["weights"], told["momentum buffer"]) == (pytest.approx(r, abs=6e-4), pytest.approx(1 / r, abs=6e-4))
-    assert (told["mean"], told["variance"]) == (pytest.approx(r, abs=6e-4), pytest.approx(r * r, abs=6e-4))
+    stated = stated_factors(finding.remedy)
+    assert (stated["weights"], stated["momentum buffer"]) == (
+        pytest.approx(r, abs=6e-4),
+        pytest.approx(1 / r, abs=6e-4),
+    )
+    assert (stated["mean"], stated["variance"]) == (pytest.approx(r, abs=6e-4), pytest.approx(r * r, abs=6e-4))
 
 
 def test_the_factors_settle_a_phase_whose_predecessor_had_not():
-    """From a norm far above equilibrium the ratio of equilibria would be wrong; the factors told are right at once."""
+    """From a norm far above equilibrium the ratio of equilibria would be wrong; the stated factors are right."""
     lrs = np.array([0.1] * (5 * SPE) + [0.01] * (95 * SPE))
     result = plan(RULE, lrs, steps=len(lrs), unit_grad_sq=10.0, init_norm=30.0)
-    told = told_factors(the(result, "undershoot").remedy)
-    assert told["weights"] < 0.9 * heavy_ball_norm(0.01) / heavy_ball_norm(0.1)
+    stated = stated_factors(the(result, "undershoot").remedy)
+    assert stated["weights"] < 0.9 * heavy_ball_norm(0.01) / heavy_ball_norm(0.1)
     before = evolve(RULE, 5 * SPE, start=cold_start(RULE, 30.0), unit_grad_sq=10.0, lr=0.1).final
     after = SGD(0.01, 5e-4, momentum=0.9)
-    path = evolve(after, 20, start=rescaled(before, told["weights"]), unit_grad_sq=10.0)
+    path = evolve(after, 20, start=rescaled(before, stated["weights"]), unit_grad_sq=10.0)
     np.testing.assert_allclose(path.angle / after.equilibrium().angle, 1.0, atol=0.02)
 
 
@@ -216,29 +219,29 @@ def test_the_factors_settle_a_phase_whose_predecessor_had_not():
     ],
     ids=repr,
 )
-def test_rescaling_is_told_in_the_words_of_each_optimizer(rule, weight, state):
+def test_rescaling_names_the_state_of_every_optimizer(rule, weight, state):
     """First-order powers of the drop; second moments get the squared factor."""
     result = plan(rule, [rule.lr] * 2000 + [rule.lr / 5] * 40_000, steps=42_000, **plan_scale(rule, **SCALE))
     remedy = the(result, "undershoot").remedy
-    told = told_factors(remedy)
-    assert set(told) == {"weights", "mean", "variance", *state}
+    stated = stated_factors(remedy)
+    assert set(stated) == {"weights", "mean", "variance", *state}
     powers = {"weights": weight, "momentum buffer": 1 / weight, "exp_avg": 1 / weight, "exp_avg_sq": 1 / weight**2}
     powers |= {"mean": weight, "variance": weight**2}
-    for name, factor in told.items():
+    for name, factor in stated.items():
         squared = name in ("exp_avg_sq", "variance")
         assert factor == pytest.approx(powers[name], rel=0.06 if squared else 0.03)  # Lion's memory adds 2 %
 
 
-def rescaled_by_hand(state, told):
+def rescaled_by_hand(state, stated):
     """Each part of the state times the factor that the remedy names for it."""
-    w = told["weights"]
-    first = told.get("exp_avg", told.get("momentum buffer"))
+    w = stated["weights"]
+    first = stated.get("exp_avg", stated.get("momentum buffer"))
     return dataclasses.replace(
         state,
         norm_sq=state.norm_sq * w**2,
         radial=state.radial * w * first,
         buffer_sq=state.buffer_sq * first**2,
-        second=state.second * told.get("exp_avg_sq", 1.0),
+        second=state.second * stated.get("exp_avg_sq", 1.0),
         memory=state.memory * w,
     )
 
@@ -262,12 +265,12 @@ LEVELS = {
 @pytest.mark.parametrize(("rule", "state"), RULES, ids=repr)
 @pytest.mark.parametrize("name", ["settled, down", "not settled, down", "settled, up"])
 def test_the_rescaling_settles_the_angle_at_once(rule, state, name):
-    """The moment recursion from the state times the factors told, wherever the phase before had got to."""
+    """The moment recursion from the state times the factors stated, wherever the phase before had got to."""
     shape, lengths, kind = LEVELS[name]
     lrs = np.repeat(rule.lr * np.array(shape), lengths)
     result = plan(rule, lrs, steps=len(lrs), **plan_scale(rule, **SCALE))
     remedy = the(result, kind).remedy
-    told = told_factors(remedy)
+    stated = stated_factors(remedy)
     phase = result.phases[-1]
     r = phase.start.norm_equilibrium / phase.start.norm
     powers = {
@@ -278,29 +281,29 @@ def test_the_rescaling_settles_the_angle_at_once(rule, state, name):
         "mean": r,
         "variance": r**2,
     }
-    assert told == {key: pytest.approx(powers[key], abs=5.1e-4) for key in ["weights", *state, "mean", "variance"]}
+    assert stated == {key: pytest.approx(powers[key], abs=5.1e-4) for key in ["weights", *state, "mean", "variance"]}
     first = dataclasses.replace(rule, lr=float(lrs[0]))
     before = evolve(rule, phase.first_step, start=settled(first, **SCALE), lr=lrs[: phase.first_step], **SCALE).final
     here = dataclasses.replace(rule, lr=float(lrs[-1]))
     goal = here.equilibrium(**SCALE).angle
     assert abs(evolve(here, 1, start=before, **SCALE).angle[0] / goal - 1) > 0.2
-    after = evolve(here, 20, start=rescaled_by_hand(before, told), **SCALE).angle
+    after = evolve(here, 20, start=rescaled_by_hand(before, stated), **SCALE).angle
     np.testing.assert_allclose(after, goal, rtol=0.02)
 
 
 @pytest.mark.parametrize("settles", [True, False])
 def test_the_rescaling_by_brute_force(settles):
-    """Heavy ball in plain floats, without the library: weights, buffer and their product times the factors told."""
+    """Heavy ball in plain floats, without the library: weights, buffer and their product times the factors stated."""
     short = 30_000 if settles else 1500
     result = plan(RULE, [0.1] * 2000 + [0.02] * short + [0.004] * 90_000, steps=92_000 + short)
     finding = next(f for f in result.findings if "phase 3 begins and comes back" in f.subject)
-    told = told_factors(finding.remedy)
+    stated = stated_factors(finding.remedy)
     p = heavy_ball_norm(0.1) ** 2
     q, r = -5e-4 * p / 1.9, 2 * 5e-4 * p / (0.1 * 1.9)
     for lr, steps in ((0.1, 2000), (0.02, short)):
         for _ in range(steps):
             p, q, r, *_ = random_walk.expected_sgd_step(p, q, r, lr, 5e-4, 0.9, 1.0)
-    w, b = told["weights"], told["momentum buffer"]
+    w, b = stated["weights"], stated["momentum buffer"]
     p, q, r = p * w**2, q * w * b, r * b**2
     for _ in range(200):
         after, q, r, moved, _ = random_walk.expected_sgd_step(p, q, r, 0.004, 5e-4, 0.9, 1.0)
@@ -314,7 +317,7 @@ def test_the_rescaling_by_brute_force(settles):
     [(AdamW(1e-2, 0.1), [1e-6] * 2000 + [1e-2] * 20_000), (RULE, [0.1] * 2000 + [1e-8] * 2000)],
     ids=["second moment", "running variance"],
 )
-def test_small_factors_are_told_with_their_digits(rule, lrs):
+def test_small_factors_keep_their_digits(rule, lrs):
     result = plan(rule, lrs, steps=len(lrs))
     remedy = result.findings[0].remedy
     r = result.phases[1].start.norm_equilibrium / result.phases[1].start.norm
@@ -322,8 +325,8 @@ def test_small_factors_are_told_with_their_digits(rule, lrs):
     if "exp_avg_sq" in remedy:
         expected["exp_avg_sq"] = r**-2
     for words, factor in expected.items():
-        told = re.search(rf"{words}(?: by)? (\d[\d.e+-]*)", remedy).group(1)
-        assert float(told) == pytest.approx(factor, rel=0.006), words
+        stated = re.search(rf"{words}(?: by)? (\d[\d.e+-]*)", remedy).group(1)
+        assert float(stated) == pytest.approx(factor, rel=0.006), words
 
 
 def test_undershoot_by_a_rise_of_weight_decay():
@@ -334,7 +337,7 @@ def test_undershoot_by_a_rise_of_weight_decay():
     asked = math.acos(1 - 5e-4 / 1.9) / math.acos(1 - 5e-5 / 1.9)
     assert f"{asked:.3g} times the angle" in finding.evidence
     r = heavy_ball_norm(0.1, wd=5e-3) / heavy_ball_norm(0.1)
-    assert told_factors(finding.remedy)["weights"] == pytest.approx(r, abs=6e-4)
+    assert stated_factors(finding.remedy)["weights"] == pytest.approx(r, abs=6e-4)
 
 
 def test_a_rise_of_lr_overshoots():
@@ -343,7 +346,7 @@ def test_a_rise_of_lr_overshoots():
     finding = result.findings[0]
     assert "multiplies the angle by 5 at once" in finding.evidence and "accuracy" not in finding.evidence
     r = heavy_ball_norm(0.1) / heavy_ball_norm(0.02)
-    assert told_factors(finding.remedy)["weights"] == pytest.approx(r, abs=6e-4)
+    assert stated_factors(finding.remedy)["weights"] == pytest.approx(r, abs=6e-4)
 
 
 def test_overshoot_by_a_fall_of_weight_decay():
@@ -352,7 +355,7 @@ def test_overshoot_by_a_fall_of_weight_decay():
     finding = result.findings[0]
     assert "316 %" in finding.evidence and "accuracy" not in finding.evidence
     r = heavy_ball_norm(0.1) / heavy_ball_norm(0.1, wd=5e-3)
-    assert told_factors(finding.remedy)["weights"] == pytest.approx(r, abs=5.1e-4)
+    assert stated_factors(finding.remedy)["weights"] == pytest.approx(r, abs=5.1e-4)
 
 
 @pytest.mark.parametrize(("change", "kind"), [(0.66, None), (0.62, "undershoot"), (1.54, None), (1.6, "overshoot")])
@@ -364,7 +367,7 @@ def test_a_jump_counts_outside_80_to_125_per_cent(change, kind):
 
 
 @pytest.mark.parametrize(("second", "steps"), [(0.01, 300), (1.0, 30)])
-def test_a_jump_that_does_not_come_back_is_told_once(second, steps):
+def test_a_jump_that_does_not_come_back_is_one_finding(second, steps):
     assert kinds(plan(RULE, [0.1] * 1000 + [second] * steps, steps=1000 + steps)) == ["never settles"]
 
 
@@ -418,13 +421,13 @@ def test_weight_decay_that_falls_to_zero(lr, decay, there):
 
 
 def test_a_far_start_that_never_settles_is_cured_by_one_remedy():
-    """At the first step there is no optimizer state to rescale, and the factor on the weights is told once."""
+    """At the first step there is no optimizer state to rescale, and the factor on the weights is stated once."""
     far = plan(RULE, 0.1, steps=500, init_norm=50.0, unit_grad_sq=1.0)
     assert kinds(far) == ["far start", "never settles"]
     remedy = the(far, "never settles").remedy
-    assert "as told for the far start" in remedy and "buffer" not in remedy and "plan again" not in remedy
-    told = float(re.search(r"weights by (\S+)$", the(far, "far start").remedy).group(1))
-    assert "never settles" not in kinds(plan(RULE, 0.1, steps=500, init_norm=50 * told, unit_grad_sq=1.0))
+    assert "as for the far start" in remedy and "buffer" not in remedy and "plan again" not in remedy
+    stated = float(re.search(r"weights by (\S+)$", the(far, "far start").remedy).group(1))
+    assert "never settles" not in kinds(plan(RULE, 0.1, steps=500, init_norm=50 * stated, unit_grad_sq=1.0))
 
 
 def test_later_phases_are_planned_again_after_a_far_start():
@@ -433,7 +436,7 @@ def test_later_phases_are_planned_again_after_a_far_start():
     assert "plan again" in the(result, "never settles").remedy
 
 
-def test_a_near_start_that_never_settles_is_told_its_factor():
+def test_a_near_start_that_never_settles_names_its_factor():
     star = heavy_ball_norm(0.1)
     result = plan(RULE, 0.1, steps=60, init_norm=1.08 * star, unit_grad_sq=1.0)
     assert kinds(result) == ["never settles"]
@@ -448,8 +451,8 @@ def test_a_start_thrown_far_away_tells_the_whole_range_of_angles():
     result = plan(AdamW(1e-3, 0.1), 1e-3, steps=100, init_norm=1e-4, dim=100.0)
     (phase,) = result.phases
     ratios = [moment.angle_ratio for moment in (phase.start, phase.middle, phase.end)]
-    told = f"{min(ratios):.2g} to {max(ratios):.3g} times what lr x wd asks for"
-    assert max(ratios) > 10 and told in the(result, "never settles").evidence
+    stated = f"{min(ratios):.2g} to {max(ratios):.3g} times what lr x wd asks for"
+    assert max(ratios) > 10 and stated in the(result, "never settles").evidence
 
 
 # Coming back ---------------------------------------------------------------------------------------------------------
@@ -483,8 +486,8 @@ def test_lr_that_falls_faster_than_the_norm(schedule, steps, kind):
         return
     finding = the(result, kind)
     last = [p for p in result.phases if p.middle.angle_ratio and p.middle.angle_ratio < 0.8][-1]
-    told = f"to {100 * last.middle.angle_ratio:.0f} % in the middle of phase {last.number}"
-    assert told in finding.evidence and finding.severity == "note"
+    stated = f"to {100 * last.middle.angle_ratio:.0f} % in the middle of phase {last.number}"
+    assert stated in finding.evidence and finding.severity == "note"
     peak = max(result.phases, key=lambda p: p.start.lr)
     assert f"end at {last.end.norm / peak.end.norm:.2f} of their norm" in finding.evidence
 
@@ -503,7 +506,7 @@ def test_a_lag_that_is_there_from_the_start_is_not_a_fall_behind(lrs, scale):
     assert not {"lag", "to zero"} & set(kinds(result))
 
 
-def test_rising_ramp_says_nothing():
+def test_a_rising_ramp_has_no_finding():
     assert kinds(plan(RULE, np.linspace(0.01, 0.1, 3000), steps=3000)) == []
 
 
@@ -570,7 +573,7 @@ def test_far_start_behind_a_warm_up_is_cured_by_its_remedy():
     [(1e-3, "overshoots"), (0.85, "too much"), (5.0, "too little")],
     ids=["tiny", "small", "large"],
 )
-def test_far_start_says_what_the_first_steps_do(factor, effect):
+def test_a_far_start_names_the_effect_of_the_first_steps(factor, effect):
     """From a thousandth of the equilibrium norm the first steps throw the norm past it."""
     star = heavy_ball_norm(0.1, big_l=10.0)
     result = plan(RULE, 0.1, steps=4000, init_norm=factor * star, unit_grad_sq=10.0)
@@ -602,9 +605,9 @@ def test_far_start_compares_with_where_training_heads_first(name, factor):
     assert (norm, goal) == (pytest.approx(factor * star, rel=5e-3), pytest.approx(star, rel=5e-3))
     assert told_lr == pytest.approx(lr)
     assert step == next(p for p in result.phases if p.start.lr > 0).first_step
-    (told,) = numbers(finding.remedy)
-    assert told == pytest.approx(1 / factor, rel=5e-3)
-    followed = plan(RULE, schedule, steps=5000, init_norm=told * factor * star, unit_grad_sq=1.0)
+    (stated,) = numbers(finding.remedy)
+    assert stated == pytest.approx(1 / factor, rel=5e-3)
+    followed = plan(RULE, schedule, steps=5000, init_norm=stated * factor * star, unit_grad_sq=1.0)
     assert "far start" not in kinds(followed)
 
 
@@ -612,9 +615,9 @@ def test_far_start_compares_with_where_training_heads_first(name, factor):
 def test_following_the_remedy_of_a_far_start_with_any_rule(rule, _state):
     star = math.sqrt(float(settled(rule, **SCALE).norm_sq))
     far = plan(rule, rule.lr, steps=2000, init_norm=4 * star, **plan_scale(rule, **SCALE))
-    (told,) = numbers(the(far, "far start").remedy)
+    (stated,) = numbers(the(far, "far start").remedy)
     assert "far start" not in kinds(
-        plan(rule, rule.lr, steps=2000, init_norm=4 * star * told, **plan_scale(rule, **SCALE))
+        plan(rule, rule.lr, steps=2000, init_norm=4 * star * stated, **plan_scale(rule, **SCALE))
     )
 
 
@@ -650,7 +653,7 @@ def test_decay_that_is_rounded_away(make, dtype, limit):
 
 
 def test_only_a_phase_that_stays_below_the_limit_counts():
-    """A ramp is lost if its larger end is; the number told is the largest."""
+    """A ramp is lost if its larger end is; the stated number is the largest."""
     limit = 2.0**-9
     wd = 0.1
     falls = np.linspace(2 * limit / wd, 0.1 * limit / wd, 800)

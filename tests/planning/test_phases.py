@@ -96,7 +96,7 @@ def test_warm_up_stable_decay():
     assert len(falling) == 3 and not any(s.flat or s.jump for s in falling)  # a fall to zero is cut even when short
 
 
-def test_a_ramp_that_begins_with_a_jump_says_so():
+def test_a_ramp_that_begins_with_a_jump_is_marked():
     lr = np.concatenate([np.full(500, 0.1), np.linspace(0.01, 0.005, 500)])
     spans = cut(lr, np.full(1000, WD))
     assert [(s.first, s.flat, s.jump) for s in spans[:3]] == [(0, True, False), (500, False, True), (625, False, False)]

@@ -360,6 +360,6 @@ def test_time_in_words(example):
         lambda: plan(SGD(0.1, 1.0), [0.1, 3.0], steps=10),
     ],
 )
-def test_bad_input_is_refused(call):
+def test_bad_input_raises(call):
     with pytest.raises(EquilibriaError, match=r"got .*expected"):
         call()

@@ -105,15 +105,17 @@ def test_the_finding_tells_how_much_the_angle_fades():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_the_weight_decay_told_holds_the_angle(rule):
+def test_the_suggested_weight_decay_holds_the_angle(rule):
     """Its equilibrium has the angle that the run without it has in the middle of its first phase."""
     lrs = np.repeat([rule.lr, rule.lr / 3], 1000)
     result = plan(rule, lrs, steps=2000, init_norm=NORM, **plan_scale(rule, **SCALE))
-    told = re.search(r"wd (\S+) holds the angle that phase 1 has half-way, (\S+) rad", result.findings[0].remedy)
-    decay, angle = float(told.group(1)), float(told.group(2))
+    suggested = re.search(
+        r"wd (\S+) holds the angle that phase 1 has in its middle, (\S+) rad", result.findings[0].remedy
+    )
+    decay, angle = float(suggested.group(1)), float(suggested.group(2))
     assert angle == pytest.approx(result.phases[0].middle.angle, rel=5e-3)
-    held = plan(dataclasses.replace(rule, weight_decay=decay), rule.lr, steps=100, **plan_scale(rule, **SCALE))
-    assert held.phases[0].end.angle == pytest.approx(result.phases[0].middle.angle, rel=5e-3)
+    with_decay = plan(dataclasses.replace(rule, weight_decay=decay), rule.lr, steps=100, **plan_scale(rule, **SCALE))
+    assert with_decay.phases[0].end.angle == pytest.approx(result.phases[0].middle.angle, rel=5e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A user's script under mypy --strict: misspelled modes are type errors, so an ignore that is not needed fails `make lint`."""
+"""A user's script under mypy --strict: misspelled modes are errors; an ignore that is not needed fails `make lint`."""
 
 import torch
 
@@ -10,7 +10,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 
 with eq.watch(model, optimizer, every="auto", granularity="row") as monitor:
-    print(monitor.table())
+    text = str(monitor.table())
 names: list[str] = monitor.samples().column_names
 curve = eq.plan(optimizer, 1e-3, steps=100).curve
 

@@ -15,7 +15,7 @@ from equilibria.errors import EquilibriaError, number, positive
 
 if TYPE_CHECKING:
     from equilibria.forecasting import Scenario
-    from equilibria.forecasting._observed import Observed
+    from equilibria.forecasting._layers import RecordedLayers
     from equilibria.theory.schedules import ScheduleLike
 
 EXAMPLES = "'rescaled=--rescale' or 'late=--milestones 2000 --wd x2'"
@@ -91,7 +91,7 @@ def _parser(**options: Any) -> None:
 
 
 def scenarios(
-    options: dict[str, Any], what_ifs: Sequence[str], observed: Observed, *, base: str
+    options: dict[str, Any], what_ifs: Sequence[str], observed: RecordedLayers, *, base: str
 ) -> dict[str, Scenario]:
     """The scenario of the options themselves, and one for every --what-if, by name."""
     found = {base: _scenario(options, observed, base)}
@@ -142,7 +142,7 @@ def _changed(options: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _scenario(options: dict[str, Any], observed: Observed, name: str) -> Scenario:
+def _scenario(options: dict[str, Any], observed: RecordedLayers, name: str) -> Scenario:
     from equilibria.forecasting import Scenario
 
     main = observed.cohorts[0]

@@ -19,7 +19,7 @@ from equilibria.views.terminal import chart, width
 
 if TYPE_CHECKING:
     from equilibria.forecasting import BackTest, Forecast, Suggestion, WhatIf
-    from equilibria.forecasting._suggest import Target
+    from equilibria.forecasting._suggest import AngleTarget
 
 _BASE, _SUGGESTED = "as planned", "suggested"
 _FLAGS = {"start": "--from", "schedule": "--schedule", "path": "--html", "target": "--suggest"}
@@ -85,22 +85,21 @@ def _backtest(run: Path, start: int, *, rescale: bool | None, html: Path | None,
     if as_json:
         print_json(_backtest_contract(test))
         return
-    test.table()
+    print(test.table())
     _page(html)
 
 
 def _forecast(run: Path, options: dict[str, Any], *, html: Path | None, as_json: bool) -> None:
     from equilibria.forecasting import suggest, what_if
-    from equilibria.forecasting._observed import observe
+    from equilibria.forecasting._layers import read_layers
     from equilibria.views.document import MOST_CHOICES
     from equilibria.views.forecast.page import write_page
-    from equilibria.views.forecast.terminal import print_suggestion
     from equilibria.watching import read_run
 
     what_ifs, wanted, begin = options.pop("what_ifs"), options.pop("suggest"), options.pop("begin")
     with _busy("reading the record"):
         recorded = read_run(run)
-        observed = observe(recorded, before=begin)
+        observed = read_layers(recorded, before=begin)
     if options["steps_per_epoch"] is None:
         options["steps_per_epoch"] = observed.steps_per_epoch
     courses = scenarios(options, what_ifs, observed, base=_BASE)
@@ -132,7 +131,7 @@ def _forecast(run: Path, options: dict[str, Any], *, html: Path | None, as_json:
     _show(found)
     if suggestion is not None:
         print()
-        print_suggestion(suggestion, unit=1 if options["steps"] is not None else planned.steps_per_epoch or 1)
+        print(suggestion.table(unit=1 if options["steps"] is not None else planned.steps_per_epoch or 1))
     _page(html)
 
 
@@ -143,9 +142,9 @@ def _show(found: WhatIf) -> None:
         print(line.rstrip())
     print()
     if len(found.forecasts) == 1:
-        first.table()
+        print(first.table())
     else:
-        found.table()
+        print(found.table())
 
 
 def _curve(forecast: Forecast, name: str) -> list[str]:
@@ -169,7 +168,7 @@ def _page(html: Path | None) -> None:
         print(f"\nPage: {html}")
 
 
-def _target(text: str, per: int | None) -> Target:
+def _target(text: str, per: int | None) -> AngleTarget:
     """What was typed after --suggest, with positions in steps."""
     from equilibria.theory.schedules import Piecewise
 

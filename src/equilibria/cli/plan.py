@@ -26,7 +26,7 @@ from equilibria.views.plan.terminal import phase_table
 from equilibria.views.terminal import chart, paint, width, wrap
 
 if TYPE_CHECKING:
-    from equilibria.planning import Moment, Plan
+    from equilibria.planning import Plan, PlannedStep
 
 
 @click.command("plan")
@@ -96,7 +96,7 @@ def _contract(result: Plan) -> dict[str, Any]:
     value: dict[str, Any] = {"optimizer": type(result.situation.rule).__name__, **jsonable(result)}
     for shown, phase in zip(value["phases"], result.phases, strict=True):
         for name in ("start", "middle", "end"):
-            moment: Moment = getattr(phase, name)
+            moment: PlannedStep = getattr(phase, name)
             shown[name] |= {"angle_ratio": jsonable(moment.angle_ratio), "norm_ratio": jsonable(moment.norm_ratio)}
     return value
 

@@ -15,7 +15,7 @@ from equilibria.cli._options import WHOLE
 from equilibria.errors import EquilibriaError, one_of, within
 
 if TYPE_CHECKING:
-    from equilibria.forecasting._observed import Observed
+    from equilibria.forecasting._layers import RecordedLayers
     from equilibria.serve.app import App
     from equilibria.serve.queries import ForecastQuery, PlanQuery
 
@@ -90,7 +90,7 @@ def read_plan(query: Mapping[str, str]) -> PlanQuery:
     return PlanQuery(rule, run.schedule, plan_settings(options, run), f"equilibria plan {shlex.join(words)}")
 
 
-def read_forecast(query: Mapping[str, str], observed: Observed) -> ForecastQuery:
+def read_forecast(query: Mapping[str, str], observed: RecordedLayers) -> ForecastQuery:
     """The options of `equilibria forecast` in a query, and some alternatives to what they describe."""
     from equilibria.cli._scenarios import scenario_options, scenarios
     from equilibria.cli._schedule import build_run

@@ -17,7 +17,7 @@ from equilibria.control._optimizer import as_number
 from equilibria.control._radial import InvarianceWatch
 from equilibria.control._scheduler import Hooked, settings_kept, unshare_lr
 from equilibria.errors import EquilibriaError, one_of, warn_caller, whole, within
-from equilibria.optimizers.rules import law_of
+from equilibria.optimizers.rules import rule_of_group
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import is_sharded
 from equilibria.theory.requested import angle_per_step, decay_for_angle, norm_power, steps_to_fall
@@ -176,7 +176,7 @@ class AngularSchedule(Hooked, LRScheduler):
     def _refuse_runaway(self, loop: GroupLoop, gain: float, lr: float) -> None:
         """Refuse what ends in weights that are not finite, while they still are."""
         loop.first_gain = loop.first_gain or gain
-        takes_all = _takes_all(law_of(self.optimizer, self.optimizer.param_groups[loop.group]).rule, lr)
+        takes_all = _takes_all(rule_of_group(self.optimizer, self.optimizer.param_groups[loop.group]).rule, lr)
         if takes_all or gain < loop.first_gain / _LARGEST_LOSS:
             reason = "weight decay would take a whole weight per step" if takes_all else "that runs away"
             raise EquilibriaError(
@@ -262,7 +262,7 @@ class AngularSchedule(Hooked, LRScheduler):
 
     def _power(self, loop: GroupLoop) -> int:
         """How the angle at a given lr falls with the norm."""
-        rule = law_of(self.optimizer, self.optimizer.param_groups[loop.group]).rule
+        rule = rule_of_group(self.optimizer, self.optimizer.param_groups[loop.group]).rule
         return 1 if rule is None else norm_power(rule)
 
     def _request(self, loop: GroupLoop, step: int) -> float:
@@ -271,7 +271,7 @@ class AngularSchedule(Hooked, LRScheduler):
         return angle if self._per_epoch is None else angle_per_step(self._rule(loop), angle, steps=self._per_epoch)
 
     def _rule(self, loop: GroupLoop) -> Rule:
-        law = law_of(self.optimizer, self.optimizer.param_groups[loop.group])
+        law = rule_of_group(self.optimizer, self.optimizer.param_groups[loop.group])
         if law.rule is None:
             raise EquilibriaError(
                 f"got an optimizer without the law that is needed here: {law.reason}; expected by='lr' and an angle "

@@ -17,7 +17,7 @@ from equilibria.control._radial import InvarianceWatch
 from equilibria.control._scheduler import Hooked, SchedulerWrapper, scheduler_kept
 from equilibria.control._statistics import RunningStatistics, refuse_no_network
 from equilibria.errors import EquilibriaError, warn_caller
-from equilibria.optimizers.rules import law_of, setting
+from equilibria.optimizers.rules import rule_of_group, setting
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import is_sharded
 from equilibria.theory.rescale import RescaleFactors, rescale_factors
@@ -131,7 +131,7 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
     def _rules(self) -> dict[int, Rule]:
         rules = {}
         for index in set(self._group_of.values()):
-            law = law_of(self.optimizer, self.optimizer.param_groups[index])
+            law = rule_of_group(self.optimizer, self.optimizer.param_groups[index])
             if law.rule is None:
                 raise EquilibriaError(f"got parameter group {index}: {law.reason}; expected a rule with an equilibrium")
             rules[index] = law.rule

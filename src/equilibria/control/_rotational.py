@@ -17,7 +17,7 @@ from equilibria.control._radial import InvarianceWatch
 from equilibria.control._sgdw import SGDW
 from equilibria.control._turning import norms, require_units, turn, write_units
 from equilibria.errors import EquilibriaError, one_of
-from equilibria.optimizers.rules import follows, law_of
+from equilibria.optimizers.rules import follows, rule_of_group
 from equilibria.tensors.invariance import Invariant, invariant_tensors, require_rows
 from equilibria.tensors.layout import is_sharded, matrix
 from equilibria.tensors.parameters import row_axes
@@ -116,7 +116,7 @@ class Rotational(CheckedOptimizer):
             raise EquilibriaError(
                 f"its invariant weights keep their norm and turn by {self.angle_of(group):.3g} rad per step"
             )
-        law = law_of(self.plain, group)
+        law = rule_of_group(self.plain, group)
         if law.rule is None:
             raise EquilibriaError(law.reason)
         return law.rule
@@ -148,7 +148,7 @@ class Rotational(CheckedOptimizer):
         return any(param in self.axes for param in group["params"])
 
     def _rule(self, group: dict[str, Any]) -> Rule:
-        law = law_of(self.plain, group)
+        law = rule_of_group(self.plain, group)
         if law.rule is None or type(law.rule) not in DIRECTIONS:
             why = law.reason or f"the angle of {type(law.rule).__name__} depends on the gradient's size"
             raise EquilibriaError(f"got a group that cannot be rotational: {why}; expected SGD, SGDW, AdamW or Lion")

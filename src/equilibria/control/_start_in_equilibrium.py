@@ -24,7 +24,7 @@ from equilibria.control._statistics import RunningStatistics, refuse_no_network
 from equilibria.control._turning import write_units
 from equilibria.errors import EquilibriaError, one_of, positive, warn_caller
 from equilibria.objectives._objective import Objective, unwrap_model
-from equilibria.optimizers.rules import law_of
+from equilibria.optimizers.rules import rule_of_group
 from equilibria.tensors.invariance import Invariant, invariant_tensors, require_rows
 from equilibria.tensors.layout import is_sharded, matrix
 from equilibria.tensors.parameters import row_axes
@@ -276,7 +276,7 @@ def _rule(name: str, weight: Tensor, optimizer: Optimizer, lr: float | None) -> 
     if lr is None:
         _refuse_warm_up(name, group)
     chosen = as_number("lr", group["lr"]) if lr is None else positive("lr", lr)
-    law = law_of(optimizer, {**group, "lr": chosen})
+    law = rule_of_group(optimizer, {**group, "lr": chosen})
     if law.rule is None:
         raise EquilibriaError(f"got an optimizer without an equilibrium for {name}: {law.reason}")
     return law.rule

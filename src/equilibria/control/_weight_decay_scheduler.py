@@ -13,7 +13,7 @@ from equilibria.control._folded_weight_decay import FoldedWeightDecay
 from equilibria.control._rescale_on_decay import RescaleOnDecay
 from equilibria.control._scheduler import SchedulerWrapper, scheduler_kept
 from equilibria.errors import EquilibriaError, one_of, whole
-from equilibria.optimizers.rules import law_of, setting
+from equilibria.optimizers.rules import rule_of_group, setting
 from equilibria.theory.requested import HOLDS, Hold, holding_weight_decay
 from equilibria.theory.rules import Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
@@ -160,7 +160,7 @@ class WeightDecayScheduler(SchedulerWrapper):
         return {"lr": peak, **moved}
 
     def _rule(self, index: int, **instead: Any) -> Rule:
-        law = law_of(self.optimizer, {**self.optimizer.param_groups[index], **instead})
+        law = rule_of_group(self.optimizer, {**self.optimizer.param_groups[index], **instead})
         if law.rule is None:
             raise EquilibriaError(f"got parameter group {index} without a law to hold ({law.reason}); use a schedule")
         return law.rule

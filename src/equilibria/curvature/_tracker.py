@@ -29,7 +29,7 @@ from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.errors import EquilibriaError, WatchWarning, positive, warn_caller, whole
 from equilibria.findings import Finding
 from equilibria.objectives._objective import Objective
-from equilibria.optimizers.rules import law_of, rule_text
+from equilibria.optimizers.rules import rule_of_group, rule_text
 from equilibria.records.tables import APPROACHING_EDGE, EDGE, PAST, SHARPNESS_FIELDS, STABLE
 from equilibria.tensors.parameters import Select, unwrap_optimizer
 from equilibria.theory.stability import ROUNDING_FLOOR, edge_of_stability, effective_lr, eos_delay
@@ -135,7 +135,7 @@ class SharpnessMonitor:
     @property
     def metadata(self) -> dict[str, Any]:
         """Settings and state of the tracking, as JSON can hold them."""
-        rules = [law_of(self._optimizer, group).rule for group in self._optimizer.param_groups]
+        rules = [rule_of_group(self._optimizer, group).rule for group in self._optimizer.param_groups]
         kind = type(self._optimizer).__name__
         settings = dict.fromkeys(kind if rule is None else rule_text(rule) for rule in rules)
         return {

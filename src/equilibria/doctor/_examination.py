@@ -15,7 +15,7 @@ from equilibria.doctor._factory import Patient, usual_pair
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
 from equilibria.objectives._objective import objective, unwrap_model
-from equilibria.optimizers.rules import law_of, setting
+from equilibria.optimizers.rules import rule_of_group, setting
 from equilibria.symmetry import Symmetries, symmetries
 from equilibria.tensors.parameters import names_of, roles_of
 from equilibria.theory.rules import SGD, AdamL2, Rule
@@ -161,7 +161,7 @@ def examine(patient: Patient, *, progress: bool | None = None) -> Examination:
 def _groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, _Settings]]:
     for index, group in enumerate(optimizer.param_groups):
         decay = setting(group.get("weight_decay", 0.0))
-        settings = _Settings(index, setting(group["lr"]), decay, law_of(optimizer, group).rule)
+        settings = _Settings(index, setting(group["lr"]), decay, rule_of_group(optimizer, group).rule)
         yield from ((id(param), settings) for param in group["params"])
 
 

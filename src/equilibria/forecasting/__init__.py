@@ -1,26 +1,27 @@
-"""What the rest of a run will do, from what was recorded of it so far."""
+"""The rest of a run, forecast from its record so far."""
 
 from equilibria.forecasting._backtest import BASELINES, FORECAST, BackTest, LayerTest, Score, backtest
-from equilibria.forecasting._forecast import Band, Forecast, LayerForecast, Measured, Total, forecast
+from equilibria.forecasting._forecast import Band, Estimate, Forecast, LayerForecast, LayerSamples, forecast
 from equilibria.forecasting._scenario import Scenario
-from equilibria.forecasting._suggest import Proposal, Suggestion, suggest
-from equilibria.forecasting._what_if import Outcome, WhatIf, what_if
+from equilibria.forecasting._suggest import AngleTarget, Proposal, Suggestion, suggest
+from equilibria.forecasting._what_if import LayerOutcome, WhatIf, what_if
 
 __all__ = [
     "BASELINES",
     "FORECAST",
+    "AngleTarget",
     "BackTest",
     "Band",
+    "Estimate",
     "Forecast",
     "LayerForecast",
+    "LayerOutcome",
+    "LayerSamples",
     "LayerTest",
-    "Measured",
-    "Outcome",
     "Proposal",
     "Scenario",
     "Score",
     "Suggestion",
-    "Total",
     "WhatIf",
     "backtest",
     "forecast",

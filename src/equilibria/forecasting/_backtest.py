@@ -1,8 +1,8 @@
-"""`backtest`: a forecast of a finished run from its first steps, beside what happened and beside simpler guesses."""
+"""`backtest`: a finished run forecast from its first steps, compared with its record and with simpler guesses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -10,106 +10,25 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria._display import renderer
+from equilibria._display import Printable, renderer
 from equilibria.errors import EquilibriaError, whole
 from equilibria.findings import Finding, counted
+from equilibria.forecasting._findings import (
+    backtest_accuracy,
+    warnings_first,
+    was_rescaled,
+    weights_changed,
+    wide_bands,
+)
 from equilibria.forecasting._fit import fit
 from equilibria.forecasting._forecast import LayerForecast, layer_forecast
-from equilibria.forecasting._observed import Cohort, RunLike, as_run, observe, seen_whole
-from equilibria.forecasting._paths import follow
-from equilibria.forecasting._scenario import recorded_course
-from equilibria.forecasting._trust import widened
-
-_LEAST_COVERED = 0.75  # of what 90 % bands hold
-_GOOD = 0.05  # median error of the angle that is good enough, whatever a guess does
-_USELESS = 0.3  # one that is not, even if every guess is worse
-_LAW = "transient.evolve"
-
-
-def judge(
-    scores: Mapping[str, Score],
-    coverage: tuple[float, float],
-    layers: Sequence[LayerForecast],
-    remarks: Sequence[Finding],
-) -> tuple[Finding, ...]:
-    """What is worth knowing, warnings first.
-
-    Args:
-        scores: of the forecast, first, and of the guesses.
-        coverage: shares of the angles and of the norms inside of their 90 % bands.
-        layers: the forecasts.
-        remarks: what was found already.
-    """
-    found = [*_unbelievable(scores, coverage), *remarks, *widened(layers)]
-    return tuple(sorted(found, key=lambda finding: finding.severity != "warning"))
-
-
-def _unbelievable(scores: Mapping[str, Score], coverage: tuple[float, float]) -> Iterator[Finding]:
-    (own, *_), (name, *_) = scores.values(), scores
-    guess = min((each for each in scores if each != name), key=lambda each: scores[each].angle)
-    if own.angle > _USELESS or (scores[guess].angle < own.angle and own.angle > _GOOD):
-        yield Finding(
-            "warning",
-            "do not believe the angles forecast for this kind of run",
-            f"the forecast was {own.angle:.0%} off in the median, and \u201c{guess}\u201d {scores[guess].angle:.0%}",
-            "take the forecast for its direction, not for its numbers; near interpolation, or shortly after a change "
-            "of lr, L does what the record does not show",
-            _LAW,
-        )
-    for what, share in zip(("angles", "norms"), coverage, strict=True):
-        if share < _LEAST_COVERED:
-            yield Finding(
-                "warning",
-                f"do not believe the bands of the {what} for this kind of run",
-                f"the 90 % bands hold {share:.0%} of the measured {what}",
-                "watch longer or more often before the forecast; the layers are listed with their own shares",
-                _LAW,
-            )
-
-
-def was_rescaled(cohort: Cohort, first: int) -> bool:
-    """Whether weights were changed outside of the optimizer's step where lr or weight decay changed, from a step on."""
-    moved = _settings_changed(cohort) & (cohort.step >= first)
-    return bool(moved.any() and cohort.changed[moved].mean() > 0.5)
-
-
-def changed_outside(cohort: Cohort, first: int, *, rescaled: bool) -> Iterator[Finding]:
-    """Weights that were changed outside of the optimizer's step after the forecast began, at step ``first``."""
-    changed = cohort.changed.any(axis=1) & (cohort.step >= first)
-    when = cohort.step[changed]
-    strange = cohort.step[changed & ~(_settings_changed(cohort) & rescaled)]
-    if rescaled:
-        evidence = f"at {counted(len(when), 'sample')}, first at step {when[0]:,}" if len(when) else "as was asked for"
-        yield Finding(
-            "note",
-            "weights were rescaled when lr or weight decay changed, and the forecast does the same",
-            evidence,
-            "nothing to do if RescaleOnDecay was used",
-            "states.rescaled",
-        )
-    if len(strange):
-        yield Finding(
-            "warning",
-            "weights were changed outside of the optimizer's step, which the forecast does not know",
-            f"{cohort.names[0]}, among {counted(len(cohort.names), 'layer')}: at {counted(len(strange), 'sample')}, "
-            f"first at step {strange[0]:,}",
-            "errors from there on are not the forecast's; if it was a rescaling: rescale=True",
-            "states.rescaled",
-        )
-
-
-def _settings_changed(cohort: Cohort) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Samples before which lr or weight decay changed; the first one is not known."""
-    moved = np.zeros(len(cohort.step), dtype=bool)
-    for values in (cohort.lr, cohort.weight_decay):
-        moved[1:] |= np.diff(values) != 0
-    return moved
-
+from equilibria.forecasting._layers import Cohort, RunLike, as_run, read_layers, whole_record
+from equilibria.forecasting._paths import integrate
+from equilibria.forecasting._scenario import recorded_schedule
 
 Array = NDArray[np.float64]
-Steps = NDArray[np.int64]
 
-RMS_SAMPLES = 50  # whose root mean square is compared: with momentum 0.9 it is good to some 3 %, a single angle to 10 %
+RMS_SAMPLES = 50  # whose root mean square is compared: with momentum 0.9 it scatters by 3 %, a single angle by 10 %
 FORECAST = "forecast"
 BASELINES = ("angle proportional to lr", "always at equilibrium", "constant last value")
 _HORIZONS = 4  # parts of the remaining steps
@@ -117,14 +36,14 @@ _HORIZONS = 4  # parts of the remaining steps
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How far off one way of forecasting was, over all layers and remaining samples.
+    """The errors of one way of forecasting, over all layers and remaining samples.
 
     Attributes:
         angle: median of |forecast / measured - 1| of the angle, both as the rms of 50 samples.
-        angle_p90: 90th percentile of the same.
+        angle_p90: 90th percentile of the same error.
         single_angle: median with single samples as they were measured.
-        norm: median of |forecast / measured - 1| of ||w||; NaN for a guess that says nothing about it.
-        norm_p90: 90th percentile of the same.
+        norm: median of |forecast / measured - 1| of ||w||; NaN for a guess, which has no norm.
+        norm_p90: 90th percentile of the same error.
     """
 
     angle: float
@@ -136,14 +55,14 @@ class Score:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTest:
-    """One layer: the forecast at every remaining sample, and what was measured there.
+    """One layer: the forecast and the measurement at every remaining sample.
 
     Attributes:
-        forecast: at the sampled steps.
-        angle: measured, radians.
-        rms_angle: root mean square of the 50 samples around, radians.
+        forecast: the forecast at the sampled steps.
+        angle: measured angle, radians.
+        rms_angle: root mean square of the measured angle over the 50 samples around, radians.
         norm: measured ||w||.
-        guesses: angle by each of `BASELINES`.
+        guesses: the angle by each of `BASELINES`.
     """
 
     forecast: LayerForecast
@@ -164,31 +83,31 @@ class LayerTest:
 
     @property
     def angle_coverage(self) -> float:
-        """Share of the single measured angles inside of the 90 % band."""
+        """Share of the single measured angles inside the 90 % band."""
         band = self.forecast.angle
         return float(np.mean((band.low <= self.angle) & (self.angle <= band.high)))
 
     @property
     def norm_coverage(self) -> float:
-        """Share of the measured norms inside of the 90 % band."""
+        """Share of the measured norms inside the 90 % band."""
         band = self.forecast.norm
         return float(np.mean((band.low <= self.norm) & (self.norm <= band.high)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BackTest:
-    """What `backtest` found.
+    """The result of `backtest`.
 
     Attributes:
         start: samples before this step were fitted.
-        steps: up to here the forecast is compared.
+        steps: samples before this step are compared.
         layers: one per layer that can be forecast.
-        refused: every layer that was not compared, with the reason.
-        scores: of the forecast and of each baseline, by name.
-        angle_coverage: share of single measured angles inside of the 90 % bands.
-        norm_coverage: share of measured norms inside of theirs.
+        refused: every other layer, with the reason.
+        scores: the errors of the forecast and of each baseline, by name.
+        angle_coverage: share of single measured angles inside the 90 % bands.
+        norm_coverage: share of measured norms inside theirs.
         horizons: first step of each part of the remaining steps, and the forecast's score in it.
-        findings: what to make of it, warnings first.
+        findings: notable facts, warnings first.
     """
 
     start: int
@@ -208,63 +127,65 @@ class BackTest:
             f"{own.angle:.1%} off (median), norm {own.norm:.1%}, bands cover {self.angle_coverage:.0%}>"
         )
 
-    def table(self) -> None:
-        """Print errors and coverage: beside the guesses, by horizon, by layer."""
-        renderer("forecast.terminal.print_backtest")(self)
+    def table(self) -> Printable:
+        """Errors and coverage: of the forecast and the guesses, by horizon, by layer."""
+        shown: Printable = renderer("forecast.terminal.backtest_table")(self)
+        return shown
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write the back-test as one HTML page that needs no network.
 
         Args:
-            path: the file to write; an existing one is replaced.
+            path: the file to write; an existing file is replaced.
             title: shown above the headline.
         """
-        shown: Path = renderer("forecast.page.write_page")(self, path, title=title)
-        return shown
+        written: Path = renderer("forecast.backtest.write_backtest_page")(self, path, title=title)
+        return written
 
 
 def backtest(run: RunLike, *, start: int = 300, rescale: bool | None = None) -> BackTest:
-    """Forecast a finished run from its samples before ``start``, under the settings that it really had.
+    """Forecast a finished run from its samples before ``start``, under its recorded settings, and compare.
 
     Args:
         run: as for `forecast`.
         start: samples before this step are fitted, those from it on are compared.
-        rescale: whether weights were rescaled when lr or weight decay changed (`equilibria.control.RescaleOnDecay`);
-            as the record shows without: it notes weights that were changed outside of the optimizer's step.
+        rescale: whether weights were rescaled when lr or weight decay changed (`equilibria.control.RescaleOnDecay`). If
+            not given, the record decides: it notes weights that changed outside the optimizer's step.
 
     Returns:
-        Errors, coverage of the bands, and three simpler guesses in the same table.
+        Errors, coverage of the bands, and the errors of three simpler guesses.
 
     Raises:
         EquilibriaError: too few samples on either side of ``start``.
     """
     first = whole("start", start, low=1)
     source = as_run(run)
-    known = observe(source, before=first)
+    known = read_layers(source, before=first)
     layers: list[LayerTest] = []
     left_out = dict(known.refused)
-    remarks: list[Finding] = []
+    findings: list[Finding] = []
     for cohort in known.cohorts:
-        for whole_run in seen_whole(source, cohort):
-            later = whole_run.since(first)
+        for record in whole_record(source, cohort):
+            later = record.since(first)
             if len(later.step) < 2 or later.step[-1] < first + RMS_SAMPLES:
                 reason = f"{counted(len(later.step), 'sample')} from step {first:,} on; nothing to compare with"
-                left_out |= dict.fromkeys(whole_run.names, reason)
+                left_out |= dict.fromkeys(record.names, reason)
                 continue
-            as_done = was_rescaled(whole_run, first) if rescale is None else rescale
-            layers += _compare(cohort, whole_run, later, rescale=as_done)
-            remarks += changed_outside(whole_run, first, rescaled=as_done)
-    steps = max((int(layer.forecast.step[-1]) + 1 for layer in layers), default=first)
+            rescaled = was_rescaled(record, first) if rescale is None else rescale
+            layers += _compare(cohort, record, later, rescale=rescaled)
+            findings += weights_changed(record, first, rescaled=rescaled)
     if not layers:
         name, reason = next(iter(left_out.items()))
         raise EquilibriaError(
             f"got start={first:,} for a run without samples to compare with ({name}: {reason}); expected at least "
             f"{RMS_SAMPLES} steps from there on: start earlier, or forecast"
         )
+    steps = max(int(layer.forecast.step[-1]) + 1 for layer in layers)
     scores = {name: _score(layers, name) for name in (FORECAST, *BASELINES)}
-    angles, norms = (
-        _share([getattr(layer, kind) for layer in layers], layers) for kind in ("angle_coverage", "norm_coverage")
-    )
+    counts = [len(layer.angle) for layer in layers]
+    angles = float(np.average([layer.angle_coverage for layer in layers], weights=counts))
+    norms = float(np.average([layer.norm_coverage for layer in layers], weights=counts))
+    accuracy, wide = backtest_accuracy(scores, (angles, norms)), wide_bands([layer.forecast for layer in layers])
     return BackTest(
         start=first,
         steps=steps,
@@ -274,56 +195,50 @@ def backtest(run: RunLike, *, start: int = 300, rescale: bool | None = None) -> 
         angle_coverage=angles,
         norm_coverage=norms,
         horizons=_by_horizon(layers, first, steps),
-        findings=judge(scores, (angles, norms), [layer.forecast for layer in layers], remarks),
+        findings=warnings_first([*accuracy, *findings, *wide]),
     )
 
 
-def _compare(cohort: Cohort, whole_run: Cohort, later: Cohort, *, rescale: bool) -> list[LayerTest]:
-    """The layers of ``whole_run``, forecast from ``cohort``."""
-    course = recorded_course(whole_run, first=int(cohort.step[-1]) + 1, steps=int(later.step[-1]) + 1, rescale=rescale)
+def _compare(cohort: Cohort, record: Cohort, later: Cohort, *, rescale: bool) -> list[LayerTest]:
+    """The layers of ``record``, forecast from ``cohort`` and compared at the samples of ``later``."""
+    first, steps = int(cohort.step[-1]) + 1, int(later.step[-1]) + 1
+    schedule = recorded_schedule(record, first=first, steps=steps, rescale=rescale)
     fitted = fit(cohort)
-    paths = follow(cohort, fitted, course, shown=later.step - course.first)
-    found = []
-    for place, name in enumerate(whole_run.names):
-        at = cohort.names.index(name)
-        layer = layer_forecast(cohort, fitted, course, paths, at)
-        last, moving = cohort.angle[-RMS_SAMPLES:, at], cohort.lr[-RMS_SAMPLES:]
-        per_lr = float(np.sqrt(np.mean((last / moving) ** 2)))  # no sample has an lr of 0
+    paths = integrate(cohort, fitted, schedule, shown=later.step - first)
+    tests = []
+    for column, name in enumerate(record.names):
+        layer = cohort.names.index(name)
+        expected = layer_forecast(cohort, fitted, schedule, paths, layer)
+        last, lr = cohort.angle[-RMS_SAMPLES:, layer], cohort.lr[-RMS_SAMPLES:]
+        per_lr = float(np.sqrt(np.mean((last / lr) ** 2)))  # no sample has an lr of 0
         constant = np.full(len(later.step), np.sqrt(np.mean(last**2)))
-        guesses = dict(zip(BASELINES, (per_lr * later.lr, layer.angle_equilibrium, constant), strict=True))
-        norm = np.sqrt(later.norm_sq[:, place])
-        found.append(LayerTest(layer, later.angle[:, place], rms(later.angle[:, place]), norm, guesses))
-    return found
+        guesses = dict(zip(BASELINES, (per_lr * later.lr, expected.angle_equilibrium, constant), strict=True))
+        angle, norm = later.angle[:, column], np.sqrt(later.norm_sq[:, column])
+        tests.append(LayerTest(expected, angle, rms(angle), norm, guesses))
+    return tests
 
 
 def rms(angle: Array) -> Array:
-    """Over the 50 samples around each, fewer at the ends."""
+    """The root mean square over the 50 samples around every sample, fewer at the ends."""
     total = np.concatenate([[0.0], np.cumsum(angle**2)])
-    places = np.arange(len(angle))
-    low, high = np.maximum(places - RMS_SAMPLES // 2, 0), np.minimum(places + RMS_SAMPLES // 2, len(angle))
+    rows = np.arange(len(angle))
+    low, high = np.maximum(rows - RMS_SAMPLES // 2, 0), np.minimum(rows + RMS_SAMPLES // 2, len(angle))
     result: Array = np.sqrt((total[high] - total[low]) / (high - low))
     return result
 
 
-def _share(values: list[float], layers: list[LayerTest]) -> float:
-    return float(np.average(values, weights=[len(layer.angle) for layer in layers]))
-
-
 def _score(layers: list[LayerTest], name: str, *, steps: tuple[int, int] | None = None) -> Score:
-    """Over all steps, or those from the first up to the second."""
-    error, single, norm = [], [], []
+    """The score over all steps, or over those from the first given step up to the second."""
+    errors, single_errors, norm_errors = [], [], []
     for layer in layers:
         low, high = (0, len(layer.angle)) if steps is None else np.searchsorted(layer.forecast.step, steps).tolist()
         angle = layer.forecast.angle.value if name == FORECAST else layer.guesses[name]
-        error.append((rms(angle) / layer.rms_angle - 1)[low:high])
-        single.append((angle / layer.angle - 1)[low:high])
-        norm.append(layer.norm_error[low:high] if name == FORECAST else np.array([np.nan]))
-    off, alone, length = (np.abs(np.concatenate(each)) for each in (error, single, norm))
-    return Score(*(float(x) for x in (*np.nanpercentile(off, [50, 90]), np.nanmedian(alone), *_two(length))))
-
-
-def _two(norm: Array) -> tuple[float, float]:
-    return (np.nan, np.nan) if np.isnan(norm).all() else tuple(np.nanpercentile(norm, [50, 90]))
+        errors.append((rms(angle) / layer.rms_angle - 1)[low:high])
+        single_errors.append((angle / layer.angle - 1)[low:high])
+        norm_errors.append(layer.norm_error[low:high] if name == FORECAST else np.array([np.nan]))
+    error, single, norm = (np.abs(np.concatenate(parts)) for parts in (errors, single_errors, norm_errors))
+    norm_score = (np.nan, np.nan) if np.isnan(norm).all() else np.nanpercentile(norm, [50, 90])
+    return Score(*map(float, (*np.nanpercentile(error, [50, 90]), np.nanmedian(single), *norm_score)))
 
 
 def _by_horizon(layers: list[LayerTest], first: int, steps: int) -> tuple[tuple[int, Score], ...]:

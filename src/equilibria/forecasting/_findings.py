@@ -1,108 +1,151 @@
-"""What a forecast means, in the form that plans and reports use."""
+"""The findings and assumptions of forecasts and back-tests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equilibria.findings import Finding, counted
-from equilibria.forecasting._observed import Cohort
-from equilibria.forecasting._scenario import JUMP, Course, Scenario
-from equilibria.forecasting._trust import widened
+from equilibria.forecasting._layers import Cohort
+from equilibria.forecasting._prior import NEAR_INTERPOLATION
+from equilibria.forecasting._scenario import JUMP, GroupSchedule, Scenario
 
 if TYPE_CHECKING:
+    from equilibria.forecasting._backtest import Score
     from equilibria.forecasting._forecast import LayerForecast
 
-_MUCH = 0.25  # share of the remaining steps out of equilibrium that is worth a warning
+_MUCH = 0.25  # share of the remaining steps out of equilibrium that deserves a warning
 _LARGE, _SOON = 0.5, 200  # relative change of lr, and the steps after it in which a forecast is worse than usual
-_SEAM = 2  # factor between the last lr of the record and the first of the schedule: hardly meant
-_FAR = 10  # times the recorded turning that a forecast may reach without a word
-_LAW = "transient.evolve"
+_SEAM = 2  # factor between the record's last lr and the schedule's first that is hardly intended
+_FAR = 10  # times the recorded turning that a forecast may reach without a remark
+_LEAST_COVERED = 0.75  # share of the measurements inside the 90 % bands
+_GOOD = 0.05  # median error of the angle that is good enough, however good a guess is
+_USELESS = 0.3  # median error of the angle that is not, even if every guess is worse
+_LAW, _RESCALED_LAW = "transient.evolve", "states.rescaled"
 
 
-def find(
+def warnings_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings, warnings first."""
+    return tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))
+
+
+def wide_bands(layers: Sequence[LayerForecast]) -> Iterator[Finding]:
+    """The layers whose bands are wider than usual, by reason."""
+    names_by_reason: dict[str, list[str]] = {}
+    for layer in layers:
+        for reason in layer.validity:
+            names_by_reason.setdefault(reason, []).append(layer.name)
+    if not names_by_reason:
+        return
+    remedies = []
+    if NEAR_INTERPOLATION in names_by_reason:
+        remedies.append(
+            "near interpolation more samples do not help: how L responds to a falling lr shows only then (forecast "
+            "again after it); augmentation or label smoothing restore the gradient"
+        )
+    if names_by_reason.keys() - {NEAR_INTERPOLATION}:
+        remedies.append("watch longer, or sample at least every fifth step (see eq.watch)")
+    widened = sum(bool(layer.validity) for layer in layers)
+    yield Finding(
+        "warning",
+        f"the bands of {widened} of {counted(len(layers), 'layer')} are wider than usual",
+        "; ".join(f"{_listed(names)}: {reason}" for reason, names in names_by_reason.items()),
+        "; ".join(remedies),
+        _LAW,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"
+
+
+# ---- of a forecast
+
+
+def forecast_findings(
     layers: Sequence[LayerForecast],
     refused: Mapping[str, str],
     scenario: Scenario,
-    parts: Sequence[tuple[Cohort, Course]],
+    cohort: Cohort,
+    schedule: GroupSchedule,
 ) -> tuple[Finding, ...]:
-    """What is worth knowing, warnings first."""
-    found = [
-        *_another_lr(parts[0]),
-        *widened(layers),
-        *_just_changed(parts[0]),
-        *_after_a_jump(layers, scenario),
-        *_refused(refused, len(layers)),
-    ]
-    return tuple(sorted(found, key=lambda finding: finding.severity != "warning"))
+    """The findings of a forecast, warnings first; ``cohort`` and ``schedule`` are those of the first layer."""
+    return warnings_first(
+        [
+            *_seam(cohort, schedule),
+            *wide_bands(layers),
+            *_recent_change(cohort, schedule),
+            *_slow_after_fall(layers, scenario),
+            *_refusals(refused, len(layers)),
+        ]
+    )
 
 
-def _after_a_jump(layers: Sequence[LayerForecast], scenario: Scenario) -> Iterator[Finding]:
-    """Layers that a fall of lr leaves turning too slowly for long."""
+def _seam(cohort: Cohort, schedule: GroupSchedule) -> Iterator[Finding]:
+    """A schedule that does not continue where the record ends."""
+    last, first = float(cohort.lr[-1]), float(schedule.lr[0])
+    if abs(first - last) <= JUMP * max(first, last):
+        return
+    yield Finding(
+        "warning" if max(first, last) >= _SEAM * min(first, last) else "note",
+        f"lr jumps where the forecast begins, at step {schedule.first:,}",
+        f"the record ends with lr {last:.4g}, the schedule has {first:.4g} at step {schedule.first:,}",
+        "if this is not intended: give the schedule of the whole run, in optimizer steps from 0, with its actual lr",
+        _LAW,
+    )
+
+
+def _recent_change(cohort: Cohort, schedule: GroupSchedule) -> Iterator[Finding]:
+    """A record that ends shortly after a jump of lr: the fit sees the transient."""
+    jumps = np.flatnonzero(np.abs(np.diff(cohort.lr)) > _LARGE * np.maximum(cohort.lr[1:], cohort.lr[:-1]))
+    if not len(jumps) or schedule.first - cohort.step[jumps[-1] + 1] > _SOON:
+        return
+    before, after = jumps[-1], jumps[-1] + 1
+    yield Finding(
+        "warning",
+        f"lr changed {counted(schedule.first - int(cohort.step[after]), 'step')} before the forecast begins",
+        f"from {cohort.lr[before]:.4g} to {cohort.lr[after]:.4g}; L is still changing in response, which the fit "
+        "mistakes for its drift: the angle may be 10 to 15 % off, more than the bands allow for",
+        f"forecast again {_SOON} steps after the change, or with start={int(cohort.step[after])} (--start)",
+        _LAW,
+    )
+
+
+def _slow_after_fall(layers: Sequence[LayerForecast], scenario: Scenario) -> Iterator[Finding]:
+    """Layers that turn too slowly for long after lr falls."""
     first = layers[0]
     falls = [
-        place
-        for place, (before, after) in enumerate(pairwise(first.lr.tolist()), start=1)
-        if 0 < after < (1 - JUMP) * before and first.step[place] == first.step[place - 1] + 1
+        point
+        for point, (before, after) in enumerate(pairwise(first.lr.tolist()), start=1)
+        if 0 < after < (1 - JUMP) * before and first.step[point] == first.step[point - 1] + 1
     ]
     total = int(first.step[-1] - first.step[0]) + 1
     slow = [layer for layer in layers if layer.steps_out.value > _MUCH * total]
     if not falls or not slow:
         return
-    at = falls[0]
-    worst = min(slow, key=lambda layer: float(layer.angle.value[at] / layer.angle_equilibrium[at]))
-    share = float(worst.angle.value[at] / worst.angle_equilibrium[at])
+    fall = falls[0]
+    worst = min(slow, key=lambda layer: float(layer.angle.value[fall] / layer.angle_equilibrium[fall]))
+    share = float(worst.angle.value[fall] / worst.angle_equilibrium[fall])
     if share > 1 - JUMP:
         return
     yield Finding(
         "warning",
-        f"{len(slow)} of {counted(len(layers), 'layer')} will turn too slowly when lr falls at step {first.step[at]:,}",
+        f"{len(slow)} of {counted(len(layers), 'layer')} will turn too slowly when lr falls at step "
+        f"{first.step[fall]:,}",
         f"{worst.name} at {share:.0%} of its equilibrium angle then, and out of equilibrium for "
         f"{worst.steps_out.value:,.0f} of {total:,} steps ({worst.steps_out.low:,.0f} to {worst.steps_out.high:,.0f})",
-        "forecast again with rescale=True (--rescale); in training, RescaleOnDecay does it"
-        if not scenario.rescale
-        else "more weight decay after the fall settles faster",
+        "more weight decay after the fall settles faster"
+        if scenario.rescale
+        else "forecast again with rescale=True (--rescale); in training, RescaleOnDecay does it",
         _LAW,
     )
 
 
-def _just_changed(part: tuple[Cohort, Course]) -> Iterator[Finding]:
-    """A record that ends shortly after a jump of lr: what is fitted is the transient."""
-    cohort, course = part
-    jumps = np.flatnonzero(np.abs(np.diff(cohort.lr)) > _LARGE * np.maximum(cohort.lr[1:], cohort.lr[:-1]))
-    if not len(jumps) or course.first - cohort.step[jumps[-1] + 1] > _SOON:
-        return
-    at = jumps[-1]
-    since = course.first - int(cohort.step[at + 1])
-    yield Finding(
-        "warning",
-        f"lr changed {counted(since, 'step')} before the forecast begins",
-        f"from {cohort.lr[at]:.4g} to {cohort.lr[at + 1]:.4g}; L is still on its way, and a fit takes that for its "
-        "drift: the angle may be 10 to 15 % off, more than the bands say",
-        f"forecast again {_SOON} steps after the change, or with start={int(cohort.step[at + 1])} (--start)",
-        _LAW,
-    )
-
-
-def _another_lr(part: tuple[Cohort, Course]) -> Iterator[Finding]:
-    """A schedule that does not go on where the record ends."""
-    cohort, course = part
-    was, comes = float(cohort.lr[-1]), float(course.lr[0])
-    if abs(comes - was) <= JUMP * max(comes, was):
-        return
-    yield Finding(
-        "warning" if max(comes, was) >= _SEAM * min(comes, was) else "note",
-        f"lr jumps where the forecast begins, at step {course.first:,}",
-        f"the record ends with lr {was:.4g}, the schedule has {comes:.4g} at step {course.first:,}",
-        "if this is not meant: give the schedule of the whole run, in optimizer steps from 0, with its real lr",
-        _LAW,
-    )
-
-
-def _refused(refused: Mapping[str, str], forecast: int) -> Iterator[Finding]:
+def _refusals(refused: Mapping[str, str], forecast: int) -> Iterator[Finding]:
     if not refused:
         return
     name, reason = next(iter(refused.items()))
@@ -110,40 +153,109 @@ def _refused(refused: Mapping[str, str], forecast: int) -> Iterator[Finding]:
         "note",
         f"{counted(len(refused), 'layer')} of {len(refused) + forecast} cannot be forecast",
         f"{name}: {reason}",
-        "nothing to do for layers without normalisation behind them",
+        "nothing to do for layers without a normalisation after them",
         _LAW,
     )
 
 
-def assumptions(
-    layers: Sequence[LayerForecast], scenario: Scenario, parts: Sequence[tuple[Cohort, Course]]
-) -> tuple[str, ...]:
-    """What a forecast rests on, in sentences."""
-    cohort, course = parts[0]
-    seen, comes = cohort.lr[len(cohort.lr) // 2 :], course.lr[course.lr > 0]
-    ratio = float(comes.min() / seen.min()) if len(comes) and seen.min() > 0 else 1.0
-    first = layers[0]
+def assumptions(first: LayerForecast, scenario: Scenario, cohort: Cohort, schedule: GroupSchedule) -> tuple[str, ...]:
+    """The assumptions behind a forecast, in sentences; the arguments are those of the first layer."""
+    recorded, future = cohort.lr[len(cohort.lr) // 2 :], schedule.lr[schedule.lr > 0]
+    ratio = float(future.min() / recorded.min()) if len(future) and recorded.min() > 0 else 1.0
     turned = float(np.sum(np.diff(cohort.step, prepend=-1) * cohort.angle[:, 0] ** 2))
-    to_come = (
-        float(np.sum(np.gradient(first.step.astype(float)) * first.angle.value**2)) if len(first.step) > 1 else 0.0
-    )
-    said = [
-        "momentum, betas, model and data stay as they were recorded",
-        "L drifts with what has turned (with the steps, where it grows), and answers weakly to the angle, as in the "
-        "runs that the prior comes from (small residual networks with BatchNorm on digits and CIFAR-10)",
-        "the band of the angle is that of single steps, the one of the norm that of the norm itself; both are meant to "
-        "hold 90 % (docs/forecast-model.md says what they held)",
+    to_turn = 0.0
+    if len(first.step) > 1:
+        to_turn = float(np.sum(np.gradient(first.step.astype(float)) * first.angle.value**2))
+    sentences = [
+        "momentum, betas, model and data stay as recorded",
+        "L drifts with the angle turned (with the steps, if it grows), and responds weakly to the angle, as in the "
+        "trainings of the prior (small residual networks with BatchNorm on digits and CIFAR-10)",
+        "the band of the angle is for single steps, the band of the norm for the norm itself; both are meant to hold "
+        "90 % (docs/forecast-model.md lists what they held)",
     ]
     if ratio < 0.5:
-        said.append(f"lr falls to {ratio:.2g} of what the fitted samples show: there L follows the prior alone")
-    if turned > 0 and to_come > _FAR * turned:
-        said.append(f"what comes turns {to_come / turned:.0f} times as far as what was recorded")
-    if scenario.batch_factor != 1:
-        said.append("gradients are noise: L is inverse to the batch size (the record does not say how far that holds)")
-    if scenario.rescale and (course.weight_decay * course.lr > 0).any():
-        said.append(
-            "weights and optimizer state are rescaled at every change of lr or weight decay, step by step under a "
-            "smooth schedule; where the variance in front of a BatchNorm would come down to 1000 times its eps "
-            "RescaleOnDecay stops, which a record does not show"
+        sentences.append(
+            f"lr falls to {ratio:.2g} of the lowest lr among the fitted samples: there L follows the prior"
         )
-    return tuple(said)
+    if turned > 0 and to_turn > _FAR * turned:
+        sentences.append(f"the forecast steps turn {to_turn / turned:.0f} times as far as the recorded ones")
+    if scenario.batch_factor != 1:
+        sentences.append("gradients are noise: L is inverse to the batch size (the record does not show how far)")
+    if scenario.rescale and (schedule.weight_decay * schedule.lr > 0).any():
+        sentences.append(
+            "weights and optimizer state are rescaled at every change of lr or weight decay, step by step under a "
+            "smooth schedule; RescaleOnDecay stops where the variance before a BatchNorm would fall to 1000 times its "
+            "eps, which a record does not show"
+        )
+    return tuple(sentences)
+
+
+# ---- of a back-test
+
+
+def backtest_accuracy(scores: Mapping[str, Score], coverage: tuple[float, float]) -> Iterator[Finding]:
+    """Angles or bands that are not to be trusted.
+
+    Args:
+        scores: of the forecast, first, and of the guesses.
+        coverage: shares of the measured angles and norms inside their 90 % bands.
+    """
+    (own, *_), (name, *_) = scores.values(), scores
+    guess = min((other for other in scores if other != name), key=lambda other: scores[other].angle)
+    if own.angle > _USELESS or (scores[guess].angle < own.angle and own.angle > _GOOD):
+        yield Finding(
+            "warning",
+            "do not trust the angles forecast for this kind of run",
+            f"the median error of the forecast was {own.angle:.0%}, that of the guess \u201c{guess}\u201d "
+            f"{scores[guess].angle:.0%}",
+            "use the direction of the forecast, not its numbers; near interpolation, or shortly after a change of lr, "
+            "L changes in ways that the record does not show",
+            _LAW,
+        )
+    for what, share in zip(("angles", "norms"), coverage, strict=True):
+        if share < _LEAST_COVERED:
+            yield Finding(
+                "warning",
+                f"do not trust the bands of the {what} for this kind of run",
+                f"the 90 % bands hold {share:.0%} of the measured {what}",
+                "watch longer or more often before the forecast; the table by layer has the share of each",
+                _LAW,
+            )
+
+
+def was_rescaled(cohort: Cohort, first: int) -> bool:
+    """Whether weights changed outside the optimizer's step where lr or weight decay changed, from step ``first`` on."""
+    moved = _settings_changed(cohort) & (cohort.step >= first)
+    return bool(moved.any() and cohort.changed[moved].mean() > 0.5)
+
+
+def weights_changed(cohort: Cohort, first: int, *, rescaled: bool) -> Iterator[Finding]:
+    """Weights that changed outside the optimizer's step after the forecast began, at step ``first``."""
+    changed = cohort.changed.any(axis=1) & (cohort.step >= first)
+    steps = cohort.step[changed]
+    unexplained = cohort.step[changed & ~(_settings_changed(cohort) & rescaled)]
+    if rescaled:
+        yield Finding(
+            "note",
+            "weights were rescaled when lr or weight decay changed, and the forecast does the same",
+            f"at {counted(len(steps), 'sample')}, first at step {steps[0]:,}" if len(steps) else "as requested",
+            "nothing to do if RescaleOnDecay was used",
+            _RESCALED_LAW,
+        )
+    if len(unexplained):
+        yield Finding(
+            "warning",
+            "weights were changed outside the optimizer's step, unknown to the forecast",
+            f"{cohort.names[0]}, among {counted(len(cohort.names), 'layer')}: at "
+            f"{counted(len(unexplained), 'sample')}, first at step {unexplained[0]:,}",
+            "do not count errors from there on against the forecast; if it was a rescaling: rescale=True",
+            _RESCALED_LAW,
+        )
+
+
+def _settings_changed(cohort: Cohort) -> NDArray[np.bool_]:
+    """The samples before which lr or weight decay changed; unknown, hence False, for the first."""
+    changed = np.zeros(len(cohort.step), dtype=bool)
+    for values in (cohort.lr, cohort.weight_decay):
+        changed[1:] |= np.diff(values) != 0
+    return changed

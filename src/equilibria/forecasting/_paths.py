@@ -1,141 +1,274 @@
-"""From a fit and a course to paths of norm and angle: the central one, and one per uncertain number of the fit."""
+"""Paths of norm and angle along a schedule: the central one, and one per uncertain number of the fit.
+
+The recursions are those of `theory.evolve`, which cannot be used here: it takes L as given, while the L of a forecast
+depends on the path itself, on how fast the layer turns and how far it has turned. Hence kernels that update L every few
+steps, compiled so that seven paths per layer cost one to three times as much as one path of `evolve`
+(benchmarks/forecast.md).
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.forecasting import _kernels as kernels
+from equilibria._compiled import compiled, inner
 from equilibria.forecasting._fit import Fit
-from equilibria.forecasting._observed import Cohort
-from equilibria.forecasting._scenario import Course
+from equilibria.forecasting._layers import Cohort, Steps
+from equilibria.forecasting._scenario import GroupSchedule
+from equilibria.planning._targets import targets_per_step
 from equilibria.theory.moments import step_map
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
 from equilibria.theory.states import step_of
-from equilibria.theory.targets import targets
 
 Array = NDArray[np.float64]
 
-NINETY = 1.6449  # standard deviations of a normal distribution around its mean that hold 90 %
-_DISPLACED = 6  # three directions of level, power and drift; angle; entries; level again, by what no fit knows
+NINETY = 1.6449  # a normal distribution has 90 % within this many standard deviations of its mean
+_DISPLACED = 6  # three directions of level, power and drift; angle; entries; level again, for its wander
 _BATCH_ERROR = 0.15  # of ln L per e-fold of the batch size: how far gradients are from being noise is not recorded
+TOLERANCE = 0.05  # relative distance of the angle beyond which a layer is out of equilibrium
+_HOLD = 4  # steps between updates of L: it changes over tens of steps at least
+_LEAST = -4.6  # ln of squared angle over reference below which L no longer responds: a tenth of the speed
+
+# Rows of `law` below.
+_LEVEL, _POWER, _REFERENCE, _RATE, _DRIFT, _STEPS_DONE, _TURNED = range(7)
+_ANGLE_SCALE, _EQUILIBRIUM_SCALE, _EQUILIBRIUM_POWER = range(7, 10)
+_LAW_ROWS, _TOTAL_ROWS = 10, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paths:
-    """Of one cohort under one course.
+    """The paths of one cohort under one schedule: the central one, and one per uncertain number of the fit.
 
     Attributes:
-        shown: the steps shown, counted from the course's first.
+        shown: the steps shown, counted from the schedule's first.
         norm_sq: ||w||^2 before each shown step, steps x layers x (1 + uncertain numbers), like the two below.
-        angle: radians of it.
-        log_drive: ln L.
-        goal: equilibrium angle of the shown steps, steps x layers; 0 where there is none.
+        angle: radians of each shown step.
+        log_unit_grad_sq: ln L.
+        angle_equilibrium: equilibrium angle of the shown steps, steps x layers; 0 if there is none.
         travelled: sum of the angles of all steps, layers x (1 + uncertain numbers).
-        outside: steps out of equilibrium, the same.
+        steps_out: number of steps out of equilibrium, layers x (1 + uncertain numbers).
     """
 
     shown: NDArray[np.int64]
     norm_sq: Array
     angle: Array
-    log_drive: Array
-    goal: Array
+    log_unit_grad_sq: Array
+    angle_equilibrium: Array
     travelled: Array
-    outside: Array
+    steps_out: Array
 
 
-def follow(cohort: Cohort, fitted: Fit, course: Course, *, shown: NDArray[np.int64], central: bool = False) -> Paths:
-    """Integrate the recursions of all layers of a cohort, displaced ones beside.
+def integrate(cohort: Cohort, fitted: Fit, schedule: GroupSchedule, *, shown: Steps, central: bool = False) -> Paths:
+    """Integrate the moment recursion of all layers of a cohort along a schedule.
 
     Args:
         cohort: the layers.
         fitted: their fit.
-        course: what happens to them.
-        shown: steps to keep, counted from the course's first, ascending.
-        central: whether the central path is enough: no bands, and a seventh of the work.
+        schedule: their lr, weight decay and rescaling.
+        shown: steps to keep, counted from the schedule's first, ascending.
+        central: integrate the central path only: no bands, and a seventh of the work.
     """
     layers, members = len(cohort.names), 1 if central else 1 + _DISPLACED
-    law, state = _laws(cohort, fitted, course, members), _states(fitted, course, members)
+    law, state = _law_rows(cohort, fitted, schedule, members), _start_states(fitted, schedule, members)
     out = np.empty((len(shown), 3, layers * members))
-    totals = np.zeros((kernels.TOTAL_ROWS, layers * members))
-    goals = _goals(cohort.rule, course)
-    shared = course.rescale_sq, goals, shown.astype(np.int64), law, state, out, totals
+    totals = np.zeros((_TOTAL_ROWS, layers * members))
+    base = _base_equilibrium(cohort.rule, schedule)
+    shared = schedule.rescale_sq, base, shown.astype(np.int64), law, state, out, totals
     if isinstance(cohort.rule, SGD | SGDW):
-        kernels.follow_buffer(_maps(cohort.rule, course), *shared)
+        _integrate_buffer(_maps(cohort.rule, schedule), *shared)
     else:
         size = np.repeat(fitted.size[:, np.newaxis], members, axis=1)
         size[:, 5:6] *= np.exp(fitted.size_error[:, np.newaxis])
         share = ((1 - cohort.rule.betas[1]) / size).ravel()
-        kernels.follow_adam(_adam_settings(cohort.rule, fitted, course), share, *cohort.rule.betas, *shared)
-    norm_sq, angle, log_drive = (out[:, row].reshape(len(shown), layers, members) for row in range(3))
-    own = law.reshape(kernels.LAW_ROWS, layers, members)[:, :, 0]
-    pull = np.exp(own[kernels.GOAL_POWER] * (log_drive[:, :, 0] - own[kernels.LEVEL]))
-    goal = goals[shown, np.newaxis] * own[kernels.GOAL_SCALE] * pull
-    travelled, outside = totals.reshape(kernels.TOTAL_ROWS, layers, members)
-    return Paths(shown, norm_sq, angle, log_drive, goal, travelled, outside)
+        _integrate_adam(_adam_settings(cohort.rule, fitted, schedule), share, *cohort.rule.betas, *shared)
+    norm_sq, angle, log_unit_grad_sq = (out[:, row].reshape(len(shown), layers, members) for row in range(3))
+    centre = law.reshape(_LAW_ROWS, layers, members)[:, :, 0]
+    factor = np.exp(centre[_EQUILIBRIUM_POWER] * (log_unit_grad_sq[:, :, 0] - centre[_LEVEL]))
+    angle_equilibrium = base[shown, np.newaxis] * centre[_EQUILIBRIUM_SCALE] * factor
+    travelled, steps_out = totals.reshape(_TOTAL_ROWS, layers, members)
+    return Paths(shown, norm_sq, angle, log_unit_grad_sq, angle_equilibrium, travelled, steps_out)
 
 
-def _laws(cohort: Cohort, fitted: Fit, course: Course, members: int) -> Array:
-    """The rows of `kernels`, layer by layer and in each its displaced members."""
-    law = np.empty((kernels.LAW_ROWS, len(cohort.names), members))
-    goal_scale, goal_power = _goal_of(cohort, fitted)
+def _law_rows(cohort: Cohort, fitted: Fit, schedule: GroupSchedule, members: int) -> Array:
+    """The rows of ``law`` for the kernels below, layer by layer, and in each layer its displaced members."""
+    law = np.empty((_LAW_ROWS, len(cohort.names), members))
+    scale, power = _equilibrium_factor(cohort, fitted)
     rows = (
-        *(fitted.level - np.log(course.batch_factor), fitted.power, fitted.reference, fitted.rate, fitted.drift),
-        *(fitted.steps_done, fitted.turned, fitted.angle_scale, goal_scale, np.full_like(goal_scale, goal_power)),
+        *(fitted.level - np.log(schedule.batch_factor), fitted.power, fitted.reference, fitted.rate, fitted.drift),
+        *(fitted.steps_done, fitted.turned, fitted.angle_scale, scale, np.full_like(scale, power)),
     )
     for row, values in enumerate(rows):
         law[row] = values[:, np.newaxis]
     if members > 1:
-        _displace(law, fitted, course)
-    return np.ascontiguousarray(law.reshape(kernels.LAW_ROWS, -1))
+        _displace(law, fitted, schedule)
+    return np.ascontiguousarray(law.reshape(_LAW_ROWS, -1))
 
 
-def _displace(law: Array, fitted: Fit, course: Course) -> None:
-    """One standard deviation each, along independent directions."""
+def _displace(law: Array, fitted: Fit, schedule: GroupSchedule) -> None:
+    """Displace every member but the first by one standard deviation, along independent directions."""
     root = np.linalg.cholesky(fitted.covariance)
     for direction in range(3):
-        for row, part in ((kernels.LEVEL, 0), (kernels.POWER, 1), (kernels.DRIFT, 2)):
+        for row, part in ((_LEVEL, 0), (_POWER, 1), (_DRIFT, 2)):
             law[row, :, 1 + direction] += root[:, part, direction]
-    law[kernels.ANGLE_SCALE, :, 4] *= np.exp(fitted.angle_error)
-    law[kernels.LEVEL, :, 6] += np.hypot(fitted.wander, _BATCH_ERROR * np.log(course.batch_factor))
+    law[_ANGLE_SCALE, :, 4] *= np.exp(fitted.angle_error)
+    law[_LEVEL, :, 6] += np.hypot(fitted.wander, _BATCH_ERROR * np.log(schedule.batch_factor))
 
 
-def _states(fitted: Fit, course: Course, members: int) -> Array:
-    at = fitted.replay
-    drive = fitted.level - np.log(course.batch_factor)
-    columns = (at.norm_sq, at.radial, at.buffer_sq, at.second, drive, fitted.turned)
+def _start_states(fitted: Fit, schedule: GroupSchedule, members: int) -> Array:
+    memory = fitted.replay
+    level = fitted.level - np.log(schedule.batch_factor)
+    columns = (memory.norm_sq, memory.radial, memory.buffer_sq, memory.second, level, fitted.turned)
     return np.array([np.repeat(values, members) for values in columns])
 
 
-def _maps(rule: SGD | SGDW, course: Course) -> Array:
-    step, *settings = step_of(rule, course.lr, course.weight_decay, np.full(course.steps, rule.momentum))
+def _maps(rule: SGD | SGDW, schedule: GroupSchedule) -> Array:
+    step, *settings = step_of(rule, schedule.lr, schedule.weight_decay, np.full(schedule.steps, rule.momentum))
     return np.ascontiguousarray(step_map(step, *settings))
 
 
-def _adam_settings(rule: AdamW | AdamL2, fitted: Fit, course: Course) -> Array:
-    (b1, b2), lr, wd = rule.betas, course.lr, course.weight_decay
-    count = fitted.replay.steps_done + np.arange(1, course.steps + 1)
+def _adam_settings(rule: AdamW | AdamL2, fitted: Fit, schedule: GroupSchedule) -> Array:
+    (b1, b2), lr, wd = rule.betas, schedule.lr, schedule.weight_decay
+    count = fitted.replay.steps_done + np.arange(1, schedule.steps + 1)
     size = lr * np.sqrt(1 - b2**count) / (1 - b1**count)
     lost, coupled = (lr * wd, 0 * wd) if isinstance(rule, AdamW) else (0 * wd, wd)
     return np.ascontiguousarray(np.stack([size, lost, coupled], axis=1))
 
 
-def _goals(rule: Rule, course: Course) -> Array:
-    """The equilibrium angle of every step, but for the factor of `_goal_of`."""
+def _base_equilibrium(rule: Rule, schedule: GroupSchedule) -> Array:
+    """The equilibrium angle of every step, up to the layer's factor of `_equilibrium_factor`."""
     if isinstance(rule, AdamL2):
-        return np.asarray((course.weight_decay * course.lr**2) ** (1 / 3))
-    lr, wd = course.lr, course.weight_decay
-    firsts = np.flatnonzero(np.concatenate([[True], (lr[1:] != lr[:-1]) | (wd[1:] != wd[:-1])]))
-    angle = targets(rule, lr[firsts], weight_decay=wd[firsts]).angle
-    return np.repeat(angle, np.diff(firsts, append=len(lr)))
+        return np.asarray((schedule.weight_decay * schedule.lr**2) ** (1 / 3))
+    return targets_per_step(rule, schedule.lr, schedule.weight_decay).angle
 
 
-def _goal_of(cohort: Cohort, fitted: Fit) -> tuple[Array, float]:
-    """A layer's factor of the equilibrium angle, and the power of L in it: 0 but for Adam with L2."""
+def _equilibrium_factor(cohort: Cohort, fitted: Fit) -> tuple[Array, float]:
+    """A layer's factor of the equilibrium angle, and the power of L in it: 0 except for Adam with L2."""
     if not isinstance(cohort.rule, AdamL2):
         return np.ones(len(cohort.names)), 0.0
     b1 = cohort.rule.betas[0]
     scale = np.sqrt((1 - b1) / (1 + b1)) * (2 * cohort.entries) ** (1 / 3) * np.exp(-fitted.level / 6)
     return scale, -1 / 6
+
+
+# ---- the compiled recursions, many paths side by side
+#
+# Rows of `law`: ln L in equilibrium at the reference speed; power of the squared angle in L; ln of the squared
+# reference angle; rate per step at which ln L gets there; drift of ln L per e-fold of the clock; steps done at the
+# start; sum of squared angles at the start; factor of the angle; factor of the equilibrium angle; power of L in it.
+# Rows of `state`: ||w||^2, <w, buffer>, ||buffer||^2, second moment, ln L, sum of squared angles.
+
+
+@inner
+def _update_l(law: Any, state: Any, speed_sq: Any, age: float, steps: int, unit_grad_sq: Any, factor: Any) -> None:
+    """Move ln L towards the value for the present speed, and update the factor of the equilibrium angle."""
+    for n in range(unit_grad_sq.shape[0]):
+        excess = max(math.log(max(speed_sq[n], 1e-300)) - law[2, n], _LEAST)
+        state[5, n] += steps * speed_sq[n]
+        drift = law[4, n]
+        clock = 1.0 + age / law[5, n] if drift > 0.0 else state[5, n] / law[6, n]
+        target = law[0, n] + law[1, n] * excess + drift * math.log(clock)
+        state[4, n] += (target - state[4, n]) * -math.expm1(-law[3, n] * steps)
+        unit_grad_sq[n] = math.exp(state[4, n])
+        factor[n] = law[8, n] * math.exp(law[9, n] * (state[4, n] - law[0, n]))
+
+
+@inner
+def _add_angle(law: Any, before: Any, state: Any, moved: Any, base: Any, factor: Any, totals: Any, angle: Any) -> None:
+    """Compute the angle of the step just taken and add it to the totals."""
+    for n in range(angle.shape[0]):
+        norm, after = math.sqrt(before[n]), math.sqrt(state[0, n])
+        radial = after - norm
+        chord_sq = max(moved[n] - radial * radial, 0.0) / (norm * after)
+        # The arc from the chord, to the second order: the next term is 1e-4 of an angle of 0.5.
+        turned = math.sqrt(chord_sq) * (1.0 + chord_sq / 24.0) * law[7, n]
+        angle[n] = turned
+        totals[0, n] += turned
+        wanted = base * factor[n]
+        totals[1, n] += 1.0 if wanted > 0.0 and abs(turned - wanted) > TOLERANCE * wanted else 0.0
+
+
+_MATRIX, _CUBE, _LINE, _STEPS = "float64[:,::1]", "float64[:,:,::1]", "float64[::1]", "int64[::1]"
+_SHARED = f"{_LINE}, {_LINE}, {_STEPS}, {_MATRIX}, {_MATRIX}, {_CUBE}, {_MATRIX}"
+
+
+@compiled(f"void({_CUBE}, {_SHARED})")
+def _integrate_buffer(
+    maps: Any, rescale_sq: Any, base: Any, shown: Any, law: Any, state: Any, out: Any, totals: Any
+) -> None:
+    """SGD and SGDW: one linear map of (P, Q, R, N) per step, as `theory.moments.step_map` gives it.
+
+    ``out`` receives ||w||^2, angle and ln L before the shown steps; ``state`` ends as after the last step.
+    """
+    paths = state.shape[1]
+    unit_grad_sq, factor, speed_sq = np.exp(state[4]), law[8].copy(), np.exp(law[2])
+    before, moved, angle = np.empty(paths), np.empty(paths), np.empty(paths)
+    row = 0
+    for t in range(maps.shape[0]):
+        if t % _HOLD == 0 and t > 0:
+            _update_l(law, state, speed_sq, float(t), _HOLD, unit_grad_sq, factor)
+        grow = rescale_sq[t]
+        m = maps[t]
+        for n in range(paths):
+            p, q, r = state[0, n] * grow, state[1, n], state[2, n] / grow
+            noise = unit_grad_sq[n] / p
+            before[n] = p
+            state[0, n] = m[0, 0] * p + m[0, 1] * q + m[0, 2] * r + m[0, 3] * noise
+            state[1, n] = m[1, 0] * p + m[1, 1] * q + m[1, 2] * r + m[1, 3] * noise
+            state[2, n] = m[2, 0] * p + m[2, 1] * q + m[2, 2] * r + m[2, 3] * noise
+            moved[n] = m[3, 0] * p + m[3, 1] * q + m[3, 2] * r + m[3, 3] * noise
+            speed_sq[n] = moved[n] / p
+        _add_angle(law, before, state, moved, base[t], factor, totals, angle)
+        if row < shown.shape[0] and shown[row] == t:
+            out[row, 0], out[row, 1], out[row, 2] = before, angle, state[4]
+            row += 1
+
+
+@compiled(f"void({_MATRIX}, {_LINE}, float64, float64, {_SHARED})")
+def _integrate_adam(
+    settings: Any,
+    share: Any,
+    b1: float,
+    b2: float,
+    rescale_sq: Any,
+    base: Any,
+    shown: Any,
+    law: Any,
+    state: Any,
+    out: Any,
+    totals: Any,
+) -> None:
+    """AdamW and Adam with L2: `theory.adam.adam_step`; columns of settings: step size, share lost, coupled decay."""
+    paths = state.shape[1]
+    unit_grad_sq, factor, speed_sq = np.exp(state[4]), law[8].copy(), np.exp(law[2])
+    before, moved, angle = np.empty(paths), np.empty(paths), np.empty(paths)
+    fresh = 1.0 - b1
+    row = 0
+    for t in range(settings.shape[0]):
+        if t % _HOLD == 0 and t > 0:
+            _update_l(law, state, speed_sq, float(t), _HOLD, unit_grad_sq, factor)
+        grow, size, lost, wd = rescale_sq[t], settings[t, 0], settings[t, 1], settings[t, 2]
+        kept = 1.0 - lost
+        for n in range(paths):
+            p, r, second = state[0, n] * grow, state[2, n] / grow, state[3, n] / grow
+            grad_sq = unit_grad_sq[n] / p + wd * wd * p
+            w_dot_m = b1 * state[1, n]
+            r = b1 * b1 * r + fresh * (fresh * grad_sq + 2 * wd * w_dot_m)
+            w_dot_m += fresh * wd * p
+            second = b2 * second + share[n] * grad_sq
+            k = size / math.sqrt(second)
+            radial, push = k * w_dot_m, k * k * r
+            before[n] = p
+            state[0, n] = kept * (kept * p - 2 * radial) + push
+            state[1, n] = kept * w_dot_m - k * r
+            state[2, n] = r
+            state[3, n] = second
+            moved[n] = lost * (lost * p + 2 * radial) + push
+            speed_sq[n] = moved[n] / p
+        _add_angle(law, before, state, moved, base[t], factor, totals, angle)
+        if row < shown.shape[0] and shown[row] == t:
+            out[row, 0], out[row, 1], out[row, 2] = before, angle, state[4]
+            row += 1

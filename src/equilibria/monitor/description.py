@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from equilibria.monitor.hooks import Tap
-from equilibria.optimizers.rules import Law, law_of, rule_text
+from equilibria.optimizers.rules import GroupRule, rule_of_group, rule_text
 from equilibria.tensors.parameters import Watched
 from equilibria.theory.rules import Rule
 
@@ -18,7 +18,7 @@ def describe(
     taps: Sequence[Tap], *, every: int | str, granularity: str, steps_per_epoch: int | None, version: str
 ) -> dict[str, Any]:
     """The metadata of a run: versions, how it is sampled, optimizers, and every watched weight with its law."""
-    laws = [[law_of(tap.optimizer, group) for group in tap.optimizer.param_groups] for tap in taps]
+    laws = [[rule_of_group(tap.optimizer, group) for group in tap.optimizer.param_groups] for tap in taps]
     return {
         "equilibria": version,
         "torch": str(torch.__version__),
@@ -38,12 +38,12 @@ def describe(
     }
 
 
-def _settings(tap: Tap, laws: Sequence[Law]) -> str:
+def _settings(tap: Tap, laws: Sequence[GroupRule]) -> str:
     texts = [rule_text(law.rule) if law.rule is not None else type(tap.optimizer).__name__ for law in laws]
     return "; ".join(dict.fromkeys(texts))
 
 
-def _units(each: Watched, law: Law) -> Iterator[dict[str, Any]]:
+def _units(each: Watched, law: GroupRule) -> Iterator[dict[str, Any]]:
     told = each.invariant or (None,) * each.units
     for name, invariant in zip(each.unit_names, told, strict=True):
         yield {

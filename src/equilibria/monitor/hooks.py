@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from equilibria.monitor.reading import Combination, CopyProbe, add_products, sgd_combination
 from equilibria.monitor.settings_log import SettingsLog
-from equilibria.optimizers.rules import Law, follows, law_of
+from equilibria.optimizers.rules import GroupRule, follows, rule_of_group
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 from equilibria.tensors.layout import densify, is_sharded, local, rows
 from equilibria.tensors.parameters import Watched
@@ -50,7 +50,7 @@ class Reading:
 
     count: int
     label: int
-    laws: list[Law]
+    laws: list[GroupRule]
     combinations: list[Combination]
     combined: list[bool]
     copied: list[bool]
@@ -232,7 +232,7 @@ class Tap:
             self._changed[at] |= versions.get(id(each.param), version) != version
 
     def _open(self, *, has_closure: bool) -> Reading:
-        laws = [law_of(self.optimizer, group) for group in self.optimizer.param_groups]
+        laws = [rule_of_group(self.optimizer, group) for group in self.optimizer.param_groups]
         sgd, is_last, replaced = follows(self.optimizer, SGD), self._comes_last(), self._replaced()
         count = len(self.watched)
         reading = Reading(
@@ -337,7 +337,7 @@ class Tap:
         one_pass.run()
         out.copy_(found[:, 1:3])
 
-    def _may_overwrite(self, law: Law, each: Watched, *, sgd: bool) -> bool:
+    def _may_overwrite(self, law: GroupRule, each: Watched, *, sgd: bool) -> bool:
         """Whether the step may leave something else in ``.grad``: SGD does with Nesterov and no decay, others might."""
         if sgd:
             group = self.optimizer.param_groups[each.group]
@@ -360,7 +360,7 @@ class Tap:
         state: dict[str, Any] = self.optimizer.state.get(each.param, {})
         return state
 
-    def _combinations(self, laws: Sequence[Law], *, sgd: bool) -> list[Combination]:
+    def _combinations(self, laws: Sequence[GroupRule], *, sgd: bool) -> list[Combination]:
         if not sgd:
             of_group = [_decay_alone(law) for law in laws]
             return [of_group[each.group] for each in self.watched]
@@ -372,7 +372,7 @@ class Tap:
         ]
 
 
-def _decay_alone(law: Law) -> Combination:
+def _decay_alone(law: GroupRule) -> Combination:
     """What is known of a step beforehand: the share of the weight that decoupled decay takes away."""
     decoupled = isinstance(law.rule, SGDW | AdamW | Lion | Muon)
     return Combination(0.0, 0.0, law.rule.decay_per_step if decoupled and law.rule else 0.0)

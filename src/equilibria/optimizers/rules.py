@@ -1,81 +1,152 @@
-"""Which law of the theory a torch optimizer follows, read from its class and its parameter group."""
+"""The theory rule that a torch optimizer's parameter group follows, read from the optimizer's class and the group.
+
+No module here imports torch: an optimizer object exists only after torch was imported, so torch's classes are looked up
+in ``sys.modules``. That keeps this package usable by `equilibria.planning`, which must start without torch.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from types import ModuleType
+from typing import Any, Protocol
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory.rules import SGD, AdamL2, AdamW, Muon, Rule
 
 
+class TorchOptimizer(Protocol):
+    """What this module uses of a `torch.optim.Optimizer`."""
+
+    @property
+    def param_groups(self) -> Sequence[Mapping[str, Any]]:
+        """The parameter groups with their settings."""
+
+
 @dataclass(frozen=True, slots=True)
-class Law:
-    """A rule of the theory, or the reason why there is none.
+class GroupRule:
+    """The rule of a parameter group, or the reason why there is none.
 
     Attributes:
-        rule: the rule with the settings of the group at this moment, or None.
-        reason: why there is no rule, "" if there is one.
+        rule: the rule with the group's present settings, or None.
+        reason: why there is no rule; "" if there is one.
     """
 
     rule: Rule | None
     reason: str = ""
 
 
-def law_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Law:
-    """The law that governs a parameter group at this moment.
+def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any]) -> GroupRule:
+    """The theory rule that a parameter group follows with its present settings.
 
-    An optimizer of your own takes part by a method ``equilibria_rule(group)`` that returns a rule of
-    `equilibria.theory`. Coupled and decoupled decay are told apart by the group, not by the name of the class.
+    A custom optimizer takes part by a method ``equilibria_rule(group)`` that returns a rule of `equilibria.theory`.
+    The group, not the name of the class, decides whether weight decay is coupled or decoupled.
 
     Args:
         optimizer: any torch optimizer.
         group: one of its parameter groups.
 
     Returns:
-        The law.
+        The rule, or the reason why there is none.
 
     Example:
+        >>> import torch
         >>> optimizer = torch.optim.SGD([torch.zeros(3)], lr=0.1, momentum=0.9, weight_decay=5e-4)
-        >>> law_of(optimizer, optimizer.param_groups[0]).rule
+        >>> rule_of_group(optimizer, optimizer.param_groups[0]).rule
         SGD(lr=0.1, weight_decay=0.0005, momentum=0.9, dampening=0.0, nesterov=False)
-        >>> law_of(torch.optim.RMSprop([torch.zeros(3)]), {"lr": 0.1}).reason
+        >>> rule_of_group(torch.optim.RMSprop([torch.zeros(3)]), {"lr": 0.1}).reason
         'no law for RMSprop'
     """
-    own = getattr(optimizer, "equilibria_rule", None)
     name = type(optimizer).__name__
-    build = own if own is not None else _builder(type(optimizer))
+    build = getattr(optimizer, "equilibria_rule", None) or _torch_builder(type(optimizer))
     if build is None:
-        return Law(None, f"no law for {name}")
+        return GroupRule(None, f"no law for {name}")
     if group.get("amsgrad"):
-        return Law(None, f"no law for {name} with amsgrad")
+        return GroupRule(None, f"no law for {name} with amsgrad")
     try:
         rule = build(group)
-    except Exception as error:  # an optimizer of somebody else's: whatever it raises must not end the watching
+    except Exception as error:  # equilibria_rule is foreign code: an error in it must not stop the user's training
         what = str(error) if isinstance(error, EquilibriaError) else f"{type(error).__name__}: {error}"
-        return Law(None, f"no law for {name} with these settings: {what}")
+        return GroupRule(None, f"no law for {name} with these settings: {what}")
     if not isinstance(rule, Rule):
-        return Law(None, f"no law for {name}: got {rule!r} from its equilibria_rule; expected a rule of the theory")
-    return Law(rule)
+        reason = f"no law for {name}: got {rule!r} from its equilibria_rule; expected a rule of the theory"
+        return GroupRule(None, reason)
+    return GroupRule(rule)
+
+
+def rule_of_optimizer(optimizer: TorchOptimizer, *, scheduled: Sequence[str] = ("lr",)) -> Rule:
+    """The one rule of an optimizer: that of its first parameter group with weight decay, else of its first group.
+
+    Groups without weight decay (gains, biases) have no equilibrium and do not count if another group decays.
+
+    Args:
+        optimizer: a torch optimizer.
+        scheduled: settings that a schedule replaces; groups may differ in them.
+
+    Raises:
+        EquilibriaError: a group that counts has no rule, or two of them follow different rules.
+
+    Example:
+        >>> import torch
+        >>> groups = [{"params": [torch.ones(3)], "weight_decay": 0.0}, {"params": [torch.ones(3, 3)]}]
+        >>> rule_of_optimizer(torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1))
+        AdamW(lr=0.001, weight_decay=0.1, betas=(0.9, 0.999))
+    """
+    rules: dict[int, Rule] = {}
+    groups = list(enumerate(optimizer.param_groups))
+    for index, group in [pair for pair in groups if pair[1].get("weight_decay")] or groups:
+        found = rule_of_group(optimizer, group)
+        if found.rule is None:
+            raise EquilibriaError(
+                f"got optimizer={type(optimizer).__name__} ({found.reason}); expected SGD, Adam, AdamW, Muon, one with "
+                "a method equilibria_rule(group), or a rule of equilibria.theory such as SGD(lr, weight_decay)"
+            )
+        rules[index] = found.rule
+    first = next(iter(rules.values()))
+    settings = {name: getattr(first, name) for name in scheduled}
+    for index, rule in rules.items():
+        if type(rule) is not type(first) or dataclasses.replace(rule, **settings) != first:
+            listed = "; ".join(f"group {number}: {rule_text(each)}" for number, each in rules.items())
+            raise EquilibriaError(
+                f"got optimizer={type(optimizer).__name__}, whose parameter groups follow different rules ({listed}); "
+                f"expected one rule: pass that of one group, such as {rule!r} for group {index}"
+            )
+    return first
 
 
 def setting(value: object) -> float:
-    """A setting of a group as a number; a learning rate may be a tensor."""
+    """A group's setting as a number; a learning rate may be a tensor."""
     return float(value)  # type: ignore[arg-type]
 
 
-def follows(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) -> bool:
+def follows(optimizer: object, kind: type) -> bool:
     """Whether the optimizer steps as ``kind`` does: of this class, or of a subclass that leaves ``step`` alone."""
     return _step_of(type(optimizer)) is _step_of(kind)
 
 
-def _step_of(kind: type) -> object:
-    return inspect.unwrap(kind.step)  # type: ignore[attr-defined]  # torch wraps step for its hooks
+def rule_text(rule: Rule) -> str:
+    """A rule as people write it, without the settings that have their default.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> rule_text(SGD(0.1, 5e-4, momentum=0.9))
+        'SGD(lr=0.1, wd=0.0005, momentum=0.9)'
+    """
+    shown = [f"lr={rule.lr:g}", f"wd={rule.weight_decay:g}"]
+    for field in dataclasses.fields(rule):
+        value = getattr(rule, field.name)
+        if field.name not in ("lr", "weight_decay") and value != field.default:
+            shown.append(f"{field.name}={value:g}" if isinstance(value, float) else f"{field.name}={value}")
+    return f"{type(rule).__name__}({', '.join(shown)})"
+
+
+# ---- the rules of torch's own optimizers
+
+_Builder = Callable[[Mapping[str, Any]], Rule]
 
 
 def _sgd(group: Mapping[str, Any]) -> Rule:
@@ -104,30 +175,25 @@ def _muon(group: Mapping[str, Any]) -> Rule:
     )
 
 
-def _builder(kind: type[torch.optim.Optimizer]) -> Callable[[Mapping[str, Any]], Rule] | None:
-    return _RULES.get(_step_of(kind))
-
-
-_RULES: dict[object, Callable[[Mapping[str, Any]], Rule]] = {
-    _step_of(torch.optim.SGD): _sgd,
-    _step_of(torch.optim.AdamW): lambda group: _adam(group, decoupled=True),
-    _step_of(torch.optim.Adam): lambda group: _adam(group, decoupled=False),
+_BUILDERS: dict[str, _Builder] = {
+    "SGD": _sgd,
+    "AdamW": functools.partial(_adam, decoupled=True),
+    "Adam": functools.partial(_adam, decoupled=False),
+    "Muon": _muon,  # since torch 2.9
 }
-if hasattr(torch.optim, "Muon"):  # since torch 2.9
-    _RULES[_step_of(torch.optim.Muon)] = _muon
 
 
-def rule_text(rule: Rule) -> str:
-    """A rule as people write it: only what is not the default.
+def _torch_builder(kind: type) -> _Builder | None:
+    optim = sys.modules.get("torch.optim")
+    return None if optim is None else _builders_by_step(optim).get(_step_of(kind))
 
-    Example:
-        >>> from equilibria.theory import SGD
-        >>> rule_text(SGD(0.1, 5e-4, momentum=0.9))
-        'SGD(lr=0.1, wd=0.0005, momentum=0.9)'
-    """
-    shown = [f"lr={rule.lr:g}", f"wd={rule.weight_decay:g}"]
-    for field in dataclasses.fields(rule):
-        value = getattr(rule, field.name)
-        if field.name not in ("lr", "weight_decay") and value != field.default:
-            shown.append(f"{field.name}={value:g}" if isinstance(value, float) else f"{field.name}={value}")
-    return f"{type(rule).__name__}({', '.join(shown)})"
+
+@functools.cache
+def _builders_by_step(optim: ModuleType) -> dict[object, _Builder]:
+    """The builders by the ``step`` function of the class: a subclass with its own step follows another rule."""
+    kinds = {name: getattr(optim, name, None) for name in _BUILDERS}
+    return {_step_of(kind): _BUILDERS[name] for name, kind in kinds.items() if kind is not None}
+
+
+def _step_of(kind: type) -> object:
+    return inspect.unwrap(getattr(kind, "step", None))  # type: ignore[arg-type]  # torch wraps step for its hooks

@@ -1,7 +1,19 @@
-"""What a schedule will do, before it runs."""
+"""The effect of a schedule, predicted before it runs."""
 
 from equilibria.findings import Finding
 from equilibria.planning._alternatives import alternatives
-from equilibria.planning._planner import Curve, Moment, Phase, Plan, Situation, plan
+from equilibria.planning._plan import Curve, Phase, Plan, PlannedStep, Situation, WeightDtype
+from equilibria.planning._planner import OptimizerLike, plan
 
-__all__ = ["Curve", "Finding", "Moment", "Phase", "Plan", "Situation", "alternatives", "plan"]
+__all__ = [
+    "Curve",
+    "Finding",
+    "OptimizerLike",
+    "Phase",
+    "Plan",
+    "PlannedStep",
+    "Situation",
+    "WeightDtype",
+    "alternatives",
+    "plan",
+]

@@ -1,4 +1,4 @@
-"""What a plan means: plain sentences, each with its evidence, a remedy and the law behind it."""
+"""The findings of a plan: plain sentences, each with its evidence, a remedy and the law behind it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from equilibria.theory.states import State, cold_start, rescaled, settled
 from equilibria.theory.validity import ROUNDED_AWAY
 
 if TYPE_CHECKING:
-    from equilibria.planning._planner import Moment, Phase, Situation
+    from equilibria.planning._plan import Phase, PlannedStep, Situation
 
-DTYPES = tuple(ROUNDED_AWAY)
-
-# From this many steps on, the closed form of settling is within 26 memory lengths of the recursion (the most over all
-# rules, momenta to 0.99, norms of 0.1 to 30 times equilibrium); where the margin is smaller, the recursion decides.
+# From this many steps on, the closed form of settling is within 26 memory lengths of the recursion (the maximum over
+# all rules, momenta to 0.99, norms of 0.1 to 30 times equilibrium); if the margin is smaller, the recursion decides.
 _SLOW, _MARGIN = 5000, 40
 
 
-def find(phases: Sequence[Phase], situation: Situation) -> tuple[Finding, ...]:
-    """Everything worth saying about these phases, most serious first."""
-    found = [
+def plan_findings(phases: Sequence[Phase], situation: Situation) -> tuple[Finding, ...]:
+    """The findings about these phases, warnings first."""
+    findings = [
         *_fades(phases, situation),
         *_decay_ends(phases, situation),
         *_far_start(phases, situation),
@@ -38,7 +36,7 @@ def find(phases: Sequence[Phase], situation: Situation) -> tuple[Finding, ...]:
         *_falls_behind(phases, situation),
         *_rounded_away(phases, situation),
     ]
-    return tuple(sorted(found, key=lambda finding: finding.severity != "warning"))
+    return tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))
 
 
 def _numbers(phases: Sequence[Phase]) -> str:
@@ -46,12 +44,8 @@ def _numbers(phases: Sequence[Phase]) -> str:
     return f"phase {names[0]}" if len(names) == 1 else f"phases {', '.join(names[:-1])} and {names[-1]}"
 
 
-def _moments(phase: Phase) -> tuple[Moment, Moment, Moment]:
-    return phase.start, phase.middle, phase.end
-
-
 def percent(share: float) -> str:
-    """A share as people read it: 0.45 -> 45 %."""
+    """A share of 1 in per cent: 0.45 -> 45 %."""
     return f"{100 * share:.0f} %"
 
 
@@ -65,7 +59,7 @@ def _never_settles(phases: Sequence[Phase], situation: Situation) -> Iterator[Fi
     stuck = [phase for phase in phases if phase.settle_steps is not None and not phase.settles]
     if not stuck:
         return
-    ratios = [m.angle_ratio for phase in stuck for m in _moments(phase) if m.angle_ratio is not None]
+    ratios = [step.angle_ratio for phase in stuck for step in phase.shown_steps if step.angle_ratio is not None]
     worst = max(stuck, key=lambda phase: (phase.settle_steps or 0) / phase.steps)
     yield Finding(
         "warning",
@@ -79,41 +73,41 @@ def _never_settles(phases: Sequence[Phase], situation: Situation) -> Iterator[Fi
 
 
 def _rescale_stuck(situation: Situation, stuck: Sequence[Phase]) -> str:
-    """What puts phases that never settle into equilibrium where they begin."""
+    """The rescaling that starts phases that never settle in their equilibrium."""
     first = stuck[0]
     if not _is_fresh(situation, first):
         return (
             f"rescale where phase {first.number} begins: {_rescale(situation, first.start)}; "
             "and likewise at every later change"
         )
-    told = _is_far(situation) and _rule_at(situation.rule, first.start) == situation.start_rule
-    factor = "as told for the far start" if told else f"by {_factor(1 / (first.start.norm_ratio or 1.0))}"
+    is_far_start = _is_far(situation) and _rule_at(situation.rule, first.start) == situation.start_rule
+    factor = "as for the far start" if is_far_start else f"by {_factor(1 / (first.start.norm_ratio or 1.0))}"
     again = ", and plan again: it changes where the later phases start" if len(stuck) > 1 else ""
     return f"multiply the initial scale-invariant weights {factor}{again}"
 
 
 def _is_fresh(situation: Situation, phase: Phase) -> bool:
-    """The phase begins with an optimizer that has no state to rescale yet."""
+    """Whether the phase begins with an optimizer that has no state to rescale yet."""
     return phase.first_step == 0 and situation.init_norm is not None
 
 
 def _other_decay(situation: Situation, phase: Phase) -> str:
-    """What another weight decay in that phase would do: it settles faster, at another angle."""
+    """The effect of a larger weight decay in that phase: it settles faster, at another angle."""
     scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
-    here = _rule_at(situation.rule, phase.start)
+    present = _rule_at(situation.rule, phase.start)
     if _is_fresh(situation, phase) and situation.init_norm is not None:
-        state = cold_start(here, situation.init_norm)
+        state = cold_start(present, situation.init_norm)
     else:
-        state = rescaled(settled(here, **scale), phase.start.norm_ratio or 1.0)
+        state = rescaled(settled(present, **scale), phase.start.norm_ratio or 1.0)
     for factor in (2, 3, 5, 10, 20, 30, 50, 100):
-        rule = dataclasses.replace(here, weight_decay=here.weight_decay * factor)
+        rule = dataclasses.replace(present, weight_decay=present.weight_decay * factor)
         try:
-            there = rule.equilibrium(**scale)  # type: ignore[arg-type]
+            equilibrium = rule.equilibrium(**scale)  # type: ignore[arg-type]
             settles = _settles_within(rule, state, phase, situation)
         except EquilibriaError:
             break
         if settles:
-            larger = float(there.angle) / phase.start.angle_equilibrium
+            larger = float(equilibrium.angle) / phase.start.angle_equilibrium
             return (
                 f"A {factor}x larger weight decay in phase {phase.number} would settle within it, but turn "
                 f"{larger:.2g}x as fast"
@@ -124,7 +118,7 @@ def _other_decay(situation: Situation, phase: Phase) -> str:
 def _settles_within(rule: Rule, state: State, phase: Phase, situation: Situation) -> bool:
     """Whether this rule settles from this state before the phase ends."""
     scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
-    # Adam's second moment lags behind the norm, and a fresh momentum has yet to build up: not in the closed form.
+    # The closed form leaves out Adam's second moment, which lags behind the norm, and the build-up of a fresh momentum.
     if not (isinstance(rule, AdamW | AdamL2) or _is_fresh(situation, phase)):
         memory = 1 / (1 - (rule.betas[1] if isinstance(rule, Lion) else rule.momentum))
         ratio = math.sqrt(float(state.norm_sq) / float(settled(rule, **scale).norm_sq))
@@ -136,14 +130,14 @@ def _settles_within(rule: Rule, state: State, phase: Phase, situation: Situation
 
 
 def _jumps(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
-    """An angle that jumps past its new equilibrium when lr or wd changes, and then comes back."""
+    """Angles that jump past their new equilibrium when lr or wd changes, and then come back."""
     for before, after in pairwise(phases):
         start, end = after.start.angle_ratio, after.end.angle_ratio
         if start is None or end is None or not after.jump or before.end.angle_equilibrium == 0 or 0.8 <= start <= 1.25:
             continue
         under = start < 1
         if (end <= 0.8) if under else (end >= 1.25):
-            continue  # it does not come back: another finding
+            continue  # it does not come back: _never_settles reports it
         drop = before.end.lr / after.start.lr
         asked = before.end.angle_equilibrium / after.start.angle_equilibrium
         what = "undershoots" if under else "overshoots"
@@ -169,13 +163,13 @@ def _jump_evidence(drop: float, asked: float) -> str:
     return f"{done} at once, although equilibrium asks for {wanted:.3g}"
 
 
-def _rule_at(rule: Rule, moment: Moment) -> Rule:
-    return dataclasses.replace(rule, lr=moment.lr, weight_decay=moment.weight_decay)
+def _rule_at(rule: Rule, step: PlannedStep) -> Rule:
+    return dataclasses.replace(rule, lr=step.lr, weight_decay=step.weight_decay)
 
 
-def _rescale(situation: Situation, moment: Moment) -> str:
-    """Factors that take the weights from where they are at this moment to its equilibrium."""
-    r = 1 / (moment.norm_ratio or 1.0)
+def _rescale(situation: Situation, step: PlannedStep) -> str:
+    """The factors that bring weights and optimizer state at this step into its equilibrium."""
+    r = 1 / (step.norm_ratio or 1.0)
     first, second = f"by {_factor(1 / r)}", f"by {_factor(1 / r**2)}"
     state = {
         SGD: f"momentum buffer {first}",
@@ -192,7 +186,7 @@ def _rescale(situation: Situation, moment: Moment) -> str:
 
 
 def _factor(value: float) -> str:
-    """Three digits at least, however small: 0.000 would erase what it multiplies."""
+    """At least three significant digits: 0.000 would erase the weights."""
     return f"{value:.3f}" if 0.1 <= value < 1000 else f"{value:.3g}"
 
 
@@ -212,7 +206,7 @@ def _oscillates(phases: Sequence[Phase], situation: Situation) -> Iterator[Findi
 
 def _falls_behind(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
     ramps = [phase for phase in phases if not phase.flat and phase.end.lr < phase.start.lr]
-    # Only a lag that builds up counts: one that is there from the start has another cause.
+    # Only a lag that builds up counts: a lag present from the start has another cause.
     falling = [phase for phase in ramps if (phase.start.angle_ratio or 0.0) >= 0.8 > (phase.end.angle_ratio or 0.0)]
     late = [phase for phase in ramps if falling and phase.number >= falling[0].number]
     late = [phase for phase in late if (phase.middle.angle_ratio or 1.0) < 0.8]
@@ -235,51 +229,54 @@ def _falls_behind(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
 
 
 def _fades(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
-    """A run without weight decay: the norm only grows, and every step turns less than the one before."""
+    """Runs without weight decay: the norm only grows, and every step turns less than the one before."""
     if situation.start_norm is not None:
         return
-    moments = [m for phase in phases for m in _moments(phase) if m.lr > 0]
-    first, last = moments[0], moments[-1]
+    steps = [step for phase in phases for step in phase.shown_steps if step.lr > 0]
+    first, last = steps[0], steps[-1]
     yield Finding(
         "warning",
         "without weight decay there is no equilibrium, and the angle fades",
         f"{situation.norm_name} grows from {first.norm:.3g} to {last.norm:.3g}, so that at the end the same lr turns "
-        f"the weights {(last.norm / first.norm) ** situation.norm_power:.3g} times less than at the start, and ever "
-        f"less, as 1 / sqrt(steps); step {last.step:,} turns by {last.angle:.3g} rad",
-        f"if the lr schedule alone is to set the pace, add weight decay{_holding_decay(situation, phases)}",
+        f"the weights {(last.norm / first.norm) ** situation.norm_power:.3g} times less than at the start, and still "
+        f"falling as 1 / sqrt(steps); step {last.step:,} turns by {last.angle:.3g} rad",
+        f"to let the lr schedule alone set the angle, add weight decay{_holding_decay(situation, phases)}",
         "transient.evolve",
     )
 
 
 def _holding_decay(situation: Situation, phases: Sequence[Phase]) -> str:
-    """The weight decay that would hold the angle of the phase with the largest lr, in words; empty if there is none."""
+    """The weight decay that holds the angle of the phase with the largest lr, in words; "" if there is none."""
     peak = max(phases, key=lambda phase: phase.middle.lr)
-    at = peak.middle
-    if at.lr == 0:
+    step = peak.middle
+    if step.lr == 0:
         return ""
     scale = {"unit_grad_sq": situation.unit_grad_sq, "dim": situation.dim}
 
     def angle(decay: float) -> float:
-        rule = dataclasses.replace(situation.rule, lr=at.lr, weight_decay=decay)
+        rule = dataclasses.replace(situation.rule, lr=step.lr, weight_decay=decay)
         try:
             return float(rule.equilibrium(**scale).angle)  # type: ignore[arg-type]
         except EquilibriaError:  # beyond the largest decay that has an equilibrium
             return math.inf
 
-    low, high = 1e-16 / at.lr, 2 / at.lr
+    low, high = 1e-16 / step.lr, 2 / step.lr
     for _ in range(60):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if angle(middle) < at.angle else (low, middle)
+        low, high = (middle, high) if angle(middle) < step.angle else (low, middle)
     if not math.isfinite(angle(high)):
         return ""
-    return f": wd {low:.3g} holds the angle that phase {peak.number} has half-way, {at.angle:.3g} rad at lr {at.lr:.3g}"
+    wanted = f"phase {peak.number} has in its middle, {step.angle:.3g} rad at lr {step.lr:.3g}"
+    return f": wd {low:.3g} holds the angle that {wanted}"
 
 
 def _decay_ends(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
-    """Weight decay that falls to zero while lr does not: first the norm cannot follow, then nothing holds it."""
+    """Weight decay that falls to zero while lr does not: first the norm lags behind, then nothing holds it."""
     peak = max(phase.start.weight_decay for phase in phases)
     begun = next((phase.number for phase in phases if phase.start.weight_decay > 0), len(phases) + 1)
-    idle = [phase for phase in phases if phase.number > begun and not any(m.weight_decay for m in _moments(phase))]
+    idle = [
+        phase for phase in phases if phase.number > begun and not any(step.weight_decay for step in phase.shown_steps)
+    ]
     idle = [phase for phase in idle if phase.middle.lr > 0]
     if idle:
         before, after = idle[0].start.norm, idle[-1].end.norm
@@ -287,9 +284,9 @@ def _decay_ends(phases: Sequence[Phase], situation: Situation) -> Iterator[Findi
             "warning",
             f"without weight decay {_numbers(idle)} {'has' if len(idle) == 1 else 'have'} no equilibrium",
             f"{situation.norm_name} grows from {before:.3g} to {after:.3g}, so that the same lr turns the weights "
-            f"{(after / before) ** situation.norm_power:.3g} times less at the end, and ever less: lr alone sets the "
+            f"{(after / before) ** situation.norm_power:.3g} times less at the end, and falling: lr alone sets the "
             "angle there",
-            "if lr x wd is to set the pace to the end, let the weight decay end above 0",
+            "to keep an equilibrium to the end, let the weight decay end above 0",
             "transient.evolve",
         )
     falling = [
@@ -303,15 +300,16 @@ def _decay_ends(phases: Sequence[Phase], situation: Situation) -> Iterator[Findi
         yield Finding(
             "note",
             "the weight decay falls to zero faster than the norm can follow",
-            f"as wd falls, lr x wd asks for ever slower turning at an ever larger norm; in the middle of phase "
-            f"{last.number} the weights turn at {_range(*[last.middle.angle_ratio or 0.0] * 2)} that",
-            "if lr x wd is to set the pace to the end, let lr fall with the weight decay, or end at a larger one",
+            "as wd falls, the equilibrium angle falls and the equilibrium norm grows; in the middle of phase "
+            f"{last.number} the weights turn at {_range(*[last.middle.angle_ratio or 0.0] * 2)} their equilibrium"
+            " angle",
+            "to stay near equilibrium to the end, let lr fall with the weight decay, or end at a larger one",
             "settling.relaxation",
         )
 
 
 def _is_far(situation: Situation) -> bool:
-    """The initial norm is given, and is not the one that training heads for."""
+    """Whether the initial norm is given and at least 10 % from the first equilibrium."""
     if situation.init_norm is None or situation.start_norm is None:
         return False
     return abs(situation.init_norm / situation.start_norm - 1) >= 0.1
@@ -346,7 +344,7 @@ def _rounded_away(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
 
     def size(phase: Phase) -> float:
         ends = (phase.start, phase.end)
-        return max(m.angle if coupled else m.lr * m.weight_decay for m in ends)
+        return max(step.angle if coupled else step.lr * step.weight_decay for step in ends)
 
     lost = [phase for phase in phases if 0 < size(phase) < limit]
     if not lost:
@@ -357,8 +355,8 @@ def _rounded_away(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
         "warning",
         f"{situation.dtype} weights round {what} away in {_numbers(lost)}",
         (f"a step moves the weight by {largest:.3g} of itself" if coupled else f"lr x wd = {largest:.3g} per step")
-        + f" against half an ulp, {limit:.3g}: most entries round back to what they were, and this plan does not hold",
-        "raise lr x wd: it is too small to act"
+        + f" against half an ulp, {limit:.3g}: most entries round back to their old value, and this plan does not hold",
+        "raise lr x wd: it is too small to have an effect"
         if situation.dtype == "float32"
         else "keep a float32 master copy of the weights, or use stochastic rounding",
         EQUILIBRIUM_LAWS[type(situation.rule)],

@@ -1,7 +1,8 @@
-"""Cut a schedule into the phases that people have in mind: flat stretches, and pieces of ramps; and the first goal."""
+"""Cut a schedule into phases as people see them: flat stretches and pieces of ramps; and thin series of its steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Steps = NDArray[np.int64]
 
-_FLAT_SHARE = 0.02  # a constant stretch of at least this share of the run is a phase of its own
+_FLAT_SHARE = 0.02  # a constant stretch of at least this share of the run is a phase by itself
 _MOST_FLAT = 12  # more constant stretches than this are the stairs of a ramp (one scheduler step per epoch) ...
-_LONG_SHARE = 0.1  # ... except those of at least this share of the run
+_LONG_SHARE = 0.1  # ... except stretches of at least this share of the run
 _MOST_TURNS = 20  # more turns than this are noise
 _RAMP_PIECES = 8  # a ramp over the whole run is cut into this many pieces
 _JUMP = 0.2  # within a ramp, a change of this share of the largest lr begins a new phase (warm restarts)
@@ -58,11 +60,11 @@ def cut(lr: Array, weight_decay: Array) -> tuple[Span, ...]:
     return (*spans, *_ramp(lr, weight_decay, done, total, total))
 
 
-def _is_jump(lr: Array, weight_decay: Array, at: int) -> bool:
-    if at == 0:
+def _is_jump(lr: Array, weight_decay: Array, step: int) -> bool:
+    if step == 0:
         return False
-    lr_step = abs(float(lr[at] - lr[at - 1])) / max(float(lr[at]), float(lr[at - 1]), 1e-300)
-    wd_step = abs(float(weight_decay[at] - weight_decay[at - 1])) / max(float(weight_decay[at - 1]), 1e-300)
+    lr_step = abs(float(lr[step] - lr[step - 1])) / max(float(lr[step]), float(lr[step - 1]), 1e-300)
+    wd_step = abs(float(weight_decay[step] - weight_decay[step - 1])) / max(float(weight_decay[step - 1]), 1e-300)
     return lr_step > _JUMP or wd_step > _JUMP
 
 
@@ -73,15 +75,15 @@ def _ramp(lr: Array, weight_decay: Array, first: int, after: int, total: int) ->
     large = np.abs(change) > _JUMP * float(lr.max())
     large |= np.abs(decay_change) > _JUMP * max(float(weight_decay.max()), 1e-300)
     jumps = (np.flatnonzero(large) + first + 1).tolist()
-    # Where the lr turns round (the end of a warm-up, the top of a cycle), what people call a phase ends.
+    # A phase ends where the lr turns round: at the end of a warm-up, at the top of a cycle.
     moves = np.flatnonzero(change)
     turned = np.flatnonzero(np.sign(change[moves[1:]]) != np.sign(change[moves[:-1]]))
-    turns = {int(at) for at in moves[turned + 1] + first} - {at - 1 for at in jumps}  # a jump is its own turn
+    turns = {int(step) for step in moves[turned + 1] + first} - {step - 1 for step in jumps}  # a jump is its own turn
     if len(turns) > _MOST_TURNS:
         turns = set()
     spans: list[Span] = []
     for begin, end in pairwise(sorted({first, *jumps, *turns, after})):
-        # A fall to a tenth and below gets pieces of its own even when it is short: its end is another world.
+        # A short ramp that falls below a tenth is still cut in three: its end has little in common with its start.
         least = 3 if lr[end - 1] < 0.1 * lr[begin] else 1
         pieces = min(end - begin, max(least, round(_RAMP_PIECES * (end - begin) / total)))
         marks = np.linspace(begin, end, pieces + 1).round().astype(int).tolist()
@@ -90,8 +92,8 @@ def _ramp(lr: Array, weight_decay: Array, first: int, after: int, total: int) ->
     return spans
 
 
-def first_goal(pull: Array, spans: tuple[Span, ...]) -> int:
-    """The step whose equilibrium training heads for first: the end of a warm-up, else the first lr x wd above 0.
+def first_equilibrium_step(pull: Array, spans: tuple[Span, ...]) -> int:
+    """The step whose equilibrium training first moves to: the end of a warm-up, else the first lr x wd above 0.
 
     Args:
         pull: lr x wd per step, above 0 somewhere.
@@ -102,20 +104,20 @@ def first_goal(pull: Array, spans: tuple[Span, ...]) -> int:
 
     Example:
         >>> lr, wd = np.array([0.0] * 10 + [0.02] * 90 + [0.1] * 100), np.full(200, 5e-4)
-        >>> first_goal(lr * wd, cut(lr, wd))
+        >>> first_equilibrium_step(lr * wd, cut(lr, wd))
         10
     """
     before_each = (None, *spans)
-    goal = next(span for before, span in zip(before_each, spans, strict=False) if not _leads_on(pull, span, before))
-    last = goal.first + goal.steps - 1
-    return last if pull[last] > pull[goal.first] else goal.first
+    span = next(span for before, span in zip(before_each, spans, strict=False) if not _leads_on(pull, span, before))
+    last = span.first + span.steps - 1
+    return last if pull[last] > pull[span.first] else span.first
 
 
 def _leads_on(pull: Array, span: Span, before: Span | None) -> bool:
-    """Nothing acts yet, or the span belongs to a warm-up that goes on after it.
+    """Whether lr x wd is still 0, or the span belongs to a warm-up that continues after it.
 
     A warm-up from 0 may come in stairs (one scheduler step per epoch): a stair is no longer than the stretch before it.
-    A longer stretch is where training stays.
+    In a longer stretch training stays.
     """
     after = span.first + span.steps
     if not pull[span.first : after].any():
@@ -123,3 +125,20 @@ def _leads_on(pull: Array, span: Span, before: Span | None) -> bool:
     climbs = pull[after - 1] > pull[span.first]
     stair = span.flat and before is not None and before.flat and span.steps <= before.steps
     return bool((climbs or stair) and after < len(pull) and pull[after] >= pull[after - 1])
+
+
+def thinned(count: int, *, most: int, boundaries: Iterable[int] = ()) -> Steps:
+    """Positions of a series of ``count`` to show: ``most`` evenly spread ones, and both sides of every boundary.
+
+    Args:
+        count: length of the series.
+        most: how many evenly spread positions.
+        boundaries: positions at which something changes; each is kept, and the position before it.
+
+    Example:
+        >>> thinned(1000, most=3, boundaries=[0, 60]).tolist()
+        [0, 59, 60, 500, 999]
+    """
+    even = np.linspace(0, count - 1, min(count, most)).round().astype(np.int64).tolist()
+    sides = [side for boundary in boundaries for side in (boundary - 1, boundary) if side >= 0]
+    return np.array(sorted({*even, *sides}), dtype=np.int64)  # np.unique would import numpy.ma, a tenth of the run time

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.forecasting import Scenario, suggest, what_if
-from equilibria.forecasting._observed import Observed, observe
+from equilibria.forecasting._layers import RecordedLayers, read_layers
 from equilibria.planning import alternatives, plan
 from equilibria.serve.follow import UNREADABLE, FollowedRun, RunSnapshot
 from equilibria.theory import Rule
@@ -70,7 +70,7 @@ class QueryReaders:
     """
 
     plan: Callable[[Mapping[str, str]], PlanQuery]
-    forecast: Callable[[Mapping[str, str], Observed], ForecastQuery]
+    forecast: Callable[[Mapping[str, str], RecordedLayers], ForecastQuery]
 
 
 def plan_view(query: PlanQuery, *, title: str, with_alternatives: bool) -> dict[str, object]:
@@ -91,12 +91,12 @@ def forecast_view(run: RunSnapshot, options: Mapping[str, str], readers: QueryRe
     target = options.pop("suggest", "")
     if target:
         one_of("suggest", target, _TARGETS)
-    query = readers.forecast(options, observe(run))
+    query = readers.forecast(options, read_layers(run))
     scenarios = dict(query.scenarios)
     suggestion = None
     if target:
         base = scenarios[next(iter(scenarios))]
-        suggestion = suggest(run, schedule=base, steps=query.steps, target=target)
+        suggestion = suggest(run, schedule=base, steps=query.steps, target=target)  # type: ignore[arg-type]
         if suggestion.best.changes:
             scenarios[_SUGGESTED] = suggestion.best.scenario
     page = forecast_page(what_if(run, scenarios, steps=query.steps), title=run.name, suggestion=suggestion)

@@ -1,4 +1,4 @@
-"""The pages of forecasts and back-tests: complete in themselves, true to the numbers, safe with any text."""
+"""The pages of forecasts and back-tests: self-contained, true to the numbers, safe with any text."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ EVIL = "</script><script>alert(1)</script>\"'&"
 LRS = np.where(np.arange(420) < 300, 0.1, 0.01)
 FINISHED = Walk(layers=3).run(LRS)
 DROP = MultiStep(0.1, milestones=[300], factor=0.1)
-FOUND = what_if(FINISHED, {"as planned": DROP, EVIL: Scenario(DROP, rescale=True)}, steps=420, start=200)
+RESULT = what_if(FINISHED, {"as planned": DROP, EVIL: Scenario(DROP, rescale=True)}, steps=420, start=200)
 SUGGESTED = suggest(FINISHED, schedule=0.1, steps=420, start=200, target="as now")
-PAGE = page_html(FOUND, suggestion=SUGGESTED, title=EVIL)
+PAGE = page_html(RESULT, suggestion=SUGGESTED, title=EVIL)
 
 
 def data(page: str) -> dict:
-    (found,) = re.findall(r'<script type="application/json" id="forecast-data">(.*?)</script>', page, re.DOTALL)
-    return json.loads(found)
+    (content,) = re.findall(r'<script type="application/json" id="forecast-data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(content)
 
 
 def test_the_curves_are_those_of_the_forecasts():
     shown = data(PAGE)
     assert (shown["first"], shown["end"], shown["unit"]) == (200, 420, "step")
-    assert [each["name"] for each in shown["scenarios"]] == ["as planned", EVIL]
-    for scenario, forecast in zip(shown["scenarios"], FOUND.forecasts.values(), strict=True):
+    assert [scenario["name"] for scenario in shown["scenarios"]] == ["as planned", EVIL]
+    for scenario, forecast in zip(shown["scenarios"], RESULT.forecasts.values(), strict=True):
         for name, drawn in zip(shown["names"], scenario["layers"], strict=True):
-            layer, x = forecast[name], np.array(scenario["courses"][drawn["course"]]["x"])
+            layer, x = forecast[name], np.array(scenario["schedules"][drawn["schedule"]]["x"])
             at = np.searchsorted(layer.step, x)
             np.testing.assert_array_equal(layer.step[at], x)
             for key, column in (
@@ -49,7 +49,7 @@ def test_the_curves_are_those_of_the_forecasts():
 
 def test_measured_samples_end_where_the_forecast_begins():
     shown = data(PAGE)
-    measured = FOUND.forecasts["as planned"].measured(shown["names"][0])
+    measured = RESULT.forecasts["as planned"].measured(shown["names"][0])
     at = np.array(shown["measured"][0]["x"], dtype=int)
     assert at.max() == 199
     np.testing.assert_allclose(shown["measured"][0]["angle"], measured.angle[at], rtol=1e-4)
@@ -60,7 +60,7 @@ def test_text_stays_text_and_every_scenario_has_its_part():
     assert PAGE.count("&lt;script&gt;alert(1)") >= 4
     assert len(re.findall(r'<input type="radio" name="choice"', PAGE)) == 2
     assert PAGE.count('<div class="choice choice-1">') == 3  # its sentence, its layers, its findings
-    for assumption in (*SUGGESTED.assumptions, *FOUND.forecasts["as planned"].assumptions):
+    for assumption in (*SUGGESTED.assumptions, *RESULT.forecasts["as planned"].assumptions):
         assert assumption[1:40].replace("&", "&amp;") in PAGE or "%" in assumption[:40]
 
 
@@ -76,7 +76,7 @@ def test_the_page_of_a_back_test(tmp_path):
     test = backtest(FINISHED, start=200)
     page = test.report(tmp_path / "test.html").read_text()
     shown = data(page)
-    assert [each["name"] for each in shown["scenarios"]] == ["forecast", *BASELINES]
+    assert [scenario["name"] for scenario in shown["scenarios"]] == ["forecast", *BASELINES]
     guess = shown["scenarios"][1]["layers"][0]
     assert guess["angle_low"] is None and guess["norm"] is None and max(guess["angle"]) > 0
     own = test.scores["forecast"]
@@ -85,7 +85,7 @@ def test_the_page_of_a_back_test(tmp_path):
         assert f"{first:,}–" in page
 
 
-def test_more_scenarios_than_buttons_are_refused(tmp_path):
+def test_more_scenarios_than_buttons_raise(tmp_path):
     many = what_if(FINISHED, {str(n): DROP for n in range(13)}, steps=301, start=290)
     with pytest.raises(EquilibriaError, match="at most 12"):
         write_page(many, tmp_path / "page.html")
@@ -93,7 +93,7 @@ def test_more_scenarios_than_buttons_are_refused(tmp_path):
 
 @pytest.mark.skipif(find() is None, reason="no browser: apt-get install chromium, or name one in EQUILIBRIA_BROWSER")
 def test_the_buttons_change_the_curves(tmp_path):
-    page = write_page(FOUND, tmp_path / "page.html")
+    page = write_page(RESULT, tmp_path / "page.html")
     drawn = "document.getElementById('angle-chart').data.map((trace) => trace.name).at(-2)"
     seen = "[...document.querySelectorAll('.choice')].filter((part) => part.offsetParent).map((part) => part.className)"
     browser = Browser(find(), tmp_path / "profile")

@@ -1,4 +1,4 @@
-"""The page of a plan: complete in itself, safe with any text, and true to the plan."""
+"""The page of a plan: self-contained, safe with any text, and true to the plan."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def data(page: str) -> dict:
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    found = re.findall(r'<script type="application/json" id="plan-data">(.*?)</script>', page, re.DOTALL)
-    assert len(found) == 1
-    return json.loads(found[0], parse_constant=refuse)
+    contents = re.findall(r'<script type="application/json" id="plan-data">(.*?)</script>', page, re.DOTALL)
+    assert len(contents) == 1
+    return json.loads(contents[0], parse_constant=refuse)
 
 
 @each_plan
@@ -162,7 +162,7 @@ def test_the_table_of_the_step_schedule():
 
 
 @each_plan
-def test_every_finding_is_told(name):
+def test_every_finding_is_shown(name):
     page, told = PAGES[name], words(PAGES[name])
     assert page.count('<article class="finding') == max(1, len(PLANS[name].findings))
     for finding in PLANS[name].findings:
@@ -173,13 +173,13 @@ def test_every_finding_is_told(name):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("steps", "Phases 3 and 4 never reach equilibrium: 52 % of the run turns slower than lr × wd says"),
-        ("constant", "The weights turn as lr × wd says, for the whole run"),
-        ("long rest", "The weights turn as lr × wd says; in 50 % of the run lr or wd is 0"),
-        ("one step", "The weights turn as lr × wd says, for the whole run"),
+        ("steps", "Phases 3 and 4 never reach equilibrium: 52 % of the run turns slower than in equilibrium"),
+        ("constant", "The weights turn as in equilibrium, for the whole run"),
+        ("long rest", "The weights turn as in equilibrium; in 50 % of the run lr or wd is 0"),
+        ("one step", "The weights turn as in equilibrium, for the whole run"),
     ],
 )
-def test_the_headline_says_what_the_schedule_does(name, sentence):
+def test_the_headline_sums_up_the_schedule(name, sentence):
     assert headline(PLANS[name]) == sentence
     assert sentence in words(PAGES[name])
 
@@ -194,7 +194,7 @@ def test_the_headline_counts_the_steps_outside_the_tolerance(norm, word):
 def test_both_directions_in_one_headline():
     values = np.concatenate([np.full(1000, 0.01), np.full(1000, 0.1), np.full(1000, 0.01)])
     result = plan(SGD(0.1, 5e-2, momentum=0.9), FromValues(values), steps=3000, init_norm=0.5, unit_grad_sq=10.0)
-    assert re.search(r"\d+ % of the run turns slower and \d+ % faster than lr × wd says", headline(result))
+    assert re.search(r"\d+ % of the run turns slower and \d+ % faster than in equilibrium", headline(result))
 
 
 @pytest.mark.parametrize("rule", [RULE, AdamW(1e-3, 0.1)], ids=["sgd", "adamw"])
@@ -292,7 +292,7 @@ def test_without_weight_decay_the_page_shows_what_there_is():
     assert "Without weight decay there is no equilibrium, and the angle fades" in told
     assert "Why: the norm only grows" in told
     assert f"{free.phases[1].end.angle:.3g}" in told and f"{free.phases[1].end.norm:.3g}" in told
-    for absent in ("area-gap", "line-goal", "÷ equilibrium", "lr × wd asks"):
+    for absent in ("area-gap", "line-goal", "÷ equilibrium", "equilibrium of lr × wd"):
         assert absent not in page.split("<main>")[1].split("<script")[0]
 
 

@@ -1,14 +1,15 @@
-"""A back-test as one HTML page: the forecast and three simpler guesses beside what happened."""
+"""A back-test as one HTML page: the forecast and three simpler guesses, compared with the record."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from equilibria.forecasting._backtest import FORECAST, BackTest, LayerTest, Score
-from equilibria.views.document import card, document, toggles
+from equilibria.forecasting import FORECAST, BackTest, LayerTest, Score
+from equilibria.views.document import card, document, toggles, write_document
 from equilibria.views.forecast.page import (
     backtest_data,
     html_row,
@@ -20,13 +21,13 @@ from equilibria.views.forecast.page import (
 from equilibria.views.words import sentence_case, settings_list, text
 
 _DECK = (
-    "A forecast made from the first steps of a run that is over, under the lr and wd that it really had, beside what "
-    "happened and beside what people assume instead."
+    "A finished run forecast from its first steps, under its recorded lr and wd, compared with its record and with "
+    "three common guesses."
 )
 _READING = (
     "<strong>Errors</strong> are |forecast ÷ measured - 1| over all layers and remaining samples. Angles are "
-    "compared as the root mean square of 50 samples around; “single steps” takes each alone, which scatters by itself.",
-    "<strong>In band</strong>: share of single measured samples inside of the 90&nbsp;% band; 85 to 95&nbsp;% is good.",
+    "compared as the root mean square of 50 samples around; “single steps” compares every sample alone.",
+    "<strong>In band</strong>: share of single measured samples inside the 90&nbsp;% band; 85 to 95&nbsp;% is good.",
 )
 _GUESSES = (
     "The <strong>guesses</strong> start from the root mean square of the last 50 samples before the forecast, or from "
@@ -34,16 +35,21 @@ _GUESSES = (
 )
 
 
+def write_backtest_page(test: BackTest, path: str | Path, *, title: str | None = None) -> Path:
+    """Write a back-test as one offline HTML page; as `equilibria.views.forecast.page.write_page`."""
+    return write_document(path, backtest_html(test, title=title))
+
+
 def backtest_html(test: BackTest, *, title: str | None = None) -> str:
     """A back-test as the text of one HTML page; its scripts, styles and data are inside."""
     worst = max(test.layers, key=_median_error).forecast.name
-    names = shown_layers(worst, [each.forecast.name for each in test.layers])
-    said = headline(test)
+    names = shown_layers(worst, [layer.forecast.name for layer in test.layers])
+    sentence = backtest_headline(test)
     return document(
         "equilibria.views.forecast",
         title="Back-test" if title is None else title,
-        data=backtest_data(test, names=names, steps_per_epoch=None),
-        headline=text(sentence_case(said)),
+        data=backtest_data(test, names=names),
+        headline=text(sentence_case(sentence)),
         deck=_DECK,
         settings=_settings(test),
         toggles=toggles("Shown", {name: _sentence(name, score) for name, score in test.scores.items()}),
@@ -51,7 +57,7 @@ def backtest_html(test: BackTest, *, title: str | None = None) -> str:
         chosen="forecast or guess",
         others_legend='<li><svg viewBox="0 0 34 8" aria-hidden="true"><path d="M0 4h34" class="line-other"/></svg>'
         "the others</li>\n",
-        angle_label=text(f"Chart of the angle per step of a layer, measured and forecast. {said}"),
+        angle_label=text(f"Chart of the angle per step of a layer, measured and forecast. {sentence}"),
         tables=_tables(test),
         findings=_verdict(test),
         reading="\n".join(f"<li>{line}</li>" for line in _READING),
@@ -60,8 +66,8 @@ def backtest_html(test: BackTest, *, title: str | None = None) -> str:
     )
 
 
-def headline(test: BackTest) -> str:
-    """How good the forecast was, and the best of the guesses."""
+def backtest_headline(test: BackTest) -> str:
+    """The errors of the forecast and of the best guess, in one sentence."""
     own = test.scores[FORECAST]
     others = {name: score.angle for name, score in test.scores.items() if name != FORECAST}
     best = min(others, key=others.__getitem__)
@@ -80,8 +86,8 @@ def _settings(test: BackTest) -> str:
         ("fitted", f"steps before {test.start:,}", ""),
         ("compared", f"steps {test.start:,} to {test.steps - 1:,}", ""),
         ("layers", f"{len(test.layers):,}", ""),
-        ("angles inside of the band", _percent(test.angle_coverage, digits=0), "of 90 % expected"),
-        ("norms inside of the band", _percent(test.norm_coverage, digits=0), "of 90 % expected"),
+        ("angles inside the band", _percent(test.angle_coverage, digits=0), "of 90 % expected"),
+        ("norms inside the band", _percent(test.norm_coverage, digits=0), "of 90 % expected"),
     ]
     return settings_list(pairs)
 
@@ -99,7 +105,8 @@ _HEAD = ("angle, median", "90th percentile", "single steps", "norm, median", "90
 
 
 def _cells(score: Score) -> list[str]:
-    return [_percent(each) for each in (score.angle, score.angle_p90, score.single_angle, score.norm, score.norm_p90)]
+    errors = (score.angle, score.angle_p90, score.single_angle, score.norm, score.norm_p90)
+    return [_percent(error) for error in errors]
 
 
 def _tables(test: BackTest) -> str:
@@ -108,11 +115,11 @@ def _tables(test: BackTest) -> str:
     horizons = [
         html_row(f"{first:,}–{last:,}", _cells(score)) for (first, score), last in zip(test.horizons, ends, strict=True)
     ]
-    layers = [html_row(each.forecast.name, _layer_cells(each)) for each in test.layers]
+    layers = [html_row(layer.forecast.name, _layer_cells(layer)) for layer in test.layers]
     head = ("layer", "angle, median", "90th percentile", "norm, median", "angles in band", "norms in band")
     return "\n".join(
         [
-            html_section("Errors, beside three guesses", ("", *_HEAD), scores, name="scores"),
+            html_section("Errors of the forecast and of three guesses", ("", *_HEAD), scores, name="scores"),
             html_section("The forecast's errors by horizon", ("steps", *_HEAD), horizons, name="horizons"),
             html_section("Layer by layer", head, layers, name="by-layer"),
             refused_list(test.refused),
@@ -135,12 +142,12 @@ def _verdict(test: BackTest) -> str:
     own = test.scores[FORECAST].angle
     beaten = [name for name, score in test.scores.items() if name != FORECAST and score.angle > own]
     lost = [name for name, score in test.scores.items() if name != FORECAST and score.angle <= own]
-    said = [f"Closer than {', '.join(f'“{name}”' for name in beaten)}." if beaten else "No guess was worse."]
+    sentences = [f"Closer than {', '.join(f'“{name}”' for name in beaten)}." if beaten else "No guess was worse."]
     if lost:
-        said.append(f"No closer than {', '.join(f'“{name}”' for name in lost)}.")
+        sentences.append(f"No closer than {', '.join(f'“{name}”' for name in lost)}.")
     covered = test.angle_coverage
-    judged = "too narrow" if covered < 0.85 else "wider than they need to be" if covered > 0.95 else "as they should"
-    said.append(f"The 90 % bands hold {_percent(covered, digits=0)} of the measured angles: {judged}.")
+    verdict = "too narrow" if covered < 0.85 else "wider than necessary" if covered > 0.95 else "as they should"
+    sentences.append(f"The 90 % bands hold {_percent(covered, digits=0)} of the measured angles: {verdict}.")
     cards = "\n".join(card(finding) for finding in test.findings)
     kind = "finding" if covered >= 0.85 and not lost else "finding warning"
-    return f'<article class="{kind}"><h3>What to make of it</h3><p>{text(" ".join(said))}</p></article>\n{cards}'
+    return f'<article class="{kind}"><h3>Verdict</h3><p>{text(" ".join(sentences))}</p></article>\n{cards}'

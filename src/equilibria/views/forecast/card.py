@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equilibria.forecasting._what_if import outcome, worst_of
+from equilibria.forecasting._what_if import layer_outcome, worst_of
 from equilibria.views.notebook import GOAL, MEASURED, PREDICTED, Line, card, chart
 
 if TYPE_CHECKING:
-    from equilibria.forecasting._forecast import Forecast
-    from equilibria.forecasting._what_if import Outcome
+    from equilibria.forecasting import Forecast, LayerOutcome
 
 _HEADINGS = ("layer", "last rad/step", "over equilibrium", "last norm", "rad travelled", "steps out of equilibrium")
 
 
 def forecast_card(forecast: Forecast) -> str:
     """The worst layer measured and forecast, with its band; a row per layer; the findings."""
-    found = [outcome("", layer) for layer in forecast.layers]
-    title = f"Forecast of {len(found)} layers, steps {forecast.first:,} to {forecast.steps - 1:,}"
+    outcomes = [layer_outcome("", layer) for layer in forecast.layers]
+    title = f"Forecast of {len(outcomes)} layers, steps {forecast.first:,} to {forecast.steps - 1:,}"
     refused = [f"{name} cannot be forecast: {reason}" for name, reason in forecast.refused.items()]
-    if not found:
+    if not outcomes:
         return card(title, notes=refused)
-    worst = worst_of(found).layer
+    worst = worst_of(outcomes).layer
     findings = [f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in forecast.findings]
     return card(
         f"{title}; shown: {worst}, the longest out of equilibrium",
         picture=_picture(forecast, worst),
         headings=_HEADINGS,
-        rows=[_row(each) for each in found],
+        rows=[_row(outcome) for outcome in outcomes],
         notes=[*findings, *refused],
     )
 
@@ -46,12 +45,12 @@ def _picture(forecast: Forecast, name: str) -> str:
     return chart(lines, x="epochs" if forecast.steps_per_epoch else "steps", y="rad per step", log=True)
 
 
-def _row(found: Outcome) -> list[str]:
+def _row(outcome: LayerOutcome) -> list[str]:
     return [
-        found.layer,
-        f"{found.final_angle.value:.3g}",
-        "" if found.final_ratio is None else f"{found.final_ratio:.2f}",
-        f"{found.final_norm.value:.3g}",
-        f"{found.integrated_angle.value:.3g}",
-        f"{found.steps_out.value:,.0f}",
+        outcome.layer,
+        f"{outcome.final_angle.value:.3g}",
+        "" if outcome.final_ratio is None else f"{outcome.final_ratio:.2f}",
+        f"{outcome.final_norm.value:.3g}",
+        f"{outcome.integrated_angle.value:.3g}",
+        f"{outcome.steps_out.value:,.0f}",
     ]

@@ -1,7 +1,7 @@
-// Draws once and returns what draws newer data into the same charts, for a page that is live.
+// Draws the charts and returns a function that draws newer data into them, for the live page.
 const drawForecast = (first) => {
   let data = first;
-  const across = [0, data.end]; // changed in place: a zoom ends at what is the whole run by then
+  const across = [0, data.end]; // changed in place: a zoom ends at the whole run, which may have grown
   const charts = ["angle-chart", "norm-chart", "elr-chart", "schedule-chart"].map((id) => document.getElementById(id));
   const chosenLayer = () => Math.min(Number(document.getElementById("layer").value), data.names.length - 1);
   const { color } = charting;
@@ -22,25 +22,25 @@ const drawForecast = (first) => {
 
   // Measured dots, the band and line of the chosen scenario, and the lines of the others behind.
   const traces = (kind, unit) => {
-    const at = chosenLayer(), place = charting.chosen();
-    const measured = data.measured[at];
-    const found = [{ x: measured.x, y: measured[kind], name: "measured", mode: "markers", hoverinfo: "x+y+name",
+    const layerIndex = chosenLayer(), chosen = charting.chosen();
+    const measured = data.measured[layerIndex];
+    const lines = [{ x: measured.x, y: measured[kind], name: "measured", mode: "markers", hoverinfo: "x+y+name",
       hovertemplate: "%{y:.3~g}" + unit, marker: { color: color("naive"), size: 4, opacity: 0.7 } }];
     data.scenarios.forEach((scenario, other) => {
-      const layer = scenario.layers[at];
-      if (other !== place && layer[kind]) {
-        found.push({ ...line(scenario.courses[layer.course].x, layer[kind], scenario.name,
+      const layer = scenario.layers[layerIndex];
+      if (other !== chosen && layer[kind]) {
+        lines.push({ ...line(scenario.schedules[layer.schedule].x, layer[kind], scenario.name,
           { color: color("predicted"), width: 1.5 }, unit), opacity: 0.55 });
       }
     });
-    const scenario = data.scenarios[place], layer = scenario.layers[at];
-    const x = scenario.courses[layer.course].x;
-    if (layer[kind + "_low"]) found.unshift(charting.area(x, layer[kind + "_high"], layer[kind + "_low"], color("sure")));
-    if (layer[kind]) found.push(line(x, layer[kind], scenario.name, { color: color("predicted"), width: 4 }, unit));
+    const scenario = data.scenarios[chosen], layer = scenario.layers[layerIndex];
+    const x = scenario.schedules[layer.schedule].x;
+    if (layer[kind + "_low"]) lines.unshift(charting.area(x, layer[kind + "_high"], layer[kind + "_low"], color("sure")));
+    if (layer[kind]) lines.push(line(x, layer[kind], scenario.name, { color: color("predicted"), width: 4 }, unit));
     if (kind === "angle") {
-      found.push(line(x, layer.goal, "equilibrium", { color: color("goal"), width: 2, dash: "dash" }, unit));
+      lines.push(line(x, layer.equilibrium, "equilibrium", { color: color("goal"), width: 2, dash: "dash" }, unit));
     }
-    return found;
+    return lines;
   };
 
   const chart = (kind, unit, title) => (size) => [
@@ -49,18 +49,18 @@ const drawForecast = (first) => {
 
   const scheduleChart = (size) => {
     const scenario = data.scenarios[charting.chosen()];
-    const course = scenario.courses[scenario.layers[chosenLayer()].course];
+    const schedule = scenario.schedules[scenario.layers[chosenLayer()].schedule];
     return [[
-      line(course.x, course.lr, "lr", { color: color("lr"), width: 2 }, ""),
-      line(course.x, course.wd, "wd", { color: color("wd"), width: 2, dash: "dash" }, ""),
+      line(schedule.x, schedule.lr, "lr", { color: color("lr"), width: 2 }, ""),
+      line(schedule.x, schedule.wd, "wd", { color: color("wd"), width: 2, dash: "dash" }, ""),
     ], layout(size, data.schedule_range, "lr, wd")];
   };
 
   const drawn = [
     chart("angle", " rad", "angle per step, rad"), chart("norm", "", "norm"), chart("elr", "", "lr ÷ norm²"), scheduleChart,
   ];
-  const drawAll = () => drawn.forEach((each, index) => {
-    charting.draw(charts[index], ...each(charting.size(charts[index])));
+  const drawAll = () => drawn.forEach((chart, index) => {
+    charting.draw(charts[index], ...chart(charting.size(charts[index])));
   });
 
   drawAll();

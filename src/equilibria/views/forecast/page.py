@@ -1,4 +1,4 @@
-"""Forecasts as one HTML page that needs no network: charts with their bands, tables, what it rests on."""
+"""Forecasts as one HTML page that needs no network: charts with their bands, tables, findings and assumptions."""
 
 from __future__ import annotations
 
@@ -8,187 +8,56 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted
-from equilibria.forecasting._backtest import FORECAST, BackTest, LayerTest
-from equilibria.forecasting._forecast import Forecast, LayerForecast, Measured, Total
-from equilibria.forecasting._suggest import Suggestion
-from equilibria.forecasting._trust import NEAR_INTERPOLATION
-from equilibria.forecasting._what_if import Outcome, WhatIf
+from equilibria.forecasting import (
+    FORECAST,
+    BackTest,
+    Estimate,
+    Forecast,
+    LayerForecast,
+    LayerOutcome,
+    LayerSamples,
+    LayerTest,
+    Suggestion,
+    WhatIf,
+)
+from equilibria.forecasting._layers import Steps
+from equilibria.forecasting._paths import TOLERANCE
+from equilibria.forecasting._prior import NEAR_INTERPOLATION
+from equilibria.planning._phases import thinned
+from equilibria.views.chart_data import column, log_column
 from equilibria.views.document import MOST_CHOICES, Page, alternatives, card, toggles, write_document
 from equilibria.views.words import full_stop, number, ratio_cell, sentence_case, settings_list, text
 
-Array = NDArray[np.float64]
-
-MOST_LAYERS = 60  # with curves; a page of more would take megabytes, and nobody leafs through them
-_POINTS, _SAMPLES = 160, 150
-_JUMP = 0.05  # relative change of lr or weight decay, both sides of which are shown
-_ROOM = 1.3  # factor above and below what an axis shows
-_OUTLIERS = 0.5  # per cent of the measured samples at each end that may run out of the chart
-
-
-def forecast_data(forecasts: Mapping[str, Forecast], *, names: Sequence[str]) -> dict[str, object]:
-    """The curves of what-if: every layer of ``names`` under every scenario, and what was measured before."""
-    first = next(iter(forecasts.values()))
-    unit = first.steps_per_epoch or 1
-    samples = [_samples(first.measured(name), unit) for name in names]
-    scenarios = [_scenario(name, [each[layer] for layer in names], unit) for name, each in forecasts.items()]
-    return _page(samples, scenarios, names, first=first.first, steps=first.steps, per=first.steps_per_epoch)
-
-
-def backtest_data(test: BackTest, *, names: Sequence[str], steps_per_epoch: int | None) -> dict[str, object]:
-    """The curves of a back-test: the forecast and each baseline, and what was measured beside them."""
-    unit = steps_per_epoch or 1
-    tests = {each.forecast.name: each for each in test.layers}
-    layers = [tests[name] for name in names]
-    measured = [
-        _samples(Measured(each.forecast.step, each.angle, each.norm, each.forecast.lr), unit) for each in layers
-    ]
-    scenarios = [_scenario(FORECAST, [each.forecast for each in layers], unit)]
-    scenarios += [_guess(name, layers, unit) for name in layers[0].guesses]
-    return _page(measured, scenarios, names, first=test.start, steps=test.steps, per=steps_per_epoch)
-
-
-def _page(
-    measured: list[dict[str, Any]],
-    scenarios: list[dict[str, Any]],
-    names: Sequence[str],
-    *,
-    first: int,
-    steps: int,
-    per: int | None,
-) -> dict[str, object]:
-    return {
-        "unit": "step" if per is None else "epoch",
-        "end": steps / (per or 1),
-        "first": first / (per or 1),
-        "names": list(names),
-        "measured": measured,
-        "scenarios": scenarios,
-        "ranges": [_ranges(measured[at], [each["layers"][at] for each in scenarios]) for at in range(len(names))],
-        "schedule_range": _ends(
-            values for each in scenarios for course in each["courses"] for values in (course["lr"], course["wd"])
-        ),
-    }
-
-
-def _samples(found: Measured, unit: int) -> dict[str, Any]:
-    at = np.linspace(0, len(found.step) - 1, min(len(found.step), _SAMPLES)).round().astype(np.int64)
-    columns = {"angle": found.angle, "norm": found.norm, "elr": found.lr / found.norm**2}
-    x = column(found.step[at] / unit, digits=9)
-    return {"x": x, **{name: column(values[at]) for name, values in columns.items()}}
-
-
-def _scenario(name: str, layers: Sequence[LayerForecast], unit: int) -> dict[str, Any]:
-    """Layers of one parameter group share their course: steps, lr and weight decay."""
-    courses: dict[bytes, int] = {}
-    shown: list[dict[str, Any]] = []
-    drawn = []
-    for layer in layers:
-        key = layer.step.tobytes() + layer.lr.tobytes() + layer.weight_decay.tobytes()
-        at = _thinned(layer)
-        if key not in courses:
-            courses[key] = len(shown)
-            x = column(layer.step[at] / unit, digits=9)
-            shown.append({"x": x, "lr": column(layer.lr[at]), "wd": column(layer.weight_decay[at])})
-        bands = {"angle": layer.angle, "norm": layer.norm, "elr": layer.effective_lr}
-        drawn.append(
-            {
-                "course": courses[key],
-                "goal": column(layer.angle_equilibrium[at]),
-                **{kind: column(band.value[at]) for kind, band in bands.items()},
-                **{f"{kind}_low": column(band.low[at]) for kind, band in bands.items()},
-                **{f"{kind}_high": column(band.high[at]) for kind, band in bands.items()},
-            }
-        )
-    return {"name": name, "courses": shown, "layers": drawn}
-
-
-def _guess(name: str, layers: Sequence[LayerTest], unit: int) -> dict[str, Any]:
-    """A baseline says something about the angle only, and without a band."""
-    like = _scenario(name, [each.forecast for each in layers], unit)
-    for drawn, each in zip(like["layers"], layers, strict=True):
-        at = _thinned(each.forecast)
-        drawn |= {key: None for key in drawn if key not in ("course", "goal")}
-        drawn["angle"] = column(each.guesses[name][at])
-    return like
-
-
-def _thinned(layer: LayerForecast) -> NDArray[np.int64]:
-    """Evenly spread points, and both sides of every jump."""
-    count = len(layer.step)
-    even = np.linspace(0, count - 1, min(count, _POINTS)).round().astype(np.int64)
-    jumps = [
-        np.flatnonzero(np.abs(np.diff(values)) > _JUMP * np.maximum(values[1:], values[:-1]))
-        for values in (layer.lr, layer.weight_decay)
-    ]
-    sides = np.concatenate(jumps) if sum(map(len, jumps)) <= _POINTS // 2 else np.empty(0, dtype=np.int64)
-    return np.array(sorted({*even.tolist(), *sides.tolist(), *(sides + 1).tolist()}), dtype=np.int64)
-
-
-def _ranges(measured: dict[str, Any], drawn: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """One axis for all scenarios, so that a button changes the curves alone."""
-    found = {}
-    for kind in ("angle", "norm", "elr"):
-        keys = (kind, f"{kind}_low", f"{kind}_high", *(("goal",) if kind == "angle" else ()))
-        curves = [each[key] for each in drawn for key in keys if each[key] is not None]
-        found[kind] = _ends([_inner(measured[kind]), *curves])
-    return found
-
-
-def _inner(values: list[float | None]) -> list[float]:
-    known = np.array([value for value in values if value is not None])
-    low, high = np.percentile(known, [_OUTLIERS, 100 - _OUTLIERS]) if len(known) else (np.nan, np.nan)
-    return [float(low), float(high)]
-
-
-def _ends(columns: Iterable[Sequence[float | None]]) -> list[float]:
-    """Both ends of a log axis; an lr that falls to zero does not stretch it over more than five decades."""
-    known = [value for values in columns for value in values if value is not None and np.isfinite(value) and value > 0]
-    high = max(known, default=1.0)
-    low = max(min(known, default=1.0), high * 1e-5)
-    return [low / _ROOM, high * _ROOM]
-
-
-def column(values: ArrayLike, *, digits: int = 5) -> list[float | None]:
-    """For a log axis: five digits are more than a screen can show; what is not positive and finite is a hole."""
-    return [_cell(value, digits) for value in np.asarray(values, dtype=np.float64).tolist()]
-
-
-def _cell(value: float, digits: int) -> float | None:
-    shown = np.isfinite(value) and (value > 0 or digits > 5)  # step 0 is a place on the other axis
-    return float(f"{value:.{digits}g}") if shown else None
-
-
-TOLERANCE = 0.05
+MOST_LAYERS = 60  # with curves; more would take megabytes
+_POINTS, _SAMPLES, _DIGITS, _X_DIGITS = 160, 150, 5, 9  # of a curve; five digits fill a screen
+_JUMP = 0.05  # relative change of lr or weight decay of which both sides are shown
+_ROOM = 1.3  # factor left free above and below on an axis
+_OUTLIERS = 0.5  # per cent of the measured samples at each end that may lie outside the chart
 _OTHERS = (
     '<li><svg viewBox="0 0 34 8" aria-hidden="true"><path d="M0 4h34" class="line-other"/></svg>the other {what}</li>\n'
 )
 _READING = (
-    "The <strong>angle</strong> is the learning rate you really train with: how far the direction of a weight moves in "
-    "one step. The length of a normalised weight does not change what the network computes.",
-    "<strong>Out of equilibrium</strong>: steps whose angle is further than 5&nbsp;% from what lr × wd asks for.",
+    "The <strong>angle</strong> is the effective learning rate: how far one step turns the direction of a weight. The "
+    "length of a normalised weight does not change the network's output.",
+    "<strong>Out of equilibrium</strong>: steps whose angle is more than 5&nbsp;% from the equilibrium of lr × wd.",
     "<strong>Angle travelled</strong>: the sum of the angles of all remaining steps, the distance on the sphere.",
-    "The <strong>band</strong> is where 90&nbsp;% of single measured steps are expected; in brackets, its two ends.",
+    "The <strong>band</strong> is expected to hold 90&nbsp;% of single measured steps; in brackets, its two ends.",
 )
 
 
 def write_page(
-    result: WhatIf | Forecast | BackTest,
-    path: str | Path,
-    *,
-    title: str | None = None,
-    suggestion: Suggestion | None = None,
+    result: WhatIf | Forecast, path: str | Path, *, title: str | None = None, suggestion: Suggestion | None = None
 ) -> Path:
-    """Write a forecast, several side by side, or a back-test as one offline HTML page.
+    """Write a forecast, or several side by side, as one offline HTML page.
 
-    The page appears complete or not at all: it is written beside its target and then moved into place.
+    The write is atomic: the page appears complete or not at all.
 
     Args:
-        result: what to show.
-        path: the file to write, in a folder that exists; an existing file is replaced.
+        result: the forecast, or several.
+        path: the file to write, in an existing folder; an existing file is replaced.
         title: shown above the headline.
         suggestion: shown as a table too, if there is one.
 
@@ -197,12 +66,8 @@ def write_page(
 
     Raises:
         EquilibriaError: more scenarios than a page has buttons for, the folder does not exist, the path is not a file,
-            or it cannot be written.
+            or writing fails.
     """
-    if isinstance(result, BackTest):
-        from equilibria.views.forecast.backtest import backtest_html
-
-        return write_document(path, backtest_html(result, title=title))
     if isinstance(result, Forecast):
         result = WhatIf({result.scenario.name or "forecast": result})
     return write_document(path, page_html(result, title=title, suggestion=suggestion))
@@ -214,7 +79,7 @@ def page_html(result: WhatIf, *, title: str | None = None, suggestion: Suggestio
 
 
 def forecast_page(result: WhatIf, *, title: str | None = None, suggestion: Suggestion | None = None) -> Page:
-    """The same in parts."""
+    """The page in parts, for the live server, which fills them into its own frame."""
     forecasts = result.forecasts
     if len(forecasts) > MOST_CHOICES:
         raise EquilibriaError(f"got {len(forecasts)} scenarios for one page; expected at most {MOST_CHOICES}")
@@ -231,9 +96,9 @@ def forecast_page(result: WhatIf, *, title: str | None = None, suggestion: Sugge
         "others_legend": _OTHERS.format(what="scenarios") if several else "",
         "angle_label": text(f"Chart of the angle per step of a layer, measured and forecast. {headline(result)}"),
         "tables": _tables(result, suggestion),
-        "findings": alternatives([_findings(each.findings) for each in forecasts.values()]),
+        "findings": alternatives([_findings(forecast.findings) for forecast in forecasts.values()]),
         "reading": "\n".join(f"<li>{line}</li>" for line in _READING),
-        "assumptions": "\n".join(f"<li>{text(full_stop(each))}</li>" for each in forecasts[base].assumptions),
+        "assumptions": "\n".join(f"<li>{text(full_stop(sentence))}</li>" for sentence in forecasts[base].assumptions),
         "made": "Forecast",
     }
     shown = "Forecast" if title is None else title
@@ -241,30 +106,27 @@ def forecast_page(result: WhatIf, *, title: str | None = None, suggestion: Sugge
 
 
 _DECK = (
-    "What every normalised layer will do over the rest of the run, from what was measured so far: the laws of its "
-    "optimizer with the gradients that this network really had."
+    "A forecast of every normalised layer over the rest of the run, from the samples so far: the laws of its "
+    "optimizer, with the gradients measured in this network."
 )
 
 
 def headline(result: WhatIf) -> str:
-    """What the first scenario does to its worst layer, and which other one does better.
-
-    A layer without weight decay has no equilibrium to be out of.
-    """
+    """The effect of the first scenario on its worst layer, and the scenario that does better, if there is one."""
     base, *others = result.forecasts
     worst, left = result.worst(base), _left(result.forecasts[base])
-    if math.isnan(worst.steps_out.value):
+    if math.isnan(worst.steps_out.value):  # without weight decay there is no equilibrium
         return f"{worst.layer} turns by {number(worst.final_angle.value)} rad in the last step"
-    said = f"{worst.layer} is out of equilibrium for {_share(worst.steps_out.value, left)} of the remaining steps"
+    sentence = f"{worst.layer} is out of equilibrium for {_share(worst.steps_out.value, left)} of the remaining steps"
     if worst.steps_out.value < TOLERANCE * left:
-        said = "every layer stays near its equilibrium for the rest of the run"
+        sentence = "every layer stays near its equilibrium for the rest of the run"
     better = min(others, key=lambda name: result.worst(name).steps_out.value, default=None)
     if better is not None and result.worst(better).steps_out.value < 0.8 * worst.steps_out.value:
-        found = _share(result.worst(better).steps_out.value, left)
-        said += f"; with “{better}” the worst layer is out for {found}"
+        share = _share(result.worst(better).steps_out.value, left)
+        sentence += f"; with “{better}” the worst layer is out for {share}"
     if any(NEAR_INTERPOLATION in layer.validity for layer in result.forecasts[base].layers):
-        said += " (near interpolation: the direction is worth more than the numbers)"
-    return said
+        sentence += " (near interpolation: trust the direction more than the numbers)"
+    return sentence
 
 
 def shown_layers(worst: str, names: Sequence[str]) -> list[str]:
@@ -274,25 +136,25 @@ def shown_layers(worst: str, names: Sequence[str]) -> list[str]:
 
 def layer_options(names: Sequence[str]) -> str:
     """The layers to choose from."""
-    return "\n".join(f'<option value="{at}">{text(name)}</option>' for at, name in enumerate(names))
+    return "\n".join(f'<option value="{position}">{text(name)}</option>' for position, name in enumerate(names))
 
 
-def interval(total: Total) -> str:
+def _interval(estimate: Estimate) -> str:
     """A number with the ends of its band."""
-    low, high = number(total.low, digits=2), number(total.high, digits=2)
+    low, high = number(estimate.low, digits=2), number(estimate.high, digits=2)
     if low == high:  # a band narrower than two digits show
-        low, high = number(total.low), number(total.high)
-    return number(total.value) if low == high else f"{number(total.value)} ({low}–{high})"
+        low, high = number(estimate.low), number(estimate.high)
+    return number(estimate.value) if low == high else f"{number(estimate.value)} ({low}–{high})"
 
 
 def html_section(heading: str, head: Sequence[str], rows: Sequence[str], *, name: str) -> str:
-    """A table under a heading of its own."""
+    """A table with a heading."""
     shown = html_table(head, rows, name=name)
     return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{text(heading)}</h2>\n{shown}\n</section>\n'
 
 
 def html_table(head: Sequence[str], rows: Sequence[str], *, name: str) -> str:
-    """A table that scrolls sideways where the screen is narrow; ``name`` is the id of the heading above it."""
+    """A table that scrolls sideways on a narrow screen; ``name`` is the id of the heading above it."""
     cells = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
     return (
         f'<div class="scroll" role="region" aria-labelledby="{name}" tabindex="0">\n<table>\n'
@@ -301,18 +163,18 @@ def html_table(head: Sequence[str], rows: Sequence[str], *, name: str) -> str:
 
 
 def html_row(first: str, cells: Sequence[str]) -> str:
-    """One row; cells that are HTML already begin with <td."""
+    """One row; a cell that begins with <td is taken as HTML."""
     shown = "".join(cell if cell.startswith("<td") else f"<td>{text(cell)}</td>" for cell in cells)
     return f'<tr><th scope="row">{text(first)}</th>{shown}</tr>'
 
 
-def words_cell(words: str) -> str:
-    """A cell of words, which begin where those above do."""
+def _words_cell(words: str) -> str:
+    """A cell of left-aligned words."""
     return f'<td class="words">{text(words)}</td>'
 
 
 def refused_list(refused: Mapping[str, str]) -> str:
-    """The layers that have no forecast, with the reason."""
+    """The layers without a forecast, with the reason."""
     if not refused:
         return ""
     rows = "".join(f"<li>{text(name)}: {text(reason)}</li>" for name, reason in refused.items())
@@ -368,27 +230,27 @@ _HEAD = ("out of equilibrium", "last angle, rad", "÷ equilibrium", "last norm",
 
 
 def _tables(result: WhatIf, suggestion: Suggestion | None) -> str:
-    found = []
+    sections = []
     if len(result.forecasts) > 1:
         rows = [
-            html_row(name, [words_cell(result.worst(name).layer), *_cells(result.worst(name), forecast)])
+            html_row(name, [_words_cell(result.worst(name).layer), *_cells(result.worst(name), forecast)])
             for name, forecast in result.forecasts.items()
         ]
-        found.append(
+        sections.append(
             html_section("Side by side: the worst layer", ("scenario", "layer", *_HEAD), rows, name="compared")
         )
     if suggestion is not None:
-        found.append(_suggestion(suggestion))
+        sections.append(_suggestion(suggestion))
     per_layer = alternatives([_layer_table(result, name) for name in result.forecasts])
     refused = refused_list(next(iter(result.forecasts.values())).refused)
     heading = '<section aria-labelledby="layers-heading">\n<h2 id="layers-heading">Layer by layer</h2>'
-    found.append(f"{heading}\n{per_layer}\n{refused}\n</section>\n")
-    return "\n".join(found)
+    sections.append(f"{heading}\n{per_layer}\n{refused}\n</section>\n")
+    return "\n".join(sections)
 
 
 def _layer_table(result: WhatIf, name: str) -> str:
     forecast = result.forecasts[name]
-    rows = [html_row(each.layer, _cells(each, forecast)) for each in result.outcomes(name)]
+    rows = [html_row(outcome.layer, _cells(outcome, forecast)) for outcome in result.outcomes(name)]
     widened = "".join(
         f"<li>{text(layer.name)}: {text(reason)}</li>" for layer in forecast.layers for reason in layer.validity
     )
@@ -397,13 +259,13 @@ def _layer_table(result: WhatIf, name: str) -> str:
     )
 
 
-def _cells(found: Outcome, forecast: Forecast) -> list[str]:
+def _cells(outcome: LayerOutcome, forecast: Forecast) -> list[str]:
     return [
-        _time(found.steps_out.value, forecast),
-        interval(found.final_angle),
-        ratio_cell(found.final_ratio, TOLERANCE),
-        interval(found.final_norm),
-        interval(found.integrated_angle),
+        _time(outcome.steps_out.value, forecast),
+        _interval(outcome.final_angle),
+        ratio_cell(outcome.final_ratio, TOLERANCE),
+        _interval(outcome.final_norm),
+        _interval(outcome.integrated_angle),
     ]
 
 
@@ -411,30 +273,152 @@ def _suggestion(suggestion: Suggestion) -> str:
     head = ("changes", "what", "off by, worst layer", "off by, median", "angle travelled, rad", "steps out")
     rows = [
         html_row(
-            str(len(each.changes)),
+            str(len(proposal.changes)),
             [
-                words_cell("; ".join(each.changes) or "the plan as given"),
-                f"{each.off:.2f}×",
-                f"{each.median_off:.2f}×",
-                number(each.integrated_angle),
-                f"{each.steps_out:,.0f}",
+                _words_cell("; ".join(proposal.changes) or "the plan as given"),
+                f"{proposal.off:.2f}×",
+                f"{proposal.median_off:.2f}×",
+                number(proposal.integrated_angle),
+                f"{proposal.steps_out:,.0f}",
             ],
         )
-        for each in suggestion.proposals
+        for proposal in suggestion.proposals
     ]
     heading = f"Suggested so that {suggestion.target}"
-    rests = "".join(f"<li>{text(full_stop(each))}</li>" for each in suggestion.assumptions)
+    assumptions = "".join(f"<li>{text(full_stop(sentence))}</li>" for sentence in suggestion.assumptions)
     shown = html_table(head, rows, name="suggested")
     return (
         f'<section aria-labelledby="suggested">\n<h2 id="suggested">{text(heading)}</h2>\n{shown}\n'
-        f'<ul class="caption widened">{rests}</ul>\n</section>\n'
+        f'<ul class="caption widened">{assumptions}</ul>\n</section>\n'
     )
 
 
 def _findings(findings: Sequence[Finding]) -> str:
     if findings:
         return "\n".join(card(finding) for finding in findings)
-    return (
-        '<article class="finding"><h3>Nothing stands out</h3><p>No layer of this scenario calls for a remark.</p>'
-        "</article>"
+    return '<article class="finding"><h3>No findings</h3><p>No layer of this scenario stands out.</p></article>'
+
+
+# ---- the data of the charts
+
+
+def forecast_data(forecasts: Mapping[str, Forecast], *, names: Sequence[str]) -> dict[str, object]:
+    """The curves of `what_if`: every layer of ``names`` under every scenario, and the samples before."""
+    first = next(iter(forecasts.values()))
+    unit = first.steps_per_epoch or 1
+    samples = [_samples(first.measured(name), unit) for name in names]
+    scenarios = [
+        _scenario(scenario, [forecast[name] for name in names], unit) for scenario, forecast in forecasts.items()
+    ]
+    return _charts(samples, scenarios, names, first=first.first, steps=first.steps, per_epoch=first.steps_per_epoch)
+
+
+def backtest_data(test: BackTest, *, names: Sequence[str]) -> dict[str, object]:
+    """The curves of a back-test: the forecast, each baseline, and the samples."""
+    tests = {layer.forecast.name: layer for layer in test.layers}
+    layers = [tests[name] for name in names]
+    samples = [
+        _samples(LayerSamples(layer.forecast.step, layer.angle, layer.norm, layer.forecast.lr), 1) for layer in layers
+    ]
+    scenarios = [_scenario(FORECAST, [layer.forecast for layer in layers], 1)]
+    scenarios += [_guess(name, layers) for name in layers[0].guesses]
+    return _charts(samples, scenarios, names, first=test.start, steps=test.steps, per_epoch=None)
+
+
+def _charts(
+    samples: list[dict[str, Any]],
+    scenarios: list[dict[str, Any]],
+    names: Sequence[str],
+    *,
+    first: int,
+    steps: int,
+    per_epoch: int | None,
+) -> dict[str, object]:
+    """All that page.js draws. Scenarios share the axes of a layer, so a button changes only the curves."""
+    unit = per_epoch or 1
+    schedules = [schedule for scenario in scenarios for schedule in scenario["schedules"]]
+    return {
+        "unit": "step" if per_epoch is None else "epoch",
+        "end": steps / unit,
+        "first": first / unit,
+        "names": list(names),
+        "measured": samples,
+        "scenarios": scenarios,
+        "ranges": [
+            _ranges(measured, [scenario["layers"][layer] for scenario in scenarios])
+            for layer, measured in enumerate(samples)
+        ],
+        "schedule_range": _ends(schedule[name] for schedule in schedules for name in ("lr", "wd")),
+    }
+
+
+def _samples(samples: LayerSamples, unit: int) -> dict[str, Any]:
+    rows = thinned(len(samples.step), most=_SAMPLES)
+    columns = {"angle": samples.angle, "norm": samples.norm, "elr": samples.lr / samples.norm**2}
+    shown = {name: log_column(values[rows], digits=_DIGITS) for name, values in columns.items()}
+    return {"x": column(samples.step[rows] / unit, digits=_X_DIGITS), **shown}
+
+
+def _scenario(name: str, layers: Sequence[LayerForecast], unit: int) -> dict[str, Any]:
+    """The curves of a scenario; layers of one parameter group share one schedule: steps, lr and weight decay."""
+    known: dict[bytes, int] = {}
+    schedules: list[dict[str, Any]] = []
+    curves = []
+    for layer in layers:
+        key = layer.step.tobytes() + layer.lr.tobytes() + layer.weight_decay.tobytes()
+        points = _points(layer)
+        if key not in known:
+            known[key] = len(schedules)
+            x = column(layer.step[points] / unit, digits=_X_DIGITS)
+            settings = {"lr": layer.lr, "wd": layer.weight_decay}
+            shown = {kind: log_column(values[points], digits=_DIGITS) for kind, values in settings.items()}
+            schedules.append({"x": x, **shown})
+        columns = {"equilibrium": layer.angle_equilibrium}
+        for kind, band in (("angle", layer.angle), ("norm", layer.norm), ("elr", layer.effective_lr)):
+            columns |= {kind: band.value, f"{kind}_low": band.low, f"{kind}_high": band.high}
+        shown = {kind: log_column(values[points], digits=_DIGITS) for kind, values in columns.items()}
+        curves.append({"schedule": known[key], **shown})
+    return {"name": name, "schedules": schedules, "layers": curves}
+
+
+def _guess(name: str, layers: Sequence[LayerTest]) -> dict[str, Any]:
+    """The curves of a baseline, which has only an angle, without a band."""
+    scenario = _scenario(name, [layer.forecast for layer in layers], 1)
+    for curves, layer in zip(scenario["layers"], layers, strict=True):
+        curves |= {kind: None for kind in curves if kind not in ("schedule", "equilibrium")}
+        curves["angle"] = log_column(layer.guesses[name][_points(layer.forecast)], digits=_DIGITS)
+    return scenario
+
+
+def _points(layer: LayerForecast) -> Steps:
+    """Evenly spread points, and both sides of every jump unless there are too many."""
+    jumps = np.concatenate(
+        [
+            np.flatnonzero(np.abs(np.diff(values)) > _JUMP * np.maximum(values[1:], values[:-1])) + 1
+            for values in (layer.lr, layer.weight_decay)
+        ]
     )
+    return thinned(len(layer.step), most=_POINTS, boundaries=jumps.tolist() if len(jumps) <= _POINTS // 2 else ())
+
+
+def _ranges(measured: dict[str, Any], curves: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    ranges = {}
+    for kind in ("angle", "norm", "elr"):
+        keys = (kind, f"{kind}_low", f"{kind}_high", *(("equilibrium",) if kind == "angle" else ()))
+        shown = [layer[key] for layer in curves for key in keys if layer[key] is not None]
+        ranges[kind] = _ends([_without_outliers(measured[kind]), *shown])
+    return ranges
+
+
+def _without_outliers(values: Sequence[float | None]) -> list[float]:
+    known = np.array([value for value in values if value is not None])
+    low, high = np.percentile(known, [_OUTLIERS, 100 - _OUTLIERS]) if len(known) else (np.nan, np.nan)
+    return [float(low), float(high)]
+
+
+def _ends(columns: Iterable[Sequence[float | None]]) -> list[float]:
+    """Both ends of a log axis; an lr that falls to zero does not stretch it over more than five decades."""
+    shown = [value for values in columns for value in values if value is not None and np.isfinite(value) and value > 0]
+    high = max(shown, default=1.0)
+    low = max(min(shown, default=1.0), high * 1e-5)
+    return [low / _ROOM, high * _ROOM]

@@ -7,35 +7,52 @@ from typing import TYPE_CHECKING
 from equilibria.views.notebook import GOAL, OTHER, PREDICTED, Line, card, chart
 
 if TYPE_CHECKING:
-    from equilibria.planning._planner import Phase, Plan
+    from equilibria.planning import Phase, Plan
 
 _HEADINGS = ("phase", "{unit}", "lr", "wd", "equilibrium rad/step", "start", "middle", "end", "settles after")
 
 
 def plan_card(plan: Plan) -> str:
-    """The predicted angle, what lr x wd asks for and what the lr alone suggests; the phases; the findings."""
-    unit = plan.situation.steps_per_epoch or 1
+    """The angles predicted, in equilibrium and suggested by the lr alone; the phases; the findings."""
+    unit, name = _unit(plan)
     x = plan.curve.step / unit
-    name = "epochs" if plan.situation.steps_per_epoch else "steps"
     lines = [
         Line("what the lr alone suggests", x, plan.curve.angle_by_lr, OTHER, dashed=True),
         Line("equilibrium of lr x wd", x, plan.curve.angle_equilibrium, GOAL, dashed=True),
         Line("predicted", x, plan.curve.angle, PREDICTED),
     ]
-    rule = type(plan.situation.rule).__name__
+    picture = chart(lines, x=name, y="rad per step", log=True)
+    return _card(
+        plan, picture, [f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in plan.findings]
+    )
+
+
+def phase_card(plan: Plan) -> str:
+    """The phases alone."""
+    return _card(plan, "", [])
+
+
+def _card(plan: Plan, picture: str, notes: list[str]) -> str:
+    unit, name = _unit(plan)
     return card(
-        f"{rule} over {plan.situation.time(plan.situation.steps)}: {plan.settled_share:.0%} of the steps turn within "
-        f"{plan.situation.tolerance:.0%} of equilibrium",
-        picture=chart(lines, x=name, y="rad per step", log=True),
+        f"{type(plan.situation.rule).__name__} over {plan.situation.time(plan.situation.steps)}: "
+        f"{plan.settled_share:.0%} of the steps turn within {plan.situation.tolerance:.0%} of equilibrium",
+        picture=picture,
         headings=[heading.format(unit=name) for heading in _HEADINGS],
         rows=[_row(plan, phase, unit) for phase in plan.phases],
-        notes=[f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in plan.findings],
+        notes=notes,
     )
+
+
+def _unit(plan: Plan) -> tuple[int, str]:
+    """Steps per unit of time, and its name."""
+    per_epoch = plan.situation.steps_per_epoch
+    return (1, "steps") if per_epoch is None else (per_epoch, "epochs")
 
 
 def _row(plan: Plan, phase: Phase, unit: int) -> list[str]:
     first, last = phase.first_step / unit, (phase.first_step + phase.steps) / unit
-    ratios = [moment.angle_ratio for moment in (phase.start, phase.middle, phase.end)]
+    ratios = [step.angle_ratio for step in phase.shown_steps]
     return [
         f"{phase.number}",
         f"{_position(first)}-{_position(last)}",

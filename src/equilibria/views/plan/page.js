@@ -1,8 +1,8 @@
-// Draws once and returns what draws newer data into the same charts, for a page that is live.
+// Draws the charts and returns a function that draws newer data into them, for the live page.
 const drawPlan = (first) => {
   let typed = first;
   let plan = typed;
-  const across = [0, typed.end]; // changed in place: a zoom ends at what is the whole run by then
+  const across = [0, typed.end]; // changed in place: a zoom ends at the whole run, which may have grown
   const charts = ["angle-chart", "norm-chart", "schedule-chart"].map((id) => document.getElementById(id));
   const { color } = charting;
 

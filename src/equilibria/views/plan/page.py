@@ -8,183 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from equilibria.planning._alternatives import AS_TYPED, MEANING
-from equilibria.planning._planner import Phase, Plan
+from equilibria.planning._plan import Phase, Plan
+from equilibria.views.chart_data import column, log_column
 from equilibria.views.document import Page, card, toggles, write_document
 from equilibria.views.document import alternatives as choices
 from equilibria.views.words import mark, number, percent, ratio_cell, sentence_case, settings_list, text
 
-_KEY = '<li><svg viewBox="0 0 34 {height}" aria-hidden="true"><path d="{path}" class="{kind}"/></svg>{words}</li>\n'
-
-_COMPARED = {
-    "deck": "Each step turns a normalised weight by an angle. In equilibrium lr × wd sets that angle, but after every "
-    "change of lr the norm needs time to get there. This page compares the two, before anything runs.",
-    "goal_legend": _KEY.format(height=8, path="M0 4h34", kind="line-goal", words="equilibrium: what lr × wd asks for"),
-    "gap_legend": _KEY.format(height=12, path="M0 0h34v12H0z", kind="area-gap", words="the gap"),
-    "norm_heading": "Why: the norm against its equilibrium",
-    "norm_caption": "Above 1 the weights are too long and turn too slowly; below 1 too short and too fast. Inside the "
-    "band the angle is within {tolerance}.",
-    "phase_head": '<tr><th scope="col" rowspan="2">phase</th><th scope="col" rowspan="2">{unit}</th>'
-    '<th scope="col" rowspan="2">lr</th>\n<th scope="col" rowspan="2">wd</th>'
-    '<th scope="col" rowspan="2">equilibrium angle, rad</th>\n'
-    '<th scope="colgroup" colspan="3" class="group">predicted angle ÷ equilibrium</th>\n'
-    '<th scope="colgroup" colspan="2" class="group">{unit} to settle within {tolerance}</th>'
-    '<th scope="col" rowspan="2">at its end</th></tr>\n'
-    '<tr><th scope="col">start</th><th scope="col">middle</th><th scope="col">end</th>\n'
-    '<th scope="col">needs</th><th scope="col">has</th></tr>',
-    "phase_caption": "▼ turns slower, ▲ turns faster than equilibrium by more than {tolerance}. A ramp has no time to "
-    "settle: its goal moves.",
-    "reading": "<li>Where the <strong>bold</strong> line lies on the <strong>dashed</strong> one, lr × wd describes "
-    "the run. Where it lies\nbelow, the weights turn slower than the settings suggest; above, faster.</li>\n"
-    "<li>Time to settle goes as 1 / (lr × wd): the smaller the lr, the longer it takes.</li>",
-}
-
-_FREE = {
-    "deck": "Each step turns a normalised weight by an angle. Without weight decay nothing holds its norm: every step "
-    "lengthens it, and the same lr turns it less and less. This page shows how much, before anything runs.",
-    "goal_legend": "",
-    "gap_legend": "",
-    "norm_heading": "Why: the norm only grows",
-    "norm_caption": "There is no equilibrium that it could reach.",
-    "phase_head": '<tr><th scope="col" rowspan="2">phase</th><th scope="col" rowspan="2">{unit}</th>'
-    '<th scope="col" rowspan="2">lr</th>\n'
-    '<th scope="colgroup" colspan="3" class="group">predicted angle, rad</th>\n'
-    '<th scope="colgroup" colspan="3" class="group">norm</th></tr>\n'
-    '<tr><th scope="col">start</th><th scope="col">middle</th><th scope="col">end</th>\n'
-    '<th scope="col">start</th><th scope="col">middle</th><th scope="col">end</th></tr>',
-    "phase_caption": "Angles per step and norms at the start, in the middle and at the end of each phase.",
-    "reading": "<li>Where the <strong>bold</strong> line lies below the <strong>dotted</strong> one, the norm has "
-    "grown and the weights turn less than the lr alone suggests.</li>",
-}
-
-
-def is_free(plan: Plan) -> bool:
-    """Whether there is no weight decay, and so no equilibrium."""
-    return plan.situation.start_norm is None
-
-
-def words(plan: Plan, *, unit: str) -> dict[str, str]:
-    """HTML for the placeholders of the page.
-
-    Args:
-        plan: the plan.
-        unit: "steps" or "epochs".
-    """
-    chosen = _FREE if is_free(plan) else _COMPARED
-    tolerance = text(percent(plan.situation.tolerance))
-    return {name: value.format(unit=unit, tolerance=tolerance) for name, value in chosen.items()}
-
-
 Array = NDArray[np.float64]
 
-_RANGES = ("angle_range", "norm_range", "schedule_range")
-_RUN_OFF = 5  # a ramp to zero has no lower end on a log axis: its last per cent may run out of the chart
-
-
-def chart_data(plan: Plan) -> dict[str, object]:
-    """The curves of a plan, the ends of every axis, and the phases: all that the charts of the page draw.
-
-    Without weight decay ``band`` is None: there is no equilibrium to draw, and the norm itself is shown.
-    """
-    curve, situation = plan.curve, plan.situation
-    unit = situation.steps_per_epoch or 1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        angle_ratio, norm_ratio = curve.angle / curve.angle_equilibrium, curve.norm / curve.norm_equilibrium
-    band = None if situation.start_norm is None else _norm_band(plan)
-    return {
-        "unit": "step" if situation.steps_per_epoch is None else "epoch",
-        "end": situation.steps / unit,
-        "x": _column(curve.step / unit, digits=12),
-        "angle": _log_column(curve.angle),
-        "equilibrium": _log_column(curve.angle_equilibrium),
-        "by_lr": _log_column(curve.angle_by_lr),
-        "ratio": _column(angle_ratio),
-        "norm_ratio": _log_column(norm_ratio),
-        "norm": _log_column(curve.norm),
-        "lr": _log_column(curve.lr),
-        "wd": _log_column(curve.weight_decay),
-        "band": band,
-        "angle_range": _widen(_range(plan, curve.angle, curve.angle_equilibrium, curve.angle_by_lr), 4.0),
-        "norm_range": _norm_range(plan, norm_ratio, band) if band else _widen(_range(plan, curve.norm), 4.0),
-        "schedule_range": _widen(_range(plan, curve.lr, curve.weight_decay), 4.0),
-        "phases": [
-            {
-                "number": phase.number,
-                "from": phase.first_step / unit,
-                "to": (phase.first_step + phase.steps) / unit,
-                "mark": "" if phase.settles else mark(phase.end.angle_ratio, situation.tolerance),
-            }
-            for phase in plan.phases
-        ],
-    }
-
-
-def page_data(plans: Mapping[str, Plan]) -> dict[str, object]:
-    """The first plan and, under "alternatives", the others; all with the same axes: a button changes curves alone."""
-    found = [{**chart_data(plan), "name": name} for name, plan in plans.items()]
-    ranges = {name: _hull([each[name] for each in found]) for name in _RANGES}
-    first, *others = ({**each, **ranges} for each in found)
-    return {**first, "alternatives": others}
-
-
-def _hull(ranges: list[Any]) -> list[float]:
-    return [min(low for low, _ in ranges), max(high for _, high in ranges)]
-
-
-def _norm_band(plan: Plan) -> list[float]:
-    """Norm ratios between which the angle is within the tolerance."""
-    power, tolerance = plan.situation.norm_power, plan.situation.tolerance
-    return [(1 + tolerance) ** (-1 / power), (1 - tolerance) ** (-1 / power)]
-
-
-def _norm_range(plan: Plan, ratio: Array, band: list[float]) -> list[float]:
-    """The ratios that occur, and enough around the band to see it."""
-    low, high = _range(plan, ratio)
-    return [min(low, band[0] / 1.1), max(high, band[1] * 1.1)]
-
-
-def _range(plan: Plan, *columns: Array) -> list[float]:
-    """Both ends of a log axis: all of every constant phase, but a ramp only until it runs off to zero or infinity."""
-    in_flat = np.concatenate([np.full(len(part), phase.flat) for phase, part in _parts(plan)])
-    lows, highs = [], []
-    for column in columns:
-        positive = np.isfinite(column) & (column > 0)
-        if not positive.any():
-            continue
-        shown, flat = column[positive], column[positive & in_flat]
-        low, high = np.percentile(shown, [_RUN_OFF, 100 - _RUN_OFF])
-        lows.append(max(shown.min(), min(low / 2, flat.min(initial=np.inf))))
-        highs.append(min(shown.max(), max(high * 2, flat.max(initial=0))))
-    return [float(min(lows)) / 1.25, float(max(highs)) * 1.25]
-
-
-def _widen(ends: list[float], factor: float) -> list[float]:
-    """Ends at least this factor apart: around a flat line small differences must not look large."""
-    low, high = ends
-    room = max(1.0, (factor * low / high) ** 0.5)
-    return [low / room, high * room]
-
-
-def _parts(plan: Plan) -> list[tuple[Phase, NDArray[np.int64]]]:
-    """Every phase with the steps of the curve inside it."""
-    edges = np.searchsorted(plan.curve.step, [phase.first_step for phase in plan.phases[1:]])
-    return list(zip(plan.phases, np.split(plan.curve.step, edges), strict=True))
-
-
-def _log_column(values: Array) -> list[float | None]:
-    """As a JSON column for a log axis, on which zero has no place."""
-    return _column(np.where(values > 0, values, np.nan))
-
-
-def _column(values: ArrayLike, *, digits: int = 6) -> list[float | None]:
-    """Six digits are more than a screen can show; JSON has no NaN."""
-    column = np.asarray(values, float).tolist()
-    return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in column]
-
-
 _WORTH_SAYING = 0.005  # a smaller share of the run rounds to 0 %
+_RUN_OFF = 5  # a ramp to zero has no lower end on a log axis: its last per cent may run out of the chart
 
 
 def write_page(
@@ -192,19 +28,19 @@ def write_page(
 ) -> Path:
     """Write a plan as one offline HTML page.
 
-    The page appears complete or not at all: it is written beside its target and then moved into place.
+    The write is atomic: the page appears complete or not at all.
 
     Args:
         plan: the plan to show.
-        path: the file to write, in a folder that exists; an existing file is replaced.
-        title: shown above the headline; the optimizer and its settings without it.
-        alternatives: plans to choose instead of it by a button, by name; see `equilibria.planning.alternatives`.
+        path: the file to write, in an existing folder; an existing file is replaced.
+        title: shown above the headline; the optimizer and its settings if not given.
+        alternatives: plans to switch to by buttons, by name; see `equilibria.planning.alternatives`.
 
     Returns:
         The path.
 
     Raises:
-        EquilibriaError: the folder does not exist, the path is not a file, or it cannot be written.
+        EquilibriaError: the folder does not exist, the path is not a file, or writing fails.
     """
     return write_document(path, page_html(plan, title=title, alternatives=alternatives))
 
@@ -214,8 +50,8 @@ def page_html(plan: Plan, *, title: str | None = None, alternatives: Mapping[str
 
     Args:
         plan: the plan to show.
-        title: shown above the headline; the optimizer and its settings without it.
-        alternatives: plans to choose instead of it by a button, by name.
+        title: shown above the headline; the optimizer and its settings if not given.
+        alternatives: plans to switch to by buttons, by name.
 
     Returns:
         HTML.
@@ -230,23 +66,23 @@ def page_html(plan: Plan, *, title: str | None = None, alternatives: Mapping[str
 
 
 def plan_page(plan: Plan, *, title: str | None = None, alternatives: Mapping[str, Plan] | None = None) -> Page:
-    """The same in parts."""
+    """The page in parts, for the live server, which fills them into its own frame."""
     unit = "step" if plan.situation.steps_per_epoch is None else "epoch"
     plans = {AS_TYPED: plan, **(alternatives or {})}
-    told = words(plan, unit=f"{unit}s")
-    head = told.pop("phase_head")
+    texts = _texts(plan, unit=f"{unit}s")
+    head = texts.pop("phase_head")
     parts = {
-        **told,
+        **texts,
         "headline": text(headline(plan)),
         "settings": _settings(plan),
-        "toggles": toggles("What if?", {name: _meaning(name, each) for name, each in plans.items()}),
+        "toggles": toggles("What if?", {name: _meaning(name, other) for name, other in plans.items()}),
         "typed_legend": _TYPED_LEGEND if alternatives else "",
         "compared": _compared(plans) if alternatives else "",
         "angle_label": text(f"Chart of the angle per step over the run. {headline(plan)}"),
         "norm_label": text(_norm_label(plan)),
         "schedule_label": f"Chart of lr ({_from_to(plan.curve.lr)}) and wd ({_from_to(plan.curve.weight_decay)})",
-        "phases": choices([_phase_table(each, head) for each in plans.values()]),
-        "findings": choices([_cards(each) for each in plans.values()]),
+        "phases": choices([_phase_table(other, head) for other in plans.values()]),
+        "findings": choices([_cards(other) for other in plans.values()]),
         "start": _start_sentence(plan),
     }
     shown = _default_title(plan) if title is None else title
@@ -254,16 +90,16 @@ def plan_page(plan: Plan, *, title: str | None = None, alternatives: Mapping[str
 
 
 def headline(plan: Plan) -> str:
-    """What the schedule does, in one sentence.
+    """The effect of the schedule in one sentence.
 
     Example:
         >>> from equilibria.planning import plan
         >>> from equilibria.theory import SGD
         >>> headline(plan(SGD(0.1, 5e-4, momentum=0.9), lambda step: 0.1 if step < 500 else 0.01, steps=1000))
-        'Phase 2 never reaches equilibrium: 50 % of the run turns slower than lr × wd says'
+        'Phase 2 never reaches equilibrium: 50 % of the run turns slower than in equilibrium'
     """
     warning = next((finding.subject for finding in plan.findings if finding.severity == "warning"), None)
-    if is_free(plan) and warning is not None:
+    if _is_free(plan) and warning is not None:
         return sentence_case(warning)
     shares = _shares(plan)
     if warning is None:
@@ -276,21 +112,21 @@ def _shares(plan: Plan) -> str:
     kinds = [(share, word) for share, word in ((slow, "slower"), (fast, "faster")) if share >= _WORTH_SAYING]
     rest = f"; in {percent(still)} of the run lr or wd is 0" if still >= _WORTH_SAYING else ""
     if not kinds:
-        return f"the weights turn as lr × wd says{rest or ', for the whole run'}"
+        return f"the weights turn as in equilibrium{rest or ', for the whole run'}"
     (share, word), *others = kinds
     other = "".join(f" and {percent(share)} {word}" for share, word in others)
-    return f"{percent(share)} of the run turns {word}{other} than lr × wd says{rest}"
+    return f"{percent(share)} of the run turns {word}{other} than in equilibrium{rest}"
 
 
 def _deviations(plan: Plan) -> tuple[float, float, float]:
-    """Shares of the run that turn slower than equilibrium, faster, and that have no equilibrium."""
+    """The shares of the run that turn slower than equilibrium, faster, and without any equilibrium."""
     curve, tolerance = plan.curve, plan.situation.tolerance
     moving = curve.angle_equilibrium > 0
     ratio = np.divide(curve.angle, curve.angle_equilibrium, out=np.ones_like(curve.angle), where=moving)
     weight = np.gradient(curve.step.astype(np.float64)) if len(curve.step) > 1 else np.ones(1)
     kinds = ratio < 1 - tolerance, ratio > 1 + tolerance, ~moving
     slow, fast, still = (float(weight[kind].sum() / weight.sum()) for kind in kinds)
-    # The curve is thinned out; where there is only one kind of deviation the plan knows its share exactly.
+    # The curve is thinned; if there is only one kind of deviation, the plan knows its share exactly.
     if max(fast, still) < _WORTH_SAYING:
         slow = 1 - plan.settled_share
     elif max(slow, still) < _WORTH_SAYING:
@@ -324,7 +160,7 @@ def _settings(plan: Plan) -> str:
         pairs.append(("length", epochs, f"{steps}, {situation.steps_per_epoch:,} per epoch"))
     start = "in equilibrium" if situation.init_norm is None else f"‖w‖ = {number(situation.init_norm)}"
     pairs.append(("start", start, ""))
-    if not is_free(plan):
+    if not _is_free(plan):
         pairs.append(("settled means", f"within {percent(situation.tolerance)}", ""))
     if situation.dtype != "float32":
         pairs.append(("weights in", situation.dtype, ""))
@@ -354,8 +190,8 @@ def _meaning(name: str, plan: Plan) -> str:
 
 
 def _compared(plans: Mapping[str, Plan]) -> str:
-    """All alternatives in one table, which needs no buttons."""
-    rows = "\n".join(_compared_row(name, each, plans[AS_TYPED]) for name, each in plans.items())
+    """All alternatives in one table."""
+    rows = "\n".join(_compared_row(name, other, plans[AS_TYPED]) for name, other in plans.items())
     return (
         '<section aria-labelledby="compared-heading">\n<h2 id="compared-heading">The alternatives side by side</h2>\n'
         '<div class="scroll" role="region" aria-labelledby="compared-heading" tabindex="0">\n<table>\n<thead><tr>'
@@ -384,7 +220,7 @@ def _compared_row(name: str, plan: Plan, typed: Plan) -> str:
 
 
 def _phase_table(plan: Plan, head: str) -> str:
-    rows = "\n".join((_free_row if is_free(plan) else _row)(phase, plan) for phase in plan.phases)
+    rows = "\n".join((_free_row if _is_free(plan) else _row)(phase, plan) for phase in plan.phases)
     return (
         '<div class="scroll" role="region" aria-labelledby="phases-heading" tabindex="0">\n'
         f"<table>\n<thead>\n{head}\n</thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
@@ -392,7 +228,7 @@ def _phase_table(plan: Plan, head: str) -> str:
 
 
 def _row(phase: Phase, plan: Plan) -> str:
-    moments = (phase.start, phase.middle, phase.end)
+    steps = phase.shown_steps
     verdict, good = _verdict(phase)
     cells = [
         f'<th scope="row">{phase.number}</th>',
@@ -400,7 +236,7 @@ def _row(phase: Phase, plan: Plan) -> str:
         f"<td>{_arrow(phase, 'lr')}</td>",
         f"<td>{_arrow(phase, 'weight_decay')}</td>",
         f"<td>{_arrow(phase, 'angle_equilibrium')}</td>",
-        *(ratio_cell(moment.angle_ratio, plan.situation.tolerance) for moment in moments),
+        *(ratio_cell(step.angle_ratio, plan.situation.tolerance) for step in steps),
         f"<td>{_needs(phase, plan)}</td>",
         f"<td>{_time(phase.steps, plan)}</td>",
         f'<td class="{"good" if good else "bad"}">{verdict}</td>' if verdict else "<td>–</td>",
@@ -410,14 +246,14 @@ def _row(phase: Phase, plan: Plan) -> str:
 
 
 def _free_row(phase: Phase, plan: Plan) -> str:
-    """Without weight decay: angles and norms themselves, for there is nothing to compare them with."""
-    moments = (phase.start, phase.middle, phase.end)
+    """A phase without weight decay: angles and norms, without an equilibrium to compare them with."""
+    steps = phase.shown_steps
     cells = [
         f'<th scope="row">{phase.number}</th>',
         f"<td>{_span(phase, plan)}</td>",
         f"<td>{_arrow(phase, 'lr')}</td>",
-        *(f"<td>{number(moment.angle)}</td>" for moment in moments),
-        *(f"<td>{number(moment.norm)}</td>" for moment in moments),
+        *(f"<td>{number(step.angle)}</td>" for step in steps),
+        *(f"<td>{number(step.norm)}</td>" for step in steps),
     ]
     return f"<tr>{''.join(cells)}</tr>"
 
@@ -430,7 +266,7 @@ def _span(phase: Phase, plan: Plan) -> str:
 
 
 def _arrow(phase: Phase, name: str) -> str:
-    first, last = (float(getattr(moment, name)) for moment in (phase.start, phase.end))
+    first, last = (float(getattr(step, name)) for step in (phase.start, phase.end))
     if np.isclose(first, last, rtol=5e-3, atol=0):
         return number(last)
     return f"{number(first, digits=2)} →\u00a0{number(last, digits=2)}"
@@ -449,7 +285,7 @@ def _time(steps: int, plan: Plan) -> str:
 
 
 def _verdict(phase: Phase) -> tuple[str, bool]:
-    """The words for the end of a phase, and whether they are good ones."""
+    """The verdict on the end of a phase, and whether it is good."""
     ratio = phase.end.angle_ratio
     if ratio is None:
         return "", True
@@ -466,16 +302,16 @@ def _cards(plan: Plan) -> str:
 
 
 _NOTHING_FOUND = (
-    '<article class="finding"><h3>Nothing to change</h3><p>The weights stay in equilibrium, and nothing about '
-    "this schedule calls for a change.</p></article>"
+    '<article class="finding"><h3>Nothing to change</h3><p>The weights stay in equilibrium; '
+    "this schedule needs no change.</p></article>"
 )
 
 
-# ---- words and numbers
+# ---- labels of the charts
 
 
 def _norm_label(plan: Plan) -> str:
-    if is_free(plan):
+    if _is_free(plan):
         return f"Chart of the norm, from {plan.curve.norm[0]:.3g} to {plan.curve.norm[-1]:.3g}"
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = plan.curve.norm / plan.curve.norm_equilibrium
@@ -486,3 +322,160 @@ def _norm_label(plan: Plan) -> str:
 def _from_to(values: Array) -> str:
     low, high = float(values.min()), float(values.max())
     return number(high) if low == high else f"{number(low)} to {number(high)}"
+
+
+# ---- texts with and without an equilibrium
+
+
+def _is_free(plan: Plan) -> bool:
+    """Whether there is no weight decay, hence no equilibrium."""
+    return plan.situation.start_norm is None
+
+
+def _texts(plan: Plan, *, unit: str) -> dict[str, str]:
+    """HTML for the placeholders of the page that depend on whether there is an equilibrium.
+
+    Args:
+        plan: the plan.
+        unit: "steps" or "epochs".
+    """
+    texts = _WITHOUT_DECAY if _is_free(plan) else _WITH_DECAY
+    tolerance = text(percent(plan.situation.tolerance))
+    return {name: value.format(unit=unit, tolerance=tolerance) for name, value in texts.items()}
+
+
+_KEY = '<li><svg viewBox="0 0 34 {height}" aria-hidden="true"><path d="{path}" class="{kind}"/></svg>{words}</li>\n'
+
+_WITH_DECAY = {
+    "deck": "Each step turns a normalised weight by an angle. In equilibrium lr × wd sets that angle, but after every "
+    "change of lr the norm needs time to get there. This page compares the predicted angle with its equilibrium, "
+    "before anything runs.",
+    "goal_legend": _KEY.format(height=8, path="M0 4h34", kind="line-goal", words="equilibrium of lr × wd"),
+    "gap_legend": _KEY.format(height=12, path="M0 0h34v12H0z", kind="area-gap", words="the gap"),
+    "norm_heading": "Why: the norm against its equilibrium",
+    "norm_caption": "Above 1 the weights are too long and turn too slowly; below 1 too short and too fast. Inside the "
+    "band the angle is within {tolerance}.",
+    "phase_head": '<tr><th scope="col" rowspan="2">phase</th><th scope="col" rowspan="2">{unit}</th>'
+    '<th scope="col" rowspan="2">lr</th>\n<th scope="col" rowspan="2">wd</th>'
+    '<th scope="col" rowspan="2">equilibrium angle, rad</th>\n'
+    '<th scope="colgroup" colspan="3" class="group">predicted angle ÷ equilibrium</th>\n'
+    '<th scope="colgroup" colspan="2" class="group">{unit} to settle within {tolerance}</th>'
+    '<th scope="col" rowspan="2">at its end</th></tr>\n'
+    '<tr><th scope="col">start</th><th scope="col">middle</th><th scope="col">end</th>\n'
+    '<th scope="col">needs</th><th scope="col">has</th></tr>',
+    "phase_caption": "▼ turns slower, ▲ turns faster than equilibrium by more than {tolerance}. A ramp has no time to "
+    "settle: its equilibrium moves.",
+    "reading": "<li>Where the <strong>bold</strong> line lies on the <strong>dashed</strong> one, the weights are in "
+    "equilibrium. Where it lies\nbelow, they turn slower than in equilibrium; above, faster.</li>\n"
+    "<li>The time to settle goes as 1 / (lr × wd): the smaller the lr, the longer it takes.</li>",
+}
+
+_WITHOUT_DECAY = {
+    "deck": "Each step turns a normalised weight by an angle. Without weight decay nothing limits its norm: every "
+    "step lengthens it, and the same lr turns it less and less. This page predicts how much, before anything runs.",
+    "goal_legend": "",
+    "gap_legend": "",
+    "norm_heading": "Why: the norm only grows",
+    "norm_caption": "It has no equilibrium to reach.",
+    "phase_head": '<tr><th scope="col" rowspan="2">phase</th><th scope="col" rowspan="2">{unit}</th>'
+    '<th scope="col" rowspan="2">lr</th>\n'
+    '<th scope="colgroup" colspan="3" class="group">predicted angle, rad</th>\n'
+    '<th scope="colgroup" colspan="3" class="group">norm</th></tr>\n'
+    '<tr><th scope="col">start</th><th scope="col">middle</th><th scope="col">end</th>\n'
+    '<th scope="col">start</th><th scope="col">middle</th><th scope="col">end</th></tr>',
+    "phase_caption": "Angles per step and norms at the start, in the middle and at the end of each phase.",
+    "reading": "<li>Where the <strong>bold</strong> line lies below the <strong>dotted</strong> one, the norm has "
+    "grown, and the weights turn less than the lr alone suggests.</li>",
+}
+
+
+# ---- the data of the charts
+
+
+def chart_data(plan: Plan) -> dict[str, object]:
+    """The data of the charts of one plan: its curves, the ends of every axis, and the phases.
+
+    Without weight decay ``band`` is None: there is no equilibrium to draw, and the norm itself is shown.
+    """
+    curve, situation = plan.curve, plan.situation
+    unit = situation.steps_per_epoch or 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        angle_ratio, norm_ratio = curve.angle / curve.angle_equilibrium, curve.norm / curve.norm_equilibrium
+    band = None if situation.start_norm is None else _norm_band(plan)
+    return {
+        "unit": "step" if situation.steps_per_epoch is None else "epoch",
+        "end": situation.steps / unit,
+        "x": column(curve.step / unit),
+        "angle": log_column(curve.angle),
+        "equilibrium": log_column(curve.angle_equilibrium),
+        "by_lr": log_column(curve.angle_by_lr),
+        "ratio": column(angle_ratio, digits=6),
+        "norm_ratio": log_column(norm_ratio),
+        "norm": log_column(curve.norm),
+        "lr": log_column(curve.lr),
+        "wd": log_column(curve.weight_decay),
+        "band": band,
+        "angle_range": _widen(_range(plan, curve.angle, curve.angle_equilibrium, curve.angle_by_lr), 4.0),
+        "norm_range": _norm_range(plan, norm_ratio, band) if band else _widen(_range(plan, curve.norm), 4.0),
+        "schedule_range": _widen(_range(plan, curve.lr, curve.weight_decay), 4.0),
+        "phases": [
+            {
+                "number": phase.number,
+                "from": phase.first_step / unit,
+                "to": (phase.first_step + phase.steps) / unit,
+                "mark": "" if phase.settles else mark(phase.end.angle_ratio, situation.tolerance),
+            }
+            for phase in plan.phases
+        ],
+    }
+
+
+def page_data(plans: Mapping[str, Plan]) -> dict[str, object]:
+    """The first plan and, under "alternatives", the others; all on the same axes, so a button changes only curves."""
+    charts: list[dict[str, Any]] = [{**chart_data(plan), "name": name} for name, plan in plans.items()]
+    for name in ("angle_range", "norm_range", "schedule_range"):
+        lows, highs = zip(*(chart[name] for chart in charts), strict=True)
+        for chart in charts:
+            chart[name] = [min(lows), max(highs)]
+    first, *others = charts
+    return {**first, "alternatives": others}
+
+
+def _norm_band(plan: Plan) -> list[float]:
+    """Norm ratios between which the angle is within the tolerance."""
+    power, tolerance = plan.situation.norm_power, plan.situation.tolerance
+    return [(1 + tolerance) ** (-1 / power), (1 - tolerance) ** (-1 / power)]
+
+
+def _norm_range(plan: Plan, ratio: Array, band: list[float]) -> list[float]:
+    """The ratios that occur, and enough around the band to see it."""
+    low, high = _range(plan, ratio)
+    return [min(low, band[0] / 1.1), max(high, band[1] * 1.1)]
+
+
+def _range(plan: Plan, *columns: Array) -> list[float]:
+    """Both ends of a log axis: every constant phase in full, but a ramp only until it runs off to zero or infinity."""
+    in_flat = np.concatenate([np.full(len(part), phase.flat) for phase, part in _parts(plan)])
+    lows, highs = [], []
+    for values in columns:
+        positive = np.isfinite(values) & (values > 0)
+        if not positive.any():
+            continue
+        shown, flat = values[positive], values[positive & in_flat]
+        low, high = np.percentile(shown, [_RUN_OFF, 100 - _RUN_OFF])
+        lows.append(max(shown.min(), min(low / 2, flat.min(initial=np.inf))))
+        highs.append(min(shown.max(), max(high * 2, flat.max(initial=0))))
+    return [float(min(lows)) / 1.25, float(max(highs)) * 1.25]
+
+
+def _widen(ends: list[float], factor: float) -> list[float]:
+    """Ends at least this factor apart: around a flat line small differences must not look large."""
+    low, high = ends
+    room = max(1.0, (factor * low / high) ** 0.5)
+    return [low / room, high * room]
+
+
+def _parts(plan: Plan) -> list[tuple[Phase, NDArray[np.int64]]]:
+    """Every phase with the steps of the curve inside it."""
+    edges = np.searchsorted(plan.curve.step, [phase.first_step for phase in plan.phases[1:]])
+    return list(zip(plan.phases, np.split(plan.curve.step, edges), strict=True))

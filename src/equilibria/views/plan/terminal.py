@@ -1,32 +1,39 @@
-"""The table of a plan: one row per phase, as many columns as the terminal has room for."""
+"""The table of a plan in the terminal: one row per phase, as many columns as fit."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from equilibria._display import Printable
+from equilibria.views.plan.card import phase_card
 from equilibria.views.terminal import table, width, wrap
 
 if TYPE_CHECKING:
     from equilibria.planning import Phase, Plan
 
-# What to leave out first where the terminal is narrow: "has" repeats the second column, the others say the least.
+# Columns to drop in a narrow terminal, in this order: "has" repeats the second column, the others matter least.
 _SPARE = ("has", "wd", "norm/norm*", "middle", "angle*")
+
+
+def plan_table(result: Plan) -> Printable:
+    """The phases of a plan, for the terminal and for notebooks."""
+    return Printable(text=phase_table(result), html=phase_card(result))
 
 
 def phase_table(result: Plan) -> str:
     """The phases of a plan as lines of text."""
     unit = "epochs" if result.situation.steps_per_epoch else "steps"
     if result.situation.start_norm is None:
-        return _free_table(result, unit)
+        return _table_without_decay(result, unit)
     head = ["phase", unit, "lr", "wd", "angle*", "start", "middle", "end", "norm/norm*", "needs", "has", ""]
     rows = [_row(result, phase) for phase in result.phases]
     columns = _fitting({name: [row[i] for row in rows] for i, name in enumerate(head)})
     lines = _lines(columns)
-    return "\n".join([_over(lines[0]), *lines, wrap(_note(columns, unit, rows[0][3]), hang="    ")])
+    return "\n".join([_line_above(lines[0]), *lines, wrap(_note(columns, unit, rows[0][3]), hang="    ")])
 
 
-def _over(head: str) -> str:
-    """The line above the headings: what the ratios and the times are."""
+def _line_above(head: str) -> str:
+    """The line above the headings, which names the ratios and the times."""
     ratios, times = "angle / angle*", "to settle"
     end = head.index("  end") + len("  end")
     line = " " * min(head.index("start") - 1, end - len(ratios)) + ratios
@@ -40,7 +47,7 @@ def _lines(columns: dict[str, list[str]]) -> list[str]:
 
 
 def _fitting(columns: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The columns that there is room for."""
+    """The columns that fit into the terminal."""
     spare = [name for name in _SPARE if name != "wd" or len(set(columns["wd"])) == 1]
     if not any(columns["needs"]):  # ramps have no time to settle
         spare.insert(0, "needs")
@@ -62,14 +69,14 @@ def _note(columns: dict[str, list[str]], unit: str, decay: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _free_table(result: Plan, unit: str) -> str:
-    """Angles and norms themselves: without weight decay there is nothing to compare them with."""
+def _table_without_decay(result: Plan, unit: str) -> str:
+    """Angles and norms: without weight decay they have no equilibrium to be compared with."""
     head = ["phase", unit, "lr", "start", "middle", "end", "start", "middle", "end", ""]
     rows = [
         [
             *_span(result, phase),
-            *(f"{moment.angle:.3g}" for moment in (phase.start, phase.middle, phase.end)),
-            *(f"{moment.norm:.3g}" for moment in (phase.start, phase.middle, phase.end)),
+            *(f"{step.angle:.3g}" for step in phase.shown_steps),
+            *(f"{step.norm:.3g}" for step in phase.shown_steps),
             "no equilibrium",
         ]
         for phase in result.phases
@@ -77,9 +84,9 @@ def _free_table(result: Plan, unit: str) -> str:
     lines = table([head, *rows], left=2).splitlines()
     if max(map(len, lines)) > width():
         lines = table([row[:-1] for row in (head, *rows)], left=2).splitlines()
-    at = lines[0].index("start")
-    over = f"{'':<{at}}angle, rad".ljust(lines[0].rindex("start")) + "norm"
-    return "\n".join([over, *lines])
+    indent = " " * lines[0].index("start")
+    above = f"{indent}angle, rad".ljust(lines[0].rindex("start")) + "norm"
+    return "\n".join([above, *lines])
 
 
 def _span(result: Plan, phase: Phase) -> list[str]:

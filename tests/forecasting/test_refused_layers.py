@@ -1,4 +1,4 @@
-"""What cannot be forecast is refused, saying what is missing and what to do; what is doubtful has a wider band."""
+"""Layers without a forecast have a reason and a remedy; doubtful ones have wider bands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.planted_walks import Run, Walk
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import backtest, forecast
 from equilibria.forecasting._fit import fit
-from equilibria.forecasting._observed import observe
+from equilibria.forecasting._layers import read_layers
 from equilibria.theory.schedules import MultiStep
 
 
@@ -73,28 +73,28 @@ def test_an_optimizer_whose_forecast_is_not_made(run):
         forecast(lion, schedule=0.1, steps=500)
 
 
-def test_a_weight_that_is_not_invariant_is_refused_and_the_others_are_not(run):
+def test_a_weight_that_is_not_invariant_has_no_forecast_but_the_others_have(run):
     is_first = np.array(run.table["param"].to_pylist()) == "layer0"
-    found = forecast(changed(run, "cosine", np.where(is_first, 0.3, 1e-9)), schedule=0.1, steps=500)
-    assert [layer.name for layer in found.layers] == ["layer1", "layer2"]
-    assert "not scale-invariant (rms cosine of weight and gradient 0.3)" in found.refused["layer0"]
+    result = forecast(changed(run, "cosine", np.where(is_first, 0.3, 1e-9)), schedule=0.1, steps=500)
+    assert [layer.name for layer in result.layers] == ["layer1", "layer2"]
+    assert "not scale-invariant (rms cosine of weight and gradient 0.3)" in result.refused["layer0"]
     with pytest.raises(EquilibriaError, match=r"got layer 'layer0', which was refused .* expected one of: layer1"):
-        found["layer0"]
+        result["layer0"]
     with pytest.raises(EquilibriaError, match="which is not in this run"):
-        found["layer9"]
+        result["layer9"]
 
 
-def test_a_gradient_that_has_vanished_is_refused(run):
+def test_a_gradient_that_has_vanished_has_no_forecast(run):
     step = run.table["step"].to_numpy()
     gone = changed(run, "unit_grad_sq", run.table["unit_grad_sq"].to_numpy() * np.exp(-step / 20))
     with pytest.raises(EquilibriaError, match="its gradient has vanished"):
         forecast(gone, schedule=0.1, steps=500)
 
 
-def test_bursts_widen_the_band_and_say_so(run):
+def test_bursts_widen_the_band_with_a_reason(run):
     burst = np.where(run.table["step"].to_numpy() % 10 == 0, 20.0, 0.2)
     bursty = changed(run, "unit_grad_sq", run.table["unit_grad_sq"].to_numpy() * burst)
-    calm, wild = (forecast(each, schedule=0.1, steps=500) for each in (run, bursty))
+    calm, wild = (forecast(record, schedule=0.1, steps=500) for record in (run, bursty))
     assert not calm.layers[0].validity
     assert "near interpolation" in wild.layers[0].validity[0]
     assert wild.layers[0].norm.high[-1] / wild.layers[0].norm.low[-1] > 1.3 * (
@@ -104,45 +104,45 @@ def test_bursts_widen_the_band_and_say_so(run):
 
 
 def test_near_interpolation_l_is_expected_to_fall_with_lr(run):
-    """Told from the median layer: one layer with bursts is not enough."""
+    """The median layer decides: one layer with bursts is not enough."""
     drop = MultiStep(0.1, milestones=[250], factor=0.1)
     burst = np.where(np.arange(run.table.num_rows) % 30 < 3, 10.0, 1.0)
     names = run.table["param"].to_numpy()
-    found = []
+    results = []
     for hit in (np.full(len(names), False), names == "layer0", np.full(len(names), True)):
         table = run.table
         for column in ("unit_grad_sq", "momentum_unit_grad_sq"):
             values = table[column].to_numpy() * np.where(hit, burst, 1.0)
             table = table.set_column(table.column_names.index(column), table.field(column), pa.array(values))
-        found.append(forecast(Run(table, run.metadata), schedule=drop, steps=400))
-    levels = [each.layers[1].unit_grad_sq for each in found]
+        results.append(forecast(Run(table, run.metadata), schedule=drop, steps=400))
+    levels = [result.layers[1].unit_grad_sq for result in results]
     falls = [float(np.log(level[-1] / level[0])) for level in levels]
     assert min(falls[:2]) > -0.5 and falls[2] < -1
-    said = found[2].findings[0]
-    assert said.severity == "warning" and said.evidence.count("near interpolation") == 1
-    assert "more samples do not help" in said.remedy
+    finding = results[2].findings[0]
+    assert finding.severity == "warning" and finding.evidence.count("near interpolation") == 1
+    assert "more samples do not help" in finding.remedy
 
 
-def test_a_forecast_shortly_after_a_drop_says_so():
+def test_a_forecast_shortly_after_a_drop_is_a_warning():
     lrs = np.where(np.arange(200) < 150, 0.1, 0.01)
-    said = forecast(Walk(layers=1).run(lrs), schedule=0.01, steps=300).findings[0]
-    assert said.subject == "lr changed 50 steps before the forecast begins"
+    finding = forecast(Walk(layers=1).run(lrs), schedule=0.01, steps=300).findings[0]
+    assert finding.subject == "lr changed 50 steps before the forecast begins"
 
 
-def test_few_samples_are_said(run):
+def test_few_samples_are_a_reason_for_wider_bands(run):
     every_fourth = Run(run.table.filter(pc.equal(pc.bit_wise_and(run.table["step"], 3), 0)), run.metadata)
-    found = forecast(every_fourth, schedule=0.1, steps=500)
-    assert "25 samples were fitted" in found.layers[0].validity[0]
+    result = forecast(every_fourth, schedule=0.1, steps=500)
+    assert "25 samples were fitted" in result.layers[0].validity[0]
 
 
 def test_a_schedule_that_does_not_go_on_is_noted(run):
-    found = forecast(run, schedule=0.01, steps=500)
-    assert any("lr jumps where the forecast begins" in finding.subject for finding in found.findings)
+    result = forecast(run, schedule=0.01, steps=500)
+    assert any("lr jumps where the forecast begins" in finding.subject for finding in result.findings)
 
 
 def test_sparse_samples_give_nearly_the_same_fit(run):
     every_second = Run(run.table.filter(pc.equal(pc.bit_wise_and(run.table["step"], 1), 0)), run.metadata)
-    dense, sparse = (fit(observe(each).cohorts[0]) for each in (run, every_second))
+    dense, sparse = (fit(read_layers(record).cohorts[0]) for record in (run, every_second))
     errors = np.sqrt(dense.covariance[:, 0, 0] + sparse.covariance[:, 0, 0])
     assert np.abs((dense.level - sparse.level) / errors).max() < 3
     np.testing.assert_allclose(dense.replay.norm_sq, sparse.replay.norm_sq, rtol=0.02)
@@ -156,6 +156,6 @@ def test_backtest_needs_samples_on_both_sides(run):
 
 
 def test_results_cannot_be_changed(run):
-    found = forecast(run, schedule=0.1, steps=500)
+    result = forecast(run, schedule=0.1, steps=500)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        found.steps = 3
+        result.steps = 3

@@ -1,7 +1,8 @@
-"""What a record says about the layers that can be forecast, as arrays of samples x layers."""
+"""The layers of a record that can be forecast, as arrays of samples x layers."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,27 +23,26 @@ from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
 Array = NDArray[np.float64]
 Steps = NDArray[np.int64]
 
-_VANISHED = 1e-3  # of the highest N of the record
+_VANISHED = 1e-3  # share of the record's largest ||g||^2 ||w||^2 below which a gradient has vanished
 _STOPPED = 5  # sampling gaps without a sample, after which a layer no longer moves
-LEAST_SAMPLES = 20  # of a layer; fewer say nothing about how far its gradients scatter
+LEAST_SAMPLES = 20  # per layer; fewer do not show how far its gradients scatter
 ForecastRule: TypeAlias = SGD | SGDW | AdamW | AdamL2
-
 
 _Member: TypeAlias = tuple[str, Mapping[str, Any], dict[str, Any]]
 
 
-class Sampled(Protocol):
-    """A run that is being watched, or a recorded one."""
+class SampledRun(Protocol):
+    """A watched or recorded run."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What was watched."""
+        """The watched parameters and their optimizers."""
 
     def samples(self) -> pa.Table:
         """The sample table."""
 
 
-RunLike: TypeAlias = Sampled | str | os.PathLike[str]
+RunLike: TypeAlias = SampledRun | str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,15 +54,15 @@ class Cohort:
         rule: their optimizer with the settings of the last sample.
         entries: numbers in each weight.
         step: the sampled steps.
-        lr: of every sample, like the two below.
-        weight_decay: as torch means it.
-        momentum: beta1 for Adam.
+        lr: learning rate of every sample.
+        weight_decay: weight decay of every sample, as torch defines it.
+        momentum: momentum of every sample; beta1 for Adam.
         norm_sq: ||w||^2 before the step, samples x layers, like all below.
         angle: radians of the step.
         moved_sq: ||w' - w||^2.
-        grad_sq: N = ||g||^2 ||w||^2.
-        drive: L of the rule: N with the correlation of gradient and momentum where it is recorded.
-        changed: whether the weight was changed outside of the optimizer's step since the sample before.
+        plain_unit_grad_sq: N = ||g||^2 ||w||^2.
+        unit_grad_sq: L of the rule: N with the correlation of gradient and momentum if it is recorded.
+        changed: whether the weight changed outside the optimizer's step since the previous sample.
     """
 
     names: tuple[str, ...]
@@ -75,27 +75,28 @@ class Cohort:
     norm_sq: Array
     angle: Array
     moved_sq: Array
-    grad_sq: Array
-    drive: Array
+    plain_unit_grad_sq: Array
+    unit_grad_sq: Array
     changed: NDArray[np.bool_]
 
     def since(self, step: int, *, before: int | None = None) -> Cohort:
-        """Only the samples from a step on, up to another one."""
+        """The samples from a step on, up to another one."""
         end = None if before is None else int(np.searchsorted(self.step, before))
         rows = slice(int(np.searchsorted(self.step, step)), end)
-        series = ("step", *SETTINGS, "norm_sq", "angle", "moved_sq", "grad_sq", "drive", "changed")
-        return Cohort(self.names, self.rule, self.entries, *(getattr(self, name)[rows] for name in series))
+        fixed = ("names", "rule", "entries")
+        series = [field.name for field in dataclasses.fields(self) if field.name not in fixed]
+        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in series})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Observed:
+class RecordedLayers:
     """All layers of a run.
 
     Attributes:
-        cohorts: those that can be forecast; the first one's lr is what a schedule is about.
-        refused: the others, with the reason.
+        cohorts: the layers that can be forecast; schedules are for the first cohort's parameter group.
+        refused: the other layers, with the reason.
         last_step: the last sampled step.
-        steps_per_epoch: None if the run did not say.
+        steps_per_epoch: None if the run does not record it.
     """
 
     cohorts: tuple[Cohort, ...]
@@ -104,19 +105,18 @@ class Observed:
     steps_per_epoch: int | None
 
 
-def observe(run: RunLike, *, before: int | None = None) -> Observed:
-    """The samples of a run.
+def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
+    """Read the samples of a run and sort its layers into those that can be forecast and those that cannot.
 
     Args:
-        run: a run that is watched, a recorded one, or its directory.
-        before: look only at samples before this step.
+        run: a watched run, a recorded one, or its directory.
+        before: use only samples before this step.
 
     Raises:
-        EquilibriaError: not a run, or nothing in it can be forecast.
+        EquilibriaError: not a run, or no layer that can be forecast.
     """
     source = as_run(run)
-    metadata = source.metadata
-    table = source.samples()
+    metadata, table = source.metadata, source.samples()
     if before is not None:
         limit = whole("start", before, low=1)
         table = table.filter(pa.compute.less(table["step"], limit))
@@ -125,66 +125,63 @@ def observe(run: RunLike, *, before: int | None = None) -> Observed:
         raise EquilibriaError(
             f"got a run without samples{where}; expected at least {LEAST_SAMPLES} of a layer: watch some hundred steps"
         )
-    entries = {entry["name"]: entry for entry in metadata.get("params", ())}
-    series = steps_taken(by_parameter(table, metadata=metadata))
     last_step = int(table["step"].to_numpy().max())
-    members: list[_Member] = []
-    refused: dict[str, str] = {}
-    for position, name in enumerate(series.names):
-        columns, entry = series.of(position), entries.get(name, {})
-        reason = _refusal(entry, columns, last_step)
-        if reason:
-            refused[name] = reason
-        else:
-            members.append((name, entry, columns))
+    recorded = _members(table, metadata)
+    reasons = {name: _refusal(entry, columns, last_step) for name, entry, columns in recorded}
+    refused = {name: reason for name, reason in reasons.items() if reason}
+    members = [member for member in recorded if not reasons[member[0]]]
     if not members:
         more = "watch longer, or sample every fifth step or each (see eq.watch)" if before is None else "a later start"
         raise EquilibriaError(
-            f"got a run in which no layer can be forecast ({_grouped(refused)}); expected a normalised layer under "
+            f"got a run in which no layer can be forecast ({_by_reason(refused)}); expected a normalised layer under "
             f"SGD, SGDW, AdamW or Adam with {LEAST_SAMPLES} samples"
             + (f": {more}" if any("samples" in reason for reason in refused.values()) else "")
         )
-    cohorts = tuple(_cohort(together) for together in _together(members))
-    return Observed(cohorts, refused, last_step, metadata.get("steps_per_epoch"))
+    cohorts = tuple(_cohort(group) for group in _same_settings(members))
+    return RecordedLayers(cohorts, refused, last_step, metadata.get("steps_per_epoch"))
 
 
-def seen_whole(run: RunLike, cohort: Cohort) -> tuple[Cohort, ...]:
-    """The layers of a cohort over the whole record, whatever happened later; apart where settings came apart."""
+def whole_record(run: RunLike, cohort: Cohort) -> tuple[Cohort, ...]:
+    """The layers of a cohort over the whole record, whatever happened later; split where their settings diverge."""
     source = as_run(run)
-    entries = {entry["name"]: entry for entry in source.metadata.get("params", ())}
-    series = steps_taken(by_parameter(source.samples(), metadata=source.metadata))
-    members = [
-        (name, entries[name], series.of(position)) for position, name in enumerate(series.names) if name in cohort.names
-    ]
-    return tuple(_cohort(together, rule=cohort.rule) for together in _together(members))
+    members = [member for member in _members(source.samples(), source.metadata) if member[0] in cohort.names]
+    return tuple(_cohort(group, rule=cohort.rule) for group in _same_settings(members))
 
 
-def _together(members: list[_Member]) -> list[list[_Member]]:
-    """Layers of one parameter group that were sampled at the same steps."""
-    found: dict[tuple[Any, ...], list[_Member]] = {}
-    for name, entry, columns in members:
+def _members(table: pa.Table, metadata: Mapping[str, Any]) -> list[_Member]:
+    """Name, metadata and sample columns of every layer."""
+    entries = {entry["name"]: entry for entry in metadata.get("params", ())}
+    series = steps_taken(by_parameter(table, metadata=metadata))
+    return [(name, entries.get(name, {}), series.of(position)) for position, name in enumerate(series.names)]
+
+
+def _same_settings(members: list[_Member]) -> list[list[_Member]]:
+    """Layers grouped by parameter group, rule, sampled steps and settings."""
+    groups: dict[tuple[Any, ...], list[_Member]] = {}
+    for member in members:
+        _, entry, columns = member
         settings = b"".join(columns[key].tobytes() for key in ("step", *SETTINGS))
         key = (entry.get("optimizer"), entry.get("group"), str(entry["rule"]), settings)
-        found.setdefault(key, []).append((name, entry, columns))
-    return list(found.values())
+        groups.setdefault(key, []).append(member)
+    return list(groups.values())
 
 
-def _grouped(refused: Mapping[str, str]) -> str:
-    """Each reason once, with the layers that it holds for."""
-    by_reason: dict[str, list[str]] = {}
+def _by_reason(refused: Mapping[str, str]) -> str:
+    """Each reason once, with the layers it holds for."""
+    names_by_reason: dict[str, list[str]] = {}
     for name, reason in refused.items():
-        by_reason.setdefault(reason, []).append(name)
-    named = ((names[0], len(names) - 1, reason) for reason, names in by_reason.items())
+        names_by_reason.setdefault(reason, []).append(name)
+    named = ((names[0], len(names) - 1, reason) for reason, names in names_by_reason.items())
     return "; ".join(f"{first}{f' and {more} more' if more else ''}: {reason}" for first, more, reason in named)
 
 
-def as_run(run: RunLike) -> Sampled:
-    """What has samples and metadata, read from disk if it is a directory."""
+def as_run(run: RunLike) -> SampledRun:
+    """The run itself, or the run recorded in a directory."""
     if isinstance(run, str | os.PathLike):
         return read_record(Path(run))
     if not (hasattr(run, "samples") and hasattr(run, "metadata")):
         raise EquilibriaError(
-            f"got run={run!r}; expected what equilibria.watch or equilibria.read_run gave, or the directory of a run"
+            f"got run={run!r}; expected what equilibria.watch or equilibria.read_run returns, or the directory of a run"
         )
     return run
 
@@ -193,7 +190,7 @@ def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: in
     """Why a layer cannot be forecast, "" if it can."""
     count = len(columns["step"])
     if not entry.get("rule"):
-        return str(entry.get("no_law") or "the record does not say which optimizer moves it")
+        return str(entry.get("no_law") or "the record does not name its optimizer")
     if count < LEAST_SAMPLES:
         return f"{count} samples; at least {LEAST_SAMPLES} are needed"
     step = columns["step"]
@@ -212,14 +209,14 @@ def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: in
     usable = np.isfinite(columns["unit_grad_sq"]) & (columns["unit_grad_sq"] > 0)
     if np.count_nonzero(usable) < LEAST_SAMPLES:
         return f"its gradient was read at {np.count_nonzero(usable)} samples; at least {LEAST_SAMPLES} are needed"
-    if vanished(columns["unit_grad_sq"]):
-        return "its gradient has vanished: the training loss is fitted, and no law says what comes next"
+    if _vanished(columns["unit_grad_sq"]):
+        return "its gradient has vanished: the training loss is fitted, and no law predicts the rest"
     return ""
 
 
-def vanished(grad_sq: Array) -> bool:
-    """Whether the gradient has all but vanished, from all samples of N."""
-    parts = np.array_split(grad_sq[np.isfinite(grad_sq)], 10)
+def _vanished(unit_grad_sq: Array) -> bool:
+    """Whether the last tenth of the samples has next to no gradient."""
+    parts = np.array_split(unit_grad_sq[np.isfinite(unit_grad_sq)], 10)
     means = np.array([part.mean() for part in parts if len(part)])
     return bool(means[-1] < _VANISHED * means.max())
 
@@ -228,14 +225,14 @@ def _cohort(members: list[_Member], *, rule: ForecastRule | None = None) -> Coho
     names, entries, columns = zip(*members, strict=True)
     first = columns[0]
     if rule is None:
-        found = rule_of(entries[0], {name: float(first[name][-1]) for name in SETTINGS})
-        assert isinstance(found, ForecastRule)
-        rule = found
+        last_rule = rule_of(entries[0], {name: float(first[name][-1]) for name in SETTINGS})
+        assert isinstance(last_rule, ForecastRule)
+        rule = last_rule
     stack = {
-        name: np.stack([each[name] for each in columns], axis=1)
+        name: np.stack([layer[name] for layer in columns], axis=1)
         for name in ("norm", "angle", "update_norm", "unit_grad_sq", "momentum_unit_grad_sq")
     }
-    grad_sq, own = stack["unit_grad_sq"], stack["momentum_unit_grad_sq"]
+    plain, with_momentum = stack["unit_grad_sq"], stack["momentum_unit_grad_sq"]
     return Cohort(
         names=tuple(names),
         rule=rule,
@@ -247,7 +244,7 @@ def _cohort(members: list[_Member], *, rule: ForecastRule | None = None) -> Coho
         norm_sq=stack["norm"] ** 2,
         angle=stack["angle"],
         moved_sq=stack["update_norm"] ** 2,
-        grad_sq=grad_sq,
-        drive=np.where(np.isfinite(own), own, grad_sq),
-        changed=np.stack([each["note"] == NOTES.index(CHANGED_OUTSIDE) for each in columns], axis=1),
+        plain_unit_grad_sq=plain,
+        unit_grad_sq=np.where(np.isfinite(with_momentum), with_momentum, plain),
+        changed=np.stack([layer["note"] == NOTES.index(CHANGED_OUTSIDE) for layer in columns], axis=1),
     )
