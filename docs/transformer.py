@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from equilibria.lab.harness.seeds import mean_interval
+from equilibria.lab.harness.claim import mean_interval
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "papers" / "transformer.md"

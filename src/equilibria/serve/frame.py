@@ -79,7 +79,7 @@ def gallery(folder: Path) -> Asset:
 @lru_cache(1)
 def _page(folder: Path, found: tuple[tuple[str, int], ...]) -> Asset:
     if found:
-        from equilibria.lab.harness.gallery import gallery_html
+        from equilibria.lab.harness.pages import gallery_html
         from equilibria.lab.harness.results import ResultsFolder
 
         page = gallery_html(ResultsFolder(folder), judge_age=False)

@@ -9,8 +9,8 @@ from tests.helpers.slow_monitor import SlowMonitor
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.demo import DemoError, Recipe, run_demo, runner
-from equilibria.lab.demo.processes import JobError
 from equilibria.lab.demo.training import prepare, train
+from equilibria.lab.processes import JobError
 from equilibria.records import read_run
 
 SHORT = Recipe(steps_before=40, steps_after=30, steady_window=20, drop_window=10, width=4)

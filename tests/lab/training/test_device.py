@@ -9,9 +9,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.training import Evaluation, FullBatch, Recipe, SharpnessMeasure, Training, train
-from equilibria.lab.training import sharpness as sharpness_module
-from equilibria.lab.training.device import named_device, present_device
+from equilibria.lab.training import Evaluation, FullBatch, Recipe, SharpnessMeasure, Training, measures, train
+from equilibria.lab.training.recipe import named_device, present_device
 from equilibria.lab.training.training import _random_state, _set_random_state
 
 _MAY_MIX = (torch.Tensor.copy_, torch.Tensor.__deepcopy__, torch._has_compatible_shallow_copy_type)
@@ -114,7 +113,7 @@ def test_sharpness_is_measured_there(gpu, monkeypatch):
         seen.extend(tensor for pair in batch for tensor in pair)
         raise FoundError
 
-    monkeypatch.setattr(sharpness_module, "sharpness", stop)
+    monkeypatch.setattr(measures, "sharpness", stop)
     measure = SharpnessMeasure([(torch.zeros(2, 3, 6, 6), torch.zeros(2)), (torch.zeros(2, 3, 6, 6), torch.zeros(2))])
     with pytest.raises(FoundError):
         measure(Training(made()))

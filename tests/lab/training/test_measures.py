@@ -17,10 +17,10 @@ from equilibria.lab.training import (
     Recipe,
     SharpnessMeasure,
     Training,
+    decay_groups,
     drops,
     recomputed_statistics,
     train,
-    two_groups,
 )
 
 
@@ -100,9 +100,9 @@ def test_they_come_back_after_an_error_too():
 
 
 def test_evaluation_is_loss_and_accuracy_of_the_whole_set(monkeypatch):
-    from equilibria.lab.training import evaluation
+    from equilibria.lab.training import measures
 
-    monkeypatch.setattr(evaluation, "_AT_ONCE", 7)
+    monkeypatch.setattr(measures, "_EVALUATED_AT_ONCE", 7)
     inputs, labels = samples()
     training = Training(descent(nn.LayerNorm(5)))
     found = Evaluation(test=(inputs, labels))(training)
@@ -167,11 +167,11 @@ def test_sharpness_goes_on_warm_after_a_kill(tmp_path):
 
 def test_groups_hold_every_parameter_once():
     model = linear_net(nn.BatchNorm1d(5))
-    groups = two_groups(model, ["0.weight"], lr=0.5, weight_decay=0.1, other_lr=0.2)
+    groups = decay_groups(model, ["0.weight"], lr=0.5, weight_decay=0.1, other_lr=0.2)
     held = [param for group in groups for param in group["params"]]
     assert {id(param) for param in held} == {id(param) for param in model.parameters()} and len(held) == 5
     with pytest.raises(EquilibriaError, match=r"got invariant='1\.wait', which the model lacks"):
-        two_groups(model, ["1.wait"], lr=0.5, weight_decay=0.1, other_lr=0.2)
+        decay_groups(model, ["1.wait"], lr=0.5, weight_decay=0.1, other_lr=0.2)
 
 
 def test_drops_divide_at_every_step_given():

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from equilibria.errors import EquilibriaError
 from equilibria.lab.data import Batches, load_digits
 from equilibria.lab.nets import BasicBlockResNet
-from equilibria.lab.training import Evaluation, FullBatch, Recipe, Training, drops, train, two_groups
+from equilibria.lab.training import Evaluation, FullBatch, Recipe, Training, decay_groups, drops, train
 from equilibria.lab.training.checkpoint import Checkpoint, read_checkpoint
 
 
@@ -412,8 +412,8 @@ def test_statistics_that_are_no_list_of_batches_are_refused():
 def test_one_name_of_invariant_weights_is_no_list():
     settings = {"lr": 0.1, "weight_decay": 0.1, "other_lr": 0.1}
     with pytest.raises(EquilibriaError, match=r"got invariant='weight'; expected a list of names: \['weight'\]"):
-        two_groups(nn.Linear(2, 2), "weight", **settings)
-    groups = two_groups(nn.Linear(2, 2), (name for name in ["weight"]), **settings)
+        decay_groups(nn.Linear(2, 2), "weight", **settings)
+    groups = decay_groups(nn.Linear(2, 2), (name for name in ["weight"]), **settings)
     assert [len(group["params"]) for group in groups] == [1, 1]
 
 
@@ -451,7 +451,7 @@ def test_a_set_without_samples_is_refused():
 def test_negative_settings_are_refused(name):
     settings = {"lr": 0.1, "weight_decay": 0.1, "other_lr": 0.1, name: -0.5}
     with pytest.raises(EquilibriaError, match=f"got {name}=-0.5; expected 0 <= {name}"):
-        two_groups(nn.Linear(2, 2), ["weight"], **settings)
+        decay_groups(nn.Linear(2, 2), ["weight"], **settings)
 
 
 def test_a_schedule_that_falls_below_zero_is_refused():

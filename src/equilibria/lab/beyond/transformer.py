@@ -10,11 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from equilibria.lab.harness.claim import Claim, Source, identity, near, not_demanded
+from equilibria.lab.harness.claim import (
+    Claim,
+    Source,
+    identity,
+    mean_at_least,
+    mean_interval,
+    mean_near,
+    near,
+    not_demanded,
+)
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.harness.seeds import mean_at_least, mean_interval, mean_near
-from equilibria.lab.harness.task import device, scratch, tell_progress
+from equilibria.lab.harness.task import device, progress_reporter, scratch
 from equilibria.theory.rules import AdamW
 
 if TYPE_CHECKING:
@@ -74,7 +82,7 @@ def run_task(config: Config, task: tuple[str, int]) -> Arrays:
     from equilibria.lab.training import by_layer, train
 
     model, seed = task
-    trained = train(recipe(config, model, seed=seed), folder=scratch(), progress=tell_progress(config.steps))
+    trained = train(recipe(config, model, seed=seed), folder=scratch(), progress=progress_reporter(config.steps))
     layers = by_layer(trained.samples, COLUMNS)
     how = found_symmetries(config, model).how
     return {

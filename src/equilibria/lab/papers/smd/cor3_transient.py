@@ -13,8 +13,7 @@ import numpy as np
 from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.smd.next_order import next_order
-from equilibria.lab.papers.smd.random_walk import heavy_ball, tangent_noise
+from equilibria.lab.papers.smd.random_walk import next_order, tangent_noise, walk_heavy_ball
 from equilibria.theory.rules import SGD
 from equilibria.theory.settling import after_lr_drop, minimum_settling_steps, settling_steps, steps_to_tolerance
 from equilibria.theory.states import settled
@@ -106,7 +105,7 @@ def _walk(config: Config, name: str) -> Arrays:
     assert start.norm is not None and goal.norm is not None
     w = rng.standard_normal((config.replicas, config.dim))
     w *= start.norm / np.linalg.norm(w, axis=1, keepdims=True)
-    run = functools.partial(heavy_ball, weight_decay=rule.weight_decay, momentum=rule.momentum, gradient=gradient)
+    run = functools.partial(walk_heavy_ball, weight_decay=rule.weight_decay, momentum=rule.momentum, gradient=gradient)
     w, buffer, _, _ = run(w, np.zeros_like(w), 300, lr=before.lr)
     count = round(1.5 * steps_to_tolerance(rule, config.drop**0.25, tolerance=_TOLERANCE))
     _, _, norms, angles = run(w, buffer, count, lr=rule.lr)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, identity, near, to_rounding
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.smd.next_order import next_order
+from equilibria.lab.papers.smd.random_walk import next_order
 from equilibria.theory.fluctuation import fluctuation
 from equilibria.theory.rules import SGD
 from equilibria.theory.settling import relaxation, settling_steps, steps_to_tolerance, tracking_lag
