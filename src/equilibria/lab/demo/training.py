@@ -55,8 +55,8 @@ class DemoSettings:
     label_noise: float = 0.3
     width: int = 8
     blocks: tuple[int, ...] = (1, 1)
-    steps_before: int = 1500
-    steps_after: int = 3000
+    steps_before: int = 1000
+    steps_after: int = 2400
     steady_window: int = 400
     drop_window: int = 100
     measure_every: int = 50
