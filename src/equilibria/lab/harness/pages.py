@@ -80,9 +80,9 @@ def _summary(results: list[Result]) -> str:
     return "\n".join([*head, *rows, ""]) if rows else ""
 
 
-def _group(folder: ResultsFolder, kind: str, found: list[tuple[ScaleFolder, Result]]) -> str:
+def _group(folder: ResultsFolder, kind: str, results: list[tuple[ScaleFolder, Result]]) -> str:
     """All results of a kind under its heading; nothing if there are none."""
-    sections = [_md_section(folder, scale_folder, result) for scale_folder, result in found if result.kind == kind]
+    sections = [_md_section(folder, scale_folder, result) for scale_folder, result in results if result.kind == kind]
     return "\n".join([f"## {KINDS[kind]}", "", *sections]) if sections else ""
 
 
@@ -167,19 +167,19 @@ def gallery_html(folder: ResultsFolder, *, judge_age: bool = True) -> str:
         folder: the results.
         judge_age: whether to mark results of another version or other settings; it imports their experiments.
     """
-    found = sorted(folder.results(), key=lambda pair: list(KINDS).index(pair[1].kind))
-    largest = {result.id: result for _, result in reversed(found)}  # the largest scale comes first, so it stays
+    results = sorted(folder.results(), key=lambda pair: list(KINDS).index(pair[1].kind))
+    largest = {result.id: result for _, result in reversed(results)}  # the largest scale comes first, so it stays
     claims = [claim for result in largest.values() for claim in result.claims]
     sections = [
         _html_section(scale_folder, result, stale=judge_age and registry.is_stale(result))
-        for scale_folder, result in found
+        for scale_folder, result in results
     ]
     return still_document(
         _asset("gallery.html"),
         title="equilibria: the papers, re-run",
         style=_asset("gallery.css"),
         headline=escape(claim_text.claims_headline(claims)),
-        contents="\n".join(_contents([result for _, result in found])),
+        contents="\n".join(_contents([result for _, result in results])),
         results="\n".join(sections),
     )
 

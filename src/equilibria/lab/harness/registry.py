@@ -81,7 +81,7 @@ def find(ids: Sequence[str]) -> list[Experiment[Any]]:
             advice = f"did you mean {near[0]}?" if near else "`equilibria reproduce --list` shows them"
             raise EquilibriaError(f"got the experiment {name!r}, which is unknown; {advice}")
     if set(ids) & set(GROUPS):
-        return [found for found in experiments().values() if {ALL, found.kind, found.id} & set(ids)]
+        return [known for known in experiments().values() if {ALL, known.kind, known.id} & set(ids)]
     return [load(name) for name in MODULES if name in ids]
 
 
