@@ -50,7 +50,7 @@ def test_batches_go_on_where_they_are_asked_to():
     )
 
 
-def test_a_text_that_is_too_short_is_refused():
+def test_a_text_that_is_too_short_raises():
     with pytest.raises(EquilibriaError, match="8 characters; expected more than length=8"):
         TextBatches(torch.arange(8), length=8, batch_size=1)
 

@@ -109,7 +109,7 @@ def test_a_typed_verdict_is_noticed():
         (lambda: Source("smdd", "eq. (4)"), "got paper='smdd'; expected one of: smd"),
     ],
 )
-def test_an_impossible_claim_is_refused(build, message):
+def test_an_impossible_claim_raises(build, message):
     with pytest.raises(EquilibriaError, match=message):
         build()
 

@@ -93,7 +93,7 @@ def test_without_a_scheduler_the_message_says_what_to_type():
         DaskCluster(typed, timeout=0.5)
 
 
-def test_a_cluster_without_workers_is_refused():
+def test_a_cluster_without_workers_raises():
     settings = {"n_workers": 0, "processes": True, "dashboard_address": ":0", "silence_logs": 50}
     refused = pytest.raises(EquilibriaError, match="which has no worker; start one: dask worker")
     with distributed.LocalCluster(**settings) as empty, refused:

@@ -157,7 +157,7 @@ def test_without_dask_the_message_has_the_pip_command(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["foo", "tcp://", "http://127.0.0.1:8786", "tcp://host", "''"])
-def test_a_cluster_without_an_address_is_refused_before_anything_is_tried(address, monkeypatch):
+def test_a_cluster_without_an_address_raises_before_anything_is_tried(address, monkeypatch):
     monkeypatch.setattr("distributed.Client", None)
     result = run(f"small-one --cluster {address}") if address != "''" else run_words("small-one", "--cluster", "")
     assert "expected the address that `dask scheduler` prints, such as tcp://host:8786" in str(result.exception)

@@ -83,6 +83,6 @@ def test_a_training_that_diverged_contradicts():
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0], [[1.0, 2.0, 3.0]]])
-def test_fewer_than_three_seeds_are_refused(values):
+def test_fewer_than_three_seeds_raise(values):
     with pytest.raises(EquilibriaError, match="of at least 3 seeds"):
         mean_interval(values)

@@ -82,7 +82,7 @@ def test_one_experiment_imports_no_other():
     assert done.stdout == "[]\n"
 
 
-def test_unknown_ids_are_refused_with_the_nearest():
+def test_unknown_ids_raise_with_the_nearest():
     with pytest.raises(EquilibriaError, match="'sharp-hamiltonain', which is unknown; did you mean sharp-hamiltonian"):
         find(["sharp-hamiltonain"])
     with pytest.raises(EquilibriaError, match="--list"):

@@ -127,7 +127,7 @@ def test_a_running_mean_of_a_line_is_the_line_inside():
     np.testing.assert_allclose(running_mean(line, 5)[2:-2], line[2:-2], atol=1e-12)
 
 
-def test_windows_and_layers_that_are_not_there_are_refused():
+def test_windows_and_layers_that_are_not_there_raise():
     with pytest.raises(EquilibriaError, match="expected one with samples"):
         inside(np.arange(5), (7, 9))
     with pytest.raises(EquilibriaError, match="expected one of: a, b"):

@@ -143,7 +143,7 @@ def test_sharpness_on_the_way_is_that_of_the_weights_then():
     assert trained.curves["norm_sq"][-1] == pytest.approx(alone.norm_sq)
 
 
-def test_sharpness_goes_on_warm_after_a_kill(tmp_path):
+def test_sharpness_resumes_warm_after_a_kill(tmp_path):
     """Only the next search shows whether the vectors were kept: it takes the same products and finds the same bits."""
 
     def wide(**more) -> Recipe:
@@ -174,7 +174,7 @@ def test_groups_hold_every_parameter_once():
         decay_groups(model, ["1.wait"], lr=0.5, weight_decay=0.1, other_lr=0.2)
 
 
-def test_drops_divide_at_every_step_given():
+def test_drops_divide_at_every_listed_step():
     schedule = drops([10, 4], 10)
     assert [schedule(step) for step in (0, 3, 4, 9, 10, 99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 
