@@ -30,9 +30,9 @@ from torch import nn
 from torch.nn import functional
 
 from equilibria.lab.data import Batches, load_digits
-from equilibria.lab.harness.task import tell_progress, workplace
+from equilibria.lab.harness.task import progress_reporter, task_context
 from equilibria.lab.nets import BasicBlockResNet
-from equilibria.lab.training import Recipe, train, two_groups
+from equilibria.lab.training import Recipe, decay_groups, train
 from publishing import publish
 
 LIMIT, CHECKPOINT_STEPS = 1.05, 100
@@ -79,7 +79,7 @@ CASES = (
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     assert isinstance(model, BasicBlockResNet)
     names = [f"{name}.conv.weight" for name, _ in model.normalised()]
-    return torch.optim.SGD(two_groups(model, names, lr=0.5, weight_decay=5e-3, other_lr=0.1))
+    return torch.optim.SGD(decay_groups(model, names, lr=0.5, weight_decay=5e-3, other_lr=0.1))
 
 
 def bare(case: Case) -> None:
@@ -102,12 +102,12 @@ def harness(case: Case) -> None:
         watch_every=5,
         watch_select=["*.conv.weight"],
     )
-    with tempfile.TemporaryDirectory() as folder, workplace(Path(folder) / "scratch" / "task"):
+    with tempfile.TemporaryDirectory() as folder, task_context(Path(folder) / "scratch" / "task"):
         train(
             recipe,
             folder=Path(folder) / "run",
             checkpoint_steps=CHECKPOINT_STEPS,
-            progress=tell_progress(case.steps),
+            progress=progress_reporter(case.steps),
         )
 
 

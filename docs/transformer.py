@@ -1,4 +1,4 @@
-"""Writes docs/papers/transformer.md: which tensors of a small GPT turn as the law says, from the committed result.
+"""Writes docs/papers/transformer.md from the committed result: which tensors of a small GPT turn as the law says.
 
 `make docs-generated` runs it; a test compares the page with what it would write.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from equilibria.lab.harness.seeds import mean_interval
+from equilibria.lab.harness.claim import mean_interval
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "papers" / "transformer.md"
@@ -20,31 +20,32 @@ HEAD = """# A small GPT
 
 <!-- Written by docs/transformer.py from results/eq-transformer: do not edit. -->
 
-The papers are about convolutions with BatchNorm behind them, and SGD. What of it holds for a transformer that AdamW
-trains? The law for AdamW is `rules.AdamW`: at lr {lr:g} and weight decay {weight_decay:g} a matrix that is
-scale-invariant by itself turns by {angle:.4f} rad per step, whatever its size. Here is every matrix of a GPT of
-{layers} layers, {width} wide, in steps {begin:,} to {end:,} of a training, over {seeds} seeds; once as it is, once with
-normalised queries and keys. It reads the language reference that ships with Python (`pydoc_data.topics`, Python
+The papers study convolutions followed by BatchNorm, trained with SGD. Which of their laws hold for a transformer
+trained with AdamW? The law for AdamW is `rules.AdamW`: at lr {lr:g} and weight decay {weight_decay:g} a matrix that is
+scale-invariant by itself turns by {angle:.4f} rad per step, whatever its size. The tables show every matrix of a GPT of
+{layers} layers, {width} wide, in steps {begin:,} to {end:,} of a training, over {seeds} seeds; plain, and with
+normalised queries and keys. It is trained on the language reference that ships with Python (`pydoc_data.topics`, Python
 Software Foundation License), character by character.
 
 ![Angle of every matrix over the law's, and the gradient along it](../../results/eq-transformer/desk/transformer.png)
 
-- Plain, no matrix is invariant by itself: normalisation stands before the matrices here, not behind them, and
-  queries matter only through their product with keys. The law then misses most of them, by up to {worst:.0f} %.
-- With normalised queries and keys, those two are: they turn as predicted, and no other kind does as a whole.
-- Of the others, what the loss makes smaller mostly turns faster and what it makes larger slower: the norm is not the
-  one that weight decay and the steps agree on. Where that does not explain it, the table says so. Being invariant
-  together does not help a single one: Adam divides each matrix's gradient by its own size, which need not keep any
-  one's norm. As one vector, those that write into the stream turn {plain:.2f} times as far as the law says, and
-  {qk:.2f} times with normalised queries and keys.
+- Plain, no matrix is invariant by itself: normalisation precedes the matrices here, and queries matter only
+  through their product with keys. The law then misses most of them, by up to {worst:.0f} %.
+- With normalised queries and keys, queries and keys are: they turn as predicted, and no other kind of matrix does as a
+  whole.
+- Of the other matrices, those that the loss makes smaller mostly turn faster, and those that it makes larger slower:
+  their norm is not the one at which weight decay balances the steps. The table says where this does not explain the
+  speed. Joint invariance does not fix the norm of a single matrix: Adam divides each matrix's gradient by its own size.
+  As one vector, the matrices that write into the stream turn {plain:.2f} times as far as the law says, and {qk:.2f}
+  times with normalised queries and keys.
 
-Within 10 % is a matrix whose whole interval is. `equilibria.symmetries` finds the second column
+A matrix is within 10 % if its whole interval is. `equilibria.symmetries` computes the second column
 ([symmetries](../symmetries.md)); [RESULTS](../../results/RESULTS.md) has the claims with their intervals and verdicts.
 
     equilibria reproduce eq-transformer --scale desk
 """
 
-TITLES = {"plain": "As it is", "qk-norm": "With normalised queries and keys"}
+TITLES = {"plain": "Plain", "qk-norm": "With normalised queries and keys"}
 
 
 def page() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 
-from equilibria.lab.demo.processes import run_jobs
+from equilibria.lab.processes import run_jobs
 from tests.helpers import demo_jobs
 
 if __name__ == "__main__":

@@ -8,5 +8,6 @@ if __name__ == "__main__":
     from tests.helpers.small_experiments import experiment
 
     small = experiment(count=40, slow=0.1)
-    registry.experiments = lambda: {"small": small}
+    registry.MODULES = {"small": ""}
+    registry.load = lambda name: small
     main()

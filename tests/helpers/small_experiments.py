@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from equilibria.lab.harness import registry
 from equilibria.lab.harness.claim import Source, near
 from equilibria.lab.harness.experiment import Experiment, Outcome
 from equilibria.lab.harness.figures import panels
@@ -54,6 +55,12 @@ def draw(config, found):
     figure, (axes,) = panels(1, 1, width=1.0, height=1.0)
     axes.plot(found["draw-0"]["values"])
     return {"figure": figure}
+
+
+def replace_registry(monkeypatch, experiments):
+    """Put these experiments, by id, in place of the registry's; changes of the dictionary count."""
+    monkeypatch.setattr(registry, "MODULES", experiments)
+    monkeypatch.setattr(registry, "load", lambda name: experiments[name])
 
 
 def experiment(name: str = "small", **changes) -> Experiment[Config]:

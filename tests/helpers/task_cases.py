@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from equilibria.lab.harness.task import device, scratch, tell_progress
+from equilibria.lab.harness.task import device, progress_reporter, scratch
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def run_task(config, index):
         steps = scratch() / "steps"
         begun = steps.read_text() if steps.exists() else "0"
         steps.write_text("3")
-        tell_progress(4)(3)
+        progress_reporter(4)(3)
         time.sleep(config.slow)
         if config.fail_once:
             failed = Path(config.fail_once)

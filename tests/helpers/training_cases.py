@@ -10,7 +10,7 @@ from torch import nn
 from equilibria.control._rescale_on_decay import RescaleOnDecay
 from equilibria.lab.data import Batches, load_digits
 from equilibria.lab.nets import BasicBlockResNet
-from equilibria.lab.training import Evaluation, Recipe, drops, two_groups
+from equilibria.lab.training import Evaluation, Recipe, decay_groups, drops
 
 STEPS, DROP = 24, 12
 
@@ -44,7 +44,7 @@ def invariant(model: nn.Module) -> list[str]:
 
 
 def optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
-    groups = two_groups(model, invariant(model), lr=0.1, weight_decay=5e-3, other_lr=0.05)
+    groups = decay_groups(model, invariant(model), lr=0.1, weight_decay=5e-3, other_lr=0.05)
     if kind == "adam":
         for group in groups:
             group["lr"] /= 50

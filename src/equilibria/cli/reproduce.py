@@ -16,9 +16,9 @@ from equilibria.errors import EquilibriaError
 from equilibria.views.terminal import paint, table, wrap
 
 if TYPE_CHECKING:
-    from equilibria.lab.harness import Claim, Report
-    from equilibria.lab.harness.runner import Progress as Told
-    from equilibria.lab.harness.runner import Share, Started
+    from equilibria.lab.harness import Claim, ExperimentReport
+    from equilibria.lab.harness.runner import Progress as TaskProgress
+    from equilibria.lab.harness.runner import RunningShare, Started
     from equilibria.lab.harness.workers import Workers
 
 _MARKS = {"shown": ("✓", "32;1"), "not shown": ("?", "33;1"), "contradicted": ("✗", "31;1")}
@@ -70,7 +70,7 @@ def command(
         print("equilibria: networks at the papers' scale take weeks on a CPU; see --device", file=sys.stderr)
     with ExitStack() as stack:
         hands = stack.enter_context(_workers(workers, cluster))
-        progress, under_way, started, finished = stack.enter_context(_progress(quiet=as_json))
+        progress, running, started, finished = stack.enter_context(_progress(quiet=as_json))
         try:
             reports = reproduce(
                 chosen,
@@ -80,7 +80,7 @@ def command(
                 workers=hands,
                 device=device,
                 progress=progress,
-                under_way=under_way,
+                running=running,
                 started=started,
                 finished=finished,
             )
@@ -100,7 +100,7 @@ def command(
 def _check_device(device: str, cluster: str | None) -> None:
     """Before hours of work; what the machines of a cluster have, they know alone."""
     if device != "cpu":  # torch takes a second to import
-        from equilibria.lab.training.device import named_device, present_device
+        from equilibria.lab.training.recipe import named_device, present_device
 
         present_device(device) if cluster is None else named_device(device)
 
@@ -144,28 +144,26 @@ def _legend(rows: list[dict[str, Any]]) -> str:
 
 @contextmanager
 def _workers(count: int | None, cluster: str | None) -> Iterator[Workers]:
-    from equilibria.lab.harness.workers import Here
+    from equilibria.lab.harness.workers import DaskCluster, InProcess, Processes
     from equilibria.lab.processes import usable_cores
 
     if cluster is not None:
-        from equilibria.lab.harness.cluster import Cluster
-
         if count is not None:
             raise EquilibriaError(f"got --workers {count} with --cluster {cluster}; expected one of the two")
-        connected = Cluster(cluster)
+        connected = DaskCluster(cluster)
         try:
             yield connected
         finally:
             connected.close()
         return
-    from equilibria.lab.harness.workers import Processes
-
     count = usable_cores() if count is None else count
-    yield Here() if count == 1 else Processes(count)
+    yield InProcess() if count == 1 else Processes(count)
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> Iterator[tuple[Told, Share | None, Started, Callable[[Report], None]]]:
+def _progress(
+    *, quiet: bool
+) -> Iterator[tuple[TaskProgress, RunningShare | None, Started, Callable[[ExperimentReport], None]]]:
     """A bar over all tasks on stderr if that is a terminal, a line for what begins, and one for each that ends."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -180,7 +178,7 @@ def _progress(*, quiet: bool) -> Iterator[tuple[Told, Share | None, Started, Cal
                 begin = f"{ids[0]} begins" if len(ids) == 1 else f"{len(ids)} experiments begin: {', '.join(ids)}"
                 console.print(f"  {begin} ({left} {'task' if left == 1 else 'tasks'} to do)")
 
-        def finished(report: Report) -> None:
+        def finished(report: ExperimentReport) -> None:
             if not quiet:
                 console.print(f"  {report.experiment}: {_state(report)}")
 
@@ -190,33 +188,33 @@ def _progress(*, quiet: bool) -> Iterator[tuple[Told, Share | None, Started, Cal
                 console.print(f"  {done} of {total} tasks done")
             counted[0] = done
 
-        def under_way(share: float) -> None:
+        def running(share: float) -> None:
             bar.update(task, completed=counted[0] + share)
 
         counted = [0]
-        yield progress, under_way if console.is_terminal else None, started, finished
+        yield progress, running if console.is_terminal else None, started, finished
 
 
-def _state(report: Report) -> str:
-    from equilibria.lab.harness import wording
+def _state(report: ExperimentReport) -> str:
+    from equilibria.lab.harness import claim_text
 
     if report.lacks:
         return "left out"
     if report.result is None:
         return "failed"
-    spent = "there already" if report.reused else wording.duration(report.result.seconds)
-    return f"{wording.headline(report.result.claims)} ({spent})"
+    spent = "there already" if report.reused else claim_text.duration_text(report.result.seconds)
+    return f"{claim_text.claims_headline(report.result.claims)} ({spent})"
 
 
-def _contract(report: Report) -> dict[str, Any]:
+def _contract(report: ExperimentReport) -> dict[str, Any]:
     found = {} if report.result is None else report.result.as_dict()
     about = {"id": report.experiment, "good": report.good, "reused": report.reused}
     return {**about, "failure": report.failure, "lacks": report.lacks, **found}
 
 
-def _show(reports: list[Report], scale: str, results: str) -> None:
-    from equilibria.lab.harness import gallery, results_page
-    from equilibria.lab.harness.wording import headline
+def _show(reports: list[ExperimentReport], scale: str, results: str) -> None:
+    from equilibria.lab.harness.claim_text import claims_headline
+    from equilibria.lab.harness.pages import GALLERY_PAGE, RESULTS_PAGE
 
     for lacks in dict.fromkeys(report.lacks for report in reports if report.lacks):
         names = ", ".join(report.experiment for report in reports if report.lacks == lacks)
@@ -242,18 +240,19 @@ def _show(reports: list[Report], scale: str, results: str) -> None:
         print(wrap(f"{which} {again}", indent="\n  ", hang="  "))
     if left:
         print(wrap("EQUILIBRIA_DATA=FOLDER before the command says where data sets are.", indent="\n  "))
-    print(f"\n  {headline(claims) if claims else 'nothing was judged'}{also} (scale: {scale}).")
-    print(f"  Gallery: {results}/{gallery.PAGE} (all scales)")
-    print(f"  Table:   {results}/{results_page.PAGE} (of each experiment the largest scale that is there)\n")
+    print(f"\n  {claims_headline(claims) if claims else 'nothing was judged'}{also} (scale: {scale}).")
+    print(f"  Gallery: {results}/{GALLERY_PAGE} (all scales)")
+    print(f"  Table:   {results}/{RESULTS_PAGE} (of each experiment the largest scale that is there)\n")
 
 
 def _show_claim(claim: Claim) -> None:
-    from equilibria.lab.harness import wording
+    from equilibria.lab.harness import claim_text
 
     sign, colour = _MARKS["not shown" if claim.role == "comparison" and claim.verdict != "shown" else claim.verdict]
     print(wrap(claim.text, indent=f"    {paint(sign, colour)} ", hang="      "))
-    prints = f"; as printed: {wording.printed(claim)}" if claim.printed is not None else ""
-    numbers = f"measured {wording.measured(claim)}, expected {wording.expected(claim)} ({claim.source}{prints})"
-    verdict = wording.verdict(claim)
-    told = "" if verdict == "shown" else f" -> {verdict}"
-    print(wrap(numbers + told, indent="      ", hang="      "))
+    prints = f"; as printed: {claim_text.printed_text(claim)}" if claim.printed is not None else ""
+    measured, expected = claim_text.measured_text(claim), claim_text.expected_text(claim)
+    numbers = f"measured {measured}, expected {expected} ({claim.source}{prints})"
+    verdict = claim_text.verdict_text(claim)
+    suffix = "" if verdict == "shown" else f" -> {verdict}"
+    print(wrap(numbers + suffix, indent="      ", hang="      "))

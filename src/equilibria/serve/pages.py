@@ -153,7 +153,7 @@ def gallery(folder: Path) -> Asset:
 @lru_cache(1)
 def _gallery(folder: Path, results: tuple[tuple[str, int], ...]) -> Asset:
     if results:
-        from equilibria.lab.harness.gallery import gallery_html
+        from equilibria.lab.harness.pages import gallery_html
         from equilibria.lab.harness.results import ResultsFolder
 
         html = gallery_html(ResultsFolder(folder), judge_age=False)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.beyond.text import CHARACTERS, Windows, documentation
 from equilibria.lab.beyond.transformer import (
     QK_NORM,
     Config,
@@ -20,6 +19,7 @@ from equilibria.lab.beyond.transformer import (
     stream_ratio,
     tasks,
 )
+from equilibria.lab.data.text import CHARACTERS, TextBatches, python_documentation
 from equilibria.lab.harness.claim import CONTRADICTED, SHOWN
 
 NAMES = {
@@ -33,24 +33,26 @@ NAMES = {
 
 
 def test_the_text_is_words_in_few_characters():
-    text = documentation()
+    text = python_documentation()
     counted = torch.bincount(text, minlength=CHARACTERS)
     assert counted.argmax() == 1  # the blank, behind newline
     assert counted[-1] < 0.01 * len(text)  # hardly any character outside of ASCII
 
 
 def test_batches_go_on_where_they_are_asked_to():
-    windows = Windows(torch.arange(1000), length=8, batch_size=3, seed=5)
+    windows = TextBatches(torch.arange(1000), length=8, batch_size=3, seed=5)
     later = list(islice(windows.starting_at(4), 2))
     for (inputs, targets), (again, _) in zip(islice(windows, 4, 6), later, strict=False):
         assert torch.equal(inputs, again) and torch.equal(targets, inputs + 1)
     assert not torch.equal(later[0][0], later[1][0])
-    assert not torch.equal(windows.batch(0)[0], Windows(torch.arange(1000), length=8, batch_size=3, seed=6).batch(0)[0])
+    assert not torch.equal(
+        windows.batch(0)[0], TextBatches(torch.arange(1000), length=8, batch_size=3, seed=6).batch(0)[0]
+    )
 
 
-def test_a_text_that_is_too_short_is_refused():
+def test_a_text_that_is_too_short_raises():
     with pytest.raises(EquilibriaError, match="8 characters; expected more than length=8"):
-        Windows(torch.arange(8), length=8, batch_size=1)
+        TextBatches(torch.arange(8), length=8, batch_size=1)
 
 
 def test_the_angle_of_several_tensors_together():

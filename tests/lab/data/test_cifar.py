@@ -102,7 +102,7 @@ def test_npz_files_are_verified_by_their_images(tmp_path, monkeypatch):
     assert len(cifar10(tmp_path).train_images) == 100
 
 
-def test_fewer_npz_files_are_fewer_images_and_a_warning_but_a_gap_is_refused(tmp_path):
+def test_fewer_npz_files_are_fewer_images_and_a_warning_but_a_gap_raises(tmp_path):
     write_npz(tmp_path, BATCHES, numbers=(1, 2, 3))
     expected = r"only 60 of its 50,000 training images: .* has no cifar10_train_4\.npz, cifar10_train_5\.npz$"
     with pytest.warns(UserWarning, match=expected) as caught:
@@ -145,7 +145,7 @@ def test_2k_is_the_first_200_of_each_class_in_order(tmp_path):
         cifar10(tmp_path)
 
 
-def test_what_is_missing_is_said_once_with_where_to_get_it(tmp_path, monkeypatch):
+def test_missing_files_are_reported_once_with_where_to_get_them(tmp_path, monkeypatch):
     with pytest.raises(EquilibriaError) as caught:
         cifar10(tmp_path)
     for part in (str(tmp_path), "cifar-10-python.tar.gz", "cs.toronto.edu", "EQUILIBRIA_DATA", "folder="):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import islice
 
 import pytest
@@ -21,6 +22,12 @@ def test_every_image_is_in_one_part_of_the_split_with_its_label():
     ours = sorted((*row, label) for row, label in zip(pixels.tolist(), labels.tolist(), strict=True))
     theirs = sorted((*row, label) for row, label in zip(source.data.astype(int).tolist(), source.target, strict=True))
     assert ours == theirs
+
+
+def test_without_scikit_learn_the_message_has_the_pip_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(EquilibriaError, match=r'pip install "equilibria\[lab\]"'):
+        load_digits()
 
 
 def test_training_images_are_standardised_and_tensors_as_torch_wants_them():
@@ -103,7 +110,7 @@ def test_noise_does_not_change_the_order_of_the_images():
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(islice(clean, 15), islice(noisy, 15), strict=True))
 
 
-def test_the_labels_given_are_left_as_they_were():
+def test_the_labels_are_left_as_they_were():
     labels = torch.zeros(20, dtype=torch.int64)
     list(islice(Batches(torch.zeros(20, 1), labels, batch_size=10, label_noise=1.0), 10))
     assert not labels.any()
@@ -118,7 +125,7 @@ def test_the_labels_given_are_left_as_they_were():
         ({"batch_size": 2, "seed": -1}, "got seed=-1"),
     ],
 )
-def test_bad_settings_are_refused(settings, message):
+def test_bad_settings_raise(settings, message):
     with pytest.raises(EquilibriaError, match=message):
         numbered(10, **settings)
 

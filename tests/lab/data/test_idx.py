@@ -33,7 +33,7 @@ def test_the_arrays_are_read_wherever_they_are(where, compressed, tmp_path):
     assert mnist(tmp_path, verify=False, size=14, classes=(3, 4)).train_images.shape == (6, 1, 14, 14)
 
 
-def test_the_two_sets_can_share_a_folder_and_are_told_apart(tmp_path):
+def test_the_two_sets_can_share_a_folder_and_are_kept_apart(tmp_path):
     write_idx(tmp_path / "mnist", ARRAYS, compressed=True)
     write_idx(tmp_path / "fashion-mnist", [255 - ARRAYS[0], *ARRAYS[1:]], compressed=True)
     digits, clothes = mnist(tmp_path, verify=False), fashion_mnist(tmp_path, verify=False)
@@ -43,7 +43,7 @@ def test_the_two_sets_can_share_a_folder_and_are_told_apart(tmp_path):
         fashion_mnist(tmp_path)
 
 
-def test_what_is_missing_is_said_once_with_where_to_get_it(tmp_path):
+def test_missing_files_are_reported_once_with_where_to_get_them(tmp_path):
     for load, page in ((mnist, "yann.lecun.com"), (fashion_mnist, "zalandoresearch")):
         with pytest.raises(EquilibriaError) as caught:
             load(tmp_path)

@@ -193,7 +193,7 @@ def test_the_digest_is_that_of_the_numbers_in_any_type_and_order_of_memory():
         assert small.digest == digest_by_hand(small)
 
 
-def test_whatever_is_given_to_a_network_changes_the_digest():
+def test_any_change_of_the_inputs_changes_the_digest():
     given = some_set()
     pixel, label = given.train_images.clone(), given.train_labels.clone()
     pixel[-1, -1, -1, -1] ^= 1

@@ -1,4 +1,4 @@
-"""Windows of a sample table, and what is said about them."""
+"""Windows of a sample table, and the numbers made of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.demo import Branch, DemoResult, LayerTurns, Recipe, Turn
+from equilibria.lab.demo import DemoArm, DemoResult, DemoSettings, LayerTurns, Turn
 from equilibria.lab.demo.results import read_layers
 from equilibria.records.tables import SAMPLE_FIELDS
 
-RECIPE = Recipe(steps_before=10, steps_after=10, steady_window=4, drop_window=2)
+SETTINGS = DemoSettings(steps_before=10, steps_after=10, steady_window=4, drop_window=2)
 LAYERS = ("a.conv.weight", "b.conv.weight")
 
 
@@ -37,7 +37,7 @@ def table_of(angle, *, predicted=lambda step: 3.0, equilibrium=lambda step: 2.0)
 
 
 def test_each_window_has_the_root_mean_square_of_its_steps():
-    first, second = read_layers(table_of(float), {}, recipe=RECIPE, layers=LAYERS)
+    first, second = read_layers(table_of(float), {}, settings=SETTINGS, layers=LAYERS)
     assert (first.layer, second.layer) == LAYERS
     assert first.before.measured == pytest.approx(math.sqrt((36 + 49 + 64 + 81) / 4))
     assert first.after.measured == pytest.approx(math.sqrt((100 + 121) / 2))
@@ -47,7 +47,7 @@ def test_each_window_has_the_root_mean_square_of_its_steps():
 
 
 def test_a_layer_without_prediction_says_so():
-    turns = read_layers(table_of(float, predicted=lambda step: None), {}, recipe=RECIPE, layers=LAYERS)
+    turns = read_layers(table_of(float, predicted=lambda step: None), {}, settings=SETTINGS, layers=LAYERS)
     assert turns[0].end.predicted is None
     assert turns[0].end.predicted_ratio is None
 
@@ -55,23 +55,23 @@ def test_a_layer_without_prediction_says_so():
 def test_skipped_steps_do_not_count():
     rows = [sample(step, "a.conv.weight", angle=2.0, angle_equilibrium=2.0, angle_predicted=2.0) for step in range(20)]
     rows[8] |= {"angle": 0.0, "note": "step skipped"}
-    (turns,) = read_layers(samples(rows), {}, recipe=RECIPE, layers=LAYERS[:1])
+    (turns,) = read_layers(samples(rows), {}, settings=SETTINGS, layers=LAYERS[:1])
     assert turns.before.ratio == pytest.approx(1.0)
 
 
 def test_a_missing_layer_or_window_is_an_error_that_names_it():
     with pytest.raises(EquilibriaError, match=r"without c\.conv\.weight"):
-        read_layers(table_of(float), {}, recipe=RECIPE, layers=["c.conv.weight"])
+        read_layers(table_of(float), {}, settings=SETTINGS, layers=["c.conv.weight"])
     short = table_of(float).slice(0, 30)
     with pytest.raises(EquilibriaError, match=r"no sample of a\.conv\.weight in steps 10 to 11"):
-        read_layers(short, {}, recipe=RECIPE, layers=LAYERS)
+        read_layers(short, {}, settings=SETTINGS, layers=LAYERS)
 
 
-def test_windows_longer_than_their_phase_are_refused():
+def test_windows_longer_than_their_phase_raise():
     with pytest.raises(EquilibriaError, match="got steps_before=3; expected 4 <= steps_before"):
-        Recipe(steps_before=3, steps_after=10, steady_window=4, drop_window=2)
+        DemoSettings(steps_before=3, steps_after=10, steady_window=4, drop_window=2)
     with pytest.raises(EquilibriaError, match="got steps_after=5; expected 6 <= steps_after"):
-        Recipe(steps_before=5, steps_after=5, steady_window=4, drop_window=6)
+        DemoSettings(steps_before=5, steps_after=5, steady_window=4, drop_window=6)
 
 
 def turns(before: float, after: float, end: float) -> LayerTurns:
@@ -80,8 +80,8 @@ def turns(before: float, after: float, end: float) -> LayerTurns:
 
 def result(*before: float) -> DemoResult:
     layers = tuple(turns(ratio, 0.32, 0.97) for ratio in before)
-    branch = Branch(Path("out/plain"), Path("out/plain.html"), 0.99, layers)
-    return DemoResult(Path("out"), Recipe(), branch, branch)
+    arm = DemoArm(Path("out/plain"), Path("out/plain.html"), (0, 50), (0.1, 0.99), layers)
+    return DemoResult(Path("out"), DemoSettings(), arm, arm, arm)
 
 
 @pytest.mark.parametrize(("ratios", "good"), [((1.04, 0.97), True), ((1.0, 0.94), False), ((1.06, 1.0), False)])
@@ -92,10 +92,11 @@ def test_as_predicted_asks_for_every_layer_within_five_per_cent(ratios, good):
 
 
 def test_the_dictionary_is_json_with_every_number():
-    told = json.loads(json.dumps(result(1.01, 0.99).as_dict()))
-    assert list(told) == ["out", "settings", "off_before", "as_predicted", "plain", "rescaled"]
-    assert told["settings"]["lr"] == 0.1
-    layer = told["plain"]["layers"][0]
+    values = json.loads(json.dumps(result(1.01, 0.99).as_dict()))
+    assert list(values) == ["out", "settings", "off_before", "as_predicted", "plain", "rescaled", "less_decay"]
+    assert values["settings"]["lr"] == 0.1
+    assert (values["plain"]["test_accuracy"], values["plain"]["accuracies"]) == (0.99, [0.1, 0.99])
+    layer = values["plain"]["layers"][0]
     assert list(layer) == ["layer", "before", "after", "end"]
     assert layer["after"]["ratio"] == pytest.approx(0.32)
     assert layer["after"]["predicted_ratio"] is None

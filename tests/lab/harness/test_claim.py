@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.harness import wording
+from equilibria.lab.harness import claim_text
 from equilibria.lab.harness.claim import (
     CONTRADICTED,
     NOT_SHOWN,
@@ -109,7 +109,7 @@ def test_a_typed_verdict_is_noticed():
         (lambda: Source("smdd", "eq. (4)"), "got paper='smdd'; expected one of: smd"),
     ],
 )
-def test_an_impossible_claim_is_refused(build, message):
+def test_an_impossible_claim_raises(build, message):
     with pytest.raises(EquilibriaError, match=message):
         build()
 
@@ -117,11 +117,14 @@ def test_an_impossible_claim_is_refused(build, message):
 def test_only_claims_are_counted_as_claims():
     good = at_most("", SOURCE, bound=1, measured=0.5)
     bad = at_most("", SOURCE, bound=1, measured=2)
-    told = wording.headline([good, bad, identity(good), comparison(bad), comparison(good)])
-    assert told == "1 of 2 claims shown, 1 contradicted; 1 of 1 identity holds; 1 of 2 comparisons agree"
+    headline = claim_text.claims_headline([good, bad, identity(good), comparison(bad), comparison(good)])
+    assert headline == "1 of 2 claims shown, 1 contradicted; 1 of 1 identity holds; 1 of 2 comparisons agree"
     assert identity(bad).fails and not comparison(bad).fails
-    assert wording.verdict(identity(good)) == "holds (identity)" and wording.verdict(identity(bad)) == "contradicted"
-    assert wording.verdict(comparison(bad)) == "does not agree (comparison)"
+    assert (
+        claim_text.verdict_text(identity(good)) == "holds (identity)"
+        and claim_text.verdict_text(identity(bad)) == "contradicted"
+    )
+    assert claim_text.verdict_text(comparison(bad)) == "does not agree (comparison)"
 
 
 def test_a_number_of_the_paper_among_ours():
@@ -137,12 +140,18 @@ def test_a_number_of_the_paper_among_ours():
 
 def test_digits_show_what_the_paper_is_off_by_and_the_tolerance():
     claim = near("", SOURCE, expected=22.361239, measured=22.361239, relative=1.12e-12, printed=22.360680)
-    shown = [wording.printed(claim), wording.expected(claim).split(" ")[0], wording.measured(claim)]
+    shown = [
+        claim_text.printed_text(claim),
+        claim_text.expected_text(claim).split(" ")[0],
+        claim_text.measured_text(claim),
+    ]
     assert shown == ["22.36068", "22.361239", "22.361239"]
     steps = near("", SOURCE, expected=30471.4, measured=30439, relative=0.01, unit="steps", interval=(30400, 30480))
-    assert wording.expected(steps) == "30,471 steps ± 1 %" and wording.measured(steps).endswith("[30,400, 30,480]")
+    assert claim_text.expected_text(steps) == "30,471 steps ± 1 %" and claim_text.measured_text(steps).endswith(
+        "[30,400, 30,480]"
+    )
     fine = near("", SOURCE, expected=0.0632614, measured=0.0632598, relative=6e-5)
-    assert (wording.expected(fine).split(" ")[0], wording.measured(fine)) == ("0.0632614", "0.0632598")
+    assert (claim_text.expected_text(fine).split(" ")[0], claim_text.measured_text(fine)) == ("0.0632614", "0.0632598")
 
 
 @pytest.mark.parametrize(

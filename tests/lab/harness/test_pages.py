@@ -6,14 +6,13 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.helpers.small_experiments import collect, draw, experiment, run_task, tasks
+from tests.helpers.small_experiments import collect, draw, experiment, replace_registry, run_task, tasks
 
-from equilibria.lab.harness import registry, reproduce, wording
+from equilibria.lab.harness import claim_text, registry, reproduce
 from equilibria.lab.harness.claim import Source, at_most, comparison, near, not_demanded
 from equilibria.lab.harness.experiment import Experiment, Outcome
-from equilibria.lab.harness.gallery import write_gallery
+from equilibria.lab.harness.pages import results_page, write_gallery
 from equilibria.lab.harness.results import open_results
-from equilibria.lab.harness.results_page import results_page
 
 CORRECTED = Source("smd", "Theorem 1", corrected="a <root> is missing", law="equilibrium.heavy_ball")
 
@@ -53,7 +52,9 @@ def test_the_gallery_shows_everything_and_asks_for_nothing(folder):
 def test_a_comparison_that_does_not_agree_is_neither_good_nor_bad():
     claim = at_most("", Source("", "ours"), bound=1, measured=0.5)
     other = comparison(at_most("", Source("", "ours"), bound=1, measured=2))
-    assert [wording.mark(claims) for claims in ([claim], [claim, other], [replace(other, role="claim"), other])] == [
+    assert [
+        claim_text.verdict_class(claims) for claims in ([claim], [claim, other], [replace(other, role="claim"), other])
+    ] == [
         "good",
         "open",
         "bad",
@@ -62,22 +63,22 @@ def test_a_comparison_that_does_not_agree_is_neither_good_nor_bad():
 
 @pytest.mark.parametrize(("now", "marks"), [({}, 0), ({"seed": 4}, 1)])
 def test_a_result_of_other_settings_or_code_is_marked_in_the_gallery(now, marks, folder, monkeypatch):
-    monkeypatch.setattr(registry, "experiments", lambda: {"small": experiment(**now)})
+    replace_registry(monkeypatch, {"small": experiment(**now)})
     assert write_gallery(folder).read_text().count("Stale: ") == marks
 
 
 def test_a_folder_without_results_says_what_is_missing(tmp_path):
     page = results_page(open_results(tmp_path / "none"))
     assert "**No results yet.**" in page and "## Papers" not in page and "0 of 0" not in page
-    assert all(f"- `equilibria reproduce {name}`: " in page for name in registry.experiments())
+    assert all(f"- `equilibria reproduce {name}`\n" in page for name in registry.MODULES)
 
 
-def test_what_no_paper_has_is_said_in_english(tmp_path):
+def test_a_claim_without_a_paper_is_worded_in_english(tmp_path):
     path = tmp_path / "results"
     reproduce([replace(experiment(), source="beyond the papers")], results=path)
     page = (path / "RESULTS.md").read_text()
     assert "\nBeyond the papers. `equilibria" in page and "After beyond" not in page
-    assert wording.source(at_most("", Source("", "beyond"), bound=1, measured=1)) == "beyond the papers"
+    assert claim_text.source_text(at_most("", Source("", "beyond"), bound=1, measured=1)) == "beyond the papers"
 
 
 def test_the_results_page_has_the_largest_scale_of_each(folder):
@@ -113,11 +114,11 @@ def test_networks_have_a_part_of_their_own(tmp_path):
         assert order[0] < text.index("exact", order[0]) < order[1] < text.index("a-trained", order[0])
 
 
-def test_a_figure_that_was_removed_is_told(folder, tmp_path):
-    place = folder.place("judged", "smoke")
-    content = place.figure("figure", "png").read_bytes()
-    place.figure("figure", "png").unlink()
+def test_a_figure_that_was_removed_is_reported(folder, tmp_path):
+    scale_folder = folder.at_scale("judged", "smoke")
+    content = scale_folder.figure("figure", "png").read_bytes()
+    scale_folder.figure("figure", "png").unlink()
     try:
         assert "is not there any more" in write_gallery(folder).read_text()
     finally:
-        place.figure("figure", "png").write_bytes(content)
+        scale_folder.figure("figure", "png").write_bytes(content)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.helpers.small_experiments import experiment
+from tests.helpers.small_experiments import experiment, replace_registry
 
 from equilibria.cli import app, main
 from equilibria.errors import EquilibriaError
@@ -25,7 +25,7 @@ from equilibria.lab.harness import registry
 def known(monkeypatch, tmp_path):
     """Two small experiments in place of the registry's; returns them, to be replaced."""
     names = {"small-one": experiment("small-one", count=2), "small-two": experiment("small-two", count=2)}
-    monkeypatch.setattr(registry, "experiments", lambda: names)
+    replace_registry(monkeypatch, names)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
     return names
@@ -148,16 +148,16 @@ def test_bad_usage(line, message):
 
 def test_without_matplotlib_the_message_has_the_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install 'equilibria[figures]'" in str(run("small-one --workers 1").exception)
+    assert 'pip install "equilibria[lab]"' in str(run("small-one --workers 1").exception)
 
 
 def test_without_dask_the_message_has_the_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    assert "pip install 'equilibria[cluster]'" in str(run("small-one --cluster tcp://127.0.0.1:1").exception)
+    assert 'pip install "equilibria[lab]"' in str(run("small-one --cluster tcp://127.0.0.1:1").exception)
 
 
 @pytest.mark.parametrize("address", ["foo", "tcp://", "http://127.0.0.1:8786", "tcp://host", "''"])
-def test_a_cluster_without_an_address_is_refused_before_anything_is_tried(address, monkeypatch):
+def test_a_cluster_without_an_address_raises_before_anything_is_tried(address, monkeypatch):
     monkeypatch.setattr("distributed.Client", None)
     result = run(f"small-one --cluster {address}") if address != "''" else run_words("small-one", "--cluster", "")
     assert "expected the address that `dask scheduler` prints, such as tcp://host:8786" in str(result.exception)
@@ -168,7 +168,7 @@ def run_words(*words: str) -> Result:
 
 
 def test_the_device_is_handed_on(monkeypatch):
-    monkeypatch.setattr("equilibria.lab.training.device.present_device", lambda name: None)
+    monkeypatch.setattr("equilibria.lab.training.recipe.present_device", lambda name: None)
     run("small-one --workers 1 --device cuda --results out")
     (found,) = json.loads(run("small-one --workers 1 --results out --json").stdout)
     assert found["reused"] and found["command"] == "equilibria reproduce small-one --scale desk --device cuda"

@@ -15,8 +15,8 @@ from tests.helpers.small_experiments import experiment
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness import registry, reproduce, runner
 from equilibria.lab.harness.claim import SHOWN
-from equilibria.lab.harness.results import Place, Result, open_results
-from equilibria.lab.harness.workers import Done, Processes
+from equilibria.lab.harness.results import Result, ScaleFolder, open_results
+from equilibria.lab.harness.workers import Processes, TaskDone
 from equilibria.records._lock import RunLock
 
 
@@ -40,7 +40,7 @@ def results(tmp_path):
 def test_a_result_has_claims_numbers_and_figures_and_survives_json(results):
     (report,) = reproduce([experiment()], results=results)
     assert report.good and not report.reused
-    again = open_results(results).place("small", "desk").read()
+    again = open_results(results).at_scale("small", "desk").read()
     assert again == report.result
     drawn = np.concatenate([np.random.default_rng([3, index]).standard_normal(50) for index in range(6)])
     assert again.numbers == {"mean": drawn.mean(), "keys": [f"draw-{index}" for index in range(6)], "count": 300}
@@ -58,7 +58,7 @@ def test_processes_and_this_process_give_the_same_numbers(results, tmp_path):
     assert (results / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
 
 
-def test_what_is_there_is_not_computed_again(results, log):
+def test_an_existing_result_is_reused(results, log):
     reproduce([experiment(log=str(log))], results=results)
     (report,) = reproduce([experiment(log=str(log))], results=results)
     assert report.reused and report.good
@@ -84,16 +84,16 @@ def test_an_interrupted_run_goes_on_after_the_last_finished_task(results, log):
     with pytest.raises(KeyboardInterrupt):
         reproduce([experiment(log=str(log), fails="interrupt 4")], results=results)
     assert started(log) == [0, 1, 2, 3, 4]
-    place = open_results(results).place("small", "desk")
-    assert place.read() is None
-    (kept,) = place.path.glob("records-*")
+    folder = open_results(results).at_scale("small", "desk")
+    assert folder.read() is None
+    (kept,) = folder.path.glob("records-*")
     assert len(list(kept.iterdir())) == 4
 
 
 def test_an_interrupted_forced_run_does_not_fall_back_to_the_old_result(results, log, monkeypatch):
     small = experiment(log=str(log))
     reproduce([small], results=results)
-    monkeypatch.setattr(runner.Place, "keep", interrupted := Interruption())
+    monkeypatch.setattr(runner.ScaleFolder, "store_task", interrupted := Interruption())
     with pytest.raises(KeyboardInterrupt):
         reproduce([small], results=results, force=True)
     monkeypatch.undo()
@@ -112,7 +112,7 @@ class Interruption:
         raise KeyboardInterrupt
 
 
-def test_what_has_ended_before_an_interruption_is_on_the_pages(results):
+def test_experiments_that_ended_before_an_interruption_are_on_the_pages(results):
     first, second = experiment("first"), experiment("second", fails="interrupt 0")
     with pytest.raises(KeyboardInterrupt):
         reproduce([first, second], results=results)
@@ -150,26 +150,26 @@ def test_going_on_counts_nothing_twice(results, log, monkeypatch):
 def test_a_damaged_record_is_computed_again(results, log):
     small = experiment(log=str(log))
     reproduce([small], results=results)
-    place = open_results(results).place("small", "desk")
-    (place.path / "result.json").unlink()
-    record = next(place.path.glob("records-*/draw-2.npz"))
+    folder = open_results(results).at_scale("small", "desk")
+    (folder.path / "result.json").unlink()
+    record = next(folder.path.glob("records-*/draw-2.npz"))
     record.write_bytes(record.read_bytes()[:100])
     (report,) = reproduce([small], results=results)
     assert report.good and started(log) == [0, 1, 2, 2, 3, 4, 5]
 
 
 def test_a_stored_task_with_any_bit_turned_is_read_as_it_was_or_not_at_all(tmp_path):
-    place = Place(tmp_path)
-    place.begin("f", ["draw"], force=False)
+    folder = ScaleFolder(tmp_path)
+    folder.prepare("f", ["draw"], force=False)
     values = np.random.default_rng(0).standard_normal(20)
-    place.keep("f", "draw", Done({"values": values}, 1.0))
+    folder.store_task("f", "draw", TaskDone({"values": values}, 1.0))
     (file,) = tmp_path.glob("records-f/*.npz")
     content, outcomes = file.read_bytes(), []
     for bit in range(0, 8 * len(content), 5):
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         file.write_bytes(damaged)
-        done = place.kept("f", "draw")
+        done = folder.read_task("f", "draw")
         assert done is None or np.array_equal(done.arrays["values"], values), bit
         outcomes.append(done is None)
     assert any(outcomes) and not all(outcomes)
@@ -190,7 +190,7 @@ def test_a_process_that_dies_fails_its_task_and_is_replaced(results):
     assert len(list(records.iterdir())) == 5
 
 
-def test_a_failed_claim_is_told(results):
+def test_a_failed_claim_is_reported(results):
     (report,) = reproduce([experiment(expected=5.0)], results=results)
     assert not report.good
     assert report.result.claims[0].verdict != SHOWN
@@ -209,24 +209,24 @@ def test_an_error_after_the_tasks_fails_the_experiment_alone(results, monkeypatc
     assert "ValueError: no line through one point" in report.failure
 
 
-def test_a_worker_with_another_version_is_refused(results, monkeypatch):
+def test_a_worker_with_another_version_fails(results, monkeypatch):
     monkeypatch.setattr(runner, "__version__", "99.0")
     (report,) = reproduce([experiment()], results=results)
     assert "the one that asks has 99.0" in report.failure
 
 
-def test_two_at_once_in_one_place_are_refused(results):
-    place = results / "small" / "desk"
+def test_two_runs_at_once_in_one_folder_raise(results):
+    folder = results / "small" / "desk"
     open_results(results)
-    place.mkdir(parents=True)
-    lock = RunLock(place)
+    folder.mkdir(parents=True)
+    lock = RunLock(folder)
     with pytest.raises(EquilibriaError, match="is being recorded by process"):
         reproduce([experiment()], results=results)
     lock.release()
     assert reproduce([experiment()], results=results)[0].good
 
 
-def test_a_place_that_cannot_be_had_is_refused(results):
+def test_a_folder_that_cannot_be_written_raises(results):
     open_results(results)
     (results / "small").touch()
     with pytest.raises(EquilibriaError, match=r"small/desk', which cannot be written: Not a directory"):
@@ -238,7 +238,7 @@ def test_a_place_that_cannot_be_had_is_refused(results):
         reproduce([experiment()], results="")
 
 
-def test_a_folder_that_is_not_ours_is_refused_untouched(results):
+def test_a_folder_that_is_not_ours_raises_and_is_left_alone(results):
     results.mkdir()
     (results / "thesis.tex").touch()
     with pytest.raises(EquilibriaError, match="which holds other things; expected a folder that is new"):
@@ -248,7 +248,7 @@ def test_a_folder_that_is_not_ours_is_refused_untouched(results):
         reproduce([experiment()], results=results / "thesis.tex")
 
 
-def test_a_scale_that_an_experiment_does_not_have_is_refused_before_any_work(results):
+def test_a_scale_that_an_experiment_does_not_have_raises_before_any_work(results):
     with pytest.raises(EquilibriaError, match="got small at scale='paper'; expected one of: smoke, desk"):
         reproduce([experiment()], scale="paper", results=results)
     with pytest.raises(EquilibriaError, match="got scale='big'; expected one of: smoke, desk, paper"):
@@ -267,7 +267,7 @@ def test_a_scale_that_an_experiment_does_not_have_is_refused_before_any_work(res
         ("smd-rescale-law", {"dim": "many"}, "got dim='many'; expected a finite number"),
     ],
 )
-def test_impossible_settings_are_refused_before_any_work(results, name, changes, message):
+def test_impossible_settings_raise_before_any_work(results, name, changes, message):
     (known,) = registry.find([name])
     changed = replace(known, scales={"desk": replace(known.config("desk"), **changes)})
     with pytest.raises(EquilibriaError, match=re.escape(message)):
@@ -279,7 +279,7 @@ def test_a_result_of_another_version_counts_as_none(results):
     reproduce([experiment()], results=results)
     file = results / "small" / "desk" / "result.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"surprise": 1}))
-    assert open_results(results).place("small", "desk").read() is None
+    assert open_results(results).at_scale("small", "desk").read() is None
     assert isinstance(reproduce([experiment()], results=results)[0].result, Result)
 
 
@@ -309,21 +309,21 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The place of a finished experiment, and its result as JSON values."""
-    folder = tmp_path_factory.mktemp("finished") / "results"
-    reproduce([experiment()], results=folder)
-    place = open_results(folder).place("small", "desk")
-    return place, json.loads((place.path / "result.json").read_text())
+    """The folder of a finished experiment, and its result as JSON values."""
+    results = tmp_path_factory.mktemp("finished") / "results"
+    reproduce([experiment()], results=results)
+    folder = open_results(results).at_scale("small", "desk")
+    return folder, json.loads((folder.path / "result.json").read_text())
 
 
 @pytest.mark.parametrize("changes", WRONG.values(), ids=list(WRONG))
 def test_a_result_of_wrong_shape_counts_as_none(finished, changes):
-    place, values = finished
+    folder, values = finished
     changed = values | changes if changes.keys() <= values.keys() - {"source"} else None
     if changed is None:
         changed = values | {"claims": [values["claims"][0] | changes]}
-    file = place.path / "result.json"
+    file = folder.path / "result.json"
     file.write_text(json.dumps(values))
-    assert place.read() is not None
+    assert folder.read() is not None
     file.write_text(json.dumps(changed))
-    assert place.read() is None
+    assert folder.read() is None

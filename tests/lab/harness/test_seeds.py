@@ -11,9 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.harness import wording
-from equilibria.lab.harness.claim import CONTRADICTED, NOT_SHOWN, SHOWN, Claim, Source, at_least, not_demanded
-from equilibria.lab.harness.seeds import mean_at_least, mean_at_most, mean_interval, mean_near
+from equilibria.lab.harness import claim_text
+from equilibria.lab.harness.claim import (
+    CONTRADICTED,
+    NOT_SHOWN,
+    SHOWN,
+    Claim,
+    Source,
+    at_least,
+    mean_at_least,
+    mean_at_most,
+    mean_interval,
+    mean_near,
+    not_demanded,
+)
 
 SOURCE = Source("smd", "fig. 2")
 
@@ -50,16 +61,19 @@ def test_near_needs_the_whole_interval():
 
 def test_doubt_is_no_failure_and_contradiction_is():
     doubtful = mean_at_least("", SOURCE, bound=0, values=[-0.5, 1.0, 1.5])
-    assert not doubtful.fails and wording.verdict(doubtful) == "not shown at this scale"
+    assert not doubtful.fails and claim_text.verdict_text(doubtful) == "not shown at this scale"
     assert mean_at_least("", SOURCE, bound=0, values=[-1.1, -1.0, -0.9]).fails
     exact = at_least("", SOURCE, bound=0, measured=0.5, interval=(-0.1, 1.1))
-    assert exact.fails and wording.verdict(exact) == "not shown"  # there the scatter is ours to reduce
-    assert wording.verdict(not_demanded(doubtful)) == "not shown (not demanded at this scale)"
+    assert exact.fails and claim_text.verdict_text(exact) == "not shown"  # there the scatter is ours to reduce
+    assert claim_text.verdict_text(not_demanded(doubtful)) == "not shown (not demanded at this scale)"
 
 
-def test_the_number_of_seeds_is_told_and_survives_json():
+def test_the_number_of_seeds_is_shown_and_survives_json():
     claim = mean_at_most("", SOURCE, bound=0, values=[-3.0, -2.0, -1.0], unit="points", printed=-1.5)
-    assert wording.measured(claim) == "-2 points [-4.484, 0.4841], 3 seeds" and wording.printed(claim) == "-1.5 points"
+    assert (
+        claim_text.measured_text(claim) == "-2 points [-4.484, 0.4841], 3 seeds"
+        and claim_text.printed_text(claim) == "-1.5 points"
+    )
     assert Claim.from_dict(json.loads(json.dumps(claim.as_dict()))) == claim
 
 
@@ -69,6 +83,6 @@ def test_a_training_that_diverged_contradicts():
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0], [[1.0, 2.0, 3.0]]])
-def test_fewer_than_three_seeds_are_refused(values):
+def test_fewer_than_three_seeds_raise(values):
     with pytest.raises(EquilibriaError, match="of at least 3 seeds"):
         mean_interval(values)

@@ -1,4 +1,4 @@
-"""What a task may ask for: a folder that is found again after a kill, and somebody to tell how far it is."""
+"""Services for a running task: a folder that is found again after a kill, progress, and a device."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ from tests.helpers.task_cases import Config, run_task, tasks
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness import registry, reproduce
 from equilibria.lab.harness.experiment import Experiment
-from equilibria.lab.harness.progress import UnderWay
-from equilibria.lab.harness.task import device, progress_file, read_progress, scratch, tell_progress, workplace
+from equilibria.lab.harness.task import (
+    ProgressPoll,
+    device,
+    progress_file,
+    progress_reporter,
+    read_progress,
+    scratch,
+    task_context,
+)
 from equilibria.lab.harness.workers import Processes
 from equilibria.records._lock import RunLock
 
@@ -38,7 +45,7 @@ def place(tmp_path):
 
 def test_the_folder_is_made_when_it_is_asked_for_and_locked(place):
     wanted = place / "scratch-1" / "a"
-    with workplace(wanted):
+    with task_context(wanted):
         assert not wanted.exists()
         assert scratch() == wanted == scratch()
         with pytest.raises(EquilibriaError, match="is being recorded"):
@@ -48,44 +55,44 @@ def test_the_folder_is_made_when_it_is_asked_for_and_locked(place):
 
 def test_a_second_worker_with_the_same_task_gets_a_folder_of_its_own(place):
     wanted = place / "scratch-1" / "a"
-    with workplace(wanted):
+    with task_context(wanted):
         first = scratch()
-        with workplace(wanted):
+        with task_context(wanted):
             second = scratch()
             (second / "mine").touch()
         assert second != first and not second.exists()
 
 
 def test_where_there_are_no_results_nothing_is_left(tmp_path):
-    with workplace(tmp_path / "elsewhere" / "desk" / "scratch-1" / "a"):
+    with task_context(tmp_path / "elsewhere" / "desk" / "scratch-1" / "a"):
         found = scratch()
         assert found.is_dir()
-        tell_progress(10)(3)
+        progress_reporter(10)(3)
     assert not found.exists() and list(tmp_path.iterdir()) == []
 
 
 def test_outside_of_a_task_it_is_temporary():
     assert scratch().is_dir() and scratch() != scratch()
-    tell_progress(10)(3)
+    progress_reporter(10)(3)
 
 
 def test_the_device_is_that_of_the_workplace(place):
     assert device() == "cpu"
-    with workplace(place / "scratch-1" / "a", device="cuda:1"):
+    with task_context(place / "scratch-1" / "a", device="cuda:1"):
         assert device() == "cuda:1"
     assert device() == "cpu"
 
 
 @pytest.mark.parametrize("workers", [None, Processes(1)])
 def test_the_device_reaches_the_tasks_and_changes_no_fingerprint(workers, tmp_path):
-    told = tmp_path / "told"
-    (first,) = reproduce([keeping(device_to=str(told))], results=tmp_path / "a", workers=workers, device="cuda:1")
-    assert told.read_text() == "cuda:1"
+    shares = tmp_path / "shares"
+    (first,) = reproduce([keeping(device_to=str(shares))], results=tmp_path / "a", workers=workers, device="cuda:1")
+    assert shares.read_text() == "cuda:1"
     assert first.result.command == "equilibria reproduce keeping --scale desk --device cuda:1"
-    (second,) = reproduce([keeping(device_to=str(told))], results=tmp_path / "b", workers=workers)
-    assert told.read_text() == "cpu" and second.result.command == "equilibria reproduce keeping --scale desk"
+    (second,) = reproduce([keeping(device_to=str(shares))], results=tmp_path / "b", workers=workers)
+    assert shares.read_text() == "cpu" and second.result.command == "equilibria reproduce keeping --scale desk"
     assert first.result.fingerprint == second.result.fingerprint
-    (again,) = reproduce([keeping(device_to=str(told))], results=tmp_path / "a", workers=workers)
+    (again,) = reproduce([keeping(device_to=str(shares))], results=tmp_path / "a", workers=workers)
     assert again.reused
 
 
@@ -94,7 +101,7 @@ _NETWORKS = sorted({name for name, each in registry.experiments().items() if eac
 
 
 @pytest.mark.parametrize("name", _NETWORKS)
-def test_every_training_of_the_experiments_is_where_it_was_told_to_be(name, place, monkeypatch):
+def test_every_training_of_the_experiments_is_on_the_chosen_device(name, place, monkeypatch):
     class StoppedError(Exception):
         pass
 
@@ -105,21 +112,21 @@ def test_every_training_of_the_experiments_is_where_it_was_told_to_be(name, plac
     monkeypatch.setattr("equilibria.lab.training.train", stop)
     found = registry.experiments()[name]
     config = found.config("smoke")
-    with workplace(place / "scratch-1" / "a", device="cuda"), pytest.raises(StoppedError):
+    with task_context(place / "scratch-1" / "a", device="cuda"), pytest.raises(StoppedError):
         found.run_task(config, next(iter(found.tasks(config).values())))
 
 
-def test_progress_is_told_seldom_and_read_whole(place, monkeypatch):
+def test_progress_is_written_once_per_second_and_read_whole(place, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     wanted = place / "scratch-1" / "a"
-    with workplace(wanted):
-        tell = tell_progress(8)
-        tell(2)
-        tell(3)
+    with task_context(wanted):
+        report = progress_reporter(8)
+        report(2)
+        report(3)
         assert read_progress(progress_file(wanted)) == 0.25
         now[0] += 1.5
-        tell(4)
+        report(4)
     assert read_progress(progress_file(wanted)) == 0.5
     assert [path.name for path in wanted.parent.iterdir()] == ["a.progress"]
 
@@ -130,18 +137,18 @@ def test_progress_that_cannot_be_read_is_none(tmp_path, content):
     assert read_progress(tmp_path / "a.progress") == 0
 
 
-def test_shares_of_the_tasks_under_way_add_up(tmp_path):
+def test_shares_of_running_tasks_add_up(tmp_path):
     files = {name: tmp_path / name for name in "abc"}
     files["a"].write_text("1 4")
     files["b"].write_text("1 2")
-    told: list[float] = []
-    with UnderWay(files, told.append, seconds=0.01) as watched:
-        while not told:
+    shares: list[float] = []
+    with ProgressPoll(files, shares.append, seconds=0.01) as watched:
+        while not shares:
             time.sleep(0.01)
         watched.finished("b")
-        while told[-1] != 0.25:
+        while shares[-1] != 0.25:
             time.sleep(0.01)
-    assert set(told) == {0.75, 0.25}
+    assert set(shares) == {0.75, 0.25}
 
 
 def test_a_task_that_failed_goes_on_from_its_folder_which_goes_when_it_is_done(tmp_path):
@@ -182,11 +189,11 @@ def test_folders_of_other_settings_go(tmp_path):
     assert list((results / "keeping" / "desk").glob("scratch-*")) == []
 
 
-def test_the_runner_tells_what_is_under_way(tmp_path, monkeypatch):
-    monkeypatch.setitem(UnderWay.__init__.__kwdefaults__, "seconds", 0.02)
-    told: list[float] = []
-    reproduce([keeping(slow=0.2)], results=tmp_path / "results", under_way=told.append)
-    assert 0.75 in told  # draw-1 says 3 of 4 and waits
+def test_the_runner_reports_the_progress_of_running_tasks(tmp_path, monkeypatch):
+    monkeypatch.setitem(ProgressPoll.__init__.__kwdefaults__, "seconds", 0.02)
+    shares: list[float] = []
+    reproduce([keeping(slow=0.2)], results=tmp_path / "results", running=shares.append)
+    assert 0.75 in shares  # draw-1 says 3 of 4 and waits
 
 
 # ---- what a machine lacks

@@ -71,6 +71,6 @@ def test_the_start_is_torchs_own():
 
 
 @pytest.mark.parametrize(("width", "blocks"), [(0, (1,)), (8, ()), (8, (1, 0))])
-def test_bad_sizes_are_refused(width, blocks):
+def test_bad_sizes_raise(width, blocks):
     with pytest.raises(EquilibriaError, match=r"got (width=0|blocks=)"):
         BasicBlockResNet(width, blocks)

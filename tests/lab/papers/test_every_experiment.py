@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.harness import experiments, figures, find, reproduce
-from equilibria.lab.harness.registry import is_stale
+from equilibria.lab.harness import experiments, figures, find, registry, reproduce
+from equilibria.lab.harness.pages import results_page
+from equilibria.lab.harness.registry import MODULES, is_stale
 from equilibria.lab.harness.results import Result, open_results
-from equilibria.lab.harness.results_page import results_page
 from equilibria.theory import cite
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -33,7 +35,7 @@ LONG = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in experiments()]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in MODULES]
 )
 def test_smoke(name, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "SUFFIXES", ("png",))  # drawing costs more than most of the runs
@@ -59,7 +61,28 @@ def test_ids_and_scales_are_as_the_command_line_promises():
         assert {"smoke", "desk"} <= set(experiment.scales)
 
 
-def test_unknown_ids_are_refused_with_the_nearest():
+def test_the_table_of_modules_is_complete_and_right():
+    """Every module below the papers and beyond that has an EXPERIMENT is listed, under that experiment's id."""
+    lab = Path(registry.__file__).parents[1]
+    files = [file for folder in ("papers", "beyond") for file in (lab / folder).rglob("*.py")]
+    written = {file for file in files if "\nEXPERIMENT = " in file.read_text(encoding="utf-8")}
+    assert {lab.joinpath(*module.split(".")).with_suffix(".py") for module in MODULES.values()} == written
+    assert {name: experiment.id for name, experiment in experiments().items()} == {name: name for name in MODULES}
+    papers = [module.rsplit(".", 1)[0] for module in MODULES.values()]
+    assert list(MODULES) == sorted(MODULES, key=lambda name: (papers.index(MODULES[name].rsplit(".", 1)[0]), name))
+
+
+def test_one_experiment_imports_no_other():
+    code = (
+        "import sys; from equilibria.lab.harness import find, registry; find(['nrq-escape'])\n"
+        "others = {f'equilibria.lab.{module}' for name, module in registry.MODULES.items() if name != 'nrq-escape'}\n"
+        "print(sorted(others & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_unknown_ids_raise_with_the_nearest():
     with pytest.raises(EquilibriaError, match="'sharp-hamiltonain', which is unknown; did you mean sharp-hamiltonian"):
         find(["sharp-hamiltonain"])
     with pytest.raises(EquilibriaError, match="--list"):

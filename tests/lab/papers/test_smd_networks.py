@@ -25,11 +25,19 @@ from equilibria.lab.papers.smd import (
 from equilibria.lab.papers.smd import (
     fig9_architectures as architectures,
 )
-from equilibria.lab.papers.smd.batch_gradients import GradientNorms, NoiseMeasure, batch_gradients, convolutions
 from equilibria.lab.papers.smd.fig2_fixed_lr import arrivals
-from equilibria.lab.papers.smd.fig7_linear_scaling import SpanAngles
-from equilibria.lab.papers.smd.image_training import Images, Network, Plan, Sgd, batches, load, make_network, recipe
-from equilibria.lab.papers.smd.layer_angles import inside, layer, running_mean
+from equilibria.lab.papers.smd.image_training import (
+    Images,
+    ImageTraining,
+    Network,
+    Sgd,
+    batches,
+    load,
+    make_network,
+    recipe,
+)
+from equilibria.lab.papers.smd.layer_angles import inside, layer_column, running_mean
+from equilibria.lab.papers.smd.measures import GradientNorms, NoiseMeasure, SpanAngles, batch_gradients, convolutions
 from equilibria.lab.training import Training, by_layer, train
 
 DIGITS = Images("digits", flip=False)
@@ -37,8 +45,8 @@ TINY = Network(width=4, blocks=(1,))
 SGD = Sgd("SGDM", lr=0.1, weight_decay=5e-3, other_lr=0.01, momentum=0.9)
 
 
-def plan(**changes) -> Plan:
-    made = Plan(images=DIGITS, network=TINY, sgd=SGD, batch_size=16, steps=8, measure_every=1, watch_every=1)
+def small_training(**changes) -> ImageTraining:
+    made = ImageTraining(images=DIGITS, network=TINY, sgd=SGD, batch_size=16, steps=8, measure_every=1, watch_every=1)
     return replace(made, **changes)
 
 
@@ -49,7 +57,7 @@ def digits() -> ImageSet:
 
 @pytest.fixture
 def training(digits) -> Training:
-    return Training(recipe(plan(), digits, seed=0))
+    return Training(recipe(small_training(), digits, seed=0))
 
 
 def some_batches(digits, *, size: int = 16, count: int = 4):
@@ -98,7 +106,7 @@ def test_between_two_times_there_are_no_gradient_norms(training, digits):
 
 
 def test_angles_over_one_step_are_those_that_watching_finds_in_the_same_order(digits):
-    trained = train(recipe(plan(measures={"spans": SpanAngles((1, 4))}), digits, seed=0))
+    trained = train(recipe(small_training(measures={"spans": SpanAngles((1, 4))}), digits, seed=0))
     layers = by_layer(trained.samples, ["angle"])
     np.testing.assert_allclose(trained.curves["angle_1"][1:], layers.columns["angle"], rtol=1e-3)
     there = np.isfinite(trained.curves["angle_4"][:, 0])
@@ -107,10 +115,10 @@ def test_angles_over_one_step_are_those_that_watching_finds_in_the_same_order(di
 
 def test_spans_go_on_after_an_interruption(digits):
     whole, part = SpanAngles((4,)), SpanAngles((4,))
-    first = train(recipe(plan(steps=6, measures={"spans": part}), digits, seed=0))
+    first = train(recipe(small_training(steps=6, measures={"spans": part}), digits, seed=0))
     gone_on = SpanAngles((4,))
-    second = train(recipe(plan(measures={"spans": gone_on}), digits, seed=0), start=first.state)
-    straight = train(recipe(plan(measures={"spans": whole}), digits, seed=0))
+    second = train(recipe(small_training(measures={"spans": gone_on}), digits, seed=0), start=first.state)
+    straight = train(recipe(small_training(measures={"spans": whole}), digits, seed=0))
     assert np.array_equal(second.curves["angle_4"][-1], straight.curves["angle_4"][-1])
 
 
@@ -119,11 +127,11 @@ def test_a_running_mean_of_a_line_is_the_line_inside():
     np.testing.assert_allclose(running_mean(line, 5)[2:-2], line[2:-2], atol=1e-12)
 
 
-def test_windows_and_layers_that_are_not_there_are_refused():
+def test_windows_and_layers_that_are_not_there_raise():
     with pytest.raises(EquilibriaError, match="expected one with samples"):
         inside(np.arange(5), (7, 9))
     with pytest.raises(EquilibriaError, match="expected one of: a, b"):
-        layer({"names": np.array(["a", "b"])}, "c")
+        layer_column({"names": np.array(["a", "b"])}, "c")
 
 
 def test_arrival_is_the_first_step_that_stays_near_the_theory_or_the_last_of_all():
@@ -143,9 +151,9 @@ def test_the_law_of_later_stages_begins_where_the_stage_before_ended():
 def test_linear_scaling_trains_on_equally_many_images():
     config = experiments()["smd-linear-scaling"].config("desk")
     for place in range(len(config.rules)):
-        plans = [config.plan(place, factor) for factor in config.factors]
-        assert len({each.steps * each.batch_size for each in plans}) == 1
-        assert len({each.sgd.lr / each.batch_size for each in plans}) == 1
+        trainings = [config.training(place, factor) for factor in config.factors]
+        assert len({training.steps * training.batch_size for training in trainings}) == 1
+        assert len({training.sgd.lr / training.batch_size for training in trainings}) == 1
     assert config.spans(1) == (4, 16, 1024) and config.spans(16) == (64,)
     assert linear_scaling_runs.key(config, 1, 16, 50) == "sgdm-16-50"
 
@@ -191,24 +199,24 @@ def small(network: Network) -> Network:
     )
 
 
-def paper_plans() -> dict[str, Plan]:
+def paper_trainings() -> dict[str, ImageTraining]:
     configs = {
         name: experiments()[name].config("paper") for name in experiments() if "paper" in experiments()[name].scales
     }
     return {
-        "fixed-lr": configs["smd-fixed-lr"].plan(1),
-        "multistage": replace(configs["smd-multistage"].plan(), rescale=True),
-        "noise": configs["smd-noise"].plan(),
-        "linear-scaling": configs["smd-linear-scaling"].plan(1, 4),
-        "mobilenet": configs["smd-architectures"].plan(0),
-        "shufflenet": configs["smd-architectures"].plan(1),
+        "fixed-lr": configs["smd-fixed-lr"].training(1),
+        "multistage": replace(configs["smd-multistage"].training(), rescale=True),
+        "noise": configs["smd-noise"].training(),
+        "linear-scaling": configs["smd-linear-scaling"].training(1, 4),
+        "mobilenet": configs["smd-architectures"].training(0),
+        "shufflenet": configs["smd-architectures"].training(1),
     }
 
 
 @pytest.mark.parametrize("name", ["fixed-lr", "multistage", "noise", "linear-scaling", "mobilenet", "shufflenet"])
 @pytest.mark.slow
 def test_the_papers_settings_start_and_run_on_a_stand_in(name):
-    paper = paper_plans()[name]
+    paper = paper_trainings()[name]
     pixels = torch.randint(256, (8, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     stand_in = ImageSet(pixels, torch.arange(8) % 10, pixels, torch.arange(8) % 10, tuple("abcdefghij"), "random")
     drops = (5,) if paper.drops else ()

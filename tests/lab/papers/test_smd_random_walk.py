@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from equilibria.lab.papers.smd.random_walk import heavy_ball, tangent_noise, turned
+from equilibria.lab.papers.smd.random_walk import tangent_noise, turned, walk_heavy_ball
 
 
 def test_noise_is_tangent_and_of_the_right_size():
@@ -34,7 +34,7 @@ def test_the_steps_are_those_of_torch():
         w.grad = torch.tensor(gradient)
         optimizer.step()
     given = iter(gradients)
-    ours, _, norms, _ = heavy_ball(
+    ours, _, norms, _ = walk_heavy_ball(
         start,
         np.zeros_like(start),
         50,

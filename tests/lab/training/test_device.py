@@ -9,9 +9,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.training import Evaluation, FullBatch, Recipe, SharpnessMeasure, Training, train
-from equilibria.lab.training import sharpness as sharpness_module
-from equilibria.lab.training.device import named_device, present_device
+from equilibria.lab.training import Evaluation, FullBatch, Recipe, SharpnessMeasure, Training, measures, train
+from equilibria.lab.training.recipe import named_device, present_device
 from equilibria.lab.training.training import _random_state, _set_random_state
 
 _MAY_MIX = (torch.Tensor.copy_, torch.Tensor.__deepcopy__, torch._has_compatible_shallow_copy_type)
@@ -64,7 +63,7 @@ def test_devices_do_not_mix(gpu):
 
 
 @pytest.mark.parametrize("chunk", [None, 4])
-def test_a_training_is_where_it_was_told_to_be(gpu, chunk):
+def test_a_training_is_on_its_device(gpu, chunk):
     trained = train(made(chunk=chunk))
     assert {tensor.device.type for tensor in trained.model.state_dict().values()} == {"meta"}
     buffers = [held["momentum_buffer"] for held in trained.state["optimizer"]["state"].values()]
@@ -84,7 +83,7 @@ def test_the_random_numbers_of_the_device_are_kept(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
-def test_a_state_of_the_cpu_goes_on_there_with_what_its_measures_remember(gpu):
+def test_a_state_of_the_cpu_resumes_there_with_the_state_of_its_measures(gpu):
     class Remembers:
         held = torch.zeros(4)
 
@@ -114,7 +113,7 @@ def test_sharpness_is_measured_there(gpu, monkeypatch):
         seen.extend(tensor for pair in batch for tensor in pair)
         raise FoundError
 
-    monkeypatch.setattr(sharpness_module, "sharpness", stop)
+    monkeypatch.setattr(measures, "sharpness", stop)
     measure = SharpnessMeasure([(torch.zeros(2, 3, 6, 6), torch.zeros(2)), (torch.zeros(2, 3, 6, 6), torch.zeros(2))])
     with pytest.raises(FoundError):
         measure(Training(made()))
@@ -136,7 +135,7 @@ def test_the_first_weights_are_those_of_the_cpu(gpu):
     assert len(moved) == 1 and torch.equal(moved[0], first)
 
 
-def test_devices_that_are_none_or_not_there_are_refused(monkeypatch):
+def test_devices_that_do_not_exist_or_are_not_here_raise(monkeypatch):
     for name in ("gpu", "mps", "cuda:x", 3):
         with pytest.raises(EquilibriaError, match=f"got device={name!r}; expected 'cpu', 'cuda'"):
             made(device=name)

@@ -17,10 +17,10 @@ from equilibria.lab.training import (
     Recipe,
     SharpnessMeasure,
     Training,
+    decay_groups,
     drops,
     recomputed_statistics,
     train,
-    two_groups,
 )
 
 
@@ -100,9 +100,9 @@ def test_they_come_back_after_an_error_too():
 
 
 def test_evaluation_is_loss_and_accuracy_of_the_whole_set(monkeypatch):
-    from equilibria.lab.training import evaluation
+    from equilibria.lab.training import measures
 
-    monkeypatch.setattr(evaluation, "_AT_ONCE", 7)
+    monkeypatch.setattr(measures, "_EVALUATED_AT_ONCE", 7)
     inputs, labels = samples()
     training = Training(descent(nn.LayerNorm(5)))
     found = Evaluation(test=(inputs, labels))(training)
@@ -143,7 +143,7 @@ def test_sharpness_on_the_way_is_that_of_the_weights_then():
     assert trained.curves["norm_sq"][-1] == pytest.approx(alone.norm_sq)
 
 
-def test_sharpness_goes_on_warm_after_a_kill(tmp_path):
+def test_sharpness_resumes_warm_after_a_kill(tmp_path):
     """Only the next search shows whether the vectors were kept: it takes the same products and finds the same bits."""
 
     def wide(**more) -> Recipe:
@@ -167,14 +167,14 @@ def test_sharpness_goes_on_warm_after_a_kill(tmp_path):
 
 def test_groups_hold_every_parameter_once():
     model = linear_net(nn.BatchNorm1d(5))
-    groups = two_groups(model, ["0.weight"], lr=0.5, weight_decay=0.1, other_lr=0.2)
+    groups = decay_groups(model, ["0.weight"], lr=0.5, weight_decay=0.1, other_lr=0.2)
     held = [param for group in groups for param in group["params"]]
     assert {id(param) for param in held} == {id(param) for param in model.parameters()} and len(held) == 5
     with pytest.raises(EquilibriaError, match=r"got invariant='1\.wait', which the model lacks"):
-        two_groups(model, ["1.wait"], lr=0.5, weight_decay=0.1, other_lr=0.2)
+        decay_groups(model, ["1.wait"], lr=0.5, weight_decay=0.1, other_lr=0.2)
 
 
-def test_drops_divide_at_every_step_given():
+def test_drops_divide_at_every_listed_step():
     schedule = drops([10, 4], 10)
     assert [schedule(step) for step in (0, 3, 4, 9, 10, 99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 

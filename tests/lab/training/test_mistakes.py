@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from equilibria.errors import EquilibriaError
 from equilibria.lab.data import Batches, load_digits
 from equilibria.lab.nets import BasicBlockResNet
-from equilibria.lab.training import Evaluation, FullBatch, Recipe, Training, drops, train, two_groups
+from equilibria.lab.training import Evaluation, FullBatch, Recipe, Training, decay_groups, drops, train
 from equilibria.lab.training.checkpoint import Checkpoint, read_checkpoint
 
 
@@ -53,7 +53,7 @@ def test_data_that_end_early_are_an_error_after_a_checkpoint(loader, tmp_path):
         assert torch.equal(value, cut.model.state_dict()[name]), name
 
 
-def test_data_that_can_be_gone_through_once_are_refused():
+def test_data_that_can_be_iterated_once_raise():
     with pytest.raises(EquilibriaError, match="got data of type list_iterator, which can be gone through only once"):
         train(plain(data=iter(some_batches(STEPS))))
     with pytest.raises(EquilibriaError, match="got data without a batch; expected 24"):
@@ -127,7 +127,7 @@ def names(folder) -> list[str]:
 
 @pytest.mark.parametrize("foreign", ["notes.txt", "mine.tmp", "deep/x", "record/mine.csv", "record/deep/x", "record"])
 @pytest.mark.parametrize("watched", [None, 1])
-def test_a_folder_with_other_things_is_refused_and_left_as_it_was(foreign, watched, tmp_path):
+def test_a_folder_with_other_things_raises_and_left_as_it_was(foreign, watched, tmp_path):
     (tmp_path / foreign).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / foreign).write_text("mine")
     before = names(tmp_path)
@@ -235,7 +235,7 @@ OF_STEPS = {
 
 
 @pytest.mark.parametrize("what", [*OTHERS, *OF_STEPS])
-def test_a_folder_with_another_training_is_refused(what, tmp_path):
+def test_a_folder_with_another_training_raises(what, tmp_path):
     train(plain(steps=4), folder=tmp_path)
     before = (tmp_path / "checkpoint.pt").read_bytes()
     with pytest.raises(EquilibriaError, match=rf"got the folder {tmp_path}, of another training: {what}; expected the"):
@@ -243,7 +243,7 @@ def test_a_folder_with_another_training_is_refused(what, tmp_path):
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
 
 
-def test_a_control_that_is_gone_is_refused(tmp_path):
+def test_a_missing_control_raises(tmp_path):
     train(plain(rescale=True, steps=4), folder=tmp_path)
     with pytest.raises(EquilibriaError, match=r"control is \S*rescaled\(.*\) there and none here"):
         train(plain(), folder=tmp_path)
@@ -256,7 +256,7 @@ def test_a_control_that_is_gone_is_refused(tmp_path):
         (lambda step: 1 - step / 200, r"0 to 49 is 1.0 there and 1.0 to 0.755 \([0-9a-f]{8}\) here"),
     ],
 )
-def test_another_schedule_is_refused(schedule, what, tmp_path):
+def test_another_schedule_raises(schedule, what, tmp_path):
     base = perceptron(steps=120, schedule=drops([60], 5))
     with pytest.raises(StoppedError):
         train(base, folder=tmp_path, checkpoint_steps=1, progress=stop_at(3))
@@ -265,7 +265,7 @@ def test_another_schedule_is_refused(schedule, what, tmp_path):
     train(replace(base, schedule=lambda step: 1.0 if step < 60 else 0.2), folder=tmp_path)  # the same in other words
 
 
-def test_a_schedule_that_changes_behind_the_old_end_goes_on(tmp_path):
+def test_a_schedule_that_changes_after_the_old_end_resumes(tmp_path):
     train(perceptron(steps=100), folder=tmp_path)
     train(perceptron(steps=150, schedule=drops([100], 5)), folder=tmp_path)
 
@@ -275,7 +275,7 @@ def test_a_branch_may_go_on_otherwise(what):
     train(plain(steps=6, **OF_STEPS[what]), start=train(plain(steps=4)).state)
 
 
-def test_fewer_steps_than_were_done_are_refused_and_more_are_done(tmp_path):
+def test_fewer_steps_than_were_done_raise_and_more_are_done(tmp_path):
     train(plain(steps=6), folder=tmp_path)
     with pytest.raises(EquilibriaError, match="whose training has done 6 steps; expected at most the 5 steps"):
         train(plain(steps=5), folder=tmp_path)
@@ -285,7 +285,7 @@ def test_fewer_steps_than_were_done_are_refused_and_more_are_done(tmp_path):
 
 
 @pytest.mark.parametrize("what", [what for what, changes in OTHERS.items() if not changes.keys() & {"seed", "data"}])
-def test_a_branch_with_another_network_or_optimizer_is_refused(what):
+def test_a_branch_with_another_network_or_optimizer_raises(what):
     stem = train(plain(steps=4))
     with pytest.raises(EquilibriaError, match=rf"got a start, of another training: {what}; expected the same network"):
         train(plain(**OTHERS[what]), start=stem.state)
@@ -298,13 +298,13 @@ def test_a_branch_beyond_a_drop_has_the_optimizer_of_its_stem():
     train(plain(), start=stem.state)
 
 
-def test_a_start_that_is_none_is_refused():
+def test_a_start_that_is_not_a_training_raises():
     with pytest.raises(EquilibriaError, match=r"got a start without model, optimizer, .*; expected the state of a"):
         train(plain(), start={"step": 3})
 
 
 @pytest.mark.parametrize("start", [3, "state.pt"])
-def test_a_start_that_is_no_state_is_refused(start):
+def test_a_start_that_is_not_a_state_raises(start):
     with pytest.raises(
         EquilibriaError, match=f"got start of type {type(start).__name__}; expected the state of another"
     ):
@@ -334,7 +334,7 @@ def test_a_training_itself_is_no_start():
         ({"optimizer": "sgd"}, "got optimizer=an object of str; expected a function"),
     ],
 )
-def test_what_is_made_already_is_refused(changes, message):
+def test_a_ready_made_model_or_optimizer_raises(changes, message):
     with pytest.raises(EquilibriaError, match=message):
         perceptron(**changes)
 
@@ -401,7 +401,7 @@ def test_other_failures_of_networks_are_not_laid_on_pixels():
 # ---- other mistakes
 
 
-def test_statistics_that_are_no_list_of_batches_are_refused():
+def test_statistics_that_are_not_a_list_of_batches_raise():
     inputs, labels = torch.zeros(4, 3), torch.zeros(4).long()
     with pytest.raises(EquilibriaError, match=r"got statistics as one tensor of \(4, 3\); expected a list of batches"):
         Evaluation(inputs, test=(inputs, labels))
@@ -412,13 +412,13 @@ def test_statistics_that_are_no_list_of_batches_are_refused():
 def test_one_name_of_invariant_weights_is_no_list():
     settings = {"lr": 0.1, "weight_decay": 0.1, "other_lr": 0.1}
     with pytest.raises(EquilibriaError, match=r"got invariant='weight'; expected a list of names: \['weight'\]"):
-        two_groups(nn.Linear(2, 2), "weight", **settings)
-    groups = two_groups(nn.Linear(2, 2), (name for name in ["weight"]), **settings)
+        decay_groups(nn.Linear(2, 2), "weight", **settings)
+    groups = decay_groups(nn.Linear(2, 2), (name for name in ["weight"]), **settings)
     assert [len(group["params"]) for group in groups] == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["step", "loss", "test_loss"])
-def test_two_measures_with_one_name_are_refused(name):
+def test_two_measures_with_one_name_raise(name):
     digits = load_digits()
     measures = {
         "sets": Evaluation(test=(digits.test_images, digits.test_labels)),
@@ -428,19 +428,19 @@ def test_two_measures_with_one_name_are_refused(name):
         train(plain(measures=measures))
 
 
-def test_a_network_without_parameters_is_refused():
+def test_a_network_without_parameters_raises():
     with pytest.raises(EquilibriaError, match="got a ReLU without parameters; expected a network to train"):
         train(perceptron(model=nn.ReLU))
 
 
 @pytest.mark.parametrize("below", ["", "further"])
-def test_a_folder_that_is_a_file_is_refused(below, tmp_path):
+def test_a_folder_that_is_a_file_raises(below, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(EquilibriaError, match="where a file is; expected a folder, or nothing"):
         train(perceptron(), folder=tmp_path / "file" / below)
 
 
-def test_a_set_without_samples_is_refused():
+def test_a_set_without_samples_raises():
     with pytest.raises(EquilibriaError, match="got test with 0 inputs and 0 labels; expected one label per input"):
         Evaluation(test=(torch.zeros(0, 3), torch.zeros(0)))
     with pytest.raises(EquilibriaError, match="got test with 2 inputs and 3 labels"):
@@ -448,18 +448,18 @@ def test_a_set_without_samples_is_refused():
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_decay", "other_lr"])
-def test_negative_settings_are_refused(name):
+def test_negative_settings_raise(name):
     settings = {"lr": 0.1, "weight_decay": 0.1, "other_lr": 0.1, name: -0.5}
     with pytest.raises(EquilibriaError, match=f"got {name}=-0.5; expected 0 <= {name}"):
-        two_groups(nn.Linear(2, 2), ["weight"], **settings)
+        decay_groups(nn.Linear(2, 2), ["weight"], **settings)
 
 
-def test_a_schedule_that_falls_below_zero_is_refused():
+def test_a_schedule_that_falls_below_zero_raises():
     with pytest.raises(EquilibriaError, match=r"got schedule\(2\)=-1; expected 0 <= schedule\(2\)"):
         train(perceptron(schedule=lambda step: 1.0 - step))
 
 
-def test_a_last_chunk_of_one_sample_is_refused_where_it_cannot_be_normalised():
+def test_a_last_chunk_of_one_sample_raises_where_it_cannot_be_normalised():
     with pytest.raises(EquilibriaError, match="got a single sample to train on, of a batch of 9 with chunk=8"):
         train(perceptron(chunk=8))
     train(perceptron(chunk=8, model=lambda: nn.Linear(3, 2)))

@@ -1,4 +1,4 @@
-"""A training is that of a bare loop, undisturbed by what looks at it, and goes on bit for bit after a kill."""
+"""A training equals a bare loop, is not disturbed by watching and measuring, and resumes bit for bit after a kill."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.lab.data import load_digits
 from equilibria.lab.training import Trained, Training, by_layer, train
 from equilibria.lab.training.checkpoint import read_checkpoint
+from equilibria.records import read_record
 
 
 def assert_same(one: Trained, two: Trained) -> None:
@@ -34,12 +35,12 @@ def assert_same(one: Trained, two: Trained) -> None:
 
 
 def bare_loop(kind: str) -> torch.nn.Module:
-    """By hand: the same seed, batches and drop, and nothing that looks."""
-    given = recipe(kind)
-    torch.manual_seed(given.seed)
-    model = given.model()
-    rule = given.optimizer(model)
-    for step, (images, labels) in enumerate(islice(given.data, STEPS)):
+    """By hand: the same seed, batches and drop, without watching or measuring."""
+    settings = recipe(kind)
+    torch.manual_seed(settings.seed)
+    model = settings.model()
+    rule = settings.optimizer(model)
+    for step, (images, labels) in enumerate(islice(settings.data, STEPS)):
         if step == DROP:
             for group in rule.param_groups:
                 group["lr"] /= 5
@@ -54,6 +55,14 @@ def test_the_weights_are_those_of_a_bare_loop(kind):
     trained, by_hand = train(recipe(kind)), bare_loop(kind)
     for name, value in by_hand.state_dict().items():
         torch.testing.assert_close(trained.model.state_dict()[name], value, rtol=0, atol=0)
+
+
+def test_a_record_is_a_run_directory_with_the_same_samples(tmp_path):
+    recorded = train(recipe(), record=tmp_path / "run")
+    assert recorded.samples.equals(read_record(tmp_path / "run").samples())
+    assert_same(recorded, train(recipe(), folder=tmp_path / "training"))
+    with pytest.raises(EquilibriaError, match="expected one of the two"):
+        train(recipe(), folder=tmp_path / "a", record=tmp_path / "b")
 
 
 def test_training_twice_gives_the_same_whatever_else_draws_random_numbers():
@@ -117,7 +126,7 @@ def folded(scheduler, model):
     return FoldedWeightDecay(scheduler, model, invariant=invariant(model), example=example)
 
 
-def test_weight_decay_that_is_folded_goes_on_too(tmp_path):
+def test_weight_decay_that_is_folded_resumes_too(tmp_path):
     with pytest.raises(StoppedError):
         train(recipe(control=folded), folder=tmp_path, checkpoint_steps=4, progress=stop_at(14))
     assert_same(train(recipe(control=folded), folder=tmp_path), train(recipe(control=folded)))
@@ -160,7 +169,7 @@ def test_a_branch_leaves_its_start_as_it_was():
     assert all(torch.equal(one, two) for one, two in zip(buffers, now, strict=True))
 
 
-def test_a_start_beyond_the_end_is_refused():
+def test_a_start_beyond_the_end_raises():
     stem = train(replace(recipe(), steps=DROP))
     with pytest.raises(EquilibriaError, match="got a start with 12 steps; expected the state of a training with fewer"):
         train(replace(recipe(), steps=DROP), start=stem.state)
@@ -179,7 +188,7 @@ def test_the_control_is_the_one_that_was_asked_for():
         ({"watch_every": 0.5}, "watch_every"),
     ],
 )
-def test_an_impossible_recipe_is_refused(changes, message):
+def test_an_impossible_recipe_raises(changes, message):
     with pytest.raises(EquilibriaError, match=message):
         recipe(**changes)
 

@@ -1,1 +1,1 @@
-"""What no paper shows: equilibria of other optimizers and networks."""
+"""Experiments beyond the papers: other optimizers, a transformer, and forecasts."""

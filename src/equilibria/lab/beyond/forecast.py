@@ -1,4 +1,4 @@
-"""Trainings whose every step is watched, for eq-forecast: what the forecasts are judged by."""
+"""eq-forecast: norm and angle of every layer, forecast from the first steps of a run and compared with the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from equilibria.forecasting import BASELINES, FORECAST, BackTest, backtest
 from equilibria.forecasting._backtest import rms
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, not_demanded
+from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, demanded_if
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.records.tables import NUMBERS, SAMPLE_FIELDS
@@ -33,17 +33,17 @@ _KEPT = (
     *("lr", "weight_decay", "momentum", "norm", "cosine", "update_norm", "angle"),
     *("unit_grad_sq", "momentum_unit_grad_sq"),
 )
-_OTHERS_LR = 0.1  # the most that BatchNorm and the last layer of an SGD run get
+_OTHERS_LR = 0.1  # at most, of BatchNorm and the last layer under SGD
 _MOMENTUM = 0.9
-_MOST_IMAGES = 30_000  # of CIFAR-10, its first three batches
-_WARM_UP = 200  # steps; shorter than what is fitted, so that the fit sees lr change
+_MOST_IMAGES = 30_000  # of CIFAR-10: its first three files
+_WARM_UP = 200  # steps; fewer than are fitted, so that lr changes within the fit
 
 
 @dataclass(frozen=True)
-class Training:
-    """One training.
+class WatchedTraining:
+    """The settings of one training, of which every step is watched.
 
-    ``label_noise`` is the share of labels drawn anew for every batch, so that they cannot be learnt by heart.
+    ``label_noise`` is the share of labels replaced in every batch, so that they cannot be memorised.
     """
 
     data: str = "digits"
@@ -61,7 +61,7 @@ class Training:
     seed: int = 0
 
     def factor(self, step: int) -> float:
-        """lr of a step over its peak."""
+        """The learning rate of a step over its peak."""
         if self.schedule == "step":
             return 1.0 if step < round(self.drop_at * self.steps) else 1 / self.drop
         if self.schedule == "constant":
@@ -74,7 +74,7 @@ class Training:
 
 _ADAMW = {"optimizer": "adamw", "lr": 5e-3, "weight_decay": 0.5}
 _CIFAR = {"data": "cifar", "blocks": (1, 1, 1), "batch_size": 128, "label_noise": 0.0, "steps": 1000}
-# Another width, batch, noise, lr * wd and size of the drop than any run that the prior comes from.
+# Width, batch size, noise, lr * wd and drop differ from all runs that the prior was fitted to.
 _OTHER: dict[str, Any] = {"seed": 2, "width": 12, "drop": 5.0, "label_noise": 0.2, "batch_size": 48}
 _FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "digits": {"sgdm": {"drop_at": 0.5}, "adamw": {"drop_at": 0.5, **_ADAMW}},
@@ -88,10 +88,10 @@ _FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """Families of trainings, each under four schedules with two optimizers; ``steps`` of 0 leaves their own length.
+    """Families of trainings, each with four schedules and two optimizers; ``steps`` of 0 keeps their own length.
 
-    No training here is one of those that the forecast's prior comes from: seeds differ, and in "digits-other" also
-    width, batch size, label noise, lr * wd and the drop.
+    The forecast's prior was fitted to none of these trainings: seeds differ, and in "digits-other" also width, batch
+    size, label noise, lr * wd and the drop.
     """
 
     families: tuple[str, ...] = tuple(_FAMILIES)
@@ -101,7 +101,7 @@ class Config:
 
 
 def tasks(config: Config) -> dict[str, tuple[str, str, str]]:
-    """A training each."""
+    """Family, optimizer and schedule of each training."""
     return {
         f"{family}-{optimizer}-{schedule}": (family, optimizer, schedule)
         for family in config.families
@@ -110,31 +110,27 @@ def tasks(config: Config) -> dict[str, tuple[str, str, str]]:
     }
 
 
-def training(config: Config, task: tuple[str, str, str]) -> Training:
+def settings_of(config: Config, task: tuple[str, str, str]) -> WatchedTraining:
     """The training of a task."""
     family, optimizer, schedule = task
-    found = Training(**_FAMILIES[family][optimizer], schedule=schedule)
-    return replace(found, steps=config.steps) if config.steps else found
+    training = WatchedTraining(**_FAMILIES[family][optimizer], schedule=schedule)
+    return replace(training, steps=config.steps) if config.steps else training
 
 
 def needs(config: Config) -> None:
-    """The data of all families."""
+    """Load the data of all families."""
     for task in tasks(config).values():
-        load(training(config, task).data)
+        load(settings_of(config, task).data)
 
 
 def run_task(config: Config, task: tuple[str, str, str]) -> Arrays:
-    """Every sampled step of one training."""
-    return run_training(training(config, task))
-
-
-def run_training(training: Training) -> Arrays:
-    """The columns of the sample table, steps x layers, and the metadata as JSON."""
+    """Train once; the columns of the sample table, steps x layers, and the metadata as JSON."""
     import torch
 
     from equilibria.lab.nets import BasicBlockResNet
     from equilibria.monitor.monitor import Monitor
 
+    training = settings_of(config, task)
     torch.set_num_threads(1)
     images, labels = load(training.data)
     with torch.random.fork_rng(devices=[]):
@@ -159,13 +155,13 @@ def load(data: str) -> tuple[Tensor, Tensor]:
     Raises:
         EquilibriaError: the data set is not on this machine.
     """
-    from equilibria.lab.data import cifar10, load_digits
+    from equilibria.lab.data import load_images
 
-    found = load_digits() if data == "digits" else cifar10(size=16).standardised()
-    return found.train_images[:_MOST_IMAGES], found.train_labels[:_MOST_IMAGES]
+    loaded = load_images("digits") if data == "digits" else load_images("cifar10", size=16)
+    return loaded.train_images[:_MOST_IMAGES], loaded.train_labels[:_MOST_IMAGES]
 
 
-def _batches(training: Training, images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(training: WatchedTraining, images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     from equilibria.lab.data import Batches
 
     return iter(
@@ -175,49 +171,49 @@ def _batches(training: Training, images: Tensor, labels: Tensor) -> Iterator[tup
     )
 
 
-def _optimizer(training: Training, model: Any) -> torch.optim.Optimizer:
-    """Weight decay on the convolutions alone, which are scale-invariant."""
+def _optimizer(training: WatchedTraining, model: Any) -> torch.optim.Optimizer:
+    """The optimizer, with weight decay on the convolutions alone, which are scale-invariant."""
     import torch
 
-    convolutions = [layer.conv.weight for _, layer in model.normalised()]
-    others = [weight for weight in model.parameters() if all(weight is not known for known in convolutions)]
-    lr, wd = training.lr, training.weight_decay
-    if training.optimizer == "adamw":
-        groups = [{"params": convolutions, "weight_decay": wd}, {"params": others, "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=lr)
-    momentum = _MOMENTUM if training.optimizer == "sgdm" else 0.0
-    groups = [
-        {"params": convolutions, "weight_decay": wd},
-        {"params": others, "weight_decay": 0.0, "lr": min(lr, _OTHERS_LR)},
-    ]
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum)
+    from equilibria.lab.training import decay_groups
+
+    names = [f"{name}.conv.weight" for name, _ in model.normalised()]
+    lr, is_adamw = training.lr, training.optimizer == "adamw"
+    groups = decay_groups(
+        model,
+        names,
+        lr=lr,
+        weight_decay=training.weight_decay,
+        other_lr=lr if is_adamw else min(lr, _OTHERS_LR),
+    )
+    return torch.optim.AdamW(groups) if is_adamw else torch.optim.SGD(groups, momentum=_MOMENTUM)
 
 
 def pack(samples: pa.Table, metadata: Mapping[str, Any]) -> Arrays:
-    """Samples of every step as arrays of steps x layers; a column of nothing is left out."""
+    """Samples of every step as arrays of steps x layers; columns without finite values are left out."""
     names = [entry["name"] for entry in metadata["params"]]
     step = samples["step"].to_numpy()
     layers = {name: place for place, name in enumerate(names)}
     place = np.array([layers[name] for name in samples["param"].to_pylist()])
     rows = np.unique(step)
-    found: dict[str, Any] = {"step": rows, "metadata": np.array(json.dumps(metadata))}
+    arrays: dict[str, Any] = {"step": rows, "metadata": np.array(json.dumps(metadata))}
     for column in _KEPT:
         table = np.full((len(rows), len(names)), np.nan)
         table[np.searchsorted(rows, step), place] = samples[column].to_numpy()
         if np.isfinite(table).any():
-            found[column] = table
-    return found
+            arrays[column] = table
+    return arrays
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A run made of such arrays, to be forecast as one that was recorded."""
+class PackedRun:
+    """A run made of the arrays of `pack`, which can be forecast like a recorded one."""
 
     arrays: Arrays
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the monitor watched."""
+        """The metadata of the monitor."""
         metadata: dict[str, Any] = json.loads(str(self.arrays["metadata"]))
         return metadata
 
@@ -247,8 +243,8 @@ _SOURCE = Source("", "beyond", law="transient.evolve")
 
 
 def collect(config: Config, found: Findings) -> Outcome:
-    """The goals, each over all layers and remaining steps of all trainings of a family and schedule."""
-    tests = {key: backtest(Packed(arrays), start=config.start) for key, arrays in found.items()}
+    """Judge the goals over all layers and remaining steps, for each family and schedule and for all trainings."""
+    tests = {key: backtest(PackedRun(arrays), start=config.start) for key, arrays in found.items()}
     claims: list[Claim] = []
     for family in config.families:
         for schedule in config.schedules:
@@ -256,8 +252,7 @@ def collect(config: Config, found: Findings) -> Outcome:
             own = [tests[key] for key in keys]
             claims += _claims(f"{family}, {schedule}", own)
     claims += _claims("all trainings", list(tests.values()))
-    if config.steps:  # too short for anything to happen
-        claims = [not_demanded(claim) for claim in claims]
+    claims = demanded_if(not config.steps, claims)  # shortened trainings are too short to test a forecast
     return Outcome(claims, {key: _numbers(test) for key, test in tests.items()})
 
 
@@ -278,7 +273,9 @@ def _claims(what: str, tests: list[BackTest]) -> list[Claim]:
         ]
     own = float(np.median(errors["angle"]))
     for name in BASELINES:
-        guess = np.concatenate([rms(each.guesses[name]) / each.rms_angle - 1 for test in tests for each in test.layers])
+        guess = np.concatenate(
+            [rms(layer.guesses[name]) / layer.rms_angle - 1 for test in tests for layer in test.layers]
+        )
         bound = float(np.median(np.abs(guess)))
         claims.append(
             at_most(f"{what}: median error of the angle, against {name!r}", _SOURCE, bound=bound, measured=own)
@@ -287,12 +284,12 @@ def _claims(what: str, tests: list[BackTest]) -> list[Claim]:
 
 
 def _errors(tests: list[BackTest], name: str) -> Array:
-    errors: Array = np.abs(np.concatenate([getattr(each, name) for test in tests for each in test.layers]))
+    errors: Array = np.abs(np.concatenate([getattr(layer, name) for test in tests for layer in test.layers]))
     return errors
 
 
 def _covered(tests: list[BackTest], name: str) -> float:
-    pairs = [(getattr(each, f"{name}_coverage"), len(each.angle)) for test in tests for each in test.layers]
+    pairs = [(getattr(layer, f"{name}_coverage"), len(layer.angle)) for test in tests for layer in test.layers]
     shares, weights = zip(*pairs, strict=True)
     return float(np.average(shares, weights=weights))
 
@@ -313,13 +310,13 @@ def _numbers(test: BackTest) -> dict[str, Any]:
 
 
 def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """One layer of every training: measured before and after the forecast begins, the forecast and its band."""
+    """One layer of every training: measured angles, the forecast and its band."""
     figures = {}
     for family in config.families:
         figure, axes = panels(len(OPTIMIZERS), len(config.schedules), width=2.4, height=2.0)
         for place, (optimizer, schedule) in enumerate((o, s) for o in OPTIMIZERS for s in config.schedules):
             key = f"{family}-{optimizer}-{schedule}"
-            _draw(axes[place], found[key], backtest(Packed(found[key]), start=config.start))
+            _draw(axes[place], found[key], backtest(PackedRun(found[key]), start=config.start))
             title(axes[place], "abcdefgh"[place], f"{optimizer}, {schedule}")
         axes[0].legend()
         figures[f"forecast-{family}"] = figure
@@ -329,7 +326,7 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
 def _draw(axes: Axes, arrays: Arrays, test: BackTest) -> None:
     layer = test.layers[len(test.layers) // 2]
     own, known = layer.forecast, arrays["step"] < test.start
-    names = [each["name"] for each in Packed(arrays).metadata["params"]]
+    names = [entry["name"] for entry in PackedRun(arrays).metadata["params"]]
     before = arrays["angle"][known, names.index(own.name)]
     axes.plot(arrays["step"][known], before, ",", color="#8a9199")
     axes.plot(own.step, layer.angle, ",", color=COLOURS[0])
@@ -343,7 +340,7 @@ def _draw(axes: Axes, arrays: Arrays, test: BackTest) -> None:
 
 EXPERIMENT = Experiment(
     id="eq-forecast",
-    version=2,  # the committed result is of version 1: of 30,000 images, and an earlier sampling of the runs
+    version=2,  # the committed result is of version 1, with 30,000 images and an earlier sampling of the runs
     title="Norm and angle of every layer, forecast from the first 300 steps of a run",
     source="beyond the papers",
     scales={

@@ -1,4 +1,4 @@
-"""eq-optimizers: where norm and angle settle under the optimizers that people use, theory against torch.optim."""
+"""eq-optimizers: equilibrium norm and angle of common optimizers, theory against torch.optim."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Config:
         return (self.square, self.square) if name == "muon-square" else (2 * self.square, self.square // 2)
 
     def equilibrium(self, name: str, *, update_sq: float | None = None, memory: float | None = None) -> Equilibrium:
-        """What theory says; for Muon with what was measured of its update, if given."""
+        """The equilibrium by theory; for Muon from the measured size and memory of its update, if given."""
         rule = self.rule(name)
         if isinstance(rule, Muon):
             return rule.equilibrium(shape=self.shape(name), update_sq=update_sq, memory_total=memory)
@@ -115,7 +115,7 @@ Weights = tuple[list["torch.Tensor"], Callable[[], Array], Callable[[Array], Seq
 
 
 def _rows(config: Config, name: str, start: Array) -> Weights:
-    """All replicas as the rows of one tensor, which element-wise optimizers do not see."""
+    """All replicas as the rows of one tensor: element-wise optimizers treat them independently."""
     import torch
 
     w = torch.from_numpy(start).requires_grad_()
@@ -145,7 +145,7 @@ def _walk(
     start = rng.standard_normal((config.muon_replicas if muon else config.replicas, dim))
     start *= config.start * float(law.norm) / np.linalg.norm(start, axis=1, keepdims=True)
     params, read, as_gradients = weights(config, name, start)
-    optimizer = make(config.rule(name), params)
+    optimizer = make_optimizer(config.rule(name), params)
     approach, steps = round(10 * law.time_constant), config.muon_steps if muon else config.steps
     path, norms, angles = np.empty(approach), np.zeros(len(start)), np.zeros(len(start))
     before = read().copy()
@@ -165,8 +165,8 @@ def _walk(
     return {"norm_sq": norms / steps, "angle_sq": angles / steps, "shown": shown, "path": path[shown]}
 
 
-def make(rule: Rule, params: list[torch.Tensor]) -> Any:
-    """The torch optimizer that a rule describes; torch has no SGDW and no Lion, so these are this package's."""
+def make_optimizer(rule: Rule, params: list[torch.Tensor]) -> Any:
+    """The torch optimizer that a rule describes; SGDW and Lion, which torch lacks, are this package's."""
     import torch
 
     from equilibria import control
@@ -187,7 +187,7 @@ def make(rule: Rule, params: list[torch.Tensor]) -> Any:
 
 
 def _muon_update(config: Config, name: str, rng: np.random.Generator) -> Arrays:
-    """Size and memory of Muon's update on white noise, apart from any walk: what its law asks to be measured."""
+    """Measure size and memory of Muon's update on white noise, which its law needs."""
     import torch
 
     rule = config.rule(name)
@@ -211,7 +211,7 @@ _SHOWN_APPROACH = ("sgd", "heavy-ball", "adamw-short", "lion")
 
 
 def collect(config: Config, found: Findings) -> Outcome:
-    """Squared norm and rms angle of each optimizer, and of Muon also by what can be said without measuring."""
+    """Judge squared norm and rms angle of each optimizer, and of Muon also without measuring its update."""
     claims = [claim for name in LABELS for claim in _judge(config, name, found[name])]
     claims += [_judge_unmeasured(config, name, found[name]) for name in ("muon-square", "muon-tall")]
     return Outcome(claims, {name: _numbers(config, name, found[name]) for name in LABELS})
@@ -243,7 +243,7 @@ def _judge(config: Config, name: str, run: Arrays) -> list[Claim]:
 
 
 def _expected(config: Config, name: str, run: Arrays) -> dict[str, float]:
-    """What the law says, and of AdamW also what its second moment's finite average does to first order."""
+    """The law, for AdamW with the first-order effect of its second moment's finite average."""
     law, rule = _law(config, name, run), config.rule(name)
     assert law.norm is not None
     norm_sq, angle = float(law.norm) ** 2, float(law.angle)
@@ -280,17 +280,17 @@ def _law(config: Config, name: str, run: Arrays) -> Equilibrium:
 
 
 def _interval(values: Array) -> tuple[float, float]:
-    """Three standard errors of the mean over replicas, either way."""
+    """The mean over replicas with three standard errors either way."""
     mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
     return mean - 3 * error, mean + 3 * error
 
 
 def _resolution(config: Config, name: str) -> dict[str, float]:
-    """What a walk of this length resolves, relative: six of the standard errors that theory expects.
+    """Relative resolution of a walk of this length: six of the standard errors that theory expects.
 
-    Three for the interval around the measured mean, three for where that is. The norm forgets in a time constant. The
-    angles of SGD and SGDW add up to the decay but for the norms at the window's ends; the others' are inverse to the
-    norm.
+    Three are for the interval around the measured mean, three for its position. The norm decorrelates in a time
+    constant. The angles of SGD and SGDW add up to the decay, except for the norms at the ends of the window; those of
+    the others are inverse to the norm.
     """
     rule = config.rule(name)
     if isinstance(rule, Muon):
@@ -309,7 +309,7 @@ def _resolution(config: Config, name: str) -> dict[str, float]:
 
 
 def _noise(config: Config, name: str) -> float:
-    """Relative variance of the rule's own squared unit gradient on the walk."""
+    """Relative variance on the walk of the squared unit gradient that the rule balances."""
     rule = config.rule(name)
     if isinstance(rule, SGD):
         return random_walk_variance(config.dim, momentum=rule.momentum, nesterov=rule.nesterov)
@@ -318,7 +318,7 @@ def _noise(config: Config, name: str) -> float:
 
 
 def _left_out(config: Config, name: str) -> dict[str, float]:
-    """What the law leaves out, relative, of ||w||^2 and of the angle."""
+    """Relative error of the law's approximations, of ||w||^2 and of the angle."""
     rule = config.rule(name)
     if isinstance(rule, SGD | SGDW):  # the mean of 1/||w||^2 is not one over the mean
         scatter = 2 * fluctuation(rule, _noise(config, name)).norm_sq_variance
@@ -340,7 +340,7 @@ def _left_out(config: Config, name: str) -> dict[str, float]:
 
 
 def _stated(law: Equilibrium, about: str) -> float:
-    """The error that the law itself states for one of its assumptions."""
+    """The error that the law states for one of its assumptions."""
     return next(float(item.error or 0.0) for item in law.validity if item.name.startswith(about))
 
 
@@ -367,7 +367,7 @@ def _numbers(config: Config, name: str, run: Arrays) -> dict[str, float]:
 
 
 def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """Angle and norm of all optimizers over theory, and how some of them get there."""
+    """Norm and angle of all optimizers over theory, and the approach of some of them."""
     figure, (norms, angles, approach) = panels(1, 3, width=2.9, height=3.0)
     _draw_ratios(norms, config, found, key="norm_sq")
     norms.set_xlabel("$||w||^2$ / theory")

@@ -1,4 +1,4 @@
-"""eq-transformer: which tensors of a small GPT turn at the rate that AdamW's law predicts, which do not, and why."""
+"""eq-transformer: which tensors of a small GPT turn at the rate of AdamW's law, which do not, and why."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from equilibria.lab.harness.claim import Claim, Source, identity, near, not_demanded
+from equilibria.lab.harness.claim import (
+    Claim,
+    Source,
+    demanded_if,
+    identity,
+    mean_at_least,
+    mean_interval,
+    mean_near,
+    near,
+)
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.harness.seeds import mean_at_least, mean_interval, mean_near
-from equilibria.lab.harness.task import device, scratch, tell_progress
+from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory.rules import AdamW
 
 if TYPE_CHECKING:
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.optimizer import Optimizer
 
+    from equilibria.lab.data.text import TextBatches
     from equilibria.lab.nets import GPT
     from equilibria.lab.training import Recipe, Training
     from equilibria.symmetry._result import Symmetries
@@ -60,47 +69,43 @@ class Config:
 
 
 def key(model: str, seed: int) -> str:
-    """Name of a task."""
+    """Key of a task."""
     return f"{model}-{seed}"
 
 
 def tasks(config: Config) -> dict[str, tuple[str, int]]:
-    """With and without normalised queries and keys; for one seed both have the same text in the same order."""
+    """Model and seed; for one seed both models have the same text in the same order."""
     return {key(model, seed): (model, seed) for model in MODELS for seed in config.seeds}
 
 
 def run_task(config: Config, task: tuple[str, int]) -> Arrays:
-    """Train it, watched; and say how every tensor is invariant."""
-    from equilibria.lab.training import by_layer, train
-
+    """Train a model, watched, and find how every tensor is invariant."""
     model, seed = task
-    trained = train(recipe(config, model, seed=seed), folder=scratch(), progress=tell_progress(config.steps))
-    layers = by_layer(trained.samples, COLUMNS)
-    how = found_symmetries(config, model).how
+    trained = train_in_task(recipe(config, model, seed=seed))
+    arrays = trained.arrays(COLUMNS)
+    names = [str(name) for name in arrays["names"]]
+    how, tensors = computed_symmetries(config, model).how, dict(trained.model.named_parameters())
     return {
-        **trained.curves,
-        **layers.columns,
-        "sampled_step": layers.step,
-        "names": np.array(layers.names),
-        "how": np.array([how[name] for name in layers.names]),
-        "entries": np.array([dict(trained.model.named_parameters())[name].numel() for name in layers.names]),
+        **arrays,
+        "how": np.array([how[name] for name in names]),
+        "entries": np.array([tensors[name].numel() for name in names]),
     }
 
 
 def recipe(config: Config, model: str, *, seed: int) -> Recipe:
-    """All of one training."""
-    from equilibria.lab.beyond.text import Windows
+    """The training of a model."""
+    from equilibria.lab.data.text import TextBatches
     from equilibria.lab.training import Recipe
 
     train, test = _texts(config)
     return Recipe(
         model=lambda: network(config, model),
         optimizer=lambda net: optimizer(config, net),  # type: ignore[arg-type]
-        data=Windows(train, length=config.context, batch_size=config.batch_size, seed=seed),
+        data=TextBatches(train, length=config.context, batch_size=config.batch_size, seed=seed),
         steps=config.steps,
         seed=seed,
         loss=next_character_loss,
-        measures={"test": _TestLoss(Windows(test, length=config.context, batch_size=config.batch_size))},
+        measures={"test": _TestLoss(TextBatches(test, length=config.context, batch_size=config.batch_size))},
         measure_every=config.measure_every,
         watch_every=config.watch_every,
         device=device(),
@@ -108,8 +113,8 @@ def recipe(config: Config, model: str, *, seed: int) -> Recipe:
 
 
 def network(config: Config, model: str) -> GPT:
-    """With first weights as GPT-2 draws them."""
-    from equilibria.lab.beyond.text import CHARACTERS
+    """The network, with first weights as in GPT-2."""
+    from equilibria.lab.data.text import CHARACTERS
     from equilibria.lab.nets import GPT
 
     return GPT(
@@ -123,7 +128,7 @@ def network(config: Config, model: str) -> GPT:
 
 
 def optimizer(config: Config, net: GPT) -> Optimizer:
-    """Matrices decay, the rest does not."""
+    """AdamW with weight decay on matrices alone."""
     import torch
 
     matrices = [param for param in net.parameters() if param.ndim >= 2]
@@ -139,11 +144,11 @@ def next_character_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def found_symmetries(config: Config, model: str) -> Symmetries:
-    """How every tensor of the network is invariant, by computation at first weights."""
+def computed_symmetries(config: Config, model: str) -> Symmetries:
+    """The symmetries of the network, computed at its first weights."""
     import torch
 
-    from equilibria.lab.beyond.text import Windows
+    from equilibria.lab.data.text import TextBatches
     from equilibria.objectives._isolation import preserved_rng
     from equilibria.objectives._objective import objective
     from equilibria.symmetry import symmetries
@@ -151,24 +156,24 @@ def found_symmetries(config: Config, model: str) -> Symmetries:
     with preserved_rng():
         torch.manual_seed(0)
         net = network(config, model)
-    windows = Windows(_texts(config)[0], length=config.context, batch_size=config.batch_size)
-    return symmetries(objective(net, next_character_loss), [windows.batch(step) for step in range(_SYMMETRY_BATCHES)])
+    batches = TextBatches(_texts(config)[0], length=config.context, batch_size=config.batch_size)
+    return symmetries(objective(net, next_character_loss), [batches.batch(step) for step in range(_SYMMETRY_BATCHES)])
 
 
 def _texts(config: Config) -> tuple[Tensor, Tensor]:
-    """What is trained on, and the end of the text, which is not."""
-    from equilibria.lab.beyond.text import documentation
+    """The training text, and the end of the text for tests."""
+    from equilibria.lab.data.text import python_documentation
 
-    text = documentation()[: config.characters or None]
+    text = python_documentation()[: config.characters or None]
     cut = len(text) - int(_TEST_SHARE * len(text))
     return text[:cut], text[cut:]
 
 
 class _TestLoss:
-    """A `Measure`: mean loss on a few batches that are always the same."""
+    """A `Measure`: mean loss on a few fixed batches."""
 
-    def __init__(self, windows: object) -> None:
-        self._windows = windows
+    def __init__(self, batches: TextBatches) -> None:
+        self._batches = batches
 
     def __call__(self, training: Training) -> dict[str, float]:
         """See `Measure`."""
@@ -177,7 +182,7 @@ class _TestLoss:
         with torch.no_grad():
             losses = [
                 float(next_character_loss(training.model(inputs), targets))
-                for inputs, targets in (training.placed(self._windows.batch(step)) for step in range(_TEST_BATCHES))  # type: ignore[attr-defined]
+                for inputs, targets in (training.placed(self._batches.batch(step)) for step in range(_TEST_BATCHES))
             ]
         return {"test_loss": float(np.mean(losses))}
 
@@ -186,7 +191,7 @@ Array = NDArray[np.float64]
 _LAW = Source("", "beyond the papers", law="rules.AdamW")
 _OURS = Source("", "beyond the papers")
 # The law takes every entry's update to be of size 1 and gradients of different steps to be independent. Watching
-# expects 5 per cent on networks (`measure.summary.ACCURACY`); this is twice that.
+# expects 5 per cent on networks (`diagnosis.summary.ACCURACY`); this is twice that.
 _AS_PREDICTED = 0.1
 # Spearman's, between how much the loss pulls a norm inwards and how much faster than the law its tensor turns; chosen
 # after one trial of another seed, which had 0.9.
@@ -199,15 +204,15 @@ _KINDS = (_ALONE, _JOINT, _AGAINST)
 
 @dataclass(frozen=True)
 class WatchedTensor:
-    """What one tensor did in the window, a number per seed.
+    """Angle and radial gradient of one tensor in the window, a number per seed.
 
     Attributes:
         name: in the network.
-        how: it is invariant, as `equilibria.symmetries` says.
+        how: its invariance, from `equilibria.symmetries`.
         kind: the same in short.
         ratio: rms angle per step over the law's.
-        radial: mean cosine of weight and gradient, times the square root of the entries: 1 is what a random direction
-            has, 0 what a scale-invariant weight has. Where it is positive, a gradient step makes the weight smaller.
+        radial: mean cosine of weight and gradient, times the square root of the entries: 1 for a random direction, 0
+            for a scale-invariant weight. If it is positive, a gradient step makes the weight smaller.
     """
 
     name: str
@@ -218,13 +223,13 @@ class WatchedTensor:
 
     @property
     def as_predicted(self) -> bool:
-        """Whether all of the confidence interval is within the tolerance."""
+        """Whether the whole confidence interval is within the tolerance."""
         _, (low, high) = mean_interval(self.ratio)
         return low >= 1 - _AS_PREDICTED and high <= 1 + _AS_PREDICTED
 
     @property
     def why(self) -> str:
-        """What the law is missing, or not; and where the gradient's pull does not explain it, that."""
+        """Why the tensor follows the law or not, as far as the radial gradient explains it."""
         if self.kind == _ALONE:
             return "its norm does not matter: weight decay and the steps themselves set it"
         if self.as_predicted:
@@ -240,7 +245,7 @@ class WatchedTensor:
 
 
 def kind_of(how: str) -> str:
-    """In short how a tensor is invariant.
+    """The invariance of a tensor in short.
 
     Example:
         >>> kind_of("groups of 16 rows"), kind_of("against head.weight")
@@ -277,9 +282,9 @@ def tensors(config: Config, runs: Sequence[Arrays]) -> list[WatchedTensor]:
 
 
 def stream_ratio(config: Config, run: Arrays) -> float:
-    """Angle of the vector of all that is added to the stream, over the law's.
+    """Angle of all weights that write into the stream, as one vector, over the law's.
 
-    Its squared chord is the sum of those of its parts, whose norms change by far less in a step than they turn.
+    Its squared chord is the sum of those of its parts, because their norms change far less in a step than they turn.
     """
     chosen = [str(name).endswith(_STREAM) for name in run["names"]]
     norms, angles = (_window(config, run, what)[:, chosen] for what in ("norm", "angle"))
@@ -288,7 +293,7 @@ def stream_ratio(config: Config, run: Arrays) -> float:
 
 
 def predicted_angle(config: Config) -> float:
-    """Radians per step in equilibrium, of every scale-invariant tensor alike."""
+    """Radians per step in equilibrium, the same for every scale-invariant tensor."""
     return float(AdamW(config.lr, config.weight_decay).equilibrium().angle)
 
 
@@ -303,14 +308,14 @@ def _rms(values: Array) -> float:
 
 
 def collect(config: Config, found: Findings) -> Outcome:
-    """The table, and what it says as a whole."""
+    """Judge the table of all tensors."""
     runs = {model: [found[key(model, seed)] for seed in config.seeds] for model in MODELS}
-    tables = {model: tensors(config, each) for model, each in runs.items()}
+    tables = {model: tensors(config, seeds) for model, seeds in runs.items()}
     measured = [
         *_judge_invariant(tables[QK_NORM]),
         *(claim for model in MODELS for claim in _judge_reasons(config, model, tables[model], runs[model])),
     ]
-    measured = [not_demanded(claim) for claim in measured] if config.characters else measured
+    measured = demanded_if(not config.characters, measured)
     numbers = {
         model: {
             "predicted_angle": predicted_angle(config),
@@ -403,7 +408,7 @@ def _judge_reasons(config: Config, model: str, table: Sequence[WatchedTensor], r
 
 
 def draw(config: Config, found: Findings) -> dict[str, Figure]:
-    """Both models: every tensor's angle over the law's, and the same beside its radial gradient."""
+    """Both models: every tensor's angle over the law's, and the same against its radial gradient."""
     figure, axes = panels(2, 2, width=3.6, height=2.9)
     for row, model in enumerate(MODELS):
         runs = [found[key(model, seed)] for seed in config.seeds]

@@ -1,10 +1,10 @@
-"""Batches without end, in an order that depends on their seed alone."""
+"""Endless batches of images, in an order that depends on a seed alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +13,12 @@ from torch.nn import functional
 
 from equilibria.errors import EquilibriaError, whole, within
 
+if TYPE_CHECKING:
+    from equilibria.lab.data.image_set import ImageSet
+
 
 def flip(images: Tensor, flipped: Tensor) -> Tensor:
-    """Left and right exchanged, in the images that are marked.
+    """Mirror the marked images left to right.
 
     Args:
         images: (count, channels, height, width).
@@ -29,10 +32,10 @@ def flip(images: Tensor, flipped: Tensor) -> Tensor:
 
 
 def crop(images: Tensor, corners: Tensor, *, padding: int) -> Tensor:
-    """A window of the old size out of each image, after a frame of zeros was put around it.
+    """Put a frame of zeros around each image and cut out a window of the old size.
 
-    Zeros are black in pixels, and the mean colour of the training images where these were standardised before. Usual
-    recipes have a black frame: crop pixels, and standardise behind it (``transform=images.standardiser()`` of
+    Zeros are black in pixels, and the mean colour of the training images if the images are standardised. Usual recipes
+    have a black frame: crop pixels and standardise afterwards (``transform=images.standardiser()`` of
     `equilibria.lab.data.Batches`).
 
     Args:
@@ -46,7 +49,7 @@ def crop(images: Tensor, corners: Tensor, *, padding: int) -> Tensor:
     """
     height, width = images.shape[2:]
     framed = functional.pad(images, [padding] * 4)
-    windows = framed.unfold(2, height, 1).unfold(3, width, 1)  # all of them, without a copy
+    windows = framed.unfold(2, height, 1).unfold(3, width, 1)  # all windows, without a copy
     return windows[torch.arange(len(images), device=images.device), :, corners[:, 0], corners[:, 1]]
 
 
@@ -61,25 +64,25 @@ class _Draw(NamedTuple):
 
 
 class Batches:
-    """Shuffled batches, epoch after epoch, with optional label noise, flips and crops, drawn anew for every batch.
+    """Shuffled batches, epoch after epoch, with optional label noise, flips and crops, drawn for every batch.
 
-    The last, smaller batch of an epoch is left out. All random numbers come from generators of its own, on the CPU: two
+    The last, smaller batch of an epoch is left out. All random numbers come from private generators on the CPU: two
     objects with one seed give the same batches on any machine, whatever else draws random numbers, and torch's global
-    generator is left alone. Neither noise nor flips nor crops change the order of the images, and flips and crops do
-    not change the noise.
+    generator is not used. Noise, flips and crops do not change the order of the images, and flips and crops do not
+    change the noise.
 
     Args:
         images: one image per row; uint8 if ``transform`` makes floats of them.
         labels: one label per image, whole numbers from 0.
         batch_size: images per batch.
-        label_noise: probability that a label is replaced by one drawn uniformly from all classes. Because it is drawn
-            anew each time, the labels can never be learnt by heart and the gradient never vanishes.
+        label_noise: probability that a label is replaced by one drawn uniformly from all classes. It is drawn for every
+            batch, so that the labels cannot be memorised and the gradient never vanishes.
         classes: number of classes; default: one more than the largest label.
         seed: of the order, of the noise, and of flips and crops.
-        flip: whether to exchange left and right with probability 1/2.
-        crop: how many pixels a window of the image's size may be off its middle, each way; zeros where there is no
-            image. They are black in pixels, and the mean colour in images that are already standardised; for a black
-            frame, as usual recipes have it, give uint8 pixels and ``transform=images.standardiser()``.
+        flip: whether to mirror images left to right with probability 1/2.
+        crop: largest shift of the image in pixels, each way; the uncovered part is zero, which is black in pixels and
+            the mean colour in standardised images; for a black frame, as in usual recipes, give uint8 pixels and
+            ``transform=images.standardiser()``.
         transform: applied to every batch of images, after flip and crop, such as `ImageSet.standardiser`.
 
     Example:
@@ -117,6 +120,11 @@ class Batches:
         self.flip, self.crop = flip, whole("crop", crop)
         self.transform = transform
 
+    @classmethod
+    def of_images(cls, images: ImageSet, *, batch_size: int, **options: Any) -> Batches:
+        """Batches of the training images of a data set; options as above."""
+        return cls(images.train_images, images.train_labels, batch_size=batch_size, classes=images.classes, **options)
+
     @property
     def per_epoch(self) -> int:
         """Batches in an epoch."""
@@ -126,12 +134,10 @@ class Batches:
         return self.starting_at(0)
 
     def starting_at(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches from a step on, as if those before had been taken: their random numbers are drawn, no more.
-
-        This is what a training needs that goes on after it was interrupted.
+        """The batches from a step on, for a training that is resumed; of those before, only random numbers are drawn.
 
         Args:
-            step: how many batches to leave out.
+            step: number of batches to skip.
         """
         return map(self._batch, islice(self._draws(), whole("step", step), None))
 
@@ -151,7 +157,7 @@ class Batches:
                 )
 
     def _batch(self, draw: _Draw) -> tuple[Tensor, Tensor]:
-        images, replaced, drawn, flipped, corners = (each.to(self.images.device) for each in draw)
+        images, replaced, drawn, flipped, corners = (part.to(self.images.device) for part in draw)
         chosen, labels = self.images[images], self.labels[images]
         if self.flip:
             chosen = flip(chosen, flipped)
@@ -163,12 +169,12 @@ class Batches:
 
 
 def _classes(labels: Tensor, classes: int | None) -> int:
-    """The number of classes, if labels are numbers of them."""
+    """The number of classes; raises EquilibriaError unless the labels are whole numbers below it."""
     if labels.ndim != 1 or labels.is_floating_point():
         raise EquilibriaError(f"got labels of {labels.dtype} {tuple(labels.shape)}; expected whole numbers (count,)")
     lowest, highest = int(labels.min()), int(labels.max())
     count = highest + 1 if classes is None else whole("classes", classes, low=1)
     if lowest < 0 or highest >= count:
-        asked = "labels from 0" if classes is None else f"0 to {count - 1} with classes={count}"
-        raise EquilibriaError(f"got labels of {lowest} to {highest}; expected {asked}")
+        allowed = "labels from 0" if classes is None else f"0 to {count - 1} with classes={count}"
+        raise EquilibriaError(f"got labels of {lowest} to {highest}; expected {allowed}")
     return count

@@ -22,14 +22,14 @@ from equilibria.lab.data.image_set import ImageSet
 CLASSES = 10
 _SIDE, _CHANNELS = 32, 3
 _PIXELS = _CHANNELS * _SIDE * _SIDE
-_IMAGES = ((_PIXELS,), (_CHANNELS, _SIDE, _SIDE))  # what an image may be in a pickle
+_IMAGES = ((_PIXELS,), (_CHANNELS, _SIDE, _SIDE))  # shapes of an image in a pickle
 
 
 class _Recorded:
-    """Stands for whatever a pickle wants to build: keeps what it is given, does nothing."""
+    """Stands for an object that a pickle wants to build: keeps the arguments, does nothing."""
 
-    def __init__(self, *given: Any) -> None:
-        self.given = given
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
         self.state: Any = None
 
     def __setstate__(self, state: object) -> None:
@@ -37,20 +37,20 @@ class _Recorded:
 
 
 class _Array(_Recorded):
-    """Stands for an array, which can be made of what it keeps."""
+    """Stands for an array, which can be made from the arguments."""
 
-    def made(self) -> np.ndarray:
-        if self.state is None:  # by the fifth protocol
-            content, kind, shape, order, *_ = self.given
+    def make(self) -> np.ndarray:
+        if self.state is None:  # pickle protocol 5
+            content, kind, shape, order, *_ = self.arguments
         else:
             _, shape, kind, by_columns, content = self.state
             order = "F" if by_columns else "C"
-        numbers = np.dtype(_text(kind.state[1]) + _text(kind.given[0]))  # the order of the bytes, then such as u1
+        numbers = np.dtype(_text(kind.state[1]) + _text(kind.arguments[0]))  # byte order, then a type such as u1
         return np.frombuffer(content, numbers).reshape(shape, order=order)
 
 
 def _encode(text: str, _: str = "latin1") -> bytes:
-    """How Python 3 writes bytes into old pickles."""
+    """Decode bytes as Python 3 writes them into old pickles."""
     return text.encode("latin1")
 
 
@@ -66,7 +66,7 @@ _STAND_INS: dict[tuple[str, str], Any] = {
 
 
 class _Reader(pickle.Unpickler):
-    """Knows the few names that an array needs, none of which is the real thing."""
+    """Maps the few names that an array needs to stand-ins, and refuses all others: no code of a pickle runs."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _STAND_INS:
@@ -75,15 +75,15 @@ class _Reader(pickle.Unpickler):
 
 
 def _unpickled(content: bytes, *keys: str) -> list[Any]:
-    """What a pickled dict has of these names, which Python 2 wrote as bytes and Python 3 as text."""
-    found = _Reader(io.BytesIO(content), encoding="bytes").load()
-    if not isinstance(found, dict):
-        raise pickle.UnpicklingError(f"it is a {type(found).__name__}")
-    by_name = {_text(key): value for key, value in found.items()}
+    """The values of a pickled dict for these keys, which Python 2 wrote as bytes and Python 3 as text."""
+    content_dict = _Reader(io.BytesIO(content), encoding="bytes").load()
+    if not isinstance(content_dict, dict):
+        raise pickle.UnpicklingError(f"it is a {type(content_dict).__name__}")
+    by_name = {_text(key): value for key, value in content_dict.items()}
     if not by_name.keys() >= set(keys):
         raise pickle.UnpicklingError(f"it has {', '.join(by_name) or 'nothing'}")
     values = (by_name[key] for key in keys)
-    return [value.made() if isinstance(value, _Array) else value for value in values]
+    return [value.make() if isinstance(value, _Array) else value for value in values]
 
 
 def _text(word: Any) -> str:
@@ -96,7 +96,7 @@ def read_batch(content: bytes, file: str, *, classes: int = CLASSES) -> tuple[np
     Args:
         content: of the file.
         file: its name, for messages.
-        classes: how many there are.
+        classes: number of classes.
     """
     try:
         pixels, labels = (np.asarray(value) for value in _unpickled(content, "data", "labels"))
@@ -128,30 +128,30 @@ def read_names(content: bytes, file: str) -> tuple[str, ...]:
         (names,) = _unpickled(content, "label_names")
         if not isinstance(names, list | tuple) or not all(isinstance(name, str | bytes) for name in names):
             raise pickle.UnpicklingError(f"its label_names are {names!r:.60}")
-        found = tuple(map(_text, names))
+        class_names = tuple(map(_text, names))
     except Exception as error:  # as above
         raise EquilibriaError(
             f"{file} has no names of classes ({type(error).__name__}: {error}); expected a pickled dict with "
             "'label_names', a list of words"
         ) from None
-    return _different(found, file)
+    return _different(class_names, file)
 
 
 def read_lines(content: bytes, file: str) -> tuple[str, ...]:
-    """The same of ``batches.meta.txt`` in the binary version: a name in each line."""
+    """The names of the classes in ``batches.meta.txt`` of the binary version: one per line."""
     lines = content.decode(errors="replace").splitlines()
     return _different((line.strip() for line in lines if line.strip()), file)
 
 
 def _different(names: Iterable[str], file: str) -> tuple[str, ...]:
-    found = tuple(names)
-    if not found or len(set(found)) < len(found):
-        raise EquilibriaError(f"{file} has the classes {', '.join(found) or 'none'}; expected names that differ")
-    return found
+    classes = tuple(names)
+    if not classes or len(set(classes)) < len(classes):
+        raise EquilibriaError(f"{file} has the classes {', '.join(classes) or 'none'}; expected names that differ")
+    return classes
 
 
 def read_records(content: bytes, file: str, *, classes: int = CLASSES) -> tuple[np.ndarray, np.ndarray]:
-    """As `read_batch`, of a file of the binary version, such as ``data_batch_1.bin``: a byte of label, then pixels."""
+    """Like `read_batch`, for a file of the binary version such as ``data_batch_1.bin``: label byte, then pixels."""
     if not content or len(content) % (1 + _PIXELS):
         raise EquilibriaError(f"{file} has {len(content)} bytes; expected a multiple of {1 + _PIXELS}")
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + _PIXELS)
@@ -159,7 +159,7 @@ def read_records(content: bytes, file: str, *, classes: int = CLASSES) -> tuple[
 
 
 def write_records(pixels: np.ndarray, labels: np.ndarray) -> bytes:
-    """The file of the binary version that has these images: what `read_records` reads."""
+    """The content of the binary version's file with these images, which `read_records` reads."""
     return np.column_stack([labels.astype(np.uint8), pixels.reshape(len(labels), _PIXELS)]).tobytes()
 
 
@@ -208,18 +208,18 @@ def cifar10(
 ) -> ImageSet:
     """CIFAR-10: 50,000 training and 10,000 test images in colour, of ten classes.
 
-    It is read from the first of these that the folder has: the unpacked ``cifar-10-batches-py`` (or the folder is that
+    It is read from the first of these in the folder: the unpacked ``cifar-10-batches-py`` (or the folder is that
     one), ``cifar-10-python.tar.gz``, ``cifar-10-binary.tar.gz``, or ``cifar10_train_1.npz`` to ``cifar10_train_5.npz``
     and ``cifar10_test.npz`` with the images of the five official batches and of the test batch: pixels ``x`` of uint8
     (count, 3, 32, 32) and labels ``y``, whole numbers. The last npz files may be missing: then there are fewer training
-    images, which a warning, ``source`` and `ImageSet.counts` say.
+    images, which a warning, ``source`` and `ImageSet.counts` report.
 
     Data of your own in one of these formats are read with ``verify=False``. The names of their classes, which need not
     be ten, are taken from ``label_names`` in a pickled ``batches.meta``, in the binary archive from the lines of
     ``batches.meta.txt``; where there is no such file, and in npz files, the classes are CIFAR-10's.
 
     Args:
-        folder: where the files are; default: the environment variable EQUILIBRIA_DATA, else ~/.cache/equilibria/data.
+        folder: with the files; default: the environment variable EQUILIBRIA_DATA, else ~/.cache/equilibria/data.
         size: height and width: 32, or smaller by average pooling.
         classes: labels or names of the classes to keep, such as (3, 5) or ("cat", "dog"), renumbered in this order;
             default: all.
@@ -257,26 +257,26 @@ def _shaped(images: ImageSet, size: int, classes: Sequence[int | str] | None) ->
 
 
 def _read(folder: str | os.PathLike[str] | None, *, or_2k: bool = False, verify: bool) -> ImageSet:
-    """All that is there, from the first form that is; the file of 2,000 images only where no more are wanted."""
-    place = data_folder(folder)
-    for unpacked in (place, place / _FOLDER):
+    """Read the first form that the folder has; the file of 2,000 images only if no more are needed."""
+    path = data_folder(folder)
+    for unpacked in (path, path / _FOLDER):
         if (unpacked / "data_batch_1").exists():
             return _from_unpacked(unpacked, verify=verify)
-    if (place / _ARCHIVE).exists():
-        return _from_python_archive(place / _ARCHIVE, verify=verify)
-    if (place / _BINARY).exists():
-        return _from_binary_archive(place / _BINARY, verify=verify)
-    train = _full_npz(place) or [file for file in [place / _2K_NPZ] if or_2k and file.exists()]
+    if (path / _ARCHIVE).exists():
+        return _from_python_archive(path / _ARCHIVE, verify=verify)
+    if (path / _BINARY).exists():
+        return _from_binary_archive(path / _BINARY, verify=verify)
+    train = _full_npz(path) or [file for file in [path / _2K_NPZ] if or_2k and file.exists()]
     if train:
-        *batches, test = (_npz(file, verify=verify) for file in [*train, place / _TEST_NPZ])
-        found = _image_set(batches, test, ", ".join(file.name for file in train))
+        *batches, test = (_npz(file, verify=verify) for file in [*train, path / _TEST_NPZ])
+        images = _image_set(batches, test, ", ".join(file.name for file in train))
         if not or_2k:
-            _warn_of_missing(found, train)
-        return found
+            _warn_of_missing(images, train)
+        return images
     npz = f"{_TRAIN_NPZ.format(1)} or {_2K_NPZ}" if or_2k else _TRAIN_NPZ.format(1)
     raise missing(
         "CIFAR-10",
-        place,
+        path,
         looked_for=f"{_FOLDER}, {_ARCHIVE}, {_BINARY}, or {npz} with {_TEST_NPZ}",
         get=f"{_ARCHIVE} from {PAGE}",
     )
@@ -303,7 +303,7 @@ def _from_python_files(contents: dict[str, bytes], where: Path, *, verify: bool)
     class_names = CLASS_NAMES if meta is None else read_names(meta, str(where / _META))
     batches = []
     for name, expected in PYTHON_MD5.items():
-        content = contents.pop(name)  # what has been read need not be kept
+        content = contents.pop(name)  # frees its memory once it is read
         if verify:
             verify_md5(content, expected, file=where / name)
         batches.append(read_batch(content, str(where / name), classes=len(class_names)))
@@ -326,11 +326,11 @@ def _members(archive: Path, names: list[str], *, also: str) -> dict[str, bytes]:
     """The contents of some files of an archive, by their name without folder; nothing is unpacked to disk.
 
     Args:
-        archive: where.
-        names: that must be there.
-        also: one that may be there, which comes last.
+        archive: the file.
+        names: of required files.
+        also: name of an optional file, which comes last.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with tarfile.open(archive) as members:
             for member in members:
@@ -339,30 +339,30 @@ def _members(archive: Path, names: list[str], *, also: str) -> dict[str, bytes]:
                     content = members.extractfile(member) if member.isfile() else None
                     if content is None:
                         raise EquilibriaError(f"{archive} has {name} as a link or a folder; expected a file")
-                    found[name] = content.read()
+                    contents[name] = content.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise EquilibriaError(f"{archive} cannot be read ({error}); expected a whole archive: get it again") from None
-    absent = [name for name in names if name not in found]
+    absent = [name for name in names if name not in contents]
     if absent:
         raise EquilibriaError(f"{archive} has no {', '.join(absent)}; expected {', '.join(names)}")
-    return {name: found[name] for name in (*names, also) if name in found}
+    return {name: contents[name] for name in (*names, also) if name in contents}
 
 
-def _full_npz(place: Path) -> list[Path]:
-    """The training files that are there; one that is missing between others would change the order of the images."""
-    files = [place / _TRAIN_NPZ.format(number) for number in range(1, 6)]
+def _full_npz(path: Path) -> list[Path]:
+    """The existing training files; a gap between them would change the order of the images, and raises."""
+    files = [path / _TRAIN_NPZ.format(number) for number in range(1, 6)]
     there = [file.exists() for file in files]
     if any(there) and not all(there[: sum(there)]):
         names = ", ".join(file.name for file in files if file.exists())
-        raise EquilibriaError(f"{place} has {names}; expected no gap before the last: images must keep their order")
+        raise EquilibriaError(f"{path} has {names}; expected no gap before the last: images must keep their order")
     return files[: sum(there)]
 
 
-def _warn_of_missing(found: ImageSet, files: list[Path]) -> None:
+def _warn_of_missing(images: ImageSet, files: list[Path]) -> None:
     absent = [_TRAIN_NPZ.format(number) for number in range(len(files) + 1, 6)]
     if absent:
         warn_caller(
-            f"CIFAR-10 has only {len(found.train_images):,} of its {_TRAIN_IMAGES:,} training images: "
+            f"CIFAR-10 has only {len(images.train_images):,} of its {_TRAIN_IMAGES:,} training images: "
             f"{files[0].parent} has no {', '.join(absent)}",
             UserWarning,
         )
@@ -372,11 +372,14 @@ def _npz(file: Path, *, verify: bool) -> _Batch:
     if not file.exists():
         raise EquilibriaError(f"{file.parent} has training images but no {file.name}; expected both")
     try:
-        with file.open("rb") as opened:  # numpy leaves what it opens itself open where it is no archive
+        with file.open("rb") as opened:  # numpy would leave a file open that is not an archive
             arrays = np.load(opened, allow_pickle=False)
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise ValueError("it is a single array")
-            images, labels = np.asarray(arrays["x"]), np.asarray(arrays["y"])  # what is no array there comes as bytes
+            images, labels = (
+                np.asarray(arrays["x"]),
+                np.asarray(arrays["y"]),
+            )  # an entry that is not an array comes as bytes
     except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise EquilibriaError(f"{file} cannot be read ({error}); expected an npz file with x and y") from None
     if images.dtype != np.uint8 or images.shape[1:] != (3, 32, 32) or labels.shape != images.shape[:1]:

@@ -1,4 +1,4 @@
-"""Where data sets are looked for, what is said when they are not there, and whether files are the official ones."""
+"""Files of data sets: the folder they are in, the message if they are missing, and checks of their contents."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from equilibria.errors import EquilibriaError
 
 
 def label_array(labels: np.ndarray, *, file: Path | str, classes: int) -> np.ndarray:
-    """Labels (count,) as int64; nothing is rounded, and a negative one does not count from the end.
+    """Labels (count,) as int64; raises EquilibriaError for labels that are not whole numbers below ``classes``.
 
     Args:
-        labels: as they were read.
-        file: where from, for messages.
-        classes: how many there are.
+        labels: as read from the file.
+        file: for messages.
+        classes: number of classes.
 
     Example:
         >>> label_array(np.array([2, -1]), file="y.npy", classes=10)
@@ -37,24 +37,24 @@ VARIABLE = "EQUILIBRIA_DATA"
 
 
 def data_folder(folder: str | os.PathLike[str] | None) -> Path:
-    """The given folder, else that of the environment variable, else ``~/.cache/equilibria/data``."""
+    """``folder``, else that of the environment variable, else ``~/.cache/equilibria/data``."""
     if folder is not None:
-        found = Path(folder).expanduser()
-        if found.is_file():
+        path = Path(folder).expanduser()
+        if path.is_file():
             raise EquilibriaError(f"got folder={str(folder)!r}, which is a file; expected the folder that holds it")
-        return found
+        return path
     named = os.environ.get(VARIABLE)
     return Path(named).expanduser() if named else Path.home() / ".cache" / "equilibria" / "data"
 
 
 def missing(name: str, folder: Path, *, looked_for: str, get: str) -> EquilibriaError:
-    """The one message about a data set that is not there: what was looked for where, where to get it, where to put it.
+    """The error about a missing data set: which files are missing, where to get them and where to put them.
 
     Args:
         name: of the data set.
-        folder: where it was looked for.
-        looked_for: the files that would do.
-        get: the files to get and the official page that has them.
+        folder: that was searched.
+        looked_for: names of the files.
+        get: the files to get, and the official page that has them.
     """
     return EquilibriaError(
         f"{name} was not found in {folder}; looked for {looked_for}. Get {get}, and put what you get into that folder. "
@@ -63,9 +63,9 @@ def missing(name: str, folder: Path, *, looked_for: str, get: str) -> Equilibria
 
 
 def verify_md5(content: bytes, expected: str, *, file: Path | str) -> None:
-    """Refuse content that is not that of the official file.
+    """Raise EquilibriaError unless this is the content of the official file.
 
-    MD5 is what the authors publish. It finds damage, not malice: nothing that is read is ever executed.
+    The authors publish MD5. It finds damage, not malice: nothing in the file is ever executed.
     """
     got = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if got != expected:
@@ -73,7 +73,7 @@ def verify_md5(content: bytes, expected: str, *, file: Path | str) -> None:
 
 
 def verify_sha256(images: bytes, expected: str, *, file: Path | str) -> None:
-    """Refuse a file whose images, in the form of the official file that has the same ones, are not that file."""
+    """Raise EquilibriaError unless these images, in the form of the official file, have its hash."""
     got = hashlib.sha256(images).hexdigest()
     if got != expected:
         raise _other("images of SHA-256", got, expected, file)

@@ -1,4 +1,4 @@
-"""Images with their labels, split into training and test: one shape for every data set."""
+"""`ImageSet`: labelled images split into training and test, the form of every data set."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from equilibria.errors import EquilibriaError, whole
 
-_CHUNK = 4096  # images that are turned into floats at once where whole sets would cost eight times their memory
-_LISTED = 20  # names of classes in a message, at most
+_CHUNK = 4096  # images converted to floats at once: a whole set would cost eight times its memory
+_LISTED = 20  # class names in a message, at most
 _HASHED = 2**26  # numbers of each part that a digest reads at most: half a second
 
 
@@ -33,16 +33,16 @@ class Standardise:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images (count, channels, height, width) of any type, standardised."""
-        mean, deviation = (each.to(images.device).view(-1, 1, 1) for each in (self.mean, self.deviation))
+        mean, deviation = (statistic.to(images.device).view(-1, 1, 1) for statistic in (self.mean, self.deviation))
         return (images - mean).div_(deviation)
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """A data set of labelled images. Every method gives a new set and leaves this one alone.
+    """A data set of labelled images. Methods return new sets and leave this one unchanged.
 
     Attributes:
-        train_images: (count, channels, height, width): pixels 0 to 255 as uint8, as float32 where `pooled` or
+        train_images: (count, channels, height, width): pixels 0 to 255 as uint8, or float32 after `pooled` or
             `standardised`.
         train_labels: 0 to the number of classes less 1, int64.
         test_images: like the training images.
@@ -71,18 +71,17 @@ class ImageSet:
 
     @property
     def counts(self) -> str:
-        """How many images there are, such as "50,000 training and 10,000 test images"."""
+        """The number of images, such as "50,000 training and 10,000 test images"."""
         return f"{len(self.train_images):,} training and {len(self.test_images):,} test images"
 
     @cached_property
     def digest(self) -> str:
-        """What tells these images from others: the first 16 hex digits of a SHA-256 over images and labels.
+        """The first 16 hex digits of a SHA-256 over images and labels, which identifies the data.
 
-        Of the training images, then of the test images: shape, numbers as float32 and labels as int64, both
-        little-endian. So it is the same on any machine, and for the same numbers as uint8 or as float32. It is that of
-        the images as they are here, pooled or standardised. Where a part has more than 2**26 numbers (CIFAR-10 has at
-        32x32, not at 16x16) only every k-th image is read, with the smallest k that keeps to that limit; shape and
-        labels are those of all.
+        It covers the training images, then the test images: shape, numbers as float32 and labels as int64, both
+        little-endian, so that it is the same on any machine, and for the same numbers as uint8 or float32. Pooling and
+        standardising change it. If a part has more than 2**26 numbers (CIFAR-10 has at 32x32, not at 16x16), only every
+        k-th image is read, with the smallest k that keeps to that limit; shape and labels are always complete.
         """
         hashed = hashlib.sha256()
         for images, labels in ((self.train_images, self.train_labels), (self.test_images, self.test_labels)):
@@ -115,7 +114,7 @@ class ImageSet:
             train[train >= 0],
             self.test_images[test >= 0],
             test[test >= 0],
-            tuple(self.class_names[each] for each in wanted),
+            tuple(self.class_names[label] for label in wanted),
             self.source,
         )
 
@@ -125,20 +124,20 @@ class ImageSet:
         if isinstance(classes, str) or not isinstance(classes, Iterable):
             raise EquilibriaError(f"got classes={classes!r}; expected a list such as [{classes!r}]: {allowed}")
         given = list(classes)
-        labels = [self._label(each) for each in given]
-        unknown = [repr(each) for each, label in zip(given, labels, strict=True) if label is None]
+        labels = [self._label(name) for name in given]
+        unknown = [repr(name) for name, label in zip(given, labels, strict=True) if label is None]
         if unknown:
             raise EquilibriaError(f"got classes={given}, but there is no {', no '.join(unknown)}; expected {allowed}")
-        found = [label for label in labels if label is not None]
-        if not found or len(set(found)) < len(found):
+        known = [label for label in labels if label is not None]
+        if not known or len(set(known)) < len(known):
             raise EquilibriaError(f"got classes={given}; expected {allowed}")
-        return found
+        return known
 
-    def _label(self, each: int | str) -> int | None:
-        if isinstance(each, str):
-            return self.class_names.index(each) if each in self.class_names else None
+    def _label(self, name: int | str) -> int | None:
+        if isinstance(name, str):
+            return self.class_names.index(name) if name in self.class_names else None
         try:
-            label = whole("classes", each)
+            label = whole("classes", name)
         except EquilibriaError:
             return None
         return label if label < self.classes else None
@@ -204,13 +203,13 @@ class ImageSet:
 
 def _divisor(size: object, side: int) -> int:
     try:
-        found = whole("size", size, low=1)
+        wanted = whole("size", size, low=1)
     except EquilibriaError:
-        found = 0
-    if not found or side % found:
-        allowed = ", ".join(str(each) for each in range(1, side + 1) if side % each == 0)
+        wanted = 0
+    if not wanted or side % wanted:
+        allowed = ", ".join(str(divisor) for divisor in range(1, side + 1) if side % divisor == 0)
         raise EquilibriaError(f"got size={size!r}; expected a divisor of {side}: {allowed}")
-    return found
+    return wanted
 
 
 def _pool(images: Tensor, size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""ImageNet from arrays on the disk, of which only the images of a batch are ever read."""
+"""ImageNet from arrays on disk, of which only the images of a batch are read."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ def imagenet(folder: str | os.PathLike[str] | None = None) -> ImageSet:
     """ImageNet as four files of numpy: ``imagenet_train_x.npy``, ``imagenet_train_y.npy``, and the same for ``val``.
 
     x are pixels (count, 3, height, width), uint8, and y labels of 0 to 999, whole numbers; both as `numpy.save` writes
-    them, made from the official images by whatever tool you have (shorter side to 256, the middle 224x224). The pixels
-    stay on the disk.
+    them, made from the official images with any tool (shorter side to 256, the middle 224x224). The pixels stay on
+    disk.
 
     Args:
-        folder: where the files are; default: the environment variable EQUILIBRIA_DATA, else ~/.cache/equilibria/data.
+        folder: with the files; default: the environment variable EQUILIBRIA_DATA, else ~/.cache/equilibria/data.
 
     Returns:
         The images, uint8; the validation images are its test images.
 
     Raises:
-        EquilibriaError: it is not there (the message says what to make), or not of this form.
+        EquilibriaError: a file is missing (the message says how to make it), or has another form.
     """
-    place = data_folder(folder)
+    path = data_folder(folder)
     names = [form.format(part) for part in ("train", "val") for form in (_IMAGES, _LABELS)]
-    if not all((place / name).exists() for name in names):
+    if not all((path / name).exists() for name in names):
         raise missing(
             "ImageNet",
-            place,
+            path,
             looked_for=", ".join(names),
             get=f"the images from {PAGE} and make uint8 arrays of 3x224x224 pixels and of labels with numpy.save",
         )
-    (train, labels), (val, val_labels) = (_pair(place, part) for part in ("train", "val"))
+    (train, labels), (val, val_labels) = (_pair(path, part) for part in ("train", "val"))
     count = int(max(labels.max(), val_labels.max())) + 1
     return ImageSet(train, labels, val, val_labels, tuple(map(str, range(count))), ", ".join(names))
 
 
-def _pair(place: Path, part: str) -> tuple[Tensor, Tensor]:
-    images = _array(place / _IMAGES.format(part))
-    labels = label_array(_array(place / _LABELS.format(part)), file=place / _LABELS.format(part), classes=_CLASSES)
+def _pair(path: Path, part: str) -> tuple[Tensor, Tensor]:
+    images = _array(path / _IMAGES.format(part))
+    labels = label_array(_array(path / _LABELS.format(part)), file=path / _LABELS.format(part), classes=_CLASSES)
     right_form = images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] == 3
     if not right_form or not labels.size or labels.shape != images.shape[:1]:
         raise EquilibriaError(
-            f"{place / _IMAGES.format(part)} has {images.dtype} {images.shape} and labels of {labels.shape}; expected "
+            f"{path / _IMAGES.format(part)} has {images.dtype} {images.shape} and labels of {labels.shape}; expected "
             "uint8 (count, 3, height, width) and (count,)"
         )
     return torch.from_numpy(images), torch.from_numpy(labels)
@@ -62,6 +62,6 @@ def _pair(place: Path, part: str) -> tuple[Tensor, Tensor]:
 
 def _array(file: Path) -> np.ndarray:
     try:
-        return np.lib.format.open_memmap(file, mode="c")  # torch wants what may be written
+        return np.lib.format.open_memmap(file, mode="c")  # copy on write: torch wants a writable array
     except (ValueError, OSError) as error:
         raise EquilibriaError(f"{file} cannot be read ({error}); expected an array from numpy.save") from None

@@ -1,4 +1,4 @@
-"""What the demo found: how far every layer turned, beside what it should have, before, at and after the drop."""
+"""Results of the demo: how far every layer turned and should have turned before and after the drop, and accuracies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from equilibria.diagnosis.series import by_parameter, steps_taken
 from equilibria.errors import EquilibriaError
-from equilibria.lab.demo.recipe import Recipe
+from equilibria.lab.demo.training import LESS_DECAY, PLAIN, RESCALED, DemoSettings
 
 TOLERANCE = 0.05
 
@@ -24,9 +24,9 @@ class Turn:
     """Angles of one layer per step, root mean squares over a window of steps, in rad.
 
     Attributes:
-        measured: what it turned.
-        equilibrium: what lr, weight decay and momentum settle at.
-        predicted: what the recursion says, driven by the measured size of the gradients; None without one.
+        measured: by the monitor.
+        equilibrium: of the present lr, weight decay and momentum.
+        predicted: by the recursion, from the measured size of the gradients; None without a prediction.
     """
 
     measured: float
@@ -62,20 +62,27 @@ class LayerTurns:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
-    """One of the two trainings.
+class DemoArm:
+    """One of the trainings.
 
     Attributes:
         run: its run directory.
         report: its HTML page.
-        test_accuracy: share of the test images that it recognises at the end.
+        accuracy_steps: steps done at each measurement of the test accuracy.
+        accuracies: share of the test images that are recognised, at each measurement.
         layers: every convolution.
     """
 
     run: Path
     report: Path
-    test_accuracy: float
+    accuracy_steps: tuple[int, ...]
+    accuracies: tuple[float, ...]
     layers: tuple[LayerTurns, ...]
+
+    @property
+    def test_accuracy(self) -> float:
+        """Share of the test images that are recognised at the end."""
+        return self.accuracies[-1]
 
     def ratios(self, when: str) -> list[float]:
         """Measured over equilibrium of every layer, ``when`` being before, after or end."""
@@ -84,23 +91,25 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Both trainings.
+    """All trainings.
 
     Attributes:
         out: the folder with everything.
-        recipe: the settings.
-        plain: the training whose learning rate was only dropped.
-        rescaled: the training whose weights and momentum were also rescaled.
+        settings: of the trainings.
+        plain: the learning rate was divided, nothing else.
+        rescaled: weights and momentum were rescaled at the same step.
+        less_decay: weight decay was divided by the same factor at the same step.
     """
 
     out: Path
-    recipe: Recipe
-    plain: Branch
-    rescaled: Branch
+    settings: DemoSettings
+    plain: DemoArm
+    rescaled: DemoArm
+    less_decay: DemoArm
 
     @property
     def off_before(self) -> float:
-        """How far the worst layer is from equilibrium before the drop, as a share; both trainings agree there."""
+        """Largest relative deviation of a layer from equilibrium before the drop, where all trainings are the same."""
         return max(abs(ratio - 1) for ratio in self.plain.ratios("before"))
 
     @property
@@ -112,19 +121,22 @@ class DemoResult:
         """Plain values for JSON."""
         return {
             "out": str(self.out),
-            "settings": dataclasses.asdict(self.recipe),
+            "settings": dataclasses.asdict(self.settings),
             "off_before": self.off_before,
             "as_predicted": self.as_predicted,
-            "plain": _branch_dict(self.plain),
-            "rescaled": _branch_dict(self.rescaled),
+            PLAIN: _arm_dict(self.plain),
+            RESCALED: _arm_dict(self.rescaled),
+            LESS_DECAY: _arm_dict(self.less_decay),
         }
 
 
-def _branch_dict(branch: Branch) -> dict[str, Any]:
+def _arm_dict(arm: DemoArm) -> dict[str, Any]:
     return {
-        "run": str(branch.run),
-        "report": str(branch.report),
-        "test_accuracy": branch.test_accuracy,
+        "run": str(arm.run),
+        "report": str(arm.report),
+        "test_accuracy": arm.test_accuracy,
+        "accuracy_steps": list(arm.accuracy_steps),
+        "accuracies": list(arm.accuracies),
         "layers": [
             {
                 "layer": layer.layer,
@@ -133,39 +145,39 @@ def _branch_dict(branch: Branch) -> dict[str, Any]:
                     for when, turn in (("before", layer.before), ("after", layer.after), ("end", layer.end))
                 },
             }
-            for layer in branch.layers
+            for layer in arm.layers
         ],
     }
 
 
 def read_layers(
-    samples: pa.Table, metadata: Mapping[str, Any], *, recipe: Recipe, layers: Sequence[str]
+    samples: pa.Table, metadata: Mapping[str, Any], *, settings: DemoSettings, layers: Sequence[str]
 ) -> tuple[LayerTurns, ...]:
-    """How far the named layers turned in the three windows of a run.
+    """The angles of the named layers in the three windows of a run.
 
     Args:
         samples: the sample table of the run.
         metadata: the run's.
-        recipe: says when the drop was and how long the windows are.
+        settings: with the step of the drop and the lengths of the windows.
         layers: names of weights.
 
     Raises:
         EquilibriaError: if a layer has no sample in one of the windows.
     """
     series = steps_taken(by_parameter(samples, metadata=metadata))
-    drop, end = recipe.steps_before, recipe.steps
+    drop, end = settings.steps_before, settings.steps
     windows = {
-        "before": range(drop - recipe.steady_window, drop),
-        "after": range(drop, drop + recipe.drop_window),
-        "end": range(end - recipe.steady_window, end),
+        "before": range(drop - settings.steady_window, drop),
+        "after": range(drop, drop + settings.drop_window),
+        "end": range(end - settings.steady_window, end),
     }
-    found = []
+    turns = []
     for layer in layers:
         if layer not in series.names:
             raise EquilibriaError(f"got a run without {layer}; expected: {', '.join(layers)}")
         columns = series.of(series.names.index(layer))
-        found.append(LayerTurns(layer, **{when: _turn(columns, layer, steps) for when, steps in windows.items()}))
-    return tuple(found)
+        turns.append(LayerTurns(layer, **{when: _turn(columns, layer, steps) for when, steps in windows.items()}))
+    return tuple(turns)
 
 
 def _turn(columns: Mapping[str, NDArray[Any]], layer: str, steps: range) -> Turn:

@@ -1,8 +1,9 @@
-"""The papers' figures, re-run: `equilibria reproduce`.
+"""Runs the papers' experiments: `equilibria reproduce`.
 
-- `Experiment`, `Outcome`: what one is; `claim`: what it ends in; `registry`: all of them by id.
-- `reproduce`: run them, on processes (`pool`) or a Dask cluster (`cluster`), and keep what they show (`results`).
-- `figures`: how they are drawn; `gallery`, `results_page`: the pages over all results.
+- `experiment`: settings, tasks and outcome of an experiment; `registry`: all experiments by id.
+- `runner`: `reproduce`, which runs them on `workers` and stores them in `results`; `task`: services for a running task.
+- `claim`: claims and their verdicts; `claim_text`: the same as text; `pages`: RESULTS.md and the gallery.
+- `figures`, `curves`: the style of the figures, and training curves.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ if TYPE_CHECKING:
     from equilibria.lab.harness.experiment import Experiment, Outcome
     from equilibria.lab.harness.registry import experiments, find
     from equilibria.lab.harness.results import Result
-    from equilibria.lab.harness.runner import Report, reproduce
+    from equilibria.lab.harness.runner import ExperimentReport, reproduce
 
-__all__ = ["Claim", "Experiment", "Outcome", "Report", "Result", "Source", "experiments", "find", "reproduce"]
+__all__ = ["Claim", "Experiment", "ExperimentReport", "Outcome", "Result", "Source", "experiments", "find", "reproduce"]
 
-# Imported on first use: a process that only does a task needs neither the runner nor the pages.
+# Imported on first use: a process that only runs a task needs neither the runner nor the pages.
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Claim": "claim",
         "Experiment": "experiment",
         "Outcome": "experiment",
-        "Report": "runner",
+        "ExperimentReport": "runner",
         "Result": "results",
         "Source": "claim",
         "experiments": "registry",

@@ -1,21 +1,31 @@
-"""A claim of a paper beside what was measured; its verdict is computed, never typed."""
+"""Claims of the papers with our measurements; the verdict follows from the numbers.
+
+Build a claim of one number with `near`, `at_most`, `at_least`, `to_rounding` or `convergence_order`, and one of a mean
+over seeds with `mean_near`, `mean_at_most` or `mean_at_least`, which compare its whole confidence interval.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, number, one_of, within
 from equilibria.theory.citations import PAPERS
+
+T = TypeVar("T")
+Values = Sequence[float] | NDArray[np.float64]
 
 SHOWN, NOT_SHOWN, CONTRADICTED = "shown", "not shown", "contradicted"
 KINDS = ("relative", "absolute", "at most", "at least", "rounding", "order", "among")
 CLAIM, IDENTITY, COMPARISON = "claim", "identity", "comparison"
 ROLES = (CLAIM, IDENTITY, COMPARISON)
+FEWEST_SEEDS = 3
+_CONFIDENCE = 0.95
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
@@ -24,10 +34,10 @@ class Source:
     """Where a claim comes from.
 
     Attributes:
-        paper: key into `equilibria.theory.PAPERS`; "" for what no paper states.
+        paper: key into `equilibria.theory.PAPERS`; "" if no paper makes the claim.
         where: figure, equation, theorem or section.
-        corrected: what the paper prints wrongly and how it reads here; "" where it is right.
-        law: dotted name below `equilibria.theory` whose docstring has the derivation; "" without one.
+        corrected: the paper's misprint or error and the correction used here; "" if there is none.
+        law: dotted name below `equilibria.theory` whose docstring has the derivation; "" if there is none.
     """
 
     paper: str
@@ -45,24 +55,23 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One sentence, its number and ours. Build it with the functions below.
+    """One sentence of a paper, its number and our measurement. Build it with the functions below.
 
     Attributes:
-        text: what is claimed.
-        source: who claims it.
+        text: the sentence.
+        source: the paper and the place in it.
         kind: how measured and expected are compared, one of `KINDS`.
         expected: the number of the paper or of the theory; the bound, for "at most" and "at least".
         measured: our number.
-        tolerance: how far off it may be: a share of expected if kind is "relative", else in units of expected.
+        tolerance: largest deviation that agrees: a share of expected if kind is "relative", else in units of expected.
         unit: of all these numbers; "" for pure ones.
-        interval: ends of the confidence interval of the measured number; None where it has no scatter.
-        printed: what the paper prints where that is not what is expected here, because it is wrong or was measured on
-            another network; None where it is the same or the paper prints no number.
-        demanded: False where this scale is too small to show it: the verdict is told, and fails nothing.
-        seeds: over how many trainings the measured number is a mean; 0 where it is not one.
-        role: "claim"; "identity" where algebra or the settings alone decide, so that it checks the code and not the
-            world; "comparison" where a number of the paper stands beside ours for the reader, and fails nothing. Only
-            claims are counted as such.
+        interval: ends of the confidence interval of the measured number; None if it has no scatter.
+        printed: the number in the paper if it differs from expected, because it is wrong or was measured on another
+            network; None if it is the same or the paper prints none.
+        demanded: False if this scale is too small to show the claim: the verdict is reported but fails nothing.
+        seeds: number of trainings that the measured mean is over; 0 if it is not a mean over seeds.
+        role: "claim"; "identity" if algebra or the settings alone decide it, so that it checks the code; "comparison"
+            if the paper's number is given for the reader and fails nothing. Only claims are counted as claims.
     """
 
     text: str
@@ -97,11 +106,11 @@ class Claim:
     def verdict(self) -> str:
         """Shown if the whole interval agrees, contradicted if none of it does, else not shown.
 
-        What is not a finite number contradicts every claim.
+        A measurement that is not finite contradicts every claim.
         """
         if not math.isfinite(self.measured):
             return CONTRADICTED
-        if self.kind == "among":  # a single number of the paper, beside where the next one of ours would be
+        if self.kind == "among":  # is the single number of the paper in the interval of our next draw?
             low, high = self.interval or (self.measured, self.measured)
             return SHOWN if low <= self.expected <= high else CONTRADICTED
         low, high = self.allowed
@@ -112,16 +121,16 @@ class Claim:
 
     @property
     def fails(self) -> bool:
-        """Whether it was to be shown and was not.
+        """Whether this scale should have shown the claim and did not.
 
-        A mean over trainings whose interval leaves it open is honest, no fault: more seeds or a larger scale would
-        tell. Where something exact was computed, the scatter is ours to reduce.
+        A mean over trainings whose interval overlaps the bound does not fail: more seeds or a larger scale would
+        decide. An exact computation that scatters too much does fail.
         """
-        open_to_doubt = self.seeds > 0 and self.verdict == NOT_SHOWN
-        return self.demanded and self.role != COMPARISON and self.verdict != SHOWN and not open_to_doubt
+        undecided = self.seeds > 0 and self.verdict == NOT_SHOWN
+        return self.demanded and self.role != COMPARISON and self.verdict != SHOWN and not undecided
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the verdict for other readers; what is not finite becomes null."""
+        """Plain values for JSON, including the verdict; a measurement that is not finite becomes null."""
         measured = self.measured if math.isfinite(self.measured) else None
         return {**asdict(self), "measured": measured, "verdict": self.verdict}
 
@@ -130,18 +139,18 @@ class Claim:
         """The claim that `as_dict` was called on.
 
         Raises:
-            EquilibriaError: if something is not of the kind that `as_dict` gives, or the verdict does not follow from
-                the numbers, so that somebody typed it.
+            EquilibriaError: if a value has another type than `as_dict` gives it, or the verdict does not follow from
+                the numbers (it was edited by hand).
         """
-        fields = {name: value for name, value in of_kind("a claim", values, dict).items() if name != "verdict"}
-        source = of_kind("source", fields["source"], dict)
-        fields["source"] = Source(**{name: of_kind(name, value, str) for name, value in source.items()})
+        fields = {name: value for name, value in of_type("a claim", values, dict).items() if name != "verdict"}
+        source = of_type("source", fields["source"], dict)
+        fields["source"] = Source(**{name: of_type(name, value, str) for name, value in source.items()})
         for name in ("text", "unit", "kind", "role"):
-            of_kind(name, fields.get(name, ""), str)
+            of_type(name, fields.get(name, ""), str)
         for name in ("measured", "printed"):
-            of_kind(name, fields.get(name), float, int, type(None))
-        of_kind("demanded", fields.get("demanded", True), bool)
-        of_kind("seeds", fields.get("seeds", 0), int)
+            of_type(name, fields.get(name), float, int, type(None))
+        of_type("demanded", fields.get("demanded", True), bool)
+        of_type("seeds", fields.get("seeds", 0), int)
         fields["measured"] = math.nan if fields["measured"] is None else fields["measured"]
         fields["interval"] = None if fields["interval"] is None else _pair(fields["interval"])
         claim = cls(**fields)
@@ -152,15 +161,15 @@ class Claim:
         return claim
 
 
-def of_kind(name: str, value: Any, *kinds: type) -> Any:
-    """``value`` if it is of one of these types, as JSON gave it; what is not is damaged, or of another version."""
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise EquilibriaError(f"got {name}={value!r}; expected {' or '.join(kind.__name__ for kind in kinds)}")
+def of_type(name: str, value: Any, *types: type) -> Any:
+    """Return a value read from JSON; raise EquilibriaError unless it has one of these types."""
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise EquilibriaError(f"got {name}={value!r}; expected {' or '.join(kind.__name__ for kind in types)}")
     return value
 
 
 def _pair(ends: Any) -> tuple[float, float]:
-    low, high = of_kind("interval", ends, list)
+    low, high = of_type("interval", ends, list)
     return number("interval", low), number("interval", high)
 
 
@@ -176,7 +185,7 @@ def near(
     interval: tuple[float, float] | None = None,
     printed: float | None = None,
 ) -> Claim:
-    """The measured number is the expected one, within a share of it or an amount: give one of the two.
+    """Claim that a measurement equals the expected number within ``relative`` or ``absolute``: give one of the two.
 
     Example:
         >>> claim = near("the period", Source("sharp", "fig. 5"), expected=4.44, measured=4.45, relative=0.01)
@@ -200,7 +209,7 @@ def at_most(
     interval: tuple[float, float] | None = None,
     printed: float | None = None,
 ) -> Claim:
-    """The measured number does not exceed the bound."""
+    """Claim that a measurement does not exceed the bound."""
     return Claim(text, source, "at most", float(bound), float(measured), 0.0, unit, interval, printed)
 
 
@@ -214,12 +223,12 @@ def at_least(
     interval: tuple[float, float] | None = None,
     printed: float | None = None,
 ) -> Claim:
-    """The measured number reaches the bound."""
+    """Claim that a measurement reaches the bound."""
     return Claim(text, source, "at least", float(bound), float(measured), 0.0, unit, interval, printed)
 
 
 def to_rounding(text: str, source: Source, *, error: float, operations: float) -> Claim:
-    """An identity: the relative error is no more than the roundings of so many float64 operations.
+    """Claim that a relative error is at most the rounding of this number of float64 operations.
 
     Example:
         >>> to_rounding("P is conserved", Source("", "ours"), error=3e-16, operations=10).verdict
@@ -237,7 +246,7 @@ def convergence_order(
     errors: Sequence[float],
     absolute: float,
 ) -> Claim:
-    """Errors fall as sizes to a power: the slope of the least-squares line through their logarithms.
+    """Claim that errors fall as a power of sizes: the slope of the least-squares line through their logarithms.
 
     Example:
         >>> claim = convergence_order(
@@ -255,11 +264,109 @@ def not_demanded(claim: Claim) -> Claim:
     return replace(claim, demanded=False)
 
 
+def demanded_if(shows: bool, claims: Iterable[Claim]) -> list[Claim]:
+    """The claims, demanded only if this scale ``shows`` them."""
+    return [claim if shows else not_demanded(claim) for claim in claims]
+
+
 def identity(claim: Claim) -> Claim:
-    """The same sentence, where it cannot be otherwise: it is checked, and not counted among the claims."""
+    """The same sentence as an identity, true by algebra or by the settings: checked, not counted as a claim."""
     return replace(claim, role=IDENTITY)
 
 
 def comparison(claim: Claim) -> Claim:
-    """The same sentence beside the paper's number, where agreeing proves little: it is told, and fails nothing."""
+    """The same sentence as a comparison with a number of the paper: reported, fails nothing."""
     return replace(claim, role=COMPARISON)
+
+
+# ---- means over seeds
+
+
+def over_seeds(rows: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
+    """Turn the numbers of each seed into a list over seeds for each number.
+
+    Example:
+        >>> over_seeds([{"angle": 1.0, "norm": 2.0}, {"angle": 1.1, "norm": 2.2}])
+        {'angle': [1.0, 1.1], 'norm': [2.0, 2.2]}
+    """
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def mean_interval(values: Values) -> tuple[float, tuple[float, float]]:
+    """The mean over seeds and its 95 % confidence interval (Student).
+
+    To compare two variants that share their seeds (first weights, order of the data), give their differences: the
+    scatter that both have in common cancels.
+
+    Args:
+        values: one per seed, at least three.
+
+    Example:
+        >>> mean, (low, high) = mean_interval([1.0, 2.0, 3.0])
+        >>> mean, round(high - mean, 3)  # 4.303 / sqrt(3)
+        (2.0, 2.484)
+    """
+    from scipy.stats import t as student
+
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or len(array) < FEWEST_SEEDS:
+        raise EquilibriaError(
+            f"got values of shape {array.shape}; expected one per seed, of at least {FEWEST_SEEDS} seeds"
+        )
+    mean = float(array.mean())
+    half = float(student.ppf((1 + _CONFIDENCE) / 2, len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array)))
+    return mean, (mean - half, mean + half)
+
+
+def mean_at_least(
+    text: str, source: Source, *, bound: float, values: Values, unit: str = "", printed: float | None = None
+) -> Claim:
+    """Claim that the mean over seeds reaches the bound.
+
+    Example:
+        >>> source = Source("smd", "fig. 1")
+        >>> mean_at_least("gain", source, bound=0, values=[0.8, 1.0, 1.2]).verdict
+        'shown'
+        >>> mean_at_least("gain", source, bound=0, values=[-0.2, 1.0, 1.2]).verdict
+        'not shown'
+    """
+    return _of_mean(at_least(text, source, bound=bound, measured=0.0, unit=unit, printed=printed), values)
+
+
+def mean_at_most(
+    text: str, source: Source, *, bound: float, values: Values, unit: str = "", printed: float | None = None
+) -> Claim:
+    """Claim that the mean over seeds does not exceed the bound."""
+    return _of_mean(at_most(text, source, bound=bound, measured=0.0, unit=unit, printed=printed), values)
+
+
+def mean_near(
+    text: str,
+    source: Source,
+    *,
+    expected: float,
+    values: Values,
+    relative: float | None = None,
+    absolute: float | None = None,
+    unit: str = "",
+    printed: float | None = None,
+) -> Claim:
+    """Claim that the mean over seeds equals the expected number within ``relative`` or ``absolute``: give one."""
+    claim = near(
+        text,
+        source,
+        expected=expected,
+        measured=0.0,
+        relative=relative,
+        absolute=absolute,
+        unit=unit,
+        printed=printed,
+    )
+    return _of_mean(claim, values)
+
+
+def _of_mean(claim: Claim, values: Values) -> Claim:
+    """The claim about the mean; if a training diverged there is no interval, and the mean contradicts every claim."""
+    mean, interval = mean_interval(values)
+    finite = interval if np.isfinite(interval).all() else None
+    return replace(claim, measured=mean, interval=finite, seeds=len(values))

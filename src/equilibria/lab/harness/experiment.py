@@ -1,4 +1,4 @@
-"""What an experiment is: settings per scale, tasks that can run anywhere, and what they show together."""
+"""An experiment: settings per scale, tasks that can run anywhere, and the claims and figures made of them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,33 @@ SCALES = ("smoke", "desk", "paper")
 SYNTHETIC, NETWORKS = "synthetic", "networks"
 KINDS = {SYNTHETIC: "Exact small worlds", NETWORKS: "Networks"}
 """The kinds of experiments, and their headings on the pages."""
-_SOME = {"steps", "trials", "replicas", "data_sets", "matrices", "dim", "samples", "every", "draws", "points", "grid"}
+_POSITIVE = {
+    "steps",
+    "trials",
+    "replicas",
+    "data_sets",
+    "matrices",
+    "dim",
+    "samples",
+    "every",
+    "draws",
+    "points",
+    "grid",
+}
 Config = TypeVar("Config")
 Arrays = Mapping[str, NDArray[Any]]
-"""What a task found, by name."""
+"""Result of a task, by name."""
 Findings = Mapping[str, Arrays]
-"""What all tasks of an experiment found, by the key of the task."""
+"""Results of all tasks of an experiment, by the key of the task."""
 
 
 @runtime_checkable
 class Data(Protocol):
-    """A data set that can say what it is."""
+    """A data set that can describe itself."""
 
     @property
     def counts(self) -> str:
-        """How many there are of what, in words."""
+        """The number of images, in words."""
 
     @property
     def digest(self) -> str:
@@ -45,10 +57,10 @@ class Data(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the tasks show together.
+    """Claims and numbers of an experiment.
 
     Attributes:
-        claims: each with its verdict.
+        claims: with their verdicts.
         numbers: further numbers worth keeping, such as a table of the paper; plain values for JSON.
     """
 
@@ -60,8 +72,8 @@ class Outcome:
 class Experiment(Generic[Config]):
     """One row of the list that `equilibria reproduce --list` prints.
 
-    The four functions are functions of a module, so that a process on another machine finds them by name. Equal
-    settings and tasks give equal numbers wherever and in whatever order the tasks run: a task seeds its own generator.
+    The four functions are module-level, so that a process on another machine can import them. Equal settings and tasks
+    give equal numbers wherever and in whatever order the tasks run: a task seeds its own generator.
 
     Attributes:
         id: its name on the command line.
@@ -72,11 +84,10 @@ class Experiment(Generic[Config]):
         run_task: settings, task -> arrays by name; does the work.
         collect: settings, arrays of all tasks by key -> claims and numbers; quick.
         draw: settings, arrays of all tasks by key -> figures by the name of the file; quick.
-        kind: "synthetic": exact small worlds, which need nothing but time; "networks": trained ones.
-        needs: gives the data that these settings need, if any; raises an EquilibriaError that says what this machine
-            lacks. None if they need nothing.
-        version: raise it by one when a change of the code changes a number; results of another version are computed
-            again.
+        kind: "synthetic" for exact small problems, which need no data; "networks" for experiments that train networks.
+        needs: settings -> the data they need, or an EquilibriaError that says what this machine lacks. None if they
+            need nothing.
+        version: increase it when a change of the code changes a number; results of another version are recomputed.
     """
 
     id: str
@@ -110,13 +121,13 @@ class Experiment(Generic[Config]):
         return self.scales[scale]
 
     def data(self, config: Config) -> str:
-        """Which data these settings use: how many, and a digest; "" if none, or if they do not tell.
+        """The data that these settings use: number of images and digest; "" if none.
 
         Raises:
             EquilibriaError: if this machine lacks them.
         """
-        found = None if self.needs is None else self.needs(config)
-        return f"{found.counts} ({found.digest})" if isinstance(found, Data) else ""
+        data = None if self.needs is None else self.needs(config)
+        return f"{data.counts} ({data.digest})" if isinstance(data, Data) else ""
 
     def fingerprint(self, config: Config, *, data: str = "") -> str:
         """A hash of the version, these settings and the data: equal fingerprints mean equal numbers.
@@ -134,32 +145,32 @@ class Experiment(Generic[Config]):
 
 
 def check_settings(config: Any) -> None:
-    """Refuse settings that cannot be meant: the defaults of the fields tell what is possible.
+    """Check settings against the defaults of their fields.
 
-    What is a whole number by default must be one, and what is not negative by default must not be; neither must any
-    number of a tuple. 0 stands for none, but not of what there must be some of, such as steps.
+    A field whose default is a whole number must hold one; a field whose default is not negative must not be negative;
+    the same holds for every number in a tuple. 0 is allowed, except for counts that must be positive, such as steps.
 
     Raises:
-        EquilibriaError: that names the field and what is allowed.
+        EquilibriaError: a field breaks one of these rules; the message names the field and the allowed values.
     """
-    for each in fields(config):
-        default, value = each.default, getattr(config, each.name)
+    for field_ in fields(config):
+        default, value = field_.default, getattr(config, field_.name)
         if isinstance(default, tuple) and len({type(item) for item in default}) == 1 and isinstance(value, tuple):
             for item in value:
-                _check_like(each.name, item, default[0])
+                _check_like(field_.name, item, default[0])
         else:
-            _check_like(each.name, value, default)
+            _check_like(field_.name, value, default)
 
 
 def _check_like(name: str, value: Any, default: Any) -> None:
     if isinstance(default, int) and not isinstance(default, bool):
-        whole(name, value, low=1 if name in _SOME and default > 0 else 0)
+        whole(name, value, low=1 if name in _POSITIVE and default > 0 else 0)
     elif isinstance(default, float):
         within(name, value, **({"above": 0} if name == "lr" else {"low": 0} if default >= 0 else {}))
 
 
 def one_task(config: Any) -> dict[str, None]:
-    """For an experiment that is one piece of work: use as `Experiment.tasks`."""
+    """A single task: use as `Experiment.tasks` for an experiment that cannot be divided."""
     return {"all": None}
 
 
@@ -169,7 +180,7 @@ def settings(config: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Tuples, arrays and numpy numbers as JSON values; what is not finite becomes null."""
+    """Tuples, arrays and numpy numbers as JSON values; numbers that are not finite become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):

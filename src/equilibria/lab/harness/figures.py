@@ -1,4 +1,4 @@
-"""How the figures look: one style, sizes for print, no window."""
+"""The style of all figures: colours, sizes for print, and saving without a window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from equilibria.errors import EquilibriaError
 from equilibria.records._files import write_whole
 
 if TYPE_CHECKING:
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 THEORY = "#1a1d21"
-"""The colour of every theory line; what is measured has one of `COLOURS`."""
+"""The colour of theory lines; measurements have one of `COLOURS`."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8f4f7d")
-"""Told apart also by people who do not see all colours (Okabe and Ito)."""
+"""Distinguishable for colour-blind readers (Okabe and Ito)."""
 COLUMN_INCHES = 3.3
 SUFFIXES = ("png", "pdf")
 _STYLE: dict[str, Any] = {
@@ -46,21 +45,9 @@ _STYLE: dict[str, Any] = {
 }
 
 
-def need_matplotlib() -> None:
-    """Fail before any work if there is nothing to draw with.
-
-    Raises:
-        EquilibriaError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise EquilibriaError("figures need matplotlib; install it: pip install 'equilibria[figures]'") from None
-
-
 @contextmanager
 def style() -> Iterator[None]:
-    """Within it, everything is drawn in the style above, whatever the user's settings are."""
+    """Draw in the style above, whatever the user's matplotlib settings are."""
     import matplotlib
     from cycler import cycler
 
@@ -92,13 +79,13 @@ def panels(
 
 
 def title(axes: Axes, letter: str, text: str) -> None:
-    """The letter of the panel in the paper, and what it shows."""
+    """Set the title: the letter of the panel in the paper, and its subject."""
     axes.set_title(f"({letter}) {text}", loc="left")
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
     """Write the figure as .png for the screen and as .pdf for print; the same figure gives the same bytes."""
-    logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of the dates in matplotlib's own fonts
+    logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns about the dates in matplotlib's own fonts
     for suffix in SUFFIXES:
         content = io.BytesIO()
         undated = {"Software": None} if suffix == "png" else {"CreationDate": None}

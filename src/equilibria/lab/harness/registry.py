@@ -1,71 +1,95 @@
-"""Every experiment, by its id. A module below one of the folders here that has an ``EXPERIMENT`` is one."""
+"""Every experiment by its id. Looking one up imports its module alone."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import pkgutil
 from collections.abc import Sequence
 from difflib import get_close_matches
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.experiment import KINDS, Experiment
 from equilibria.lab.harness.results import Result
 
-FOLDERS = ("papers.smd", "papers.nrq", "papers.explr", "papers.sharp", "beyond")  # in the order of the list
+# id -> module below `equilibria.lab`, whose EXPERIMENT it is; the order of `equilibria reproduce --list`.
+MODULES = {
+    "smd-architectures": "papers.smd.fig9_architectures",
+    "smd-fixed-lr": "papers.smd.fig2_fixed_lr",
+    "smd-linear-scaling": "papers.smd.fig7_linear_scaling",
+    "smd-multistage": "papers.smd.fig3_multistage",
+    "smd-noise": "papers.smd.plus_fig1_noise",
+    "smd-pseudo-overfitting": "papers.smd.plus_app_f_pseudo_overfitting",
+    "smd-rescale-law": "papers.smd.sec5_rescale_law",
+    "smd-synthetic": "papers.smd.fig4_synthetic",
+    "smd-transient": "papers.smd.cor3_transient",
+    "nrq-bounds": "papers.nrq.thm1_bounds",
+    "nrq-equilibrium": "papers.nrq.fig2_equilibrium",
+    "nrq-escape": "papers.nrq.fig2_escape",
+    "nrq-initialization": "papers.nrq.fig2_initialization",
+    "nrq-landscape": "papers.nrq.fig1_landscape",
+    "nrq-networks": "papers.nrq.fig3_networks",
+    "nrq-stationary": "papers.nrq.thm2_stationary",
+    "explr-angle": "papers.explr.fig5_angle",
+    "explr-constant": "papers.explr.fig1_constant",
+    "explr-cosine": "papers.explr.fig4_cosine",
+    "explr-equivalence": "papers.explr.thm2_equivalence",
+    "explr-norms": "papers.explr.thm_b_norms",
+    "explr-stepdecay": "papers.explr.fig2_stepdecay",
+    "explr-toy": "papers.explr.sec3_toy",
+    "explr-v2": "papers.explr.fig3_v2",
+    "sharp-3d": "papers.sharp.fig3_three_dimensions",
+    "sharp-ablations": "papers.sharp.fig13_ablations",
+    "sharp-completion": "papers.sharp.fig1_completion",
+    "sharp-hamiltonian": "papers.sharp.fig5_hamiltonian",
+    "sharp-pacbayes": "papers.sharp.app_c_pacbayes",
+    "sharp-regression": "papers.sharp.fig4_regression",
+    "sharp-resnet": "papers.sharp.fig8_resnet",
+    "sharp-rmsprop": "papers.sharp.cor_b14_rmsprop",
+    "sharp-schedulers": "papers.sharp.thm_b7_schedulers",
+    "sharp-vgg": "papers.sharp.fig2_vgg",
+    "eq-forecast": "beyond.forecast",
+    "eq-optimizers": "beyond.optimizers",
+    "eq-transformer": "beyond.transformer",
+}
 ALL = "all"
 GROUPS = (ALL, *KINDS)
 """Words that stand for several experiments."""
 
 
-@cache
+def load(name: str) -> Experiment[Any]:
+    """The experiment with this id; imports its module."""
+    experiment: Experiment[Any] = importlib.import_module(f"equilibria.lab.{MODULES[name]}").EXPERIMENT
+    return experiment
+
+
 def experiments() -> dict[str, Experiment[Any]]:
-    """All experiments by id; the papers in order, and in each by id."""
-    return {experiment.id: experiment for folder in FOLDERS for experiment in _below(folder)}
+    """All experiments by id; imports all of them."""
+    return {name: load(name) for name in MODULES}
 
 
 def find(ids: Sequence[str]) -> list[Experiment[Any]]:
     """The experiments with these ids, each once and in the order of the list.
 
-    "all" is every one, "synthetic" those of small worlds, "networks" those that train networks.
+    "all" stands for all experiments, "synthetic" for those of small problems, "networks" for those that train networks.
 
     Raises:
         EquilibriaError: an id is unknown; the message suggests the nearest.
     """
-    known = experiments()
     for name in ids:
-        if name not in GROUPS and name not in known:
-            near = get_close_matches(name, [*known, *GROUPS], n=1)
+        if name not in GROUPS and name not in MODULES:
+            near = get_close_matches(name, [*MODULES, *GROUPS], n=1)
             advice = f"did you mean {near[0]}?" if near else "`equilibria reproduce --list` shows them"
             raise EquilibriaError(f"got the experiment {name!r}, which is unknown; {advice}")
-    return [each for each in known.values() if {ALL, each.kind, each.id} & set(ids)]
+    if set(ids) & set(GROUPS):
+        return [known for known in experiments().values() if {ALL, known.kind, known.id} & set(ids)]
+    return [load(name) for name in MODULES if name in ids]
 
 
 def is_stale(result: Result) -> bool:
-    """Whether its experiment has another version or other settings by now; an unknown one is never stale."""
-    known = experiments().get(result.id)
-    if known is None or result.scale not in known.scales:
+    """Whether the experiment has another version or other settings now; an unknown experiment is never stale."""
+    if result.id not in MODULES:
         return False
-    return result.fingerprint != known.fingerprint(known.scales[result.scale])
-
-
-def _below(folder: str) -> list[Experiment[Any]]:
-    package = f"equilibria.lab.{folder}"
-    try:
-        path = importlib.import_module(package).__path__
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        return []
-    names = [f"{package}.{module.name}" for module in pkgutil.iter_modules(path)]
-    found = [importlib.import_module(name).EXPERIMENT for name in names if _has_experiment(name)]
-    return sorted(found, key=lambda experiment: str(experiment.id))
-
-
-def _has_experiment(module: str) -> bool:
-    """Whether it has one, by its text: some of the others import torch, which takes seconds."""
-    spec = importlib.util.find_spec(module)
-    return spec is not None and spec.origin is not None and "\nEXPERIMENT = " in Path(spec.origin).read_text("utf-8")
+    experiment = load(result.id)
+    if result.scale not in experiment.scales:
+        return False
+    return result.fingerprint != experiment.fingerprint(experiment.scales[result.scale])

@@ -1,4 +1,4 @@
-"""The results folder: what a finished experiment left, what an unfinished one has so far, and nothing else."""
+"""The results folder: results of finished experiments, and the finished tasks of unfinished ones."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from equilibria.errors import EquilibriaError, one_of, within
-from equilibria.lab.harness.claim import Claim, of_kind
+from equilibria.lab.harness.claim import Claim, of_type
 from equilibria.lab.harness.experiment import KINDS, SCALES, SYNTHETIC
 from equilibria.lab.harness.figures import SUFFIXES
 from equilibria.lab.harness.task import progress_file
-from equilibria.lab.harness.workers import Done
+from equilibria.lab.harness.workers import TaskDone
 from equilibria.records._files import write_whole
 
 _MARK = "equilibria results"
 _FORMAT = 1
 _MARK_FILE = "equilibria-results.json"
-_SECONDS = "seconds taken"  # no array of a task is called that: it has a blank
+_SECONDS = "seconds taken"  # with a blank: no array of a task has such a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,20 @@ class Result:
     Attributes:
         id: of the experiment.
         title: of the experiment.
-        source: what it reproduces.
+        source: the figures, equations and theorems it reproduces.
         scale: of its settings.
         config: its settings, as JSON values.
         fingerprint: of the experiment's version and settings; a later run with the same one reuses the result.
-        command: what repeats it.
+        command: the command that repeats it.
         version: of equilibria.
-        packages: versions of what computed it, by name.
+        packages: versions of Python and of the packages that computed it, by name.
         seconds: of CPU time, summed over all tasks.
-        finished: when, in ISO 8601 and universal time.
-        claims: each with its verdict.
+        finished: time in ISO 8601, UTC.
+        claims: with their verdicts.
         numbers: further numbers.
-        figures: names of files beside the result, without their suffix; each is there as .png and .pdf.
+        figures: names of the figure files in the same folder, without suffix; each is there as .png and .pdf.
         kind: of the experiment: synthetic or networks.
-        data: what it was trained on: how many images, and a digest of them; "" where there are none.
+        data: the data set: number of images, and a digest of them; "" without data.
     """
 
     id: str
@@ -70,7 +70,7 @@ class Result:
 
     @property
     def fails(self) -> bool:
-        """Whether a claim was to be shown here and was not."""
+        """Whether a claim fails."""
         return any(claim.fails for claim in self.claims)
 
     def as_dict(self) -> dict[str, Any]:
@@ -83,26 +83,26 @@ class Result:
         """The result that `as_dict` was called on.
 
         Raises:
-            EquilibriaError: if something is not of the kind that `as_dict` gives.
+            EquilibriaError: if a value has another type than `as_dict` gives it.
         """
         for name in ("id", "title", "source", "scale", "fingerprint", "command", "version", "finished"):
-            of_kind(name, values[name], str)
+            of_type(name, values[name], str)
         for name in ("config", "packages", "numbers"):
-            of_kind(name, values[name], dict)
+            of_type(name, values[name], dict)
         within("seconds", values["seconds"], low=0)
         one_of("kind", values.get("kind", SYNTHETIC), KINDS)
-        of_kind("data", values.get("data", ""), str)
-        claims = tuple(Claim.from_dict(claim) for claim in of_kind("claims", values["claims"], list))
-        figures = tuple(of_kind("figure", name, str) for name in of_kind("figures", values["figures"], list))
+        of_type("data", values.get("data", ""), str)
+        claims = tuple(Claim.from_dict(claim) for claim in of_type("claims", values["claims"], list))
+        figures = tuple(of_type("figure", name, str) for name in of_type("figures", values["figures"], list))
         return cls(**{**values, "claims": claims, "figures": figures})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ScaleFolder:
     """The folder of one experiment at one scale.
 
     Attributes:
-        path: where.
+        path: of the folder.
     """
 
     path: Path
@@ -112,25 +112,25 @@ class Place:
         return self.path / f"{name}.{suffix}"
 
     def has_figures(self, result: Result) -> bool:
-        """Whether nobody removed one."""
+        """Whether all figures of the result are there."""
         return all(self.figure(name, suffix).is_file() for name in result.figures for suffix in SUFFIXES)
 
     def read(self) -> Result | None:
         """The result, or None if there is none that can be read."""
         try:
             return Result.from_dict(json.loads((self.path / "result.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):  # of another version, or damaged: as if it were not there
+        except (OSError, ValueError, KeyError, TypeError):  # damaged, or of another version: counts as none
             return None
 
     def write(self, result: Result) -> None:
-        """Put the result in place; from then on the experiment is finished."""
+        """Write the result atomically; from then on the experiment is finished."""
         text = json.dumps(result.as_dict(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
         write_whole(self.path / "result.json", text.encode())
 
-    def begin(self, fingerprint: str, keys: Iterable[str], *, force: bool) -> None:
-        """Make room for the tasks of a run; what those of other settings or other code left is removed.
+    def prepare(self, fingerprint: str, keys: Iterable[str], *, force: bool) -> None:
+        """Make room for the tasks of a run and remove tasks of other settings or versions.
 
-        With ``force`` the old result goes too: if this run is interrupted, the next one must not take it for its own.
+        With ``force`` the old result is removed too: if this run is interrupted, the next one must not reuse it.
         """
         for key in keys:
             if not re.fullmatch(r"[\w.-]+", key):
@@ -145,29 +145,29 @@ class Place:
             (self.path / "result.json").unlink(missing_ok=True)
         self._records(fingerprint).mkdir(parents=True, exist_ok=True)
 
-    def keep(self, fingerprint: str, key: str, done: Done) -> None:
-        """Store a finished task, so that an interrupted run can go on after it; what it kept meanwhile is removed."""
+    def store_task(self, fingerprint: str, key: str, done: TaskDone) -> None:
+        """Store a finished task, so that an interrupted run resumes after it, and remove its scratch folder."""
         content = io.BytesIO()
         np.savez_compressed(content, **{**done.arrays, _SECONDS: np.asarray(done.seconds)})  # type: ignore[arg-type]
         write_whole(self._records(fingerprint) / f"{key}.npz", content.getvalue())
         scratch = self.scratch(fingerprint, key)
         shutil.rmtree(scratch, ignore_errors=True)
         progress_file(scratch).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # until it is empty
+        with contextlib.suppress(OSError):  # not empty yet: other tasks are running
             scratch.parent.rmdir()
 
-    def kept(self, fingerprint: str, key: str) -> Done | None:
-        """A task that was stored, or None if it was not, or cannot be read."""
+    def read_task(self, fingerprint: str, key: str) -> TaskDone | None:
+        """A stored task, or None if there is none that can be read."""
         try:
             content = (self._records(fingerprint) / f"{key}.npz").read_bytes()
             with np.load(io.BytesIO(content), allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
-            return Done(arrays, float(arrays.pop(_SECONDS)))
-        except Exception:  # of a damaged file: whatever it makes zlib, zipfile or numpy stumble over
+            return TaskDone(arrays, float(arrays.pop(_SECONDS)))
+        except Exception:  # a damaged file makes zlib, zipfile or numpy raise almost anything
             return None
 
     def scratch(self, fingerprint: str, key: str) -> Path:
-        """Where a task keeps what it needs to go on after a kill; only that task makes it."""
+        """The scratch folder of a task, which the task itself creates."""
         return self.path / f"scratch-{fingerprint}" / key
 
     def _records(self, fingerprint: str) -> Path:
@@ -176,33 +176,33 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ResultsFolder:
-    """A folder by experiment and scale.
+    """All results: a folder per experiment, and in it one per scale.
 
     Attributes:
-        path: where.
+        path: of the folder.
     """
 
     path: Path
 
-    def place(self, experiment: str, scale: str) -> Place:
-        """Where an experiment at a scale belongs."""
-        return Place(self.path / experiment / scale)
+    def at_scale(self, experiment: str, scale: str) -> ScaleFolder:
+        """The folder of an experiment at a scale."""
+        return ScaleFolder(self.path / experiment / scale)
 
-    def results(self) -> Iterator[tuple[Place, Result]]:
-        """All that are finished, by id, and the largest scale first."""
-        for folder in sorted(path for path in self.path.iterdir() if path.is_dir()):
+    def results(self) -> Iterator[tuple[ScaleFolder, Result]]:
+        """All finished experiments, by id, the largest scale first."""
+        for experiment in sorted(path for path in self.path.iterdir() if path.is_dir()):
             for scale in reversed(SCALES):
-                place = Place(folder / scale)
-                result = place.read()
+                folder = ScaleFolder(experiment / scale)
+                result = folder.read()
                 if result is not None:
-                    yield place, result
+                    yield folder, result
 
 
 def open_results(path: str | Path) -> ResultsFolder:
-    """A results folder: new, empty or of an earlier run.
+    """Open or create a results folder.
 
     Raises:
-        EquilibriaError: if there is something else at ``path``, or it cannot be written.
+        EquilibriaError: if ``path`` holds anything else, or cannot be written.
     """
     if not str(path):
         raise EquilibriaError("got results=''; expected the name of a folder, new or with results")

@@ -1,4 +1,4 @@
-"""`reproduce`: every task of the experiments that were asked for, once; then what they show."""
+"""`reproduce`: run the tasks of experiments, store every result, and write the pages over all results."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from typing import Any
 
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError, one_of
+from equilibria.lab import import_extra
 from equilibria.lab.harness import figures
 from equilibria.lab.harness.experiment import SCALES, Experiment, plain, settings
-from equilibria.lab.harness.gallery import write_gallery
-from equilibria.lab.harness.progress import UnderWay
-from equilibria.lab.harness.results import Place, Result, ResultsFolder, open_results
-from equilibria.lab.harness.results_page import write_results_page
-from equilibria.lab.harness.task import progress_file
-from equilibria.lab.harness.workers import Call, Done, Failed, Here, Workers
+from equilibria.lab.harness.pages import write_gallery, write_results_page
+from equilibria.lab.harness.results import Result, ResultsFolder, ScaleFolder, open_results
+from equilibria.lab.harness.task import ProgressPoll, progress_file
+from equilibria.lab.harness.workers import InProcess, TaskCall, TaskDone, TaskFailed, Workers
 from equilibria.records._lock import RunLock
 
 Progress = Callable[[int, int], None]
-"""Called with the number of tasks that are done and of all tasks."""
-Share = Callable[[float], None]
-"""Called with how much of the tasks under way is done, in tasks."""
+"""Called with the number of finished tasks and of all tasks."""
+RunningShare = Callable[[float], None]
+"""Called with the sum over running tasks of the share that is done."""
 Started = Callable[[Sequence[str], int], None]
-"""Called with the ids of the experiments that begin and the number of their tasks that are left."""
+"""Called with the ids of the experiments that start and the number of their unfinished tasks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What became of one experiment.
+class ExperimentReport:
+    """The outcome of one experiment of a call of `reproduce`.
 
     Attributes:
         experiment: its id.
-        result: what it shows; None if it failed.
+        result: its claims, numbers and figures; None if it failed or was left out.
         reused: whether the result was there before.
         failure: why there is no result; "" if there is one.
-        lacks: what this machine lacks, so that it was not begun; "" if nothing.
+        lacks: what this machine lacks to run it; "" if nothing.
     """
 
     experiment: str
@@ -58,17 +57,17 @@ class Report:
 
 @dataclass(slots=True)
 class _Run:
-    """An experiment under way."""
+    """A running experiment."""
 
     experiment: Experiment[Any]
     scale: str
     config: Any
-    place: Place
+    folder: ScaleFolder
     fingerprint: str
     tasks: dict[str, Any]
     data: str = ""
-    task_fingerprint: str = ""  # when the data are known
-    done: dict[str, Done] = field(default_factory=dict)
+    task_fingerprint: str = ""  # set once the data are known
+    done: dict[str, TaskDone] = field(default_factory=dict)
     failure: str = ""
 
     @property
@@ -85,36 +84,36 @@ def reproduce(
     workers: Workers | None = None,
     device: str = "cpu",
     progress: Progress = lambda done, total: None,
-    under_way: Share | None = None,
+    running: RunningShare | None = None,
     started: Started = lambda ids, left: None,
-    finished: Callable[[Report], None] = lambda report: None,
-) -> list[Report]:
-    """Run experiments, keep what they show, and renew the pages over all results.
+    finished: Callable[[ExperimentReport], None] = lambda report: None,
+) -> list[ExperimentReport]:
+    """Run experiments, store their results, and rewrite the pages over all results.
 
-    Every finished task is stored at once: a run that was interrupted goes on from there when it is started again. A
-    result of the same version, settings and data is not computed again. An experiment that needs what this machine does
-    not have, such as a data set, is left out.
+    Every finished task is stored at once: an interrupted run resumes from there when it is started again. A result of
+    the same version, settings and data is reused. An experiment that needs something this machine does not have, such
+    as a data set, is left out.
 
     Args:
         experiments: from `registry.find`.
         scale: smoke, desk or paper.
-        results: the folder; new, empty or with earlier results.
-        force: compute again what is there.
-        workers: who does the tasks; without it this process does, one after the other.
-        device: where networks are trained; "cuda" has not been run by us. Tasks that were done elsewhere count too.
-        progress: told how many tasks are done.
-        under_way: told every second how much of the others is done, as far as they tell, from another thread.
-        started: told once, before the work, of the experiments that have some, and of all their tasks that are left.
-        finished: told of every experiment when it ends.
+        results: the results folder; new, empty or with earlier results.
+        force: recompute existing results.
+        workers: runs the tasks; by default this process runs them one after the other.
+        device: device to train networks on; "cuda" has never been run by us. Tasks finished on another device count.
+        progress: called when a task ends.
+        running: called every second from another thread, with the progress of running tasks.
+        started: called once before the work.
+        finished: called with the report of every experiment when it ends.
 
     Returns:
         One report per experiment, in their order.
 
     Raises:
-        EquilibriaError: bad settings, a folder that is not ours, or one that another process writes to.
+        EquilibriaError: bad settings, a folder that holds other things, or one that another process writes to.
     """
     one_of("scale", scale, SCALES)
-    figures.need_matplotlib()
+    import_extra("matplotlib")  # before any work
     configs = [experiment.config(scale) for experiment in experiments]
     folder = open_results(results)
     runs = [
@@ -125,7 +124,7 @@ def reproduce(
     pending = [run for run in runs if run.experiment.id not in reports]
     with ExitStack() as locks:
         for run in pending:
-            locks.callback(_lock(run.place.path).release)
+            locks.callback(_lock(run.folder.path).release)
         for report in list(reports.values()):
             finished(report)
 
@@ -137,20 +136,20 @@ def reproduce(
             left = _begin(pending, force=force)
             if left:
                 started([run.experiment.id for run in pending if not run.ended], left)
-            _work_off(pending, workers or Here(), device=device, progress=progress, under_way=under_way, ended=ended)
+            _run_tasks(pending, workers or InProcess(), device=device, progress=progress, running=running, ended=ended)
         finally:  # also after Ctrl-C: some experiments may have ended
             write_gallery(folder)
             write_results_page(folder)
     return [reports[run.experiment.id] for run in runs]
 
 
-def _lock(place: Path) -> RunLock:
+def _lock(folder: Path) -> RunLock:
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        return RunLock(place)
+        folder.mkdir(parents=True, exist_ok=True)
+        return RunLock(folder)
     except OSError as error:
         raise EquilibriaError(
-            f"got {str(place)!r}, which cannot be written: {error.strerror or error}; expected a folder or nothing"
+            f"got {str(folder)!r}, which cannot be written: {error.strerror or error}; expected a folder or nothing"
         ) from error
 
 
@@ -159,56 +158,56 @@ def _prepare(experiment: Experiment[Any], scale: str, config: Any, folder: Resul
         experiment,
         scale,
         config,
-        folder.place(experiment.id, scale),
+        folder.at_scale(experiment.id, scale),
         experiment.fingerprint(config),
         dict(experiment.tasks(config)),
     )
 
 
-def _reuse(runs: Sequence[_Run], *, force: bool) -> dict[str, Report]:
-    """Reports of what is there already, from the data that are here if there are some."""
-    found = {run.experiment.id: None if force else run.place.read() for run in runs}
+def _reuse(runs: Sequence[_Run], *, force: bool) -> dict[str, ExperimentReport]:
+    """Reports of the results that exist already, if they are of the data on this machine."""
+    stored = {run.experiment.id: None if force else run.folder.read() for run in runs}
     return {
-        run.experiment.id: Report(run.experiment.id, result, reused=True)
+        run.experiment.id: ExperimentReport(run.experiment.id, result, reused=True)
         for run in runs
-        if (result := found[run.experiment.id]) is not None
+        if (result := stored[run.experiment.id]) is not None
         and result.fingerprint == run.fingerprint
         and (not run.data or result.data in ("", run.data))
-        and run.place.has_figures(result)
+        and run.folder.has_figures(result)
     }
 
 
-def _find_data(runs: Sequence[_Run]) -> dict[str, Report]:
-    """Note which data each run uses; reports of what cannot be run here. Tasks of other data are done again."""
+def _find_data(runs: Sequence[_Run]) -> dict[str, ExperimentReport]:
+    """Find the data of each run, whose digest its tasks are keyed by; reports of the runs that lack theirs."""
     lacking = {}
     for run in runs:
         try:
             run.data = run.experiment.data(run.config)
         except EquilibriaError as error:
-            lacking[run.experiment.id] = Report(run.experiment.id, None, lacks=str(error))
+            lacking[run.experiment.id] = ExperimentReport(run.experiment.id, None, lacks=str(error))
         run.task_fingerprint = run.experiment.fingerprint(run.config, data=run.data)
     return lacking
 
 
 def _begin(runs: Sequence[_Run], *, force: bool) -> int:
-    """Take the tasks that were done before; the number of those that are left."""
+    """Read the tasks that were finished before; the number of those that are left."""
     for run in runs:
-        run.place.begin(run.task_fingerprint, run.tasks, force=force)
-        kept = {key: run.place.kept(run.task_fingerprint, key) for key in run.tasks}
-        run.done = {key: done for key, done in kept.items() if done is not None}
+        run.folder.prepare(run.task_fingerprint, run.tasks, force=force)
+        stored = {key: run.folder.read_task(run.task_fingerprint, key) for key in run.tasks}
+        run.done = {key: done for key, done in stored.items() if done is not None}
     return sum(len(run.tasks) - len(run.done) for run in runs)
 
 
-def _work_off(
+def _run_tasks(
     runs: Sequence[_Run],
     workers: Workers,
     *,
     device: str,
     progress: Progress,
-    under_way: Share | None,
+    running: RunningShare | None,
     ended: Callable[[_Run], None],
 ) -> None:
-    """Do the tasks of all runs together, so that no worker waits for the last task of one experiment."""
+    """Run the tasks of all experiments together, so that no worker waits for the last task of one experiment."""
     owners = {f"{run.experiment.id}.{key}": (run, key) for run in runs for key in run.tasks if key not in run.done}
     total = sum(len(run.tasks) for run in runs)
     left = len(owners)
@@ -218,15 +217,15 @@ def _work_off(
             ended(run)
 
     files = {name: progress_file(_scratch(run, key)) for name, (run, key) in owners.items()}
-    poll = None if under_way is None else UnderWay(files, under_way)
+    poll = None if running is None else ProgressPoll(files, running)
 
-    def take(name: str, outcome: Done | Failed) -> None:
+    def finish(name: str, outcome: TaskDone | TaskFailed) -> None:
         nonlocal left
-        run, key = owners.pop(name)  # a second answer for a task would be an error, not a second count
+        run, key = owners.pop(name)  # raises if a task were finished twice
         left -= 1
         if poll is not None:
             poll.finished(name)
-        _take(run, key, outcome)
+        _store(run, key, outcome)
         progress(total - left, total)
         if run.ended and not any(other is run for other, _ in owners.values()):
             ended(run)
@@ -235,41 +234,41 @@ def _work_off(
     with ExitStack() as stack:
         if poll is not None:
             stack.enter_context(poll)
-        workers.run(calls, take)
+        workers.run(calls, finish)
 
 
-def _call(run: _Run, key: str, device: str) -> Call:
+def _call(run: _Run, key: str, device: str) -> TaskCall:
     scratch = str(_scratch(run, key))
-    return Call(run.experiment.run_task, run.config, run.tasks[key], __version__, scratch, device)
+    return TaskCall(run.experiment.run_task, run.config, run.tasks[key], __version__, scratch, device)
 
 
 def _scratch(run: _Run, key: str) -> Path:
-    """In full: a worker of a cluster has another working directory."""
-    return run.place.scratch(run.task_fingerprint, key).resolve()
+    """The absolute path: a worker of a cluster has another working directory."""
+    return run.folder.scratch(run.task_fingerprint, key).resolve()
 
 
-def _take(run: _Run, key: str, outcome: Done | Failed) -> None:
-    if isinstance(outcome, Failed):
+def _store(run: _Run, key: str, outcome: TaskDone | TaskFailed) -> None:
+    if isinstance(outcome, TaskFailed):
         run.failure = run.failure or f"task {key}: {outcome.reason}"
         return
-    run.place.keep(run.task_fingerprint, key, outcome)
+    run.folder.store_task(run.task_fingerprint, key, outcome)
     run.done[key] = outcome
 
 
-def _conclude(run: _Run, device: str) -> Report:
-    """Claims, numbers and figures of an experiment whose tasks have all ended."""
+def _conclude(run: _Run, device: str) -> ExperimentReport:
+    """Judge and draw an experiment whose tasks have all ended."""
     name = run.experiment.id
     if run.failure:
-        return Report(name, None, failure=run.failure)
+        return ExperimentReport(name, None, failure=run.failure)
     findings = {key: run.done[key].arrays for key in run.tasks}  # in the order of the tasks, not of their ends
     try:
         outcome = run.experiment.collect(run.config, findings)
         with figures.style():
             drawn = run.experiment.draw(run.config, findings)
             for figure_name, figure in drawn.items():
-                figures.save(figure, run.place.path, figure_name)
-    except Exception:  # of this experiment alone: the others go on
-        return Report(name, None, failure=f"after all tasks: {traceback.format_exc()}")
+                figures.save(figure, run.folder.path, figure_name)
+    except Exception:  # fails this experiment alone: the others go on
+        return ExperimentReport(name, None, failure=f"after all tasks: {traceback.format_exc()}")
     result = Result(
         id=name,
         title=run.experiment.title,
@@ -288,8 +287,8 @@ def _conclude(run: _Run, device: str) -> Report:
         kind=run.experiment.kind,
         data=run.data,
     )
-    run.place.write(result)
-    return Report(name, result)
+    run.folder.write(result)
+    return ExperimentReport(name, result)
 
 
 def _packages() -> dict[str, str]:

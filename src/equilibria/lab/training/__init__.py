@@ -1,33 +1,30 @@
-"""Trainings for experiments: seeded, watched, measured, and resumed bit for bit after a kill.
+"""Training for experiments: seeded, watched, measured, and resumed bit for bit after a kill.
 
-- `Recipe`: all that a training consists of; `train`: do it, go on with it, or branch off it.
-- `two_groups`: what decays and what does not; `drops`: a learning rate that falls in steps.
-- `Evaluation`, `SharpnessMeasure`: what is measured on the way; `by_layer`: what watching found, as arrays.
-- `FullBatch`: gradient descent, in chunks if it must be.
+- `Recipe`: everything a training consists of; `train`: runs it, resumes it, or branches off it.
+- `decay_groups`, `drops`, `FullBatch`: parameter groups, a schedule and data for recipes.
+- `Evaluation`, `SharpnessMeasure`: measures; `by_layer`: samples of the watched layers as arrays.
 """
 
 from __future__ import annotations
 
-from equilibria.lab.training.evaluation import Evaluation, recomputed_statistics
-from equilibria.lab.training.full_batch import FullBatch
-from equilibria.lab.training.groups import two_groups
-from equilibria.lab.training.layers import by_layer
-from equilibria.lab.training.recipe import Measure, Recipe, drops
-from equilibria.lab.training.run import Trained, train
-from equilibria.lab.training.sharpness import SharpnessMeasure
+from equilibria.lab.training.measures import Evaluation, SharpnessMeasure, angle_between, recomputed_statistics
+from equilibria.lab.training.recipe import FullBatch, Measure, Recipe, decay_groups, drops
+from equilibria.lab.training.run import LayerSamples, Trained, by_layer, train
 from equilibria.lab.training.training import Training
 
 __all__ = [
     "Evaluation",
     "FullBatch",
+    "LayerSamples",
     "Measure",
     "Recipe",
     "SharpnessMeasure",
     "Trained",
     "Training",
+    "angle_between",
     "by_layer",
+    "decay_groups",
     "drops",
     "recomputed_statistics",
     "train",
-    "two_groups",
 ]

@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or not there."""
+"""Checkpoint files, which are whole or absent, and the folder of a training."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from equilibria.records.tables import TABLES
 CHECKPOINT, RECORD = "checkpoint.pt", "record"
 
 
-def refuse_foreign(place: Path) -> None:
-    """Refuse a folder without a whole checkpoint if it holds anything that no training wrote.
+def refuse_foreign(folder: Path) -> None:
+    """Check that a folder without a readable checkpoint holds only files that a training wrote.
 
-    Where a damaged checkpoint shows whose folder it is, only the record must be a training's: it will be removed.
+    If there is a damaged checkpoint, the folder is a training's: only the record, which will be removed, is checked.
 
     Raises:
-        EquilibriaError: it does.
+        EquilibriaError: the folder holds other files.
     """
-    is_damaged = (place / CHECKPOINT).exists()
+    is_damaged = (folder / CHECKPOINT).exists()
     foreign = [
         path.name
-        for path in place.iterdir()
+        for path in folder.iterdir()
         if not (_is_record(path) if path.name == RECORD else is_damaged or path.name == LOCK_FILE)
     ]
     if foreign:
         raise EquilibriaError(
-            f"got folder={str(place)!r}, which holds other things ({', '.join(sorted(foreign)[:3])}); expected a "
+            f"got folder={str(folder)!r}, which holds other things ({', '.join(sorted(foreign)[:3])}); expected a "
             "folder that is new, empty or of an earlier training: choose another"
         )
 
 
 def _is_record(path: Path) -> bool:
-    """Whether it is a run; or what is left of one that was killed while it was begun or removed."""
+    """Whether it is a run, or the remains of one that was killed while it was created or removed."""
     if not path.is_dir():
         return False
-    segments = {each.name for table in TABLES for each in segment_paths(path, table=table).values()}
-    names = {each.name for each in path.iterdir()}
+    segments = {file.name for table in TABLES for file in segment_paths(path, table=table).values()}
+    names = {file.name for file in path.iterdir()}
     return read_manifest(path) is not None or names <= {LOCK_FILE, TEMPORARY, *segments}
 
 
 State = dict[str, Any]
-"""Numbers, words and tensors in dicts, lists and tuples."""
+"""Numbers, strings and tensors in dicts, lists and tuples."""
 
-_EXPECTED = "expected numbers, words and tensors in dicts, lists and tuples"
+_EXPECTED = "expected numbers, strings and tensors in dicts, lists and tuples"
 
 
 class Checkpoint:
@@ -60,34 +60,34 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._is_tried = False
+        self._is_checked = False
 
     def write(self, state: State) -> None:
-        """Put a state in place, on the disk: a kill leaves the old one or the new one.
+        """Write a state atomically: a kill leaves the old one or the new one.
 
         Raises:
-            EquilibriaError: a state that could not be read again, which is tried out the first time.
+            EquilibriaError: the state could not be read again; checked at the first write.
         """
         content = io.BytesIO()
         torch.save(state, content)
-        if not self._is_tried:
-            _try_out(content.getvalue())
-            self._is_tried = True
+        if not self._is_checked:
+            _check_readable(content.getvalue())
+            self._is_checked = True
         write_whole(self._path, content.getvalue())
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what kills in the middle of a write left beside a checkpoint."""
+    """Remove the temporary files that kills in the middle of a write left."""
     for left in path.parent.glob(f".{path.name}-*.tmp"):
         left.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path) -> State | None:
-    """The state, its tensors on the CPU, or None if there is none or it is damaged; what is read runs no code.
+    """The state with its tensors on the CPU, or None if there is none or it is damaged. Reading runs no code.
 
     Raises:
-        EquilibriaError: a whole one that holds what is not read, for it would run code.
-        OSError: a file that is there and cannot be had, so that nobody may take it for none.
+        EquilibriaError: the checkpoint is whole but holds objects whose reading would run code.
+        OSError: the file exists but cannot be read.
     """
     try:
         content = path.read_bytes()
@@ -96,9 +96,9 @@ def read_checkpoint(path: Path) -> State | None:
     try:
         state = _read(content)
     except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        if _is_refused(error):
-            raise EquilibriaError(f"got the checkpoint {path}, which holds {_refused(error)}; {_EXPECTED}") from error
-        return None  # damaged: as if it were not there
+        if _is_unsafe(error):
+            raise EquilibriaError(f"got the checkpoint {path}, which holds {_unsafe(error)}; {_EXPECTED}") from error
+        return None  # damaged: counts as none
     return state if isinstance(state, dict) else None
 
 
@@ -106,21 +106,21 @@ def _read(content: bytes) -> Any:
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
-def _try_out(content: bytes) -> None:
+def _check_readable(content: bytes) -> None:
     try:
         _read(content)
     except pickle.UnpicklingError as error:
         raise EquilibriaError(
-            f"got a state with {_refused(error)}, which could not be read again; {_EXPECTED}, from the optimizer's "
+            f"got a state with {_unsafe(error)}, which could not be read again; {_EXPECTED}, from the optimizer's "
             "settings, control and measures alike"
         ) from error
 
 
-def _is_refused(error: Exception) -> bool:
+def _is_unsafe(error: Exception) -> bool:
     return isinstance(error, pickle.UnpicklingError) and "Unsupported" in str(error)
 
 
-def _refused(error: Exception) -> str:
-    """What torch would not read, out of its long advice."""
+def _unsafe(error: Exception) -> str:
+    """The object that torch refuses to read, from its long message."""
     words = str(error).partition("GLOBAL ")[2].split()
     return f"an object of {words[0]}" if words else "an object that torch does not read"

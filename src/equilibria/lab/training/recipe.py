@@ -1,34 +1,36 @@
-"""All that a training consists of."""
+"""A training as a value: `Recipe`, and the pieces that recipes are made of."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from equilibria.errors import EquilibriaError, positive, whole
-from equilibria.lab.training.device import named_device
+from equilibria.errors import EquilibriaError, positive, whole, within
 from equilibria.tensors.parameters import Select
 
 if TYPE_CHECKING:
     from equilibria.lab.training.training import Training
 
-Schedule = Callable[[int], float]
+LRFactor = Callable[[int], float]
+"""Step -> factor of all learning rates."""
 Batch = tuple[Tensor, Tensor]
+_DEVICES = ("cpu", "cuda")  # sums are kept in float64, which other devices lack
 
 
 class Measure(Protocol):
-    """Looks at a training now and then; leaves it as it was.
+    """Measures a training between steps and leaves it unchanged.
 
-    One that remembers something from time to time has ``state_dict()`` and ``load_state_dict(state)`` too, so that a
-    training that goes on after a kill finds the same numbers.
+    A measure with state also has ``state_dict()`` and ``load_state_dict(state)``, so that a training that is resumed
+    after a kill gives the same numbers.
     """
 
     def __call__(self, training: Training) -> Mapping[str, float | NDArray[Any]]:
@@ -37,31 +39,30 @@ class Measure(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recipe:
-    """All that a training consists of; equal recipes give equal weights, bit for bit, on one kind of machine.
+    """Everything a training consists of; equal recipes give equal weights, bit for bit, on one kind of machine.
 
-    This holds on the CPU; some kernels of GPUs sum in another order each time.
+    This holds on the CPU; some GPU kernels sum in another order each time.
 
     Attributes:
-        model: a function that makes the network; called once, after torch's generator was seeded. It is put into
-            training mode; what is to stay frozen in evaluation mode sees to that in its own ``train()``.
-        optimizer: a function that makes the optimizer of that network; see `two_groups`.
+        model: function that makes the network; called once, after torch's generator was seeded. The network is put
+            into training mode; a module that stays in evaluation mode must override its own ``train()``.
+        optimizer: function that makes the optimizer of that network; see `decay_groups`.
         data: batches (inputs, targets) without end, the same each time it is iterated: `equilibria.lab.data.Batches`,
             or a `FullBatch`. Two recipes with equal data train on the same batches in the same order, whatever else
             differs.
         steps: in all, from the first weights on.
-        seed: of the first weights, and of what the network itself draws, such as dropout.
+        seed: of the first weights, and of random numbers in the network, such as dropout.
         loss: outputs, targets -> their mean loss.
-        schedule: step -> what the learning rates of all groups are multiplied by in that step, counted from 0; not
-            negative.
-        control: scheduler, model -> the same wrapped, such as `equilibria.control._rescale_on_decay.RescaleOnDecay`.
-        chunk: samples per backward pass; None for all of a batch at once. The gradient is that of the mean loss over
-            the batch, unless the samples of a chunk are coupled, as BatchNorm does: see `Trained.covers`.
-        measures: what is measured, by name; no two may give numbers of one name.
-        measure_every: steps from one measurement to the next; before the first step and after the last one, too.
+        schedule: step, counted from 0 -> factor of the learning rates of all groups in that step; not negative.
+        control: scheduler, model -> the scheduler wrapped, such as `equilibria.control.RescaleOnDecay`.
+        chunk: samples per backward pass; None for the whole batch at once. The gradient is that of the mean loss over
+            the batch, unless the samples of a chunk are coupled, as by BatchNorm: see `Trained.covers`.
+        measures: by name; no two may give numbers of one name.
+        measure_every: steps from one measurement to the next; also before the first step and after the last one.
         watch_every: steps from one sample of `equilibria.watch` to the next; None to watch nothing.
         watch_select: which parameters are watched, as for `equilibria.watch`.
-        device: where it is trained: "cpu", "cuda" or "cuda:1". The network is made on the CPU and moved there, so that
-            its first weights are the same; batches are moved one by one.
+        device: "cpu", "cuda" or "cuda:1". The network is made on the CPU and moved, so that its first weights are the
+            same on every device; batches are moved one by one.
     """
 
     model: Callable[[], nn.Module]
@@ -70,7 +71,7 @@ class Recipe:
     steps: int
     seed: int = 0
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
-    schedule: Schedule = lambda step: 1.0
+    schedule: LRFactor = lambda step: 1.0
     control: Callable[[LRScheduler, nn.Module], LRScheduler] | None = None
     chunk: int | None = None
     measures: Mapping[str, Measure] = field(default_factory=dict)
@@ -103,21 +104,120 @@ class Recipe:
         object.__setattr__(self, name, whole(name, getattr(self, name), low=low))
 
     def is_measured(self, step: int) -> bool:
-        """Whether there is a measurement when so many steps are done."""
+        """Whether there is a measurement after this number of steps."""
         return step % self.measure_every == 0 or step == self.steps
 
 
-def _kind(given: object) -> str:
-    return f"the class {given.__name__}" if isinstance(given, type) else f"an object of {type(given).__name__}"
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of {type(value).__name__}"
 
 
-def drops(at: Sequence[int], factor: float) -> Schedule:
-    """A schedule that divides the learning rate by ``factor`` at each of these steps.
+def drops(steps: Sequence[int], factor: float) -> LRFactor:
+    """Divide the learning rate by ``factor`` at each of these steps: a schedule.
 
     Example:
         >>> schedule = drops([2500], 5)
         >>> schedule(2499), schedule(2500)
         (1.0, 0.2)
     """
-    steps, divisor = sorted(whole("at", step) for step in at), positive("factor", factor)
-    return lambda step: divisor ** -float(bisect_right(steps, step))
+    places, divisor = sorted(whole("steps", step) for step in steps), positive("factor", factor)
+    return lambda step: divisor ** -float(bisect_right(places, step))
+
+
+def decay_groups(
+    model: nn.Module, invariant: Collection[str], *, lr: float, weight_decay: float, other_lr: float
+) -> list[dict[str, Any]]:
+    """Parameter groups for any torch optimizer: scale-invariant weights, then all others without weight decay.
+
+    Args:
+        model: the network.
+        invariant: names of its scale-invariant weights, as in ``model.named_parameters()``.
+        lr: of the scale-invariant weights.
+        weight_decay: of the scale-invariant weights.
+        other_lr: of the other parameters, such as BatchNorm's scales and the last layer.
+
+    Raises:
+        EquilibriaError: a name that the model does not have, a string in place of a list, or a negative number.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4))
+        >>> groups = decay_groups(net, ["0.weight"], lr=0.5, weight_decay=5e-3, other_lr=0.1)
+        >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in groups]
+        [(1, 0.5, 0.005), (2, 0.1, 0.0)]
+    """
+    if isinstance(invariant, str):
+        raise EquilibriaError(f"got invariant={invariant!r}; expected a list of names: [{invariant!r}]")
+    params = dict(model.named_parameters())
+    chosen = dict.fromkeys(invariant)
+    unknown = [name for name in chosen if name not in params]
+    if unknown:
+        raise EquilibriaError(
+            f"got invariant={unknown[0]!r}, which the model lacks; expected names such as {next(iter(params))!r}"
+        )
+    others = [param for name, param in params.items() if name not in chosen]
+    first = {
+        "params": [params[name] for name in params if name in chosen],
+        "lr": within("lr", lr, low=0),
+        "weight_decay": within("weight_decay", weight_decay, low=0),
+    }
+    rest = {"params": others, "lr": within("other_lr", other_lr, low=0), "weight_decay": 0.0}
+    return [first, *([rest] if others else [])]
+
+
+class FullBatch:
+    """All samples at every step, as the data of a `Recipe`: gradient descent. ``Recipe.chunk`` bounds its memory.
+
+    With ``torch.optim.SGD(lr=lr, weight_decay=wd)`` a step is ``w <- (1 - lr wd) w - lr g`` with the gradient g of the
+    mean loss over all samples. In chunks this holds if the samples are independent. BatchNorm couples the samples of a
+    chunk: the loss is then the mean over chunks, each normalised by itself (ghost batches), and `Trained.covers` says
+    so.
+
+    Args:
+        inputs: one sample per row, in the precision to train in.
+        targets: one per sample.
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        if len(inputs) != len(targets) or not len(inputs):
+            raise EquilibriaError(f"got {len(inputs)} inputs and {len(targets)} targets; expected one target per input")
+        self.inputs, self.targets = inputs, targets
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield self.inputs, self.targets
+
+
+def named_device(name: str) -> torch.device:
+    """The torch device with this name, whether or not this machine has it.
+
+    Raises:
+        EquilibriaError: neither "cpu" nor a "cuda" device.
+
+    Example:
+        >>> named_device("cuda:1")
+        device(type='cuda', index=1)
+    """
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in _DEVICES:
+        raise EquilibriaError(f"got device={name!r}; expected 'cpu', 'cuda', or one of several such as 'cuda:1'")
+    return device
+
+
+def present_device(name: str) -> torch.device:
+    """The torch device with this name.
+
+    Raises:
+        EquilibriaError: not a device, or this machine does not have it.
+    """
+    device = named_device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise EquilibriaError(
+                f"got device={name!r}, but torch {torch.__version__} finds {count or 'no'} GPU{'s'[: count != 1]} "
+                "here; expected one that is there, or 'cpu'"
+            )
+    return device

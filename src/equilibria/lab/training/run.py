@@ -1,14 +1,15 @@
-"""`train`: a recipe from its first or its last saved step to its end."""
+"""`train`: runs a recipe to completion, and `by_layer`: the samples of its watched layers as arrays."""
 
 from __future__ import annotations
 
 import copy
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +27,8 @@ from equilibria.lab.training.checkpoint import (
     refuse_foreign,
     remove_leftovers,
 )
-from equilibria.lab.training.device import present_device
 from equilibria.lab.training.fingerprint import first_batch
-from equilibria.lab.training.recipe import Recipe
+from equilibria.lab.training.recipe import Recipe, present_device
 from equilibria.lab.training.training import Training
 from equilibria.objectives._isolation import preserved_rng
 from equilibria.objectives._objective import objective
@@ -39,16 +39,16 @@ from equilibria.watching._recording import Recording
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A training that reached its end.
+    """A completed training.
 
     Attributes:
         model: the network.
-        curves: what was measured, name -> a row per measurement: ``step`` (steps done), ``loss`` (mean loss of the
-            steps since the last measurement, of the batches as they were trained on), and what the measures gave.
-        samples: what watching found, None if nothing was watched; `by_layer` makes arrays of it.
+        curves: measurements by name, a row each: ``step`` (steps done), ``loss`` (mean training loss of the steps since
+            the last measurement), and those of the recipe's measures.
+        samples: samples of the watched parameters, None if nothing was watched; `by_layer` makes arrays of them.
         state: the last checkpoint, from which other trainings can branch off.
-        covers: whose loss a step minimises: "one batch" as the data gave it; where it was cut into chunks, "full batch"
-            if that makes no difference, or "ghost batches" if the samples of a chunk are coupled.
+        covers: the loss that a step minimises: of "one batch"; if batches are cut into chunks, of the "full batch" if
+            that makes no difference, or of "ghost batches" if the samples of a chunk are coupled.
     """
 
     model: torch.nn.Module
@@ -57,54 +57,67 @@ class Trained:
     state: State
     covers: str
 
+    def arrays(self, columns: Sequence[str], *, prefix: str = "") -> dict[str, NDArray[Any]]:
+        """Curves and samples of the watched layers as arrays by name, for the result of a task.
+
+        Args:
+            columns: of the samples; arrays of steps by layers, with ``sampled_step`` and the ``names`` of the layers.
+            prefix: of all names.
+        """
+        arrays: dict[str, NDArray[Any]] = dict(self.curves)
+        if self.samples is not None:
+            layers = by_layer(self.samples, columns)
+            arrays |= {**layers.columns, "sampled_step": layers.step, "names": np.array(layers.names)}
+        return {f"{prefix}{name}": values for name, values in arrays.items()}
+
 
 def train(
     recipe: Recipe,
     *,
     folder: str | Path | None = None,
+    record: str | Path | None = None,
     start: State | None = None,
     checkpoint_seconds: float = 30.0,
     checkpoint_steps: int | None = None,
     progress: Callable[[int], None] = lambda step: None,
     threads: int = 1,
 ) -> Trained:
-    """Train to the end, or go on to it.
+    """Run a recipe to completion, resuming from its checkpoint if there is one.
 
-    With a folder, checkpoints and samples are kept in it. A training that was killed, by whatever means, goes on when
-    this is called again with the same recipe and folder, and ends with the same weights, measurements and samples, bit
-    for bit; one that has ended is only read. With more steps than before it goes on beyond its old end.
+    With a folder, checkpoints and samples are kept in it. A training that was killed resumes when this is called again
+    with the same recipe and folder, and ends with the same weights, measurements and samples, bit for bit; one that is
+    complete is only read. With more steps than before it continues beyond its old end.
 
     Args:
         recipe: what to train.
-        folder: for this training alone; created if absent. One that holds anything else, and no training, is refused.
-        start: `Trained.state` of another training, to branch off: weights, optimizer state, random numbers and the
-            place in the data are its; control and measures are this recipe's, but a measure that remembers something
-            goes on with what the one of the same name remembered. The recipes must have the same networks and parameter
-            groups, which is checked, and the same schedule up to there.
+        folder: for this training alone; created if absent.
+        record: run directory for the samples, which others may read while it grows; without it they are kept in the
+            folder. A training with a record cannot be resumed.
+        start: `Trained.state` of another training, to branch off from: weights, optimizer state, random numbers and the
+            position in the data are taken from it; control and measures are this recipe's, except that a measure with
+            state resumes from the state of the measure of the same name. The recipes must have the same network and
+            parameter groups, which is checked, and the same schedule up to there.
         checkpoint_seconds: from one checkpoint to the next.
         checkpoint_steps: the same in steps, if that is sooner.
         progress: called with the number of steps done, after each.
-        threads: of torch; sums are taken in another order with another number.
-
-    Returns:
-        The network, what was measured, what was seen, and the state at the end.
+        threads: of torch; another number sums in another order.
 
     Raises:
         EquilibriaError: a start that is beyond the end, or was not made by `train`; a start or a folder with the
-            training of another network or optimizer, or a folder with one of another seed, data, loss, schedule,
-            control or chunk, of more steps, or with files that are no training's; data that end before the last step,
-            with a checkpoint of what was done before; what a checkpoint cannot hold; a device that is not there.
+            training of another network or optimizer; a folder with one of another seed, data, loss, schedule, control
+            or chunk, of more steps, or with other files; data that end before the last step, after a checkpoint of the
+            steps before; a state that a checkpoint cannot hold; a device that this machine does not have.
 
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> from equilibria.lab.data import Batches, load_digits
         >>> from equilibria.lab.nets import BasicBlockResNet
-        >>> from equilibria.lab.training import Evaluation, Recipe, train, two_groups
+        >>> from equilibria.lab.training import Evaluation, Recipe, train, decay_groups
         >>> digits = load_digits()
         >>> test = Evaluation([digits.train_images[:256]], test=(digits.test_images, digits.test_labels))
         >>> def optimizer(net):
         ...     invariant = [f"{name}.conv.weight" for name, _ in net.normalised()]
-        ...     groups = two_groups(net, invariant, lr=0.2, weight_decay=5e-3, other_lr=0.1)
+        ...     groups = decay_groups(net, invariant, lr=0.2, weight_decay=5e-3, other_lr=0.1)
         ...     return torch.optim.SGD(groups, momentum=0.9)
         >>> recipe = Recipe(
         ...     model=lambda: BasicBlockResNet(8, (1,)),
@@ -114,7 +127,7 @@ def train(
         ...     measures={"test": test},
         ...     measure_every=30,
         ... )
-        >>> with TemporaryDirectory() as folder:  # killed, the same call with the same folder goes on
+        >>> with TemporaryDirectory() as folder:  # after a kill, the same call with the same folder resumes
         ...     trained = train(recipe, folder=folder)
         >>> trained.curves["step"].tolist(), bool(trained.curves["test_accuracy"][-1] > 0.5)
         ([0.0, 30.0, 60.0], True)
@@ -127,39 +140,42 @@ def train(
         positive("checkpoint_seconds", checkpoint_seconds),
         None if checkpoint_steps is None else whole("checkpoint_steps", checkpoint_steps, low=1),
     )
-    place = None if folder is None else Path(folder)
+    if folder is not None and record is not None:
+        raise EquilibriaError(f"got folder={str(folder)!r} and record={str(record)!r}; expected one of the two")
+    path = None if folder is None else Path(folder)
+    record_path = Path(record) if record is not None else None if path is None else path / RECORD
     device = present_device(recipe.device)
     with preserved_rng([torch.empty(0, device=device)]), _torch_threads(whole("threads", threads, low=1)):
         training = Training(recipe)
         covers = _covers(training)
-        held = None if place is None else _prepare(place)
-        checkpoint = None if place is None else Checkpoint(place / CHECKPOINT)
-        _restore(training, held, start, place)
+        saved = None if path is None else _prepare(path)
+        checkpoint = None if path is None else Checkpoint(path / CHECKPOINT)
+        _restore(training, saved, start, path)
         with ExitStack() as stack:
-            eyes = _Eyes(stack, training, place, held or start)
-            if held is None and start is None:
+            watcher = _Watcher(stack, training, record_path, saved or start)
+            if saved is None and start is None:
                 training.measure()
             for batch in training.batches() if training.step < recipe.steps else ():
                 training.advance(batch)
                 if recipe.is_measured(training.step):
                     training.measure()
                 if checkpoint is not None and (training.step == recipe.steps or clock.is_due(training.step)):
-                    checkpoint.write(eyes.state_dict())
+                    checkpoint.write(watcher.state_dict())
                     clock.reset(training.step)
                 progress(training.step)
                 if training.step == recipe.steps:
                     break
             if training.step < recipe.steps:
                 if checkpoint is not None:
-                    checkpoint.write(eyes.state_dict())
+                    checkpoint.write(watcher.state_dict())
                 raise EquilibriaError(
                     f"got data that end after {training.step} batches; expected {recipe.steps}, one for each step: "
                     "batches without end, such as equilibria.lab.data.Batches"
                 )
-            state = copy.deepcopy(eyes.state_dict())
-            samples = eyes.samples()
-    if place is not None and recipe.watch_every is not None:
-        samples = read_record(place / RECORD).samples()
+            state = copy.deepcopy(watcher.state_dict())
+            samples = watcher.samples()
+    if record_path is not None and recipe.watch_every is not None:
+        samples = read_record(record_path).samples()
     return Trained(training.model, training.curves(), samples, state, covers)
 
 
@@ -178,10 +194,10 @@ class _Clock:
         self._time, self._step = time.monotonic(), step
 
 
-class _Eyes:
-    """What watches a training, if its recipe asks for it, and the state of both together."""
+class _Watcher:
+    """Watches a training if its recipe asks for it, and saves the state of both together."""
 
-    def __init__(self, stack: ExitStack, training: Training, place: Path | None, held: State | None) -> None:
+    def __init__(self, stack: ExitStack, training: Training, record: Path | None, saved: State | None) -> None:
         self._training = training
         self._monitor: WatchedRun | None = None
         self._recording: Recording | None = None
@@ -189,54 +205,58 @@ class _Eyes:
         if recipe.watch_every is None:
             return
         self._monitor = monitor = stack.enter_context(
-            watch(training.model, training.optimizer, every=recipe.watch_every, select=recipe.watch_select)
-        )
-        if place is not None:
-            self._recording = Recording(
-                place / RECORD, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step
+            watch(
+                training.model,
+                training.optimizer,
+                every=recipe.watch_every,
+                select=recipe.watch_select,
+                steps_per_epoch=getattr(recipe.data, "per_epoch", None),
             )
+        )
+        if record is not None:
+            self._recording = Recording(record, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step)
             monitor.record_into(self._recording)
-        if held is not None:
-            monitor.load_state_dict(held.get("monitor") or _counted_from(training.step, monitor.state_dict()))
-            monitor.mark_weights()  # a control may rescale them before the first step
+        if saved is not None:
+            monitor.load_state_dict(saved.get("monitor") or _counted_from(training.step, monitor.state_dict()))
+            monitor.mark_weights()  # a control may rescale them before the next step
 
     def state_dict(self) -> State:
-        """With all samples up to here on the disk: a checkpoint must not be ahead of them."""
-        seen = {} if self._monitor is None else self._monitor.state_dict()
+        """The state of training and monitor, after flushing all samples: a checkpoint must not be ahead of them."""
+        monitor = {} if self._monitor is None else self._monitor.state_dict()
         if self._recording is not None:
             self._recording.flush()
-        return {**self._training.state_dict(), "monitor": seen}
+        return {**self._training.state_dict(), "monitor": monitor}
 
     def samples(self) -> pa.Table | None:
         return None if self._monitor is None else self._monitor.samples()
 
 
 def _counted_from(step: int, fresh: State) -> State:
-    """The state of a monitor that begins in the middle of a training."""
+    """The state of a monitor that starts in the middle of a training."""
     return {**fresh, "taps": [{**tap, "count": step, "last": step - 1} for tap in fresh["taps"]]}
 
 
-def _prepare(place: Path) -> State | None:
-    """What was saved there; samples without a checkpoint are of a training that begins anew."""
+def _prepare(path: Path) -> State | None:
+    """Create the folder and read its checkpoint; without one, samples in it are removed."""
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise EquilibriaError(f"got folder={str(place)!r}, where a file is; expected a folder, or nothing") from None
-    remove_leftovers(place / CHECKPOINT)
-    held = read_checkpoint(place / CHECKPOINT)
-    if held is None:
-        refuse_foreign(place)
+        raise EquilibriaError(f"got folder={str(path)!r}, where a file is; expected a folder, or nothing") from None
+    remove_leftovers(path / CHECKPOINT)
+    saved = read_checkpoint(path / CHECKPOINT)
+    if saved is None:
+        refuse_foreign(path)
         with suppress(FileNotFoundError):
-            shutil.rmtree(place / RECORD)
-    return held
+            shutil.rmtree(path / RECORD)
+    return saved
 
 
-def _restore(training: Training, held: State | None, start: State | None, place: Path | None) -> None:
-    if held is not None:
-        training.load_state_dict(held, source=f"the folder {place}")
+def _restore(training: Training, saved: State | None, start: State | None, path: Path | None) -> None:
+    if saved is not None:
+        training.load_state_dict(saved, source=f"the folder {path}")
         if training.step > training.recipe.steps:
             raise EquilibriaError(
-                f"got the folder {place}, whose training has done {training.step} steps; expected at most the "
+                f"got the folder {path}, whose training has done {training.step} steps; expected at most the "
                 f"{training.recipe.steps} steps of this recipe: give each training a folder of its own"
             )
     elif start is not None:
@@ -265,3 +285,52 @@ def _torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+# ---- samples by layer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerSamples:
+    """Samples of several layers at the same steps.
+
+    Attributes:
+        step: of each row, counted from 0.
+        names: of the layers.
+        columns: name of a column of the sample table -> values, steps by layers.
+    """
+
+    step: NDArray[np.int64]
+    names: tuple[str, ...]
+    columns: dict[str, NDArray[np.float64]]
+
+
+def by_layer(samples: pa.Table, columns: Sequence[str] = ("angle", "angle_equilibrium", "norm")) -> LayerSamples:
+    """Arrange the samples of a watched run by step and layer.
+
+    Args:
+        samples: of `equilibria.watch` or `equilibria.read_run`.
+        columns: of the sample table.
+
+    Raises:
+        EquilibriaError: the layers were not all sampled at the same steps.
+
+    Example:
+        >>> table = pa.table({"step": [0, 0, 5, 5], "param": ["a", "b", "a", "b"], "angle": [0.1, 0.2, 0.3, 0.4]})
+        >>> layers = by_layer(table, ["angle"])
+        >>> layers.step.tolist(), layers.names, layers.columns["angle"].tolist()
+        ([0, 5], ('a', 'b'), [[0.1, 0.2], [0.3, 0.4]])
+    """
+    params = [str(name) for name in samples["param"].to_pylist()]
+    names = tuple(dict.fromkeys(params))
+    places = {name: place for place, name in enumerate(names)}
+    step, row = np.unique(samples["step"].to_numpy(), return_inverse=True)
+    if samples.num_rows != len(step) * len(names):
+        raise EquilibriaError(
+            f"got {samples.num_rows} samples of {len(names)} layers at {len(step)} steps; expected one for each"
+        )
+    column = np.array([places[name] for name in params], dtype=np.int64)
+    arrays = {name: np.empty((len(step), len(names))) for name in columns}
+    for name, values in arrays.items():
+        values[row, column] = samples[name].to_numpy(zero_copy_only=False)
+    return LayerSamples(step, names, arrays)

@@ -1,4 +1,4 @@
-"""A training under way: one step after the other, and a state from which it goes on bit for bit."""
+"""`Training`: a recipe in progress, which advances step by step and can be saved and resumed bit for bit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from torch.utils._pytree import tree_map_only
 
 from equilibria.errors import EquilibriaError, within
 from equilibria.lab.training.checkpoint import State
-from equilibria.lab.training.device import present_device
-from equilibria.lab.training.fingerprint import FIRST_BATCH, SEED, difference, made_of
-from equilibria.lab.training.pixels import refuse_pixels
-from equilibria.lab.training.recipe import Batch, Recipe, Schedule
+from equilibria.lab.training.fingerprint import fingerprint, fingerprint_difference
+from equilibria.lab.training.recipe import Batch, LRFactor, Recipe, present_device
 from equilibria.objectives._isolation import preserved_rng
 
+_FINGERPRINT = "made_of"  # its name in checkpoints
 _PARTS = (
     "step",
     "model",
@@ -33,21 +32,21 @@ _PARTS = (
     "loss",
     "summed",
     "random",
-    "made_of",
+    _FINGERPRINT,
 )
 
 
 class Training:
-    """A training at its start, and further on as it is stepped; `train` makes and drives it.
+    """A recipe in progress; `train` creates and drives it.
 
     Attributes:
-        recipe: what it consists of.
+        recipe: its settings.
         model: the network.
         optimizer: of the network.
         schedule: the scheduler of the recipe's learning rates.
-        scheduler: the same, or what the recipe's control made of it.
-        step: how many steps are done.
-        device: where the network is.
+        scheduler: the same, or the recipe's control around it.
+        step: number of steps done.
+        device: device of the network.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -58,7 +57,7 @@ class Training:
         if next(self.model.parameters(), None) is None:
             raise EquilibriaError(f"got a {type(self.model).__name__} without parameters; expected a network to train")
         self.optimizer: Optimizer = recipe.optimizer(self.model)
-        self._made_of = made_of(recipe, self.model, self.optimizer)
+        self._fingerprint = fingerprint(recipe, self.model, self.optimizer)
         self.schedule: LRScheduler = LambdaLR(self.optimizer, _factor(recipe.schedule))
         self.scheduler = self.schedule if recipe.control is None else recipe.control(self.schedule, self.model)
         self.step = 0
@@ -70,19 +69,19 @@ class Training:
     def batches(self) -> Iterator[Batch]:
         """The batches from the present step on."""
         data: Any = self.recipe.data
-        with preserved_rng():  # a DataLoader draws a number whenever it is begun
+        with preserved_rng():  # a DataLoader draws a random number whenever it is iterated
             return data.starting_at(self.step) if hasattr(data, "starting_at") else islice(data, self.step, None)
 
     def placed(self, batch: Batch) -> Batch:
-        """The batch where the network is."""
+        """The batch on the device of the network."""
         inputs, targets = batch
         return inputs.to(self.device), targets.to(self.device)
 
     def advance(self, batch: Batch) -> None:
-        """One optimizer step.
+        """Do one optimizer step.
 
-        The learning rate is set right before the step it is for: what was saved after the step before knows nothing of
-        a change, so that branches may take it differently.
+        The learning rate is set right before the step it applies to: a state saved after the step before does not
+        contain the change, so that branches may apply it differently.
         """
         if self.step > 0:
             self.scheduler.step()
@@ -94,7 +93,7 @@ class Training:
         self._summed += 1
 
     def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The gradient of the mean loss, chunk by chunk; gives the loss."""
+        """Compute the gradient of the mean loss, chunk by chunk; returns the loss."""
         recipe = self.recipe
         size = recipe.chunk or len(inputs)
         if size >= len(inputs):
@@ -102,58 +101,60 @@ class Training:
             torch.autograd.backward(loss)
             return loss.detach()
         total = torch.zeros_like(self._loss)
-        for some, wanted in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
-            loss = recipe.loss(self._outputs(some, of=len(inputs)), wanted) * (len(some) / len(inputs))
+        for chunk, wanted in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
+            loss = recipe.loss(self._outputs(chunk, of=len(inputs)), wanted) * (len(chunk) / len(inputs))
             torch.autograd.backward(loss)
             total += loss.detach()
         return total
 
-    def _outputs(self, some: Tensor, *, of: int) -> Any:
+    def _outputs(self, inputs: Tensor, *, of: int) -> Any:
         try:
-            return self.model(some)
+            return self.model(inputs)
         except ValueError as error:
-            if len(some) > 1:
+            if len(inputs) > 1:
                 raise
             raise EquilibriaError(
                 f"got a single sample to train on, of a batch of {of} with chunk={self.recipe.chunk} ({error}); "
                 "expected chunks of two or more, the last one too"
             ) from error
         except RuntimeError as error:
-            refuse_pixels(some, error, mend="images.standardised(), or Batches(..., transform=images.standardiser())")
+            raise_if_pixels(
+                inputs, error, remedy="images.standardised(), or Batches(..., transform=images.standardiser())"
+            )
             raise
 
     def measure(self) -> None:
-        """Take all measures of the recipe, and the mean loss of the steps since the last time.
+        """Run all measures of the recipe, and record the mean loss of the steps since the last measurement.
 
         Raises:
-            EquilibriaError: two measures that give one name, or one that gives ``step`` or ``loss``.
+            EquilibriaError: two measures give the same name, or one gives ``step`` or ``loss``.
         """
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "step": self.step,
             "loss": float(self._loss) / self._summed if self._summed else np.nan,
         }
         for key, measure in self.recipe.measures.items():
-            given = measure(self)
-            twice = sorted(given.keys() & found.keys())
+            measured = measure(self)
+            twice = sorted(measured.keys() & values.keys())
             if twice:
                 raise EquilibriaError(
                     f"got a measure {key!r} that gives {twice[0]!r}, which is there already; expected each name once, "
                     "and neither step nor loss"
                 )
-            found |= given
-        for name, value in found.items():
+            values |= measured
+        for name, value in values.items():
             self._curves.setdefault(name, []).append(np.asarray(value, dtype=np.float64))
         self._loss.zero_()
         self._summed = 0
 
     def curves(self) -> dict[str, NDArray[np.float64]]:
-        """All that was measured, by name; a row per measurement."""
+        """All measurements by name; a row per measurement."""
         return {name: np.stack(values) for name, values in self._curves.items()}
 
     # ---- checkpoints
 
     def state_dict(self) -> State:
-        """Everything that the steps to come depend on, and what was measured."""
+        """Everything that later steps depend on, and the measurements."""
         return {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -165,21 +166,21 @@ class Training:
             "loss": self._loss,
             "summed": self._summed,
             "random": _random_state(self.device),
-            "made_of": self._made_of,
+            _FINGERPRINT: self._fingerprint,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, source: str = "a state", branch: bool = False) -> None:
-        """Go on from there; as a branch, with this recipe's control and curves from now on.
+        """Resume from a state; as a branch, with this recipe's control and new curves.
 
-        Measures that remember something go on with what those of the same names remembered, in a branch too.
+        Measures with state resume from the state of the measure of the same name, in a branch too.
 
         Args:
-            state: what `state_dict` gave.
-            source: where it is from, for messages.
-            branch: whether it is of another training, whose seed and data may have been others.
+            state: returned by `state_dict`.
+            source: of the state, for messages.
+            branch: whether it is the state of another training, with possibly another seed and other data.
 
         Raises:
-            EquilibriaError: it is not of a training, or of one with another network, optimizer, seed or data.
+            EquilibriaError: the state is not a training's, or is of another network, optimizer, seed or data.
         """
         self._check(state, source=source, branch=branch)
         self.step = int(state["step"])
@@ -193,9 +194,9 @@ class Training:
             self._loss.copy_(state["loss"])
             self._summed = int(state["summed"])
         for name, measure in self.recipe.measures.items():
-            held = state["measures"].get(name)
-            if held is not None and hasattr(measure, "load_state_dict"):
-                measure.load_state_dict(tree_map_only(Tensor, lambda tensor: tensor.to(self.device), held))
+            saved = state["measures"].get(name)
+            if saved is not None and hasattr(measure, "load_state_dict"):
+                measure.load_state_dict(tree_map_only(Tensor, lambda tensor: tensor.to(self.device), saved))
         _set_random_state(state["random"], self.device)
 
     def _check(self, state: Mapping[str, Any], *, source: str, branch: bool) -> None:
@@ -204,14 +205,14 @@ class Training:
             raise EquilibriaError(
                 f"got {source} without {', '.join(lacking)}; expected the state of a training: Trained.state"
             )
-        found = difference(state["made_of"], self._made_of, besides=(SEED, FIRST_BATCH) if branch else ())
-        if found is not None:
-            kept = "network and optimizer" if branch else "recipe; give each training a folder of its own"
-            raise EquilibriaError(f"got {source}, of another training: {found}; expected the same {kept}")
+        difference = fingerprint_difference(state[_FINGERPRINT], self._fingerprint, branch=branch)
+        if difference is not None:
+            same = "network and optimizer" if branch else "recipe; give each training a folder of its own"
+            raise EquilibriaError(f"got {source}, of another training: {difference}; expected the same {same}")
 
 
-def _factor(schedule: Schedule) -> Schedule:
-    """As a plain number, which a checkpoint can hold."""
+def _factor(schedule: LRFactor) -> LRFactor:
+    """The schedule with plain numbers, which a checkpoint can hold."""
     return lambda step: within(f"schedule({step})", schedule(step), low=0)
 
 
@@ -224,7 +225,25 @@ def _random_state(device: torch.device) -> list[Tensor]:
 
 
 def _set_random_state(states: list[Tensor], device: torch.device) -> None:
-    """The device's own too, if the training was on one of that kind."""
+    """Set torch's generator, and the device's if the training was on the same kind of device."""
     torch.set_rng_state(states[0])
     if len(states) > 1 and device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
+
+
+def raise_if_pixels(inputs: Tensor, error: RuntimeError, *, remedy: str) -> None:
+    """Explain the failure of a network on uint8 inputs; networks that convert them to floats never fail on them.
+
+    Args:
+        inputs: of the network.
+        error: that the network raised.
+        remedy: what to do.
+
+    Raises:
+        EquilibriaError: the inputs are uint8.
+    """
+    if inputs.dtype == torch.uint8:
+        raise EquilibriaError(
+            f"got inputs of uint8 {tuple(inputs.shape)}, pixels as files have them, which the network does not take "
+            f"({error}); expected floats: {remedy}"
+        ) from error

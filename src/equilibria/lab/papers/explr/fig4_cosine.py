@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Source
+from equilibria.lab.harness.claim import Source, mean_at_least
 from equilibria.lab.harness.curves import POINTS, Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import panels, title
-from equilibria.lab.harness.seeds import mean_at_least
 from equilibria.lab.papers.explr.lines import (
     EPOCH,
     PAPER,

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.claim import Claim, Source, mean_near
 from equilibria.lab.harness.curves import Window, rms_angle
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.harness.seeds import mean_near
 from equilibria.lab.papers.explr.lines import EPOCH, PAPER, SMOKE, demanded, named, runs
 from equilibria.lab.papers.explr.networks import Setting, Variant, load, run_task, tasks
 from equilibria.theory import SGD, evolve, settled

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, not_demanded
+from equilibria.lab.harness.claim import Claim, Source, mean_at_least, mean_at_most, mean_near, not_demanded
 from equilibria.lab.harness.curves import POINTS, Window, mean_in
 from equilibria.lab.harness.experiment import Arrays, Findings
-from equilibria.lab.harness.seeds import mean_at_least, mean_at_most, mean_near
 from equilibria.lab.papers.explr.networks import Setting, Variant, key
 from equilibria.theory.folding import fold
 from equilibria.theory.texp import texp

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import one_of
 from equilibria.lab.harness.experiment import Arrays
-from equilibria.lab.harness.task import device, scratch, tell_progress
+from equilibria.lab.harness.task import device, progress_reporter, scratch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -125,7 +125,7 @@ def run_task(config: Setting, task: tuple[int, int]) -> Arrays:
     trained: Trained = train(
         recipe(config, config.variants[at], seed=seed, images=load(config)),
         folder=scratch(),
-        progress=tell_progress(config.steps),
+        progress=progress_reporter(config.steps),
     )
     layers = by_layer(trained.samples, ["angle"])
     return {**trained.curves, "layer_angle": layers.columns["angle"], "sampled_step": layers.step}
@@ -205,9 +205,9 @@ def _first(config: Setting, variant: Variant, images: ImageSet) -> nn.Module:
 def _optimizer(config: Setting, model: nn.Module) -> Optimizer:
     import torch
 
-    from equilibria.lab.training import two_groups
+    from equilibria.lab.training import decay_groups
 
-    groups = two_groups(
+    groups = decay_groups(
         model, invariant_names(config, model), lr=config.lr, weight_decay=config.weight_decay, other_lr=config.lr
     )
     return torch.optim.SGD(groups, momentum=config.momentum)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.errors import one_of
-from equilibria.lab.harness.claim import Claim, Source, identity, not_demanded
+from equilibria.lab.harness.claim import Claim, Source, identity, mean_at_least, mean_at_most, mean_near, not_demanded
 from equilibria.lab.harness.curves import POINTS, Window, binned_angles, draw_over, line_style, mean_in, rms_angle
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import THEORY, panels, title
-from equilibria.lab.harness.seeds import mean_at_least, mean_at_most, mean_near
-from equilibria.lab.harness.task import device, scratch, tell_progress
+from equilibria.lab.harness.task import device, progress_reporter, scratch
 from equilibria.theory import SGD
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def run_task(config: Config, task: tuple[int, int]) -> Arrays:
     trained = train(
         recipe(config, config.lines[at], seed=seed, images=load(config)),
         folder=scratch(),
-        progress=tell_progress(config.steps),
+        progress=progress_reporter(config.steps),
     )
     layers = by_layer(trained.samples, ["angle", "norm"])
     return {
@@ -175,10 +174,10 @@ def _network(config: Config, line: Line, images: ImageSet) -> nn.Module:
 def _optimizer(config: Config, line: Line, model: nn.Module) -> Optimizer:
     import torch
 
-    from equilibria.lab.training import two_groups
+    from equilibria.lab.training import decay_groups
 
     invariant = [name for name, _ in model.named_parameters() if name.endswith(_CONVOLUTIONS)]
-    groups = two_groups(model, invariant, lr=line.lr, weight_decay=line.weight_decay, other_lr=config.other_lr)
+    groups = decay_groups(model, invariant, lr=line.lr, weight_decay=line.weight_decay, other_lr=config.other_lr)
     return torch.optim.SGD(groups)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.lab.harness.experiment import Arrays
-from equilibria.lab.harness.task import device, scratch, tell_progress
+from equilibria.lab.harness.task import device, progress_reporter, scratch
 from equilibria.theory.generalization import final_bn_scale
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def run_task(config: Config, task: tuple[int, int]) -> Arrays:
 
     place, seed = task
     variant, images, folder = config.variants[place], load(config, seed=seed), scratch()
-    tell = tell_progress(variant.steps)
+    tell = progress_reporter(variant.steps)
     found: list[Mapping[str, NDArray[np.float64]]] = []
     state: dict[str, Any] | None = None
     for number, part in enumerate(variant.parts):

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, not_demanded
+from equilibria.lab.harness.claim import Claim, Source, mean_at_least, mean_at_most, mean_near, not_demanded
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.harness.seeds import mean_at_least, mean_at_most, mean_near
 from equilibria.lab.papers.sharp.courses import (
     POINTS,
     Course,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from equilibria.lab.harness.claim import Claim, Source, not_demanded
+from equilibria.lab.harness.claim import Claim, Source, mean_at_least, not_demanded
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.harness.seeds import mean_at_least
 from equilibria.lab.papers.sharp.courses import (
     FITTED,
     POINTS,

@@ -1,4 +1,4 @@
-"""smd-transient: how long a weight takes to its new equilibrium after the lr was divided (corollary 3.1, remark 2)."""
+"""smd-transient: time to the new equilibrium after the lr is divided (corollary 3.1, remark 2)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.smd.next_order import next_order
-from equilibria.lab.papers.smd.random_walk import heavy_ball, tangent_noise
+from equilibria.lab.papers.smd.random_walk import next_order, tangent_noise, walk_heavy_ball
 from equilibria.theory.rules import SGD
 from equilibria.theory.settling import after_lr_drop, minimum_settling_steps, settling_steps, steps_to_tolerance
 from equilibria.theory.states import settled
@@ -36,7 +35,7 @@ _TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class Config:
-    """lr is divided by ``drop`` in equilibrium, down to ``lr``; weight decays of SGD and of SGD with momentum."""
+    """lr is divided by ``drop``, down to ``lr``, from equilibrium; weight decays of SGD and of SGD with momentum."""
 
     lr: float = 0.1
     drop: float = 10.0
@@ -66,19 +65,19 @@ _ALL = (*_NAMES, "sgdm-equal")
 
 
 def tasks(config: Config) -> dict[str, tuple[str, str]]:
-    """The recursion and the random walk of each optimizer; the one at equal lr*wd needs no walk."""
+    """The recursion and the random walk of each optimizer; at equal lr * wd only the recursion."""
     pairs = [*(("recursion", name) for name in _ALL), *(("walk", name) for name in _NAMES)]
     return {f"{kind}-{name}": (kind, name) for kind, name in pairs}
 
 
 def run_task(config: Config, task: tuple[str, str]) -> Arrays:
-    """One of them."""
+    """Run a recursion or a walk."""
     kind, name = task
     return _recursion(config, name) if kind == "recursion" else _walk(config, name)
 
 
 def _recursion(config: Config, name: str) -> Arrays:
-    """Moments from the old equilibrium, and the last step outside 5 % of the new one."""
+    """Evolve the moments from the old equilibrium; number of steps until they stay within 5 % of the new one."""
     rule, start = config.rule(name), settled(config.before(name), unit_grad_sq=config.unit_grad_sq)
     scale = {"unit_grad_sq": config.unit_grad_sq}
     steps = {
@@ -95,7 +94,7 @@ def _recursion(config: Config, name: str) -> Arrays:
 
 
 def _walk(config: Config, name: str) -> Arrays:
-    """The optimizer itself on the random walk: some steps before the drop to fill the buffer, then after it."""
+    """Run the optimizer on the random walk: some steps before the drop to fill the buffer, then after it."""
     rule, before = config.rule(name), config.before(name)
     rng = np.random.default_rng([config.seed, _ALL.index(name)])
     gradient = functools.partial(tangent_noise, rng=rng, unit_grad_sq=config.unit_grad_sq)
@@ -106,7 +105,7 @@ def _walk(config: Config, name: str) -> Arrays:
     assert start.norm is not None and goal.norm is not None
     w = rng.standard_normal((config.replicas, config.dim))
     w *= start.norm / np.linalg.norm(w, axis=1, keepdims=True)
-    run = functools.partial(heavy_ball, weight_decay=rule.weight_decay, momentum=rule.momentum, gradient=gradient)
+    run = functools.partial(walk_heavy_ball, weight_decay=rule.weight_decay, momentum=rule.momentum, gradient=gradient)
     w, buffer, _, _ = run(w, np.zeros_like(w), 300, lr=before.lr)
     count = round(1.5 * steps_to_tolerance(rule, config.drop**0.25, tolerance=_TOLERANCE))
     _, _, norms, angles = run(w, buffer, count, lr=rule.lr)
@@ -114,7 +113,7 @@ def _walk(config: Config, name: str) -> Arrays:
 
 
 def collect(config: Config, found: Findings) -> Outcome:
-    """Times to 5 %, the bound, and the walk against the closed form."""
+    """Judge the times to 5 %, the bound, and the walk against the closed form."""
     both = {name: {**found[f"recursion-{name}"], **found[f"walk-{name}"]} for name in _NAMES}
     claims = [claim for name in _NAMES for claim in _judge(config, name, both[name])]
     plain, heavy = (int(found[f"recursion-{name}"]["steps_norm"]) for name in ("sgd", "sgdm-equal"))
@@ -146,7 +145,7 @@ def _judge(config: Config, name: str, found: Arrays) -> list[Claim]:
                 _CLOSED,
                 expected=steps_to_tolerance(rule, start, tolerance=_TOLERANCE, quantity=quantity),
                 measured=float(found[f"steps_{quantity}"]),
-                relative=next_order(rule) + 1 / bound,  # and whole steps
+                relative=next_order(rule) + 1 / bound,  # plus rounding to whole steps
                 unit="steps",
             )
             for quantity in ("norm", "angle")
@@ -183,7 +182,7 @@ def _judge(config: Config, name: str, found: Arrays) -> list[Claim]:
 
 
 def _scatter(config: Config, name: str) -> float:
-    """Standard deviation of the norm on the walk, averaged over the replicas, relative; larger before the drop."""
+    """Relative standard deviation of the norm on the walk, averaged over replicas; that before the drop is larger."""
     rule = config.before(name)
     a, eps = rule.momentum, rule.lr * rule.weight_decay
     noise = 2 / (config.dim - 1) * (1 + a**2) / (1 - a**2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.harness.claim import Claim, Source, not_demanded
+from equilibria.lab.harness.claim import (
+    Claim,
+    Source,
+    demanded_if,
+    mean_at_least,
+    mean_at_most,
+    mean_near,
+    not_demanded,
+    over_seeds,
+)
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.harness.seeds import mean_at_least, mean_at_most, mean_near
-from equilibria.lab.harness.task import scratch, tell_progress
 from equilibria.lab.papers.smd.image_training import (
     IMAGENET,
     IMAGENET_STEPS,
@@ -23,14 +30,21 @@ from equilibria.lab.papers.smd.image_training import (
     RESNET50,
     SGDM,
     Images,
+    ImageTraining,
     Network,
-    Plan,
     Sgd,
-    arrays,
-    load,
-    recipe,
+    needs,
+    run_training,
 )
-from equilibria.lab.papers.smd.layer_angles import Window, inside, layer, rms_ratio, running_mean
+from equilibria.lab.papers.smd.layer_angles import (
+    Window,
+    draw_unit_gradients,
+    equilibrium_norm,
+    inside,
+    layer_column,
+    rms_ratio,
+    running_mean,
+)
 from equilibria.theory.settling import relaxation
 
 if TYPE_CHECKING:
@@ -40,12 +54,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config:
-    """SGD and SGDM at one learning rate and weight decay, so that momentum alone makes the difference.
+    """SGD and SGDM at one learning rate and weight decay, so that they differ in momentum alone.
 
-    At desk scale lr * wd is 5e-4: a layer needs a few times 500 steps to its equilibrium under SGD, a few times 50
-    under SGDM. The last quarter of each training is judged.
+    At desk scale lr * wd is 5e-4: a layer settles in a few times 500 steps under SGD, in a few times 50 under SGDM. The
+    last quarter of each training is judged.
 
-    average: how many steps the mean of the unit gradient is over.
+    Attributes:
+        average: number of steps in running means of the unit gradient.
     """
 
     rules: tuple[Sgd, ...] = (
@@ -65,41 +80,33 @@ class Config:
         if len(self.steps) != len(self.rules):
             raise EquilibriaError(f"got steps={self.steps}; expected one number for each of {len(self.rules)} rules")
 
-    def plan(self, place: int) -> Plan:
+    def training(self, place: int) -> ImageTraining:
         """The training of one rule."""
-        return Plan(
-            images=self.images,
-            network=self.network,
-            sgd=self.rules[place],
-            batch_size=self.batch_size,
-            steps=self.steps[place],
-            watch_every=self.watch_every,
-        )
+        return ImageTraining.of(self, sgd=self.rules[place], steps=self.steps[place])
+
+    @property
+    def average_samples(self) -> int:
+        """Number of samples in running means."""
+        return max(1, self.average // self.watch_every)
 
 
 def key(config: Config, place: int, seed: int) -> str:
-    """Name of a task."""
+    """Key of a task."""
     return f"{config.rules[place].name.lower()}-{seed}"
 
 
 def tasks(config: Config) -> dict[str, tuple[int, int]]:
-    """Place of the rule, and seed."""
+    """Index of the rule, and seed."""
     return {key(config, place, seed): (place, seed) for place in range(len(config.rules)) for seed in config.seeds}
 
 
-def needs(config: Config) -> object:
-    """Loads the images."""
-    return load(config.images)
-
-
 def run_task(config: Config, task: tuple[int, int]) -> Arrays:
-    """One training."""
-    from equilibria.lab.training import train
-
+    """Train once."""
     place, seed = task
-    made = recipe(config.plan(place), load(config.images), seed=seed)
-    return arrays(train(made, folder=scratch(), progress=tell_progress(made.steps)))
+    return run_training(config.training(place), seed=seed)
 
+
+# ---- judging
 
 Array = NDArray[np.float64]
 _ANGLE = Source("smd", "fig. 2 (c), (f); Thm 3", law="equilibrium.heavy_ball")
@@ -111,163 +118,138 @@ _SOONER = Source("smd", "§5.1, remark 2", law="settling.relaxation")
 _ONE_LAYER, _NORM_OFF = 0.05, 0.025
 # The smallest layers (1x1 shortcuts, 128 entries) have the fewest, and so noisiest, entries: twice that.
 _ANY_LAYER = 0.10
-# smd calls the correlation of gradient and buffer "very close to 0"; a tenth is what 2.5 % of the norm allow.
+# smd calls the correlation of gradient and buffer "very close to 0"; 2.5 % of the norm allow a tenth.
 _UNCORRELATED = 0.10
 _ARRIVED = 0.05  # of the norm
-# The theory's own norm is on its way while the network learns: a slower layer is not as many times later as the law
-# says, nor does a faster one arrive before what it follows.
+# The equilibrium norm itself moves while the network learns, so that the ratio of arrivals is smaller than for a
+# constant unit gradient: a layer cannot arrive before the norm that it follows.
 _DRIFTS = 3.0
 
 
-@dataclass(frozen=True)
-class _Course:
-    """One training: means over its last quarter, and when its layers arrived."""
-
-    angle: float
-    farthest: float
-    norm: float
-    correlated: float
-    arrival: float
-
-
-def _course(config: Config, place: int, run: Arrays) -> _Course:
+def _numbers(config: Config, place: int, run: Arrays) -> dict[str, float]:
+    """Means over the last quarter of one training, and when its layers arrived."""
     window = last_quarter(config, place)
-    chosen, column = inside(run["sampled_step"], window), layer(run, config.layer)
+    chosen, column = inside(run["sampled_step"], window), layer_column(run, config.layer)
     ratios = rms_ratio(run, window)
     off = run["norm"] / norm_theory(config, place, run)
     with_buffer, alone = (run[name][chosen, column].mean() for name in ("momentum_unit_grad_sq", "unit_grad_sq"))
-    return _Course(
-        angle=float(ratios[column]),
-        farthest=float(np.abs(ratios - 1).max()),
-        norm=float(off[chosen, column].mean()),
-        correlated=float(with_buffer / alone) if config.rules[place].momentum else 1.0,
-        arrival=float(np.median(arrivals(run["sampled_step"], off, stay=config.average // config.watch_every))),
-    )
+    return {
+        "angle": float(ratios[column]),
+        "farthest": float(np.abs(ratios - 1).max()),
+        "norm": float(off[chosen, column].mean()),
+        "correlated": float(with_buffer / alone) if config.rules[place].momentum else 1.0,
+        "arrival": float(np.median(arrivals(run["sampled_step"], off, stay=config.average // config.watch_every))),
+    }
 
 
 def last_quarter(config: Config, place: int) -> Window:
-    """The steps that are judged."""
+    """The judged steps."""
     return config.steps[place] * 3 // 4, config.steps[place]
 
 
 def norm_theory(config: Config, place: int, run: Arrays) -> Array:
-    """The norm of theorems 1 and 2, with L the mean of what each optimizer's norm balances."""
-    at_one = config.rules[place].rule.equilibrium(unit_grad_sq=1.0).norm
-    assert at_one is not None
-    name = "momentum_unit_grad_sq" if config.rules[place].momentum else "unit_grad_sq"
-    balanced = running_mean(run[name], max(1, config.average // config.watch_every))
-    found: Array = at_one * np.maximum(balanced, 0.0) ** 0.25
-    return found
+    """The norm of theorems 1 and 2 for the running mean of the unit gradient that the optimizer's norm balances."""
+    sgd = config.rules[place]
+    name = "momentum_unit_grad_sq" if sgd.momentum else "unit_grad_sq"
+    return equilibrium_norm(sgd.rule, running_mean(run[name], config.average_samples))
 
 
 def arrivals(steps: NDArray[np.int64], off: Array, *, stay: int) -> Array:
-    """For each layer the first step from which on its norm is within 5 % of the theory's; the last one if it never is.
+    """For each layer the first step from which its norm stays within 5 % of the theory; the last step if it never does.
 
     Args:
         steps: of the samples.
         off: norm over theory, samples by layers.
-        stay: samples it must stay there: norms also pass by the theory's on their way elsewhere.
+        stay: number of samples it must stay there: norms also cross the theory on their way.
     """
     away = np.concatenate([np.zeros((1, off.shape[1])), np.cumsum(np.abs(off - 1) >= _ARRIVED, axis=0)])
     there = away[stay:] == away[:-stay]
     first = np.where(there.any(axis=0), there.argmax(axis=0), len(steps) - 1)
-    found: Array = steps[first].astype(np.float64)
-    return found
+    arrived: Array = steps[first].astype(np.float64)
+    return arrived
 
 
 def collect(config: Config, found: Findings) -> Outcome:
-    """Angle and norm of both optimizers, and which arrives sooner."""
-    claims, numbers, arrived = [], {}, []
-    sooner = relaxation(config.rules[1].rule).rate / relaxation(config.rules[0].rule).rate
+    """Judge angle and norm of both optimizers, and which arrives sooner."""
+    claims: list[Claim] = []
+    numbers = {}
     for place, sgd in enumerate(config.rules):
-        courses = [_course(config, place, found[key(config, place, seed)]) for seed in config.seeds]
-        claims += _judge(config, sgd, courses)
-        arrived.append(np.array([course.arrival for course in courses]))
-        numbers[sgd.name] = {
-            name: [getattr(course, name) for course in courses]
-            for name in ("angle", "farthest", "norm", "correlated", "arrival")
-        }
+        seeds = over_seeds([_numbers(config, place, found[key(config, place, seed)]) for seed in config.seeds])
+        claims += _judge(config, sgd, seeds)
+        numbers[sgd.name] = seeds
+    slow, fast = config.rules
+    sooner = relaxation(fast.rule).rate / relaxation(slow.rule).rate
     claims.append(
         mean_at_least(
-            f"{config.rules[1].name} arrives sooner: steps until the norm of the median layer is and stays within 5 % "
-            f"of its theory, {config.rules[0].name} over {config.rules[1].name}, seed by seed (the law for a constant "
+            f"{fast.name} arrives sooner: steps until the norm of the median layer is and stays within 5 % "
+            f"of its theory, {slow.name} over {fast.name}, seed by seed (the law for a constant "
             f"unit gradient: {sooner:.3g})",
             _SOONER,
             bound=sooner / _DRIFTS,
-            values=arrived[0] / np.maximum(arrived[1], 1.0),
+            values=np.array(numbers[slow.name]["arrival"]) / np.maximum(numbers[fast.name]["arrival"], 1.0),
         )
     )
-    return Outcome([not_demanded(claim) for claim in claims] if config.images.data == "digits" else claims, numbers)
+    return Outcome(demanded_if(config.images.data != "digits", claims), numbers)
 
 
-def _judge(config: Config, sgd: Sgd, courses: Sequence[_Course]) -> list[Claim]:
+def _judge(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> list[Claim]:
     claims = [
         mean_near(
             f"{sgd.name}: root mean square angle of {config.layer} over its theory, last quarter",
             _ANGLE,
             expected=1.0,
-            values=[course.angle for course in courses],
+            values=seeds["angle"],
             relative=_ONE_LAYER,
         ),
         mean_at_most(
             f"{sgd.name}: |angle / theory - 1| of the layer that is farthest off",
             _ANGLE,
             bound=_ANY_LAYER,
-            values=[course.farthest for course in courses],
+            values=seeds["farthest"],
         ),
         mean_near(
             f"{sgd.name}: norm of {config.layer} over its theory, last quarter",
             _NORM,
             expected=1.0,
-            values=[course.norm for course in courses],
+            values=seeds["norm"],
             relative=_NORM_OFF,
         ),
     ]
-    return [*claims, *([_judge_correlation(config, sgd, courses)] if sgd.momentum else [])]
+    return [*claims, *([_judge_correlation(config, sgd, seeds)] if sgd.momentum else [])]
 
 
-def _judge_correlation(config: Config, sgd: Sgd, courses: Sequence[_Course]) -> Claim:
-    """Steps that turn a layer five times as far as the paper's bend its gradient back: a small scale cannot show it."""
+def _judge_correlation(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> Claim:
+    """Not demanded of small scales, whose steps turn a layer five times as far as the paper's: gradients correlate."""
     claim = mean_near(
         f"{sgd.name}: gradient and buffer are hardly correlated: mean h~ over mean squared unit gradient",
         _CORRELATION,
         expected=1.0,
-        values=[course.correlated for course in courses],
+        values=seeds["correlated"],
         relative=_UNCORRELATED,
     )
     return claim if config.images.data == "imagenet" else not_demanded(claim)
 
 
+# ---- drawing
+
+
 def draw(config: Config, found: Findings) -> dict[str, Figure]:
-    """Figure 2: unit gradient, norm and angle of one layer; a row per optimizer. The first seed."""
+    """Figure 2 for the first seed: unit gradient, norm and angle of one layer; a row per optimizer."""
     figure, axes = panels(len(config.rules), 3, width=2.5, height=1.9)
     for place, sgd in enumerate(config.rules):
         run = found[key(config, place, config.seeds[0])]
-        column, row = layer(run, config.layer), axes[3 * place : 3 * place + 3]
-        _draw_gradient(row[0], config, sgd, run, column)
+        column, row = layer_column(run, config.layer), axes[3 * place : 3 * place + 3]
+        draw_unit_gradients(row[0], run, column, average=config.average_samples, momentum=bool(sgd.momentum))
+        row[0].legend(loc="upper left")
         _draw_norm(row[1], config, place, run, column)
         _draw_angle(row[2], run, column)
         letters = "abcdef"[3 * place :]
         title(row[0], letters[0], f"{sgd.name}: squared unit gradient")
         title(row[1], letters[1], "norm")
         title(row[2], letters[2], "angle of a step, rad")
-        for each in row:
-            each.set_xlabel("step")
+        for panel in row:
+            panel.set_xlabel("step")
     return {"fixed-lr": figure}
-
-
-def _draw_gradient(axes: Axes, config: Config, sgd: Sgd, run: Arrays, column: int) -> None:
-    names = {"unit_grad_sq": "$\\|\\tilde g\\|^2$", "momentum_unit_grad_sq": "$\\tilde h$"}
-    count = max(1, config.average // config.watch_every)
-    for colour, (name, label) in zip(COLOURS, names.items(), strict=False):
-        if name == "momentum_unit_grad_sq" and not sgd.momentum:
-            continue
-        values = run[name][:, column]
-        axes.plot(run["sampled_step"], values, color=colour, lw=0.3, alpha=0.3)
-        axes.plot(run["sampled_step"], running_mean(values, count), color=colour, label=label)
-    high = float(np.quantile(run["unit_grad_sq"][:, column], 0.995))
-    axes.set_ylim(-0.3 * high if sgd.momentum else 0, 1.5 * high)
-    axes.legend(loc="upper left")
 
 
 def _draw_norm(axes: Axes, config: Config, place: int, run: Arrays, column: int) -> None:
@@ -308,7 +290,7 @@ _PAPER = Config(
     layer="net.resnet.encoder.stages.1.layers.0.layer.1.convolution.weight",  # layer2.0.conv2
     watch_every=20,
 )
-_DESK = Config(seeds=tuple(range(23, 29)))  # with 20 to 22 alone the ratio of arrivals stayed open
+_DESK = Config(seeds=tuple(range(23, 29)))  # with 20 to 22 alone the ratio of arrivals was not decided
 
 EXPERIMENT = Experiment(
     id="smd-fixed-lr",

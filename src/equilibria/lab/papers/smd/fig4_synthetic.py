@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, identity, near, to_rounding
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.smd.next_order import next_order
+from equilibria.lab.papers.smd.random_walk import next_order
 from equilibria.theory.fluctuation import fluctuation
 from equilibria.theory.rules import SGD
 from equilibria.theory.settling import relaxation, settling_steps, steps_to_tolerance, tracking_lag
@@ -49,7 +49,7 @@ _DRIFT = Source(
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's numbers; L is ``level``, plus the sine, plus uniform noise; ``seeds`` runs of each noisy case."""
+    """The paper's numbers: L is ``level`` plus a sine plus uniform noise; each noisy case has ``seeds`` runs."""
 
     lr: float = 0.1
     weight_decay: float = 0.001
@@ -72,7 +72,7 @@ class Config:
         return self.noise**2 / 3 / self.level**2
 
     def settled(self, name: str) -> int:
-        """Steps after which the start is forgotten: 24 time constants."""
+        """Steps after which the start has no effect: 24 time constants."""
         return round(24 / relaxation(self.rule(name)).rate)
 
     def mean(self, case: str) -> Array:
@@ -82,7 +82,7 @@ class Config:
 
 
 def tasks(config: Config) -> dict[str, tuple[str, str, int]]:
-    """Every run of each optimizer and case."""
+    """Optimizer, case and number of every run."""
     return {
         f"{name}-{case}-{run}": (name, case, run)
         for name in _NAMES
@@ -92,7 +92,7 @@ def tasks(config: Config) -> dict[str, tuple[str, str, int]]:
 
 
 def run_task(config: Config, task: tuple[str, str, int]) -> Arrays:
-    """||w||^2 along the paper's map: its deviation from the equilibrium of the present L, and some of the path."""
+    """Iterate ||w||^2 by the paper's map; its deviation from the equilibrium of the present L, and part of the path."""
     name, case, run = task
     mean = config.mean(case)
     rng = np.random.default_rng([config.seed, list(_NAMES).index(name), ord(case), run])
@@ -116,7 +116,7 @@ def run_task(config: Config, task: tuple[str, str, int]) -> Arrays:
 
 
 def _target(config: Config, name: str, forcing: Array) -> Array:
-    """The paper's equilibrium ||w||^2: of the map as printed."""
+    """The equilibrium ||w||^2 of the paper's map as printed."""
     if name == "sgd":
         return np.asarray(np.sqrt(forcing * config.lr / (2 * config.weight_decay)))
     norm = config.rule(name).equilibrium(unit_grad_sq=1.0).norm
@@ -168,7 +168,7 @@ def _beside(config: Config, name: str, path: Array) -> Arrays:
 
 
 def collect(config: Config, found: Findings) -> Outcome:
-    """Level, settling, lag, scatter and angle of both optimizers; the table of ||w||^2 at the end."""
+    """Judge level, settling, lag, scatter and angle of both optimizers; a table of ||w||^2 at the end."""
     claims = [claim for name in _NAMES for claim in _judge(config, name, found)]
     equilibrium = config.rule("sgd").equilibrium(unit_grad_sq=config.level)
     assert equilibrium.norm is not None
@@ -220,7 +220,7 @@ def _judge(config: Config, name: str, found: Findings) -> list[Claim]:
     rule, label = config.rule(name), _NAMES[name]
     constant, lags, scatters = found[f"{name}-a-0"], _lags(config, name), _scatters(config, name)
     lagging = Source("smd", _FIGURES[name], law="settling.tracking_lag")
-    # A lag is followed with a lag of its own, a quarter of a turn later, and on a norm that is itself off by the lag.
+    # Second order: the lag is itself followed with a lag, a quarter of a period later, on a norm that is off by it.
     lag_room = next_order(rule) + (1 / config.sine_steps / relaxation(rule).rate) ** 2 + 4 * np.max(np.abs(lags))
     return [
         near(
@@ -245,9 +245,9 @@ def _judge(config: Config, name: str, found: Findings) -> list[Claim]:
 
 
 def _judge_settling(config: Config, name: str, steps: float) -> Claim:
-    """Plain SGD against the closed form; momentum starts too far off for that, and is held against its recursion.
+    """Compare plain SGD with the closed form; momentum starts too far off for that, and is compared with its recursion.
 
-    That recursion and the map are the same, which is a claim of its own: here it is an identity.
+    Recursion and map are the same, which another claim checks: here it is an identity.
     """
     rule, target = config.rule(name), float(_target(config, name, np.asarray(config.level)))
     text = f"{_NAMES[name]}, (a): steps until ||w||^2 is within 1 %"
@@ -277,7 +277,7 @@ def _judge_settling(config: Config, name: str, steps: float) -> Claim:
 def _judge_noise(
     config: Config, name: str, case: str, what: str, found: Findings, scatters: Array, lags: Array
 ) -> list[Claim]:
-    """Size and largest of the deviations, over all runs of a case."""
+    """Judge the rms and the largest deviation over all runs of a case."""
     label, source = f"{_NAMES[name]}, ({case}) {what}", Source("smd", _FIGURES[name], law="fluctuation.fluctuation")
     return [
         near(
@@ -297,7 +297,7 @@ def _judge_noise(
 
 
 def _judge_angle(config: Config, name: str, found: Findings) -> Claim:
-    """The angle does not know L."""
+    """The angle does not depend on L."""
     rule = config.rule(name)
     expected = float(rule.equilibrium().angle)
     squares = np.concatenate([_pooled(config, found, name, case, "mean_square_angle") for case in _CASES])
@@ -317,34 +317,34 @@ def _judge_angle(config: Config, name: str, found: Findings) -> Claim:
 
 
 def _lags(config: Config, name: str) -> Array:
-    """Relative lag of ||w||^2 behind the sine after the start is forgotten, by the law."""
+    """Relative lag of ||w||^2 behind the sine by the law, without the start."""
     late = np.arange(config.settled(name), config.steps) / config.sine_steps
     drift = np.cos(late) / config.sine_steps / (config.level + np.sin(late))
     return np.asarray(drift * tracking_lag(config.rule(name), 1.0))
 
 
 def _scatters(config: Config, name: str) -> dict[str, Array]:
-    """Relative standard deviation of ||w||^2 by the law, after the start is forgotten: the noise is V over L^2."""
+    """Relative standard deviation of ||w||^2 by the law, without the start; the noise is V over L^2."""
     at_level = math.sqrt(fluctuation(config.rule(name), config.relative_variance).norm_sq_variance)
     late = config.mean("d")[config.settled(name) :]
     return {"b": np.array([at_level]), "d": at_level * config.level / late}
 
 
 def _rounding(config: Config, name: str) -> float:
-    """What rounding may do to ||w||^2, relative: the roundings of the map's terms over the push that holds them."""
+    """Relative error of ||w||^2 by rounding: the roundings of the map's terms over the push that balances them."""
     a = config.rule(name).momentum
     push = config.level * config.lr**2 / float(_target(config, name, np.asarray(config.level))) ** 2
     return float(np.finfo(np.float64).eps) * (1 + 2 * a) ** 2 / push
 
 
 def _standard_error(config: Config, name: str) -> float:
-    """Of the rms deviation, relative: a mean square over a process that forgets at the rate of relaxation."""
+    """Relative standard error of the rms deviation, of a process that decorrelates at the relaxation rate."""
     independent = config.seeds * (config.steps - config.settled(name)) * relaxation(config.rule(name)).rate
     return math.sqrt(2 / independent) / 2
 
 
 def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """As the papers': L_t in orange (right axis), ||w||^2 in blue, its equilibrium dashed."""
+    """As in the papers: L_t in orange (right axis), ||w||^2 in blue, its equilibrium dashed."""
     return {f"figure-{number}": _draw_cases(config, name, found) for number, name in ((4, "sgd"), (5, "sgdm"))}
 
 

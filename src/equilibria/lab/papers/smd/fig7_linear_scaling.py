@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, not_demanded
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_near
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.harness.seeds import mean_near
-from equilibria.lab.harness.task import scratch, tell_progress
 from equilibria.lab.papers.smd.image_training import (
     IMAGENET,
     IMAGENET_DROPS,
@@ -23,26 +21,25 @@ from equilibria.lab.papers.smd.image_training import (
     IMAGENET_STEPS,
     RESNET50,
     Images,
+    ImageTraining,
     Network,
-    Plan,
     Sgd,
-    arrays,
     batches,
     load,
-    recipe,
+    needs,
+    run_training,
 )
-from equilibria.lab.papers.smd.layer_angles import Window, inside, layer
+from equilibria.lab.papers.smd.layer_angles import Window, inside, layer_column
 from equilibria.theory.angles import linear_scaling_ratio, n_step_angles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from equilibria.lab.data import ImageSet
-    from equilibria.lab.training import Training
+    from equilibria.lab.training import Measure
 
 
-_OTHER_ORDER = 1000  # added to the seed of the batches that gradients are measured on
+_OTHER_ORDER = 1000  # added to the seed for the batches on which gradients are measured
 _SMALL = Images(size=8)
 _NETWORK = Network()
 
@@ -51,16 +48,16 @@ _NETWORK = Network()
 class Config:
     """Trainings on equally many images: with n times the batch, n times the learning rate and one n-th of the steps.
 
-    Per image all have the same time constant, (1 - momentum) / (4 lr wd) steps: six to sixteen of them go by. The last
-    half is judged.
+    Per image all have the same time constant, (1 - momentum) / (4 lr wd) steps, of which a training has six to sixteen.
+    The last half is judged.
 
     Attributes:
         factors: n; 1 first.
         steps: of n = 1, by rule.
-        drops: of n = 1, when the learning rate is divided by ten; what is before the first one is judged.
-        long: steps of n = 1 that angles over equally many images are compared over.
+        drops: of n = 1, where the learning rate is divided by ten; only steps before the first one are judged.
+        long: steps of n = 1 over which angles are compared for equally many images.
         norms_every: steps of n = 1 from one measurement of gradients at all batch sizes to the next.
-        norms_images: images in all the batches of one size that these are taken from.
+        norms_images: images in all batches of one size that the gradients are measured on.
     """
 
     rules: tuple[Sgd, ...] = (
@@ -80,75 +77,35 @@ class Config:
     seeds: tuple[int, ...] = (50, 51, 52)
 
     def sgd(self, place: int, factor: int) -> Sgd:
-        """The optimizer with so many times the batch."""
+        """The optimizer for ``factor`` times the batch."""
         base = self.rules[place]
         return replace(base, lr=factor * base.lr, other_lr=factor * base.other_lr)
 
     def spans(self, factor: int) -> tuple[int, ...]:
-        """Over how many steps angles are measured; those over one step are watched."""
+        """Numbers of steps over which angles are measured; those over one step are watched."""
         short = self.factors[1:] if factor == 1 else ()
         return (*short, self.long // factor)
 
-    def plan(self, place: int, factor: int) -> Plan:
-        """One training, without what is measured."""
-        spans = self.spans(factor)
-        return Plan(
-            images=self.images,
-            network=self.network,
+    def training(self, place: int, factor: int) -> ImageTraining:
+        """One training, without its measures."""
+        return ImageTraining.of(
+            self,
             sgd=self.sgd(place, factor),
             batch_size=factor * self.batch_size,
             steps=self.steps[place] // factor,
             drops=tuple(drop // factor for drop in self.drops),
-            measure_every=min(spans),
+            measure_every=min(self.spans(factor)),
             watch_every=max(1, 4 // factor),
-            measures={"spans": SpanAngles(spans)},
         )
 
 
-class SpanAngles:
-    """A `Measure`: by how much every convolution has turned over the last n steps, every n steps; NaN in between."""
-
-    def __init__(self, spans: tuple[int, ...]) -> None:
-        self._spans = spans
-        self._held: dict[str, list[Any]] = {}
-
-    def __call__(self, training: Training) -> dict[str, NDArray[np.float64]]:
-        """See `Measure`."""
-        from equilibria.lab.papers.smd.batch_gradients import convolutions
-
-        weights = convolutions(training)
-        found = {}
-        for span in self._spans:
-            found[f"angle_{span}"] = np.full(len(weights), np.nan)
-            if training.step % span == 0:
-                before = self._held.get(str(span))
-                if before is not None:
-                    found[f"angle_{span}"] = np.array([_angle(*pair) for pair in zip(before, weights, strict=True)])
-                self._held[str(span)] = [weight.detach().clone() for weight in weights]
-        return found
-
-    def state_dict(self) -> dict[str, list[Any]]:
-        """The weights that the next angles begin at."""
-        return dict(self._held)
-
-    def load_state_dict(self, state: dict[str, list[Any]]) -> None:
-        """Go on from there."""
-        self._held = dict(state)
-
-
-def _angle(one: Any, other: Any) -> float:
-    """By the chord: a cosine has no digits for small angles."""
-    first, second = (each.detach().double() / each.detach().double().norm() for each in (one, other))
-    return 2 * float(np.arcsin(min(float((second - first).norm()) / 2, 1.0)))
-
-
 def key(config: Config, place: int, factor: int, seed: int) -> str:
-    """Name of a task."""
+    """Key of a task."""
     return f"{config.rules[place].name.lower()}-{factor}-{seed}"
 
 
 def tasks(config: Config) -> dict[str, tuple[int, int, int]]:
-    """Place of the rule, factor and seed."""
+    """Index of the rule, factor and seed."""
     return {
         key(config, place, factor, seed): (place, factor, seed)
         for place in range(len(config.rules))
@@ -157,64 +114,58 @@ def tasks(config: Config) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def needs(config: Config) -> object:
-    """Loads the images."""
-    return load(config.images)
-
-
 def run_task(config: Config, task: tuple[int, int, int]) -> Arrays:
-    """One training; the one with the smallest batch tells the gradients at all batch sizes."""
-    from equilibria.lab.training import train
+    """Train once; with the smallest batch, also measure gradients at all batch sizes."""
+    from equilibria.lab.papers.smd.measures import SpanAngles
 
     place, factor, seed = task
-    loaded = load(config.images)
-    plan = config.plan(place, factor)
+    measures: dict[str, Measure] = {"spans": SpanAngles(config.spans(factor))}
     if factor == 1:
-        plan = replace(plan, measures={**plan.measures, "norms": _norms(config, loaded, seed=seed)})
-    made = recipe(plan, loaded, seed=seed)
-    trained = train(made, folder=scratch(), progress=tell_progress(made.steps))
-    return arrays(trained, columns=("angle", "angle_equilibrium", "norm", "unit_grad_sq"))
+        measures["norms"] = _gradient_norms(config, seed=seed)
+    return run_training(replace(config.training(place, factor), measures=measures), seed=seed, columns=_COLUMNS)
 
 
-def _norms(config: Config, loaded: ImageSet, *, seed: int) -> Any:
-    from equilibria.lab.papers.smd.batch_gradients import GradientNorms
+def _gradient_norms(config: Config, *, seed: int) -> Measure:
+    from equilibria.lab.papers.smd.measures import GradientNorms
 
-    taken = {}
+    loaded, by_size = load(config.images), {}
     for factor in config.factors:
         size = factor * config.batch_size
         drawn = batches(config.images, loaded, batch_size=size, seed=seed + _OTHER_ORDER)
-        taken[f"gradient_{factor}"] = list(islice(drawn, max(1, config.norms_images // size)))
-    return GradientNorms(taken, every=config.norms_every)
+        by_size[f"gradient_{factor}"] = list(islice(drawn, max(1, config.norms_images // size)))
+    return GradientNorms(by_size, every=config.norms_every)
 
+
+# ---- judging
 
 Array = NDArray[np.float64]
+_COLUMNS = ("angle", "angle_equilibrium", "norm", "unit_grad_sq")
 _EXCESS = "the excess under momentum is intra-momentum correlation, not a failure of linear scaling"
 _ANGLES = Source("smd", "fig. 7, §C.3", corrected=_EXCESS, law="angles.linear_scaling_ratio")
 _LONG = Source("smd", "fig. 7, §C.3", corrected=_EXCESS, law="angles.n_step_angles")
 _GRADIENTS = Source("smd", "fig. 8", law="noise.noise_split")
-# The law takes gradients as uncorrelated. A mean gradient of a tenth of the noise, which is what smd-noise allows, adds
-# up over n steps: 5 % of the angle, and as much for unit gradients that drift.
+# The law assumes uncorrelated gradients. A mean gradient of a tenth of the noise, as smd-noise allows, adds up over n
+# steps: 5 % of the angle, and as much for unit gradients that drift.
 _NEAR = 0.10
-# Squares of small angles that are as far off as that. Over many steps the angle itself says little: near 90 degrees it
-# hardly grows any more, and so it is the diffusion behind it that is compared.
+# The same for squares of small angles. Over many steps the angle saturates near 90 degrees, so that the diffusion
+# behind it is compared.
 _NEAR_SQUARED = (1 + _NEAR) ** 2 - 1
 
 
 def _rms(run: Arrays, name: str, steps: NDArray[np.int64], *, window: Window) -> Array:
-    """Of every layer."""
-    values = run[name][inside(steps, window)]
-    found: Array = np.sqrt(np.nanmean(values**2, axis=0))
-    return found
+    """Root mean square of every layer, without NaN."""
+    rms: Array = np.sqrt(np.nanmean(run[name][inside(steps, window)] ** 2, axis=0))
+    return rms
 
 
 def _judged(config: Config, place: int, factor: int) -> Window:
-    """The last half of the training, or of what is before the first drop."""
+    """The last half of the training, or of the steps before the first drop."""
     end = min(config.steps[place], *config.drops, config.steps[place]) // factor
     return end // 2, end + 1
 
 
 def _turned(config: Config, place: int, factor: int, span: int, run: Arrays) -> Array:
-    """Root mean square angle over some steps, of every layer; a span counts if it begins in the judged half."""
+    """Root mean square angle of every layer over ``span`` steps; a span counts if it begins in the judged half."""
     first, end = _judged(config, place, factor)
     if span == 1:
         return _rms(run, "angle", run["sampled_step"], window=(first, end - 1))
@@ -229,52 +180,52 @@ def _short_ratio(config: Config, found: Findings, place: int, factor: int, seed:
 
 
 def diffusion(angles: Array) -> Array:
-    """How far directions have diffused: -ln of the mean cosine over rows, which grows evenly with the steps taken.
+    """Diffusion of directions: -ln of the mean cosine over rows, which grows in proportion to the steps.
 
     Example:
         >>> diffusion(np.full((3, 1), 0.1)).round(5)  # for small angles half their square
         array([0.00501])
     """
-    found: Array = -np.log(np.nanmean(np.cos(angles), axis=0))
-    return found
+    spread: Array = -np.log(np.nanmean(np.cos(angles), axis=0))
+    return spread
 
 
 def _long_ratio(config: Config, found: Findings, place: int, factor: int, seed: int) -> float:
     """Median over layers of the diffusion over many images with the smallest batch over that with n times it."""
-    ways = []
-    for each in (1, factor):
-        run, span = found[key(config, place, each, seed)], config.long // each
-        first, end = _judged(config, place, each)
-        ways.append(diffusion(run[f"angle_{span}"][inside(run["step"], (first + span, end))]))
-    return float(np.median(ways[0] / ways[1]))
+    spreads = []
+    for times in (1, factor):
+        run, span = found[key(config, place, times, seed)], config.long // times
+        first, end = _judged(config, place, times)
+        spreads.append(diffusion(run[f"angle_{span}"][inside(run["step"], (first + span, end))]))
+    return float(np.median(spreads[0] / spreads[1]))
 
 
 def _enlarged(config: Config, run: Arrays, place: int, factor: int) -> float:
+    """Measured growth of the summed gradient's norm with ``factor`` times the batch: median layer."""
     window = _judged(config, place, 1)
-    large, small = (_rms(run, f"gradient_{each}", run["step"], window=window) for each in (factor, 1))
+    large, small = (_rms(run, f"gradient_{times}", run["step"], window=window) for times in (factor, 1))
     return float(np.median(large / small))
 
 
 def signal_share(grown: float, factor: int) -> float:
-    """Squared mean of one batch's gradient over its variance, from how much the norm of a sum over batches grows."""
+    """Squared mean of one batch's gradient over its variance, from the growth of the norm of a sum over batches."""
     return (grown**2 - factor) / (factor**2 - grown**2)
 
 
 def enlargement(share: float, factor: int) -> float:
-    """How much the norm of the gradient grows when it is summed over so many batches: noise as sqrt(n), signal as n."""
+    """Growth of the gradient's norm when it is summed over ``factor`` batches: noise as sqrt(n), signal as n."""
     return float(np.sqrt(factor * (1 + factor * share) / (1 + share)))
 
 
 def collect(config: Config, found: Findings) -> Outcome:
-    """Ratios of angles over equally many images, short and long; and what a larger batch does to the gradient."""
+    """Judge ratios of angles over equally many images, short and long, and the growth of the gradient."""
     claims: list[Claim] = []
     numbers: dict[str, dict[str, list[float]]] = {}
     for place, sgd in enumerate(config.rules):
         numbers[sgd.name] = {}
         for factor in config.factors[1:]:
-            made = _judge(config, found, place, factor, numbers[sgd.name])
-            claims += made
-    return Outcome([not_demanded(claim) for claim in claims] if config.images.data == "digits" else claims, numbers)
+            claims += _judge(config, found, place, factor, numbers[sgd.name])
+    return Outcome(demanded_if(config.images.data != "digits", claims), numbers)
 
 
 def _judge(
@@ -289,7 +240,7 @@ def _judge(
     expected = [_expected(config, found[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
     many = config.long // factor
     numbers |= {f"short_{factor}": short, f"long_{factor}": long, f"gradient_{factor}": enlarged}
-    apart = [diffusion(n_step_angles(each, steps)[-1:]) for each, steps in ((rule, config.long), (large, many))]
+    apart = [diffusion(n_step_angles(law, steps)[-1:]) for law, steps in ((rule, config.long), (large, many))]
     return (
         mean_near(
             f"{sgd.name}: angle over {factor} steps, over that of one step with {factor} times the batch and lr",
@@ -322,14 +273,17 @@ def _judge(
 
 
 def _expected(config: Config, run: Arrays, place: int, factor: int) -> float:
-    """For the first factor by noise alone; for the others also by the mean gradient that the first one showed."""
+    """Expected growth: of noise alone for the first factor; for the others, with the mean gradient it shows."""
     first = config.factors[1]
     share = 0.0 if factor == first else max(signal_share(_enlarged(config, run, place, first), first), 0.0)
     return enlargement(share, factor)
 
 
+# ---- drawing
+
+
 def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """Figures 7 and 8, of the first seed: a row per optimizer, a column per factor."""
+    """Figures 7 and 8 for the first seed: a row per optimizer, a column per factor."""
     return {"angles": _draw_angles(config, found), "gradients": _draw_gradients(config, found)}
 
 
@@ -348,8 +302,8 @@ def _draw_angles(config: Config, found: Findings) -> Figure:
 
 def _draw_pair(axes: Axes, config: Config, found: Findings, place: int, factor: int) -> None:
     seed = config.seeds[0]
-    small, large = (found[key(config, place, each, seed)] for each in (1, factor))
-    column = layer(small, config.layer)
+    small, large = (found[key(config, place, times, seed)] for times in (1, factor))
+    column = layer_column(small, config.layer)
     there = np.isfinite(small[f"angle_{factor}"][:, column])
     images = config.batch_size / 1000
     axes.plot(
@@ -380,7 +334,7 @@ def _draw_gradients(config: Config, found: Findings) -> Figure:
     for panel, factor, letter in zip(axes, factors, "abcd", strict=False):
         for place, sgd in enumerate(config.rules):
             runs = [found[key(config, place, 1, seed)] for seed in config.seeds]
-            column = layer(runs[0], config.layer)
+            column = layer_column(runs[0], config.layer)
             there = np.isfinite(runs[0]["gradient_1"][:, column])
             ratio = np.mean(
                 [run[f"gradient_{factor}"][there, column] / run["gradient_1"][there, column] for run in runs], axis=0

@@ -1,15 +1,14 @@
-"""Trainings of image networks for the experiments of this paper: what is trained on what, and how."""
+"""Training image networks for the experiments of this paper: data, networks, optimizers and recipes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Protocol
 
 from equilibria.errors import one_of
-from equilibria.lab.harness.task import device
+from equilibria.lab.harness.experiment import Arrays
+from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory.rules import SGD
 
 if TYPE_CHECKING:
@@ -18,15 +17,15 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import Optimizer
 
     from equilibria.lab.data import Batches, ImageSet
-    from equilibria.lab.training import Evaluation, Measure, Recipe, Trained
+    from equilibria.lab.training import Evaluation, Measure, Recipe
 
 COLUMNS = ("angle", "angle_equilibrium", "norm", "unit_grad_sq", "momentum_unit_grad_sq")
-_STATISTICS = (8, 250)  # batches and images in each, that BatchNorm's statistics are taken from before an evaluation
+_STATISTICS = (8, 250)  # batches and images in each, for BatchNorm's statistics in evaluations
 
 
 @dataclass(frozen=True)
 class Images:
-    """A data set, its size in pixels, and what is done to every batch; no classes: all."""
+    """A data set, its size in pixels, its classes (default: all), and the augmentation of its batches."""
 
     data: str = "cifar10"
     size: int = 16
@@ -41,7 +40,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Network:
-    """Of basic blocks with any normalisation, of depthwise or shuffled ones; ResNet-50 and MobileNet-V2 as they are."""
+    """A small network of basic, depthwise or shuffled blocks, or the standard ResNet-50 or MobileNet-V2."""
 
     kind: str = "resnet"
     width: int = 8
@@ -58,7 +57,7 @@ IMAGES, RESNET8 = Images(), Network()
 
 @dataclass(frozen=True)
 class Sgd:
-    """SGD, with or without momentum: of the convolutions, which decay; the rest has a learning rate of its own."""
+    """SGD with or without momentum; only convolutions decay, and other parameters have their own learning rate."""
 
     name: str
     lr: float
@@ -68,12 +67,12 @@ class Sgd:
 
     @property
     def rule(self) -> SGD:
-        """The same for the theory."""
+        """The rule of the convolutions in the theory."""
         return SGD(self.lr, self.weight_decay, momentum=self.momentum)
 
 
 IMAGENET = Images("imagenet", size=224, crop=28)
-"""The papers' images, flipped and shifted; their crops of random size are not implemented."""
+"""The paper's images, flipped and shifted; its crops of random size are not implemented."""
 RESNET50 = Network("resnet50", width=64, blocks=(3, 4, 6, 3))
 IMAGENET_EPOCH = 5004
 """Batches of 256 among ImageNet's 1,281,167 images, the last one left out."""
@@ -81,11 +80,11 @@ IMAGENET_DROPS, IMAGENET_STEPS = tuple(epoch * IMAGENET_EPOCH for epoch in (30, 
 IMAGENET_SGDM = Sgd("SGDM", lr=0.1, weight_decay=1e-4, other_lr=0.1, momentum=0.9)
 
 SGDM = Sgd("SGDM", lr=0.1, weight_decay=5e-3, other_lr=0.01, momentum=0.9)
-"""At this lr * wd, 5e-4, a layer needs a few times 50 steps to its equilibrium."""
+"""At this lr * wd, 5e-4, a layer settles in a few times 50 steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ImageTraining:
     """One training, all but its seed."""
 
     images: Images
@@ -100,53 +99,93 @@ class Plan:
     measure_every: int = 200
     measures: Mapping[str, Measure] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, config: object, **changes: Any) -> ImageTraining:
+        """The training with the fields that a Config has under the same names, and some that it has not."""
+        names = [each.name for each in fields(cls) if hasattr(config, each.name)]
+        return cls(**{name: getattr(config, name) for name in names} | changes)
+
+
+class Seeded(Protocol):
+    """Settings of an experiment with one task per seed."""
+
+    @property
+    def images(self) -> Images:
+        """The data."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """One training each."""
+
+
+def key(seed: int) -> str:
+    """Key of the task of a seed."""
+    return f"seed-{seed}"
+
+
+def tasks(config: Seeded) -> dict[str, int]:
+    """The seeds."""
+    return {key(seed): seed for seed in config.seeds}
+
+
+class WithImages(Protocol):
+    """Settings of an experiment on images."""
+
+    @property
+    def images(self) -> Images:
+        """The data."""
+
+
+def needs(config: WithImages) -> ImageSet:
+    """Load the images."""
+    return load(config.images)
+
 
 def load(images: Images) -> ImageSet:
-    """The images, standardised; those of ImageNet as they are on the disk: `make_network` sees to that."""
-    from equilibria.lab.data import cifar10, imagenet, load_digits
+    """The images, standardised; those of ImageNet are pixels, which `make_network` standardises."""
+    from equilibria.lab.data import load_images
 
-    if images.data == "digits":
-        return load_digits()
-    if images.data == "imagenet":
-        return imagenet()
-    return cifar10(size=images.size, classes=images.classes or None).standardised()
+    return load_images(images.data, size=images.size, classes=images.classes)
 
 
-def recipe(plan: Plan, loaded: ImageSet, *, seed: int) -> Recipe:
-    """Trainings with one seed, images and batch size have the same batches in the same order, whatever else differs."""
-    from equilibria.control._rescale_on_decay import RescaleOnDecay
+def run_training(training: ImageTraining, *, seed: int, columns: Sequence[str] = COLUMNS) -> Arrays:
+    """Train inside a task; curves and samples of all layers as arrays."""
+    return train_in_task(recipe(training, load(training.images), seed=seed)).arrays(columns)
+
+
+def recipe(training: ImageTraining, loaded: ImageSet, *, seed: int) -> Recipe:
+    """The recipe; trainings with one seed, images and batch size have the same batches in the same order."""
+    from equilibria.control import RescaleOnDecay
     from equilibria.lab.training import Recipe, drops
 
     def rescaling(scheduler: LRScheduler, model: nn.Module) -> LRScheduler:
-        example = loaded.train_images[: plan.batch_size].to(device())
-        return RescaleOnDecay(scheduler, model, invariant=invariant(model), example=example)
+        example = loaded.train_images[: training.batch_size].to(device())
+        return RescaleOnDecay(scheduler, model=model, invariant=invariant(model), example=example)
 
     return Recipe(
-        model=lambda: make_network(plan.network, loaded),
-        optimizer=lambda model: _optimizer(plan.sgd, model),
-        data=batches(plan.images, loaded, batch_size=plan.batch_size, seed=seed),
-        steps=plan.steps,
+        model=lambda: make_network(training.network, loaded),
+        optimizer=lambda model: _optimizer(training.sgd, model),
+        data=batches(training.images, loaded, batch_size=training.batch_size, seed=seed),
+        steps=training.steps,
         seed=seed,
-        schedule=drops(plan.drops, plan.divisor),
-        control=rescaling if plan.rescale else None,
-        measures=plan.measures,
-        measure_every=plan.measure_every,
-        watch_every=plan.watch_every,
+        schedule=drops(training.drops, training.divisor),
+        control=rescaling if training.rescale else None,
+        measures=training.measures,
+        measure_every=training.measure_every,
+        watch_every=training.watch_every,
         watch_select=is_convolution,
         device=device(),
     )
 
 
 def batches(images: Images, loaded: ImageSet, *, batch_size: int, seed: int) -> Batches:
-    """Without end, in the order of the seed."""
+    """Endless batches in the order of the seed."""
     from equilibria.lab.data import Batches
 
-    return Batches(
-        loaded.train_images,
-        loaded.train_labels,
+    return Batches.of_images(
+        loaded,
         batch_size=batch_size,
         label_noise=images.label_noise,
-        classes=loaded.classes,
         seed=seed,
         flip=images.flip,
         crop=images.crop,
@@ -154,10 +193,10 @@ def batches(images: Images, loaded: ImageSet, *, batch_size: int, seed: int) -> 
 
 
 def make_network(network: Network, loaded: ImageSet) -> nn.Module:
-    """With first weights drawn from torch's generator; one for pixels standardises them first."""
+    """The network, with first weights from torch's generator; it standardises pixels first."""
     import torch
 
-    from equilibria.lab.papers.smd.imagenet_networks import OnPixels
+    from equilibria.lab.nets.imagenet import OnPixels
 
     net = _network(network, loaded)
     return OnPixels(net) if loaded.train_images.dtype == torch.uint8 else net
@@ -165,7 +204,7 @@ def make_network(network: Network, loaded: ImageSet) -> nn.Module:
 
 def _network(network: Network, loaded: ImageSet) -> nn.Module:
     from equilibria.lab.nets import BasicBlockResNet, MobileNetV2, ShuffleNetV2
-    from equilibria.lab.papers.smd.imagenet_networks import mobilenet_v2, resnet50
+    from equilibria.lab.nets.imagenet import mobilenet_v2, resnet50
 
     if network.kind == "resnet50":
         return resnet50(network.width, network.blocks, classes=loaded.classes)
@@ -179,41 +218,26 @@ def _network(network: Network, loaded: ImageSet) -> nn.Module:
 
 
 def is_convolution(name: str, tensor: Tensor) -> bool:
-    """Whether it is the weight of a convolution, which are all scale-invariant here; of WeightNorm's two, v."""
+    """Whether it is the weight of a convolution (of WeightNorm: v); all of them are scale-invariant here."""
     return tensor.ndim == 4 and not name.endswith("original0")
 
 
 def invariant(model: nn.Module) -> list[str]:
-    """Names of the weights that decay."""
+    """Names of the scale-invariant weights, which decay."""
     return [name for name, tensor in model.named_parameters() if is_convolution(name, tensor)]
 
 
 def _optimizer(sgd: Sgd, model: nn.Module) -> Optimizer:
     import torch
 
-    from equilibria.lab.training import two_groups
+    from equilibria.lab.training import decay_groups
 
-    groups = two_groups(model, invariant(model), lr=sgd.lr, weight_decay=sgd.weight_decay, other_lr=sgd.other_lr)
+    groups = decay_groups(model, invariant(model), lr=sgd.lr, weight_decay=sgd.weight_decay, other_lr=sgd.other_lr)
     return torch.optim.SGD(groups, momentum=sgd.momentum)
 
 
 def evaluation(loaded: ImageSet) -> Evaluation:
     """Loss and accuracy on all test images, with BatchNorm statistics of the present weights."""
-    import torch
-
     from equilibria.lab.training import Evaluation
 
-    count, size = _STATISTICS
-    plain = torch.split(loaded.train_images[: count * size], size)
-    return Evaluation(plain, test=(loaded.test_images, loaded.test_labels))
-
-
-def arrays(trained: Trained, *, columns: Sequence[str] = COLUMNS, part: str = "") -> dict[str, np.ndarray]:
-    """Measurements, samples of all layers (``sampled_step`` by ``names``) and their names, each behind ``part``."""
-    from equilibria.lab.training import by_layer
-
-    found: dict[str, np.ndarray] = dict(trained.curves)
-    if trained.samples is not None:
-        layers = by_layer(trained.samples, columns)
-        found |= {**layers.columns, "sampled_step": layers.step, "names": np.array(layers.names)}
-    return {f"{part}{name}": values for name, values in found.items()}
+    return Evaluation.of_images(loaded, statistics=_STATISTICS)

@@ -1,4 +1,4 @@
-"""Angles of all layers against their equilibrium: means over windows, running means, and how they are drawn."""
+"""Angles, norms and unit gradients of layers against their equilibrium: means over windows, and drawing them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Window = tuple[int, int]
-"""First step and the one after the last."""
+"""First step, and the step after the last one."""
 
 
 def inside(steps: NDArray[np.int64], window: Window) -> NDArray[np.bool_]:
-    """Which samples are in a window.
+    """Mask of the samples in a window.
 
     Raises:
-        EquilibriaError: none is.
+        EquilibriaError: the window has no samples.
     """
-    found = (window[0] <= steps) & (steps < window[1])
-    if not found.any():
+    chosen = (window[0] <= steps) & (steps < window[1])
+    if not chosen.any():
         raise EquilibriaError(f"got the window {window}; expected one with samples, which are at {steps}")
-    return found
+    return chosen
 
 
-def rms_ratio(run: Arrays, window: Window, *, part: str = "") -> Array:
+def rms_ratio(run: Arrays, window: Window, *, prefix: str = "") -> Array:
     """Root mean square angle over that of equilibrium, of every layer; the law is one of mean squares.
 
     Example:
@@ -42,20 +42,20 @@ def rms_ratio(run: Arrays, window: Window, *, part: str = "") -> Array:
         >>> rms_ratio(run, (1, 3)).round(3)
         array([4.528])
     """
-    chosen = inside(run[f"{part}sampled_step"], window)
-    ratio = run[f"{part}angle"][chosen] / run[f"{part}angle_equilibrium"][chosen]
-    found: Array = np.sqrt(np.mean(ratio**2, axis=0))
-    return found
+    chosen = inside(run[f"{prefix}sampled_step"], window)
+    ratio = run[f"{prefix}angle"][chosen] / run[f"{prefix}angle_equilibrium"][chosen]
+    rms: Array = np.sqrt(np.mean(ratio**2, axis=0))
+    return rms
 
 
 def explained(ratio: Array, start: float, *, before: Array, after: Array) -> float:
-    """Angles right after lr / k, over what norms that stay and unit gradients as measured lead to: the median layer.
+    """Angle right after lr / k over the one that unchanged norms and the measured unit gradients give: median layer.
 
     Args:
         ratio: angle over its new equilibrium, by layer.
-        start: what it is if the unit gradient stays: k^(-1/2), or 1 with rescaled weights.
+        start: the ratio for a constant unit gradient: k^(-1/2), or 1 with rescaled weights.
         before: squared unit gradients before the drop, samples by layers; squared angles go with their mean.
-        after: the same after it.
+        after: the same after the drop.
 
     Example:
         >>> explained(np.array([0.4]), 0.2, before=np.ones((3, 1)), after=np.full((3, 1), 4.0))
@@ -64,6 +64,35 @@ def explained(ratio: Array, start: float, *, before: Array, after: Array) -> flo
     old, new = before.mean(axis=0), after.mean(axis=0)
     known = (old > 0) & (new > 0)  # with momentum a mean over few samples may be negative
     return float(np.median(ratio[known] / (start * np.sqrt(new[known] / old[known])))) if known.any() else float("nan")
+
+
+def explained_after_drop(
+    run: Arrays,
+    ratio: Array,
+    *,
+    drop: int,
+    window: Window,
+    start: float,
+    before: str = "",
+    after: str = "",
+) -> float:
+    """`explained` for samples in a window after the drop, and equally many steps before it.
+
+    Args:
+        run: with ``momentum_unit_grad_sq``.
+        ratio: angle over its new equilibrium, by layer.
+        drop: step of the drop.
+        window: in steps after the drop.
+        start: see `explained`.
+        before: prefix of the samples before the drop.
+        after: prefix of the samples after the drop.
+    """
+    first, end = window
+    old, new = (
+        run[f"{prefix}momentum_unit_grad_sq"][inside(run[f"{prefix}sampled_step"], steps)]
+        for prefix, steps in ((before, (drop - end, drop)), (after, (drop + first, drop + end)))
+    )
+    return explained(ratio, start, before=old, after=new)
 
 
 def law_after_drop(rule: SGD, divisor: float, window: Window) -> float:
@@ -79,8 +108,8 @@ def law_after_drop(rule: SGD, divisor: float, window: Window) -> float:
         0.3162
     """
     new = replace(rule, lr=rule.lr / divisor)
-    course = evolve(new, window[1], start=settled(rule)).angle[window[0] :]
-    return float(np.sqrt(np.mean(course**2)) / new.equilibrium().angle)
+    angles = evolve(new, window[1], start=settled(rule)).angle[window[0] :]
+    return float(np.sqrt(np.mean(angles**2)) / new.equilibrium().angle)
 
 
 def running_mean(values: Array, count: int) -> Array:
@@ -99,24 +128,52 @@ def running_mean(values: Array, count: int) -> Array:
     return mean
 
 
-def layer(run: Arrays, name: str, *, part: str = "") -> int:
+def equilibrium_norm(rule: SGD, unit_grad_sq: Array, *, lr_factor: float | Array = 1.0) -> Array:
+    """Equilibrium norm for mean squared unit gradients; its fourth power goes with them and with lr.
+
+    Args:
+        rule: of the first stage.
+        unit_grad_sq: means, which may be slightly negative under momentum.
+        lr_factor: factor of the learning rate since the first stage.
+    """
+    at_one = rule.equilibrium(unit_grad_sq=1.0).norm
+    assert at_one is not None
+    norm: Array = at_one * (np.maximum(unit_grad_sq, 0.0) * lr_factor) ** 0.25
+    return norm
+
+
+def layer_column(run: Arrays, name: str, *, prefix: str = "") -> int:
     """Column of a layer.
 
     Raises:
         EquilibriaError: there is no such layer.
     """
-    names = [str(each) for each in run[f"{part}names"]]
+    names = [str(known) for known in run[f"{prefix}names"]]
     if name not in names:
         raise EquilibriaError(f"got the layer {name!r}; expected one of: {', '.join(names)}")
     return names.index(name)
 
 
-def draw_layers(axes: Axes, run: Arrays, *, part: str = "", average: int = 1) -> None:
-    """Angles of all layers, a colour each, and the theory's line."""
-    steps, angle = run[f"{part}sampled_step"], run[f"{part}angle"]
+def draw_layers(axes: Axes, run: Arrays, *, prefix: str = "", average: int = 1) -> None:
+    """Draw the angles of all layers, a colour each, and the theory's line."""
+    steps, angle = run[f"{prefix}sampled_step"], run[f"{prefix}angle"]
     smooth = np.sqrt(running_mean(angle**2, average))
     for place in range(angle.shape[1]):
         axes.plot(steps, smooth[:, place], color=COLOURS[place % len(COLOURS)], lw=0.5, alpha=0.8)
-    axes.plot(steps, run[f"{part}angle_equilibrium"][:, 0], color=THEORY, lw=1.1, ls="--", label="theory")
+    axes.plot(steps, run[f"{prefix}angle_equilibrium"][:, 0], color=THEORY, lw=1.1, ls="--", label="theory")
     axes.set_ylim(bottom=0)
+    axes.set_xlabel("step")
+
+
+def draw_unit_gradients(axes: Axes, run: Arrays, column: int, *, average: int, momentum: bool = True) -> None:
+    """Draw the squared unit gradient of a layer and, with momentum, h~: single steps thin, running means thick."""
+    names = {"unit_grad_sq": "$\\|\\tilde g\\|^2$", "momentum_unit_grad_sq": "$\\tilde h$"}
+    for colour, (name, label) in zip(COLOURS, names.items(), strict=False):
+        if name == "momentum_unit_grad_sq" and not momentum:
+            continue
+        values = run[name][:, column]
+        axes.plot(run["sampled_step"], values, color=colour, lw=0.3, alpha=0.3)
+        axes.plot(run["sampled_step"], running_mean(values, average), color=colour, label=label)
+    high = float(np.quantile(run["unit_grad_sq"][:, column], 0.995))
+    axes.set_ylim(-0.3 * high if momentum else 0, 1.5 * high)
     axes.set_xlabel("step")

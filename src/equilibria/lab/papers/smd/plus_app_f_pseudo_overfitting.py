@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, one_of
-from equilibria.lab.harness.claim import Claim, Source, not_demanded
+from equilibria.lab.harness.claim import (
+    Claim,
+    Source,
+    demanded_if,
+    mean_at_least,
+    mean_at_most,
+    mean_near,
+    over_seeds,
+)
+from equilibria.lab.harness.curves import draw_seeds, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.harness.seeds import mean_at_least, mean_at_most, mean_near
-from equilibria.lab.harness.task import device, scratch, tell_progress
+from equilibria.lab.harness.task import device, train_branches
+from equilibria.lab.papers.smd.layer_angles import rms_ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,18 +33,19 @@ if TYPE_CHECKING:
 
     from equilibria.lab.data import ImageSet
     from equilibria.lab.nets import BasicBlockResNet
-    from equilibria.lab.training import Recipe, Trained
+    from equilibria.lab.training import Recipe
 
 
 STANDARD, RESCALED = "standard", "rescaled"
 BRANCHES = (STANDARD, RESCALED)
 BEFORE = "before"
+_COLUMNS = ("angle", "angle_equilibrium", "norm")
 _WATCHED = "*.conv.weight"  # all convolutions: each has a BatchNorm behind it
 
 
 @dataclass(frozen=True)
-class Rule:
-    """An optimizer: sgd (with or without momentum) or adam (with L2, as the paper's), and the seeds it is run with."""
+class SeededOptimizer:
+    """SGD with or without momentum, or Adam with L2 as in the paper, and its seeds."""
 
     name: str
     optimizer: str
@@ -49,18 +58,18 @@ class Rule:
 
 @dataclass(frozen=True)
 class Config:
-    """One drop of the learning rate. Windows are in steps after it; they were fixed before any of these seeds was run.
+    """One drop of the learning rate. Windows are in steps after it, fixed before any of these seeds was run.
 
     At desk scale: four classes of CIFAR-10 at 8x8 pixels, a ResNet-8, and settings under which a layer needs 800 steps
-    to return to equilibrium. The momentum of SGDM multiplies the learning rate by ten, so it is a tenth of SGD's.
-    Adam's layers differ, and its equilibrium moves with the gradient's norm: in a trial with another seed and
-    600 steps before the drop, the median layer was back at 0.9 of it after 300 steps, sooner than SGD's.
+    to return to equilibrium. The momentum of SGDM multiplies the effective learning rate by ten, so lr is a tenth of
+    SGD's. Adam's equilibrium moves with the gradient's norm: in a trial with another seed and 600 steps before the
+    drop, the median layer was back at 0.9 of it after 300 steps, sooner than SGD's.
     """
 
-    rules: tuple[Rule, ...] = (
-        Rule("SGD", "sgd", lr=0.5, weight_decay=5e-3, other_lr=0.1, seeds=(20, 21, 22, 23)),
-        Rule("SGDM", "sgd", lr=0.05, weight_decay=5e-3, other_lr=0.01, momentum=0.9),
-        Rule("Adam", "adam", lr=3e-3, weight_decay=1e-3, other_lr=1e-3),
+    rules: tuple[SeededOptimizer, ...] = (
+        SeededOptimizer("SGD", "sgd", lr=0.5, weight_decay=5e-3, other_lr=0.1, seeds=(20, 21, 22, 23)),
+        SeededOptimizer("SGDM", "sgd", lr=0.05, weight_decay=5e-3, other_lr=0.01, momentum=0.9),
+        SeededOptimizer("Adam", "adam", lr=3e-3, weight_decay=1e-3, other_lr=1e-3),
     )
     data: str = "cifar10"
     classes: tuple[int, ...] = (0, 1, 8, 9)
@@ -90,87 +99,65 @@ class Config:
 
     @property
     def steps(self) -> int:
-        """Of one branch, from the first weights on."""
+        """Steps of one branch, from the first weights on."""
         return self.steps_before + self.steps_after
 
 
-def key(rule: Rule, seed: int) -> str:
-    """Name of a task."""
+def key(rule: SeededOptimizer, seed: int) -> str:
+    """Key of a task."""
     return f"{rule.name.lower()}-{seed}"
 
 
 def tasks(config: Config) -> dict[str, tuple[int, int]]:
-    """Place of the rule and seed: both branches and what is before them, so that they begin at the same weights."""
+    """Index of the rule, and seed: a task trains both branches, which start from the same weights."""
     return {key(rule, seed): (place, seed) for place, rule in enumerate(config.rules) for seed in rule.seeds}
 
 
 def load(config: Config) -> ImageSet:
     """The images, standardised."""
-    from equilibria.lab.data import cifar10, load_digits
+    from equilibria.lab.data import load_images
 
-    return (
-        load_digits()
-        if config.data == "digits"
-        else cifar10(size=config.size, classes=config.classes or None).standardised()
-    )
+    return load_images(config.data, size=config.size, classes=config.classes)
 
 
 def run_task(config: Config, task: tuple[int, int]) -> Arrays:
-    """Train to the drop, then on from there in both ways."""
-    from equilibria.lab.training import train
-
+    """Train to the drop, and from there to the end with and without rescaling."""
     place, seed = task
-    rule, images, folder = config.rules[place], load(config), scratch()
-    tell = tell_progress(config.steps_before + len(BRANCHES) * config.steps_after)
-    before = train(
+    rule, images = config.rules[place], load(config)
+    trained = train_branches(
         recipe(config, rule, seed=seed, images=images, steps=config.steps_before),
-        folder=folder / BEFORE,
-        progress=tell,
+        {
+            branch: recipe(config, rule, seed=seed, images=images, steps=config.steps, rescale=branch == RESCALED)
+            for branch in BRANCHES
+        },
+        name=BEFORE,
     )
-    found = dict(_arrays(BEFORE, before))
-    for number, branch in enumerate(BRANCHES):
-        trained = train(
-            recipe(config, rule, seed=seed, images=images, steps=config.steps, rescale=branch == RESCALED),
-            folder=folder / branch,
-            start=before.state,
-            progress=lambda step, done=number * config.steps_after: tell(step + done),  # type: ignore[misc]
-        )
-        found |= _arrays(branch, trained)
-    return found
+    parts = [part.arrays(_COLUMNS, prefix=f"{name}_") for name, part in trained.items()]
+    return {name: values for part in parts for name, values in part.items()}
 
 
-def recipe(config: Config, rule: Rule, *, seed: int, images: ImageSet, steps: int, rescale: bool = False) -> Recipe:
-    """Both branches have the same data in the same order: it depends on the seed alone."""
-    import torch
-
-    from equilibria.control._rescale_on_decay import RescaleOnDecay
+def recipe(
+    config: Config, rule: SeededOptimizer, *, seed: int, images: ImageSet, steps: int, rescale: bool = False
+) -> Recipe:
+    """The training of a branch; both branches have the same batches, which depend on the seed alone."""
+    from equilibria.control import RescaleOnDecay
     from equilibria.lab.data import Batches
     from equilibria.lab.training import Evaluation, Recipe, drops
 
     def rescaling(scheduler: LRScheduler, model: nn.Module) -> LRScheduler:
         example = images.train_images[: config.batch_size].to(device())
-        return RescaleOnDecay(scheduler, model, invariant=_invariant(model), example=example)
+        return RescaleOnDecay(scheduler, model=model, invariant=_invariant(model), example=example)
 
-    count, size = config.statistics
-    plain = torch.split(images.train_images[: count * size], size)
-    some = (images.train_images[: config.train_images], images.train_labels[: config.train_images])
+    evaluation = Evaluation.of_images(images, statistics=config.statistics, train_images=config.train_images)
     return Recipe(
         model=lambda: _network(config, images),
         optimizer=lambda model: _optimizer(rule, model),
-        data=Batches(
-            images.train_images,
-            images.train_labels,
-            batch_size=config.batch_size,
-            classes=images.classes,
-            seed=seed,
-            flip=config.flip,
-            crop=config.crop,
-        ),
+        data=Batches.of_images(images, batch_size=config.batch_size, seed=seed, flip=config.flip, crop=config.crop),
         steps=steps,
         seed=seed,
         schedule=drops([config.steps_before], config.divisor),
         control=rescaling if rescale else None,
-        measures={"sets": Evaluation(plain, test=(images.test_images, images.test_labels), train=some)},
+        measures={"sets": evaluation},
         measure_every=config.measure_every,
         watch_every=config.watch_every,
         watch_select=[_WATCHED],
@@ -189,25 +176,17 @@ def _invariant(model: nn.Module) -> list[str]:
     return [name for name, _ in model.named_parameters() if name.endswith(_WATCHED.removeprefix("*"))]
 
 
-def _optimizer(rule: Rule, model: nn.Module) -> Optimizer:
+def _optimizer(rule: SeededOptimizer, model: nn.Module) -> Optimizer:
     import torch
 
-    from equilibria.lab.training import two_groups
+    from equilibria.lab.training import decay_groups
 
-    groups = two_groups(model, _invariant(model), lr=rule.lr, weight_decay=rule.weight_decay, other_lr=rule.other_lr)
+    groups = decay_groups(model, _invariant(model), lr=rule.lr, weight_decay=rule.weight_decay, other_lr=rule.other_lr)
     return torch.optim.SGD(groups, momentum=rule.momentum) if rule.optimizer == "sgd" else torch.optim.Adam(groups)
 
 
-def _arrays(part: str, trained: Trained) -> Mapping[str, np.ndarray]:
-    """Measurements and angles, named after the part of the training."""
-    from equilibria.lab.training import by_layer
+# ---- judging
 
-    layers = by_layer(trained.samples, ["angle", "angle_equilibrium", "norm"])
-    found = {**trained.curves, **layers.columns, "sampled_step": layers.step}
-    return {f"{part}_{name}": values for name, values in found.items()}
-
-
-Array = NDArray[np.float64]
 _SHOWN = Source("smd+", "appendix F; nrq fig. 3 (e)-(h)")
 _LAW = Source("smd", "§5.2", law="rescale.rescale_factors")
 _POINTS = "points"
@@ -215,76 +194,48 @@ _POINTS = "points"
 _NO_FALL = -0.25
 # Single evaluations of 4,000 images flicker by half a point.
 _EQUAL = 0.5
-# Right after the drop the angle is that of the old norm: ten per cent for the gradient's norm, which changes as the
-# network fits better, and five for the way back within the window.
+# Right after the drop the norm is still the old one: ten per cent for the gradient's norm, which changes as the network
+# fits better, and five for the way back within the window.
 _AT_ONCE = 0.15
 
 
-@dataclass(frozen=True)
-class _Course:
-    """One seed: means over the windows, by branch."""
-
-    at_once: dict[str, float]
-    settled: dict[str, float]
-    accuracy: dict[str, tuple[float, float]]
-    loss: dict[str, tuple[float, float]]
-
-    def change(self, what: str, branch: str) -> float:
-        """From the early window to the late one."""
-        early, late = getattr(self, what)[branch]
-        return float(late - early)
-
-
-def _course(config: Config, run: Arrays) -> _Course:
-    def windows(branch: str, name: str) -> tuple[float, float]:
-        early, late = (_window(config, run, branch, name, steps) for steps in (config.early, config.late))
-        return early, late
-
-    return _Course(
-        {branch: _turning(config, run, branch, config.at_once) for branch in BRANCHES},
-        {branch: _turning(config, run, branch, config.late) for branch in BRANCHES},
-        {branch: windows(branch, "test_accuracy") for branch in BRANCHES},
-        {branch: windows(branch, "test_loss") for branch in BRANCHES},
-    )
+def _numbers(config: Config, run: Arrays) -> dict[str, Any]:
+    """One seed: means over the windows, by branch; accuracy and loss in the early and the late window."""
+    windows = (config.early, config.late)
+    means = {
+        f"{name.removeprefix('test_')}_{branch}": [
+            mean_in(run, name, window, origin=config.steps_before, prefix=f"{branch}_") for window in windows
+        ]
+        for name in ("test_accuracy", "test_loss")
+        for branch in BRANCHES
+    }
+    angles = {
+        f"{name}_{branch}": _median_ratio(config, run, branch, window)
+        for name, window in (("at_once", config.at_once), ("settled", config.late))
+        for branch in BRANCHES
+    }
+    return {**angles, **means}
 
 
-def _window(config: Config, run: Arrays, branch: str, name: str, steps: tuple[int, int]) -> float:
-    """Mean over the measurements in a window, both ends included; accuracies in points."""
-    after = run[f"{branch}_step"] - config.steps_before
-    inside = (steps[0] <= after) & (after <= steps[1])
-    return float(run[f"{branch}_{name}"][inside].mean()) * (100 if name.endswith("accuracy") else 1)
-
-
-def _turning(config: Config, run: Arrays, branch: str, steps: tuple[int, int]) -> float:
+def _median_ratio(config: Config, run: Arrays, branch: str, window: tuple[int, int]) -> float:
     """Root mean square angle over that of equilibrium, of the median layer."""
-    after = run[f"{branch}_sampled_step"] - config.steps_before
-    inside = (steps[0] <= after) & (after < steps[1])
-    return float(np.median(np.sqrt(np.mean(_ratio(run, branch)[inside] ** 2, axis=0))))
-
-
-def _ratio(run: Arrays, branch: str) -> Array:
-    ratio: Array = run[f"{branch}_angle"] / run[f"{branch}_angle_equilibrium"]
-    return ratio
+    first, end = window
+    steps = (config.steps_before + first, config.steps_before + end)
+    return float(np.median(rms_ratio(run, steps, prefix=f"{branch}_")))
 
 
 def collect(config: Config, found: Findings) -> Outcome:
-    """The angle, and what test accuracy and loss do meanwhile, for every optimizer."""
-    claims, numbers = [], {}
+    """Judge the angle, and test accuracy and loss after the drop, for every optimizer."""
+    claims: list[Claim] = []
+    numbers = {}
     for rule in config.rules:
-        courses = [_course(config, found[key(rule, seed)]) for seed in rule.seeds]
-        claims += [*_judge_angles(config, rule, courses), *_judge_tests(rule, courses)]
-        numbers[rule.name] = {
-            "seeds": rule.seeds,
-            **{
-                f"{what}_{branch}": [getattr(course, what)[branch] for course in courses]
-                for what in ("at_once", "settled", "accuracy", "loss")
-                for branch in BRANCHES
-            },
-        }
-    return Outcome([not_demanded(claim) for claim in claims] if config.data == "digits" else claims, numbers)
+        seeds = over_seeds([_numbers(config, found[key(rule, seed)]) for seed in rule.seeds])
+        claims += [*_judge_angles(config, rule, seeds), *_judge_tests(rule, seeds)]
+        numbers[rule.name] = {"seeds": rule.seeds, **seeds}
+    return Outcome(demanded_if(config.data != "digits", claims), numbers)
 
 
-def _judge_angles(config: Config, rule: Rule, courses: Sequence[_Course]) -> list[Claim]:
+def _judge_angles(config: Config, rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]:
     power = -1 / 3 if rule.optimizer == "adam" else -1 / 2
     return [
         mean_near(
@@ -292,33 +243,35 @@ def _judge_angles(config: Config, rule: Rule, courses: Sequence[_Course]) -> lis
             f"{config.divisor:g}",
             _LAW,
             expected=config.divisor**power,
-            values=[course.at_once[STANDARD] for course in courses],
+            values=seeds[f"at_once_{STANDARD}"],
             relative=_AT_ONCE,
         ),
         mean_near(
             f"{rule.name}: the same with rescale",
             _LAW,
             expected=1.0,
-            values=[course.at_once[RESCALED] for course in courses],
+            values=seeds[f"at_once_{RESCALED}"],
             relative=_AT_ONCE,
         ),
-        _judge_return(config, rule, courses),
+        _judge_return(config, rule, seeds),
     ]
 
 
-def _judge_return(config: Config, rule: Rule, courses: Sequence[_Course]) -> Claim:
+def _judge_return(config: Config, rule: SeededOptimizer, seeds: Mapping[str, Any]) -> Claim:
     text = f"{rule.name}: without rescale it has climbed back {config.late[0]} to {config.late[1]} steps after"
-    values = [course.settled[STANDARD] for course in courses]
-    # Adam's equilibrium moves with the gradient's norm, which goes on falling: the angle is ahead of it.
+    values = seeds[f"settled_{STANDARD}"]
+    # Adam's equilibrium moves with the gradient's norm, which keeps falling: the angle is above it.
     if rule.optimizer == "adam":
         return mean_at_least(text, _LAW, bound=1 - _AT_ONCE, values=values)
     return mean_near(text, _LAW, expected=1.0, values=values, relative=_AT_ONCE)
 
 
-def _judge_tests(rule: Rule, courses: Sequence[_Course]) -> list[Claim]:
-    falls = {branch: [course.change("accuracy", branch) for course in courses] for branch in BRANCHES}
-    rises = {branch: [course.change("loss", branch) for course in courses] for branch in BRANCHES}
-    apart = [np.subtract(course.accuracy[STANDARD], course.accuracy[RESCALED]) for course in courses]
+def _judge_tests(rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]:
+    falls, rises = (
+        {branch: [float(late - early) for early, late in seeds[f"{name}_{branch}"]] for branch in BRANCHES}
+        for name in ("accuracy", "loss")
+    )
+    apart = np.subtract(seeds[f"accuracy_{STANDARD}"], seeds[f"accuracy_{RESCALED}"])
     soon = " (which begins when Adam's angle is mostly back)" if rule.optimizer == "adam" else ""
     return [
         mean_at_most(
@@ -352,30 +305,34 @@ def _judge_tests(rule: Rule, courses: Sequence[_Course]) -> list[Claim]:
             f"{rule.name}: what the small angle gains: accuracy without less accuracy with rescale, early window",
             _SHOWN,
             bound=0.0,
-            values=[early for early, _ in apart],
+            values=apart[:, 0],
             unit=_POINTS,
         ),
         mean_near(
             f"{rule.name}: and what is left of it in the late window",
             _SHOWN,
             expected=0.0,
-            values=[late for _, late in apart],
+            values=apart[:, 1],
             absolute=_EQUAL,
             unit=_POINTS,
         ),
     ]
 
 
+# ---- drawing
+
+
 def draw(config: Config, found: Findings) -> dict[str, Figure]:
-    """A row per optimizer: angle, training loss and test accuracy after the drop, both branches over each other."""
+    """A row per optimizer: angle, training loss and test accuracy after the drop, with both branches."""
     figure, axes = panels(len(config.rules), 3, width=2.4, height=1.9)
     for row, rule in enumerate(config.rules):
         runs = [found[key(rule, seed)] for seed in rule.seeds]
         angle, loss, accuracy = axes[3 * row : 3 * row + 3]
         for colour, branch in zip(COLOURS, BRANCHES, strict=False):
             _draw_angles(angle, config, runs, branch, colour=colour)
-            _draw_curves(loss, config, runs, f"{branch}_loss", colour=colour)
-            _draw_curves(accuracy, config, runs, f"{branch}_test_accuracy", colour=colour, factor=100)
+            steps = runs[0][f"{branch}_step"] - config.steps_before
+            draw_seeds(loss, steps, [run[f"{branch}_loss"] for run in runs], color=colour)
+            draw_seeds(accuracy, steps, [100 * run[f"{branch}_test_accuracy"] for run in runs], color=colour)
         angle.axhline(1, color=THEORY, lw=0.8, ls="--")
         angle.set_ylim(bottom=0)
         for axis in (angle, loss, accuracy):
@@ -391,31 +348,22 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
 
 
 def _draw_angles(axis: Axes, config: Config, runs: Sequence[Arrays], branch: str, *, colour: str) -> None:
-    """Median layer, mean over seeds, averaged over as many steps as lie between two measurements."""
+    """Draw the median layer's ratio, averaged over the steps between two measurements."""
     bins = max(1, config.measure_every // config.watch_every)
-    count = len(runs[0][f"{branch}_sampled_step"]) // bins * bins
-    steps = runs[0][f"{branch}_sampled_step"][:count].reshape(-1, bins).mean(1) - config.steps_before
-    middle = [np.median(_ratio(run, branch), axis=1)[:count].reshape(-1, bins).mean(1) for run in runs]
-    for each in middle:
-        axis.plot(steps, each, color=colour, lw=0.4, alpha=0.5)
-    axis.plot(steps, np.mean(middle, axis=0), color=colour, label=branch)
-
-
-def _draw_curves(
-    axis: Axes, config: Config, runs: Sequence[Arrays], name: str, *, colour: str, factor: float = 1.0
-) -> None:
-    """Every seed thin, their mean thick."""
-    steps = runs[0][f"{name.split('_')[0]}_step"] - config.steps_before
-    for run in runs:
-        axis.plot(steps, factor * run[name], color=colour, lw=0.4, alpha=0.5)
-    axis.plot(steps, factor * np.mean([run[name] for run in runs], axis=0), color=colour)
+    sampled = runs[0][f"{branch}_sampled_step"]
+    count = len(sampled) // bins * bins
+    steps = sampled[:count].reshape(-1, bins).mean(1) - config.steps_before
+    medians = [np.median(run[f"{branch}_angle"] / run[f"{branch}_angle_equilibrium"], axis=1) for run in runs]
+    draw_seeds(
+        axis, steps, [median[:count].reshape(-1, bins).mean(1) for median in medians], color=colour, label=branch
+    )
 
 
 _SMOKE = Config(
     rules=(
-        Rule("SGD", "sgd", lr=0.5, weight_decay=2e-2, other_lr=0.1),
-        Rule("SGDM", "sgd", lr=0.05, weight_decay=2e-2, other_lr=0.01, momentum=0.9),
-        Rule("Adam", "adam", lr=4e-3, weight_decay=2e-2, other_lr=1e-3),
+        SeededOptimizer("SGD", "sgd", lr=0.5, weight_decay=2e-2, other_lr=0.1),
+        SeededOptimizer("SGDM", "sgd", lr=0.05, weight_decay=2e-2, other_lr=0.01, momentum=0.9),
+        SeededOptimizer("Adam", "adam", lr=4e-3, weight_decay=2e-2, other_lr=1e-3),
     ),
     data="digits",
     width=4,
@@ -435,9 +383,9 @@ _SMOKE = Config(
 _EPOCH = 195  # batches of 256 among 50,000 images, the last one left out
 _PAPER = Config(  # the papers' network and settings, from the first weights to the second drop
     rules=(
-        Rule("SGD", "sgd", lr=0.5, weight_decay=1e-3, other_lr=0.5),
-        Rule("SGDM", "sgd", lr=0.1, weight_decay=5e-4, other_lr=0.1, momentum=0.9),
-        Rule("Adam", "adam", lr=1e-3, weight_decay=5e-4, other_lr=1e-3),
+        SeededOptimizer("SGD", "sgd", lr=0.5, weight_decay=1e-3, other_lr=0.5),
+        SeededOptimizer("SGDM", "sgd", lr=0.1, weight_decay=5e-4, other_lr=0.1, momentum=0.9),
+        SeededOptimizer("Adam", "adam", lr=1e-3, weight_decay=5e-4, other_lr=1e-3),
     ),
     classes=(),
     size=32,

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, not_demanded
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_at_most, mean_near, over_seeds
+from equilibria.lab.harness.curves import draw_seeds, mark_drops
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.harness.seeds import mean_at_most, mean_near
-from equilibria.lab.harness.task import scratch, tell_progress
 from equilibria.lab.papers.smd.image_training import (
     IMAGENET,
     IMAGENET_DROPS,
@@ -24,33 +23,33 @@ from equilibria.lab.papers.smd.image_training import (
     RESNET8,
     RESNET50,
     Images,
+    ImageTraining,
     Network,
-    Plan,
     Sgd,
-    arrays,
     batches,
+    key,
     load,
-    recipe,
+    needs,
+    run_training,
+    tasks,
 )
-from equilibria.lab.papers.smd.layer_angles import inside, layer
-from equilibria.lab.papers.smd.seed_tasks import key, needs, tasks
+from equilibria.lab.papers.smd.layer_angles import inside, layer_column
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 _SMALL = Images(size=8)
-# Layers turn as slowly as in smd-linear-scaling: where they turn fast, a mean gradient drives them back.
+# Layers turn as slowly as in smd-linear-scaling: at high speed a mean gradient drives them back.
 _SGDM = Sgd("SGDM", lr=0.02, weight_decay=5e-3, other_lr=0.002, momentum=0.9)
-_OTHER_ORDER = 1000  # added to the seed of the batches that the noise is measured on
+_OTHER_ORDER = 1000  # added to the seed for the batches on which the noise is measured
 
 
 @dataclass(frozen=True)
 class Config:
     """A training over three stages; every ``measure_every`` steps the gradients of ``count`` batches are compared.
 
-    The measurements of a stage are averaged, but for the first ``skip`` of the training, when nothing is settled yet.
+    The measurements of a stage are averaged, except the first ``skip`` of the training, before the layers have settled.
     """
 
     sgd: Sgd = _SGDM
@@ -68,34 +67,22 @@ class Config:
     watch_every: int = 4
     seeds: tuple[int, ...] = (43, 44, 45)
 
-    def plan(self) -> Plan:
-        """The training, without what is measured."""
-        return Plan(
-            images=self.images,
-            network=self.network,
-            sgd=self.sgd,
-            batch_size=self.batch_size,
-            steps=self.steps,
-            drops=self.drops,
-            divisor=self.divisor,
-            measure_every=self.measure_every,
-            watch_every=self.watch_every,
-        )
+    def training(self) -> ImageTraining:
+        """The training, without its measures."""
+        return ImageTraining.of(self)
 
 
 def run_task(config: Config, task: int) -> Arrays:
-    """One training; the batches that are compared are drawn like those it is trained on, in another order."""
-    from equilibria.lab.papers.smd.batch_gradients import NoiseMeasure
-    from equilibria.lab.training import train
+    """Train once; the compared batches are drawn like the training batches, in another order."""
+    from equilibria.lab.papers.smd.measures import NoiseMeasure
 
-    loaded = load(config.images)
-    others = batches(config.images, loaded, batch_size=config.batch_size, seed=task + _OTHER_ORDER)
-    plan = replace(config.plan(), measures={"noise": NoiseMeasure(list(islice(others, config.count)))})
-    made = recipe(plan, loaded, seed=task)
-    return arrays(train(made, folder=scratch(), progress=tell_progress(made.steps)))
+    others = batches(config.images, load(config.images), batch_size=config.batch_size, seed=task + _OTHER_ORDER)
+    measure = NoiseMeasure(list(islice(others, config.count)))
+    return run_training(replace(config.training(), measures={"noise": measure}), seed=task)
 
 
-Array = NDArray[np.float64]
+# ---- judging
+
 _SPLIT = Source("smd+", "fig. 1, eq. (183)", law="noise.noise_split")
 _SDE = Source("smd+", "Lemma D.1, eq. (184)", law="noise.sde_norm_fourth")
 # "Much larger": ten times. It is then within 2.5 % to which norm the noise alone leads.
@@ -107,37 +94,28 @@ _NORM_OFF = 0.05
 _SAME = 0.1
 
 
-@dataclass(frozen=True)
-class _Course:
-    """One seed: squared mean over variance in every stage; norm over that of the noise alone; L twice."""
-
-    stages: list[float]
-    all_layers: list[float]
-    norm: float
-    same: float
-
-
-def _course(config: Config, run: Arrays) -> _Course:
-    column = layer(run, config.layer)
+def _numbers(config: Config, run: Arrays) -> dict[str, Any]:
+    """One seed: squared mean over variance in every stage, norm over that of the noise alone, two estimates of L."""
+    column = layer_column(run, config.layer)
     bounds = [config.skip * config.measure_every, *config.drops, config.steps]
-    chosen = [inside(run["step"], (low + 1, high + 1)) for low, high in pairwise(bounds)]
-    means = [(run["signal_sq"][some].mean(axis=0), run["noise_sq"][some].mean(axis=0)) for some in chosen]
-    return _Course(
-        stages=[float(signal[column] / noise[column]) for signal, noise in means],
-        all_layers=[float(np.median(signal / noise)) for signal, noise in means],
-        norm=_norm_by_noise(config, run, column),
-        same=_same(config, run, column),
-    )
+    stages = [inside(run["step"], (low + 1, high + 1)) for low, high in pairwise(bounds)]
+    means = [(run["signal_sq"][stage].mean(axis=0), run["noise_sq"][stage].mean(axis=0)) for stage in stages]
+    return {
+        "stages": [float(signal[column] / noise[column]) for signal, noise in means],
+        "all_layers": [float(np.median(signal / noise)) for signal, noise in means],
+        "norm": _norm_by_noise(config, run, column),
+        "same": _same(config, run, column),
+    }
 
 
 def _end_of_first_stage(config: Config, run: Arrays) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Measurements, and the samples of the steps around them: as many before the first one as after the last."""
+    """Masks of the measurements, and of the samples around them, as many before the first as after the last."""
     begin, end, half = config.drops[0] - config.settled, config.drops[0], config.measure_every // 2
     return inside(run["step"], (begin + 1, end)), inside(run["sampled_step"], (begin + half, end - half))
 
 
 def _norm_by_noise(config: Config, run: Arrays, column: int) -> float:
-    """At the end of the first stage: the norm, over the one that the variance alone would lead to."""
+    """Norm at the end of the first stage over the equilibrium norm of the variance alone."""
     measured, sampled = _end_of_first_stage(config, run)
     predicted = config.sgd.rule.equilibrium(unit_grad_sq=float(run["noise_sq"][measured, column].mean())).norm
     assert predicted is not None
@@ -152,15 +130,12 @@ def _same(config: Config, run: Arrays, column: int) -> float:
 
 
 def collect(config: Config, found: Findings) -> Outcome:
-    """How much larger the variance is, in every stage, and whether it alone fixes the norm."""
-    courses = [_course(config, found[key(seed)]) for seed in config.seeds]
-    claims = _judge(config, courses)
-    names = ("stages", "all_layers", "norm", "same")
-    numbers = {name: [getattr(course, name) for course in courses] for name in names}
-    return Outcome([not_demanded(claim) for claim in claims] if config.images.data == "digits" else claims, numbers)
+    """Judge how much larger the variance is in every stage, and whether it alone fixes the norm."""
+    seeds = over_seeds([_numbers(config, found[key(seed)]) for seed in config.seeds])
+    return Outcome(demanded_if(config.images.data != "digits", _judge(config, seeds)), seeds)
 
 
-def _judge(config: Config, courses: Sequence[_Course]) -> list[Claim]:
+def _judge(config: Config, seeds: Mapping[str, Sequence[Any]]) -> list[Claim]:
     return [
         *(
             mean_at_most(
@@ -168,7 +143,7 @@ def _judge(config: Config, courses: Sequence[_Course]) -> list[Claim]:
                 f"{config.batch_size}, {config.layer}",
                 _SPLIT,
                 bound=_MUCH,
-                values=[course.stages[stage] for course in courses],
+                values=[stages[stage] for stages in seeds["stages"]],
             )
             for stage in range(len(config.drops) + 1)
         ),
@@ -176,37 +151,37 @@ def _judge(config: Config, courses: Sequence[_Course]) -> list[Claim]:
             "All stages: the same for the median layer, in the stage where it is largest",
             _SPLIT,
             bound=_MUCH,
-            values=[max(course.all_layers) for course in courses],
+            values=[max(layers) for layers in seeds["all_layers"]],
         ),
         mean_near(
             "The noise alone fixes the norm: norm over the one that the variance leads to, end of stage 1",
             _SDE,
             expected=1.0,
-            values=[course.norm for course in courses],
+            values=seeds["norm"],
             relative=_NORM_OFF,
         ),
         mean_near(
             "Squared mean and variance add up to the mean squared unit gradient of the steps themselves",
             Source("smd+", "eq. (182)", law="noise.noise_split"),
             expected=1.0,
-            values=[course.same for course in courses],
+            values=seeds["same"],
             relative=_SAME,
         ),
     ]
+
+
+# ---- drawing
 
 
 def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     """Squared mean and variance of one layer through training; their ratio in all layers."""
     figure, (both, ratio) = panels(1, 2, width=3.0, height=2.3)
     runs = [found[key(seed)] for seed in config.seeds]
-    for colour, name, label in (
-        (COLOURS[0], "noise_sq", "variance"),
-        (COLOURS[1], "signal_sq", "squared mean"),
-    ):
-        _draw_seeds(both, config, runs, name, colour=colour, label=label)
+    steps, column = runs[0]["step"], layer_column(runs[0], config.layer)
+    for colour, name, label in ((COLOURS[0], "noise_sq", "variance"), (COLOURS[1], "signal_sq", "squared mean")):
+        draw_seeds(both, steps, [run[name][:, column] for run in runs], color=colour, label=label)
     both.legend(loc="upper left")
     title(both, "a", f"unit gradient of {config.layer.removesuffix('.conv.weight')}")
-    steps = runs[0]["step"]
     ratios = np.mean([run["signal_sq"] / run["noise_sq"] for run in runs], axis=0)
     for place in range(ratios.shape[1]):
         ratio.plot(steps, ratios[:, place], color=COLOURS[place % len(COLOURS)], lw=0.7)
@@ -214,16 +189,8 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     title(ratio, "b", "squared mean / variance, all layers")
     for axes in (both, ratio):
         axes.set_xlabel("step")
-        for drop in config.drops:
-            axes.axvline(drop, color=THEORY, lw=0.5, ls=":")
+        mark_drops(axes, config.drops)
     return {"noise": figure}
-
-
-def _draw_seeds(axes: Axes, config: Config, runs: Sequence[Arrays], name: str, *, colour: str, label: str) -> None:
-    column = layer(runs[0], config.layer)
-    for run in runs:
-        axes.plot(run["step"], run[name][:, column], color=colour, lw=0.4, alpha=0.5)
-    axes.plot(runs[0]["step"], np.mean([run[name][:, column] for run in runs], axis=0), color=colour, label=label)
 
 
 _SMOKE = Config(

@@ -1,6 +1,6 @@
 """The random-walk model: gradients are isotropic noise, orthogonal to the weight and inverse to its norm.
 
-It is what the laws of `equilibria.theory` idealise, so that a real optimizer on it must obey them.
+The laws of `equilibria.theory` are exact or first-order on it, so that a real optimizer on it must obey them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from equilibria.theory.rules import SGD
 
 Array = NDArray[np.float64]
 
@@ -22,12 +24,12 @@ def tangent_noise(w: Array, rng: np.random.Generator, *, unit_grad_sq: float) ->
 
 
 def turned(before: Array, after: Array) -> Array:
-    """Angle between the rows, in rad, exact also where it is tiny."""
-    unit = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (before, after)]
+    """Angle between the rows in radians, also accurate for tiny angles."""
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (before, after)]
     return np.asarray(2 * np.arcsin(np.minimum(np.linalg.norm(unit[1] - unit[0], axis=1) / 2, 1)))
 
 
-def heavy_ball(
+def walk_heavy_ball(
     w: Array,
     buffer: Array,
     steps: int,
@@ -37,10 +39,10 @@ def heavy_ball(
     momentum: float,
     gradient: Callable[[Array], Array],
 ) -> tuple[Array, Array, Array, Array]:
-    """Torch's SGD with momentum and coupled weight decay, one weight per row.
+    """Run torch's SGD with momentum and coupled weight decay, one weight per row.
 
     Returns:
-        Weights and buffers at the end; mean squared norm before each step and mean squared angle of each.
+        Weights and buffers at the end; mean squared norm before each step and mean squared angle of each step.
     """
     norms, angles = np.empty(steps), np.empty(steps)
     for step in range(steps):
@@ -50,3 +52,9 @@ def heavy_ball(
         angles[step] = np.mean(turned(w, moved) ** 2)
         w = moved
     return w, buffer, norms, angles
+
+
+def next_order(rule: SGD) -> float:
+    """Relative error of first-order rates: the second term of their series in lr * wd."""
+    a, eps = rule.momentum, rule.lr * rule.weight_decay
+    return abs(7 * a**2 + 10 * a - 1) * eps / (2 * (1 - a) ** 2 * (1 + a))

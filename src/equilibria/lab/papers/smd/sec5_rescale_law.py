@@ -1,4 +1,4 @@
-"""smd-rescale-law: what else has to be rescaled with the weights when the lr is divided (section 5.2)."""
+"""smd-rescale-law: which optimizer state to rescale with the weights when the lr is divided (section 5.2)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CHOICES = {
 _ADAM_CHOICES = {"nothing": "no rescale", "weights": "weights only", "all": "weights and both moments"}
 _RECORDED = 500
 _WALKED = 60
-_BEFORE = 300  # steps of the walk before the drop: the buffer has forgotten that it was empty
+_BEFORE = 300  # steps of the walk before the drop, after which the empty start of the buffer has no effect
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def tasks(config: Config) -> dict[str, tuple[str, Any]]:
 
 
 def run_task(config: Config, task: tuple[str, Any]) -> Arrays:
-    """One of them."""
+    """Run one drop by its moments, all choices on the walk, or one choice of AdamW."""
     kind, what = task
     if kind == "adamw":
         return _adamw(config, what)
@@ -114,9 +114,9 @@ def _after(state: State, choice: str, r: float) -> State:
 
 
 def _walk(config: Config, drop: float) -> Arrays:
-    """The optimizer itself on the random walk: rms angle over its new equilibrium, for every choice, on equal noise.
+    """Run the optimizer on the random walk: rms angle over its new equilibrium, for every choice, with equal noise.
 
-    The norm at the drop is not quite that of equilibrium; angles are therefore told by those just before the drop.
+    The norm at the drop is not exactly that of equilibrium, so angles are relative to those just before the drop.
     """
     old = SGD(config.lr, config.weight_decay, momentum=config.momentum)
     new = dataclasses.replace(old, lr=old.lr / drop)
@@ -135,7 +135,7 @@ def _walk(config: Config, drop: float) -> Arrays:
 
 
 def _rescaled(state: problems.SimulationState, choice: str, r: float) -> problems.SimulationState:
-    """The weights and buffers themselves right after the change."""
+    """Weights and buffers right after the change."""
     w, v = state.weights, state.buffers
     if choice == "nothing":
         return state
@@ -147,7 +147,7 @@ def _rescaled(state: problems.SimulationState, choice: str, r: float) -> problem
 
 
 def _adamw(config: Config, choice: str) -> Arrays:
-    """torch.optim.AdamW on the random walk in float64, long before the drop and some steps after it."""
+    """Run torch.optim.AdamW on the random walk in float64, long before the drop and some steps after it."""
     import torch
 
     torch.set_num_threads(1)
@@ -185,7 +185,7 @@ def _rescale_adam(w: Any, optimizer: Any, choice: str, factors: Any) -> None:
 
 
 def collect(config: Config, found: Findings) -> Outcome:
-    """The table of the transients, and what the papers' rule leaves."""
+    """Judge the transients of all choices."""
     table = {
         choice: {f"{drop:g}": float(found[f"sgdm-{drop:g}"][f"{choice}_worst"]) for drop in config.drops}
         for choice in _CHOICES
@@ -206,7 +206,7 @@ def collect(config: Config, found: Findings) -> Outcome:
             "Momentum, the same with the radial part apart, by its moments: new equilibrium at once, largest deviation",
             _RULE,
             error=max(table["split"].values()),
-            operations=2000,  # a step's roundings are forgotten more slowly than the recursion here is long
+            operations=2000,  # a step's rounding errors decay more slowly than this recursion is long
         ),
         near(
             "Momentum, lr / 10, nothing rescaled: steps until the angle is within 1 %, by its moments",
@@ -245,7 +245,7 @@ def collect(config: Config, found: Findings) -> Outcome:
 
 
 def _judge_walk(config: Config, walk: Arrays) -> list[Claim]:
-    """The first step after the drop, on the random walk: a share a^2 of its square is the buffer, the rest is new."""
+    """Judge the first step after the drop on the random walk: a share a^2 of its square is the buffer, the rest new."""
     a, k = config.momentum, 10.0
     scaled = {"weights": 1.0, "wrong-way": k**-0.25, "zero": 0.0, "whole": k**0.25, "split": k**0.25}
     first = {choice: math.sqrt(a**2 * s**2 * k**-0.5 + 1 - a**2) for choice, s in scaled.items()}

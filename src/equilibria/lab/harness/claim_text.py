@@ -1,4 +1,4 @@
-"""A claim's numbers in words, the same on the terminal, in the gallery and on the results page."""
+"""Claims, verdicts and settings as text, the same on the terminal, in the gallery and in RESULTS.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equilibria.lab.harness.claim import CLAIM, COMPARISON, CONTRADICTED, IDENTI
 from equilibria.views.words import number
 
 BEYOND = "beyond the papers"
-"""Where no paper makes the claim, or has the figure."""
+"""The source of claims and figures that no paper has."""
 _DIGITS, _MOST_DIGITS = 4, 8
 _VERDICTS = (SHOWN, CONTRADICTED, NOT_SHOWN)
 _ROLE_WORDS = {
@@ -20,17 +20,17 @@ _ROLE_WORDS = {
 }
 
 
-def expected(claim: Claim) -> str:
-    """What is expected and how far off it may be.
+def expected_text(claim: Claim) -> str:
+    """The expected number and its tolerance.
 
     Example:
         >>> from equilibria.lab.harness.claim import Source, at_most, near, to_rounding
         >>> source = Source("sharp", "fig. 5")
-        >>> expected(near("", source, expected=4.4429, measured=4.44, relative=0.01, unit="steps"))
+        >>> expected_text(near("", source, expected=4.4429, measured=4.44, relative=0.01, unit="steps"))
         '4.443 steps ± 1 %'
-        >>> expected(at_most("", source, bound=0.05, measured=0.01))
+        >>> expected_text(at_most("", source, bound=0.05, measured=0.01))
         '≤ 0.05'
-        >>> expected(near("", source, expected=4.442883, measured=4.44, relative=1e-5))
+        >>> expected_text(near("", source, expected=4.442883, measured=4.44, relative=1e-5))
         '4.442883 ± 0.001 %'
     """
     amount = _amount(claim.expected, claim)
@@ -44,8 +44,8 @@ def expected(claim: Claim) -> str:
     return f"{amount} ± {room}"
 
 
-def measured(claim: Claim) -> str:
-    """What was measured, with its interval and the number of seeds."""
+def measured_text(claim: Claim) -> str:
+    """The measured number with its interval and the number of seeds."""
     amount = _amount(claim.measured, claim)
     if claim.interval is None:
         return amount
@@ -53,13 +53,13 @@ def measured(claim: Claim) -> str:
     return f"{amount} [{low}, {high}]" + (f", {claim.seeds} seeds" if claim.seeds else "")
 
 
-def printed(claim: Claim) -> str:
-    """What the paper prints, where that is not what is expected; else nothing."""
+def printed_text(claim: Claim) -> str:
+    """The number in the paper if it differs from the expected one, else ""."""
     return "" if claim.printed is None else _amount(claim.printed, claim)
 
 
-def verdict(claim: Claim) -> str:
-    """The verdict, and whether this scale was to show it."""
+def verdict_text(claim: Claim) -> str:
+    """The verdict, with the reason if it does not count as one."""
     if claim.role == COMPARISON:
         return f"{'agrees' if claim.verdict == SHOWN else 'does not agree'} (comparison)"
     if claim.role == IDENTITY and claim.verdict == SHOWN:
@@ -69,37 +69,37 @@ def verdict(claim: Claim) -> str:
     return f"{NOT_SHOWN} at this scale" if claim.seeds and claim.verdict == NOT_SHOWN else claim.verdict
 
 
-def source(claim: Claim) -> str:
-    """Who claims it."""
+def source_text(claim: Claim) -> str:
+    """The paper and the place in it."""
     return BEYOND if str(claim.source) == "beyond" else str(claim.source)
 
 
-def after(source: str) -> str:
-    """What an experiment reproduces, as a sentence without its stop.
+def source_sentence(source: str) -> str:
+    """The source of an experiment as a sentence without its full stop.
 
     Example:
-        >>> after("smd fig. 4"), after("beyond the papers")
+        >>> source_sentence("smd fig. 4"), source_sentence("beyond the papers")
         ('After smd fig. 4', 'Beyond the papers')
     """
     return f"After {source}" if source != BEYOND else BEYOND.capitalize()
 
 
-def seeds(config: Mapping[str, Any]) -> str:
-    """Those of the settings, also of parts of them; "" if there are none.
+def seeds_text(config: Mapping[str, Any]) -> str:
+    """All seeds in the settings, also in nested ones; "" if there are none.
 
     Example:
-        >>> seeds({"seeds": [3, 4], "rules": [{"seeds": [4, 5]}]}), seeds({"seed": 7}), seeds({"lr": 0.1})
-        ('seeds 3, 4, 5', 'seed 7', '')
+        >>> seeds_text({"seeds": [3, 4], "rules": [{"seeds": [4, 5]}]}), seeds_text({"seed": 7})
+        ('seeds 3, 4, 5', 'seed 7')
     """
-    found = sorted(set(_seeds(config)))
-    return f"{'seed' if len(found) == 1 else 'seeds'} {', '.join(map(str, found))}" if found else ""
+    numbers = sorted(set(_seeds(config)))
+    return f"{'seed' if len(numbers) == 1 else 'seeds'} {', '.join(map(str, numbers))}" if numbers else ""
 
 
 def _seeds(value: Any) -> Iterator[int]:
     if isinstance(value, Mapping):
         yield from [value["seed"]] if "seed" in value else []
         named = value.get("seeds", [])
-        yield from named if isinstance(named, list) else []  # else how many there are
+        yield from named if isinstance(named, list) else []  # else their number
         for part in value.values():
             yield from _seeds(part)
     elif isinstance(value, list):
@@ -107,11 +107,12 @@ def _seeds(value: Any) -> Iterator[int]:
             yield from _seeds(part)
 
 
-def settings(config: Mapping[str, Any]) -> str:
+def settings_text(config: Mapping[str, Any]) -> str:
     """All settings but the seeds in one line.
 
     Example:
-        >>> settings({"lr": 0.1, "seed": 3, "net": {"width": 8, "blocks": [1, 1]}, "rules": [{"lr": 1}, {"lr": 2}]})
+        >>> config = {"lr": 0.1, "seed": 3, "net": {"width": 8, "blocks": [1, 1]}, "rules": [{"lr": 1}, {"lr": 2}]}
+        >>> settings_text(config)
         'lr=0.1, net(width=8, blocks=1 1), rules((lr=1), (lr=2))'
     """
     return ", ".join(_setting(name, value) for name, value in config.items() if name not in ("seed", "seeds"))
@@ -119,17 +120,17 @@ def settings(config: Mapping[str, Any]) -> str:
 
 def _setting(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
-        return f"{name}({settings(value)})"
+        return f"{name}({settings_text(value)})"
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
-        return f"{name}({', '.join(f'({settings(part)})' for part in value)})"
+        return f"{name}({', '.join(f'({settings_text(part)})' for part in value)})"
     return f"{name}={' '.join(map(str, value)) or 'none' if isinstance(value, list) else value}"
 
 
-def duration(seconds: float) -> str:
-    """Computing time.
+def duration_text(seconds: float) -> str:
+    """CPU time, rounded to seconds.
 
     Example:
-        >>> duration(0.03), duration(42.1), duration(605)
+        >>> duration_text(0.03), duration_text(42.1), duration_text(605)
         ('< 1 s', '42 s', '10 min 5 s')
     """
     if seconds < 1:
@@ -138,24 +139,24 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def mark(claims: Sequence[Claim]) -> str:
-    """How good the verdicts are together: "bad" if one fails, "open" if one is only told not to agree, else "good"."""
+def verdict_class(claims: Sequence[Claim]) -> str:
+    """CSS class of these verdicts: "bad" if one fails, "open" if one is not shown but does not fail, else "good"."""
     if any(claim.fails for claim in claims):
         return "bad"
     return "good" if all(claim.verdict == SHOWN for claim in claims) else "open"
 
 
-def headline(claims: Sequence[Claim]) -> str:
-    """All verdicts in a sentence; identities and comparisons are not counted among the claims.
+def claims_headline(claims: Sequence[Claim]) -> str:
+    """All verdicts in a sentence; identities and comparisons are counted separately.
 
     Example:
         >>> from equilibria.lab.harness.claim import Source, at_most, identity, not_demanded
         >>> claim = at_most("", Source("", "ours"), bound=1, measured=0.5)
-        >>> headline([claim])
+        >>> claims_headline([claim])
         '1 of 1 claim shown'
-        >>> headline([claim, claim, identity(claim)])
+        >>> claims_headline([claim, claim, identity(claim)])
         '2 of 2 claims shown; 1 of 1 identity holds'
-        >>> headline([claim, not_demanded(claim)])
+        >>> claims_headline([claim, not_demanded(claim)])
         '1 of 1 claim shown; 1 more not demanded at its scale (1 shown)'
     """
     if not claims:
@@ -165,33 +166,33 @@ def headline(claims: Sequence[Claim]) -> str:
     left = [claim for claim in asserted if not claim.demanded]
     if left:
         counts = Counter(claim.verdict for claim in left)
-        told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict])
+        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict])
         more, whose = " more" if any(words) else "", "its" if len(left) == 1 else "their"
-        words.append(f"{len(left)}{more} not demanded at {whose} scale ({told})")
-    return "; ".join(filter(None, [*words, _also(claims, IDENTITY), _also(claims, COMPARISON)]))
+        words.append(f"{len(left)}{more} not demanded at {whose} scale ({verdicts})")
+    return "; ".join(filter(None, [*words, _others(claims, IDENTITY), _others(claims, COMPARISON)]))
 
 
-def counted(claims: Sequence[Claim]) -> tuple[int, int, int, int]:
-    """How many claims there are, demanded or not, and how many of them are shown, not shown and contradicted."""
+def verdict_counts(claims: Sequence[Claim]) -> tuple[int, int, int, int]:
+    """Number of claims, demanded or not, and of those shown, not shown and contradicted."""
     counts = Counter(claim.verdict for claim in claims if claim.role == CLAIM)
     return counts.total(), counts[SHOWN], counts[NOT_SHOWN], counts[CONTRADICTED]
 
 
 def _verdicts(claims: Sequence[Claim]) -> str:
-    """Nothing if there are no claims."""
+    """The verdicts of demanded claims; "" without claims."""
     counts = Counter(claim.verdict for claim in claims)
     shown = f"{counts.pop(SHOWN, 0)} of {_count(claims, 'claim', 'claims')} shown"
     words = [shown, *(f"{count} {verdict}" for verdict, count in sorted(counts.items()))]
     return ", ".join(words) if claims else ""
 
 
-def _also(claims: Sequence[Claim], role: str) -> str:
-    found = [claim for claim in claims if claim.role == role]
-    if not found:
+def _others(claims: Sequence[Claim], role: str) -> str:
+    chosen = [claim for claim in claims if claim.role == role]
+    if not chosen:
         return ""
-    good = sum(claim.verdict == SHOWN for claim in found)
+    good = sum(claim.verdict == SHOWN for claim in chosen)
     one, many, holds, hold = _ROLE_WORDS[role]
-    return f"{good} of {_count(found, one, many)} {holds if len(found) == 1 else hold}"
+    return f"{good} of {_count(chosen, one, many)} {holds if len(chosen) == 1 else hold}"
 
 
 def _count(claims: Sequence[Claim], one: str, many: str) -> str:
@@ -211,7 +212,7 @@ def _shown(value: float, claim: Claim) -> str:
 
 
 def _digits(claim: Claim) -> int:
-    """As many as it takes to see the tolerance, and how far off the paper is; not more than people read."""
+    """As many digits as the tolerance and the difference from the paper need, within limits."""
     low, high = claim.allowed
     gaps = [high - claim.expected, claim.expected - low]
     if claim.printed is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.helpers import demo_jobs
 
-from equilibria.lab.demo.processes import JobError, run_jobs
+from equilibria.lab.processes import JobError, run_jobs
 
 
 def silent(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The papers' networks for ImageNet: standard ones with first weights drawn anew, on pixels as they are on the disk."""
+"""The papers' networks for ImageNet, from transformers with random first weights, on pixels as they are on disk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from equilibria.errors import EquilibriaError
 
 MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-"""Of ImageNet's training pixels, by channel, as everybody uses them."""
-_RESNET_WIDTH, _MOBILENET_WIDTH = 64, 32
+"""Of ImageNet's training pixels, by channel: the usual values."""
+_MOBILENET_WIDTH = 32
 
 
 class OnPixels(nn.Module):
@@ -34,7 +34,7 @@ class OnPixels(nn.Module):
 
 
 def resnet50(width: int, blocks: tuple[int, ...], *, classes: int) -> nn.Module:
-    """ResNet-50 where width is 64 and blocks are (3, 4, 6, 3): of bottleneck blocks, with the stride in the 3x3."""
+    """ResNet-50 if width is 64 and blocks are (3, 4, 6, 3), with the stride in the 3x3 convolutions."""
     transformers = _transformers()
     config = transformers.ResNetConfig(
         embedding_size=width,
@@ -47,7 +47,7 @@ def resnet50(width: int, blocks: tuple[int, ...], *, classes: int) -> nn.Module:
 
 
 def mobilenet_v2(width: int, *, classes: int) -> nn.Module:
-    """MobileNet-V2 where width is 32, the channels of its first convolution."""
+    """MobileNet-V2 if width is 32, the channels of its first convolution."""
     transformers = _transformers()
     config = transformers.MobileNetV2Config(depth_multiplier=width / _MOBILENET_WIDTH, num_labels=classes)
     net: nn.Module = transformers.MobileNetV2ForImageClassification(config)

@@ -1,4 +1,4 @@
-"""Real text that every Python has: the documentation of the language that `help()` shows, character by character."""
+"""Text that every Python has, the documentation behind `help()`, in batches of characters."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from equilibria.errors import EquilibriaError, whole
 
 _KNOWN = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 CHARACTERS = len(_KNOWN) + 1
-"""Newline, the printable characters of ASCII, and one that stands for all others."""
+"""Newline, the printable characters of ASCII, and one for all others."""
 
 
-def documentation() -> Tensor:
+def python_documentation() -> Tensor:
     """The topics of `pydoc_data.topics` in alphabetic order, one number per character, int64.
 
-    They are the language reference in plain text (Python Software Foundation License), half a million characters. The
-    text is that of the Python which runs: another version has a slightly different one.
+    This is the language reference in plain text (Python Software Foundation License), half a million characters. It
+    differs slightly from one version of Python to the next.
 
     Example:
-        >>> text = documentation()
+        >>> text = python_documentation()
         >>> len(text) > 100_000, int(text.max()) < CHARACTERS
         (True, True)
     """
@@ -33,8 +33,8 @@ def documentation() -> Tensor:
     return torch.tensor([number.get(character, CHARACTERS - 1) for character in whole_text])
 
 
-class Windows:
-    """Batches of stretches of a text, drawn anew for each: as inputs, and one character further on as targets.
+class TextBatches:
+    """Endless batches of random stretches of a text as inputs, and the same one character further on as targets.
 
     Args:
         text: one number per character.
@@ -43,7 +43,7 @@ class Windows:
         seed: batches of one seed are the same everywhere.
 
     Example:
-        >>> inputs, targets = next(iter(Windows(torch.arange(100), length=4, batch_size=2)))
+        >>> inputs, targets = next(iter(TextBatches(torch.arange(100), length=4, batch_size=2)))
         >>> inputs.shape, bool((targets == inputs + 1).all())
         (torch.Size([2, 4]), True)
     """
@@ -58,7 +58,7 @@ class Windows:
         return self.starting_at(0)
 
     def starting_at(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches from a step on: each has a generator of its own."""
+        """The batches from a step on; each batch has its own generator."""
         while True:
             yield self.batch(step)
             step += 1
