@@ -129,6 +129,11 @@ class SharpnessMonitor:
         return self._failure
 
     @property
+    def closed(self) -> bool:
+        """Whether the hook is off and the sinks are closed."""
+        return self._closed
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """What is tracked, as JSON can hold it."""
         rules = [law_of(self._optimizer, group).rule for group in self._optimizer.param_groups]
@@ -178,6 +183,9 @@ class SharpnessMonitor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        self.close()  # nobody holds the tracker or its optimizer any more: write the last rows, free the directory
 
     # ---- what happens at a step
 

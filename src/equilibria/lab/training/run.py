@@ -33,7 +33,6 @@ from equilibria.lab.training.training import Training
 from equilibria.objectives._objective import objective, preserved_rng
 from equilibria.records import read_run
 from equilibria.watching import WatchedRun, watch
-from equilibria.watching._recording import Recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,18 +182,18 @@ class _Eyes:
     def __init__(self, stack: ExitStack, training: Training, place: Path | None, held: State | None) -> None:
         self._training = training
         self._monitor: WatchedRun | None = None
-        self._recording: Recording | None = None
         recipe = training.recipe
         if recipe.watch_every is None:
             return
         self._monitor = monitor = stack.enter_context(
-            watch(training.model, training.optimizer, every=recipe.watch_every, select=recipe.watch_select)
-        )
-        if place is not None:
-            self._recording = Recording(
-                place / RECORD, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step
+            watch(
+                training.model,
+                training.optimizer,
+                log_dir=None if place is None else place / RECORD,
+                every=recipe.watch_every,
+                select=recipe.watch_select,
             )
-            monitor.record_into(self._recording)
+        )
         if held is not None:
             monitor.load_state_dict(held.get("monitor") or _counted_from(training.step, monitor.state_dict()))
             monitor.mark_weights()  # a control may rescale them before the first step
@@ -202,8 +201,8 @@ class _Eyes:
     def state_dict(self) -> State:
         """With all samples up to here on the disk: a checkpoint must not be ahead of them."""
         seen = {} if self._monitor is None else self._monitor.state_dict()
-        if self._recording is not None:
-            self._recording.flush()
+        if self._monitor is not None:
+            self._monitor.flush()
         return {**self._training.state_dict(), "monitor": seen}
 
     def samples(self) -> pa.Table | None:
@@ -212,7 +211,7 @@ class _Eyes:
 
 def _counted_from(step: int, fresh: State) -> State:
     """The state of a monitor that begins in the middle of a training."""
-    return {**fresh, "taps": [{**tap, "count": step, "last": step - 1} for tap in fresh["taps"]]}
+    return {**fresh, "hooks": [{**hooks, "count": step, "last_step": step - 1} for hooks in fresh["hooks"]]}
 
 
 def _prepare(place: Path) -> State | None:
