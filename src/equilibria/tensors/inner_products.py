@@ -231,8 +231,8 @@ def _compiled_loops() -> ModuleType | None:
 def _recommend_numba() -> None:
     with contextlib.suppress(UserWarning):  # also if the program turns warnings into errors: this is only advice
         warn_caller(
-            "numba is not installed, so torch measures the weights: a sampled step takes about FACTOR times as long as "
-            "with pip install 'equilibria[fast]'",
+            "numba is not installed, so torch measures the weights, about six times slower; install it: "
+            "pip install 'equilibria[fast]'",
             UserWarning,
         )
 

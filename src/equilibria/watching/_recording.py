@@ -61,7 +61,7 @@ class Recording:
     """Writes samples into a run directory.
 
     If the directory holds a run already, samples are appended to it if the monitor was resumed from a checkpoint of
-    that run. Otherwise a new run goes into a numbered directory (``runs/a-2``): running a script twice destroys nothing.
+    that run. Otherwise a new run goes into a numbered directory (``runs/a-2``): a script run twice destroys nothing.
 
     Args:
         directory: where to record; created if absent.
