@@ -165,9 +165,7 @@ def test_a_checkpoint_without_our_state_is_told_and_one_elsewhere_is_found_by_it
     callback = EquilibriaCallback(tmp_path / "run", every=1, summary=False)
     trainer = make_trainer(tmp_path / "out", callback)
     with (
-        pytest.warns(
-            WatchWarning, match=r"no .*checkpoint-3/equilibria.pt: the record of this run starts again"
-        ),
+        pytest.warns(WatchWarning, match=r"no .*checkpoint-3/equilibria.pt: the record of this run starts again"),
         pytest.warns(RecordWarning, match="holds a run already"),
     ):
         trainer.train(resume_from_checkpoint=str(tmp_path / "elsewhere"))

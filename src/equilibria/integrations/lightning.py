@@ -24,7 +24,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _packages() -> list[str]:
-    """The imported ones of the two packages, because neither accepts the other's callbacks; otherwise an installed one."""
+    """The imported ones of the two packages, because neither accepts the other's callbacks; else an installed one."""
     imported = [name for name in _PACKAGES if name in sys.modules]
     installed = (name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]))
     return imported or [next(installed, _PACKAGES[0])]
