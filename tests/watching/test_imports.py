@@ -23,7 +23,7 @@ print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
 
 def test_watching_imports_nothing_heavy_before_the_first_step():
     command = [sys.executable, "-c", WATCH]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     imported = done.stdout.split()
     assert "equilibria" in imported
     assert not set(LATER) & set(imported)
@@ -68,7 +68,7 @@ def samples(tmp_path_factory):
     for numba in ("with", "without"):
         path = folder / numba
         command = [sys.executable, "-c", TRAIN, str(path), numba]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == 0, done.stderr
         found[numba] = pickle.loads(path.read_bytes())
     return found
@@ -106,7 +106,7 @@ print(len(caught), *(warning.message for warning in caught))
 @pytest.mark.parametrize(("rows", "count"), [(10, 0), (1100, 1)])
 def test_without_numba_one_sentence_recommends_it_for_large_networks(rows, count):
     command = [sys.executable, "-c", ADVICE, str(rows)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert int(done.stdout.split()[0]) == count
     assert ("pip install 'equilibria[fast]'" in done.stdout) == bool(count)
 
@@ -131,4 +131,4 @@ assert type(_kernels.follow_adam).__name__ == "function"
 
 
 def test_without_numba_compiled_loops_are_plain_functions():
-    subprocess.run([sys.executable, "-c", LOOPS], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", LOOPS], check=True, timeout=600)

@@ -57,8 +57,8 @@ class _Change(NamedTuple):
 class SettingsLog:
     """Settings of one group, step by step. `note` runs at every training step and compares four values.
 
-    The hooks write into one log per group; every reading takes a copy along (`hand_over`), so that whoever processes
-    the reading later finds the settings of all steps since the previous one in it.
+    The hooks write into one log per group; every reading takes a copy along (`hand_over`) with the
+    settings of all steps since the previous reading, which may be processed much later.
     """
 
     def __init__(self, changes: Sequence[_Change] = ()) -> None:
