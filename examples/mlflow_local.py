@@ -29,7 +29,7 @@ def main(folder: Path, epochs: int) -> None:
                 loss.backward()
                 optimizer.step()
             mlflow.log_metric("loss", loss.item(), step=epoch)
-    monitor.table()
+    print(monitor.table())
     metrics = mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
     print(f"{sum(name.startswith('equilibria/') for name in metrics)} metrics of ours in run {run.info.run_id}")
 

@@ -27,7 +27,7 @@ def main(folder: Path, epochs: int) -> None:
                 optimizer.step()
             writer.add_scalar("loss", loss.item(), epoch)  # your own steps stay yours
     writer.close()
-    monitor.table()
+    print(monitor.table())
     print(f"tensorboard --logdir {folder / 'tensorboard'}")
 
 

@@ -28,7 +28,7 @@ def main(folder: Path, epochs: int) -> None:
                 optimizer.step()
                 run.log({"loss": loss.item()})  # the samples go into the same rows, over an axis of their own
     run.finish()
-    monitor.table()
+    print(monitor.table())
 
 
 if __name__ == "__main__":

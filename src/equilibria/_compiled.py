@@ -1,32 +1,45 @@
-"""Loops compiled to machine code, kept on disk between runs where that is possible."""
+"""Loops compiled to machine code by numba if it is installed, and kept on disk between runs where that is possible.
+
+numba is optional (``pip install 'equilibria[fast]'``). Without it the same functions run as plain Python on numpy
+arrays: the same numbers, slower. Importing numba takes about a second, so import the modules that use these decorators
+only when their loops are needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from numba import carray, float32, float64, njit, types
-from numba.extending import intrinsic
+try:
+    from numba import njit
+except ImportError:
+    njit = None
 
 _REORDERED_SUMS = {"reassoc", "contract", "nsz"}  # many lanes at once; NaN and infinity keep their meaning
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+HAS_NUMBA = njit is not None
+
 
 def inner(function: Function) -> Function:
-    """A decorator for what a compiled function calls."""
+    """Decorate a function that compiled functions call."""
+    if njit is None:
+        return function
     called: Function = njit(fastmath=_REORDERED_SUMS)(function)
     return called
 
 
-def compiled(*signatures: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that compiles a function for given argument types at once, so that no first call is slow.
+def compiled(*signatures: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Compile the decorated function at once for some argument types, so that no first call is slow.
 
     Args:
-        signatures: numba's, one per combination of types.
+        signatures: numba's, as text such as ``"void(float64[::1], int64)"``, one per combination of types.
     """
 
     def compile_it(function: Callable[..., None]) -> Callable[..., None]:
+        if njit is None:
+            return function
         try:
             kept: Callable[..., None] = njit(list(signatures), fastmath=_REORDERED_SUMS, cache=True)(function)
         except Exception:  # no folder for it can be written, the disk is full, or what is there is damaged
@@ -34,29 +47,3 @@ def compiled(*signatures: Any) -> Callable[[Callable[..., None]], Callable[..., 
         return kept
 
     return compile_it
-
-
-def _pointer_to(kind: types.Type) -> Callable[..., Any]:
-    def typed(_context: Any, address: types.Type) -> tuple[Any, Callable[..., Any]]:
-        def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
-            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(address), generate
-
-    pointer: Callable[..., Any] = intrinsic(typed)
-    return pointer
-
-
-_to_float32, _to_float64 = _pointer_to(float32), _pointer_to(float64)
-
-
-@inner
-def float32_at(address: int, count: int) -> Any:
-    """So many numbers in memory from an address on, as an array; for compiled code."""
-    return carray(_to_float32(address), count)
-
-
-@inner
-def float64_at(address: int, count: int) -> Any:
-    """The same in double precision."""
-    return carray(_to_float64(address), count)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.monitor.geometry import Step
-from equilibria.monitor.predictor import Start
+from equilibria.monitor.geometry import MeasuredStep
+from equilibria.monitor.predictor import OptimizerMemory
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 
 Array = NDArray[np.float64]
@@ -24,8 +24,8 @@ class Walk:
     """Weights side by side: what is measured of every step, and the optimizer's memory before it."""
 
     dim: int
-    steps: list[Step] = field(default_factory=list)
-    starts: list[Start] = field(default_factory=list)
+    steps: list[MeasuredStep] = field(default_factory=list)
+    memories: list[OptimizerMemory] = field(default_factory=list)
 
     def column(self, name: str) -> Array:
         return np.array([getattr(step, name) for step in self.steps])
@@ -62,12 +62,14 @@ def walk(
         ww = dot(w, w)[:, np.newaxis]
         g = noise - dot(noise, w)[:, np.newaxis] / ww * w
         g *= np.sqrt(drive / (dim - 1) / ww)
-        found.starts.append(Start(dot(w, m), dot(m, m), v.mean(axis=1), float(done), np.ones(len(w), dtype=bool)))
+        found.memories.append(
+            OptimizerMemory(dot(w, m), dot(m, m), v.mean(axis=1), float(done), np.ones(len(w), dtype=bool))
+        )
         has_momentum = isinstance(rule, SGD) and rule.momentum > 0
         pull = dot(m, g) if has_momentum else np.full(weights, NAN)
         after, shrink, buffers = take_step(rule, w, g, m, v, done)
         e = after - (1 - shrink) * w
-        measured = Step(
+        measured = MeasuredStep(
             ww=ww[:, 0],
             wg=dot(w, g),
             gg=dot(g, g),

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 import equilibria as eq
 from equilibria.errors import WatchWarning
 from equilibria.monitor.monitor import Monitor
-from equilibria.monitor.sample_rows import Reckoning
+from equilibria.monitor.sample_rows import SampleBuilder
 from equilibria.tensors import sharding
 
 STEPS = 6
@@ -73,16 +73,16 @@ def with_a_failure(rank: int, *, watch: bool) -> tuple[list[float], str | None]:
     optimizer = OPTIMIZERS["SGD"](net.parameters())
     monitor = Monitor(net, optimizer, every=1) if watch else None
     if monitor is not None and rank == 1:
-        reckoning, plain = monitor._reckonings[0], Reckoning.columns
+        builder, plain = monitor._builders[0], SampleBuilder.build
         calls: list[int] = []
 
-        def columns(*args: Any) -> Any:
+        def build(*args: Any) -> Any:
             calls.append(1)
             if len(calls) == 3:
                 raise ZeroDivisionError("only here")
-            return plain(reckoning, *args)
+            return plain(builder, *args)
 
-        reckoning.columns = columns  # type: ignore[method-assign]
+        builder.build = build  # type: ignore[method-assign]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WatchWarning)
         train(net, optimizer, part=rank, steps=40)

@@ -167,7 +167,7 @@ def test_a_training_is_watched_logged_and_told_and_not_changed(tmp_path, capsys)
 
 
 def test_validation_is_not_sampled(tmp_path):
-    with_validation, without = (EquilibriaCallback(every=1, tell=False) for _ in range(2))
+    with_validation, without = (EquilibriaCallback(every=1, summary=False) for _ in range(2))
     make_trainer(tmp_path, with_validation, val_check_interval=0.5).fit(Validated(), data(), data(2))
     make_trainer(tmp_path, without).fit(Classifier(), data())
     names = ["step", "param", "norm", "angle", "update_norm"]
@@ -175,7 +175,7 @@ def test_validation_is_not_sampled(tmp_path):
 
 
 def test_accumulated_batches_count_once_and_the_file_logger_takes_the_rows(tmp_path):
-    callback, logger = EquilibriaCallback(every=1, tell=False), CSVLogger(tmp_path)
+    callback, logger = EquilibriaCallback(every=1, summary=False), CSVLogger(tmp_path)
     make_trainer(tmp_path, callback, logger=logger, accumulate_grad_batches=2, max_epochs=2).fit(Classifier(), data())
     assert callback.monitor.step == STEPS
     assert callback.monitor.metadata["steps_per_epoch"] == STEPS // 2
@@ -187,7 +187,7 @@ def test_accumulated_batches_count_once_and_the_file_logger_takes_the_rows(tmp_p
 
 
 def test_several_optimizers_stepped_by_hand(tmp_path):
-    callback, logger = EquilibriaCallback(every=1, tell=False), Kept()
+    callback, logger = EquilibriaCallback(every=1, summary=False), Kept()
     make_trainer(tmp_path, callback, logger=logger).fit(Adversaries(), data())
     assert callback.monitor.step == STEPS
     assert len(callback.monitor.metadata["params"]) == 3
@@ -196,11 +196,11 @@ def test_several_optimizers_stepped_by_hand(tmp_path):
 
 
 def test_a_checkpoint_resumes_the_record(tmp_path):
-    first = EquilibriaCallback(tmp_path / "run", every=1, tell=False)
+    first = EquilibriaCallback(tmp_path / "run", every=1, summary=False)
     trainer = make_trainer(tmp_path, first)
     trainer.fit(Classifier(), data())
     trainer.save_checkpoint(tmp_path / "saved.ckpt")
-    second, logger = EquilibriaCallback(tmp_path / "run", every=1, tell=False), Kept()
+    second, logger = EquilibriaCallback(tmp_path / "run", every=1, summary=False), Kept()
     trainer = make_trainer(tmp_path, second, logger=logger, max_epochs=2)
     trainer.fit(Classifier(), data(), ckpt_path=tmp_path / "saved.ckpt")
     assert second.monitor.step == 2 * STEPS
@@ -208,7 +208,7 @@ def test_a_checkpoint_resumes_the_record(tmp_path):
     assert len(run.sessions) == 2
     assert run.samples(params=["net.0.weight"])["step"].to_pylist() == list(range(2 * STEPS))
     assert list(logger.ours()["equilibria/norm/median"]) == list(range(STEPS, 2 * STEPS))
-    whole = EquilibriaCallback(every=1, tell=False)
+    whole = EquilibriaCallback(every=1, summary=False)
     make_trainer(tmp_path, whole, max_epochs=2).fit(Classifier(), data())
     predicted = [table["angle_predicted"].to_pylist() for table in (whole.monitor.samples(), run.samples())]
     assert predicted[0] == predicted[1]  # as if it had not stopped, to the last bit
@@ -220,13 +220,13 @@ def steps_in(folder):
 
 def fit_and_save(folder, log_dir, *, epochs=1):
     """A training of its own; the second with a ``log_dir`` goes beside the first."""
-    trainer = make_trainer(folder, EquilibriaCallback(log_dir, every=1, tell=False), max_epochs=epochs)
+    trainer = make_trainer(folder, EquilibriaCallback(log_dir, every=1, summary=False), max_epochs=epochs)
     trainer.fit(Classifier(), data())
     trainer.save_checkpoint(folder / "saved.ckpt")
 
 
 def resume(folder, log_dir, *, epochs=2):
-    callback = EquilibriaCallback(log_dir, every=1, tell=False)
+    callback = EquilibriaCallback(log_dir, every=1, summary=False)
     make_trainer(folder, callback, max_epochs=epochs).fit(Classifier(), data(), ckpt_path=folder / "saved.ckpt")
     return callback.monitor
 
@@ -246,7 +246,7 @@ def test_a_checkpoint_goes_on_in_its_own_run_and_not_in_another_of_that_name(tmp
 
 
 def test_a_second_fit_is_resumed_in_its_own_run(tmp_path):
-    trainer = make_trainer(tmp_path, EquilibriaCallback(tmp_path / "a", every=1, tell=False))
+    trainer = make_trainer(tmp_path, EquilibriaCallback(tmp_path / "a", every=1, summary=False))
     model = Classifier()
     trainer.fit(model, data())
     trainer.fit_loop.max_epochs = 2
@@ -272,7 +272,7 @@ def test_a_checkpoint_whose_record_is_not_there_begins_beside_what_is(tmp_path, 
 
 def test_a_checkpoint_that_was_loaded_for_validation_does_not_shift_the_next_training(tmp_path):
     fit_and_save(tmp_path, None)
-    callback, logger = EquilibriaCallback(tmp_path / "run", every=1, tell=False), Kept()
+    callback, logger = EquilibriaCallback(tmp_path / "run", every=1, summary=False), Kept()
     trainer, model = make_trainer(tmp_path, callback, logger=logger), Validated()
     trainer.validate(model, data(2), ckpt_path=tmp_path / "saved.ckpt", verbose=False)
     trainer.fit(model, data(), data(2))
@@ -281,14 +281,14 @@ def test_a_checkpoint_that_was_loaded_for_validation_does_not_shift_the_next_tra
 
 
 def test_the_axis_of_the_curves_is_the_trainers_also_after_a_second_fit_and_a_checkpoint(tmp_path):
-    callback, logger, model = EquilibriaCallback(every=1, tell=False), Kept(), Adversaries(logs=True)
+    callback, logger, model = EquilibriaCallback(every=1, summary=False), Kept(), Adversaries(logs=True)
     trainer = make_trainer(tmp_path, callback, logger=logger)
     trainer.fit(model, data())
     trainer.fit_loop.max_epochs = 2
     trainer.fit(model, data())
     assert trainer.global_step == 4 * STEPS  # of both optimizers
     trainer.save_checkpoint(tmp_path / "saved.ckpt")
-    callback, resumed = EquilibriaCallback(every=1, tell=False), Kept()
+    callback, resumed = EquilibriaCallback(every=1, summary=False), Kept()
     trainer = make_trainer(tmp_path, callback, logger=resumed, max_epochs=3)
     trainer.fit(Adversaries(logs=True), data(), ckpt_path=tmp_path / "saved.ckpt")
     assert callback.monitor.step == 2 * STEPS  # since the second fit
@@ -304,7 +304,7 @@ def test_several_callbacks_in_one_trainer(tmp_path):
     def callbacks():
         given = ({}, {"select": by_name}, {"select": ["net.4.weight"]}, {"granularity": "row"})
         return [
-            EquilibriaCallback(tmp_path / str(at), every=1, to_loggers=False, tell=False, **each)
+            EquilibriaCallback(tmp_path / str(at), every=1, to_loggers=False, summary=False, **each)
             for at, each in enumerate(given)
         ]
 
@@ -319,7 +319,7 @@ def test_several_callbacks_in_one_trainer(tmp_path):
 
 
 def test_two_callbacks_with_one_directory_do_not_stop_each_other(tmp_path):
-    first, second = (EquilibriaCallback(tmp_path / "run", every=every, tell=False) for every in (1, 2))
+    first, second = (EquilibriaCallback(tmp_path / "run", every=every, summary=False) for every in (1, 2))
     with pytest.warns(WatchWarning, match="this training is not watched: .*run"):
         make_trainer(tmp_path, first, second).fit(Classifier(), data())
     assert steps_in(tmp_path / "run") == list(range(STEPS))
@@ -330,21 +330,21 @@ def test_two_callbacks_with_one_directory_do_not_stop_each_other(tmp_path):
 @OTHER_OPTIONS
 def test_a_resumed_training_may_have_other_options(tmp_path):
     fit_and_save(tmp_path, tmp_path / "run")
-    callback = EquilibriaCallback(tmp_path / "run", every=2, tell=False)
+    callback = EquilibriaCallback(tmp_path / "run", every=2, summary=False)
     make_trainer(tmp_path, callback, max_epochs=2).fit(Classifier(), data(), ckpt_path=tmp_path / "saved.ckpt")
     assert steps_in(tmp_path / "run") == [*range(STEPS), *range(STEPS, 2 * STEPS, 2)]
 
 
 @OTHER_OPTIONS
 def test_a_checkpoint_of_another_model_is_told_and_training_goes_on(tmp_path):
-    first = EquilibriaCallback(every=1, tell=False)
+    first = EquilibriaCallback(every=1, summary=False)
     trainer = make_trainer(tmp_path, first)
     trainer.fit(Classifier(), data())
     trainer.save_checkpoint(tmp_path / "saved.ckpt")
-    second, logger = EquilibriaCallback(every=1, select="net.0.weight", tell=False), Kept()
+    second, logger = EquilibriaCallback(every=1, select="net.0.weight", summary=False), Kept()
     trainer = make_trainer(tmp_path, second, logger=logger, max_epochs=2)
     with pytest.warns(
-        WatchWarning, match="the record of this run begins anew: got the state of a monitor that watches"
+        WatchWarning, match="the record of this run starts again at step 0: got the state of a monitor that watches"
     ):
         trainer.fit(Classifier(), data(), ckpt_path=tmp_path / "saved.ckpt")
     assert second.monitor.step == STEPS
@@ -359,13 +359,13 @@ def test_an_exception_leaves_no_hooks_and_a_record_that_can_be_read(tmp_path):
     assert no_hooks(trainer)
     assert read_record(tmp_path / "run").metadata["steps"] == 5
     assert read_record(tmp_path / "run").samples().num_rows == 15
-    again = EquilibriaCallback(every=1, tell=False)
+    again = EquilibriaCallback(every=1, summary=False)
     make_trainer(tmp_path, again).fit(Classifier(), data())
     assert again.monitor.step == STEPS
 
 
 def test_a_logger_that_fails_breaks_nothing(tmp_path):
-    callback, loggers = EquilibriaCallback(every=1, tell=False), [Kept(breaks=True), Kept()]
+    callback, loggers = EquilibriaCallback(every=1, summary=False), [Kept(breaks=True), Kept()]
     trainer = make_trainer(tmp_path, callback, logger=loggers)
     with pytest.warns(WatchWarning, match="takes no more samples: OSError: no connection; watching goes on"):
         trainer.fit(Classifier(), data())
@@ -391,7 +391,7 @@ def test_bad_options_are_refused_at_once(given):
 
 def test_it_can_be_sent_to_other_processes_and_copied():
     callback = EquilibriaCallback("run", every=3)
-    assert pickle.loads(pickle.dumps(callback))._session.options == copy.deepcopy(callback)._session.options
+    assert pickle.loads(pickle.dumps(callback))._training.options == copy.deepcopy(callback)._training.options
 
 
 def test_the_package_that_the_script_uses_is_taken(monkeypatch):
@@ -425,7 +425,7 @@ def test_pytorch_lightning_alone_will_do(tmp_path):
         "        return self.layer(batch).square().mean()\n"
         "    def configure_optimizers(self):\n"
         "        return torch.optim.SGD(self.parameters(), lr=0.1)\n"
-        "callback = EquilibriaCallback('run', every=1, tell=False)\n"
+        "callback = EquilibriaCallback('run', every=1, summary=False)\n"
         "trainer = pl.Trainer(accelerator='cpu', max_epochs=1, callbacks=[callback], logger=False,\n"
         "    enable_checkpointing=False, enable_progress_bar=False)\n"
         "trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(6, 4), batch_size=2))\n"

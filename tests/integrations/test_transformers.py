@@ -113,7 +113,7 @@ def test_a_training_is_watched_and_told_and_not_changed(tmp_path, capsys):
 
 
 def test_accumulated_batches_and_epochs_are_counted_in_optimizer_steps(tmp_path):
-    callback = EquilibriaCallback(every=1, tell=False)
+    callback = EquilibriaCallback(every=1, summary=False)
     make_trainer(
         tmp_path, callback, max_steps=-1, num_train_epochs=3, gradient_accumulation_steps=4
     ).train()  # 6 batches: a step of four, a step of two
@@ -122,24 +122,24 @@ def test_accumulated_batches_and_epochs_are_counted_in_optimizer_steps(tmp_path)
 
 
 def test_data_without_a_length_has_no_epochs(tmp_path):
-    callback = EquilibriaCallback(every=1, tell=False)
+    callback = EquilibriaCallback(every=1, summary=False)
     make_trainer(tmp_path, callback, data=Endless(), max_steps=3).train()
     assert callback.monitor.step == 3
     assert callback.monitor.metadata["steps_per_epoch"] is None
 
 
 def test_a_checkpoint_resumes_the_record(tmp_path):
-    first = EquilibriaCallback(tmp_path / "run", every=1, tell=False)
+    first = EquilibriaCallback(tmp_path / "run", every=1, summary=False)
     saving = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
     make_trainer(tmp_path / "out", first, max_steps=4, **saving).train()
-    second = EquilibriaCallback(tmp_path / "run", every=1, tell=False)
+    second = EquilibriaCallback(tmp_path / "run", every=1, summary=False)
     trainer = make_trainer(tmp_path / "out", second, **saving)
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))  # steps 2 and 3 are lost
     assert second.monitor.step == STEPS
     run = read_record(tmp_path / "run")
     assert len(run.sessions) == 2
     assert run.samples(params=["net.0.weight"])["step"].to_pylist() == list(range(STEPS))
-    whole = EquilibriaCallback(every=1, tell=False)
+    whole = EquilibriaCallback(every=1, summary=False)
     make_trainer(tmp_path / "other", whole, lr_scheduler_type="constant").train()
     for name in ("angle", "angle_predicted"):  # as if it had not stopped; a checkpoint keeps all bits
         assert run.samples()[name].to_pylist() == whole.monitor.samples()[name].to_pylist()
@@ -147,7 +147,7 @@ def test_a_checkpoint_resumes_the_record(tmp_path):
 
 def test_a_checkpoint_goes_on_in_its_own_run_and_not_in_another_of_that_name(tmp_path):
     def callback():
-        return EquilibriaCallback(tmp_path / "run", every=1, tell=False)
+        return EquilibriaCallback(tmp_path / "run", every=1, summary=False)
 
     make_trainer(tmp_path / "first", callback()).train()
     with pytest.warns(RecordWarning, match="this one is recorded into .*run-2"):
@@ -159,18 +159,18 @@ def test_a_checkpoint_goes_on_in_its_own_run_and_not_in_another_of_that_name(tmp
 
 def test_a_checkpoint_without_our_state_is_told_and_one_elsewhere_is_found_by_its_argument(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 3}
-    make_trainer(tmp_path / "out", EquilibriaCallback(tmp_path / "run", every=1, tell=False), **saving).train()
+    make_trainer(tmp_path / "out", EquilibriaCallback(tmp_path / "run", every=1, summary=False), **saving).train()
     shutil.copytree(tmp_path / "out" / "checkpoint-3", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "out")
-    callback = EquilibriaCallback(tmp_path / "run", every=1, tell=False)
+    callback = EquilibriaCallback(tmp_path / "run", every=1, summary=False)
     trainer = make_trainer(tmp_path / "out", callback)
     with (
-        pytest.warns(WatchWarning, match=r"no .*checkpoint-3/equilibria.pt: the record of this run begins anew"),
+        pytest.warns(WatchWarning, match=r"no .*checkpoint-3/equilibria.pt: the record of this run starts again"),
         pytest.warns(RecordWarning, match="holds a run already"),
     ):
         trainer.train(resume_from_checkpoint=str(tmp_path / "elsewhere"))
     assert callback.monitor.step == STEPS - 3
-    named = EquilibriaCallback(tmp_path / "run", every=1, tell=False)
+    named = EquilibriaCallback(tmp_path / "run", every=1, summary=False)
     trainer = make_trainer(tmp_path / "out", named, resume_from_checkpoint=str(tmp_path / "elsewhere"))
     trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
     assert named.monitor.step == STEPS
@@ -189,13 +189,13 @@ def test_an_exception_leaves_no_hooks_and_a_record_that_can_be_read(tmp_path):
 
 
 def test_the_next_training_closes_what_an_exception_left_open(tmp_path):
-    callback = EquilibriaCallback(tmp_path / "run", every=1, tell=False)
+    callback = EquilibriaCallback(tmp_path / "run", every=1, summary=False)
     saving = {"save_strategy": "steps", "save_steps": 2}
     broken = make_trainer(tmp_path / "out", callback, FailsAt(3), **saving)
     with pytest.raises(RuntimeError, match="the data are gone"):
         broken.train()
     assert hooks(broken.optimizer) == 2  # the trainer does not tell
-    again = EquilibriaCallback(tmp_path / "run", every=1, tell=False)  # as in a notebook whose cell is run once more
+    again = EquilibriaCallback(tmp_path / "run", every=1, summary=False)  # as in a notebook whose cell is run once more
     make_trainer(tmp_path / "out", again, **saving).train(resume_from_checkpoint=True)
     assert hooks(broken.optimizer) == 0
     assert read_record(tmp_path / "run").samples(params=["net.0.weight"])["step"].to_pylist() == list(range(STEPS))
@@ -215,7 +215,7 @@ def test_samples_go_to_sinks_and_a_sink_that_fails_breaks_nothing(tmp_path):
             raise OSError("no connection")
 
     kept = Kept()
-    trainer = make_trainer(tmp_path, EquilibriaCallback(every=1, sinks=[Broken(), kept], tell=False))
+    trainer = make_trainer(tmp_path, EquilibriaCallback(every=1, sinks=[Broken(), kept], summary=False))
     with pytest.warns(WatchWarning, match="Broken takes no more samples"):
         trainer.train()
     assert kept.steps == tuple(range(STEPS))
@@ -234,11 +234,11 @@ def test_what_cannot_be_watched_is_told_and_training_goes_on(tmp_path):
 
 def test_a_damaged_state_is_told_and_training_goes_on(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 3}
-    make_trainer(tmp_path, EquilibriaCallback(every=1, tell=False), **saving).train()
+    make_trainer(tmp_path, EquilibriaCallback(every=1, summary=False), **saving).train()
     (tmp_path / "checkpoint-3" / "equilibria.pt").write_bytes(b"not a checkpoint")
-    callback = EquilibriaCallback(every=1, tell=False)
+    callback = EquilibriaCallback(every=1, summary=False)
     trainer = make_trainer(tmp_path, callback)
-    with pytest.warns(WatchWarning, match="the record of this run begins anew"):
+    with pytest.warns(WatchWarning, match="the record of this run starts again at step 0"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert callback.monitor.step == STEPS - 3
 

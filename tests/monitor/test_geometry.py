@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.helpers.odd_tensors import slow_angle
 
 from equilibria.errors import EquilibriaError
-from equilibria.monitor.geometry import Step, angle_between
+from equilibria.monitor.geometry import MeasuredStep, angle_between
 
 
-def step_of(w: np.ndarray, g: np.ndarray, e: np.ndarray, shrink: float) -> Step:
+def step_of(w: np.ndarray, g: np.ndarray, e: np.ndarray, shrink: float) -> MeasuredStep:
     """One step of one weight."""
     pairs = {"ww": w @ w, "wg": w @ g, "gg": g @ g, "we": w @ e, "ee": e @ e, "vg": math.nan, "shrink": shrink}
-    return Step(**{name: np.array([value]) for name, value in pairs.items()})
+    return MeasuredStep(**{name: np.array([value]) for name, value in pairs.items()})
 
 
 def vectors(seed: int, size: int = 50) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -78,7 +78,7 @@ def test_what_is_zero_or_not_finite_becomes_nan_in_silence():
     grid = np.array(np.meshgrid(odd, odd, odd, odd)).reshape(4, -1)
     ww, gg, ee, we = np.abs(grid[0]), np.abs(grid[1]), np.abs(grid[2]), grid[3]
     for shrink in (0.0, 1e-3):
-        step = Step(ww=ww, wg=we, gg=gg, we=we, ee=ee, vg=we, shrink=np.full_like(ww, shrink))
+        step = MeasuredStep(ww=ww, wg=we, gg=gg, we=we, ee=ee, vg=we, shrink=np.full_like(ww, shrink))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for name in ("norm", "norm_sq_after", "moved", "angle", "cosine"):

@@ -151,8 +151,8 @@ def test_the_state_of_something_else_is_refused_and_changes_nothing():
             "got a dict with nothing in it": {},
             "got state of type NoneType": None,
             "got state of type list": [1, 2],
-            "watches 0 weights": {"taps": [], "reckonings": []},
-            "got a damaged state": {**monitor.state_dict(), "taps": [{"logs": [[]]}]},
+            "watches 0 weights": {"hooks": [], "builders": []},
+            "got a damaged state": {**monitor.state_dict(), "hooks": [{"settings": [[]]}]},
         }
         for message, state in refused.items():
             with pytest.raises(EquilibriaError, match=message):
@@ -183,7 +183,7 @@ def test_close_takes_the_hooks_off_and_keeps_the_samples():
     assert monitor.step == 3
     assert monitor.samples().num_rows == 9
     assert monitor.findings() is not None
-    assert monitor.state_dict()["taps"][0]["count"] == 3
+    assert monitor.state_dict()["hooks"][0]["count"] == 3
     with pytest.raises(EquilibriaError, match="closed"):
         monitor.reattach(optimizer)
     own.remove()

@@ -71,14 +71,14 @@ def test_sgd_is_watched_without_a_copy():
     watched, monitor = operations(sgd, 5, watch=1, skip=1)
     assert len(watched.names) > len(plain.names)
     assert watched.bytes == plain.bytes  # nothing as large as a weight was made
-    assert all(probe._copy is None for tap in monitor._taps for probe in tap._copying)
+    assert all(probe._copy is None for hooks in monitor._hooks for probe in hooks._probes)
 
 
 def test_adamw_needs_one_copy_of_the_weights_once():
     weights = 2 * 512 * 512 * 4
     plain, _ = operations(adamw, 5)
     watched, monitor = operations(adamw, 5, watch=1)
-    copies = [probe._copy for tap in monitor._taps for probe in tap._copying]
+    copies = [probe._copy for hooks in monitor._hooks for probe in hooks._probes]
     assert sum(copy.numel() * copy.element_size() for copy in copies) == weights
     assert watched.bytes - plain.bytes == weights  # the move itself is formed in short stretches
     assert len(watched.names) > len(plain.names)
@@ -89,13 +89,13 @@ def test_a_closed_monitor_holds_no_copy():
     optimizer = adamw(net)
     with Monitor(net, optimizer, every=1) as monitor:
         train(net, optimizer, 2)
-    assert all(probe._copy is None for tap in monitor._taps for probe in tap._copying)
+    assert all(probe._copy is None for hooks in monitor._hooks for probe in hooks._probes)
 
 
 @pytest.fixture
 def as_on_a_device(monkeypatch):
     """Readings wait, so that a device is asked less often."""
-    monkeypatch.setattr(monitor_module, "_is_at_hand", lambda _products: False)
+    monkeypatch.setattr(monitor_module, "_in_main_memory", lambda _products: False)
 
 
 @pytest.mark.usefixtures("as_on_a_device")
@@ -106,8 +106,8 @@ def test_readings_hold_no_tensors_of_the_model():
     with Monitor(net, optimizer, every=1) as monitor:
         train(net, optimizer, 5)
         assert len(monitor._pending) == 5
-        for _, reading, products in monitor._pending:
-            assert products.numel() == 3 * 9
+        for _, reading in monitor._pending:
+            assert reading.products.numel() == 3 * 9
             assert reading.found_inf is None
 
 
@@ -137,4 +137,4 @@ def test_settings_are_not_piled_up():
                 train(net, optimizer, 1)
                 scheduler.step()
             monitor.flush()
-            assert all(len(log._changes) <= 3 for tap in monitor._taps for log in tap.logs)
+            assert all(len(log._changes) <= 3 for hooks in monitor._hooks for log in hooks.settings)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from tests.helpers.watched_worlds import column, make_net, same_bits, train
 
-import equilibria.monitor.hooks as tap_module
+import equilibria.monitor.hooks as hooks_module
 import equilibria.monitor.monitor as monitor_module
 from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.monitor.monitor import Monitor
-from equilibria.monitor.sample_rows import Reckoning
+from equilibria.monitor.sample_rows import SampleBuilder
 
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-3}
 
@@ -30,12 +30,12 @@ def fail(*_, **__):
 
 
 PLACES = {
-    "before the step": (tap_module.Tap, "_look"),
-    "reading": (tap_module.Tap, "_open"),
-    "after the step": (tap_module.Tap, "_compare"),
-    "a law": (tap_module, "rule_of_group"),
-    "taking": (monitor_module, "_is_at_hand"),
-    "reckoning": (Reckoning, "columns"),
+    "before the step": (hooks_module.OptimizerHooks, "_look_before"),
+    "reading": (hooks_module.OptimizerHooks, "_read_before"),
+    "after the step": (hooks_module.OptimizerHooks, "_read_after"),
+    "a law": (hooks_module, "rule_of_group"),
+    "taking": (monitor_module, "_in_main_memory"),
+    "building": (SampleBuilder, "build"),
     "keeping": (monitor_module.History, "append"),
 }
 
@@ -66,7 +66,7 @@ def test_an_error_inside_is_one_warning_and_training_goes_on(monkeypatch, place,
     assert monitor.failure == "ZeroDivisionError: oops"
     assert same_bits(net, plainly_trained(30))
     assert len(calls) == (120 if others else 0)
-    if place[1] in ("_look", "_open", "_compare", "rule_of_group"):
+    if place[1] in ("_look_before", "_read_before", "_read_after", "rule_of_group"):
         assert column(monitor, "step", "0.weight") == [0, 1, 2]  # what was measured before is there
     assert monitor.findings() is not None
     monitor.close()
@@ -76,10 +76,12 @@ def test_an_error_inside_is_one_warning_and_training_goes_on(monkeypatch, place,
 def test_an_error_while_looking_at_the_samples_is_a_warning_too(monkeypatch):
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), **SGD)
-    monkeypatch.setattr(monitor_module, "_is_at_hand", lambda _products: False)  # so that there is something to do yet
+    monkeypatch.setattr(
+        monitor_module, "_in_main_memory", lambda _products: False
+    )  # so that there is something to do yet
     with Monitor(net, optimizer, every=1) as monitor:
         train(net, optimizer, 2)
-        monkeypatch.setattr(Reckoning, "columns", fail)
+        monkeypatch.setattr(SampleBuilder, "build", fail)
         with pytest.warns(WatchWarning, match="oops"):
             assert monitor.samples().num_rows == 0
 
@@ -95,7 +97,7 @@ def test_interrupts_pass_through_and_watching_can_go_on(monkeypatch, interrupt):
     with Monitor(net, optimizer, every=1) as monitor:
         train(net, optimizer, 2)
         with monkeypatch.context() as patch, pytest.raises(interrupt):
-            patch.setattr(tap_module.Tap, "_compare", stop)
+            patch.setattr(hooks_module.OptimizerHooks, "_read_after", stop)
             train(net, optimizer, 1)
         train(net, optimizer, 2)
         assert monitor.failure is None
@@ -203,7 +205,7 @@ def test_warnings_point_at_the_training_and_are_not_repeated(monkeypatch):
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), **SGD)
     monitor = Monitor(net, optimizer, every=1)
-    monkeypatch.setattr(tap_module.Tap, "_open", fail)
+    monkeypatch.setattr(hooks_module.OptimizerHooks, "_read_before", fail)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(net, optimizer, 5)
@@ -227,7 +229,7 @@ def test_a_few_changes_without_a_step_are_a_checkpoint_and_more_a_lost_optimizer
 def test_readings_on_a_device_wait_for_a_second_at_most(monkeypatch, pause, rows):
     """So that a log, or the live line, is never much older."""
     clock = [0.0]
-    monkeypatch.setattr(monitor_module, "_is_at_hand", lambda _: False)
+    monkeypatch.setattr(monitor_module, "_in_main_memory", lambda _: False)
     monkeypatch.setattr(
         monitor_module, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=time.perf_counter)
     )

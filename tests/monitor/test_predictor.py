@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.helpers.monitored_walks import Walk, walk
 
 from equilibria.monitor import recursion
-from equilibria.monitor.geometry import Step
-from equilibria.monitor.predictor import Forecast, Forecaster, Start
+from equilibria.monitor.geometry import MeasuredStep
+from equilibria.monitor.predictor import OptimizerMemory, Prediction, Predictor
 from equilibria.theory import states
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.settling import relaxation, settling_steps
@@ -71,21 +71,21 @@ def follow(
     every: int = 1,
     first: int = 0,
     skipped: frozenset[int] = frozenset(),
-    forecaster: Forecaster | None = None,
-) -> dict[int, Forecast]:
-    """The forecast at every sampled step; it begins at ``first`` unless a forecaster that is under way is given."""
-    begins = forecaster is None
-    held = forecaster or Forecaster(found.entries)
-    sampled: dict[int, Forecast] = {}
+    predictor: Predictor | None = None,
+) -> dict[int, Prediction]:
+    """The forecast at every sampled step; it begins at ``first`` unless a predictor that is under way is given."""
+    begins = predictor is None
+    held = predictor or Predictor(found.entries)
+    sampled: dict[int, Prediction] = {}
     for step in range(first, len(rules), every):
         new = begins and step == first
         since = rules[step : step + 1] if new else rules[held.next_step : step + 1]
-        start = found.starts[step] if new else None
-        sampled[step] = held.forecast(step, found.steps[step], since, start=start, skipped=step in skipped)
+        memory = found.memories[step] if new else None
+        sampled[step] = held.predict(step, found.steps[step], since, memory=memory, skipped=step in skipped)
     return sampled
 
 
-def ratios(found: Walk, sampled: dict[int, Forecast], *, settled_in: int) -> tuple[np.ndarray, np.ndarray]:
+def ratios(found: Walk, sampled: dict[int, Prediction], *, settled_in: int) -> tuple[np.ndarray, np.ndarray]:
     """Measured over predicted of every weight: mean norm, and RMS angle, once the walk has forgotten its start."""
     steps = [step for step in sampled if step >= settled_in]
     norm, angle = (np.array([getattr(found.steps[step], name) for step in steps]) for name in ("norm", "angle"))
@@ -236,30 +236,30 @@ def test_settled_has_a_little_patience_and_no_more():
     """Inside 5 % it settles; it then stays so up to 7.5 %, and comes back only inside 5 %."""
     rule, entries = PLAIN, 100
     goal = float(rule.equilibrium(unit_grad_sq=1.0).norm)
-    forecaster, words = Forecaster(np.array([float(entries)])), []
+    predictor, words = Predictor(np.array([float(entries)])), []
     for at, angle in enumerate([0.90, 0.96, 0.94, 0.93, 0.92, 0.94, 0.96, 1.06, 1.09, 1.06, 1.04]):
         ww = (goal**4 / angle**2) ** 0.5  # the angle goes with ||w||^-2
         step = one_step(ww=ww, gg=1.0 / ww, ee=rule.lr**2 / ww)
-        start = cold(1) if at == 0 else None
-        words.append(bool(forecaster.forecast(at, step, [rule], start=start, skipped=False).settled[0]))
+        memory = cold(1) if at == 0 else None
+        words.append(bool(predictor.predict(at, step, [rule], memory=memory, skipped=False).settled[0]))
     assert words == [False, True, True, True, False, False, True, True, False, False, True]
 
 
-def one_step(**products: float) -> Step:
+def one_step(**products: float) -> MeasuredStep:
     """A step of one weight."""
     held = {"ww": 1.0, "wg": 0.0, "gg": 1.0, "we": 0.0, "ee": 1e-4, "vg": np.nan, "shrink": 0.0, **products}
-    return Step(**{name: np.array([value]) for name, value in held.items()})
+    return MeasuredStep(**{name: np.array([value]) for name, value in held.items()})
 
 
-def cold(count: int) -> Start:
-    return Start(np.zeros(count), np.zeros(count), np.zeros(count), 0.0, np.ones(count, dtype=bool))
+def cold(count: int) -> OptimizerMemory:
+    return OptimizerMemory(np.zeros(count), np.zeros(count), np.zeros(count), 0.0, np.ones(count, dtype=bool))
 
 
 @pytest.mark.parametrize(("cosine", "expected"), [(0.0, True), (0.015, True), (0.025, False), (1.0, False)])
 def test_a_weight_whose_gradient_has_a_radial_part_has_no_forecast(cosine, expected):
     """100 entries: a random direction has a cosine of 0.1, and a fifth of that is the limit."""
-    forecaster = Forecaster(np.array([100.0]))
-    found = forecaster.forecast(0, one_step(wg=cosine), [PLAIN], start=cold(1), skipped=False)
+    predictor = Predictor(np.array([100.0]))
+    found = predictor.predict(0, one_step(wg=cosine), [PLAIN], memory=cold(1), skipped=False)
     assert found.invariant[0] == expected
     for name in ("angle", "norm", "angle_equilibrium", "norm_equilibrium", "steps_to_settle"):
         assert np.isfinite(getattr(found, name)[0]) == expected, name
@@ -281,17 +281,17 @@ ODD = [0.0, np.nan, np.inf, 1e-300, 1e-100, 1e-45, 1e45, 1e300]
 def test_anything_at_all_gives_nan_and_no_error(name, odd, settings, spacing):
     """Zero and infinite weights, gradients and moves; settings far out of reach; one good weight beside them."""
     rule = dataclasses.replace(RULES[name], lr=settings[0], weight_decay=settings[1])
-    forecaster = Forecaster(np.array([100.0, 100.0]))
+    predictor = Predictor(np.array([100.0, 100.0]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for at, (ww, gg, ee) in enumerate(odd):
             pair = {"ww": [ww, 1.0], "wg": [0.0, 0.0], "gg": [gg, 1.0], "we": [0.0, 0.0], "ee": [ee, 1e-4]}
             both = {"vg": [gg, 0.1], "shrink": [0.0, 0.0], **pair}
-            step = Step(**{key: np.array(values) for key, values in both.items()})
+            step = MeasuredStep(**{key: np.array(values) for key, values in both.items()})
             rules = [rule] * (spacing if at else 1)
-            start = cold(2) if at == 0 else None
-            found = forecaster.forecast(at * spacing, step, rules, start=start, skipped=at == 2)
-            for field in dataclasses.fields(Forecast):
+            memory = cold(2) if at == 0 else None
+            found = predictor.predict(at * spacing, step, rules, memory=memory, skipped=at == 2)
+            for field in dataclasses.fields(Prediction):
                 assert getattr(found, field.name).shape == (2,)
             assert not np.isinf(found.norm).any()
 
@@ -305,12 +305,14 @@ def test_one_bad_weight_costs_the_others_nothing(name, odd):
     rules, found = walked(name, "constant")
     rules = rules[:30]
     alone = follow(found, rules)
-    spoilt = Walk(found.dim, list(found.steps), list(found.starts))
+    spoilt = Walk(found.dim, list(found.steps), list(found.memories))
     for at in range(3):
-        changed = {field.name: getattr(found.steps[at], field.name).copy() for field in dataclasses.fields(Step)}
+        changed = {
+            field.name: getattr(found.steps[at], field.name).copy() for field in dataclasses.fields(MeasuredStep)
+        }
         for key, value in odd.items():
             changed[key][0] = value
-        spoilt.steps[at] = Step(**changed)
+        spoilt.steps[at] = MeasuredStep(**changed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         beside = follow(spoilt, rules)
@@ -338,8 +340,8 @@ def test_a_weight_that_has_no_gradient_at_first_is_followed_from_then_on(name, e
     """torch leaves it alone until then."""
     late = 70
     rules, found = walked(name, "constant")
-    nothing = Step(**{field.name: np.full(32, np.nan) for field in dataclasses.fields(Step)})
-    delayed = Walk(found.dim, [nothing] * late + found.steps[:-late], [found.starts[0]] * LENGTH)
+    nothing = MeasuredStep(**{field.name: np.full(32, np.nan) for field in dataclasses.fields(MeasuredStep)})
+    delayed = Walk(found.dim, [nothing] * late + found.steps[:-late], [found.memories[0]] * LENGTH)
     norm, angle = ratios(delayed, follow(delayed, rules, every=every), settled_in=late)
     assert_on_theory(norm, 0.004)
     assert_on_theory(angle, 0.006)
@@ -404,36 +406,36 @@ def test_a_checkpoint_goes_on_identically(name, every):
     rules, found = walked(name, "cosine")
     half = 15 * every
     through = follow(found, rules[: 30 * every], every=every)
-    first = Forecaster(found.entries)
+    first = Predictor(found.entries)
     for step in range(0, half, every):
         since = rules[first.next_step : step + 1]
-        first.forecast(step, found.steps[step], since, start=found.starts[0] if step == 0 else None, skipped=False)
+        first.predict(step, found.steps[step], since, memory=found.memories[0] if step == 0 else None, skipped=False)
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
     file.seek(0)
-    resumed = Forecaster(found.entries)
+    resumed = Predictor(found.entries)
     resumed.load_state_dict(torch.load(file, weights_only=True))
-    rest = follow(found, rules[: 30 * every], every=every, first=half, forecaster=resumed)
+    rest = follow(found, rules[: 30 * every], every=every, first=half, predictor=resumed)
     for step, forecast in rest.items():
-        for field in dataclasses.fields(Forecast):
+        for field in dataclasses.fields(Prediction):
             assert np.array_equal(getattr(forecast, field.name), getattr(through[step], field.name), equal_nan=True)
 
 
 def test_a_checkpoint_before_the_first_sample():
-    fresh = Forecaster(np.array([10.0]))
-    other = Forecaster(np.array([10.0]))
+    fresh = Predictor(np.array([10.0]))
+    other = Predictor(np.array([10.0]))
     other.load_state_dict(fresh.state_dict())
     assert other.next_step == 0
-    assert np.isnan(other.forecast(0, one_step(), [PLAIN], start=None, skipped=False).norm).all()
+    assert np.isnan(other.predict(0, one_step(), [PLAIN], memory=None, skipped=False).norm).all()
 
 
 def test_a_checkpoint_is_no_view():
     rules, found = walked("heavy ball", "constant")
-    held = Forecaster(found.entries)
-    held.forecast(0, found.steps[0], rules[:1], start=found.starts[0], skipped=False)
+    held = Predictor(found.entries)
+    held.predict(0, found.steps[0], rules[:1], memory=found.memories[0], skipped=False)
     state = held.state_dict()
     before = {name: tensor.clone() for name, tensor in state["moments"].items()}  # type: ignore[attr-defined]
-    follow(found, rules, first=1, forecaster=held)
+    follow(found, rules, first=1, predictor=held)
     for name, tensor in before.items():
         assert torch.equal(tensor, state["moments"][name])  # type: ignore[index]
 
@@ -489,14 +491,14 @@ def test_the_mean_of_the_gradient_forgets_within_the_time_constant(time_constant
     """L doubles; after as many samples as the mean reaches back over, 1/e of the difference is left."""
     rule = SGD(0.01, 0.1 / 0.4 / time_constant * 10, momentum=0.9)
     assert 1 / relaxation(rule).rate == pytest.approx(time_constant)
-    held, still = Forecaster(np.full(1, 100.0)), np.zeros(1)
+    held, still = Predictor(np.full(1, 100.0)), np.zeros(1)
     goals = []
     for number in range(4 * samples + 300):
         grad_sq = np.full(1, 1.0 if number < 3 * samples + 200 else 2.0)
-        step = Step(ww=np.ones(1), wg=still, gg=grad_sq, we=still, ee=1e-4 * grad_sq, vg=still, shrink=still)
-        start = Start(still, still, still, 0.0, np.ones(1, dtype=bool)) if number == 0 else None
+        step = MeasuredStep(ww=np.ones(1), wg=still, gg=grad_sq, we=still, ee=1e-4 * grad_sq, vg=still, shrink=still)
+        memory = OptimizerMemory(still, still, still, 0.0, np.ones(1, dtype=bool)) if number == 0 else None
         steps = [rule] * (spacing if number else 1)
-        found = held.forecast(number * spacing, step, steps, start=start, skipped=False)
+        found = held.predict(number * spacing, step, steps, memory=memory, skipped=False)
         goals.append(float(found.norm_equilibrium[0] ** 4))
     before, after = goals[3 * samples + 199], goals[4 * samples + 199]
     assert after / before == pytest.approx(2 - (1 - 1 / samples) ** samples, rel=1e-3)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.helpers.odd_tensors import LAYOUTS, exact, laid_out, slow_angle, tangent
 from torch import Tensor, nn
 
-from equilibria.monitor.geometry import Step
+from equilibria.monitor.geometry import MeasuredStep
 from equilibria.monitor.reading import CopyProbe, add_products, sgd_combination
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 from equilibria.tensors.layout import row_axis_of
@@ -48,18 +48,18 @@ def weight(shape: tuple[int, ...], *, layout: str = "contiguous", dtype: torch.d
     return nn.Parameter(laid_out(values.to(dtype), layout))
 
 
-def combined(numbers, combination) -> Step:
+def combined(numbers, combination) -> MeasuredStep:
     """The step from the products of weight, gradient and buffer."""
     ww, wg, gg, wv, gv, vv = numbers.numpy().T[:6]
     own, kept = combination.gradient, combination.buffer
     we, ee = own * wg + kept * wv, own * own * gg + 2 * own * kept * gv + kept * kept * vv
-    return Step(ww=ww, wg=wg, gg=gg, we=we, ee=ee, vg=gv, shrink=np.full_like(ww, combination.shrink))
+    return MeasuredStep(ww=ww, wg=wg, gg=gg, we=we, ee=ee, vg=gv, shrink=np.full_like(ww, combination.shrink))
 
 
-def compared(numbers, shrink: float) -> Step:
+def compared(numbers, shrink: float) -> MeasuredStep:
     """The step from the products of weight, gradient and move."""
     ww, wg, gg, we, ee = numbers.numpy().T[:5]
-    return Step(ww=ww, wg=wg, gg=gg, we=we, ee=ee, vg=np.full_like(ww, np.nan), shrink=np.full_like(ww, shrink))
+    return MeasuredStep(ww=ww, wg=wg, gg=gg, we=we, ee=ee, vg=np.full_like(ww, np.nan), shrink=np.full_like(ww, shrink))
 
 
 def no_products(watched: Watched) -> Tensor:
@@ -95,7 +95,7 @@ def in_float64(optimizer: torch.optim.Optimizer) -> tuple[Tensor, Tensor]:
     return before, twin.detach()
 
 
-def read(optimizer: torch.optim.SGD, axis: int | None = None) -> Step:
+def read(optimizer: torch.optim.SGD, axis: int | None = None) -> MeasuredStep:
     (param,) = optimizer.param_groups[0]["params"]
     buffer = optimizer.state.get(param, {}).get("momentum_buffer")
     watched = watch(param, axis)
@@ -104,7 +104,9 @@ def read(optimizer: torch.optim.SGD, axis: int | None = None) -> Step:
     return combined(numbers, sgd_combination(optimizer.param_groups[0], first=buffer is None))
 
 
-def assert_is(step: Step, before: np.ndarray, after: np.ndarray, gradient: np.ndarray, *, rel: float = CLOSE) -> None:
+def assert_is(
+    step: MeasuredStep, before: np.ndarray, after: np.ndarray, gradient: np.ndarray, *, rel: float = CLOSE
+) -> None:
     """Everything a step says against the vectors."""
     assert step.angle[0] == pytest.approx(slow_angle(before, after), rel=rel)
     assert step.moved[0] == pytest.approx(np.linalg.norm(after - before), rel=rel)
@@ -183,7 +185,9 @@ def test_sgd_without_a_buffer_reads_zeros_for_it(axis):
 # ---- everything else, copied before the step and compared after it
 
 
-def probe_step(probe: CopyProbe, optimizer: torch.optim.Optimizer, *, shrink: float, refresh: bool = False) -> Step:
+def probe_step(
+    probe: CopyProbe, optimizer: torch.optim.Optimizer, *, shrink: float, refresh: bool = False
+) -> MeasuredStep:
     (param,) = optimizer.param_groups[0]["params"]
     probe.remember()
     optimizer.step()

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import equilibria.tensors.inner_products as dots
+from equilibria.tensors import inner_products
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 
 SIZES = [1, 27, 65_535, 65_536, 65_537, 300_000]
@@ -174,10 +174,10 @@ def test_what_a_device_would_do_gives_the_same(rows, with_third, dtype):
     first, second, third = (random(rows, 5000, seed=at, dtype=dtype) for at in range(3))
     third = third if with_third else None
     found, expected = sums(rows), slow_products(first, second, third)
-    dots._add_products_on_device(first, second, third, found)
+    inner_products._add_products(first, second, third, found)
     assert_close(found, expected, of_products(expected), rounding=1e-5)  # float32 sums, here one after the other
     found, expected = sums(rows), slow_move(first, second, third, 0.01)
-    dots._add_move_on_device(first, second, third, 0.01, found)
+    inner_products._add_move(first, second, third, 0.01, found)
     assert_close(found, expected, of_move(expected), rounding=1e-5)
 
 

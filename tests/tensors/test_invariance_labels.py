@@ -11,7 +11,7 @@ import equilibria as eq
 from equilibria.diagnosis.summary import summarise
 from equilibria.errors import EquilibriaError
 from equilibria.symmetry import symmetries as find_symmetries
-from equilibria.tensors.invariance import invariant_tensors, with_symmetries
+from equilibria.tensors.invariance import invariant_tensors, with_invariance
 from equilibria.tensors.parameters import find_watched
 
 
@@ -56,7 +56,7 @@ def train(net, steps=30, **how):
 
 def test_only_what_is_invariant_alone_is_predicted_and_the_others_say_why(found):
     net, symmetries = found
-    monitor = train(net, symmetries=symmetries)
+    monitor = train(net, invariant=symmetries)
     layers = {layer.name: layer for layer in summarise(monitor.samples(), metadata=monitor.metadata)}
     assert layers["conv.weight"].how == "rows" and layers["conv.weight"].invariant
     assert layers["conv.weight"].angle_predicted is not None
@@ -69,7 +69,7 @@ def test_only_what_is_invariant_alone_is_predicted_and_the_others_say_why(found)
 
 def test_by_rows_only_rows_that_are_invariant_by_themselves_are_predicted(found):
     net, symmetries = found
-    monitor = train(net, symmetries=symmetries, granularity="row")
+    monitor = train(net, invariant=symmetries, granularity="row")
     layers = {layer.name: layer for layer in summarise(monitor.samples(), metadata=monitor.metadata)}
     assert all(layers[f"conv.weight[{row}]"].invariant for row in range(4))
     assert not any(layers[f"joint.weight[{row}]"].invariant for row in range(12))
@@ -83,18 +83,17 @@ def test_rows_that_stand_in_groups_are_not_predicted_one_by_one():
     assert symmetries.rows["0.weight"].invariant == (True, True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     by_row, whole = (
-        with_symmetries(find_watched(net, [optimizer], select=["0.weight"], by_row=by_row), symmetries)[0]
+        with_invariance(find_watched(net, [optimizer], select=["0.weight"], by_row=by_row), symmetries, model=net)[0]
         for by_row in (True, False)
     )
     assert by_row.invariant == (False,) * 8
     assert whole.invariant == (True,)
 
 
-def test_the_table_and_the_page_show_how(found, capsys, tmp_path):
+def test_the_table_and_the_page_show_how(found, tmp_path):
     net, symmetries = found
-    monitor = train(net, steps=8, symmetries=symmetries)
-    monitor.table()
-    shown = capsys.readouterr().out
+    monitor = train(net, steps=8, invariant=symmetries)
+    shown = str(monitor.table())
     assert "invariant" in shown and "rows" in shown and "jointly" in shown
     page = monitor.report(tmp_path / "a.html").read_text()
     assert "jointly with joint.bias" in page
@@ -106,9 +105,38 @@ def test_symmetries_of_another_model_or_of_another_kind_are_refused(found):
     other = nn.Sequential(nn.Linear(2, 2))
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     with pytest.raises(EquilibriaError, match=r"none of which is watched; expected those of this model.*0\.weight"):
-        eq.watch(other, optimizer, symmetries=symmetries)
-    with pytest.raises(EquilibriaError, match=r"got symmetries of type list; expected what equilibria\.symmetries"):
-        eq.watch(other, optimizer, symmetries=["0.weight"])
+        eq.watch(other, optimizer, invariant=symmetries)
+    with pytest.raises(EquilibriaError, match=r"got invariant=int; expected a list of the scale-invariant tensors"):
+        eq.watch(other, optimizer, invariant=7)
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+def test_names_and_tensors_label_the_weights_too(as_tensors, granularity):
+    torch.manual_seed(0)
+    net = Net()
+    listed = [net.conv.weight, net.bn.bias] if as_tensors else ["conv.weight", "bn.bias"]  # bn.bias is not watched
+    monitor = train(net, steps=8, invariant=listed, granularity=granularity)
+    units = monitor.metadata["params"]
+    assert {unit["name"].partition("[")[0] for unit in units if unit["invariant"]} == {"conv.weight"}
+    assert not any(unit["invariant"] is None for unit in units)
+    last = monitor.samples().to_pylist()[-len(units) :]
+    assert {row["param"].partition("[")[0] for row in last if row["angle_predicted"] is not None} == {"conv.weight"}
+
+
+@pytest.mark.parametrize(
+    ("invariant", "message"),
+    [
+        (["conv.wieght"], r"got invariant name 'conv.wieght'; the model has no such tensor, but conv.weight"),
+        ([nn.Parameter(torch.ones(2, 2))], r"shape \(2, 2\) that is none of the model's 9"),
+        ([], "which names nothing here"),
+        (["conv.weight", 3], "expected names, tensors or a result of symmetries"),
+    ],
+)
+def test_names_and_tensors_of_nothing_raise(invariant, message):
+    net = Net()
+    with pytest.raises(EquilibriaError, match=message):
+        eq.watch(net, torch.optim.SGD(net.parameters(), lr=0.1), invariant=invariant)
 
 
 def test_symmetries_of_a_model_with_the_same_names_are_refused(found):
@@ -118,7 +146,7 @@ def test_symmetries_of_a_model_with_the_same_names_are_refused(found):
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     message = r"got symmetries of another model: there joint\.weight has 192 numbers, here 96"
     with pytest.raises(EquilibriaError, match=message):
-        eq.watch(other, optimizer, symmetries=symmetries)
+        eq.watch(other, optimizer, invariant=symmetries)
     with pytest.raises(EquilibriaError, match=message):
         eq.split_decay(other, weight_decay=0.1, symmetries=symmetries)
     with pytest.raises(EquilibriaError, match=message):

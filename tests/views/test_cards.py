@@ -29,7 +29,7 @@ def shown(tmp_path_factory):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
     log_dir = tmp_path_factory.mktemp("runs") / "a"
     with (
-        eq.watch(model, optimizer, symmetries=sym, every=1, log_dir=log_dir) as monitor,
+        eq.watch(model, optimizer, invariant=sym, every=1, log_dir=log_dir) as monitor,
         eq.SharpnessTracker(objective, optimizer, batches[0], every=40) as tracker,
     ):
         for inputs, targets in batches:

@@ -15,7 +15,7 @@ import equilibria as eq
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
 from equilibria.views.run.terminal import print_table
-from equilibria.watching._watch import StatusLine, status_text
+from equilibria.watching._status_line import StatusLine, status_text
 
 LAYER = LayerSummary(
     name="layer3.5.conv2.weight",
@@ -179,10 +179,10 @@ def test_the_table_of_a_run(capsys):
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
     with eq.watch(net, optimizer, every=1) as monitor:
-        monitor.table()
-        assert capsys.readouterr().out.startswith("no samples yet")
+        assert str(monitor.table()).startswith("no samples yet")
         train(net, optimizer, 30)
-        monitor.table()
+        print(monitor.table())  # noqa: T201
+        assert monitor.table()._repr_html_() == monitor._repr_html_()
     headline, table = capsys.readouterr().out.split("\n\n")[:2]
     assert "as predicted" in headline or "no prediction" in headline
     assert {line.split()[0] for line in table.splitlines()[1:4]} == {"0", "4", "7"}
@@ -211,7 +211,7 @@ def run_live(console, steps=8):
         train(net, optimizer, steps, after_step=lambda _: monitor.flush())
         assert monitor.failure is None
         yield monitor
-    assert monitor._sinks == []
+    assert monitor._monitor._sinks == []
     assert column(monitor, "step", "0.weight") == list(range(steps))
 
 
@@ -227,7 +227,7 @@ def test_the_live_line_shows_samples():
 def test_nothing_is_shown_where_there_is_no_terminal(capsys):
     console = Console(file=io.StringIO(), force_terminal=False)
     for monitor in run_live(console):
-        assert monitor._sinks == []  # and nothing is done for it
+        assert monitor._monitor._sinks == []  # and nothing is done for it
     assert console.file.getvalue() == ""
     net = make_net()
     with eq.watch(net, torch.optim.SGD(net.parameters())) as monitor, monitor.live():
@@ -266,7 +266,7 @@ def test_an_error_in_the_training_leaves_the_terminal_in_order():
     with pytest.raises(KeyError), monitor, StatusLine(monitor, console=console).shown():
         raise KeyError
     assert (sys.stdout, sys.stderr) == before
-    assert monitor._sinks == []
+    assert monitor._monitor._sinks == []
 
 
 def test_the_text_of_the_line():

@@ -77,7 +77,7 @@ def test_a_run_without_a_single_step_leaves_nothing_beside(tmp_path):
 
 def test_runs_started_at_the_same_time_find_different_places(tmp_path, monkeypatch):
     watched(tmp_path / "run")[2].close()
-    plain = recording_module._beside
+    plain = recording_module._next_free
 
     def overtaken(directory):
         free = plain(directory)
@@ -85,7 +85,7 @@ def test_runs_started_at_the_same_time_find_different_places(tmp_path, monkeypat
             RecordWriter(free, metadata={}).close()
         return free
 
-    monkeypatch.setattr(recording_module, "_beside", overtaken)
+    monkeypatch.setattr(recording_module, "_next_free", overtaken)
     net, optimizer, monitor = watched(tmp_path / "run")
     with pytest.warns(RecordWarning, match="recorded into .*run-3"):
         train(net, optimizer, 2)

@@ -133,6 +133,11 @@ class SharpnessMonitor:
         return self._failure
 
     @property
+    def closed(self) -> bool:
+        """Whether the hook is off and the sinks are closed."""
+        return self._closed
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """Settings and state of the tracking, as JSON can hold them."""
         rules = [rule_of_group(self._optimizer, group).rule for group in self._optimizer.param_groups]
@@ -182,6 +187,9 @@ class SharpnessMonitor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        self.close()  # nobody holds the tracker or its optimizer any more: write the last rows, free the directory
 
     # ---- at every step
 

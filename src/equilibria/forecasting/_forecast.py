@@ -210,10 +210,10 @@ def forecast(
 
     Example:
         >>> import torch
-        >>> from equilibria.monitor.monitor import Monitor
+        >>> from equilibria.watching import watch
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.BatchNorm1d(8))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
-        >>> with Monitor(model, optimizer, every=1) as monitor:
+        >>> with watch(model, optimizer, every=1) as monitor:
         ...     for _ in range(40):
         ...         optimizer.zero_grad()
         ...         (model(torch.randn(16, 8)) * torch.randn(16, 8)).mean().backward()

@@ -1,4 +1,4 @@
-"""Watching from inside other people's trainers and loggers; nothing of theirs is imported before it is asked for.
+"""Watch inside trainers, and send samples to loggers; each of them is imported only with its own module.
 
 - `equilibria.integrations.lightning.EquilibriaCallback`: for `lightning.Trainer`.
 - `equilibria.integrations.transformers.EquilibriaCallback`: for `transformers.Trainer`.

@@ -23,13 +23,13 @@ class MLflowSink(ScalarSink):
     """Shows a watched run in MLflow, over the watched optimizer steps.
 
     Args:
-        run: a run or its id; None for the one that is active when the first sample comes. It is not ended for you.
+        run: a run or its id; None for the run that is active at the first sample. It is not ended for you.
         metrics: columns of the sample table, or "angle_vs_predicted".
-        layers: how many layers have tags of their own, at most.
-        tracking_uri: where the run is kept; None for MLflow's present choice.
+        layers: how many layers get separate tags, at most.
+        tracking_uri: where the run is stored; None for MLflow's current setting.
 
     Raises:
-        EquilibriaError: if MLflow is not installed, or ``run`` is no run.
+        EquilibriaError: if MLflow is not installed, or ``run`` is not a run.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class MLflowSink(ScalarSink):
     ) -> None:
         super().__init__(metrics=metrics, layers=layers)
         self._mlflow = require("mlflow", extra="mlflow")
-        self._given = run if isinstance(run, str) else getattr(getattr(run, "info", None), "run_id", None)
-        if run is not None and self._given is None:
+        self._requested_run = run if isinstance(run, str) else getattr(getattr(run, "info", None), "run_id", None)
+        if run is not None and self._requested_run is None:
             raise EquilibriaError(f"got run of type {type(run).__name__}; expected an MLflow run or its id")
         self._tracking_uri = tracking_uri
         self._client: Any = None
         self._run_id: str | None = None
-        self._tag_of: dict[str, str] = {}  # by the name that it has in MLflow
+        self._tag_of: dict[str, str] = {}  # by its name in MLflow
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
         """Send scalars by tag."""
@@ -60,19 +60,19 @@ class MLflowSink(ScalarSink):
             self._client.log_batch(self._run_id, metrics=rows[first : first + _MOST_AT_ONCE])
 
     def finish(self) -> None:
-        """The next training may be another run's."""
+        """Forget the run: the next training may belong to another."""
         self._client = None
 
     def _name(self, tag: str) -> str:
-        """One that MLflow takes, and that no other tag has."""
+        """A name that MLflow accepts and no other tag has."""
         name = _allowed(tag)
         return name if self._tag_of.setdefault(name, tag) == tag else _marked(name, tag)
 
     def _begin(self) -> None:
-        self._run_id = self._given
+        self._run_id = self._requested_run
         if self._run_id is None:
             active = self._mlflow.active_run()
-            if active is None:  # mlflow.log_metrics would begin one that nobody ends
+            if active is None:  # mlflow.log_metrics would start a run that nobody ends
                 raise EquilibriaError("got no active MLflow run; expected one: call mlflow.start_run() before training")
             self._run_id = active.info.run_id
         self._client = self._mlflow.MlflowClient(tracking_uri=self._tracking_uri)
@@ -80,11 +80,11 @@ class MLflowSink(ScalarSink):
 
 def _allowed(tag: str) -> str:
     name = _NOT_ALLOWED.sub("_", tag)
-    path = posixpath.normpath(name)  # MLflow takes a name for a path, and refuses one with detours
+    path = posixpath.normpath(name)  # MLflow treats a name as a path, and rejects one with detours
     return name if path == name and len(name) <= _LONGEST else _marked(path, tag)
 
 
 def _marked(name: str, tag: str) -> str:
-    """With a mark that is the tag's alone, and not longer than allowed."""
+    """The name with a mark that is unique to the tag, not longer than allowed."""
     mark = hashlib.sha256(tag.encode(errors="backslashreplace")).hexdigest()[:8]
     return f"{name[: _LONGEST - len(mark) - 1]}-{mark}"

@@ -16,12 +16,12 @@ class TensorBoardSink(ScalarSink):
     """Shows a watched run in TensorBoard, over the watched optimizer steps.
 
     Args:
-        where: a folder for event files, or your own ``SummaryWriter``, which is left open.
+        where: a folder for event files, or your ``SummaryWriter``, which stays open.
         metrics: columns of the sample table, or "angle_vs_predicted".
-        layers: how many layers have tags of their own, at most.
+        layers: how many layers get separate tags, at most.
 
     Raises:
-        EquilibriaError: if TensorBoard is not installed, or ``where`` is something else.
+        EquilibriaError: if TensorBoard is not installed, or ``where`` is neither.
     """
 
     def __init__(self, where: str | Path | Any, *, metrics: Iterable[str] = METRICS, layers: int = MOST_LAYERS) -> None:
@@ -36,13 +36,13 @@ class TensorBoardSink(ScalarSink):
     def write(self, scalars: Mapping[str, float], step: int) -> None:
         """Send scalars by tag."""
         if self._writer is None:
-            # Not earlier: in a distributed training the first process alone gets here.
+            # Not earlier: in a distributed training only the first process gets here.
             self._writer = require("torch.utils.tensorboard", extra="tensorboard").SummaryWriter(str(self._folder))
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, step)
 
     def finish(self) -> None:
-        """Write what waits; close the writer, if it is not yours."""
+        """Write the last scalars; close the writer, unless it is yours."""
         if self._writer is None:
             return
         self._writer.flush()

@@ -14,24 +14,24 @@ _STEP = f"{PREFIX}/step"
 
 
 class WandbSink(ScalarSink):
-    """Shows a watched run in Weights & Biases, over an axis of its own: ``equilibria/step``, the optimizer steps.
+    """Shows a watched run in Weights & Biases, over a separate axis: ``equilibria/step``, the optimizer steps.
 
-    Your own steps are left alone: each sample goes into the row that is open. That is the row of your next ``run.log``,
-    or, if you log with ``step=``, the row of your call before: W&B keeps it open until a later step comes. Beside your
-    numbers stands then the sample of the optimizer steps that followed them; ``equilibria/step`` is right either way.
-    Of the samples for one row the last is kept, and sample 0, which is sent together with the next, is mostly lost; a
-    run directory keeps all of them.
+    W&B's own step is not changed: each sample goes into the row that is open. That is the row of your next ``run.log``;
+    or, if you log with ``step=``, the row of your previous call, which W&B keeps open until a later step. In that case
+    your numbers share a row with a sample of a later optimizer step; ``equilibria/step`` is right either way. Of the
+    samples in one row W&B keeps the last, and sample 0, which is sent together with the next, is mostly lost; a run
+    directory keeps all of them.
 
     Args:
-        run: the run, which is not finished for you; None for the one that is active when the first sample comes.
+        run: the run, which is not finished for you; None for the run that is active at the first sample.
         metrics: columns of the sample table, or "angle_vs_predicted".
-        layers: how many layers have tags of their own, at most.
-        commit: give every sample a row of its own. That moves W&B's step on, and W&B drops what you log for a step that
-            has passed, which cannot be seen from here: only where nothing is logged with ``step=``, as in Lightning
-            and transformers.
+        layers: how many layers get separate tags, at most.
+        commit: give every sample a separate row. That advances W&B's step, and W&B drops values that you log for an
+            earlier step, without an error: use it only if nothing is logged with ``step=``, as in Lightning and
+            transformers.
 
     Raises:
-        EquilibriaError: if W&B is not installed, or ``run`` is no run.
+        EquilibriaError: if W&B is not installed, or ``run`` is not a run.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class WandbSink(ScalarSink):
         super().__init__(metrics=metrics, layers=layers)
         self._wandb = require("wandb", extra="wandb") if run is None else None
         if run is not None and not (hasattr(run, "log") and hasattr(run, "define_metric")):
-            raise EquilibriaError(f"got run of type {type(run).__name__}; expected what wandb.init() returned")
-        self._given, self._commit = run, commit
+            raise EquilibriaError(f"got run of type {type(run).__name__}; expected the result of wandb.init()")
+        self._requested_run, self._commit = run, commit
         self._run: Any = None
         self._first_row: int | None = None
         self._sent = 0
@@ -59,7 +59,7 @@ class WandbSink(ScalarSink):
         self._sent += 1
 
     def finish(self) -> None:
-        """Say so where most samples were overwritten by later ones."""
+        """Warn if most samples were overwritten by later ones."""
         run, first, sent = self._run, self._first_row, self._sent
         self._run, self._first_row, self._sent = None, None, 0
         last = None if first is None else _row(run)
@@ -74,7 +74,7 @@ class WandbSink(ScalarSink):
             )
 
     def _begin(self) -> None:
-        run = self._given if self._wandb is None else self._wandb.run
+        run = self._requested_run if self._wandb is None else self._wandb.run
         if run is None:
             raise EquilibriaError("got no active W&B run; expected one: call wandb.init() before training")
         run.define_metric(_STEP, hidden=True)
@@ -83,8 +83,8 @@ class WandbSink(ScalarSink):
 
 
 def _row(run: Any) -> int | None:
-    """The row that the next ``run.log`` goes into; None where W&B does not say, as for a run of several writers."""
+    """The row of the next ``run.log``; None if W&B does not tell, as for a run with several writers."""
     try:
         return int(run.step)
-    except Exception:  # of W&B's many kinds; it is asked for a warning only
+    except Exception:  # W&B raises many kinds, and this is only for a warning
         return None

@@ -1,1 +1,1 @@
-"""Optimizer hooks -> inner products -> samples, with a prediction beside each."""
+"""Optimizer hooks -> inner products -> samples, each with its prediction."""

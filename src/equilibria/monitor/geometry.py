@@ -1,11 +1,11 @@
 """Norms and angles that survive float32 and tiny steps, from a handful of inner products.
 
-A step moves a weight by ``w' - w = e - s w``, where s is the share that weight decay takes away, known exactly from
-the settings. What is left, e, is as small as the turn itself, so that
+A step moves a weight by ``w' - w = e - s w``, where s is the share that weight decay removes, known exactly from the
+settings. The remainder e is as small as the turn itself, so that
 
     ||e_tangent||^2 = ||e||^2 - <w, e>^2 / ||w||^2,      tan(angle) = ||e_tangent|| ||w|| / ((1 - s) ||w||^2 + <w, e>)
 
-loses no digits, where arccos of a cosine has none left below 3e-4 rad.
+loses no digits; arccos of a float32 cosine has none left below 3e-4 rad.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MeasuredStep:
     """One step of many weights, as inner products; w is the weight before the step and g its gradient.
 
     Attributes:
@@ -34,7 +34,7 @@ class Step:
         we: <w, e>, where the step moves the weight by e - shrink w.
         ee: <e, e>.
         vg: <v, g> with the momentum buffer v before the step; NaN where there is none.
-        shrink: share of the weight that decay takes away in this step.
+        shrink: share of the weight that decay removes in this step.
     """
 
     ww: Array
@@ -74,13 +74,13 @@ class Step:
 
     @property
     def cosine(self) -> Array:
-        """Of weight and gradient; 0 for a scale-invariant weight. NaN if either is zero."""
+        """Cosine of weight and gradient; 0 for a scale-invariant weight, NaN if either is zero."""
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             return self.wg / np.sqrt(self.ww * self.gg)
 
 
 def angle_between(first: Tensor, second: Tensor) -> float:
-    """The angle between two tensors in radians, right to the last digits however small it is.
+    """The angle between two tensors in radians, accurate to the last digits however small it is.
 
     Args:
         first: any tensor, not zero.

@@ -1,8 +1,18 @@
-"""What one step does to one tensor, read before and after it.
+"""The reading of one optimizer step: inner products of weight, gradient, momentum buffer and move.
 
-torch's SGD moves a weight by a known combination of weight, gradient and momentum buffer, so that one look before the
-step says all, without a copy (`sgd_combination`). For every other optimizer the weights are copied before the step and
-compared after it (`CopyProbe`).
+There are two ways to learn how a step moves a weight.
+
+torch's SGD moves it by a fixed combination of three tensors that exist before the step (`sgd_combination`),
+
+    w' - w = a g + b v - s w,      g: gradient, v: momentum buffer, s: share that weight decay removes,
+
+so six inner products of w, g and v, formed before the step, give the norm, the angle and the length of the update.
+Nothing is copied and nothing is read after the step.
+
+Every other optimizer computes its update from state that this package does not model entry by entry (second moments,
+signs, orthogonalised momentum, or anything at all in an unknown optimizer). There the weight is copied before the step
+and compared with its copy after it (`CopyProbe`). The difference of two nearly equal float32 numbers is exact, so the
+move loses no digits; the angle could not be recovered from the two norms, whose rounding errors exceed a small turn.
 """
 
 from __future__ import annotations
@@ -14,16 +24,66 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equilibria.monitor.settings_log import SettingsLog
+from equilibria.optimizers.rules import GroupRule
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 from equilibria.tensors.layout import copy_of, densify, flat, local, matrix
 from equilibria.tensors.parameters import Watched
 
-_SAMPLE = 64  # numbers that are compared to see whether a copy is still what it was
+PRODUCTS = 9  # inner products per row of a reading
+_COMPARED = 64  # entries that are compared to see whether a copy still equals its weight
+
+
+@dataclass(slots=True)
+class StepReading:
+    """One sampled step of one optimizer; the inner products are still on the device that formed them.
+
+    The lists have one entry per watched tensor.
+
+    Attributes:
+        count: steps that the optimizer had taken before this one.
+        step: number of the step in the samples, shared by all watched optimizers.
+        laws: the law of each parameter group.
+        settings: settings of each parameter group at this step and at all steps since the previous reading; added last.
+        combinations: the update as a combination of weight, gradient and buffer, as far as it is known.
+        combined: whether the products are ww, wg, gg, wv, gv, vv of weight, gradient and buffer, from which the update
+            follows; otherwise they are ww, wg, gg, we, ee, 0 with the measured move e.
+        copied: whether the tensor was copied before the step, for the comparison after it.
+        products: the inner products, (rows, 9): the six above and, where a prediction starts, <w, m>, <m, m> and the
+            sum of the second moments of the optimizer's state. NaN without a gradient.
+        missing: whether the tensor has no gradient.
+        late: whether the gradient is read after the step, together with the move.
+        unread: whether the gradient could not be read: a closure computes it and the step may overwrite it.
+        changed: whether the tensor was changed outside of the optimizer since the last step.
+        starts: whether the prediction of this tensor starts at this step.
+        grown: whether parameters were added to the optimizer since the previous reading.
+        steps_taken: step count in the optimizer's own state.
+        found_inf: not 0 if a fused optimizer skips the step; None if it cannot skip.
+        grad_scale: factor that the gradients still contain; None if they are unscaled.
+    """
+
+    count: int
+    step: int
+    laws: list[GroupRule]
+    settings: list[SettingsLog]
+    combinations: list[Combination]
+    combined: list[bool]
+    copied: list[bool]
+    products: Tensor
+    missing: list[bool]
+    late: list[bool]
+    unread: list[bool]
+    changed: list[bool]
+    starts: list[bool]
+    grown: bool = False
+    steps_taken: float = 0.0
+    found_inf: Tensor | None = None
+    grad_scale: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """How an update is combined: w' - w = gradient * g + buffer * v - shrink * w."""
+    """Coefficients of an update: w' - w = gradient * g + buffer * v - shrink * w."""
 
     gradient: float
     buffer: float
@@ -31,7 +91,15 @@ class Combination:
 
 
 def sgd_combination(group: Mapping[str, Any], *, first: bool) -> Combination:
-    """The update of torch's SGD; ``first`` while there is no momentum buffer yet.
+    """The update of torch's SGD.
+
+    With momentum mu and dampening d, torch forms v' = mu v + (1 - d)(g + wd w) and moves the weight by -lr v', or by
+    -lr (g + wd w + mu v') under Nesterov momentum. While there is no buffer, v' = g + wd w, undamped. Without momentum
+    torch ignores the dampening. Collecting the factors of g, v and w gives the three coefficients.
+
+    Args:
+        group: a parameter group of a `torch.optim.SGD`.
+        first: whether the parameter has no momentum buffer yet.
 
     Example:
         >>> group = {"lr": 0.1, "weight_decay": 0.01, "momentum": 0.9, "dampening": 0.0, "nesterov": True,
@@ -42,79 +110,80 @@ def sgd_combination(group: Mapping[str, Any], *, first: bool) -> Combination:
     lr, wd = float(group["lr"]), float(group["weight_decay"])
     momentum = float(group["momentum"])
     taken = 1.0 if first else 1.0 - float(group["dampening"])
-    own, kept = (taken, momentum) if momentum else (1.0, 0.0)  # without momentum torch ignores dampening
+    own, kept = (taken, momentum) if momentum else (1.0, 0.0)
     if group["nesterov"]:
         own, kept = 1.0 + momentum * taken, momentum * momentum
     sign = -1.0 if group["maximize"] else 1.0
     return Combination(-lr * own * sign, -lr * kept, lr * own * wd)
 
 
-def add_products(one_pass: ProductsPass, place: int, watched: Watched, gradient: Tensor, buffer: Tensor | None) -> None:
-    """Let a pass read weight, gradient and buffer."""
+def add_products(one_pass: ProductsPass, row: int, watched: Watched, gradient: Tensor, buffer: Tensor | None) -> None:
+    """Add the products of weight, gradient and buffer to a pass, from a row of its table on."""
     weight = local(watched.param)
-    one_pass.add(place, *_matrices(watched, weight, local(gradient), None if buffer is None else local(buffer)))
+    one_pass.add(row, *_matrices(watched, weight, local(gradient), None if buffer is None else local(buffer)))
 
 
 class CopyProbe:
-    """Copies the weight before a step and compares after it: one copy of the weight, made when first needed."""
+    """Copies a weight before a step and compares it after the step. The copy is allocated at first use."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._copy: Tensor | None = None
-        self._made_for: tuple[object, ...] = ()
-        self._copied_at = -1
+        self._layout: tuple[object, ...] = ()  # of the weight when the copy was allocated
+        self._version = -1  # of the weight that the copy equals; -1 if it equals none
 
     def remember(self) -> bool:
-        """Make sure that the copy is the weight as it is now.
+        """Make the copy equal to the weight.
+
+        If the last step was compared too, the copy already is the weight after it, unless somebody changed the weight
+        in between: then copying is needed, and the change is reported.
 
         Returns:
-            False if somebody changed the weight since the last step.
+            False if the weight changed since the last compared step.
         """
         param = local(self._watched.param)
         layout = param.shape, param.stride(), param.dtype, param.device
-        if self._copy is None or self._made_for != layout:
-            self._copy, self._made_for = copy_of(param), layout
+        if self._copy is None or self._layout != layout:
+            self._copy, self._layout = copy_of(param), layout
             return True
-        expected = self._copied_at >= 0
-        if expected and self._copied_at == self._watched.param._version and self._looks_the_same(param):
+        is_fresh = self._version >= 0
+        if is_fresh and self._version == self._watched.param._version and self._looks_the_same(param):
             return True
         self._copy.copy_(param)
-        return not expected
+        return not is_fresh
 
-    def compare(
-        self, one_pass: MovesPass, place: int, gradient: Tensor | None, *, shrink: float, refresh: bool
-    ) -> None:
-        """Let a pass read how the step moved the weight.
+    def compare(self, one_pass: MovesPass, row: int, gradient: Tensor | None, *, shrink: float, refresh: bool) -> None:
+        """Add the move of the weight to a pass; call it after the step.
 
         Args:
-            one_pass: what forms the products.
-            place: the first row of its table for them.
+            one_pass: forms the products.
+            row: first row of its table for this tensor.
             gradient: None if it was read before the step, or if there is none.
-            shrink: share of the weight that decay took away.
-            refresh: whether the next step is compared too, so that the copy is brought up to date on the way.
+            shrink: share of the weight that decay removed.
+            refresh: whether the next step is compared too: then the copy becomes the weight in the same pass.
         """
-        assert self._copy is not None  # remember() came before
+        assert self._copy is not None  # remember() was called before the step
         param = local(self._watched.param)
-        self._copied_at = self._watched.param._version if refresh else -1
+        self._version = self._watched.param._version if refresh else -1
         dense = None if gradient is None else local(densify(gradient))
-        now, before, given = _matrices(self._watched, param, self._copy, dense)
+        after, before, grad = _matrices(self._watched, param, self._copy, dense)
         in_place = before.data_ptr() == self._copy.data_ptr()
-        one_pass.add(place, before, now, given, shrink=shrink, refresh=refresh and in_place)
+        one_pass.add(row, before, after, grad, shrink=shrink, refresh=refresh and in_place)
         if refresh and not in_place:
-            self._copy.copy_(param)  # ``before`` is another copy already
+            self._copy.copy_(param)  # ``before`` is a rearranged copy, which the pass reads instead
 
     def _looks_the_same(self, param: Tensor) -> bool:
-        if param.device.type != "cpu":  # asking would wait for the device
+        """Whether a few entries agree: a change through ``.data`` leaves the version as it was."""
+        if param.device.type != "cpu":  # the comparison would wait for the device
             return False
-        return torch.equal(_sample(param, like=param), _sample(self._copy, like=param))  # type: ignore[arg-type]
+        return torch.equal(_some_entries(param, like=param), _some_entries(self._copy, like=param))  # type: ignore[arg-type]
 
 
 def _matrices(watched: Watched, weight: Tensor, *others: Tensor | None) -> Any:
-    """All of them as matrices, their numbers in the order in which the weight keeps its own."""
+    """All tensors as matrices whose entries are in the order in which the weight stores its own."""
     return [None if tensor is None else matrix(tensor, axis=watched.axis, like=weight) for tensor in (weight, *others)]
 
 
-def _sample(vector: Tensor, *, like: Tensor) -> Tensor:
-    """A few entries from all over a tensor."""
-    held = flat(vector, like=like)
-    return held[:: max(1, len(held) // _SAMPLE)]
+def _some_entries(tensor: Tensor, *, like: Tensor) -> Tensor:
+    entries = flat(tensor, like=like)
+    return entries[:: max(1, len(entries) // _COMPARED)]

@@ -1,4 +1,8 @@
-"""The moment recursion of the theory over a few steps whose settings differ from one to the next."""
+"""The moment recursion of the theory over a few steps with different settings, and its equilibrium.
+
+`equilibria.theory.transient.evolve` runs the same recursions over long schedules. A sample needs a few steps of many
+weights: there the checks and the trajectory of `evolve` would cost more than the recursion itself.
+"""
 
 from __future__ import annotations
 
@@ -22,65 +26,68 @@ from equilibria.theory.unit_gradient import nesterov_angle_factor
 
 Array = NDArray[np.float64]
 
-_NOTHING = 1e-200  # a second moment that is as good as none
+_TINY = 1e-200  # stands for an empty moment
 
 
 def run(
-    rules: Sequence[Rule], state: State, drives: Array, *, sizes: Array, correlation: Array, recall: Array | float
+    rules: Sequence[Rule],
+    state: State,
+    unit_grad_sq: Array,
+    *,
+    sizes: Array,
+    correlation: Array,
+    recall: Array | float,
 ) -> tuple[State, tuple[Array, Array], Array]:
     """Run the recursion over all steps.
 
     Args:
-        rules: the rule at every step, of one kind.
-        state: where to begin.
-        drives: L, steps x weights.
-        sizes: entries of every weight; for Muon the mean square of its update.
-        correlation: E<v, g> / E||g||^2 of every weight, which Nesterov's recursion depends on.
-        recall: share of the momentum's memory that is left in Muon's updates.
+        rules: the rule at every step, all of one kind.
+        state: before the first step.
+        unit_grad_sq: L, steps x weights.
+        sizes: entries of every weight; for Muon the mean square of its update per lr^2.
+        correlation: E<v, g> / E||g||^2 of every weight, on which Nesterov's recursion depends.
+        recall: share of the momentum's memory that Muon's updates keep.
 
     Returns:
         The state after all steps, ||w||^2 before and after the last of them, and its ||w' - w||^2.
     """
     if isinstance(rules[0], SGD | SGDW):
-        return _run_buffer(rules, state, drives, correlation)
+        return _run_buffer(rules, state, unit_grad_sq, correlation)
     if isinstance(rules[0], AdamW | AdamL2):
-        return _run_adam(rules, _fitted(state, rules[0]), drives, sizes)
+        return _run_adam(rules, _fitted(state, rules[0]), unit_grad_sq, sizes)
     if isinstance(rules[0], Muon):
         return _run_muon(rules, state, sizes, recall)
-    at = 0
-    for _, alike in groupby(rules, key=_constants):
+    done = 0
+    for _, alike in groupby(rules, key=_without_schedule):
         stretch = list(alike)
         path = evolve(
             stretch[0],
             len(stretch),
             start=_fitted(state, stretch[0]),
-            unit_grad_sq=drives[at : at + len(stretch)],
+            unit_grad_sq=unit_grad_sq[done : done + len(stretch)],
             dim=sizes,
             lr=[rule.lr for rule in stretch],
             weight_decay=[rule.weight_decay for rule in stretch],
         )
-        at += len(stretch)
+        done += len(stretch)
         state = path.final
     return state, (path.norm_sq[-2], path.norm_sq[-1]), path.moved_sq[-1]
 
 
 def _run_buffer(
-    rules: Sequence[Rule], state: State, drives: Array, correlation: Array
+    rules: Sequence[Rule], state: State, unit_grad_sq: Array, correlation: Array
 ) -> tuple[State, tuple[Array, Array], Array]:
-    """The same for rules with a momentum buffer: `evolve` without its overhead, for samples come one step at a time.
-
-    Under Nesterov momentum the recursion depends on each weight's own correlation, which `evolve` has no room for.
-    """
+    """Run rules with a momentum buffer. Nesterov's depends on each weight's correlation, which `evolve` cannot take."""
     p, q, r = state.norm_sq, state.radial, state.buffer_sq
-    for rule, drive in zip(rules, drives, strict=True):
+    for rule, grad_sq in zip(rules, unit_grad_sq, strict=True):
         assert isinstance(rule, SGD | SGDW)
         before, stale = p, (q * (1 - rule.decay_per_step), r)
         step, lr, wd, a, own = step_of(rule, rule.lr, rule.weight_decay, rule.momentum, correlation=correlation)
         if isinstance(rule, SGD) and rule.dampening:
             own = np.where(r > 0, own, 1.0)  # torch does not damp the first buffer
-        p, q, r, moved_sq = step(p, q, r, drive / p, lr, wd, a, own)
+        p, q, r, moved_sq = step(p, q, r, grad_sq / p, lr, wd, a, own)
         if not a:
-            q, r = stale  # torch keeps the buffer for later
+            q, r = stale  # without momentum torch leaves the buffer as it is
     done = state.steps_done + len(rules)
     return dataclasses.replace(state, norm_sq=p, radial=q, buffer_sq=r, steps_done=done), (before, p), moved_sq
 
@@ -88,7 +95,7 @@ def _run_buffer(
 def _run_muon(
     rules: Sequence[Rule], state: State, sizes: Array, recall: Array | float
 ) -> tuple[State, tuple[Array, Array], Array]:
-    """The same for Muon, whose orthogonalisation leaves each matrix another share of its memory."""
+    """Run Muon, whose orthogonalisation leaves each matrix another share of its memory."""
     p, traces = state.norm_sq, state.memory
     for rule in rules:
         assert isinstance(rule, Muon)
@@ -102,84 +109,84 @@ def _run_muon(
 
 
 def remembered(rule: Muon, traces: Array) -> Array:
-    """-<w, u> / ||u||^2 of the coming update u, were it the momentum itself, from the traces of past ones."""
+    """-<w, u> / ||u||^2 of the next update u, if it were the momentum itself, from the traces of past updates."""
     total: Array = np.asarray(rule.memory.first) @ traces
     return total
 
 
 def _run_adam(
-    rules: Sequence[Rule], state: State, drives: Array, sizes: Array
+    rules: Sequence[Rule], state: State, unit_grad_sq: Array, sizes: Array
 ) -> tuple[State, tuple[Array, Array], Array]:
-    """The same for Adam, without the overhead of `evolve`."""
+    """Run Adam."""
     p, q, r, v, done = state.norm_sq, state.radial, state.buffer_sq, state.second, state.steps_done
-    for rule, drive in zip(rules, drives, strict=True):
+    for rule, grad_sq in zip(rules, unit_grad_sq, strict=True):
         assert isinstance(rule, AdamW | AdamL2)
         (b1, b2), before, done = rule.betas, p, done + 1
         step_size = rule.lr * math.sqrt(1 - b2**done) / (1 - b1**done)
         lost, coupled = (rule.decay_per_step, 0.0) if isinstance(rule, AdamW) else (0.0, rule.weight_decay)
-        p, q, r, v, moved_sq = adam_step(p, q, r, v, drive, (1 - b2) / sizes, step_size, lost, coupled, b1, b2)
+        p, q, r, v, moved_sq = adam_step(p, q, r, v, grad_sq, (1 - b2) / sizes, step_size, lost, coupled, b1, b2)
     after = dataclasses.replace(state, norm_sq=p, radial=q, buffer_sq=r, second=v, steps_done=done)
     return after, (before, p), moved_sq
 
 
 def _fitted(state: State, rule: Rule) -> State:
-    """The state as `evolve` takes it.
+    """The state in the form that `evolve` accepts.
 
-    With other betas Lion keeps more or fewer of the small terms of its memory. Weights that had no gradient so far have
-    nothing in their optimizer state, which an optimizer under way is not believed.
+    With other betas, Lion keeps more or fewer of the small terms of its memory. `evolve` rejects all-zero moments after
+    the first step, which weights without a gradient so far have, so a tiny value is used.
     """
     memory = np.zeros((memory_size(rule), *state.memory.shape[1:]))
     memory[: len(state.memory)] = state.memory[: len(memory)]
     state = dataclasses.replace(state, memory=memory)
     if state.steps_done and isinstance(rule, AdamW | AdamL2):
-        return dataclasses.replace(state, second=np.maximum(state.second, _NOTHING))
+        return dataclasses.replace(state, second=np.maximum(state.second, _TINY))
     if state.steps_done and isinstance(rule, Lion):
-        return dataclasses.replace(state, buffer_sq=np.maximum(state.buffer_sq, _NOTHING))
+        return dataclasses.replace(state, buffer_sq=np.maximum(state.buffer_sq, _TINY))
     return state
 
 
-def _constants(rule: Rule) -> Rule:
-    """A rule without what `evolve` takes as schedules."""
+def _without_schedule(rule: Rule) -> Rule:
+    """A rule without the settings that `evolve` takes as schedules."""
     return dataclasses.replace(rule, lr=0.0, weight_decay=0.0)
 
 
 def group_equilibrium(
-    rule: Rule, drive: Array, correlation: Array, *, sizes: Array, recall: Array
+    rule: Rule, unit_grad_sq: Array, correlation: Array, *, sizes: Array, recall: Array
 ) -> tuple[Array, Array]:
-    """Angle and norm once settled, NaN where the rule has no equilibrium.
+    """Angle and norm in equilibrium; NaN where the rule has none.
 
     Args:
         rule: of the group.
-        drive: L of every weight.
+        unit_grad_sq: L of every weight.
         correlation: <v, g> / ||g||^2 of gradient and momentum.
         sizes: entries of every weight; for Muon the mean square of its update per lr^2.
-        recall: share of its momentum's memory that Muon's updates keep.
+        recall: share of the momentum's memory that Muon's updates keep.
     """
-    nothing = np.full(len(drive), np.nan)
+    nothing = np.full(len(unit_grad_sq), np.nan)
     if rule.decay_per_step == 0:
         return nothing, nothing
     if isinstance(rule, AdamL2):
-        return _adam_l2(rule, drive, sizes)
+        return _adam_l2(rule, unit_grad_sq, sizes)
     unit = _targets(rule)
     if unit is None:
         return nothing, nothing
     if isinstance(rule, Muon):
         point = equilibrium.constant_update_point(rule.lr, rule.weight_decay, rule.memory, recall=recall)
         return angle_from_chord_sq(2 * point.one_minus_cos), np.sqrt(point.norm_sq * sizes)
-    angle = np.full(len(drive), float(unit.angle))
+    angle = np.full(len(unit_grad_sq), float(unit.angle))
     if isinstance(rule, SGD) and rule.nesterov:
         angle = angle * nesterov_angle_factor(rule.momentum, correlation=correlation)
-    norm = np.sqrt(unit.norm_sq * (np.sqrt(drive) if isinstance(rule, SGD | SGDW) else sizes))
+    norm = np.sqrt(unit.norm_sq * (np.sqrt(unit_grad_sq) if isinstance(rule, SGD | SGDW) else sizes))
     return angle, np.where(norm > 0, norm, np.nan)
 
 
-def _adam_l2(rule: AdamL2, drive: Array, entries: Array) -> tuple[Array, Array]:
-    """Angle and norm of Adam with L2, where both depend on the gradient of each weight."""
+def _adam_l2(rule: AdamL2, unit_grad_sq: Array, entries: Array) -> tuple[Array, Array]:
+    """Angle and norm of Adam with L2: both depend on the gradient of each weight."""
     b1 = rule.betas[0]
-    norm_sq = equilibrium.adam_l2_norm_sq(rule.lr, rule.weight_decay, b1=b1, dim=entries, unit_grad_sq=drive)
-    size = equilibrium.adam_step_size(norm_sq, rule.weight_decay, dim=entries, unit_grad_sq=drive)
+    norm_sq = equilibrium.adam_l2_norm_sq(rule.lr, rule.weight_decay, b1=b1, dim=entries, unit_grad_sq=unit_grad_sq)
+    size = equilibrium.adam_step_size(norm_sq, rule.weight_decay, dim=entries, unit_grad_sq=unit_grad_sq)
     chord = 2 * rule.lr * rule.weight_decay * size * (1 - b1) / (1 + b1)
-    good = np.asarray((drive > 0) & (norm_sq > 0))
+    good = np.asarray((unit_grad_sq > 0) & (norm_sq > 0))
     angle, norm = angle_from_chord_sq(chord), np.sqrt(norm_sq)
     return np.where(good, angle, np.nan), np.where(good, norm, np.nan)
 

@@ -1,9 +1,10 @@
-"""From what the hooks read to rows of the sample table, with the forecast beside every measurement."""
+"""Turns readings into rows of the sample table: every measurement with its prediction."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.monitor.geometry import Step
-from equilibria.monitor.hooks import Reading, Tap
-from equilibria.monitor.predictor import Forecast, Forecaster, Start
+from equilibria.monitor.geometry import MeasuredStep
+from equilibria.monitor.predictor import OptimizerMemory, Prediction, Predictor
+from equilibria.monitor.reading import StepReading
 from equilibria.monitor.settings_log import Settings
 from equilibria.records.tables import (
     CHANGED_OUTSIDE,
@@ -29,129 +30,104 @@ from equilibria.records.tables import (
 from equilibria.tensors.parameters import Watched
 from equilibria.theory.rules import SGD, SGDW, Rule
 
+Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-
-class Verdicts:
-    """One verdict per weight, from sample to sample.
-
-    Example:
-        >>> verdicts = Verdicts(1)
-        >>> def see(settled, changed):
-        ...     return verdicts.judge(np.array([settled]), changed=np.array([changed]), balanced=np.array([True]))[0]
-        >>> see(False, False), see(True, False), see(False, True), see(False, False), see(True, False)
-        ('settling', 'settled', 'disturbed', 'disturbed', 'settled')
-    """
-
-    def __init__(self, count: int) -> None:
-        self._was_settled, self._disturbed = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
-
-    def judge(self, settled: Flags, *, changed: Flags, balanced: Flags) -> list[str]:
-        """The state of every weight.
-
-        Args:
-            settled: whether its angle is within the tolerance of equilibrium.
-            changed: whether settings or the weight itself were changed since the last sample.
-            balanced: whether there is an equilibrium at all.
-        """
-        self._disturbed = ~settled & (self._disturbed | (changed & self._was_settled))
-        self._was_settled = settled.copy()
-        moving = np.where(self._disturbed, DISTURBED, SETTLING)
-        words: list[str] = np.where(balanced, np.where(settled, SETTLED, moving), NO_EQUILIBRIUM).tolist()
-        return words
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """For a checkpoint."""
-        held = {"was_settled": self._was_settled, "disturbed": self._disturbed}
-        return {name: torch.from_numpy(flags.copy()) for name, flags in held.items()}
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from a checkpoint."""
-        self._was_settled, self._disturbed = (state[name].cpu().numpy().copy() for name in ("was_settled", "disturbed"))
-
-
-Array = NDArray[np.float64]
-
 _MOVED_BETWEEN = 1e-5  # relative change of the norm between two steps that rounding cannot explain
-_FURTHER = 5  # times the length of the sampled steps, which those between do not reach one after another
+_FURTHER = 5  # times the length of the sampled steps, which the steps between them do not reach on average
 _ABOUT_GRADIENT = ("grad_norm", "cosine", "unit_grad_sq")
 _SETTINGS = ("lr", "weight_decay", "momentum")
 
 
-class Reckoning:
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """Rows of the sample table for one sampled step of one optimizer.
+
+    Attributes:
+        columns: values by column name.
+        restart: whether the predictions must start again: the next reading has to include the optimizer's state.
+    """
+
+    columns: dict[str, Any]
+    restart: bool
+
+
+class SampleBuilder:
     """Turns the readings of one optimizer into columns of the sample table.
 
     Args:
-        watched: the tensors that its readings are about.
-        steps_per_epoch: to say times in epochs too.
+        watched: the tensors of the readings.
+        steps_per_epoch: converts steps to settle into epochs; None leaves that column empty.
     """
 
     def __init__(self, watched: Sequence[Watched], *, steps_per_epoch: int | None) -> None:
-        self.names = [name for each in watched for name in each.unit_names]
+        self.names = [name for layer in watched for name in layer.unit_names]
         self._steps_per_epoch = steps_per_epoch
-        self._groups = np.repeat([each.group for each in watched], [each.units for each in watched])
-        entries = np.repeat([float(each.entries) for each in watched], [each.units for each in watched])
-        self._entries = entries
-        told = np.concatenate([[], *(each.invariant or [np.nan] * each.units for each in watched)]).astype(np.float64)
-        self._forecasters = {
-            int(group): Forecaster(entries[self._groups == group], invariant=told[self._groups == group])
+        self._units = np.array([layer.units for layer in watched], dtype=np.int64)
+        self._groups = self._per_row([layer.group for layer in watched])
+        self._entries = self._per_row([float(layer.entries) for layer in watched])
+        labels = [layer.invariant or [np.nan] * layer.units for layer in watched]
+        invariant = np.concatenate([[], *labels]).astype(np.float64)
+        self._predictors = {
+            int(group): Predictor(self._entries[self._groups == group], invariant=invariant[self._groups == group])
             for group in set(self._groups)
         }
-        alone = len(self._forecasters) == 1  # then nothing is to be picked out
-        self._places: dict[int, Any] = {
-            group: slice(None) if alone else self._groups == group for group in self._forecasters
+        single = len(self._predictors) == 1  # then all rows are its own
+        self._rows: dict[int, Any] = {
+            group: slice(None) if single else self._groups == group for group in self._predictors
         }
-        self._verdicts = Verdicts(len(self.names))
+        self._labels = StateLabels(len(self.names))
         self._norm_after = np.full(len(self.names), np.nan)
-        self._pace = np.full(len(self.names), np.nan)  # length of the last sampled step, per unit of learning rate
-        # Seen too late to begin anew: what Adam remembers of these weights was not read, and is at a later sample.
+        self._speed = np.full(len(self.names), np.nan)  # length of the last sampled step per unit of learning rate
+        # Weights whose change from outside showed only in their norm, when Adam's memory of them was not read: they
+        # have no prediction until a later reading includes it.
         self._stale = np.zeros(len(self.names), dtype=bool)
         self._last: tuple[int, dict[int, Settings]] | None = None
 
-    def columns(self, tap: Tap, reading: Reading, products: Array) -> dict[str, Any]:
+    def build(self, reading: StepReading, products: Array) -> SampleRows:
         """The rows of one sampled step.
 
         Args:
-            tap: where the reading comes from.
-            reading: what was read.
-            products: its inner products, (units, 9), gradients no longer scaled; NaN without a gradient.
+            reading: the reading.
+            products: its inner products, (rows, 9), summed over all processes.
         """
+        if reading.grad_scale is not None:
+            products = self._unscaled(reading, products)
         with np.errstate(all="ignore"):  # gradients and weights may be anything, and the samples say so
-            return self._columns(tap, reading, products)
+            return self._build(reading, products)
 
-    def _columns(self, tap: Tap, reading: Reading, products: Array) -> dict[str, Any]:
-        measured = _step(reading, products, self._spread(reading.combined, tap), self._combinations(reading, tap))
+    def _build(self, reading: StepReading, products: Array) -> SampleRows:
+        measured = self._measured(reading, products)
         skipped = reading.found_inf is not None and bool(reading.found_inf)
-        now = {group: tap.logs[group].at(reading.count) for group in self._forecasters}
-        lr = np.array([now[group].lr for group in self._groups])
-        missing = self._spread(reading.missing, tap)
-        unread = self._spread(reading.unread, tap)
-        changed = self._changed(reading, tap, measured, lr)
-        forecast = self._forecast(tap, reading, measured, products, changed=changed, skipped=skipped)
-        columns = self._measured_columns(measured, now, skipped=skipped)
+        settings = {group: reading.settings[group].at(reading.count) for group in self._predictors}
+        lr = np.array([settings[group].lr for group in self._groups])
+        missing, unread = self._per_row(reading.missing), self._per_row(reading.unread)
+        changed = self._changed(reading, measured, lr)
+        prediction, restart = self._predict(reading, measured, products, changed=changed, skipped=skipped)
+        columns = self._measured_columns(measured, settings, skipped=skipped)
         columns = _with_nulls(columns, missing=missing, unread=unread)
-        columns |= self._forecast_columns(forecast)
-        columns["step"] = np.full(len(self.names), reading.label, dtype=np.int64)
+        columns |= self._prediction_columns(prediction)
+        columns["step"] = np.full(len(self.names), reading.step, dtype=np.int64)
         columns["param"] = self.names
-        balanced = np.isfinite(forecast.norm_equilibrium)
-        disturbed = changed | self._jumped(tap, reading)
-        columns["state"] = self._verdicts.judge(forecast.settled, changed=disturbed, balanced=balanced)
+        columns["state"] = self._labels.update(
+            prediction.settled,
+            changed=changed | self._jumped(reading),
+            balanced=np.isfinite(prediction.norm_equilibrium),
+        )
         columns["note"] = _notes(measured, changed=changed, missing=missing, unread=unread, skipped=skipped)
-        self._last = reading.count, now
+        self._last = reading.count, settings
         self._norm_after = measured.norm if skipped else np.sqrt(measured.norm_sq_after)
-        self._pace = _pace(measured, lr)
-        for log in tap.logs:
-            log.forget_before(reading.count)
-        return columns
+        self._speed = measured.moved / lr
+        return SampleRows(columns, restart)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Numbers, words and tensors for a checkpoint."""
         return {
             "names": list(self.names),
-            "forecasters": {group: each.state_dict() for group, each in self._forecasters.items()},
-            "verdicts": self._verdicts.state_dict(),
+            "predictors": {group: predictor.state_dict() for group, predictor in self._predictors.items()},
+            "labels": self._labels.state_dict(),
             "norm_after": torch.from_numpy(self._norm_after.copy()),
-            "pace": torch.from_numpy(self._pace.copy()),
+            "speed": torch.from_numpy(self._speed.copy()),
             "stale": torch.from_numpy(self._stale.copy()),
             "last": None
             if self._last is None
@@ -159,90 +135,78 @@ class Reckoning:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of the same weights."""
-        for group, each in self._forecasters.items():
-            each.load_state_dict(state["forecasters"][group])
-        self._verdicts.load_state_dict(state["verdicts"])
-        held = (state[name].numpy().copy() for name in ("norm_after", "pace", "stale"))
-        self._norm_after, self._pace, self._stale = held
+        """Restore the state from a checkpoint of the same weights."""
+        for group, predictor in self._predictors.items():
+            predictor.load_state_dict(state["predictors"][group])
+        self._labels.load_state_dict(state["labels"])
+        arrays = (state[name].numpy().copy() for name in ("norm_after", "speed", "stale"))
+        self._norm_after, self._speed, self._stale = arrays
         self._last = None
         if state["last"] is not None:
             count, settings = state["last"]
-            self._last = count, {group: Settings(*held) for group, held in settings.items()}
+            self._last = count, {group: Settings(*values) for group, values in settings.items()}
 
-    def _spread(self, per_tensor: Sequence[Any], tap: Tap) -> NDArray[Any]:
+    # ---- measured
+
+    def _per_row(self, per_tensor: Sequence[Any]) -> NDArray[Any]:
         """One value per row from one value per tensor."""
-        return np.repeat(np.asarray(per_tensor), [each.units for each in tap.watched])
+        return np.repeat(np.asarray(per_tensor), self._units, axis=0)
 
-    def _combinations(self, reading: Reading, tap: Tap) -> Array:
-        table = [(each.gradient, each.buffer, each.shrink) for each in reading.combinations]
-        return np.repeat(np.array(table), [each.units for each in tap.watched], axis=0).T
+    def _unscaled(self, reading: StepReading, products: Array) -> Array:
+        """Divide the gradient in the products by the factor that a loss scaler left in it."""
+        scale, combined = float(reading.grad_scale), self._per_row(reading.combined)  # type: ignore[arg-type]
+        products = products.copy()
+        products[:, 1] /= scale
+        products[:, 2] /= scale * scale
+        products[combined, 4] /= scale
+        return products
 
-    def _changed(self, reading: Reading, tap: Tap, measured: Step, lr: Array) -> Flags:
-        """Which weights somebody else changed since the last sample, as far as can be told.
+    def _measured(self, reading: StepReading, products: Array) -> MeasuredStep:
+        """The step, from the products of weight, gradient and buffer or from those of the measured move."""
+        table = [(update.gradient, update.buffer, update.shrink) for update in reading.combinations]
+        combined, (own, kept, shrink) = self._per_row(reading.combined), self._per_row(table).T
+        ww, wg, gg, x, y, z = products.T[:6]
+        we = np.where(combined, own * wg + kept * x, x)
+        ee = np.where(combined, own * own * gg + 2 * own * kept * y + kept * kept * z, y)
+        uphill = own > 0  # maximize: the buffer then accumulates -g
+        vg = np.where(combined & (kept != 0), np.where(uphill, -y, y), np.nan)
+        return MeasuredStep(ww=ww, wg=wg, gg=gg, we=we, ee=ee, vg=vg, shrink=shrink)
 
-        Torch counts changes of a tensor, but not those through ``.data``. These show in the norm, where it differs
-        from what the last sample left by more than the steps between could do.
+    def _changed(self, reading: StepReading, measured: MeasuredStep, lr: Array) -> Flags:
+        """Weights that somebody else changed since the last sample, as far as this can be seen.
+
+        Torch counts the changes of a tensor, but not those through ``.data``. These show in the norm, if it differs
+        from the norm after the last sample by more than the steps between could do.
         """
-        changed = self._spread(reading.changed, tap).astype(bool)
+        changed = self._per_row(reading.changed).astype(bool)
         if self._last is None:
             return changed
         first = self._last[0] + 1
-        lrs = {
-            group: sum(each.lr for each in tap.logs[group].between(first, reading.count)) for group in self._forecasters
+        lr_sums = {
+            group: sum(settings.lr for settings in reading.settings[group].between(first, reading.count))
+            for group in self._predictors
         }
-        taken = np.array([lrs[group] for group in self._groups])
-        reach = np.where(taken > 0, _FURTHER * taken * np.fmax(self._pace, _pace(measured, lr)), 0.0)
+        lr_sum = np.array([lr_sums[group] for group in self._groups])
+        reach = np.where(lr_sum > 0, _FURTHER * lr_sum * np.fmax(self._speed, measured.moved / lr), 0.0)
         changed |= np.abs(measured.norm - self._norm_after) > reach + _MOVED_BETWEEN * measured.norm
         return changed
 
-    def _jumped(self, tap: Tap, reading: Reading) -> Flags:
-        """Whose settings jumped since the last sample."""
+    def _jumped(self, reading: StepReading) -> Flags:
+        """Weights whose settings jumped since the last sample."""
         first = reading.count if self._last is None else self._last[0] + 1
-        jumped = {group: tap.logs[group].jumped(first, reading.count + 1) for group in self._forecasters}
+        jumped = {group: reading.settings[group].jumped(first, reading.count + 1) for group in self._predictors}
         return np.array([jumped[group] for group in self._groups])
 
-    def _forecast(
-        self, tap: Tap, reading: Reading, measured: Step, products: Array, *, changed: Flags, skipped: bool
-    ) -> Forecast:
-        parts: dict[str, NDArray[Any]] = {
-            field.name: np.zeros(len(self.names), dtype=bool)
-            if field.name in ("settled", "invariant")
-            else np.full(len(self.names), np.nan)
-            for field in dataclasses.fields(Forecast)
-        }
-        combined, begins = self._spread(reading.combined, tap), self._spread(reading.begin, tap)
-        for group, forecaster in self._forecasters.items():
-            rule, here = reading.laws[group].rule, self._places[group]
-            if rule is None:
-                continue
-            begin = begins[here] | (changed[here] & isinstance(rule, SGD | SGDW))
-            start = _start(reading, rule, products[here], self._entries[here], combined[here], begin)
-            first = reading.count if begin.all() else forecaster.next_step
-            rules = _rules(rule, tap.logs[group].between(first, reading.count + 1))
-            if rules is None:
-                tap.begin_anew()
-                continue
-            part = Step(**{f.name: getattr(measured, f.name)[here] for f in dataclasses.fields(Step)})
-            found = forecaster.forecast(
-                reading.count, part, rules, start=start if begin.any() else None, skipped=skipped
-            )
-            for name in parts:
-                parts[name][here] = getattr(found, name)
-            self._stale[here] = ~begin & (self._stale[here] | changed[here])
-        if (self._stale & changed).any():
-            tap.begin_anew()
-        parts["angle"][self._stale] = parts["norm"][self._stale] = np.nan
-        return Forecast(**parts)
-
-    def _measured_columns(self, measured: Step, now: Mapping[int, Settings], *, skipped: bool) -> dict[str, Any]:
-        settings = [now[group] for group in self._groups]
-        lr, norm = np.array([each.lr for each in settings]), measured.norm
+    def _measured_columns(
+        self, measured: MeasuredStep, settings: Mapping[int, Settings], *, skipped: bool
+    ) -> dict[str, Any]:
+        by_row = [settings[group] for group in self._groups]
+        lr, norm = np.array([row.lr for row in by_row]), measured.norm
         moved, angle = (np.zeros_like(norm), np.zeros_like(norm)) if skipped else (measured.moved, measured.angle)
         return {
             "lr": lr,
-            "weight_decay": np.array([each.weight_decay for each in settings]),
-            "momentum": np.array([each.momentum for each in settings]),
+            "weight_decay": np.array([row.weight_decay for row in by_row]),
+            "momentum": np.array([row.momentum for row in by_row]),
             "norm": norm,
             "grad_norm": np.sqrt(measured.gg),
             "cosine": measured.cosine,
@@ -253,50 +217,78 @@ class Reckoning:
             "unit_grad_sq": measured.gg * measured.ww,
         }
 
-    def _forecast_columns(self, forecast: Forecast) -> dict[str, Any]:
+    # ---- predicted
+
+    def _predict(
+        self, reading: StepReading, measured: MeasuredStep, products: Array, *, changed: Flags, skipped: bool
+    ) -> tuple[Prediction, bool]:
+        """The prediction of all rows, group by group, and whether the predictions must start again."""
+        parts: dict[str, NDArray[Any]] = {
+            field.name: np.zeros(len(self.names), dtype=bool)
+            if field.name in ("settled", "invariant")
+            else np.full(len(self.names), np.nan)
+            for field in dataclasses.fields(Prediction)
+        }
+        combined, starts, restart = self._per_row(reading.combined), self._per_row(reading.starts), False
+        for group, predictor in self._predictors.items():
+            rule, rows = reading.laws[group].rule, self._rows[group]
+            if rule is None:
+                continue
+            # SGD's memory can start from the products that every reading has; others' needs a reading that includes it.
+            start = starts[rows] | (changed[rows] & isinstance(rule, SGD | SGDW))
+            memory = _optimizer_memory(reading, rule, products[rows], self._entries[rows], combined[rows], start)
+            first = reading.count if start.all() else predictor.next_step
+            rules = _rules(rule, reading.settings[group].between(first, reading.count + 1))
+            if rules is None:
+                restart = True
+                continue
+            part = MeasuredStep(**{f.name: getattr(measured, f.name)[rows] for f in dataclasses.fields(MeasuredStep)})
+            prediction = predictor.predict(
+                reading.count, part, rules, memory=memory if start.any() else None, skipped=skipped
+            )
+            for name in parts:
+                parts[name][rows] = getattr(prediction, name)
+            self._stale[rows] = ~start & (self._stale[rows] | changed[rows])
+        restart |= bool((self._stale & changed).any())
+        parts["angle"][self._stale] = parts["norm"][self._stale] = np.nan
+        return Prediction(**parts), restart
+
+    def _prediction_columns(self, prediction: Prediction) -> dict[str, Any]:
         epoch = np.nan if self._steps_per_epoch is None else float(self._steps_per_epoch)
         columns = {
-            "momentum_unit_grad_sq": forecast.momentum_unit_grad_sq,
-            "angle_equilibrium": forecast.angle_equilibrium,
-            "norm_equilibrium": forecast.norm_equilibrium,
-            "angle_predicted": forecast.angle,
-            "norm_predicted": forecast.norm,
-            "steps_to_settle": forecast.steps_to_settle,
-            "epochs_to_settle": forecast.steps_to_settle / epoch,
+            "momentum_unit_grad_sq": prediction.momentum_unit_grad_sq,
+            "angle_equilibrium": prediction.angle_equilibrium,
+            "norm_equilibrium": prediction.norm_equilibrium,
+            "angle_predicted": prediction.angle,
+            "norm_predicted": prediction.norm,
+            "steps_to_settle": prediction.steps_to_settle,
+            "epochs_to_settle": prediction.steps_to_settle / epoch,
         }
         return {name: _nulls(values) for name, values in columns.items()}
 
 
-def _step(reading: Reading, products: Array, combined: Flags, combinations: Array) -> Step:
-    """The move from what was read: combined from weight, gradient and buffer, or measured."""
-    ww, wg, gg, x, y, z = products.T[:6]
-    own, kept, shrink = combinations
-    we = np.where(combined, own * wg + kept * x, x)
-    ee = np.where(combined, own * own * gg + 2 * own * kept * y + kept * kept * z, y)
-    uphill = own > 0  # maximize: the buffer then gathers -g
-    vg = np.where(combined & (kept != 0), np.where(uphill, -y, y), np.nan)
-    return Step(ww=ww, wg=wg, gg=gg, we=we, ee=ee, vg=vg, shrink=shrink)
-
-
-def _start(reading: Reading, rule: Rule, products: Array, entries: Array, combined: Flags, begin: Flags) -> Start:
-    """The optimizer's memory, for the weights whose forecast begins here."""
+def _optimizer_memory(
+    reading: StepReading, rule: Rule, products: Array, entries: Array, combined: Flags, starts: Flags
+) -> OptimizerMemory:
+    """The optimizer's state of the weights whose prediction starts."""
     known = np.nan_to_num(products)  # weights without a gradient have no recursion, but must not spoil the others'
     radial, buffer_sq, second = known[:, 6:9].T
     if not isinstance(rule, SGD | SGDW):
-        return Start(radial, buffer_sq, second / np.maximum(entries, 1), reading.steps_taken, begin)
-    radial, buffer_sq = (np.where(combined, known[:, at], held) for at, held in ((3, radial), (5, buffer_sq)))
-    return Start(radial, buffer_sq, np.zeros(len(entries)), float(reading.count or bool(buffer_sq.any())), begin)
+        return OptimizerMemory(radial, buffer_sq, second / np.maximum(entries, 1), reading.steps_taken, starts)
+    radial, buffer_sq = np.where(combined, known[:, 3], radial), np.where(combined, known[:, 5], buffer_sq)
+    steps_done = float(reading.count or bool(buffer_sq.any()))
+    return OptimizerMemory(radial, buffer_sq, np.zeros(len(entries)), steps_done, starts)
 
 
 def _nulls(values: Array) -> NDArray[Any]:
-    """None for what has no law, so that it is told apart from what was measured and is not a number."""
+    """None for values without a law; a measured value that is not a number stays NaN."""
     column: NDArray[Any] = values.astype(object)
     column[np.isnan(values)] = None
     return column
 
 
 def _with_nulls(columns: dict[str, Any], *, missing: Flags, unread: Flags) -> dict[str, Any]:
-    """Null in place of NaN for what could not be measured: all without a gradient, or only what is about it."""
+    """None for values that could not be measured: all without a gradient, or only those about the gradient."""
     about_weight = [name for name in columns if name not in _SETTINGS]
     for where, names in ((missing, about_weight), (unread, _ABOUT_GRADIENT)):
         for name in names if where.any() else ():
@@ -305,12 +297,7 @@ def _with_nulls(columns: dict[str, Any], *, missing: Flags, unread: Flags) -> di
     return columns
 
 
-def _pace(measured: Step, lr: Array) -> Array:
-    """Length of the step per unit of learning rate."""
-    return measured.moved / lr
-
-
-def _notes(measured: Step, *, changed: Flags, missing: Flags, unread: Flags, skipped: bool) -> list[str | None]:
+def _notes(measured: MeasuredStep, *, changed: Flags, missing: Flags, unread: Flags, skipped: bool) -> list[str | None]:
     words = np.where(changed, CHANGED_OUTSIDE, "").astype(object)
     words[~np.isfinite(measured.gg) & ~unread | np.isinf(measured.ww)] = NOT_FINITE
     words[missing] = NO_GRADIENT
@@ -320,9 +307,9 @@ def _notes(measured: Step, *, changed: Flags, missing: Flags, unread: Flags, ski
 
 
 def _rules(rule: Rule, settings: Sequence[Settings]) -> list[Rule] | None:
-    """The rule at every step, None if one of them has settings without a law: then the recursion cannot follow."""
+    """The rule at every step; None if no law covers the settings of one of them: the recursion cannot pass it."""
     try:
-        return [_adjusted(rule, each) for each in settings]
+        return [_adjusted(rule, of_step) for of_step in settings]
     except EquilibriaError:
         return None
 
@@ -336,3 +323,44 @@ def _adjusted(rule: Rule, settings: Settings) -> Rule:
     elif hasattr(rule, "momentum"):
         changes["momentum"] = settings.momentum
     return dataclasses.replace(rule, **changes)
+
+
+class StateLabels:
+    """Labels every weight, from sample to sample: settling, settled, disturbed or without equilibrium.
+
+    A weight is disturbed when it was settled, then its settings jumped or somebody changed it, and it has not settled
+    again since.
+
+    Example:
+        >>> labels = StateLabels(1)
+        >>> def label(settled, changed):
+        ...     return labels.update(np.array([settled]), changed=np.array([changed]), balanced=np.array([True]))[0]
+        >>> label(False, False), label(True, False), label(False, True), label(False, False), label(True, False)
+        ('settling', 'settled', 'disturbed', 'disturbed', 'settled')
+    """
+
+    def __init__(self, count: int) -> None:
+        self._was_settled, self._disturbed = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+
+    def update(self, settled: Flags, *, changed: Flags, balanced: Flags) -> list[str]:
+        """The state of every weight at a sample.
+
+        Args:
+            settled: whether its angle is within the tolerance of equilibrium.
+            changed: whether its settings jumped or somebody changed the weight since the last sample.
+            balanced: whether it has an equilibrium.
+        """
+        self._disturbed = ~settled & (self._disturbed | (changed & self._was_settled))
+        self._was_settled = settled.copy()
+        moving = np.where(self._disturbed, DISTURBED, SETTLING)
+        words: list[str] = np.where(balanced, np.where(settled, SETTLED, moving), NO_EQUILIBRIUM).tolist()
+        return words
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Both flags per weight, for a checkpoint."""
+        flags = {"was_settled": self._was_settled, "disturbed": self._disturbed}
+        return {name: torch.from_numpy(values.copy()) for name, values in flags.items()}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore the flags from a checkpoint."""
+        self._was_settled, self._disturbed = (state[name].cpu().numpy().copy() for name in ("was_settled", "disturbed"))

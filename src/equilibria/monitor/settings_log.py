@@ -1,4 +1,4 @@
-"""The settings of a parameter group at every step, kept as the list of their changes."""
+"""The settings of a parameter group at every step, stored as the list of their changes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-_UNKNOWN = float("nan")  # one object, which equals itself as part of a tuple
-
-
-_JUMP = 0.1  # relative change of a setting that is worth a sample of its own
-_STEEPER = 3  # times the change of the step before that is no longer part of a ramp
+_UNKNOWN = float("nan")  # one object: inside a tuple it equals itself, so that unknown settings do not count as changed
+_JUMP = 0.1  # relative change of a setting that triggers a sample
+_STEEPER = 3  # times the change at the step before: more than that is a jump, less is part of a ramp
 _TINY = 1e-300
 
 
 class Settings(NamedTuple):
-    """What a schedule may change from step to step."""
+    """The settings that a schedule may change from step to step."""
 
     lr: float
     weight_decay: float
@@ -26,7 +24,7 @@ class Settings(NamedTuple):
 
 
 def read_settings(group: Mapping[str, Any]) -> Settings:
-    """The settings of a group now; an optimizer that chooses its own learning rate has NaN there.
+    """Read the settings of a group; lr is NaN for an optimizer that chooses its own learning rate.
 
     Example:
         >>> read_settings({"lr": torch.tensor(0.5), "weight_decay": 0.0, "betas": (0.9, 0.99)})
@@ -48,7 +46,7 @@ def _number(value: Any) -> float:
 
 
 class _Change(NamedTuple):
-    """New settings, the step that is the first to have them, and how much they differ from those before."""
+    """New settings, the first step that has them, and how much they differ from the previous ones."""
 
     step: int
     settings: Settings
@@ -57,23 +55,27 @@ class _Change(NamedTuple):
 
 
 class SettingsLog:
-    """Remembers the settings of a group step by step; `note` is called at every step and is cheap."""
+    """Settings of one group, step by step. `note` runs at every training step and compares four values.
 
-    def __init__(self) -> None:
-        self._changes: list[_Change] = []
-        self._seen: tuple[object, ...] | None = None  # settings as they were found, if they cannot change in place
+    The hooks write into one log per group; every reading takes a copy along (`hand_over`) with the
+    settings of all steps since the previous reading, which may be processed much later.
+    """
+
+    def __init__(self, changes: Sequence[_Change] = ()) -> None:
+        self._changes = list(changes)
+        self._seen: tuple[object, ...] | None = None  # the latest raw settings, unless they can change in place
 
     def note(self, step: int, group: Mapping[str, Any], *, sampled: bool) -> None:
-        """Remember the settings with which this step is taken, if they are new.
+        """Record the settings with which this step is taken, if they are new.
 
         Settings on a device are read at sampled steps only: reading them waits for the device.
         """
-        found = group.get("lr"), group.get("weight_decay"), group.get("momentum"), group.get("betas")
-        if self._seen is not None and found == self._seen:
+        raw = group.get("lr"), group.get("weight_decay"), group.get("momentum"), group.get("betas")
+        if self._seen is not None and raw == self._seen:
             return
-        if not sampled and self._changes and _on_device(found):
+        if not sampled and self._changes and _on_device(raw):
             return
-        self._seen = found if all(isinstance(value, float | int | None) for value in _numbers(found)) else None
+        self._seen = raw if all(isinstance(value, float | int | None) for value in _numbers(raw)) else None
         settings = read_settings(group)
         if not self._changes:
             self._changes.append(_Change(step, settings, 0.0, False))
@@ -81,47 +83,55 @@ class SettingsLog:
             self._changes.append(_change(self._changes[-1], step, settings))
 
     def jumps(self, group: Mapping[str, Any]) -> bool:
-        """Whether lr or weight decay are about to differ by more than a tenth from those of the last step."""
+        """Whether lr or weight decay of the coming step differ by more than a tenth from those of the last step."""
         if not self._changes:
             return False
-        held = self._changes[-1].settings
-        pairs = ((group["lr"], held.lr), (group.get("weight_decay"), held.weight_decay))
+        last = self._changes[-1].settings
+        pairs = ((group["lr"], last.lr), (group.get("weight_decay"), last.weight_decay))
         return any(
             isinstance(now, float) and abs(now - before) > _JUMP * max(abs(now), abs(before)) for now, before in pairs
         )
 
     def at(self, step: int) -> Settings:
         """The settings of a step."""
-        place = bisect_right(self._changes, step, key=lambda change: change.step)
-        return self._changes[max(place - 1, 0)].settings
+        return self._changes[self._index(step)].settings
 
     def jumped(self, first: int, after: int) -> bool:
         """Whether a setting jumped at one of the steps ``first`` to ``after - 1``.
 
-        That is by more than a tenth at once, and not as part of a steep ramp. A schedule that moves on smoothly has no
-        jump, however often it is sampled.
+        A jump is a change by more than a tenth at once that is not part of a steep ramp. A smooth schedule has none,
+        however rarely it is sampled.
         """
         return any(change.is_jump and first <= change.step < after for change in self._changes)
 
     def between(self, first: int, after: int) -> list[Settings]:
         """The settings of the steps ``first`` to ``after - 1``."""
-        found: list[Settings] = []
+        settings: list[Settings] = []
         bounds = [change.step for change in self._changes[1:]] + [after]
         for change, end in zip(self._changes, bounds, strict=True):
-            found += [change.settings] * (min(end, after) - first - len(found))
-        return found
+            settings += [change.settings] * (min(end, after) - first - len(settings))
+        return settings
+
+    def hand_over(self, step: int) -> SettingsLog:
+        """Return a copy of all settings up to a sampled step, and keep only what the next sample needs."""
+        copy = SettingsLog(self._changes)
+        self.forget_before(step)
+        return copy
 
     def forget_before(self, step: int) -> None:
-        """Drop what is older than a step."""
-        place = bisect_right(self._changes, step, key=lambda change: change.step)
-        del self._changes[: max(place - 1, 0)]
+        """Drop the changes that no step from ``step`` on depends on."""
+        del self._changes[: self._index(step)]
+
+    def _index(self, step: int) -> int:
+        """The position of the change that holds at a step."""
+        return max(bisect_right(self._changes, step, key=lambda change: change.step) - 1, 0)
 
     def state_dict(self) -> list[tuple[Any, ...]]:
-        """What is remembered, for a checkpoint: plain numbers, which torch.load takes with ``weights_only``."""
+        """All changes, for a checkpoint: plain numbers, which torch.load accepts with ``weights_only``."""
         return [(step, *settings, relative, is_jump) for step, settings, relative, is_jump in self._changes]
 
     def load_state_dict(self, state: Sequence[Sequence[Any]]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the changes from a checkpoint."""
         self._changes = [
             _Change(step, Settings(*settings), relative, is_jump) for step, *settings, relative, is_jump in state
         ]
@@ -129,11 +139,11 @@ class SettingsLog:
 
 
 def _change(before: _Change, step: int, settings: Settings) -> _Change:
-    """The largest relative change of lr, weight decay and momentum, which acts through 1 - momentum."""
+    """A change of settings, sized by the largest relative change of lr, weight decay and 1 - momentum."""
     pairs = zip(_acting(before.settings), _acting(settings), strict=True)
     relative = max(((new - old) / max(abs(new), abs(old), _TINY) for old, new in pairs), key=abs)
-    goes_on = before.step == step - 1 and before.relative * relative > 0
-    ramp = abs(before.relative) if goes_on else 0.0
+    continues = before.step == step - 1 and before.relative * relative > 0
+    ramp = abs(before.relative) if continues else 0.0
     return _Change(step, settings, relative, abs(relative) > max(_JUMP, _STEEPER * ramp))
 
 
@@ -141,10 +151,10 @@ def _acting(settings: Settings) -> tuple[float, float, float]:
     return settings.lr, settings.weight_decay, 1 - settings.momentum
 
 
-def _numbers(found: tuple[Any, ...]) -> tuple[Any, ...]:
-    """lr, weight decay, momentum and the single betas; a list of betas stays one, for it can change in place."""
-    return (*found[:3], *(found[3] if isinstance(found[3], tuple) else (found[3],)))
+def _numbers(raw: tuple[Any, ...]) -> tuple[Any, ...]:
+    """lr, weight decay, momentum and each beta; a list of betas stays a list, because it can change in place."""
+    return (*raw[:3], *(raw[3] if isinstance(raw[3], tuple) else (raw[3],)))
 
 
-def _on_device(found: tuple[Any, ...]) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in _numbers(found))
+def _on_device(raw: tuple[Any, ...]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in _numbers(raw))

@@ -1,27 +1,31 @@
-"""Inner products of tensors row by row: products and sums in float64, every number read from memory once.
+"""Inner products of tensors row by row, with products and sums in float64.
 
-In main memory one compiled pass forms all products of all tensors, which costs hardly more than reading the numbers; on
-a device torch forms them one by one. A whole tensor is a matrix of one row.
+In main memory one compiled pass (numba) forms all products of all tensors and reads every number once, which costs
+hardly more than reading alone. Without numba torch forms them from short stretches converted to float64. On a device
+torch forms them one by one. A whole tensor is a matrix of one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from numba import boolean, float64, int64, void
-from numpy.typing import NDArray
 from torch import Tensor
 
-from equilibria._compiled import compiled, float32_at, float64_at, inner
+from equilibria.errors import warn_caller
 
-_STRETCH = 1 << 16  # numbers of a type that no compiled loop reads which are converted at a time
-_SIGNATURE = void(int64[:, ::1], float64[::1], boolean, float64[:, ::1])
+_STRETCH = 1 << 16  # numbers that are converted to float64 at a time
+_MANY = 1_000_000  # numbers in a pass from which on numba makes a difference that people notice
 
-Array = NDArray[Any]
-Loop = Callable[..., None]
+_COMPILED = (torch.float32, torch.float64)  # types that the compiled loops read
+
+Matrices = tuple[Tensor, Tensor, Tensor | None]
+_Item = tuple[int, Matrices, float, bool]  # first row, matrices, shrink, refresh
 
 
 class ProductsPass:
@@ -41,22 +45,22 @@ class ProductsPass:
 
     def __init__(self, sums: Tensor) -> None:
         self._sums = sums
-        self._work = _Work()
+        self._work = _Work("sum_products", lambda matrices, _shrink, out: _add_products(*matrices, out))
 
-    def add(self, place: int, weight: Tensor, gradient: Tensor, buffer: Tensor | None) -> None:
-        """Take three contiguous matrices of one shape; their sums go to the rows from ``place`` on.
+    def add(self, row: int, weight: Tensor, gradient: Tensor, buffer: Tensor | None) -> None:
+        """Add three contiguous matrices of one shape; their sums go to the rows from ``row`` on.
 
         Without a buffer nothing is added to the last three columns.
         """
-        _check_fit(place, len(self._sums), weight, gradient, buffer)
+        _check_fit(row, len(self._sums), weight, gradient, buffer)
         if weight.device.type == "cpu":
-            self._work.add(place, weight, gradient, buffer)
+            self._work.add(row, weight, gradient, buffer)
         else:
-            _add_products_on_device(weight, gradient, buffer, self._sums[place : place + len(weight)])
+            _add_products(weight, gradient, buffer, self._sums[row : row + len(weight)])
 
     def run(self) -> None:
         """Form the products."""
-        self._work.run(_sum_products, self._sums)
+        self._work.run(self._sums)
 
 
 class MovesPass:
@@ -78,32 +82,32 @@ class MovesPass:
 
     def __init__(self, sums: Tensor) -> None:
         self._sums = sums
-        self._work = _Work()
+        self._work = _Work("sum_moves", lambda matrices, shrink, out: _add_move(*matrices, shrink, out))
 
     def add(
-        self, place: int, before: Tensor, after: Tensor, gradient: Tensor | None, *, shrink: float, refresh: bool
+        self, row: int, before: Tensor, after: Tensor, gradient: Tensor | None, *, shrink: float, refresh: bool
     ) -> None:
-        """Take three contiguous matrices of one shape; their sums go to the rows from ``place`` on.
+        """Add three contiguous matrices of one shape; their sums go to the rows from ``row`` on.
 
         Args:
-            place: the first row.
+            row: the first row.
             before: the weight before the step.
             after: the weight after it.
             gradient: None if it is known already: then nothing is added to wg and gg.
-            shrink: share of the weight that decay took away.
-            refresh: whether ``before`` becomes ``after`` on the way.
+            shrink: share of the weight that decay removed.
+            refresh: whether ``before`` becomes ``after`` in the same pass.
         """
-        _check_fit(place, len(self._sums), before, after, gradient)
+        _check_fit(row, len(self._sums), before, after, gradient)
         if before.device.type == "cpu":
-            self._work.add(place, before, after, gradient, shrink=shrink, refresh=refresh)
+            self._work.add(row, before, after, gradient, shrink=shrink, refresh=refresh)
             return
-        _add_move_on_device(before, after, gradient, shrink, self._sums[place : place + len(before)])
+        _add_move(before, after, gradient, shrink, self._sums[row : row + len(before)])
         if refresh:
             before.copy_(after)
 
     def run(self) -> None:
         """Form the products."""
-        self._work.run(_sum_moves, self._sums)
+        self._work.run(self._sums)
 
 
 def products_of(first: Tensor, second: Tensor) -> tuple[float, float, float]:
@@ -122,7 +126,7 @@ def products_of(first: Tensor, second: Tensor) -> tuple[float, float, float]:
 
 
 def moved_products(before: Tensor, after: Tensor) -> tuple[float, float, float]:
-    """<w, w>, <w, e> and <e, e> of a vector and its move e, after which ``before`` becomes ``after``; waits for it.
+    """<w, w>, <w, e> and <e, e> of a vector w and its move e; ``before`` becomes ``after``. Waits for the device.
 
     Example:
         >>> w = torch.tensor([1.0, 0.0])
@@ -137,173 +141,151 @@ def moved_products(before: Tensor, after: Tensor) -> tuple[float, float, float]:
     return ww, we, ee
 
 
-def _check_fit(place: int, room: int, *matrices: Tensor | None) -> None:
-    """Compiled code reads and writes by address: what does not fit has to be refused before it."""
-    held = [each for each in matrices if each is not None]
-    shapes = {tuple(each.shape) for each in held}
+def _check_fit(row: int, room: int, *matrices: Tensor | None) -> None:
+    """Check shapes and memory: compiled code reads and writes by address, wherever that leads."""
+    tensors = [matrix for matrix in matrices if matrix is not None]
+    shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
         raise ValueError(f"got tensors of shapes {', '.join(map(str, sorted(shapes)))}; expected one shape for all")
-    if place + len(held[0]) > room:
-        raise ValueError(f"got {len(held[0])} rows, for {room - place} of which there is room: the tensor has grown")
-    strange = next((each for each in held if type(each) is not Tensor or (each.numel() and not each.data_ptr())), None)
-    if strange is not None and strange.device.type == "cpu":
-        raise TypeError(f"got a tensor of type {type(strange).__name__}, whose numbers have no place in memory to read")
+    if row + len(tensors[0]) > room:
+        raise ValueError(f"got {len(tensors[0])} rows, for {room - row} of which there is room: the tensor has grown")
+    for tensor in tensors:
+        has_memory = type(tensor) is Tensor and (not tensor.numel() or tensor.data_ptr())
+        if not has_memory and tensor.device.type == "cpu":
+            raise TypeError(
+                f"got a tensor of type {type(tensor).__name__}, whose numbers have no place in memory to read"
+            )
+
+
+# ---- in main memory
 
 
 class _Work:
-    """What is to be read, by address: one compiled call for all tensors of a type."""
+    """Matrices in main memory: one compiled call for all of a type, or torch on stretches of each.
 
-    def __init__(self) -> None:
-        self._held: list[Tensor | None] = []  # so that nothing is freed before it is read
-        self._addresses: dict[torch.dtype, list[tuple[int, ...]]] = {torch.float32: [], torch.float64: []}
-        self._shrinks: dict[torch.dtype, list[float]] = {torch.float32: [], torch.float64: []}
-        self._others: list[tuple[Any, ...]] = []
+    Args:
+        loop: name of the compiled loop in `equilibria.tensors._product_loops`.
+        by_torch: does the same with three matrices, their shrink and their rows of the table.
+    """
+
+    def __init__(self, loop: str, by_torch: Callable[[Matrices, float, Tensor], None]) -> None:
+        self._loop, self._by_torch = loop, by_torch
+        self._items: dict[torch.dtype | None, list[_Item]] = {}  # by the type that a compiled loop reads, or None
 
     def add(
         self,
-        place: int,
+        row: int,
         first: Tensor,
         second: Tensor,
         third: Tensor | None,
         shrink: float = 0.0,
         refresh: bool = False,
     ) -> None:
-        kind = first.dtype
-        if kind is not second.dtype or (third is not None and third.dtype is not kind) or kind not in self._addresses:
-            self._others.append((place, first, second, third, shrink, refresh))
+        kind: torch.dtype | None = first.dtype
+        alike = second.dtype is kind and (third is None or third.dtype is kind)
+        kind = kind if alike and kind in _COMPILED else None
+        self._items.setdefault(kind, []).append((row, (first, second, third), shrink, refresh))
+
+    def run(self, sums: Tensor) -> None:
+        if not self._items:
             return
-        held = first if third is None else third  # anything that can be read
-        rows, columns = first.shape
-        self._held += first, second, third
-        self._addresses[kind].append(
-            (first.data_ptr(), second.data_ptr(), held.data_ptr(), third is not None, rows, columns, place, refresh)
-        )
-        self._shrinks[kind].append(shrink)
+        loops = _compiled_loops()
+        if loops is None:
+            self._run_torch(sums)
+        else:
+            self._run_compiled(getattr(loops, self._loop), sums)
 
-    def run(self, loop: Loop, sums: Tensor) -> None:
-        for kind, addresses in self._addresses.items():
-            if addresses:
-                loop(np.array(addresses, np.int64), np.array(self._shrinks[kind]), kind is torch.float64, sums.numpy())
-        for place, first, second, third, shrink, refresh in self._others:
-            _run_converted(loop, sums, (first, second, third), place=place, shrink=shrink)
+    def _run_compiled(self, loop: Callable[..., None], sums: Tensor) -> None:
+        for kind, items in self._items.items():
+            if kind is not None:
+                _call(loop, items, kind, sums)
+                continue
+            for row, matrices, shrink, refresh in items:
+                for part in _stretches(matrices):
+                    _call(loop, [(row, part, shrink, False)], torch.float64, sums)
+                if refresh:
+                    matrices[0].copy_(matrices[1])
+
+    def _run_torch(self, sums: Tensor) -> None:
+        items = [item for of_kind in self._items.values() for item in of_kind]
+        if sum(matrices[0].numel() for _, matrices, _, _ in items) >= _MANY:
+            _recommend_numba()
+        for row, matrices, shrink, refresh in items:
+            for part in _stretches(matrices):
+                self._by_torch(part, shrink, sums[row : row + len(matrices[0])])
             if refresh:
-                first.copy_(second)
+                matrices[0].copy_(matrices[1])
 
 
-def _run_converted(
-    loop: Loop, sums: Tensor, matrices: tuple[Tensor, Tensor, Tensor | None], *, place: int, shrink: float
-) -> None:
-    """The same for tensors of other or different types: converted stretch by stretch."""
+@cache
+def _compiled_loops() -> ModuleType | None:
+    """The compiled loops; None without numba. Imported at the first use, because numba's import takes a second."""
+    try:
+        from equilibria.tensors import _product_loops
+    except ImportError:
+        return None
+    return _product_loops
+
+
+@cache
+def _recommend_numba() -> None:
+    with contextlib.suppress(UserWarning):  # also if the program turns warnings into errors: this is only advice
+        warn_caller(
+            "numba is not installed, so torch measures the weights, about six times slower; install it: "
+            "pip install 'equilibria[fast]'",
+            UserWarning,
+        )
+
+
+def _call(loop: Callable[..., None], items: list[_Item], kind: torch.dtype, sums: Tensor) -> None:
+    """Call a compiled loop for matrices of one type."""
+    work, shrinks = [], []
+    for row, (first, second, third), shrink, refresh in items:
+        readable = first if third is None else third  # any address that can be read
+        addresses = first.data_ptr(), second.data_ptr(), readable.data_ptr()
+        work.append((*addresses, third is not None, *first.shape, row, refresh))
+        shrinks.append(shrink)
+    loop(np.array(work, np.int64), np.array(shrinks), kind is torch.float64, sums.numpy())
+
+
+def _stretches(matrices: Matrices) -> Iterator[Matrices]:
+    """The matrices in float64, a range of columns at a time: no large copy is made."""
     rows, columns = matrices[0].shape
     width = max(1, _STRETCH // max(1, rows))
     for begin in range(0, columns, width):
-        first, second, third = (
-            None if each is None else each[:, begin : begin + width].double().contiguous() for each in matrices
+        part: Any = tuple(
+            None if matrix is None else matrix[:, begin : begin + width].double().contiguous() for matrix in matrices
         )
-        assert first is not None and second is not None
-        part = _Work()
-        part.add(place, first, second, third, shrink=shrink)
-        part.run(loop, sums)
+        yield part
 
 
-@inner
-def _six_products(w: Array, g: Array, v: Array) -> tuple[float, ...]:
-    ww = wg = gg = wv = gv = vv = 0.0
-    for i in range(w.size):
-        x, y, z = np.float64(w[i]), np.float64(g[i]), np.float64(v[i])
-        ww, wg, gg = ww + x * x, wg + x * y, gg + y * y
-        wv, gv, vv = wv + x * z, gv + y * z, vv + z * z
-    return ww, wg, gg, wv, gv, vv
+# ---- by torch: on a device, or on stretches in main memory
 
 
-@inner
-def _three_products(w: Array, g: Array) -> tuple[float, ...]:
-    ww = wg = gg = 0.0
-    for i in range(w.size):
-        x, y = np.float64(w[i]), np.float64(g[i])
-        ww, wg, gg = ww + x * x, wg + x * y, gg + y * y
-    return ww, wg, gg, 0.0, 0.0, 0.0
-
-
-@inner
-def _move(before: Array, after: Array, g: Array, shrink: float) -> tuple[float, ...]:
-    ww = wg = gg = we = ee = 0.0
-    for i in range(before.size):
-        x, y = np.float64(before[i]), np.float64(g[i])
-        e = (np.float64(after[i]) - x) + shrink * x  # the difference first, which is exact: nothing else cancels
-        ww, wg, gg, we, ee = ww + x * x, wg + x * y, gg + y * y, we + x * e, ee + e * e
-    return ww, wg, gg, we, ee
-
-
-@inner
-def _move_and_refresh(before: Array, after: Array, g: Array, shrink: float) -> tuple[float, ...]:
-    ww = wg = gg = we = ee = 0.0
-    for i in range(before.size):
-        x, y = np.float64(before[i]), np.float64(g[i])
-        e = (np.float64(after[i]) - x) + shrink * x
-        ww, wg, gg, we, ee = ww + x * x, wg + x * y, gg + y * y, we + x * e, ee + e * e
-        before[i] = after[i]
-    return ww, wg, gg, we, ee
-
-
-@compiled(_SIGNATURE)
-def _sum_products(work: Array, _shrinks: Array, double: bool, sums: Array) -> None:
-    for first, second, third, has_third, rows, columns, place, _ in work:
-        for row in range(rows):
-            begin = row * columns * (8 if double else 4)
-            if double:
-                w, g = float64_at(first + begin, columns), float64_at(second + begin, columns)
-                v = float64_at(third + begin, columns)
-                found = _six_products(w, g, v) if has_third else _three_products(w, g)
-            else:
-                w32, g32 = float32_at(first + begin, columns), float32_at(second + begin, columns)
-                v32 = float32_at(third + begin, columns)
-                found = _six_products(w32, g32, v32) if has_third else _three_products(w32, g32)
-            for column in range(6):
-                sums[place + row, column] += found[column]
-
-
-@compiled(_SIGNATURE)
-def _sum_moves(work: Array, shrinks: Array, double: bool, sums: Array) -> None:
-    for at in range(work.shape[0]):
-        first, second, third, has_third, rows, columns, place, refresh = work[at]
-        for row in range(rows):
-            begin = row * columns * (8 if double else 4)
-            if double:
-                w, now = float64_at(first + begin, columns), float64_at(second + begin, columns)
-                g = float64_at((third if has_third else second) + begin, columns)
-                move = _move_and_refresh(w, now, g, shrinks[at]) if refresh else _move(w, now, g, shrinks[at])
-            else:
-                w32, now32 = float32_at(first + begin, columns), float32_at(second + begin, columns)
-                g32 = float32_at((third if has_third else second) + begin, columns)
-                move = (
-                    _move_and_refresh(w32, now32, g32, shrinks[at]) if refresh else _move(w32, now32, g32, shrinks[at])
-                )
-            for column in range(5):
-                if has_third or column not in (1, 2):
-                    sums[place + row, column] += move[column]
-
-
-def _add_products_on_device(weight: Tensor, gradient: Tensor, buffer: Tensor | None, out: Tensor) -> None:
+def _add_products(weight: Tensor, gradient: Tensor, buffer: Tensor | None, out: Tensor) -> None:
     vectors = [weight, gradient] if buffer is None else [weight, gradient, buffer]
     columns = [(0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2)][: 3 if buffer is None else 6]
     for column, (i, j) in enumerate(columns):
-        out[:, column] += _dot_on_device(vectors[i], vectors[j]).to(out.device)
+        out[:, column] += _dot(vectors[i], vectors[j]).to(out.device)
 
 
-def _add_move_on_device(before: Tensor, after: Tensor, gradient: Tensor | None, shrink: float, out: Tensor) -> None:
+def _add_move(before: Tensor, after: Tensor, gradient: Tensor | None, shrink: float, out: Tensor) -> None:
     wide = torch.promote_types(before.dtype, torch.float32)
     before, after = before.to(wide), after.to(wide)
-    move = (after - before).add_(before, alpha=shrink)
+    move = (after - before).add_(before, alpha=shrink)  # the difference first: it is exact, and nothing else cancels
     pairs = {0: (before, before), 3: (before, move), 4: (move, move)}
     if gradient is not None:
         pairs |= {1: (before, gradient), 2: (gradient, gradient)}
     for column, pair in pairs.items():
-        out[:, column] += _dot_on_device(*pair).to(out.device)
+        out[:, column] += _dot(*pair).to(out.device)
 
 
-def _dot_on_device(first: Tensor, second: Tensor) -> Tensor:
-    """Row by row; float32 for a whole tensor, whose sum a device forms as a tree, without a copy of the numbers."""
+def _dot(first: Tensor, second: Tensor) -> Tensor:
+    """Inner products row by row.
+
+    A whole tensor keeps its type, float32 at least: a device forms such a sum as a tree, which is accurate, and no copy
+    of the numbers is made.
+    """
     if len(first) > 1:
         by_row: Tensor = torch.linalg.vecdot(first.double(), second.double())
         return by_row

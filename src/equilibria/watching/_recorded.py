@@ -1,40 +1,50 @@
-"""A recorded run, to be looked at as one that is being watched: table, findings, report."""
+"""`read_run`: a recorded run with the same views as one that is being watched."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 
+from equilibria._display import Printable
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.diagnosis.summary import summarise
 from equilibria.findings import Finding
-from equilibria.records import Record, read_record
+from equilibria.records import read_record
 from equilibria.views.run.card import run_card, sharpness_card
 from equilibria.views.run.page import write_report
 from equilibria.views.run.sharpness import print_sharpness
 from equilibria.views.run.terminal import print_table
+from equilibria.watching._shim import text
 
 
 class RecordedRun(Record):
-    """A run on disk, with what a monitor has for one that is still going on."""
+    """A run on disk, with the views of a watched run."""
 
     __slots__ = ()
 
-    def table(self) -> None:
-        """Print one line per layer, the most surprising first, and what a sharpness tracker recorded, if one did."""
-        queries, samples = self.sharpness(), self.samples()
+    def table(self) -> Printable:
+        """One line per layer, the most surprising first, and the queries of a sharpness tracker, if there was one.
+
+        Returns:
+            A table that ``print`` shows in the terminal and a notebook shows as the value of a cell.
+        """
+        queries, samples, texts = self.sharpness(), self.samples(), []
         if samples.num_rows or not queries.num_rows:
-            found = diagnose(samples, metadata=self.metadata)
-            print_table(summarise(samples, metadata=self.metadata), findings=found, notes=self.notes)
+            findings = diagnose(samples, metadata=self.metadata)
+            summaries = summarise(samples, metadata=self.metadata)
+            # MERGE-SHIM: run_table(summaries, findings=findings, notes=self.notes)
+            texts.append(text(print_table, summaries, findings=findings, notes=self.notes))
         if queries.num_rows:
-            print_sharpness(queries, metadata=self.metadata)
+            # MERGE-SHIM: sharpness_table(queries, metadata=self.metadata)
+            texts.append(text(print_sharpness, queries, metadata=self.metadata))
+        return Printable("\n".join(texts), self._repr_html_())
 
     def _repr_html_(self) -> str:
-        samples, queries, found = self.samples(), self.sharpness(), self.findings()
+        samples, queries, findings = self.samples(), self.sharpness(), self.findings()
         if queries.num_rows and not samples.num_rows:
-            return sharpness_card(queries, title=str(self), findings=found)
-        return run_card(samples, summarise(samples, metadata=self.metadata), findings=found, notes=self.notes)
+            return sharpness_card(queries, title=str(self), findings=findings)
+        return run_card(samples, summarise(samples, metadata=self.metadata), findings=findings, notes=self.notes)
 
     def findings(self) -> tuple[Finding, ...]:
         """What the samples mean, most serious first."""
@@ -46,7 +56,7 @@ class RecordedRun(Record):
 
         Args:
             path: the file to write; an existing one is replaced.
-            title: shown above the headline; the name of the directory without it.
+            title: shown above the headline; the name of the directory by default.
         """
         shown = self.path.resolve().name if title is None else title
         return write_report(
@@ -55,10 +65,10 @@ class RecordedRun(Record):
 
 
 def read_run(path: str | Path) -> RecordedRun:
-    """The run that was recorded in a directory, also while it is being written and after its writer was killed.
+    """Read the run recorded in a directory, finished, still being written, or left by a killed process.
 
     Args:
-        path: the ``log_dir`` that `equilibria.watch` was given.
+        path: the ``log_dir`` of `equilibria.watch`.
 
     Returns:
         The run: ``table()``, ``findings()``, ``samples()``, ``report(path)``, ``to_pandas()``, ``to_parquet(path)``.

@@ -1,4 +1,4 @@
-"""A run directory as a place where a monitor's samples go."""
+"""Recording: a run directory that receives a monitor's samples."""
 
 from __future__ import annotations
 
@@ -10,62 +10,64 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from equilibria.errors import EquilibriaError, warn_caller
 from equilibria.records import RecordWarning, RecordWriter
 from equilibria.records._lock import RunLock
 from equilibria.records._manifest import read_manifest
 from equilibria.records.tables import SAMPLES, TableName
 
+_FLUSH_SECONDS = 1.0  # that a kill may lose
+_LOAD_STATE = "To append to the first, load the monitor's state (monitor.load_state_dict) before training goes on"
+
+
+def is_first_process() -> bool:
+    """Whether this process writes: in a distributed training all processes measure, and the first one writes."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
 
 def record_at(directory: Path | None) -> dict[str, str]:
-    """What a checkpoint keeps of the run that is recorded there; empty if there is none."""
-    found = None if directory is None else _run_id(directory)
-    return {} if found is None else {"directory": str(directory), "id": found}
+    """Directory and id of a record, for a checkpoint; empty if there is none."""
+    run_id = None if directory is None else _run_id(directory)
+    return {} if run_id is None else {"directory": str(directory), "id": run_id}
 
 
-def own_run(log_dir: Path, record: Mapping[str, str]) -> Path | None:
-    """The directory of the run that a checkpoint is of: ``log_dir`` or one beside it; None if it is not there.
+def _find_run(log_dir: Path, record: Mapping[str, str]) -> Path | None:
+    """The directory of the run that a checkpoint belongs to, ``log_dir`` or a numbered one; None if it is not there.
 
-    A second run with the same ``log_dir`` was recorded beside it (``runs/a-2``), so the name alone does not tell.
+    A second run with the same ``log_dir`` is recorded into ``runs/a-2``, so the name alone does not identify a run.
 
     Args:
-        log_dir: what was asked for.
-        record: what `record_at` gave when the checkpoint was saved.
+        log_dir: the directory that the user asked for.
+        record: the result of `record_at` when the checkpoint was saved.
     """
-    own = [each for each in _with_same_name(log_dir) if record and _run_id(each) == record["id"]]
-    # of copies, the one of the same name
-    return min(own, key=lambda each: each.name != Path(record["directory"]).name, default=None)
-
-
-def _with_same_name(log_dir: Path) -> list[Path]:
-    """It, and the numbered ones beside it."""
     pattern = re.compile(re.escape(log_dir.name) + r"(-\d+)?")
-    beside = log_dir.parent.iterdir() if log_dir.parent.is_dir() else ()
-    return sorted(each for each in beside if pattern.fullmatch(each.name))
+    siblings = log_dir.parent.iterdir() if log_dir.parent.is_dir() else ()
+    numbered = sorted(path for path in siblings if pattern.fullmatch(path.name))
+    same = [path for path in numbered if record and _run_id(path) == record["id"]]
+    # of several copies, the one with the recorded name
+    return min(same, key=lambda path: path.name != Path(record["directory"]).name, default=None)
 
 
 def _run_id(directory: Path) -> str | None:
-    with contextlib.suppress(OSError, EquilibriaError):  # damaged, or not a run's: not the one that is looked for
+    with contextlib.suppress(OSError, EquilibriaError):  # damaged, or no run: not the one that is looked for
         manifest = read_manifest(directory)
         return None if manifest is None else manifest.id
     return None
 
 
-_FLUSH_SECONDS = 1.0  # what a kill may lose
-_LOAD_STATE = "To append to the first, load the monitor's state (monitor.load_state_dict) before training goes on"
-
-
 class Recording:
     """Writes samples into a run directory.
 
-    A run that the directory holds already is appended to if the monitor was resumed from a checkpoint of that run.
-    Otherwise a new run goes into a directory beside it (``runs/a-2``): running a script a second time destroys nothing.
+    If the directory holds a run already, samples are appended to it if the monitor was resumed from a checkpoint of
+    that run. Otherwise a new run goes into a numbered directory (``runs/a-2``): a script run twice destroys nothing.
 
     Args:
         directory: where to record; created if absent.
-        describe: gives the metadata of the run.
-        count_steps: gives the steps taken so far: samples do not tell how many came after the last of them.
-        advice: what to do to append to a run instead, for the warning; "" if it cannot be done.
+        describe: returns the metadata of the run.
+        count_steps: returns the steps taken so far: the samples do not tell how many followed the last of them.
+        advice: for the warning that the directory holds a run already: how to append to it; "" if that is impossible.
 
     Raises:
         EquilibriaError: if another process records there, or the directory holds other files or cannot be written.
@@ -80,106 +82,99 @@ class Recording:
         advice: str = _LOAD_STATE,
     ) -> None:
         self._advice = advice
-        self._asked, self._describe, self._count_steps = Path(directory), describe, count_steps
+        self._requested, self._describe, self._count_steps = Path(directory), describe, count_steps
         self._writer: RecordWriter | None = None
-        self._last_words: list[Callable[[], Mapping[str, Any]]] = []
+        self._final_metadata: list[Callable[[], Mapping[str, Any]]] = []
         self._resumes = False
-        if _holds_a_run(self._asked):
-            _refuse_a_second_writer(self._asked)
+        if _holds_a_run(self._requested):
+            _check_no_writer(self._requested)
         else:
-            self._writer = self._begin(self._asked)
+            self._writer = self._begin(self._requested)
 
     @property
     def directory(self) -> Path:
-        """Where the samples are, or will be."""
+        """The directory of the samples, or of those to come."""
         if self._writer is not None:
             return self._writer.directory
-        return self._asked if self._resumes else _beside(self._asked)
+        return self._requested if self._resumes else _next_free(self._requested)
 
     @property
     def failure(self) -> str | None:
-        """Why nothing is written any more, or None."""
+        """The error that stopped the writing, or None."""
         return None if self._writer is None else self._writer.failure
 
-    def go_on_from(self, record: Mapping[str, str]) -> None:
-        """Append to the run that a checkpoint is of; if it is not there, record beside what is, and say so.
+    def resume_from(self, record: Mapping[str, str]) -> None:
+        """Append to the run that a checkpoint belongs to; if it is not there, record into a numbered directory.
 
         Args:
-            record: what `record_at` gave when the checkpoint was saved.
+            record: the result of `record_at` when the checkpoint was saved.
 
         Raises:
             EquilibriaError: if another process records into that run.
         """
         if self._writer is not None:  # a new directory: nothing to append to
             return
-        own = own_run(self._asked, record)
-        if own is None:
+        directory = _find_run(self._requested, record)
+        if directory is None:
             whose = f"the run in {record['directory']}" if record else "a run that was not recorded"
             self._advice = f"The checkpoint that was loaded is of {whose}"
         else:
-            _refuse_a_second_writer(own)
-            self._asked, self._resumes = own, True
+            _check_no_writer(directory)
+            self._requested, self._resumes = directory, True
 
-    def tell_at_end(self, describe: Callable[[], Mapping[str, Any]]) -> None:
-        """Add to the metadata what is known only when the recording is closed."""
-        self._last_words.append(describe)
+    def add_final_metadata(self, describe: Callable[[], Mapping[str, Any]]) -> None:
+        """Add metadata that is known only when the recording is closed."""
+        self._final_metadata.append(describe)
 
     def append(self, columns: Mapping[str, Any], *, table: TableName = SAMPLES) -> None:
-        """Take some rows of a table."""
+        """Add rows to a table."""
         if self._writer is None:
             self._writer = self._open()
         self._writer.append(columns, table=table)
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write all rows so far to the disk."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write what waits, and let others in."""
+        """Write the last rows and the final metadata, and release the directory."""
         if self._writer is not None:
-            told = {name: value for describe in self._last_words for name, value in describe().items()}
-            self._writer.close(metadata={**told, "steps": self._count_steps()})
+            final = {name: value for describe in self._final_metadata for name, value in describe().items()}
+            self._writer.close(metadata={**final, "steps": self._count_steps()})
 
     def _open(self) -> RecordWriter:
         if self._resumes:
-            return self._begin(self._asked, resume=True)
-        writer = self._begin_beside()
-        warn_caller(
-            ". ".join(
-                filter(
-                    None,
-                    [f"{self._asked} holds a run already; this one is recorded into {writer.directory}", self._advice],
-                )
-            ),
-            RecordWarning,
-        )
+            return self._begin(self._requested, resume=True)
+        writer = self._begin_numbered()
+        sentence = f"{self._requested} holds a run already; this one is recorded into {writer.directory}"
+        warn_caller(". ".join(filter(None, [sentence, self._advice])), RecordWarning)
         return writer
 
-    def _begin_beside(self) -> RecordWriter:
+    def _begin_numbered(self) -> RecordWriter:
         while True:
-            directory = _beside(self._asked)
+            directory = _next_free(self._requested)
             try:
                 return self._begin(directory)
             except EquilibriaError:
                 if not directory.exists():
                     raise
-                # Another run, started at the same time, was quicker: the next number.
+                # another run, started at the same time, has taken this number
 
     def _begin(self, directory: Path, *, resume: bool = False) -> RecordWriter:
         writer = RecordWriter(directory, metadata=self._describe(), resume=resume, flush_seconds=_FLUSH_SECONDS)
-        # At exit the run closes it, after the last samples. The writer would come first and shut them out.
+        # At exit the monitor closes it, after the last samples. The writer itself would close before they come.
         atexit.unregister(writer.close)
         return writer
 
 
-def _beside(directory: Path) -> Path:
-    """The first free name: runs/a-2, runs/a-3, ..."""
+def _next_free(directory: Path) -> Path:
+    """The first name that does not exist: runs/a-2, runs/a-3, ..."""
     names = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
     return next(name for name in names if not name.exists())
 
 
-def _refuse_a_second_writer(directory: Path) -> None:
+def _check_no_writer(directory: Path) -> None:
     try:
         RunLock(directory).release()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`SharpnessTracker`: the largest curvature of a loss, beside the optimizer's threshold, all along a run."""
+"""`SharpnessTracker`: the largest curvature of a loss and the optimizer's threshold, all along a run."""
 
 from __future__ import annotations
 
@@ -6,47 +6,48 @@ import atexit
 import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-import torch.distributed as dist
+import pyarrow as pa
 
+from equilibria._display import Printable
 from equilibria.curvature._tracker import SharpnessMonitor, SharpnessSink
 from equilibria.errors import EquilibriaError
-from equilibria.findings import counted
+from equilibria.findings import Finding, counted
+from equilibria.monitor.sampler import Every
 from equilibria.objectives._objective import Objective
 from equilibria.records.tables import SAMPLE_FIELDS, SHARPNESS, SHARPNESS_FIELDS
 from equilibria.tensors.parameters import Select
-from equilibria.views.run.page import write_report
-from equilibria.views.run.sharpness import how_many, print_sharpness
-from equilibria.watching._recording import Recording
+from equilibria.watching._recording import Recording, is_first_process
 from equilibria.watching._watch import WatchedRun
 
 
-class SharpnessTracker(SharpnessMonitor):
+class SharpnessTracker:
     """Follows the sharpness of a training run: how far it is from the edge of stability, and when it gets there.
 
-    Works through a hook of the optimizer; training is not changed by a single bit. Every so many steps the top
-    eigenvalue of the Hessian is measured, by two to ten Hessian-vector products as fast as its eigenvectors turn, and
-    compared with the threshold of the optimizer: R = sharpness / threshold. Between them the steps themselves are
-    looked at, which costs next to nothing: where they begin to swing, a query comes at once. Beyond R = 1 two
-    consecutive steps are queried each time, because at the edge everything alternates from step to step.
+    Works through a hook of the optimizer; training is not changed by a single bit. Every so many steps a query measures
+    the top eigenvalue of the Hessian, with two to ten Hessian-vector products depending on how fast its eigenvectors
+    turn, and compares it with the threshold of the optimizer: R = sharpness / threshold. Between queries the tracker
+    compares consecutive steps, which costs next to nothing; if they begin to oscillate, a query follows at once. Beyond
+    R = 1 every query covers two consecutive steps, because at the edge everything alternates from step to step.
 
     Args:
-        objective: of `equilibria.objective` or `equilibria.Objective`, around the tensors that are trained.
+        objective: an `equilibria.objective` or `equilibria.Objective` of the tensors that are trained.
         optimizer: torch.optim.SGD (with or without momentum), Adam (without weight decay) or AdamW.
-        batch: what the loss is evaluated on: the full batch, or one fixed batch; see `equilibria.sharpness`. A
-            DataLoader is read once, here, and its batches are kept.
-        every: a query every so many steps; "auto" spends less than a tenth of the training time in the long run, which
-            leaves few queries in the first thousand steps: the first search costs as much as fifty steps or more.
+        batch: the data of the loss: the full batch, or one fixed batch; see `equilibria.sharpness`. A DataLoader is
+            read once, here, and its batches are kept.
+        every: steps from one query to the next; "auto" spends less than a tenth of the training time in the long run,
+            which leaves few queries in the first thousand steps: the first search costs as much as fifty steps or more.
         select: the parameters: names, patterns or a function of name and tensor; default: all of the objective's that
             the optimizer trains. Take ``symmetries(...).largest_uniform()`` for the spherical sharpness of a network.
         spherical: whether to measure on the unit sphere, as is right where the loss is scale-invariant in the selected
-            parameters together; None to find out.
-        tol: of the relative error of each value, estimated where a query began at the one before it.
-        recheck: after so many queries that began at the result before, one begins at random.
+            parameters together; None to test it.
+        tol: relative error of each value, estimated if the query started from the previous result.
+        recheck: after this many queries that started from the previous result, one starts at random.
         log_dir: a directory to record into, for `equilibria report` and `equilibria.read_run`.
-        beside: what `equilibria.watch` gave for the same run: record into its directory and appear in its report.
-        sinks: objects with ``append(columns)`` and ``close()`` that take the rows as they come.
+        beside: the result of `equilibria.watch` for the same run: record into its directory and appear in its report.
+        sinks: objects with ``append(columns)`` and ``close()`` that receive the rows as they are measured.
 
     Raises:
         EquilibriaError: for an optimizer without a known threshold, parameters that it does not train, a loss that
@@ -66,15 +67,13 @@ class SharpnessTracker(SharpnessMonitor):
         {'step': 5, 'sharpness': 4.0, 'threshold': 8.0, 'ratio': 0.5}
     """
 
-    _recording: Recording | None = None
-
     def __init__(
         self,
         objective: Objective,
         optimizer: Any,
         batch: Any,
         *,
-        every: int | str = "auto",
+        every: Every = "auto",
         select: Select | None = None,
         spherical: bool | None = None,
         tol: float = 1e-2,
@@ -87,9 +86,10 @@ class SharpnessTracker(SharpnessMonitor):
             raise EquilibriaError("got log_dir and beside; expected one of them: beside= records where that run does")
         if beside is not None and not isinstance(beside, WatchedRun):
             raise EquilibriaError(
-                f"got beside of type {type(beside).__name__}; expected what equilibria.watch gave for this run"
+                f"got beside of type {type(beside).__name__}; expected the result of equilibria.watch for this run"
             )
-        super().__init__(
+        table = _SharpnessTable()
+        self._monitor = monitor = SharpnessMonitor(
             objective,
             optimizer,
             batch,
@@ -98,18 +98,85 @@ class SharpnessTracker(SharpnessMonitor):
             spherical=spherical,
             tol=tol,
             recheck=recheck,
-            sinks=sinks,
+            sinks=[*sinks, table],
         )
-        try:
-            self._record(log_dir, beside)
-        except BaseException:
-            self.close()
-            raise
-        atexit.register(_close, weakref.ref(self))
+        if beside is not None:
+            table.recording = beside._attach_tracker(self)
+        elif log_dir is not None and is_first_process():
+            try:
+                table.recording, table.is_owner = _recording(monitor, log_dir), True
+            except BaseException:
+                monitor.close()
+                raise
+        if table.recording is not None:
+            table.recording.add_final_metadata(lambda: {"sharpness": monitor.metadata["sharpness"]})
+        self._recording = table.recording
+        atexit.register(_close, weakref.ref(monitor))
+
+    # ---- the measurement
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken while tracking."""
+        return self._monitor.step
+
+    @property
+    def every(self) -> float:
+        """Steps from one query to the next at present."""
+        return self._monitor.every
+
+    @property
+    def spherical(self) -> bool:
+        """Whether the sharpness is measured on the unit sphere."""
+        return self._monitor.spherical
+
+    @property
+    def state(self) -> str:
+        """As of the last query: one of `equilibria.records.tables.EDGE_STATES`."""
+        return self._monitor.state
+
+    @property
+    def failure(self) -> str | None:
+        """The error that stopped the tracking, or None."""
+        return self._monitor.failure
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Versions, optimizer and what is tracked, in values that JSON can hold."""
+        return self._monitor.metadata
+
+    @property
+    def log_dir(self) -> Path | None:
+        """The directory of the record; None if the queries are not recorded."""
+        return None if self._recording is None else self._recording.directory
+
+    def samples(self) -> pa.Table:
+        """One row per query so far; see `equilibria.records.tables` for the columns."""
+        return self._monitor.samples()
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What the queries mean."""
+        return self._monitor.findings()
+
+    def close(self) -> None:
+        """Stop tracking: remove the hook and close all sinks. A second call does nothing."""
+        self._monitor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- views
 
     def __repr__(self) -> str:
-        parts = [f"{counted(self.step, 'step')}, {how_many(len(self._rows))}", self.state]
-        parts += [f"stopped: {self.failure}"] if self.failure else ["closed"] if self._closed else []
+        from equilibria.views.run.sharpness import how_many
+
+        parts = [f"{counted(self.step, 'step')}, {how_many(self.samples().num_rows)}", self.state]
+        parts += [f"stopped: {self.failure}"] if self.failure else ["closed"] if self._monitor.closed else []
         parts += [f"recorded in {self.log_dir}"] if self.log_dir else []
         return f"<{type(self).__name__}: {'; '.join(parts)}>"
 
@@ -118,14 +185,19 @@ class SharpnessTracker(SharpnessMonitor):
 
         return sharpness_card(self.samples(), title=repr(self), findings=self.findings())
 
-    @property
-    def log_dir(self) -> Path | None:
-        """Where the queries are recorded, None if they are not."""
-        return None if self._recording is None else self._recording.directory
+    def table(self) -> Printable:
+        """Some of the queries, and what they mean.
 
-    def table(self) -> None:
-        """Print some of the queries, and what they mean."""
-        print_sharpness(self.samples(), metadata={**self.metadata, "steps": self.step})
+        Returns:
+            A table that ``print`` shows in the terminal and a notebook shows as the value of a cell.
+        """
+        from equilibria.views.run.sharpness import print_sharpness
+        from equilibria.watching._shim import text
+
+        metadata = {**self.metadata, "steps": self.step}
+        return Printable(  # MERGE-SHIM: sharpness_table(self.samples(), metadata=metadata)
+            text(print_sharpness, self.samples(), metadata=metadata), self._repr_html_()
+        )
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.
@@ -134,39 +206,32 @@ class SharpnessTracker(SharpnessMonitor):
             path: the file to write; an existing one is replaced.
             title: shown above the headline.
         """
+        from equilibria.views.run.page import write_report
+
         nothing, metadata = SAMPLE_FIELDS.empty_table(), {**self.metadata, "steps": self.step}
         return write_report(nothing, path, metadata=metadata, title=title, sharpness=self.samples())
 
-    def __del__(self) -> None:
-        self.close()  # a tracker that nobody holds any more, nor its optimizer
 
-    def _record(self, log_dir: str | Path | None, beside: WatchedRun | None) -> None:
-        if beside is not None:
-            self._recording = beside.tracked_by(self)
-        elif log_dir is not None and not (dist.is_available() and dist.is_initialized() and dist.get_rank()):
-            self._recording = Recording(
-                log_dir, describe=lambda: self.metadata, count_steps=lambda: self.step, advice=""
-            )
-        if self._recording is not None:
-            self._recording.tell_at_end(lambda: {"sharpness": self.metadata["sharpness"]})
-            self._sinks.append(_IntoTable(self._recording, owned=beside is None))
+class _SharpnessTable:
+    """Sink that writes into the sharpness table of a recording, if there is one; closes it if it is the owner."""
 
-
-class _IntoTable:
-    """The sharpness table of a recording."""
-
-    def __init__(self, recording: Recording, *, owned: bool) -> None:
-        self._recording, self._owned = recording, owned
+    recording: Recording | None = None
+    is_owner = False
 
     def append(self, columns: Mapping[str, Any]) -> None:
-        self._recording.append({name: columns[name] for name in SHARPNESS_FIELDS.names}, table=SHARPNESS)
+        if self.recording is not None:
+            self.recording.append({name: columns[name] for name in SHARPNESS_FIELDS.names}, table=SHARPNESS)
 
     def close(self) -> None:
-        if self._owned:
-            self._recording.close()
+        if self.recording is not None and self.is_owner:
+            self.recording.close()
 
 
-def _close(tracker: weakref.ref[SharpnessTracker]) -> None:
-    held = tracker()
-    if held is not None:
-        held.close()
+def _recording(monitor: SharpnessMonitor, log_dir: str | Path) -> Recording:
+    return Recording(log_dir, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step, advice="")
+
+
+def _close(monitor: weakref.ref[SharpnessMonitor]) -> None:
+    alive = monitor()
+    if alive is not None:
+        alive.close()

@@ -1,204 +1,32 @@
-"""`watch`, and the run that it gives back."""
+"""`watch`, and the run that it returns."""
 
 from __future__ import annotations
 
 import atexit
-import sys
-import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import pyarrow as pa
-import torch.distributed as dist
 from torch import nn
 
-from equilibria.curvature._tracker import SharpnessMonitor
-from equilibria.diagnosis.summary import summarise
+from equilibria._display import Printable
 from equilibria.findings import Finding, counted
-from equilibria.monitor.monitor import Monitor, Sink
-from equilibria.records.tables import SETTLED, STATES
-from equilibria.tensors.invariance import Told
+from equilibria.monitor.monitor import Granularity, Monitor, Sink
+from equilibria.monitor.sampler import Every
+from equilibria.records.tables import STATES
+from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
-from equilibria.views._rich import Console, Live, Text
-from equilibria.views.run.page import write_report
-from equilibria.views.run.terminal import print_table
-from equilibria.watching._recording import Recording, record_at
+from equilibria.watching._recording import Recording, is_first_process, record_at
 
-_PAUSE = 0.25  # seconds between two renewals of the line
+if TYPE_CHECKING:
+    from equilibria.watching._tracker import SharpnessTracker
 
-
-class StatusLine:
-    """Shows the latest sample as one line on standard error, if that is a terminal.
-
-    Args:
-        monitor: whose samples to show.
-        console: where to show them; standard error without it.
-    """
-
-    def __init__(self, monitor: Monitor, *, console: Console | None = None) -> None:
-        self._monitor = monitor
-        self._console = Console(stderr=True) if console is None else console
-        self._live: Live | None = None
-        self._renewed = 0.0
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show the line inside a ``with``."""
-        if not self._console.is_terminal:
-            yield
-            return
-        # What is printed goes above the line. A standard output that is a file or a pipe stays what it is: rich would
-        # send it to the terminal instead.
-        with Live(
-            _line("watching ..."),
-            console=self._console,
-            transient=True,
-            auto_refresh=False,
-            redirect_stdout=_is_terminal(),
-        ) as self._live:
-            self._monitor.add_sink(self)
-            try:
-                yield
-            finally:
-                self._monitor.remove_sink(self)
-
-    def append(self, columns: Mapping[str, Any]) -> None:
-        """Show a sample."""
-        if self._live is not None and time.monotonic() - self._renewed > _PAUSE:
-            self._renewed = time.monotonic()
-            self._live.update(_line(status_text(columns)), refresh=True)
-
-    def close(self) -> None:
-        """Nothing is kept."""
-
-
-def _line(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
-
-
-def _is_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()
-
-
-def status_text(columns: Mapping[str, Any]) -> str:
-    """One sampled step in one line.
-
-    Example:
-        >>> status_text({"step": [7], "param": ["conv"], "state": ["settled"], "angle": [0.02],
-        ...              "angle_predicted": [0.01]})
-        'step 7: 1 of 1 layers settled; conv turns 2.00x its prediction'
-    """
-    states = [state for state in columns["state"] if state in STATES[:3]]
-    parts = [f"step {int(columns['step'][0]):,}: {states.count(SETTLED)} of {len(states)} layers settled"]
-    predicted = np.array([np.nan if value is None else value for value in columns["angle_predicted"]], dtype=float)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.asarray(columns["angle"], dtype=float) / predicted
-        wrong = np.abs(np.log(ratio))
-    if np.isfinite(wrong).any():
-        at = int(np.argmax(np.where(np.isfinite(wrong), wrong, -1.0)))
-        parts.append(f"{columns['param'][at]} turns {ratio[at]:.2f}x its prediction")
-    return "; ".join(parts)
-
-
-_RECORD = "record"  # in the state, beside the monitor's own
-
-# Not for people.
-_FOR_HOOKS = {
-    "guarded",
-    "is_due",
-    "latest",
-    "mark_weights",
-    "missed",
-    "next_is_due",
-    "record_into",
-    "take",
-    "tracked_by",
-}
-
-
-class WatchedRun(Monitor):
-    """A training run that is being watched: look at it at any time, from any cell or callback."""
-
-    _recording: Recording | None = None
-    _tracker: SharpnessMonitor | None = None
-
-    def __repr__(self) -> str:
-        layers = len(self.metadata["params"])
-        parts = [f"{counted(layers, 'layer')}, {counted(self.step, 'step')}", _states(self.samples(), layers)]
-        parts += [f"stopped: {self.failure}"] if self.failure else ["closed"] if self._closed else []
-        parts += [f"recorded in {self.log_dir}"] if self.log_dir else []
-        return f"<{type(self).__name__}: {'; '.join(filter(None, parts))}>"
-
-    def _repr_html_(self) -> str:
-        from equilibria.views.run.card import run_card
-
-        samples = self.samples()
-        return run_card(samples, summarise(samples, metadata=self.metadata), findings=self.findings())
-
-    def __dir__(self) -> list[str]:
-        """What people use: what the hooks call is left out of completions."""
-        return [name for name in super().__dir__() if name not in _FOR_HOOKS]
-
-    def record_into(self, recording: Recording) -> None:
-        """Send the samples there from now on."""
-        self._recording = recording
-        self.add_sink(recording)
-
-    def tracked_by(self, tracker: SharpnessMonitor) -> Recording | None:
-        """Show what a sharpness tracker finds too; returns where it may record."""
-        self._tracker = tracker
-        return self._recording
-
-    def findings(self) -> tuple[Finding, ...]:
-        """What the samples mean, most serious first; then what a sharpness tracker beside it found."""
-        return (*super().findings(), *(self._tracker.findings() if self._tracker else ()))
-
-    @property
-    def log_dir(self) -> Path | None:
-        """Where the samples are recorded, None if they are not."""
-        return None if self._recording is None else self._recording.directory
-
-    def table(self) -> None:
-        """Print one line per layer, the most surprising first: measured, predicted, and how long until it settles."""
-        print_table(summarise(self.samples(), metadata=self.metadata), findings=self.findings())
-
-    def report(self, path: str | Path, *, title: str | None = None) -> Path:
-        """Write everything as one HTML page that needs no network.
-
-        Args:
-            path: the file to write; an existing one is replaced.
-            title: shown above the headline.
-        """
-        samples, metadata, found = self.samples(), {**self.metadata, "steps": self.step}, self.findings()
-        queries = self._tracker.samples() if self._tracker else None
-        if self._tracker:
-            metadata["sharpness"] = self._tracker.metadata["sharpness"]
-        return write_report(samples, path, metadata=metadata, title=title, findings=found, sharpness=queries)
-
-    def live(self) -> AbstractContextManager[None]:
-        """Show one line on the terminal while training runs inside ``with monitor.live():``; nothing elsewhere."""
-        return StatusLine(self).shown()
-
-    def __del__(self) -> None:
-        self.close()  # a run that nobody holds any more, nor its optimizer: what waits is written, the directory freed
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on as if it had not stopped, and which record to append to."""
-        return {**super().state_dict(), _RECORD: record_at(self.log_dir)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint, appending to its own record; call it after model and optimizer were loaded.
-
-        If ``log_dir`` holds the record of another run, this one is recorded beside it, with a warning.
-        """
-        super().load_state_dict(state)
-        if self._recording is not None:
-            self._recording.go_on_from(state.get(_RECORD, {}))
+_RECORD = "record"  # key in the state, next to the monitor's
 
 
 def watch(
@@ -206,14 +34,14 @@ def watch(
     optimizer: Any,
     *,
     log_dir: str | Path | None = None,
-    every: int | str = "auto",
+    every: Every = "auto",
     select: Select | None = None,
-    granularity: str = "tensor",
+    granularity: Granularity = "tensor",
     steps_per_epoch: int | None = None,
-    symmetries: Told | None = None,
+    invariant: Invariant | None = None,
     sinks: Iterable[Sink] = (),
 ) -> WatchedRun:
-    """Watch how fast every layer turns, beside how fast it should.
+    """Measure how fast every layer turns, and predict how fast it should.
 
     Works with any torch optimizer, through its step hooks; training is not changed by a single bit.
 
@@ -221,17 +49,22 @@ def watch(
         model: the network, wrapped or compiled or not.
         optimizer: a torch optimizer, or several of them.
         log_dir: a directory to record into, for `equilibria report` and `equilibria.read_run`.
-        every: sample every so many steps; "auto" keeps the cost below a per cent of the training time.
+        every: steps from one sample to the next; "auto" keeps the cost below one per cent of the training time.
         select: names, patterns such as ``"layer1.*"``, or a function of name and tensor; by default all tensors with
             at least two axes.
-        granularity: "tensor", or "row" for every row (output channel) by itself.
-        steps_per_epoch: to say times in epochs too.
-        symmetries: what `equilibria.symmetries` found for this model: each layer is labelled with how it is invariant,
-            and predictions are made for those alone that are. Without it the cosine of weight and gradient decides.
-        sinks: objects with ``append(columns)`` and ``close()`` that take the samples as they come.
+        granularity: "tensor", or "row" for one sample per row (output channel).
+        steps_per_epoch: converts steps to settle into epochs.
+        invariant: the scale-invariant weights: names, tensors, or the result of `equilibria.symmetries`, which also
+            labels every layer with how it is invariant. Only these weights get predictions. Without it the cosine of
+            weight and gradient decides.
+        sinks: objects with ``append(columns)`` and ``close()`` that receive the samples as they are taken.
 
     Returns:
-        The run: ``table()``, ``findings()``, ``samples()``, ``report(path)``, ``close()``.
+        The run: ``table()``, ``findings()``, ``samples()``, ``report(path)``, ``close()``. It need not be kept: the
+        optimizer's hooks keep the measurement alive.
+
+    Raises:
+        EquilibriaError: if an argument is not what is described here, or ``log_dir`` cannot be written.
 
     Example:
         >>> import torch
@@ -245,39 +78,208 @@ def watch(
         >>> monitor.samples().num_rows
         3
     """
-    run = WatchedRun(
+    monitor = Monitor(
         model,
         optimizer,
         every=every,
         select=select,
         granularity=granularity,
         steps_per_epoch=steps_per_epoch,
-        symmetries=symmetries,
+        invariant=invariant,
         sinks=sinks,
     )
-    if log_dir is not None and _writes_here():
+    recording = None
+    if log_dir is not None and is_first_process():
         try:
-            run.record_into(Recording(log_dir, describe=lambda: run.metadata, count_steps=lambda: run.step))
+            recording = Recording(log_dir, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step)
         except BaseException:
-            run.close()
+            monitor.close()
             raise
-    atexit.register(_close, weakref.ref(run))
-    return run
+        monitor.add_sink(recording)
+    atexit.register(_close, weakref.ref(monitor))
+    return WatchedRun(monitor, recording)
+
+
+def _close(monitor: weakref.ref[Monitor]) -> None:
+    alive = monitor()
+    if alive is not None:
+        alive.close()
+
+
+class WatchedRun:
+    """A training run that is being watched, made by `watch`: look at it at any time, from any cell or callback.
+
+    The optimizer's hooks hold the monitor and the recording, not this object: dropping it does not end the watching.
+
+    Args:
+        monitor: samples the weights.
+        recording: writes the samples to disk; None if they are not recorded.
+    """
+
+    def __init__(self, monitor: Monitor, recording: Recording | None) -> None:
+        self._monitor, self._recording = monitor, recording
+        self._tracker: SharpnessTracker | None = None
+
+    # ---- the measurement
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken while watching; steps that several optimizers take in turn count once."""
+        return self._monitor.step
+
+    @property
+    def every(self) -> int:
+        """Steps from one sample to the next at present."""
+        return self._monitor.every
+
+    @property
+    def failure(self) -> str | None:
+        """The error that stopped the measurement, or None."""
+        return self._monitor.failure
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Versions, sampling, optimizers and every watched weight with its law, in values that JSON can hold."""
+        return self._monitor.metadata
+
+    @property
+    def log_dir(self) -> Path | None:
+        """The directory of the record; None if the run is not recorded."""
+        return None if self._recording is None else self._recording.directory
+
+    def samples(self) -> pa.Table:
+        """The sample table so far; see `equilibria.records.tables` for its columns."""
+        return self._monitor.samples()
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What the samples mean, most serious first; then the findings of a sharpness tracker of the same run."""
+        return (*self._monitor.findings(), *(self._tracker.findings() if self._tracker else ()))
+
+    def flush(self) -> None:
+        """Turn all queued readings into samples and write them to ``log_dir``."""
+        self._monitor.flush()
+        if self._recording is not None:
+            self._recording.flush()
+
+    def add_sink(self, sink: Sink) -> None:
+        """Send all further samples to a sink.
+
+        Raises:
+            EquilibriaError: if it lacks ``append(columns)`` or ``close()``.
+        """
+        self._monitor.add_sink(sink)
+
+    def remove_sink(self, sink: Sink) -> None:
+        """Send no further samples to a sink."""
+        self._monitor.remove_sink(sink)
+
+    def reattach(self, optimizer: Any) -> None:
+        """Continue with another optimizer of the same tensors, such as a copy: copying drops hooks.
+
+        Raises:
+            EquilibriaError: if the run is closed, or the optimizer does not train the watched tensors.
+        """
+        self._monitor.reattach(optimizer)
+
+    def close(self) -> None:
+        """Stop watching: remove the hooks, write the last samples and close all sinks. A second call does nothing."""
+        self._monitor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state with which a resumed run continues as if it had not stopped, and which record to append to."""
+        return {**self._monitor.state_dict(), _RECORD: record_at(self.log_dir)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint and append to its record; call it after model and optimizer were loaded.
+
+        If ``log_dir`` holds the record of another run, this one is recorded next to it, with a warning.
+
+        Raises:
+            EquilibriaError: if it is not the state of a monitor, or that of other weights.
+        """
+        self._monitor.load_state_dict(state)
+        if self._recording is not None:
+            self._recording.resume_from(state.get(_RECORD, {}))
+
+    def mark_weights(self) -> None:
+        """Count every change of the weights before the next step as a change from outside.
+
+        Call it when a checkpoint is loaded completely: loading changes the weights too.
+        """
+        self._monitor.mark_weights()
+
+    # ---- views
+
+    def __repr__(self) -> str:
+        layers = len(self.metadata["params"])
+        parts = [f"{counted(layers, 'layer')}, {counted(self.step, 'step')}", _states(self.samples(), layers)]
+        parts += [f"stopped: {self.failure}"] if self.failure else ["closed"] if self._monitor.closed else []
+        parts += [f"recorded in {self.log_dir}"] if self.log_dir else []
+        return f"<{type(self).__name__}: {'; '.join(filter(None, parts))}>"
+
+    def _repr_html_(self) -> str:
+        from equilibria.diagnosis.summary import summarise
+        from equilibria.views.run.card import run_card
+
+        samples = self.samples()
+        return run_card(samples, summarise(samples, metadata=self.metadata), findings=self.findings())
+
+    def table(self) -> Printable:
+        """One line per layer, the most surprising first: measured, predicted, and how long until it settles.
+
+        Returns:
+            A table that ``print`` shows in the terminal and a notebook shows as the value of a cell.
+        """
+        from equilibria.diagnosis.summary import summarise
+        from equilibria.views.run.card import run_card
+        from equilibria.views.run.terminal import print_table
+        from equilibria.watching._shim import text
+
+        samples, findings = self.samples(), self.findings()
+        summaries = summarise(samples, metadata=self.metadata)
+        return Printable(  # MERGE-SHIM: run_table(summaries, findings=findings)
+            text(print_table, summaries, findings=findings), run_card(samples, summaries, findings=findings)
+        )
+
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write everything as one HTML page that needs no network.
+
+        Args:
+            path: the file to write; an existing one is replaced.
+            title: shown above the headline.
+        """
+        from equilibria.views.run.page import write_report
+
+        samples, metadata, findings = self.samples(), {**self.metadata, "steps": self.step}, self.findings()
+        queries = self._tracker.samples() if self._tracker else None
+        if self._tracker:
+            metadata["sharpness"] = self._tracker.metadata["sharpness"]
+        return write_report(samples, path, metadata=metadata, title=title, findings=findings, sharpness=queries)
+
+    def live(self) -> AbstractContextManager[None]:
+        """Show one line on the terminal while training runs inside ``with monitor.live():``; nothing elsewhere."""
+        from equilibria.watching._status_line import StatusLine
+
+        return StatusLine(self).shown()
+
+    def _attach_tracker(self, tracker: SharpnessTracker) -> Recording | None:
+        """Include a sharpness tracker in findings and report; returns the recording that it may write into."""
+        self._tracker = tracker
+        return self._recording
 
 
 def _states(samples: pa.Table, layers: int) -> str:
-    """How many layers are in which state at their latest sample: it is among the last rows, two optimizers or one."""
+    """How many layers are in which state at their latest sample: that is among the last rows of each optimizer."""
     last = samples.select(["param", "state"]).slice(max(0, samples.num_rows - 2 * layers))
     now = Counter(dict(zip(*(last[name].to_pylist() for name in ("param", "state")), strict=True)).values())
     return ", ".join(f"{now[state]:,} {state}" for state in STATES if now[state])
-
-
-def _writes_here() -> bool:
-    """All processes measure, one writes."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-
-
-def _close(run: weakref.ref[WatchedRun]) -> None:
-    held = run()
-    if held is not None:
-        held.close()

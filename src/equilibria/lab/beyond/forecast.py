@@ -128,7 +128,7 @@ def run_task(config: Config, task: tuple[str, str, str]) -> Arrays:
     import torch
 
     from equilibria.lab.nets import BasicBlockResNet
-    from equilibria.monitor.monitor import Monitor
+    from equilibria.watching import watch
 
     training = settings_of(config, task)
     torch.set_num_threads(1)
@@ -138,7 +138,7 @@ def run_task(config: Config, task: tuple[str, str, str]) -> Arrays:
         model = BasicBlockResNet(training.width, training.blocks, in_channels=images.shape[1])
     optimizer = _optimizer(training, model)
     peaks = [group["lr"] for group in optimizer.param_groups]
-    with Monitor(model, optimizer, every=1) as monitor:
+    with watch(model, optimizer, every=1) as monitor:
         for step, (inputs, targets) in zip(range(training.steps), _batches(training, images, labels), strict=False):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * training.factor(step)

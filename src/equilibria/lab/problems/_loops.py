@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import boolean, float64, int64, void
 from numpy.typing import NDArray
 
 from equilibria._compiled import compiled, inner
@@ -242,21 +241,8 @@ def _scale_to(w: Array, norm: float) -> None:
 
 
 @compiled(
-    void(
-        int64,
-        float64[:, ::1],
-        float64[:, ::1],
-        float64[:, ::1],
-        float64[:, :, ::1],
-        float64[:, ::1],
-        float64[::1],
-        float64[::1],
-        int64,
-        int64,
-        boolean,
-        float64[::1],
-        int64,
-    )
+    "void(int64, float64[:, ::1], float64[:, ::1], float64[:, ::1], "
+    "float64[:, :, ::1], float64[:, ::1], float64[::1], float64[::1], int64, int64, boolean, float64[::1], int64)"
 )
 def advance(
     kind: int,

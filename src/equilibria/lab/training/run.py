@@ -34,7 +34,6 @@ from equilibria.objectives._isolation import preserved_rng
 from equilibria.objectives._objective import objective
 from equilibria.records import read_record
 from equilibria.watching import WatchedRun, watch
-from equilibria.watching._recording import Recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +199,6 @@ class _Watcher:
     def __init__(self, stack: ExitStack, training: Training, record: Path | None, saved: State | None) -> None:
         self._training = training
         self._monitor: WatchedRun | None = None
-        self._recording: Recording | None = None
         recipe = training.recipe
         if recipe.watch_every is None:
             return
@@ -208,14 +206,12 @@ class _Watcher:
             watch(
                 training.model,
                 training.optimizer,
+                log_dir=record,
                 every=recipe.watch_every,
                 select=recipe.watch_select,
                 steps_per_epoch=getattr(recipe.data, "per_epoch", None),
             )
         )
-        if record is not None:
-            self._recording = Recording(record, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step)
-            monitor.record_into(self._recording)
         if saved is not None:
             monitor.load_state_dict(saved.get("monitor") or _counted_from(training.step, monitor.state_dict()))
             monitor.mark_weights()  # a control may rescale them before the next step
@@ -223,8 +219,8 @@ class _Watcher:
     def state_dict(self) -> State:
         """The state of training and monitor, after flushing all samples: a checkpoint must not be ahead of them."""
         monitor = {} if self._monitor is None else self._monitor.state_dict()
-        if self._recording is not None:
-            self._recording.flush()
+        if self._monitor is not None:
+            self._monitor.flush()
         return {**self._training.state_dict(), "monitor": monitor}
 
     def samples(self) -> pa.Table | None:
@@ -233,7 +229,7 @@ class _Watcher:
 
 def _counted_from(step: int, fresh: State) -> State:
     """The state of a monitor that starts in the middle of a training."""
-    return {**fresh, "taps": [{**tap, "count": step, "last": step - 1} for tap in fresh["taps"]]}
+    return {**fresh, "hooks": [{**hooks, "count": step, "last_step": step - 1} for hooks in fresh["hooks"]]}
 
 
 def _prepare(path: Path) -> State | None:

@@ -9,17 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equilibria.monitor.sample_rows import Verdicts
+from equilibria.monitor.sample_rows import StateLabels
 from equilibria.records.tables import DISTURBED, NO_EQUILIBRIUM, SETTLED, SETTLING, STATES
 
 EVENTS = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=30)
 
 
 def story(*events: tuple[bool, bool]) -> list[str]:
-    """Verdicts of one weight from (settled, changed) at each sample."""
-    verdicts = Verdicts(1)
+    """StateLabels of one weight from (settled, changed) at each sample."""
+    labels = StateLabels(1)
     return [
-        verdicts.judge(np.array([settled]), changed=np.array([changed]), balanced=np.array([True]))[0]
+        labels.update(np.array([settled]), changed=np.array([changed]), balanced=np.array([True]))[0]
         for settled, changed in events
     ]
 
@@ -43,10 +43,10 @@ def test_a_weight_that_wanders_off_by_itself_approaches():
 
 @given(events=EVENTS)
 def test_the_words_follow_their_definitions(events):
-    verdicts = Verdicts(1)
+    labels = StateLabels(1)
     disturbed, was_settled = False, False
     for settled, changed, balanced in events:
-        (word,) = verdicts.judge(np.array([settled]), changed=np.array([changed]), balanced=np.array([balanced]))
+        (word,) = labels.update(np.array([settled]), changed=np.array([changed]), balanced=np.array([balanced]))
         disturbed = not settled and (disturbed or (changed and was_settled))
         was_settled = settled
         expected = SETTLED if settled else DISTURBED if disturbed else SETTLING
@@ -56,17 +56,17 @@ def test_the_words_follow_their_definitions(events):
 
 @given(events=EVENTS)
 def test_weights_are_judged_one_by_one(events):
-    both, single = Verdicts(2), Verdicts(1)
+    both, single = StateLabels(2), StateLabels(1)
     for settled, changed, balanced in events:
         flags = [np.array([flag, not flag]) for flag in (settled, changed, balanced)]
-        pair = both.judge(flags[0], changed=flags[1], balanced=flags[2])
-        (alone,) = single.judge(flags[0][:1], changed=flags[1][:1], balanced=flags[2][:1])
+        pair = both.update(flags[0], changed=flags[1], balanced=flags[2])
+        (alone,) = single.update(flags[0][:1], changed=flags[1][:1], balanced=flags[2][:1])
         assert pair[0] == alone
 
 
 @given(events=EVENTS, cut=st.integers(0, 30))
 def test_a_checkpoint_goes_on_identically(events, cut):
-    through, resumed = Verdicts(1), Verdicts(1)
+    through, resumed = StateLabels(1), StateLabels(1)
     for at, (settled, changed, balanced) in enumerate(events):
         if at == cut:
             file = io.BytesIO()
@@ -74,6 +74,6 @@ def test_a_checkpoint_goes_on_identically(events, cut):
             file.seek(0)
             resumed.load_state_dict(torch.load(file, weights_only=True))
         flags = [np.array([flag]) for flag in (settled, changed, balanced)]
-        words = [each.judge(flags[0], changed=flags[1], balanced=flags[2]) for each in (through, resumed)]
+        words = [each.update(flags[0], changed=flags[1], balanced=flags[2]) for each in (through, resumed)]
         if at >= cut:
             assert words[0] == words[1]
