@@ -19,7 +19,7 @@ from equilibria.optimizers.budget import Cadence
 from equilibria.tensors.invariance import Told
 from equilibria.tensors.parameters import Select
 from equilibria.views._rich import Console, Table, Text
-from equilibria.views.run.headline import headline, worst
+from equilibria.views.run.headline import run_headline, worst_layer
 from equilibria.watching import WatchedRun, watch
 
 _MOST_TOLD = 3  # findings at the end of a training; the report has all
@@ -153,7 +153,7 @@ def tell(monitor: WatchedRun) -> None:
     """Print a headline, the most serious findings and where the rest is."""
     layers, found = summarise(monitor.samples(), metadata=monitor.metadata), monitor.findings()
     out = Console()
-    out.print(Text(f"equilibria: {headline(layers)}. {worst(layers)}"))
+    out.print(Text(f"equilibria: {run_headline(layers)}. {worst_layer(layers)}"))
     for finding in found[:_MOST_TOLD]:
         out.print(_paragraph(finding))
     out.print(Text(_where(monitor, len(found) - _MOST_TOLD)))

@@ -11,10 +11,10 @@ from equilibria.diagnosis.summary import summarise
 from equilibria.findings import Finding
 from equilibria.records import Run
 from equilibria.records import read_run as read_record
-from equilibria.views.run.card import run_card, sharpness_card
+from equilibria.views.run.card import run_card, tracker_card
 from equilibria.views.run.page import write_report
-from equilibria.views.run.sharpness import print_sharpness
-from equilibria.views.run.terminal import print_table
+from equilibria.views.run.sharpness import sharpness_table
+from equilibria.views.run.terminal import run_table
 
 
 class RecordedRun(Run):
@@ -27,14 +27,14 @@ class RecordedRun(Run):
         queries, samples = self.sharpness(), self.samples()
         if samples.num_rows or not queries.num_rows:
             found = diagnose(samples, metadata=self.metadata)
-            print_table(summarise(samples, metadata=self.metadata), findings=found, notes=self.notes)
+            print(run_table(summarise(samples, metadata=self.metadata), findings=found, notes=self.notes))  # noqa: T201
         if queries.num_rows:
-            print_sharpness(queries, metadata=self.metadata)
+            print(sharpness_table(queries, metadata=self.metadata))  # noqa: T201
 
     def _repr_html_(self) -> str:
         samples, queries, found = self.samples(), self.sharpness(), self.findings()
         if queries.num_rows and not samples.num_rows:
-            return sharpness_card(queries, title=str(self), findings=found)
+            return tracker_card(queries, title=str(self), findings=found)
         return run_card(samples, summarise(samples, metadata=self.metadata), findings=found, notes=self.notes)
 
     def findings(self) -> tuple[Finding, ...]:

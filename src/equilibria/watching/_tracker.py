@@ -17,7 +17,7 @@ from equilibria.objectives._objective import Objective
 from equilibria.records.tables import SAMPLE_FIELDS, SHARPNESS, SHARPNESS_FIELDS
 from equilibria.tensors.parameters import Select
 from equilibria.views.run.page import write_report
-from equilibria.views.run.sharpness import how_many, print_sharpness
+from equilibria.views.run.sharpness import sharpness_table
 from equilibria.watching._recording import Recording
 from equilibria.watching._watch import WatchedRun
 
@@ -108,15 +108,15 @@ class SharpnessTracker(SharpnessMonitor):
         atexit.register(_close, weakref.ref(self))
 
     def __repr__(self) -> str:
-        parts = [f"{counted(self.step, 'step')}, {how_many(len(self._rows))}", self.state]
+        parts = [f"{counted(self.step, 'step')}, {counted(len(self._rows), 'query', 'queries')}", self.state]
         parts += [f"stopped: {self.failure}"] if self.failure else ["closed"] if self._closed else []
         parts += [f"recorded in {self.log_dir}"] if self.log_dir else []
         return f"<{type(self).__name__}: {'; '.join(parts)}>"
 
     def _repr_html_(self) -> str:
-        from equilibria.views.run.card import sharpness_card
+        from equilibria.views.run.card import tracker_card
 
-        return sharpness_card(self.samples(), title=repr(self), findings=self.findings())
+        return tracker_card(self.samples(), title=repr(self), findings=self.findings())
 
     @property
     def log_dir(self) -> Path | None:
@@ -125,7 +125,7 @@ class SharpnessTracker(SharpnessMonitor):
 
     def table(self) -> None:
         """Print some of the queries, and what they mean."""
-        print_sharpness(self.samples(), metadata={**self.metadata, "steps": self.step})
+        print(sharpness_table(self.samples(), metadata={**self.metadata, "steps": self.step}))  # noqa: T201
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.

@@ -26,7 +26,7 @@ from equilibria.tensors.invariance import Told
 from equilibria.tensors.parameters import Select
 from equilibria.views._rich import Console, Live, Text
 from equilibria.views.run.page import write_report
-from equilibria.views.run.terminal import print_table
+from equilibria.views.run.terminal import run_table
 from equilibria.watching._recording import Recording, record_at
 
 _PAUSE = 0.25  # seconds between two renewals of the line
@@ -165,7 +165,7 @@ class WatchedRun(Monitor):
 
     def table(self) -> None:
         """Print one line per layer, the most surprising first: measured, predicted, and how long until it settles."""
-        print_table(summarise(self.samples(), metadata=self.metadata), findings=self.findings())
+        print(run_table(summarise(self.samples(), metadata=self.metadata), findings=self.findings()))  # noqa: T201
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.

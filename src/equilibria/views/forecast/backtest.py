@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from equilibria.forecasting._backtest import FORECAST, BackTest, LayerTest, Score
-from equilibria.views.document import card, document, toggles
+from equilibria.views.document import document, finding_card, toggles
 from equilibria.views.forecast.page import (
     backtest_data,
     html_row,
@@ -141,6 +141,6 @@ def _verdict(test: BackTest) -> str:
     covered = test.angle_coverage
     judged = "too narrow" if covered < 0.85 else "wider than they need to be" if covered > 0.95 else "as they should"
     said.append(f"The 90 % bands hold {_percent(covered, digits=0)} of the measured angles: {judged}.")
-    cards = "\n".join(card(finding) for finding in test.findings)
+    cards = "\n".join(finding_card(finding) for finding in test.findings)
     kind = "finding" if covered >= 0.85 and not lost else "finding warning"
     return f'<article class="{kind}"><h3>What to make of it</h3><p>{text(" ".join(said))}</p></article>\n{cards}'

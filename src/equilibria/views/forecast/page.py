@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.findings import Finding, counted
+from equilibria.findings import Finding, counted, number
 from equilibria.forecasting._backtest import FORECAST, BackTest, LayerTest
 from equilibria.forecasting._forecast import Forecast, LayerForecast, Measured, Total
 from equilibria.forecasting._suggest import Suggestion
 from equilibria.forecasting._trust import NEAR_INTERPOLATION
 from equilibria.forecasting._what_if import Outcome, WhatIf
-from equilibria.views.document import MOST_CHOICES, Page, alternatives, card, toggles, write_document
-from equilibria.views.words import full_stop, number, ratio_cell, sentence_case, settings_list, text
+from equilibria.views.document import MOST_CHOICES, Page, finding_card, per_choice, toggles, write_document
+from equilibria.views.words import full_stop, ratio_cell, sentence_case, settings_list, text
 
 Array = NDArray[np.float64]
 
@@ -231,7 +231,7 @@ def forecast_page(result: WhatIf, *, title: str | None = None, suggestion: Sugge
         "others_legend": _OTHERS.format(what="scenarios") if several else "",
         "angle_label": text(f"Chart of the angle per step of a layer, measured and forecast. {headline(result)}"),
         "tables": _tables(result, suggestion),
-        "findings": alternatives([_findings(each.findings) for each in forecasts.values()]),
+        "findings": per_choice([_findings(each.findings) for each in forecasts.values()]),
         "reading": "\n".join(f"<li>{line}</li>" for line in _READING),
         "assumptions": "\n".join(f"<li>{text(full_stop(each))}</li>" for each in forecasts[base].assumptions),
         "made": "Forecast",
@@ -379,7 +379,7 @@ def _tables(result: WhatIf, suggestion: Suggestion | None) -> str:
         )
     if suggestion is not None:
         found.append(_suggestion(suggestion))
-    per_layer = alternatives([_layer_table(result, name) for name in result.forecasts])
+    per_layer = per_choice([_layer_table(result, name) for name in result.forecasts])
     refused = refused_list(next(iter(result.forecasts.values())).refused)
     heading = '<section aria-labelledby="layers-heading">\n<h2 id="layers-heading">Layer by layer</h2>'
     found.append(f"{heading}\n{per_layer}\n{refused}\n</section>\n")
@@ -433,7 +433,7 @@ def _suggestion(suggestion: Suggestion) -> str:
 
 def _findings(findings: Sequence[Finding]) -> str:
     if findings:
-        return "\n".join(card(finding) for finding in findings)
+        return "\n".join(finding_card(finding) for finding in findings)
     return (
         '<article class="finding"><h3>Nothing stands out</h3><p>No layer of this scenario calls for a remark.</p>'
         "</article>"

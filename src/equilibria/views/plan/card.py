@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equilibria.views.notebook import GOAL, OTHER, PREDICTED, Line, card, chart
+from equilibria.views.notebook import GOAL, OTHER, PREDICTED, Line, card, svg_chart
 
 if TYPE_CHECKING:
     from equilibria.planning._planner import Phase, Plan
@@ -26,7 +26,7 @@ def plan_card(plan: Plan) -> str:
     return card(
         f"{rule} over {plan.situation.time(plan.situation.steps)}: {plan.settled_share:.0%} of the steps turn within "
         f"{plan.situation.tolerance:.0%} of equilibrium",
-        picture=chart(lines, x=name, y="rad per step", log=True),
+        picture=svg_chart(lines, x=name, y="rad per step", log=True),
         headings=[heading.format(unit=name) for heading in _HEADINGS],
         rows=[_row(plan, phase, unit) for phase in plan.phases],
         notes=[f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in plan.findings],
