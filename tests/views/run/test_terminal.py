@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import sys
 
 import pytest
@@ -183,3 +184,14 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch):
     assert "\033[1m" in coloured
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033[" not in run_table(LAYERS, findings=())
+
+
+def test_rich_and_plotly_are_imported_only_to_show_something():
+    code = (
+        "import sys\n"
+        "import equilibria.views.run.card, equilibria.views.run.page, equilibria.views.run.sharpness\n"
+        "import equilibria.views.run.terminal\n"
+        "assert not {'rich', 'plotly'} & {name.split('.')[0] for name in sys.modules}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
