@@ -1,20 +1,23 @@
-"""A finding: something worth knowing, with its evidence, a remedy and the law behind it; and how it counts."""
+"""`Finding`, and the words and numbers of every sentence for people."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing worth knowing about a plan or a run.
+    """One fact about a plan or a run that is worth knowing.
 
     Attributes:
-        severity: "warning" (costs something) or "note".
-        subject: what it is about.
-        evidence: the numbers.
+        severity: "warning" (it costs something) or "note".
+        subject: the fact.
+        evidence: the numbers behind it.
         remedy: what to do.
-        law: the law of `equilibria.theory` it rests on; ask `equilibria.cite`.
+        law: the law of `equilibria.theory` it rests on, for `equilibria.cite`; "" for none.
     """
 
     severity: str
@@ -24,11 +27,51 @@ class Finding:
     law: str
 
 
-def counted(count: int, what: str) -> str:
-    """A number of things in words.
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """A number of things; ``plural`` where it is not the noun with an s.
 
     Example:
-        >>> counted(1, "step"), counted(2000, "step")
-        ('1 step', '2,000 steps')
+        >>> counted(1, "step"), counted(2000, "step"), counted(2, "query", "queries")
+        ('1 step', '2,000 steps', '2 queries')
     """
-    return f"{count:,} {what}{'s' if count != 1 else ''}"
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def joined(names: Sequence[str], *, most: int = 4) -> str:
+    """Names separated by commas; where there are more than ``most``, the first of them and the number of the others.
+
+    Example:
+        >>> joined(["conv1", "conv2"]), joined(["conv1", "conv2", "conv3", "fc"], most=3)
+        ('conv1, conv2', 'conv1, conv2 and 2 more')
+    """
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1:,} more"
+
+
+def percent(share: float) -> str:
+    """A share of 1 in per cent, without decimals from 1 % on.
+
+    Example:
+        >>> percent(0.453), percent(0.05), percent(0.00123)
+        ('45 %', '5 %', '0.12 %')
+    """
+    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.2g} %"
+
+
+def number(value: float, *, digits: int = 3, all_digits: bool = False) -> str:
+    """A number with so many significant digits; a dash where it is not finite.
+
+    Args:
+        value: the number.
+        digits: significant digits.
+        all_digits: whether to keep zeros at the end.
+
+    Example:
+        >>> number(0.00725), number(5e-7), number(0.029, all_digits=True), number(float("nan"))
+        ('0.00725', '5e-7', '0.0290', '–')
+    """
+    if not math.isfinite(value):
+        return "–"
+    text = f"{value:{'#' if all_digits else ''}.{digits}g}"
+    return re.sub(r"e([+-])0*", lambda exponent: "e-" if exponent[1] == "-" else "e", text)

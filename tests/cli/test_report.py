@@ -71,7 +71,7 @@ def test_the_table_has_every_layer_with_the_most_wrong_first(recorded):
     first = layers[0]
     assert shown[0][1:3] == [f"{first.angle:.3g}", f"{first.angle_predicted:.3g}"]
     assert shown[0][3] == f"{first.angle_vs_predicted:.2f}"
-    assert "of 4 layers turn as predicted; for 1 more there is no prediction." in result.output
+    assert "4 of 5 layers have a prediction; 3 agree, 1 is 64 % fast." in result.output
 
 
 def test_the_findings_follow_the_table(recorded):

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+from equilibria.lab.demo.recipe import Recipe
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.helpers.sample_worlds import World, bfloat16, edited, rescaled_units, together, world
@@ -17,7 +18,6 @@ from tests.helpers.sample_worlds import World, bfloat16, edited, rescaled_units,
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.summary import summarise
 from equilibria.findings import Finding
-from equilibria.lab.demo.recipe import Recipe
 from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, NUMBERS, STATES
 from equilibria.theory import SGD, SGDW, AdamW
 from equilibria.theory.citations import cite
@@ -61,7 +61,7 @@ PLANTED = {
         AdamW(1e-2, 0.0), 800, {}, "warning", "norms.decay_free_norm", "have no weight decay",
     ),
     "correlated": (
-        HEAVY_BALL, 1500, {"correlation": 0.3}, "note", "unit_gradient.momentum_unit_grad_sq", "they point alike",
+        HEAVY_BALL, 1500, {"correlation": 0.3}, "note", "unit_gradient.momentum_unit_grad_sq", "point the same way",
     ),
     "anti-correlated": (
         HEAVY_BALL, 1500, {"correlation": -0.3}, "note", "unit_gradient.momentum_unit_grad_sq", "they point back",
@@ -88,15 +88,15 @@ PLANTED = {
     "lr dropped": (
         HEAVY_BALL, 1500, {"lr": lambda step: 0.1 if step < 1000 else 0.01}, "warning", "rescale.rescale_factors",
         r"all 3 layers .* are still disturbed by a change at step 1,000: lr was divided by 10"
-        r".* fell to 0\.3\d? .*theory: 0\.32",
+        r".* fell to 0\.3\d? .*expected: 0\.32",
     ),
     "lr dropped, adam": (
         ADAMW, 1500, {"lr": lambda step: 0.01 if step < 1000 else 0.001}, "warning", "rescale.rescale_factors",
-        r"lr was divided by 10.* fell to 0\.3\d? .*theory: 0\.32",
+        r"lr was divided by 10.* fell to 0\.3\d? .*expected: 0\.32",
     ),
     "lr raised": (
         HEAVY_BALL, 1030, {"lr": lambda step: 0.02 if step < 1000 else 0.1}, "warning", "rescale.rescale_factors",
-        r"lr was multiplied by 5.* rose to (1\.9|2|2\.\d) .*theory: (2|2\.[01])\)",
+        r"lr was multiplied by 5.* rose to (1\.9|2|2\.\d) .*expected: (2|2\.[01])\)",
     ),
     "lr dropped and settled again": (
         HEAVY_BALL, 2600, {"lr": lambda step: 0.1 if step < 1000 else 0.05}, "note", "rescale.rescale_factors",
@@ -359,7 +359,7 @@ def test_a_dip_is_that_of_many_samples_and_its_theory():
     (finding,) = find(drop())
     worst = after & (names == re.search(r"worst ([\w.]+)", finding.subject)[1])
     dip = math.sqrt(np.mean(angle[worst] ** 2) / np.mean(equilibrium[worst] ** 2))
-    assert f"fell to {dip:.2g} of its new equilibrium at once (theory: 0.32)" in finding.evidence
+    assert f"fell to {dip:.2g} of its new equilibrium at once (expected: 0.32)" in finding.evidence
 
 
 def test_a_dip_that_the_change_does_not_explain_gets_no_rescaling():
@@ -367,7 +367,7 @@ def test_a_dip_that_the_change_does_not_explain_gets_no_rescaling():
     late = table["step"].to_numpy() >= 1000
     slow = {name: table[name].to_numpy() * np.where(late, 0.1, 1.0) for name in ("angle", "angle_predicted")}
     finding = diagnose(edited(table, **slow), metadata=drop().metadata)[0]
-    assert "fell to 0.03" in finding.evidence and "theory: 0.32" in finding.evidence
+    assert "fell to 0.03" in finding.evidence and "expected: 0.32" in finding.evidence
     assert "multiply" not in finding.remedy and "would not settle it" in finding.remedy
 
 
@@ -576,7 +576,7 @@ def test_the_demo_finds_its_own_drop(every):
     (finding,) = find(run)
     when = "at step 1,500" if every == 1 else r"between steps 1,498 and 1,505"
     assert re.search(rf"were disturbed by a change {when}: lr was divided by 10$", finding.subject), finding
-    assert re.search(r"fell to 0\.3\d? of .*theory: 0\.3\d?\).*settled again 2,\d\d\d steps later", finding.evidence)
+    assert re.search(r"fell to 0\.3\d? of .*expected: 0\.3\d?\).*settled again 2,\d\d\d steps later", finding.evidence)
     middle = run.samples.filter(pc.less(run.samples["step"], 2500))
     (finding,) = diagnose(middle, metadata=run.metadata)
     assert re.search(rf"are still disturbed by a change {when}: lr was divided by 10$", finding.subject), finding

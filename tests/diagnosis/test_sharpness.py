@@ -172,8 +172,8 @@ def test_another_batch_or_mode_than_that_of_training_is_noticed(wrong):
             optimizer.zero_grad()
             functional.cross_entropy(net(batch[0]), batch[1]).backward()
             optimizer.step()
-    said = [finding.subject for finding in tracker.findings()]
-    assert ("the tracker's batch or mode is not what is trained on" in said) == (wrong is not None)
+    subjects = [finding.subject for finding in tracker.findings()]
+    assert ("the tracker measures another batch or mode than that of training" in subjects) == (wrong is not None)
 
 
 def test_the_end_of_the_tracking_is_the_first_thing_said():
@@ -209,7 +209,7 @@ def test_a_lost_eigenvector_is_told_and_a_growing_one_is_not():
         told = [finding for finding in tracker.findings() if "had been lost" in finding.subject]
         assert len(told) == lost
         if lost:
-            assert "from scratch found 4, one that followed 2" in told[0].evidence
+            assert "from scratch found 4, the warm start 2" in told[0].evidence
 
 
 def test_few_queries_by_auto_are_told():

@@ -121,11 +121,11 @@ def test_a_window_under_a_schedule_holds_samples_at_about_the_present_settings(l
     ],
     ids=["cosine", "linear to zero", "slowly", "drop"],
 )
-def test_nobody_waits_for_what_lr_does_not_last_for(lr, runs_out):
+def test_there_is_no_time_to_settle_if_lr_falls_to_zero_before(lr, runs_out):
     for layer in summaries(world(HEAVY_BALL, 990, lr=lr)).values():
         assert layer.lr_runs_out is runs_out
         assert (layer.steps_to_settle is None) == (layer.epochs_to_settle is None) == runs_out
-        assert ("settling is not in reach" in layer.sentence) == runs_out
+        assert ("lr falls to 0 before it can settle" in layer.sentence) == runs_out
         assert layer.samples >= 20 and layer.angle_vs_predicted == pytest.approx(1, abs=0.15)
 
 
@@ -151,9 +151,12 @@ def test_the_error_of_a_ratio_is_its_scatter_over_many_layers():
 def test_the_course_of_lr_is_told_from_first_to_last():
     table = clean().samples.slice(0, 900)
     falling = edited(table, lr=np.where(table["step"].to_numpy() < 200, 0.1, 0.01))
-    assert summarise(falling, metadata=clean().metadata)[0].course == "SGD(lr=0.1 -> 0.01, wd=2e-3, momentum=0.9)"
+    assert (
+        summarise(falling, metadata=clean().metadata)[0].settings_over_run
+        == "SGD(lr=0.1 -> 0.01, wd=2e-3, momentum=0.9)"
+    )
     (same, *_) = summarise(table, metadata=clean().metadata)
-    assert same.course == same.settings
+    assert same.settings_over_run == same.settings
 
 
 def test_momentum_counts_through_what_it_leaves():
@@ -295,7 +298,7 @@ def test_layers_that_never_moved_are_kept():
     angles = np.where(third, np.nan, table["angle"].to_numpy())
     still = summarise(edited(table, angle=angles, note=notes), metadata=clean().metadata)
     assert [layer.samples for layer in still] == [400, 400, 0]
-    assert still[2].sentence == "conv3.weight was not seen to move: no sampled step changed it."
+    assert still[2].sentence == "conv3.weight did not move in any sampled step."
     assert still[:2] == summarise(table, metadata=clean().metadata)[:2]
     weightless = summarise(edited(table, angle=np.zeros(len(table))), metadata=clean().metadata)[0]
     assert math.isfinite(weightless.how_wrong) and weightless.how_wrong > 10
@@ -323,7 +326,7 @@ def test_no_samples_no_summaries_and_bad_input_is_refused():
 
 def test_nothing_here_needs_torch():
     code = (
-        "import sys, equilibria.diagnosis.summary, equilibria.diagnosis.self_checks, equilibria.diagnosis\n"
+        "import sys, equilibria.diagnosis.summary, equilibria.diagnosis.identities, equilibria.diagnosis\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import equilibria as eq
 from equilibria.diagnosis.summary import summarise
 from equilibria.theory import SGD
-from equilibria.views.notebook import Line, bars, card, chart
+from equilibria.views.notebook import Line, card, svg_bars, svg_chart
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_the_sharpness_shows_its_value_and_where_it_lies(shown):
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs", "Cn", "Co"]), max_size=30))
 def test_names_are_escaped(name):
-    html = card(name, headings=[name], rows=[[name]], notes=[f"A{name}"], picture=bars([(name, 0.5)], what=name))
+    html = card(name, headings=[name], rows=[[name]], notes=[f"A{name}"], picture=svg_bars([(name, 0.5)], label=name))
     assert "".join(parsed(html).itertext()).count(name) >= (4 if name else 0)
 
 
@@ -107,12 +107,12 @@ def test_long_tables_are_cut_and_counted():
 
 def test_gaps_split_a_line_and_an_empty_chart_is_nothing():
     line = Line("a", [0, 1, 2, 3, 4], [1.0, 2.0, float("nan"), 3.0, 4.0], "#000")
-    assert len(parsed(chart([line], x="steps", y="R")).findall(".//polyline")) == 2
-    assert chart([Line("a", [0, 1], [0.0, -1.0], "#000")], x="steps", y="R", log=True) == ""
+    assert len(parsed(svg_chart([line], x="steps", y="R")).findall(".//polyline")) == 2
+    assert svg_chart([Line("a", [0, 1], [0.0, -1.0], "#000")], x="steps", y="R", log=True) == ""
 
 
 def test_a_higher_value_is_drawn_higher():
-    drawn = parsed(chart([Line("a", [0, 1], [1.0, 100.0], "#000")], x="steps", y="R", log=True)).find(".//polyline")
+    drawn = parsed(svg_chart([Line("a", [0, 1], [1.0, 100.0], "#000")], x="steps", y="R", log=True)).find(".//polyline")
     first, last = (tuple(map(float, point.split(","))) for point in drawn.get("points").split())
     assert first[0] < last[0]
     assert first[1] > last[1]

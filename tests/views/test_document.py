@@ -9,7 +9,7 @@ import pytest
 
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
-from equilibria.views.document import as_json, card, write_document
+from equilibria.views.document import as_json, finding_card, write_document
 from equilibria.views.words import full_stop, ratio_cell, text
 
 EVIL = "</script><script>alert(1)</script>&\"'"
@@ -46,7 +46,8 @@ def test_a_failed_write_keeps_the_old_page(tmp_path, monkeypatch):
 
 
 def test_a_card_is_a_sentence_with_advice_and_source():
-    shown = card(Finding("warning", "fc1.weight rests", "lr x wd is 5 %", "raise it", "rescale.rescale_factors"))
+    finding = Finding("warning", "fc1.weight rests", "lr x wd is 5 %", "raise it", "rescale.rescale_factors")
+    shown = finding_card(finding)
     plain = re.sub(r"<[^>]+>", " ", shown)
     assert "fc1.weight rests" in plain  # a name keeps its small letter
     assert "lr\u00a0×\u00a0wd is 5\u00a0%." in plain
@@ -55,12 +56,12 @@ def test_a_card_is_a_sentence_with_advice_and_source():
 
 
 def test_a_card_without_a_law_does_not_speak_of_one():
-    assert "Law" not in card(Finding("note", "a", "b", "c", ""))
-    assert "<cite>" not in card(Finding("note", "a", "b", "c", "no such law"))
+    assert "Law" not in finding_card(Finding("note", "a", "b", "c", ""))
+    assert "<cite>" not in finding_card(Finding("note", "a", "b", "c", "no such law"))
 
 
 def test_text_is_escaped_everywhere():
-    shown = card(Finding("note", EVIL, EVIL, EVIL, EVIL)) + text(EVIL)
+    shown = finding_card(Finding("note", EVIL, EVIL, EVIL, EVIL)) + text(EVIL)
     assert "<script" not in shown
     assert shown.count("&lt;script&gt;") == 5
 

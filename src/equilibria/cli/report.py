@@ -27,9 +27,9 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     from equilibria.diagnosis.sharpness import sharpness_findings
     from equilibria.diagnosis.summary import summarise
     from equilibria.records import read_record
-    from equilibria.views.run.headline import headline, worst_first
-    from equilibria.views.run.sharpness import print_sharpness
-    from equilibria.views.run.terminal import print_table
+    from equilibria.views.run.headline import run_headline, worst_first
+    from equilibria.views.run.sharpness import sharpness_table
+    from equilibria.views.run.terminal import run_table
 
     recorded = read_record(run)
     samples, metadata, notes = recorded.samples(), recorded.metadata, (*recorded.notes, *_later_runs(run))
@@ -45,11 +45,11 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
         print_json({"layers": [_contract(layer) for layer in layers], "findings": found, "notes": notes})
         return
     if layers:
-        print_table(layers, findings=findings, notes=notes, most=_MOST_ROWS)
+        print(run_table(layers, findings=findings, notes=notes, most=_MOST_ROWS))
     elif not recorded.sharpness().num_rows:
-        print(*(headline(layers), *notes), sep="\n")
+        print(*(run_headline(layers), *notes), sep="\n")
     if recorded.sharpness().num_rows:
-        print_sharpness(recorded.sharpness(), metadata=metadata, notes=() if layers else notes)
+        print(sharpness_table(recorded.sharpness(), metadata=metadata, notes=() if layers else notes))
     if html is not None:
         print(f"Page: {html}")
 

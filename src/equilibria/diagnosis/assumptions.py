@@ -1,48 +1,64 @@
-"""Predictions that fail, and the assumption that fails with them."""
+"""Findings about predictions that fail, and about the assumptions behind them.
+
+The laws assume gradients that are noise around a slowly changing size, orthogonal to the weight (scale invariance), and
+weights kept in a type fine enough for their steps.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from equilibria.diagnosis.layers import Layer, are, many, percent
-from equilibria.diagnosis.summary import ACCURACY
-from equilibria.findings import Finding
+import numpy as np
+
+from equilibria.diagnosis.layers import Layer, verb, which_layers
+from equilibria.diagnosis.metadata import INVARIANT
+from equilibria.diagnosis.summary import ACCURACY, LEAST_WINDOW
+from equilibria.findings import Finding, percent
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, Muon
 from equilibria.theory.validity import ROUNDED_AWAY
 
 _FAR_OFF = 0.1  # |ln(measured / predicted angle)|: a warning
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
 _LIKELY = 3  # standard errors within which an angle holds; to call it off takes more
+_PARTLY = 0.5  # of a random direction's cosine: without normalisation it is about 1, but a head may well have 0.9
+_CLEARLY = math.sqrt(2)  # factor beyond the limit on either side that makes a flip: at the limit itself noise flips
+_MOST_BLOCKS = 10
+_LARGE_EPS = (
+    "the eps of its normalisation layer is not small compared with the variance it divides by (shrinking norms make it "
+    "worse)"
+)
+_LOWER_EPS = "lower eps, or raise the norm (lr / wd)"
 
 
-def _able(layers: Sequence[Layer]) -> list[Layer]:
+def _predictable(layers: Sequence[Layer]) -> list[Layer]:
     return [layer for layer in layers if layer.predictable]
 
 
 def angle_off(layers: Sequence[Layer]) -> Iterator[Finding]:
-    """Layers that turn faster or slower than predicted, unless another finding says why."""
-    able = _able(layers)
-    off = [layer for layer in able if _is_off(layer)]
+    """Layers that turn faster or slower than predicted, unless another finding explains it."""
+    predictable = _predictable(layers)
+    off = [layer for layer in predictable if _is_off(layer)]
     if not off:
         return
     worst = max(off, key=_error)
     summary = worst.summary
     yield Finding(
         "warning" if _error(worst) > _FAR_OFF else "note",
-        f"{many(off, able, worst)} {are(off, 'turns', 'turn')} {_which_way(off)} than predicted",
+        f"{which_layers(off, predictable, worst)} {verb(off, 'turns', 'turn')} {_which_way(off)} than predicted",
         f"{worst.name} turns {summary.angle:.3g} rad per step, {percent(summary.angle_vs_predicted or 0)} of the "
         f"{summary.angle_predicted:.3g} that {summary.settings} predicts; {_suspect(worst)}",
-        'watch with granularity="row" if a normalisation layer treats each output by itself; make sure that nothing '
-        "but the optimizer moves the weights, and that gradients are not sparse",
+        'watch with granularity="row" if a normalisation layer normalises each output separately; make sure that only '
+        "the optimizer moves the weights, and that gradients are not sparse",
         "transient.evolve",
     )
 
 
 def norm_off(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Layers whose norm is not the predicted one although they turn as predicted."""
-    able = _able(layers)
-    judged = [layer for layer in able if not layer.few and not layer.explained]
+    predictable = _predictable(layers)
+    judged = [layer for layer in predictable if not layer.few and not layer.explained]
     off = [layer for layer in judged if _norm_error(layer) > _NORM_OFF and _angle_holds(layer)]
     if not off:
         return
@@ -50,10 +66,10 @@ def norm_off(layers: Sequence[Layer]) -> Iterator[Finding]:
     summary = worst.summary
     yield Finding(
         "note",
-        f"the norm of {many(off, able, worst)} is off its prediction, while the angle holds",
+        f"the norm of {which_layers(off, predictable, worst)} is off its prediction, while the angle holds",
         f"||w|| of {worst.name} is {summary.norm:.3g}, {percent(summary.norm_vs_predicted or 0)} of the "
         f"{summary.norm_predicted:.3g} that {summary.settings} predicts; {_suspect(worst)}",
-        "nothing to do for the angle; do not rely on the predicted norm, or on how long it takes to settle",
+        "nothing to do for the angle; do not rely on the predicted norm or on the time to settle",
         "transient.evolve",
     )
 
@@ -81,12 +97,12 @@ def _which_way(off: Sequence[Layer]) -> str:
 
 
 def _suspect(layer: Layer) -> str:
-    """Which assumption the samples point to."""
-    if isinstance(layer.rule, Lion | Muon):  # the length of the update is given: only its memory can differ
+    """The assumption that the samples point to."""
+    if isinstance(layer.rule, Lion | Muon):  # the length of the update is fixed, its correlation is not
         longer = "longer" if (layer.summary.norm_vs_predicted or 1.0) > 1 else "shorter"
         return (
-            f"its updates stay alike for {longer} than momentum makes them: successive gradients are not independent, "
-            "or sparse"
+            f"its updates stay correlated for {longer} than momentum makes them: successive gradients are not "
+            "independent, or sparse"
         )
     if isinstance(layer.rule, AdamW | AdamL2) and _norm_error(layer) > ACCURACY:
         if (layer.summary.norm_vs_predicted or 1.0) > 1:
@@ -98,45 +114,47 @@ def _suspect(layer: Layer) -> str:
     ]
     if broken:
         return f"{' and '.join(broken)}, which the prediction allows for only in part"
-    return "none of the assumptions that samples can check (noise, drift, invariance, rounding) is seen to fail"
+    return "none of the assumptions that samples can check (noise, drift, invariance, rounding) fails"
 
 
 def correlated(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Gradients that are correlated with the momentum they meet: signal, not noise."""
-    able = _able(layers)
-    hit = [layer for layer in able if layer.correlation is not None]
-    if not hit:
+    predictable = _predictable(layers)
+    affected = [layer for layer in predictable if layer.correlation is not None]
+    if not affected:
         return
-    worst = max(hit, key=lambda layer: abs((layer.correlation or 1) - 1))
-    ratio, off = worst.correlation or 1.0, [layer for layer in hit if layer.explained and _error(layer) > ACCURACY]
-    evidence = f"for {worst.name} ||g||^2 with its correlation to the momentum is {ratio:.2f} of that without"
+    worst = max(affected, key=lambda layer: abs((layer.correlation or 1) - 1))
+    ratio, off = worst.correlation or 1.0, [layer for layer in affected if layer.explained and _error(layer) > ACCURACY]
+    evidence = f"correlation with the momentum makes ||g||^2 of {worst.name} {ratio:.2f} times as large"
     if off:
         evidence += f"; {worst.name} turns at {percent(worst.summary.angle_vs_predicted or 1)} of the prediction"
     yield Finding(
         "warning" if any(_error(layer) > _FAR_OFF for layer in off) else "note",
-        f"successive gradients of {many(hit, able, worst)} are correlated",
-        evidence + ("; they point back: the end of training, or lr too large" if ratio < 1 else "; they point alike"),
-        "nothing to do if the angle is as predicted: norm and one-step angle are computed with the correlation. Angles "
-        "over many steps will be " + ("smaller" if ratio < 1 else "larger") + " than noise would make them",
+        f"successive gradients of {which_layers(affected, predictable, worst)} are correlated",
+        evidence
+        + ("; they point back: the end of training, or lr too large" if ratio < 1 else "; they point the same way"),
+        "nothing to do if the angle is as predicted: norm and one-step angle include the correlation. Angles over many "
+        f"steps are {'smaller' if ratio < 1 else 'larger'} than under noise",
         "unit_gradient.momentum_unit_grad_sq",
     )
 
 
 def near_interpolation(layers: Sequence[Layer]) -> Iterator[Finding]:
-    """L that falls away faster than weight decay can shrink the norm."""
-    able = _able(layers)
-    hit = [layer for layer in able if layer.vanishing]
-    if not hit:
+    """L that falls faster than weight decay can shrink the norm."""
+    predictable = _predictable(layers)
+    affected = [layer for layer in predictable if layer.vanishing]
+    if not affected:
         return
-    worst = min(hit, key=lambda layer: layer.remaining)
+    worst = min(affected, key=lambda layer: layer.remaining)
     pace = f"falls e-fold {-(worst.drift or 0):.2g} times per time constant of its norm, and weight decay can follow 1"
     yield Finding(
         "warning",
-        f"the gradient of {many(hit, able, worst)} vanishes faster than the norm can follow: near interpolation",
+        f"the gradient of {which_layers(affected, predictable, worst)} vanishes faster than the norm can follow: near "
+        "interpolation",
         f"||g||^2 ||w||^2 of {worst.name} is down to {percent(worst.remaining)} of its highest level in this "
         f"run{f'; it {pace} time' if (worst.drift or 0) <= -1 else ''}; {_at_equilibrium(worst)}",
         "nothing to do, or stop here: the training loss is nearly fitted, its gradient vanishes, and the equilibrium "
-        "runs away from the norm, so that lr x wd no longer sets the angle. Only augmentation or label smoothing would "
+        "falls away from the norm, so lr x wd no longer sets the angle. Only augmentation or label smoothing would "
         "bring the gradient back",
         "settling.tracking_lag",
     )
@@ -144,54 +162,183 @@ def near_interpolation(layers: Sequence[Layer]) -> Iterator[Finding]:
 
 def drifting(layers: Sequence[Layer]) -> Iterator[Finding]:
     """L that changes within a time constant, so that the equilibrium moves."""
-    able = _able(layers)
-    hit = [layer for layer in able if layer.drift is not None and not layer.vanishing]
-    if not hit:
+    predictable = _predictable(layers)
+    affected = [layer for layer in predictable if layer.drift is not None and not layer.vanishing]
+    if not affected:
         return
-    worst = max(hit, key=lambda layer: abs(layer.drift or 0.0))
+    worst = max(affected, key=lambda layer: abs(layer.drift or 0.0))
     drift = worst.drift or 0.0
     effect = f"holds its angle at {math.sqrt(1 + drift):.2g} of equilibrium" if drift > -1 else "it cannot follow"
     yield Finding(
         "note",
-        f"the gradient of {many(hit, able, worst)} drifts: the equilibrium itself moves",
+        f"the gradient of {which_layers(affected, predictable, worst)} drifts: the equilibrium itself moves",
         f"||g||^2 ||w||^2 of {worst.name} {_by_how_much(drift)} per "
         f"time constant of its norm, which in the long run {effect}; "
         f"{_at_equilibrium(worst)}",
-        "compare with the prediction, which follows the measured gradient, not with the equilibrium; a larger lr x wd "
-        "follows faster",
+        "compare the angle with the prediction, which follows the measured gradient, not with the equilibrium; a "
+        "larger lr x wd follows faster",
         "settling.tracking_lag",
     )
 
 
 def _by_how_much(drift: float) -> str:
-    if abs(drift) > 2:  # beyond it a percentage says little, and soon it is no number any more
+    if abs(drift) > 2:  # a percentage would say little, and overflow soon
         return f"{'grows' if drift > 0 else 'falls'} e-fold {abs(drift):.2g} times"
     return f"{'grows' if drift > 0 else 'falls'} by {percent(abs(math.expm1(drift)))}"
 
 
 def _at_equilibrium(layer: Layer) -> str:
     ratio = layer.summary.angle_vs_equilibrium
-    return "its angle was not compared" if ratio is None else f"it turns at {ratio:.2g} of equilibrium"
+    return "it has no equilibrium angle" if ratio is None else f"it turns at {ratio:.2g} of equilibrium"
 
 
 def rounded_away(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Weights in a type too coarse for their decay or their step."""
-    able = _able(layers)
-    hit = [layer for layer in able if layer.rounding is not None]
-    if not hit:
+    predictable = _predictable(layers)
+    affected = [layer for layer in predictable if layer.rounding is not None]
+    if not affected:
         return
-    worst = min(hit, key=lambda layer: layer.rounding or 0.0)
+    worst = min(affected, key=lambda layer: layer.rounding or 0.0)
     dtype, coupled = str(worst.entry["dtype"]), isinstance(worst.rule, SGD | AdamL2)
+    change = (
+        f"a step should move {worst.name} by {worst.rounding:.3g} of its size"
+        if coupled
+        else f"lr x wd = {worst.rounding:.3g} per step for {worst.name}"
+    )
     yield Finding(
         "warning",
-        f"{dtype} rounds {'most of the update' if coupled else 'the weight decay'} of {many(hit, able, worst)} away",
-        (f"a step should move {worst.name} by {worst.rounding:.3g} of itself" if coupled else "")
-        + ("" if coupled else f"lr x wd = {worst.rounding:.3g} per step for {worst.name}")
-        + f" against half an ulp, {ROUNDED_AWAY[dtype]:.3g}: most entries round back to what they were; its norm is at "
-        f"{percent(worst.summary.norm_vs_predicted or 1)} and its angle at "
+        f"{dtype} rounds {'most of the update' if coupled else 'the weight decay'} of "
+        f"{which_layers(affected, predictable, worst)} away",
+        f"{change} against half an ulp, {ROUNDED_AWAY[dtype]:.3g}: most entries round back to their old value; its "
+        f"norm is at {percent(worst.summary.norm_vs_predicted or 1)} and its angle at "
         f"{percent(worst.summary.angle_vs_predicted or 1)} of the prediction",
         "raise lr x wd: it is too small to act"
         if dtype == "float32"
         else "keep a float32 master copy of the weights, or use stochastic rounding",
         EQUILIBRIUM_LAWS[type(worst.rule)] if worst.rule else "",
+    )
+
+
+# ---- scale invariance
+
+
+def radial_gradient(layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Gradients with a component along the weight that adds to weight decay, or works against it."""
+    predictable = _predictable(layers)
+    affected = [layer for layer in predictable if layer.radial is not None]
+    if not affected:
+        return
+    worst = max(affected, key=lambda layer: abs(layer.radial or 0.0))
+    share = worst.radial or 0.0
+    effect = "adds to weight decay" if share > 0 else "works against weight decay"
+    yield Finding(
+        "warning",
+        f"{which_layers(affected, predictable, worst)} {verb(affected)} not quite scale-invariant",
+        f"the gradient of {worst.name} has a component along the weight (cosine {worst.summary.cosine:.2g}) that "
+        f"{effect}: {percent(abs(share))} of it; it turns at {percent(worst.summary.angle_vs_predicted or 1)} of the "
+        "prediction",
+        f"{_LARGE_EPS}, or a bias or skip connection bypasses the normalisation: {_LOWER_EPS}",
+        "norms.norm_residual",
+    )
+
+
+def partly_invariant(layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Gradients less along the weight than a random direction, but too much for the laws to hold."""
+    affected = [layer for layer in layers if _is_partly(layer) and last_flip(layer) is None]
+    if not affected:
+        return
+    worst = max(affected, key=_share)
+    yield Finding(
+        "note",
+        f"{which_layers(affected, layers, worst)} {verb(affected)} only partly scale-invariant, and not predicted",
+        f"the cosine of {worst.name} with its gradient is {worst.summary.cosine:.2g}, {percent(_share(worst))} of a "
+        f"random direction's; the laws hold below {percent(INVARIANT)}, and a weight with no normalisation behind it "
+        "has about 100 % or more",
+        _likely_cause(worst),
+        "norms.norm_residual",
+    )
+
+
+def flipped(layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Weights that became or ceased to be scale-invariant during the run."""
+    flips = {layer.name: flip for layer in layers if (flip := last_flip(layer)) is not None}
+    for lost in (True, False):
+        affected = [layer for layer in layers if layer.name in flips and flips[layer.name].lost is lost]
+        if not affected:
+            continue
+        worst = max(affected, key=lambda layer: abs(math.log(_ratio(flips[layer.name]))))
+        flip = flips[worst.name]
+        yield Finding(
+            "warning" if lost else "note",
+            f"{which_layers(affected, layers, worst)} {verb(affected, 'has', 'have')} "
+            f"{'ceased to be' if lost else 'become'} scale-invariant",
+            f"the cosine of {worst.name} with its gradient went from {percent(flip.before)} to {percent(flip.after)} "
+            f"of a random direction's between steps {flip.first:,} and {flip.last:,}; the laws hold below "
+            f"{percent(INVARIANT)}",
+            _likely_cause(worst) if lost else "nothing to do: there are predictions from then on",
+            "norms.norm_residual",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InvarianceFlip:
+    """A weight that became or ceased to be scale-invariant.
+
+    Attributes:
+        lost: whether it ceased to be.
+        before: rms cosine with the gradient over a random direction's, in the last block before the flip.
+        after: the same now.
+        first: middle step of that block.
+        last: middle step of the first block after the flip.
+    """
+
+    lost: bool
+    before: float
+    after: float
+    first: int
+    last: int
+
+
+def last_flip(layer: Layer) -> InvarianceFlip | None:
+    """The last time the weight became or ceased to be scale-invariant, None if it never did."""
+    cosine, step = layer.rows["cosine"], layer.rows["step"]
+    known = np.isfinite(cosine)
+    count = min(_MOST_BLOCKS, int(np.count_nonzero(known)) // LEAST_WINDOW)
+    if count < 2 or not layer.entries or layer.entry.get("invariant") is not None:
+        return None
+    squares, steps = np.array_split(cosine[known] ** 2, count), np.array_split(step[known], count)
+    shares = np.sqrt([float(np.mean(block)) * layer.entries for block in squares])
+    low, high = shares < INVARIANT / _CLEARLY, shares > INVARIANT * _CLEARLY
+    before = low if high[-1] else high if low[-1] else np.zeros_like(low)
+    after = high if high[-1] else low
+    if not before.any():
+        return None
+    last_before = int(np.flatnonzero(before)[-1])
+    first_after = last_before + 1 + int(np.argmax(after[last_before + 1 :]))
+    middles = [int(np.median(steps[block])) for block in (last_before, first_after)]
+    return InvarianceFlip(bool(high[-1]), float(shares[last_before]), float(shares[-1]), *middles)
+
+
+def _ratio(flip: InvarianceFlip) -> float:
+    return max(flip.after, 1e-12) / max(flip.before, 1e-12)
+
+
+def _share(layer: Layer) -> float:
+    """rms cosine with the gradient over a random direction's; NaN where unknown."""
+    cosine = layer.summary.cosine
+    return math.nan if cosine is None else cosine * math.sqrt(layer.entries)
+
+
+def _is_partly(layer: Layer) -> bool:
+    is_labelled = layer.entry.get("invariant") is not None  # then a cosine that is not 0 has a known reason
+    return layer.rule is not None and not is_labelled and not layer.few and INVARIANT <= _share(layer) < _PARTLY
+
+
+def _likely_cause(layer: Layer) -> str:
+    causes = f"{_LARGE_EPS}, a skip connection bypasses the normalisation, or none follows this weight: {_LOWER_EPS}"
+    if not layer.entry.get("bias"):
+        return causes
+    return (
+        "most likely its bias: before a LayerNorm or GroupNorm weight and bias are scale-invariant only together; "
+        f"leave the bias out (bias=False) where a normalisation follows. Otherwise {causes}"
     )

@@ -1,4 +1,4 @@
-"""What went wrong in training or measuring."""
+"""Findings about faults in training or measuring: NaN, skipped steps, missing gradients, laws or samples."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from equilibria.diagnosis.layers import Layer, are, many, percent
-from equilibria.diagnosis.self_checks import SelfCheck
+from equilibria.diagnosis.identities import IdentityCheck
+from equilibria.diagnosis.layers import Layer, verb, which_layers
 from equilibria.diagnosis.series import Series
 from equilibria.diagnosis.summary import LEAST_WINDOW
-from equilibria.findings import Finding, counted
+from equilibria.findings import Finding, counted, percent
 from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, SKIPPED
 
-_MANY_STEPS = 100  # nobody expects a verdict on a run that has just begun
+_MANY_STEPS = 100  # in a shorter run few samples are no fault
 _OF_TORCH = (
     *("Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam"),
     *("RMSprop", "Rprop", "SGD", "SparseAdam"),
-)  # by name: a recorded run is read without torch
-_OFTEN = 0.01  # share of the steps: gradient scaling probes for its largest scale more rarely than that
+)  # by name: recorded runs are read without torch
+_OFTEN = 0.01  # share of the steps: gradient scaling probes its largest scale more rarely
 
 
 def _steps_with(series: Series, note: str) -> tuple[int, int, int]:
     """Sampled steps with this note, all sampled steps, and the last step with it."""
     steps = series.columns["step"]
-    hit = np.unique(steps[series.columns["note"] == NOTES.index(note)])
-    return len(hit), len(np.unique(steps)), int(hit[-1]) if len(hit) else -1
+    noted = np.unique(steps[series.columns["note"] == NOTES.index(note)])
+    return len(noted), len(np.unique(steps)), int(noted[-1]) if len(noted) else -1
 
 
 def _share(count: int, total: int) -> str:
@@ -37,7 +37,7 @@ def _names(names: Sequence[str], total: int) -> str:
 
 
 def not_finite(series: Series) -> Iterator[Finding]:
-    """Gradients, and weights, that are NaN or infinite."""
+    """Gradients or weights that are NaN or infinite."""
     count, total, last = _steps_with(series, NOT_FINITE)
     if not count:
         return
@@ -56,15 +56,15 @@ def not_finite(series: Series) -> Iterator[Finding]:
 
 
 def skipped(series: Series) -> Iterator[Finding]:
-    """Steps that were not taken although the training went on."""
+    """Optimizer steps that were skipped while training went on."""
     count, total, last = _steps_with(series, SKIPPED)
     if not count:
         return
     yield Finding(
         "warning" if count > _OFTEN * total else "note",
         "optimizer steps were skipped",
-        f"{_share(count, total)}, the last at step {last:,}; a schedule that counts all of them is that far ahead of "
-        "the weights",
+        f"{_share(count, total)}, the last at step {last:,}; a schedule that counts skipped steps is that far ahead "
+        "of the weights",
         "call the scheduler only after steps that were taken (scaler.get_scale() did not fall); if it goes on, lower "
         "the scaler's growth_factor or train in bfloat16",
         "",
@@ -85,15 +85,16 @@ def without_gradient(series: Series) -> Iterator[Finding]:
         "note",
         "parameters without a gradient",
         "; ".join(f"{_names(names, total)} {what}" for names, what in kinds if names),
-        "without a gradient torch neither moves nor decays a parameter: leave it out of the optimizer if that is meant",
+        "torch neither moves nor decays a parameter without a gradient: leave it out of the optimizer if this is "
+        "intended",
         "",
     )
 
 
 def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Too few samples at the present settings to compare an angle with its prediction."""
-    able = [layer for layer in layers if layer.predictable]
-    few = [layer for layer in able if layer.few and layer.length >= _MANY_STEPS]
+    predictable = [layer for layer in layers if layer.predictable]
+    few = [layer for layer in predictable if layer.few and layer.length >= _MANY_STEPS]
     if not few:
         return
     worst = min(few, key=lambda layer: layer.summary.samples)
@@ -104,13 +105,13 @@ def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
     yield Finding(
         "note",
         f"only {counted(samples, 'sample')} of {of}{counted(steps, 'step')} at these settings: too few to judge",
-        f"{many(few, able, worst)} {are(few, 'was', 'were')} sampled too rarely since lr, weight decay and momentum "
-        f"are about what they are now; {LEAST_WINDOW} samples tell an angle to about 5 %",
+        f"{which_layers(few, predictable, worst)} {verb(few, 'was', 'were')} sampled too rarely since lr, weight decay "
+        f"and momentum reached about their present values; {LEAST_WINDOW} samples give an angle to about 5 %",
         f"watch with a smaller every= ({_a_step_in(steps // LEAST_WINDOW)} would do), or wait for "
         f"{counted(missing, 'more sample')}"
         if steps >= LEAST_WINDOW
-        else f"wait for {counted(missing, 'more sample')}; where a schedule ends at once after these settings, judge "
-        "its earlier part",
+        else f"wait for {counted(missing, 'more sample')}; if the schedule ends with these settings, judge an earlier "
+        "part of it",
         "",
     )
 
@@ -120,14 +121,14 @@ def _a_step_in(count: int) -> str:
 
 
 def _steps_at_present(layer: Layer) -> int:
-    """Steps since the last sample with other settings, which are not known to be of either kind before the first."""
+    """Steps since the last sample with other settings."""
     steps, samples = layer.rows["step"], layer.summary.samples
     before = int(steps[-samples - 1]) if samples < len(steps) else int(steps[0]) - 1
     return int(steps[-1]) - before
 
 
 def without_law(layers: Sequence[Layer]) -> Iterator[Finding]:
-    """Optimizers that are measured but not predicted."""
+    """Optimizers that are measured but have no law."""
     reasons: dict[str, list[str]] = {}
     for layer in layers:
         if layer.summary.no_law is not None:
@@ -144,7 +145,7 @@ def without_law(layers: Sequence[Layer]) -> Iterator[Finding]:
 
 
 def _without_law_remedy(reason: str) -> str:
-    """Only who wrote an optimizer can give it a method: not for one of torch's, nor for one that has it already."""
+    """Suggest a method for an optimizer that the user wrote: not for torch's, nor for one that has the method."""
     measured = "nothing to do: angles and norms are measured; no prediction is made"
     name = reason.removeprefix("no law for ").split(" ")[0].rstrip(":")
     if "with these settings" in reason or name in _OF_TORCH:
@@ -152,11 +153,10 @@ def _without_law_remedy(reason: str) -> str:
     return "give the optimizer a method equilibria_rule(group) that returns the rule of equilibria.theory it follows"
 
 
-def failed_checks(checks: Sequence[SelfCheck], layers: Sequence[Layer]) -> Iterator[Finding]:
-    """Identities that hold for any gradients and do not hold here, unless another finding says why."""
+def failed_identities(checks: Sequence[IdentityCheck], layers: Sequence[Layer]) -> Iterator[Finding]:
+    """Identities that hold for any gradients and fail here, unless another finding explains it."""
     by_name = {layer.name: layer for layer in layers}
-    open_ones = [check for check in checks if not by_name[check.param].explained]
-    failed = [check for check in open_ones if not check.holds]
+    failed = [check for check in checks if not check.holds and not by_name[check.param].explained]
     if not failed:
         return
     worst = max(failed, key=lambda check: check.relative_error / check.tolerance)
@@ -165,9 +165,9 @@ def failed_checks(checks: Sequence[SelfCheck], layers: Sequence[Layer]) -> Itera
         "warning",
         f"the measurement of {_names(names, len(layers))} does not balance",
         f"over {worst.steps:,} steps from step {worst.first_step:,}, {worst.param} measured {worst.left:.4g} where its "
-        f"norm, lr and weight decay ask for {worst.right:.4g}: {percent(worst.relative_error)} apart, and "
+        f"norm, lr and weight decay imply {worst.right:.4g}: {percent(worst.relative_error)} apart, of which "
         f"{percent(worst.tolerance)} can be rounding",
-        "something besides the optimizer's rule moves these weights, or settings change where they cannot be seen; "
-        "distrust the predictions for them",
+        "something other than the optimizer's rule moves these weights, or settings change between samples; do not "
+        "trust the predictions for them",
         worst.law,
     )

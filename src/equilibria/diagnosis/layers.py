@@ -1,4 +1,4 @@
-"""The evidence about one layer: its samples, its rule, and a number for every assumption of the predictions."""
+"""The evidence about one layer, with a number for every assumption of the predictions; and how findings name layers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.series import SETTINGS, Array
-from equilibria.diagnosis.summary import LayerSummary, rule_of
+from equilibria.diagnosis.summary import LayerSummary
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import STATES
 from equilibria.theory.equilibrium import Equilibrium
@@ -24,21 +25,21 @@ _BLOCKS = 10  # a trend is fitted to the means of so many blocks, whose scatter 
 _SURE = 4  # standard errors
 _CORRELATED = 0.1  # |h~ / N - 1|
 _DRIFTING = 0.2  # |d ln L / dt| in time constants: the angle is then 10 % off equilibrium
-_OUT_OF_REACH = 0.01  # time constants in the whole run: what happens within one says nothing about this run
-_FALLING, _VANISHED = 0.1, 0.01  # of the earlier L: while it falls faster than the norm can follow, and in any case
-_RUN_AWAY = 1.25  # norm over its equilibrium, which fell away with L: the angle is then 0.64 of equilibrium
+_OUT_OF_REACH = 0.01  # time constants in the whole run: with fewer, a drift per time constant means nothing
+_FALLING, _VANISHED = 0.1, 0.01  # of the earlier L: if it falls faster than the norm can follow, and in any case
+_LEFT_BEHIND = 1.25  # norm over its equilibrium, which fell with L: the angle is then 0.64 of equilibrium
 _RADIAL = 0.1  # radial part of the gradient, in units of the weight decay: 5 % of the angle
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One parameter and what its samples show.
+    """One parameter and the evidence of its samples.
 
     Attributes:
         summary: over the window of `summarise`.
-        entry: its metadata, {} if there are none.
+        entry: its entry in the metadata, {} if there is none.
         rows: its samples of steps that were taken.
-        since: first row after lr, weight decay or momentum last jumped; 0 if they never did.
+        since: first row since lr, weight decay or momentum last jumped; 0 if they never did.
     """
 
     summary: LayerSummary
@@ -48,37 +49,37 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The parameter."""
+        """The name of the parameter."""
         return self.summary.name
 
     @property
     def entries(self) -> float:
-        """Number of entries."""
+        """The number of its entries."""
         return float(self.entry.get("entries", 0))
 
     @property
     def few(self) -> bool:
-        """Fewer samples at the present settings than say something about an angle."""
+        """Whether there are too few samples at the present settings to judge the angle."""
         return self.summary.few
 
     @property
     def length(self) -> int:
-        """Steps of the run that were seen."""
+        """Steps from the first sample to the last."""
         steps = self.rows["step"]
         return int(steps[-1] - steps[0]) + 1 if len(steps) else 0
 
     @property
     def predictable(self) -> bool:
-        """Scale-invariant, and there is a law."""
+        """Whether it is scale-invariant and has a law."""
         return bool(self.summary.invariant) and self.rule is not None
 
     def rule_at(self, row: int) -> Rule | None:
         """The rule with the settings of one sample."""
-        return rule_of(self.entry, {name: float(self.rows[name][row]) for name in SETTINGS})
+        return rule_from_metadata(self.entry, {name: float(self.rows[name][row]) for name in SETTINGS})
 
     @cached_property
     def rule(self) -> Rule | None:
-        """The rule now."""
+        """The rule with the settings of the last sample."""
         return self.rule_at(-1) if len(self.rows["step"]) else None
 
     @cached_property
@@ -90,7 +91,7 @@ class Layer:
 
     @cached_property
     def equilibrium(self) -> Equilibrium | None:
-        """Where the rule settles with its present settings."""
+        """The equilibrium of the present settings."""
         if self.rule is None:
             return None
         try:
@@ -110,7 +111,7 @@ class Layer:
 
     @cached_property
     def correlation(self) -> float | None:
-        """h~ / N where it surely is not 1: the gradients are correlated with the momentum they meet."""
+        """h~ / N if it is surely not 1: the gradients are correlated with the momentum."""
         h, n = self.late("momentum_unit_grad_sq"), self.late("unit_grad_sq")
         known = np.isfinite(h) & np.isfinite(n)
         h, n = h[known], n[known]
@@ -122,9 +123,9 @@ class Layer:
 
     @cached_property
     def drift(self) -> float | None:
-        """d ln L / dt in time constants, where it surely is not small; in an SGD-type rule L sets the norm.
+        """d ln L / dt per time constant, if it is surely not small; under SGD and SGDW L sets the norm.
 
-        None too while lr moves, since the time constant moves with it, and where that is far longer than the run.
+        None also while lr moves, since the time constant moves with it, and if that is far longer than the run.
         """
         if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None or self.lr_is_moving:
             return None
@@ -143,7 +144,7 @@ class Layer:
 
     @cached_property
     def remaining(self) -> float:
-        """L in the last tenth of the samples over the highest of the tenths before; NaN where there are few samples."""
+        """L in the last tenth of the samples over its highest in the tenths before; NaN with fewer than 10 samples."""
         samples = self.rows["unit_grad_sq"]
         samples = samples[np.isfinite(samples)]
         if len(samples) < _BLOCKS:
@@ -153,16 +154,16 @@ class Layer:
 
     @cached_property
     def vanishing(self) -> bool:
-        """L is small already, and its equilibrium falls away faster than weight decay can shrink the norm."""
+        """Whether L is small, and the equilibrium falls faster than weight decay can shrink the norm."""
         if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None:
-            return False  # elsewhere L does not set the norm
+            return False  # under other rules L does not set the norm
         if self.drift is not None and self.drift <= -1 and self.remaining < _FALLING:
             return True
-        return self.remaining < _VANISHED and (self.summary.norm_vs_equilibrium or 1.0) > _RUN_AWAY
+        return self.remaining < _VANISHED and (self.summary.norm_vs_equilibrium or 1.0) > _LEFT_BEHIND
 
     @cached_property
     def radial(self) -> float | None:
-        """Mean pull of the gradient along the weight, in units of the weight decay, where it surely is not small."""
+        """Mean pull of the gradient along the weight, in units of the weight decay, if it is surely not small."""
         if self.rule is None or self.rule.weight_decay == 0:
             return None
         share = _radial_share(self.rule, self.rows, self.entries)[-len(self.late("step")) :]
@@ -174,20 +175,20 @@ class Layer:
 
     @cached_property
     def rounding(self) -> float | None:
-        """What the decay or the step changes per step where the weight's type rounds that away, else None."""
+        """Relative change of the weight per step, by decay or update, if its type rounds that away; else None."""
         limit = ROUNDED_AWAY.get(str(self.entry.get("dtype")))
         if limit is None or self.rule is None or self.rule.weight_decay == 0:
             return None
         coupled = isinstance(self.rule, SGD | AdamL2)
         change = self.rows["angle_predicted"] if coupled else self.rows["lr"] * self.rows["weight_decay"]
         change = change[np.isfinite(change)]
-        # For most of the run: the end of a schedule that falls to zero is no reason for alarm.
+        # The median: the end of a schedule that falls to zero is no reason for alarm.
         typical = float(np.median(change)) if len(change) else 0.0
         return typical if 0 < typical < limit else None
 
     @property
     def explained(self) -> bool:
-        """Whether a broken assumption says why the angle is not the predicted one."""
+        """Whether a broken assumption explains why the angle is not the predicted one."""
         if self.rounding is not None or self.radial is not None or self.vanishing:
             return True
         # Heavy ball's prediction is driven by h~ and holds for correlated gradients too; Nesterov's does not quite.
@@ -195,7 +196,7 @@ class Layer:
 
 
 def _trend(step: Array, values: Array) -> tuple[float, float]:
-    """Slope of ln(values) per step and its standard error; (0, 0) where there are too few samples."""
+    """Slope of ln(values) per step and its standard error; (0, 0) with too few samples."""
     known = np.isfinite(values)
     if np.count_nonzero(known) < _LEAST_SAMPLES:
         return 0.0, 0.0
@@ -204,8 +205,8 @@ def _trend(step: Array, values: Array) -> tuple[float, float]:
         return 0.0, 0.0
     t, y = t - np.mean(t), np.log(y) - np.mean(np.log(y))
     slope = float(t @ y / (t @ t))
-    left = y - slope * t
-    return slope, math.sqrt(float(left @ left) / (_BLOCKS - 2) / float(t @ t))
+    residual = y - slope * t
+    return slope, math.sqrt(float(residual @ residual) / (_BLOCKS - 2) / float(t @ t))
 
 
 def _block_means(values: Array) -> Array:
@@ -214,7 +215,7 @@ def _block_means(values: Array) -> Array:
 
 
 def _radial_share(rule: Rule, rows: Mapping[str, Array], entries: float) -> Array:
-    """<w, g> as it acts on the norm, over the pull of the weight decay; NaN for rules without a simple answer."""
+    """The effect of <w, g> on the norm over that of the weight decay; NaN for rules without a closed form."""
     decay = np.where(rows["weight_decay"] > 0, rows["weight_decay"], np.nan) * rows["norm"]
     along = rows["cosine"] * rows["grad_norm"] / decay
     if isinstance(rule, SGD | AdamL2):
@@ -226,8 +227,8 @@ def _radial_share(rule: Rule, rows: Mapping[str, Array], entries: float) -> Arra
     return np.full_like(along, np.nan)
 
 
-def many(layers: Sequence[Layer], of: Sequence[Layer], worst: Layer) -> str:
-    """Which layers: one name, or how many of them and the worst."""
+def which_layers(layers: Sequence[Layer], of: Sequence[Layer], worst: Layer) -> str:
+    """The subject of a finding: the name of a single layer, else how many layers there are and the worst of them."""
     if len(layers) == 1:
         return worst.name
     if len(layers) < len(of):
@@ -235,23 +236,13 @@ def many(layers: Sequence[Layer], of: Sequence[Layer], worst: Layer) -> str:
     return f"{'both' if len(of) == 2 else f'all {len(of):,}'} layers (worst {worst.name})"
 
 
-def are(layers: Sequence[Layer], one: str = "is", more: str = "are") -> str:
-    """The verb that goes with `many`."""
+def verb(layers: Sequence[Layer], one: str = "is", more: str = "are") -> str:
+    """The form of a verb that agrees with `which_layers`."""
     return one if len(layers) == 1 else more
 
 
-def percent(share: float) -> str:
-    """A share as people read it, with a digit more below 10 %.
-
-    Example:
-        >>> percent(0.45), percent(0.012)
-        ('45 %', '1.2 %')
-    """
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
-
-
 def rescaling(rule: Rule, factor: float) -> str:
-    """What to multiply so that the weights change by ``factor`` and nothing else is disturbed."""
+    """Tell what to multiply so that the weights change by ``factor`` and nothing else is disturbed."""
     first, second = _factor(1 / factor), _factor(factor**-2)
     if isinstance(rule, SGD | SGDW | Muon):
         state = f", their momentum buffer by {first}" if rule.momentum else ""
@@ -264,5 +255,5 @@ def rescaling(rule: Rule, factor: float) -> str:
 
 
 def _factor(value: float) -> str:
-    """Three digits at least, however small: 0.000 would erase what it multiplies."""
+    """Three significant digits at least: a factor printed as 0.000 would erase the weights."""
     return f"{value:.3f}" if 0.1 <= value < 1000 else f"{value:.3g}"

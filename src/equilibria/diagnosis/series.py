@@ -1,4 +1,4 @@
-"""Samples sorted by parameter and step, as arrays: what everything that looks at a whole run begins with."""
+"""The sample table as one series per parameter, and the rows at which its settings change."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Array = NDArray[Any]
 SETTINGS = ("lr", "weight_decay", "momentum")
 _NO_STEP = [NOTES.index(word) for word in (SKIPPED, NOT_FINITE, NO_GRADIENT)]
 _JUMP = 0.1  # relative change of a setting between two samples that ends a window
-_ALIKE = 2  # factor between a setting and its last value up to which a sample still tells about now
-_HUGE = 1e50  # beyond it, and below its inverse, squares and ratios of ratios leave float64
+_ALIKE = 2  # factor between a setting and its last value up to which a sample counts as taken at the present settings
+_HUGE = 1e50  # above it, and below its inverse, squares and ratios of ratios leave the range of float64
 _SIGNED = ("cosine", "momentum_unit_grad_sq")
 _MAY_VANISH = ("grad_norm", "update_norm")
 
@@ -30,7 +30,7 @@ class Series:
 
     Attributes:
         names: the parameters, in the order of the metadata.
-        first: row at which each parameter begins; one entry more than names, the last is the number of rows.
+        first: first row of each parameter, and the number of rows as one more entry.
         columns: ``step`` and the numbers, NaN where null; ``state`` and ``note`` as positions in STATES and NOTES,
             -1 where null.
     """
@@ -45,7 +45,7 @@ class Series:
         return np.diff(self.first)
 
     def where(self, keep: Array) -> Series:
-        """Only the rows for which ``keep`` is true; every parameter stays, perhaps without rows."""
+        """The rows for which ``keep`` is true; a parameter without such rows stays, with none."""
         first = np.concatenate([[0], np.cumsum(keep)])[self.first]
         return Series(self.names, first, {name: values[keep] for name, values in self.columns.items()})
 
@@ -66,10 +66,10 @@ class Series:
 
 
 def by_parameter(samples: pa.Table, *, metadata: Mapping[str, Any]) -> Series:
-    """The sample table as one series per parameter.
+    """Sort the sample table by parameter and step.
 
     Raises:
-        EquilibriaError: a column of the sample table is missing.
+        EquilibriaError: if a column of the sample table is missing.
     """
     missing = [name for name in SAMPLE_FIELDS.names if name not in samples.column_names]
     if missing:
@@ -79,7 +79,7 @@ def by_parameter(samples: pa.Table, *, metadata: Mapping[str, Any]) -> Series:
         )
     codes, words = _coded(samples["param"])
     known = {entry["name"]: position for position, entry in enumerate(metadata.get("params", ()))}
-    counts = np.bincount(codes, minlength=len(words))  # a part of a table may know words that it does not hold
+    counts = np.bincount(codes, minlength=len(words))  # a slice of a table keeps the whole dictionary
     order = sorted(np.flatnonzero(counts).tolist(), key=lambda code: known.get(words[code], len(known) + code))
     rank = np.zeros(len(words), dtype=np.int64)
     rank[order] = np.arange(len(order))
@@ -94,7 +94,7 @@ def by_parameter(samples: pa.Table, *, metadata: Mapping[str, Any]) -> Series:
 
 
 def _plausible(name: str, values: Array) -> Array:
-    """NaN in place of numbers that nothing can be computed with: a run that diverged leaves all kinds of them."""
+    """Replace numbers that a diverged run leaves behind, and that cannot be computed with, by NaN."""
     size = np.abs(values)
     good = (size == 0) | ((size > 1 / _HUGE) & (size < _HUGE))
     if name not in _SIGNED:
@@ -105,7 +105,7 @@ def _plausible(name: str, values: Array) -> Array:
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[Array, list[str]]:
-    """A column of words as positions in a list of words, -1 for null."""
+    """Encode a column of words as positions in a list of words, -1 for null."""
     if pa.types.is_dictionary(column.type):
         coded = column.unify_dictionaries().combine_chunks()
     else:
@@ -114,60 +114,59 @@ def _coded(column: pa.ChunkedArray) -> tuple[Array, list[str]]:
 
 
 def _positions(column: pa.ChunkedArray, words: Sequence[str]) -> Array:
-    codes, found = _coded(column)
-    table = np.array([*(words.index(word) if word in words else -1 for word in found), -1])
-    return np.asarray(table[codes])
+    codes, dictionary = _coded(column)
+    positions = np.array([*(words.index(word) if word in words else -1 for word in dictionary), -1])
+    return np.asarray(positions[codes])
 
 
 def steps_taken(series: Series) -> Series:
-    """The rows of steps that were taken and could be measured; with an lr of 0, nothing was."""
+    """The rows of steps that moved the weights and were measured; a step with an lr of 0 moves nothing."""
     taken = ~np.isin(series.columns["note"], _NO_STEP) & (series.columns["lr"] != 0)
     return series.where(taken & np.isfinite(series.columns["angle"]) & np.isfinite(series.columns["norm"]))
 
 
-def changes(series: Series) -> Array:
-    """Rows at which lr, weight decay or momentum differ from the row before; a parameter's first row counts."""
+def setting_changes(series: Series) -> Array:
+    """Flag the rows where lr, weight decay or momentum differ from the row before, and each parameter's first row."""
     changed = np.any([_relative_change(series, name) != 0 for name in SETTINGS], axis=0)
     return _with_first_rows(series, changed)
 
 
-def jumps(series: Series) -> Array:
-    """Rows at which a setting changes at once; a parameter's first row counts.
+def setting_jumps(series: Series) -> Array:
+    """Flag the rows where lr, weight decay or momentum jump, and each parameter's first row.
 
-    By more than a tenth, and by three times what it changes the same way in the rows beside it: the end of a cosine
-    or the begin of a warm-up is steep, but no jump.
+    A jump is a change by more than a tenth, and by more than three times the change in the same direction at the
+    neighbouring rows: the end of a cosine or the begin of a warm-up is steep, but no jump.
     """
     jumped = np.zeros(series.first[-1], dtype=bool)
     for name in SETTINGS:
         change = _relative_change(series, name)
-        beside = np.zeros_like(change)
-        beside[1:] = change[:-1]
-        beside[:-1] = np.maximum(beside[:-1] * np.sign(change[:-1]), change[1:] * np.sign(change[:-1]))
-        beside[-1:] *= np.sign(change[-1:])
-        jumped |= (np.abs(change) > _JUMP) & (np.abs(change) > 3 * beside)
+        neighbours = np.zeros_like(change)
+        neighbours[1:] = change[:-1]
+        neighbours[:-1] = np.maximum(neighbours[:-1] * np.sign(change[:-1]), change[1:] * np.sign(change[:-1]))
+        neighbours[-1:] *= np.sign(change[-1:])
+        jumped |= (np.abs(change) > _JUMP) & (np.abs(change) > 3 * neighbours)
     return _with_first_rows(series, jumped)
 
 
 def alike_since(series: Series) -> Array:
-    """First row of each parameter from which on no setting was further than a factor of 2 from its last value."""
+    """First row of each parameter since which every setting is within a factor of 2 of its last value."""
     unlike = np.zeros(series.first[-1], dtype=bool)
     for name in SETTINGS:
         values = _strength(series, name)
         last = np.repeat(np.append(values, 0.0)[series.first[1:] - 1], series.counts)
         unlike |= (values > _ALIKE * last) | (values < last / _ALIKE)
-    rows = np.where(unlike, np.arange(len(unlike)), -1)
-    behind = np.maximum.reduceat(np.append(rows, -1), series.first[:-1]) + 1
-    return np.where(series.counts > 0, np.maximum(behind, series.first[:-1]), series.first[:-1])
+    last_unlike = np.where(series.counts > 0, last_true(series, unlike), -1)
+    return np.asarray(np.maximum(last_unlike + 1, series.first[:-1]))
 
 
 def _strength(series: Series, name: str) -> Array:
-    """A setting as it acts: momentum through 1 - momentum, since from 0.9 to 0.95 is a factor of 2; 0 where unknown."""
+    """A setting, 0 where unknown; momentum as 1 - momentum, since 0.9 and 0.95 differ by a factor of 2 in effect."""
     values = series.columns[name] if name != "momentum" else 1 - series.columns[name]
     return np.asarray(np.nan_to_num(values))
 
 
 def _relative_change(series: Series, name: str) -> Array:
-    """Change from the row before over the larger of the two."""
+    """Change since the row before, over the larger of the two values."""
     values = _strength(series, name)
     change = np.zeros(len(values))
     size = np.maximum(np.abs(values[1:]), np.abs(values[:-1]))
@@ -182,7 +181,7 @@ def _with_first_rows(series: Series, flags: Array) -> Array:
 
 
 def last_true(series: Series, flags: Array) -> Array:
-    """The last row of each parameter with its flag set; every parameter's first row must be flagged."""
+    """The last flagged row of each parameter, -1 for one without; the first row of one that has no rows."""
     rows = np.where(flags, np.arange(len(flags)), -1)
     return np.where(
         series.counts > 0, np.maximum.reduceat(np.append(rows, -1), series.first[:-1]), series.first[:-1]

@@ -1,4 +1,4 @@
-"""What the queries of a sharpness tracker mean."""
+"""Findings about the queries of a sharpness tracker."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ from equilibria.theory.eos_series import ratio_crossings
 Floats = NDArray[np.float64]
 About = Mapping[str, Any]
 
-_HELD, _NEAR = 0.1, 0.3  # deviation of R from 1 up to which it counts as held there, or near
-_PER_PERIOD = 5  # queries: with fewer a period cannot be counted
-_LOOSE = 0.05  # bound of the error beyond which a value is not worth much
+_HELD, _NEAR = 0.1, 0.3  # mean deviation of R from 1 up to which it is held there, or near it
+_PER_PERIOD = 5  # queries: with fewer a period cannot be measured
+_LOOSE = 0.05  # error bound beyond which a value is unreliable
 _SWINGS = 0.5  # share of steps that turn back
-_OTHER_GRADIENT = 0.1  # relative difference beyond which training and tracker do not see the same loss
+_OTHER_GRADIENT = 0.1  # relative difference beyond which training and tracker have different losses
 _MOMENTUM = "thresholds.momentum_threshold"
 
 
 def sharpness_findings(samples: pa.Table, *, metadata: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
-    """What there is to say about a run, warnings first; the last one says where it stands.
+    """Findings about a tracked run; the last one says where it stands.
 
     Args:
-        samples: the table of a tracker, or of a recorded run.
-        metadata: of the tracker or the run; with "steps", how long it was.
+        samples: the sharpness table of a tracker or of a recorded run.
+        metadata: of the tracker or the run; "steps" is the length of the run.
 
     Example:
         >>> sharpness_findings(SHARPNESS_FIELDS.empty_table())
         ()
     """
-    whole = metadata or {}
-    about = whole.get("sharpness") or {}
+    about = (metadata or {}).get("sharpness") or {}
     stopped = _stopped(about)
     if samples.num_rows == 0:
         return tuple(stopped)
@@ -55,25 +54,25 @@ def sharpness_findings(samples: pa.Table, *, metadata: Mapping[str, Any] | None 
     }
     laws = {EDGE: _at_the_edge, APPROACHING_EDGE: _approaching, PAST: _past, DIVERGING: _diverging, DIVERGED: _diverged}
     now = laws.get(states[-1], _stable) if columns["threshold"][-1] > 0 else _decay_alone
-    late = [] if stopped else _late(columns, about, whole.get("steps", 0))
+    late = [] if stopped else _late(columns, about, (metadata or {}).get("steps", 0))
     return (*stopped, *_elsewhere(about), *_loose(columns), *_lost(about), *late, now(columns, states, about))
 
 
-def what(about: About) -> str:
-    """What is measured, in words.
+def sharpness_name(about: About) -> str:
+    """The name of the measured quantity.
 
     Args:
         about: the entry "sharpness" of the metadata.
 
     Example:
-        >>> what({}), what({"preconditioned": True})
+        >>> sharpness_name({}), sharpness_name({"preconditioned": True})
         ('sharpness', 'preconditioned sharpness')
     """
     return "preconditioned sharpness" if about.get("preconditioned") else "sharpness"
 
 
 def figure(value: float) -> str:
-    """Three digits, without a power of ten up to a million.
+    """A number with three digits, without a power of ten up to a million.
 
     Example:
         >>> figure(0.01234), figure(3812.3), figure(2e7)
@@ -83,18 +82,18 @@ def figure(value: float) -> str:
     return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e6 else f"{value:.3g}"
 
 
-def since(steps: Floats, states: Sequence[str | None]) -> int:
-    """The step of the first query of the last stretch of one state; a single other query does not end a stretch.
+def state_since(steps: Floats, states: Sequence[str | None]) -> int:
+    """First step of the last stretch of queries in one state; a single query in another state does not end it.
 
     Example:
-        >>> since(np.array([0.0, 20, 40, 60, 80]), ["stable", "diverging", "stable", "diverging", "diverging"])
+        >>> state_since(np.array([0.0, 20, 40, 60, 80]), ["stable", "diverging", "stable", "diverging", "diverging"])
         20
     """
     first = len(states) - 1
-    for at in range(len(states) - 2, -1, -1):
-        if states[at] == states[-1]:
-            first = at
-        elif first - at > 1:
+    for row in range(len(states) - 2, -1, -1):
+        if states[row] == states[-1]:
+            first = row
+        elif first - row > 1:
             break
     return int(steps[first])
 
@@ -102,10 +101,10 @@ def since(steps: Floats, states: Sequence[str | None]) -> int:
 def _stable(columns: dict[str, Floats], _states: Sequence[str | None], about: About) -> Finding:
     return Finding(
         "note",
-        f"stable: {what(about)} {figure(columns['sharpness'][-1])} is below the threshold "
+        f"stable: {sharpness_name(about)} {figure(columns['sharpness'][-1])} is below the threshold "
         f"{figure(columns['threshold'][-1])}",
         f"R = {columns['ratio'][-1]:.3g} at step {columns['step'][-1]:,.0f}; 1 is the edge of stability",
-        "nothing: a larger lr would bring it nearer to the edge",
+        "nothing to do; a larger lr would bring it nearer to the edge",
         about.get("law", _MOMENTUM),
     )
 
@@ -128,8 +127,8 @@ def _diverged(columns: dict[str, Floats], states: Sequence[str | None], _about: 
     return Finding(
         "warning",
         f"diverged: the loss is {figure(last / first)} times that of the first query",
-        f"it has grown from {figure(first)} to {figure(last)}, above ten times since step "
-        f"{since(columns['step'], states):,}; R = {columns['ratio'][-1]:.3g} there says nothing about training",
+        f"it has grown from {figure(first)} to {figure(last)}, more than tenfold since step "
+        f"{state_since(columns['step'], states):,}; R = {columns['ratio'][-1]:.3g} there says nothing about training",
         "start again with a smaller lr",
         "",
     )
@@ -141,8 +140,9 @@ def _approaching(columns: dict[str, Floats], _states: Sequence[str | None], _abo
     return Finding(
         "note",
         f"the edge of stability comes at step {step + left:,.0f}, {left:,.0f} steps from the last query",
-        f"R = {columns['ratio'][-1]:.3g} at step {step:,.0f}, and grows as weight decay alone makes it grow{burst}",
-        "nothing, if training is to go on there: it finds flatter minima at the edge; less weight decay comes later",
+        f"R = {columns['ratio'][-1]:.3g} at step {step:,.0f}, growing as weight decay alone makes it grow{burst}",
+        "nothing to do if training may go on there: it finds flatter minima at the edge; with less weight decay the "
+        "edge comes later",
         "stability.crossing_time",
     )
 
@@ -151,31 +151,31 @@ def _past(columns: dict[str, Floats], states: Sequence[str | None], _about: Abou
     step, until = columns["step"][-1], columns["steps_to_oscillation"][-1]
     burst = f"; the loss jumps at about step {step + until:,.0f}" if np.isfinite(until) else ""
     swings = columns["turned_back"][-1] > _SWINGS
-    seen = "the oscillation still grows" if swings else "no oscillation is seen yet"
+    oscillation = "the oscillation still grows" if swings else "there is no oscillation yet"
     return Finding(
         "note",
-        f"R is above 1 since step {since(columns['step'], states):,}, but {seen}",
-        f"R = {columns['ratio'][-1]:.3g} at step {step:,.0f}; the oscillation has to grow out of rounding{burst}",
-        "with mini-batches this may last: the sharpness is that of the tracker's batch, not of the others",
+        f"R has been above 1 since step {state_since(columns['step'], states):,}, but {oscillation}",
+        f"R = {columns['ratio'][-1]:.3g} at step {step:,.0f}; the oscillation first has to grow out of rounding{burst}",
+        "nothing to do; with mini-batches this may last: the sharpness is that of the tracker's batch alone",
         "stability.eos_delay",
     )
 
 
 def _diverging(columns: dict[str, Floats], states: Sequence[str | None], about: About) -> Finding:
-    began = since(columns["step"], states)
+    began = state_since(columns["step"], states)
     return Finding(
         "warning",
-        f"diverging since step {began:,}: {what(about)} {figure(columns['sharpness'][-1])} is above the threshold "
-        f"{figure(columns['threshold'][-1])}",
+        f"diverging since step {began:,}: {sharpness_name(about)} {figure(columns['sharpness'][-1])} is above the "
+        f"threshold {figure(columns['threshold'][-1])}",
         f"R = {columns['ratio'][-1]:.3g} at step {columns['step'][-1]:,.0f}, and the loss has grown from "
         f"{figure(columns['loss'][0])} to {figure(columns['loss'][-1])}",
-        f"lower lr, to less than {columns['lr'][-1] / columns['ratio'][-1]:.2g}: nothing holds this oscillation",
+        f"lower lr to less than {columns['lr'][-1] / columns['ratio'][-1]:.2g}: nothing limits this oscillation",
         about.get("law", _MOMENTUM),
     )
 
 
 def _at_the_edge(columns: dict[str, Floats], states: Sequence[str | None], about: About) -> Finding:
-    began = since(columns["step"], states)
+    began = state_since(columns["step"], states)
     late = columns["step"] >= max(began, (began + columns["step"][-1]) / 2)  # the first bursts are the largest
     ratios, spherical = columns["ratio"][late], np.isfinite(columns["effective_lr"][-1])
     loss, level = (float(np.mean(columns[name][late])) for name in ("loss", "loss_predicted"))
@@ -189,10 +189,10 @@ def _at_the_edge(columns: dict[str, Floats], states: Sequence[str | None], about
     flatter = ". With weight decay training drifts to flatter minima; the loss level falls with lr x wd"
     return Finding(
         "note",
-        f"edge of stability since step {began:,}: {what(about)} {figure(columns['sharpness'][-1])} "
+        f"edge of stability since step {began:,}: {sharpness_name(about)} {figure(columns['sharpness'][-1])} "
         f"{_held(ratios)} {'2/lr_eff' if spherical else 'the threshold'} = {figure(columns['threshold'][-1])}",
         "; ".join(filter(None, parts)),
-        f"nothing: this is no divergence{flatter if np.isfinite(level) else ''}",
+        f"nothing to do: this is no divergence{flatter if np.isfinite(level) else ''}",
         "stability.edge_of_stability" if np.isfinite(level) else about.get("law", _MOMENTUM),
     )
 
@@ -206,17 +206,17 @@ def _held(ratios: Floats) -> str:
 
 def _periods(columns: dict[str, Floats], there: NDArray[np.bool_]) -> str:
     expected, steps = columns["period"][-1], columns["step"][there]
-    told = f"period of the slow oscillation predicted {expected:,.0f} steps once it is small"
+    predicted = f"period of the slow oscillation predicted {expected:,.0f} steps once it is small"
     measured = slow_period(steps, columns["ratio"][there], shortest=expected)
-    return told if measured is None else f"{told}, last measured {measured:,.0f}"
+    return predicted if measured is None else f"{predicted}, last measured {measured:,.0f}"
 
 
 def slow_period(steps: Floats, ratio: Floats, *, shortest: float) -> float | None:
-    """The last time from one downward crossing of R = 1 to the next; None where queries are too rare to tell."""
+    """Steps between the last two downward crossings of R = 1; None where queries are too rare to measure it."""
     if len(steps) < 2 or np.max(np.diff(steps)) * _PER_PERIOD > shortest:
         return None
-    at = ratio_crossings(ratio).downward
-    return float(np.diff(steps[at])[-1]) if len(at) > 1 else None
+    crossings = ratio_crossings(ratio).downward
+    return float(np.diff(steps[crossings])[-1]) if len(crossings) > 1 else None
 
 
 def _loose(columns: dict[str, Floats]) -> list[Finding]:
@@ -225,14 +225,14 @@ def _loose(columns: dict[str, Floats]) -> list[Finding]:
     if not wide.any():
         return []
     largest = (
-        f"is {bounds.max():.0%}" if np.isfinite(bounds.max()) else "is infinite, for there is no curvature to speak of"
+        f"is {bounds.max():.0%}" if np.isfinite(bounds.max()) else "is infinite, since there is hardly any curvature"
     )
     return [
         Finding(
             "warning",
             f"{wide.sum():,} of {len(wide):,} values may be wrong by more than {_LOOSE:.0%}",
-            f"the largest bound of a relative error {largest}; the last such step is {columns['step'][wide][-1]:,.0f}",
-            "query more often (every=), so that each begins near its eigenvector",
+            f"the largest bound on the error {largest}; the last such step is {columns['step'][wide][-1]:,.0f}",
+            "query more often (every=), so that each query starts near its eigenvector",
             "",
         )
     ]
@@ -246,8 +246,8 @@ def _stopped(about: About) -> list[Finding]:
         Finding(
             "warning",
             f"tracking stopped at step {end['step']:,}: {end['reason']}",
-            "everything below is of the steps before",
-            "mend the cause and start again: training itself went on",
+            "everything below is about the steps before",
+            "fix the cause and start again; training itself went on",
             "",
         )
     ]
@@ -260,16 +260,16 @@ def _elsewhere(about: About) -> list[Finding]:
     return [
         Finding(
             "warning",
-            "the tracker's batch or mode is not what is trained on",
+            "the tracker measures another batch or mode than that of training",
             f"at the first query the gradients differ by {apart:.0%}; expected with mini-batches, dropout or clipping",
-            "otherwise give the tracker the batch of training, and train in the mode model.train()",
+            "otherwise give the tracker the training batch, and call model.train() while training",
             "",
         )
     ]
 
 
 def _lost(about: About) -> list[Finding]:
-    """A search from scratch that found far more than the warm one at the same weights: that one had lost the top."""
+    """A search from scratch that found far more than the warm start at the same weights, which had lost the top."""
     lost = about.get("lost")
     if not lost:
         return []
@@ -277,7 +277,7 @@ def _lost(about: About) -> list[Finding]:
         Finding(
             "warning",
             f"the top eigenvector had been lost before step {lost['step']:,}",
-            f"there a search from scratch found {figure(lost['found'])}, one that followed {figure(lost['followed'])}",
+            f"there a search from scratch found {figure(lost['found'])}, the warm start {figure(lost['followed'])}",
             "search from scratch more often: recheck=",
             "",
         )
@@ -285,7 +285,7 @@ def _lost(about: About) -> list[Finding]:
 
 
 def _late(columns: dict[str, Floats], about: About, steps: int) -> list[Finding]:
-    """Where every="auto" left most of a short run without a query."""
+    """A short run of which every="auto" left most without a query."""
     last = columns["step"][-1]
     if about.get("every") != "auto" or last >= steps / 2 or steps < 2:
         return []
@@ -293,7 +293,7 @@ def _late(columns: dict[str, Floats], about: About, steps: int) -> list[Finding]
         Finding(
             "warning",
             f"last query at step {last:,.0f} of {steps:,}; give every=20",
-            'every="auto" keeps to a tenth of the training time, which is little in a short run',
+            'every="auto" uses a tenth of the training time, which is little in a short run',
             "give every=20: the first search costs as much as fifty steps or more",
             "",
         )

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from equilibria.diagnosis.metadata import invariance_from_metadata, rule_from_metadata
 from equilibria.diagnosis.series import SETTINGS, by_parameter, steps_taken
-from equilibria.diagnosis.summary import is_invariant, rule_of
 from equilibria.errors import EquilibriaError, whole
 from equilibria.records import read_record
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
@@ -197,14 +197,14 @@ def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: in
     if last_step - step[-1] > _STOPPED * int(np.diff(step)[-_STOPPED:].max()):
         return f"it has not moved since step {step[-1]:,}, while others moved until step {last_step:,}"
     settings = {name: float(columns[name][-1]) for name in SETTINGS}
-    rule = rule_of(entry, settings)
+    rule = rule_from_metadata(entry, settings)
     if rule is None:
         return f"no law for its settings at step {columns['step'][-1]:,}"
     if not isinstance(rule, ForecastRule):
         return f"its optimizer is {type(rule).__name__}; forecasts are made for SGD, SGDW, AdamW and Adam"
     cosine = columns["cosine"][np.isfinite(columns["cosine"])]
     rms = float(np.sqrt(np.mean(cosine**2))) if len(cosine) else float("nan")
-    if not is_invariant(rms, entry):
+    if not invariance_from_metadata(entry, rms):
         return f"not scale-invariant (rms cosine of weight and gradient {rms:.2g}): the laws do not hold for it"
     usable = np.isfinite(columns["unit_grad_sq"]) & (columns["unit_grad_sq"] > 0)
     if np.count_nonzero(usable) < LEAST_SAMPLES:
@@ -225,7 +225,7 @@ def _cohort(members: list[_Member], *, rule: ForecastRule | None = None) -> Coho
     names, entries, columns = zip(*members, strict=True)
     first = columns[0]
     if rule is None:
-        last_rule = rule_of(entries[0], {name: float(first[name][-1]) for name in SETTINGS})
+        last_rule = rule_from_metadata(entries[0], {name: float(first[name][-1]) for name in SETTINGS})
         assert isinstance(last_rule, ForecastRule)
         rule = last_rule
     stack = {

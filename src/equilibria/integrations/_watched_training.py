@@ -153,11 +153,11 @@ def print_summary(monitor: WatchedRun) -> None:
     """Print a headline, the most serious findings and where to find the rest."""
     from equilibria.diagnosis.summary import summarise
     from equilibria.views._rich import Console, Text
-    from equilibria.views.run.headline import headline, worst
+    from equilibria.views.run.headline import run_headline, worst_layer
 
     layers, findings = summarise(monitor.samples(), metadata=monitor.metadata), monitor.findings()
     out = Console()
-    out.print(Text(f"equilibria: {headline(layers)}. {worst(layers)}"))
+    out.print(Text(f"equilibria: {run_headline(layers)}. {worst_layer(layers)}"))
     for finding in findings[:_MOST_FINDINGS]:
         out.print(_paragraph(finding))
     more = len(findings) - _MOST_FINDINGS

@@ -1,11 +1,10 @@
-"""One HTML file that needs no network and lets the browser run nothing but its own scripts."""
+"""HTML pages in one file that load nothing from the network and run only their own scripts; pieces they share."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,13 +15,19 @@ from string import Template
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
+from equilibria.records._files import write_whole
 from equilibria.theory.citations import PAPERS, Citation, cite
 from equilibria.views.words import full_stop, sentence_case, text
+
+MOST_CHOICES = 12  # for which the shared style has rules
+
+
+# ---- pages
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page in parts: for one file that holds everything, or for a live page that fetches what has changed.
+    """The parts of a page: for one complete file, or for a live page that fetches what has changed.
 
     Attributes:
         package: the dotted name of the package with ``page.html``, ``page.css`` and ``page.js``.
@@ -41,17 +46,16 @@ class Page:
         return document(self.package, title=self.title, data=self.data, **self.parts)
 
     def inside(self) -> str:
-        """What stands inside of ``<main>``, without scripts and data."""
-        page = _asset("equilibria.views", "shared.html").replace("$body", _asset(self.package, "page.html"))
-        inside = page.partition("<main>")[2].partition("</main>")[0]
-        return Template(inside).substitute(self.parts, title=escape(self.title))
+        """The content of ``<main>``, without scripts and data."""
+        content = _template(self.package).partition("<main>")[2].partition("</main>")[0]
+        return Template(content).substitute(self.parts, title=escape(self.title))
 
 
 def document(package: str, *, title: str, data: dict[str, object], **parts: str) -> str:
-    """The text of one HTML page; its scripts, styles and data are inside.
+    """Build one HTML page with its scripts, styles and data inside.
 
     The package holds ``page.html`` (a `string.Template`, from below the headline to the data), ``page.css`` and
-    ``page.js``; what all pages share goes around the first and before the last two.
+    ``page.js``; the shared HTML goes around the first, the shared style and script before the others.
 
     Args:
         package: the dotted name of the package with these files.
@@ -62,12 +66,11 @@ def document(package: str, *, title: str, data: dict[str, object], **parts: str)
     Returns:
         HTML.
     """
-    from plotly.offline import get_plotlyjs  # only a page needs it, and it takes long to import
+    from plotly.offline import get_plotlyjs  # slow to import, and only pages need it
 
-    # The policy below names each script by its hash, and browsers hash what is left after line ends are unified.
+    # The policy names each script by its hash, and browsers hash scripts after unifying their line ends.
     plotly, script = (_one_line_end(text) for text in (get_plotlyjs(), _shared_and_own(package, "js")))
-    page = _asset("equilibria.views", "shared.html").replace("$body", _asset(package, "page.html"))
-    return Template(page).substitute(
+    return Template(_template(package)).substitute(
         parts,
         policy=_policy(plotly, script),
         version=escape(__version__),
@@ -80,12 +83,12 @@ def document(package: str, *, title: str, data: dict[str, object], **parts: str)
 
 
 def still_document(body: str, *, title: str, style: str, **parts: str) -> str:
-    """The text of one HTML page without scripts and data, with the head that all pages share.
+    """Build one HTML page without scripts and data, with the head that all pages share.
 
     Args:
         body: a `string.Template`, from below the headline to the footer.
         title: plain text.
-        style: CSS, after what all pages share.
+        style: CSS, after the shared style.
         parts: HTML for the other placeholders of the template, ``headline`` among them.
 
     Returns:
@@ -101,29 +104,6 @@ def still_document(body: str, *, title: str, style: str, **parts: str) -> str:
     )
 
 
-def write_document(path: str | Path, text: str) -> Path:
-    """Write a page; it appears complete or not at all, as it is written beside its target and then moved into place.
-
-    Args:
-        path: the file to write, in a folder that exists; an existing file is replaced.
-        text: the page.
-
-    Returns:
-        The path.
-
-    Raises:
-        EquilibriaError: the folder does not exist, the path is not a file, or it cannot be written.
-    """
-    try:
-        _replace(Path(path), text)
-    except (OSError, ValueError) as error:
-        if isinstance(error, EquilibriaError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise EquilibriaError(f"got path={str(path)!r}, which cannot be written: {reason}") from error
-    return Path(path)
-
-
 def as_json(data: dict[str, object]) -> str:
     r"""JSON that cannot end the script element it stands in.
 
@@ -134,19 +114,8 @@ def as_json(data: dict[str, object]) -> str:
     return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
 
 
-def _replace(path: Path, text: str) -> None:
-    target = path.resolve()  # a link keeps pointing where it did
-    if not target.parent.is_dir():
-        raise EquilibriaError(f"got path={str(path)!r}, but {target.parent} is not a folder; expected one that exists")
-    if target.exists() and not target.is_file():
-        kind = "a folder" if target.is_dir() else "not a regular file"
-        raise EquilibriaError(f"got path={str(path)!r}, which is {kind}; expected the name of an HTML file")
-    beside = target.parent / f".equilibria-{secrets.token_hex(8)}.tmp"
-    try:
-        beside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")  # a path need not be UTF-8
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+def _template(package: str) -> str:
+    return _asset("equilibria.views", "shared.html").replace("$body", _asset(package, "page.html"))
 
 
 def _shared_and_own(package: str, kind: str) -> str:
@@ -162,7 +131,7 @@ def _one_line_end(text: str) -> str:
 
 
 def _policy(*scripts: str) -> str:
-    """Let the browser refuse every request, and every script but these."""
+    """The content security policy: no requests, and no scripts but these."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return (
@@ -171,11 +140,45 @@ def _policy(*scripts: str) -> str:
     )
 
 
-MOST_CHOICES = 12  # for which the shared style has rules; more buttons nobody compares
+def write_document(path: str | Path, text: str) -> Path:
+    """Write a page, which appears complete or not at all.
+
+    Args:
+        path: the file to write, in a folder that exists; an existing file is replaced.
+        text: the page.
+
+    Returns:
+        The path.
+
+    Raises:
+        EquilibriaError: if the folder does not exist, the path is not a file, or it cannot be written.
+    """
+    try:
+        target = _checked_target(Path(path))
+        write_whole(target, text.encode("utf-8", errors="backslashreplace"))  # a path in the text need not be UTF-8
+    except EquilibriaError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise EquilibriaError(f"got path={str(path)!r}, which cannot be written: {reason}") from error
+    return Path(path)
+
+
+def _checked_target(path: Path) -> Path:
+    target = path.resolve()  # a link keeps pointing where it did
+    if not target.parent.is_dir():
+        raise EquilibriaError(f"got path={str(path)!r}, but {target.parent} is not a folder; expected one that exists")
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "not a regular file"
+        raise EquilibriaError(f"got path={str(path)!r}, which is {kind}; expected the name of an HTML file")
+    return target
+
+
+# ---- pieces that pages share
 
 
 def toggles(legend: str, choices: Mapping[str, str]) -> str:
-    """The buttons and, below them, a sentence about the chosen one.
+    """Buttons of which one is chosen and, below them, a sentence about the choice.
 
     Args:
         legend: what is chosen.
@@ -191,15 +194,15 @@ def toggles(legend: str, choices: Mapping[str, str]) -> str:
     if len(choices) < 2:
         return ""
     buttons = "\n".join(_button(place, name) for place, name in enumerate(choices))
-    said = alternatives([f"<p>{text(sentence)}</p>" for sentence in choices.values()])
+    sentences = per_choice([f"<p>{text(sentence)}</p>" for sentence in choices.values()])
     return (
         f'<fieldset class="toggles">\n<legend>{text(legend)}</legend>\n{buttons}\n</fieldset>\n'
-        f'<div class="caption" aria-live="polite">\n{said}\n</div>'
+        f'<div class="caption" aria-live="polite">\n{sentences}\n</div>'
     )
 
 
-def alternatives(parts: Sequence[str]) -> str:
-    """HTML of which the chosen part is shown; as it is where there is only one."""
+def per_choice(parts: Sequence[str]) -> str:
+    """HTML that shows the part of the chosen button; a single part is always shown."""
     if len(parts) == 1:
         return parts[0]
     return "\n".join(f'<div class="choice choice-{place}">\n{part}\n</div>' for place, part in enumerate(parts))
@@ -213,8 +216,8 @@ def _button(place: int, name: str) -> str:
     )
 
 
-def card(finding: Finding) -> str:
-    """One finding as HTML."""
+def finding_card(finding: Finding) -> str:
+    """One finding as HTML: badge and subject, evidence, remedy, law."""
     warning = finding.severity == "warning"
     badge = f"{'⚠' if warning else 'ℹ'}\ufe0e {finding.severity}"
     return (

@@ -1,7 +1,7 @@
-"""How results show themselves in a notebook: a small card with a picture and a table, as HTML with nothing to load.
+"""Cards for notebooks: a headline, an SVG picture, a small table and some notes, as HTML with nothing to load.
 
-Pictures are SVG of our own: a chart of plotly would bring its megabytes into every output cell. Text takes the colour
-of the notebook, so that cards are readable on light and on dark.
+Charts are plain SVG: plotly would put megabytes into every output cell. Text takes the colour of the notebook, so that
+cards are readable on light and on dark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MEASURED, PREDICTED, GOAL, OTHER = "#009e73", "#0072b2", "#d55e00", "#868e97"
-"""Colours of lines, told apart by the colour-blind too."""
+"""Colours of lines that the colour-blind can tell apart too."""
 
 _WIDTH, _HEIGHT = 560, 204
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 24, 34
@@ -45,19 +45,19 @@ def card(
     rows: Iterable[Sequence[str]] = (),
     notes: Sequence[str] = (),
 ) -> str:
-    """A headline, the picture, the table and some sentences.
+    """A card: a headline, a picture, a table and notes.
 
     Args:
         title: plain text, as are all cells and notes.
-        picture: of `chart` or `bars`.
+        picture: from `svg_chart` or `svg_bars`.
         headings: of the columns; numbers are aligned on the right, words on the left.
-        rows: the cells of each row; the first dozen are shown, the others counted.
-        notes: the first few are shown.
+        rows: the cells of each row; the first twelve are shown, the others counted.
+        notes: sentences; the first four are shown, the others counted.
     """
     parts = [f'<div style="font-weight:600;margin:2px 0 6px">{escape(title)}</div>', picture]
-    held = list(rows)
-    if held:
-        parts.append(_table(headings, held))
+    all_rows = list(rows)
+    if all_rows:
+        parts.append(_table(headings, all_rows))
     parts += [
         f'<div style="margin-top:4px;max-width:70ch">{escape(note[:1].upper() + note[1:])}</div>'
         for note in notes[:_MOST_NOTES]
@@ -73,7 +73,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     def line(kind: str, texts: Sequence[str]) -> str:
         cells = zip(sides, texts, strict=True)
-        return "".join(f'<{kind} style="text-align:{side};{_CELL}">{escape(each)}</{kind}>' for side, each in cells)
+        return "".join(f'<{kind} style="text-align:{side};{_CELL}">{escape(cell)}</{kind}>' for side, cell in cells)
 
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in shown)
     more = _soft(f"and {len(rows) - _MOST_ROWS} more") if len(rows) > _MOST_ROWS else ""
@@ -88,34 +88,34 @@ def _soft(text: str) -> str:
     return f'<div style="opacity:.65">{escape(text)}</div>'
 
 
-def chart(lines: Sequence[Line], *, x: str, y: str, log: bool = False) -> str:
+def svg_chart(lines: Sequence[Line], *, x: str, y: str, log: bool = False) -> str:
     """Lines over a common axis, as SVG; empty if there is nothing to draw.
 
     Args:
         lines: drawn in order, named in a legend below.
-        x: what the horizontal axis is, with its unit.
-        y: the same of the vertical one.
+        x: the horizontal axis, with its unit.
+        y: the vertical axis, with its unit.
         log: whether the vertical axis is logarithmic.
     """
     drawn = [(line, _points(line, log)) for line in lines]
     points = [point for _, stretches in drawn for stretch in stretches for point in stretch]
     if not points:
         return ""
-    low_x, high_x = _ends([at for at, _ in points])
-    low_y, high_y = _ends([value for _, value in points])
+    low_x, high_x = _ends([x_value for x_value, _ in points])
+    low_y, high_y = _ends([y_value for _, y_value in points])
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
-    def place(at: float, value: float) -> str:
-        across, up = (at - low_x) / (high_x - low_x), (value - low_y) / (high_y - low_y)
+    def place(x_value: float, y_value: float) -> str:
+        across, up = (x_value - low_x) / (high_x - low_x), (y_value - low_y) / (high_y - low_y)
         return f"{_LEFT + width * across:.1f},{_TOP + height * (1 - up):.1f}"
 
     paths = [
         f'<polyline fill="none" stroke="{line.colour}" stroke-width="1.6"{_dashes(line)} '
-        f'points="{" ".join(place(at, value) for at, value in stretch)}"/>'
+        f'points="{" ".join(place(*point) for point in stretch)}"/>'
         for line, stretches in drawn
         for stretch in stretches
     ]
-    parts = [at / (_TICKS - 1) for at in range(_TICKS)]
+    parts = [tick / (_TICKS - 1) for tick in range(_TICKS)]
     levels = [low_y + (high_y - low_y) * part for part in parts]
     grid = [
         _level(_TOP + height * (1 - part), _short(10**level if log else level))
@@ -128,35 +128,35 @@ def chart(lines: Sequence[Line], *, x: str, y: str, log: bool = False) -> str:
     return _svg(f"{y} over {x}", [*grid, _text(2, 10, y, "start"), *ends, *paths, *_legend(lines)])
 
 
-def bars(shares: Sequence[tuple[str, float]], *, what: str) -> str:
+def svg_bars(shares: Sequence[tuple[str, float]], *, label: str) -> str:
     """Shares of a whole as horizontal bars, as SVG; empty if there is nothing to draw.
 
     Args:
         shares: names with shares between 0 and 1; at most eight are drawn.
-        what: is shared, for those who do not see it.
+        label: what is shared, for screen readers.
     """
     drawn, step, left = shares[:8], 20, 200
     rows = []
-    for at, (name, share) in enumerate(drawn):
-        width, across = (_WIDTH - left - 60) * share, at * step
+    for row, (name, share) in enumerate(drawn):
+        width, across = (_WIDTH - left - 60) * share, row * step
         shown = name if len(name) <= 30 else f"…{name[-29:]}"
         rows += [
             _text(left - 6, across + 14, shown, "end"),
             f'<rect x="{left}" y="{across + 4}" width="{max(width, 1):.1f}" height="12" fill="{PREDICTED}"/>',
             _text(left + width + 6, across + 14, f"{share:.0%}", "start"),
         ]
-    return _svg(what, rows, height=len(drawn) * step + 6) if drawn else ""
+    return _svg(label, rows, height=len(drawn) * step + 6) if drawn else ""
 
 
 def _points(line: Line, log: bool) -> list[list[tuple[float, float]]]:
-    """The stretches between gaps."""
-    found: list[list[tuple[float, float]]] = [[]]
-    for at, value in zip(map(float, line.x), map(float, line.y), strict=True):
-        if math.isfinite(value) and (value > 0 or not log):
-            found[-1].append((at, math.log10(value) if log else value))
-        elif found[-1]:
-            found.append([])
-    return [stretch for stretch in found if stretch]
+    """The points of a line, split at its gaps."""
+    stretches: list[list[tuple[float, float]]] = [[]]
+    for x, y in zip(map(float, line.x), map(float, line.y), strict=True):
+        if math.isfinite(y) and (y > 0 or not log):
+            stretches[-1].append((x, math.log10(y) if log else y))
+        elif stretches[-1]:
+            stretches.append([])
+    return [stretch for stretch in stretches if stretch]
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
@@ -175,15 +175,15 @@ def _level(height: float, label: str) -> str:
 
 def _legend(lines: Sequence[Line]) -> list[str]:
     """The names of the lines, in one row below."""
-    at, found = float(_LEFT), []
+    x, parts = float(_LEFT), []
     for line in {line.label: line for line in lines}.values():
-        found.append(
-            f'<line x1="{at:.0f}" y1="{_HEIGHT - 8}" x2="{at + 18:.0f}" y2="{_HEIGHT - 8}" stroke="{line.colour}" '
+        parts.append(
+            f'<line x1="{x:.0f}" y1="{_HEIGHT - 8}" x2="{x + 18:.0f}" y2="{_HEIGHT - 8}" stroke="{line.colour}" '
             f'stroke-width="2"{_dashes(line)}/>'
         )
-        found.append(_text(at + 23, _HEIGHT - 4, line.label, "start"))
-        at += 34 + 6.2 * len(line.label)
-    return found
+        parts.append(_text(x + 23, _HEIGHT - 4, line.label, "start"))
+        x += 34 + 6.2 * len(line.label)
+    return parts
 
 
 def _dashes(line: Line) -> str:

@@ -16,8 +16,8 @@ const charting = (() => {
       return values.filter((value) => value >= low && value <= high);
     });
     const sparse = sets[2].filter((_, index) => index % Math.ceil(sets[2].length / most) === 0);
-    const found = sets.find((values) => values.length <= most) || sparse;
-    return found.length < 3 ? evenTicks(low, high) : found;
+    const ticks = sets.find((values) => values.length <= most) || sparse;
+    return ticks.length < 3 ? evenTicks(low, high) : ticks;
   };
 
   const evenTicks = (low, high) => {

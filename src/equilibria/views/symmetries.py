@@ -1,11 +1,11 @@
-"""Symmetries as a notebook shows them."""
+"""The notebook card of `Symmetries`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from equilibria.views.notebook import bars, card
+from equilibria.views.notebook import card, svg_bars
 
 if TYPE_CHECKING:
     from equilibria.symmetry._result import Symmetries
@@ -13,19 +13,21 @@ if TYPE_CHECKING:
 _KINDS = ("jointly", "against", "groups of", "undecided", "no effect", "alone", "rows")
 
 
-def symmetries_card(found: Symmetries) -> str:
-    """How much of the network is invariant in which way; a row per tensor; the notes."""
+def symmetries_card(symmetries: Symmetries) -> str:
+    """A card with the share of entries by kind of invariance, one row per tensor, and the notes."""
     shares = Counter[str]()
-    for name, how in found.how.items():
-        shares[_kind(how)] += found.elements[name]
+    for name, how in symmetries.how.items():
+        shares[_kind(how)] += symmetries.elements[name]
     total = max(sum(shares.values()), 1)
     return card(
-        f"{len(found.alone)} of {len(found.elements)} tensors are scale-invariant by themselves; "
-        f"{len(found.basis)} independent symmetries",
-        picture=bars([(kind, count / total) for kind, count in shares.most_common()], what="entries by invariance"),
+        f"{len(symmetries.alone)} of {len(symmetries.elements)} tensors are scale-invariant by themselves; "
+        f"{len(symmetries.basis)} independent symmetries",
+        picture=svg_bars(
+            [(kind, count / total) for kind, count in shares.most_common()], label="entries by invariance"
+        ),
         headings=("tensor", "entries", "invariant"),
-        rows=[[name, f"{found.elements[name]:,}", how] for name, how in found.how.items()],
-        notes=found.notes,
+        rows=[[name, f"{symmetries.elements[name]:,}", how] for name, how in symmetries.how.items()],
+        notes=symmetries.notes,
     )
 
 

@@ -1,4 +1,4 @@
-"""Plain text for the terminal: wrapped sentences, aligned tables, colour only on a terminal, line charts."""
+"""Plain text for the terminal: colours, wrapped paragraphs, aligned tables, line charts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,71 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _DECADES = 3
+
+
+def width() -> int:
+    """Columns to fill: the terminal's, between 60 and 110."""
+    return max(60, min(110, shutil.get_terminal_size((100, 24)).columns))
+
+
+def coloured() -> bool:
+    """Whether to use ANSI colours: standard output is a terminal, and NO_COLOR is not set (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def paint(text: str, code: str) -> str:
+    """Text in an ANSI colour, where colours are wanted."""
+    return f"\033[{code}m{text}\033[0m" if coloured() else text
+
+
+def wrap(text: str, *, indent: str = "  ", hang: str | None = None) -> str:
+    """A paragraph wrapped to the terminal; colours in the indent take no room."""
+    shown = re.sub(r"\033\[[\d;]*m", "", indent)
+    filled = textwrap.fill(
+        text, width(), initial_indent=shown, subsequent_indent=shown if hang is None else hang, break_long_words=False
+    )
+    return indent + filled[len(shown) :]
+
+
+def table(rows: list[list[str]], *, left: int = 1) -> str:
+    """Rows as aligned columns: the first ``left`` columns flush left, the rest flush right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def fitting(
+    columns: Mapping[str, Sequence[str]], *, spare: Sequence[str], width: int, gap: int = 2
+) -> dict[str, Sequence[str]]:
+    """Drop columns of a table until it fits.
+
+    Args:
+        columns: cells by title, from left to right.
+        spare: titles of the columns that may be dropped, the first one first.
+        width: columns of the terminal.
+        gap: spaces that each column takes beside its cells.
+
+    Returns:
+        The columns to show; too wide still if dropping all of ``spare`` is not enough.
+
+    Example:
+        >>> fitting({"layer": ["conv1"], "norm": ["1.23"], "state": ["settled"]}, spare=["norm"], width=20)
+        {'layer': ['conv1'], 'state': ['settled']}
+    """
+    kept = dict(columns)
+    for title in spare:
+        if sum(max(map(len, (heading, *cells))) + gap for heading, cells in kept.items()) <= width:
+            break
+        kept.pop(title, None)
+    return kept
 
 
 def chart(
@@ -22,7 +84,7 @@ def chart(
     unit: str = "epochs",
     end: float | None = None,
 ) -> list[str]:
-    """The chart's lines.
+    """A line chart with a logarithmic axis, in characters.
 
     Args:
         x: positions, ascending.
@@ -31,7 +93,7 @@ def chart(
         columns: width of the plot without its axis.
         rows: height.
         unit: what x counts.
-        end: what to write at the right end; the last x without it.
+        end: the label at the right end; the last x without it.
 
     Returns:
         Lines of text, without line ends.
@@ -66,44 +128,13 @@ def chart(
 def _resample(x: Sequence[float], values: Sequence[float], columns: int) -> list[float | None]:
     """Value at the middle of each column, interpolated between the two points around it."""
     result: list[float | None] = []
-    at = 0
+    point = 0
     for column in range(columns):
         target = x[0] + (x[-1] - x[0]) * (column + 0.5) / columns
-        while at < len(x) - 2 and x[at + 1] < target:
-            at += 1
-        left, right = x[at], x[min(at + 1, len(x) - 1)]
-        share = (target - left) / (right - left) if right > left else 0.0
-        value = values[at] + share * (values[min(at + 1, len(x) - 1)] - values[at])
+        while point < len(x) - 2 and x[point + 1] < target:
+            point += 1
+        following = min(point + 1, len(x) - 1)
+        share = (target - x[point]) / (x[following] - x[point]) if x[following] > x[point] else 0.0
+        value = values[point] + share * (values[following] - values[point])
         result.append(value if math.isfinite(value) else None)
     return result
-
-
-def width() -> int:
-    """Columns to fill: the terminal's, between 60 and 110."""
-    return max(60, min(110, shutil.get_terminal_size((100, 24)).columns))
-
-
-def wrap(text: str, *, indent: str = "  ", hang: str | None = None) -> str:
-    """A paragraph wrapped to the terminal; colours in the indent take no room."""
-    shown = re.sub(r"\033\[[\d;]*m", "", indent)
-    filled = textwrap.fill(
-        text, width(), initial_indent=shown, subsequent_indent=shown if hang is None else hang, break_long_words=False
-    )
-    return indent + filled[len(shown) :]
-
-
-def paint(text: str, code: str) -> str:
-    """Text in an ANSI colour, on a terminal only, and not where NO_COLOR is set (https://no-color.org)."""
-    return f"\033[{code}m{text}\033[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
-
-
-def table(rows: list[list[str]], *, left: int = 1) -> str:
-    """Rows as aligned columns: the first ``left`` columns flush left, the rest flush right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join(lines)

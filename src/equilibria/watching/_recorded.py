@@ -10,12 +10,11 @@ from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.diagnosis.summary import summarise
 from equilibria.findings import Finding
-from equilibria.records import read_record
-from equilibria.views.run.card import run_card, sharpness_card
+from equilibria.records import Record, read_record
+from equilibria.views.run.card import run_card, tracker_card
 from equilibria.views.run.page import write_report
-from equilibria.views.run.sharpness import print_sharpness
-from equilibria.views.run.terminal import print_table
-from equilibria.watching._shim import text
+from equilibria.views.run.sharpness import sharpness_table
+from equilibria.views.run.terminal import run_table
 
 
 class RecordedRun(Record):
@@ -33,17 +32,15 @@ class RecordedRun(Record):
         if samples.num_rows or not queries.num_rows:
             findings = diagnose(samples, metadata=self.metadata)
             summaries = summarise(samples, metadata=self.metadata)
-            # MERGE-SHIM: run_table(summaries, findings=findings, notes=self.notes)
-            texts.append(text(print_table, summaries, findings=findings, notes=self.notes))
+            texts.append(run_table(summaries, findings=findings, notes=self.notes))
         if queries.num_rows:
-            # MERGE-SHIM: sharpness_table(queries, metadata=self.metadata)
-            texts.append(text(print_sharpness, queries, metadata=self.metadata))
+            texts.append(sharpness_table(queries, metadata=self.metadata))
         return Printable("\n".join(texts), self._repr_html_())
 
     def _repr_html_(self) -> str:
         samples, queries, findings = self.samples(), self.sharpness(), self.findings()
         if queries.num_rows and not samples.num_rows:
-            return sharpness_card(queries, title=str(self), findings=findings)
+            return tracker_card(queries, title=str(self), findings=findings)
         return run_card(samples, summarise(samples, metadata=self.metadata), findings=findings, notes=self.notes)
 
     def findings(self) -> tuple[Finding, ...]:

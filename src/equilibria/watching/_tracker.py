@@ -173,17 +173,15 @@ class SharpnessTracker:
     # ---- views
 
     def __repr__(self) -> str:
-        from equilibria.views.run.sharpness import how_many
-
-        parts = [f"{counted(self.step, 'step')}, {how_many(self.samples().num_rows)}", self.state]
+        parts = [f"{counted(self.step, 'step')}, {counted(self.samples().num_rows, 'query', 'queries')}", self.state]
         parts += [f"stopped: {self.failure}"] if self.failure else ["closed"] if self._monitor.closed else []
         parts += [f"recorded in {self.log_dir}"] if self.log_dir else []
         return f"<{type(self).__name__}: {'; '.join(parts)}>"
 
     def _repr_html_(self) -> str:
-        from equilibria.views.run.card import sharpness_card
+        from equilibria.views.run.card import tracker_card
 
-        return sharpness_card(self.samples(), title=repr(self), findings=self.findings())
+        return tracker_card(self.samples(), title=repr(self), findings=self.findings())
 
     def table(self) -> Printable:
         """Some of the queries, and what they mean.
@@ -191,13 +189,10 @@ class SharpnessTracker:
         Returns:
             A table that ``print`` shows in the terminal and a notebook shows as the value of a cell.
         """
-        from equilibria.views.run.sharpness import print_sharpness
-        from equilibria.watching._shim import text
+        from equilibria.views.run.sharpness import sharpness_table
 
         metadata = {**self.metadata, "steps": self.step}
-        return Printable(  # MERGE-SHIM: sharpness_table(self.samples(), metadata=metadata)
-            text(print_sharpness, self.samples(), metadata=metadata), self._repr_html_()
-        )
+        return Printable(sharpness_table(self.samples(), metadata=metadata), self._repr_html_())
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.

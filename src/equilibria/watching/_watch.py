@@ -242,14 +242,11 @@ class WatchedRun:
         """
         from equilibria.diagnosis.summary import summarise
         from equilibria.views.run.card import run_card
-        from equilibria.views.run.terminal import print_table
-        from equilibria.watching._shim import text
+        from equilibria.views.run.terminal import run_table
 
         samples, findings = self.samples(), self.findings()
         summaries = summarise(samples, metadata=self.metadata)
-        return Printable(  # MERGE-SHIM: run_table(summaries, findings=findings)
-            text(print_table, summaries, findings=findings), run_card(samples, summaries, findings=findings)
-        )
+        return Printable(run_table(summaries, findings=findings), run_card(samples, summaries, findings=findings))
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.

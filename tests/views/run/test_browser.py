@@ -136,13 +136,13 @@ def test_a_word_finds_layers_in_the_table_and_the_charts(browser, page):
     assert browser.problems == []
 
 
-def test_the_other_scale_compares_with_theory(browser, page):
+def test_ratios_compare_with_prediction_and_equilibrium(browser, page):
     browser.open(page)
     browser.click("#relative")
     last = browser.run("document.getElementById('angle-chart').data.find((trace) => trace.meta.layer === 0).y.at(-1)")
     assert last == pytest.approx(1.6, rel=0.2)
     assert of("predicted", traces(browser)) == set()
-    assert browser.run("document.getElementById('norm-chart').layout.yaxis.title.text") == "norm ÷ target"
+    assert browser.run("document.getElementById('norm-chart').layout.yaxis.title.text") == "norm ÷ equilibrium"
 
 
 def test_a_zoom_goes_to_all_charts_and_survives_a_choice(browser, page):

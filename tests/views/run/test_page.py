@@ -20,8 +20,8 @@ from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
 from equilibria.records.tables import SAMPLE_FIELDS
 from equilibria.views.run.curves import MOST_LAYERS
-from equilibria.views.run.headline import as_predicted, headline, without_findings, worst, worst_first
-from equilibria.views.run.page import report_html, write_report
+from equilibria.views.run.headline import as_predicted, no_findings, run_headline, worst_first, worst_layer
+from equilibria.views.run.page import report_page, write_report
 
 EVIL = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\"'&%{x}$data"
 
@@ -45,14 +45,18 @@ def skipped_only():
     return samples.set_column(samples.column_names.index("note"), SAMPLE_FIELDS.field("note"), note), metadata(["w"])
 
 
+def page_of(samples, **options) -> str:
+    return report_page(samples, **options).document()
+
+
 EVIL_SAMPLES = table(np.arange(3), [EVIL], {"angle": np.full((3, 1), 0.1)})
 PAGES = {
-    "twenty": report_html(SAMPLES, metadata=METADATA, title="ResNet-20"),
-    "one": report_html(run(1)[0], metadata=run(1)[1]),
-    "nothing": report_html(NOTHING, metadata={}),
-    "no law": report_html(no_law()[0], metadata=no_law()[1]),
-    "skipped": report_html(skipped_only()[0], metadata=skipped_only()[1]),
-    "evil": report_html(
+    "twenty": page_of(SAMPLES, metadata=METADATA, title="ResNet-20"),
+    "one": page_of(run(1)[0], metadata=run(1)[1]),
+    "nothing": page_of(NOTHING, metadata={}),
+    "no law": page_of(no_law()[0], metadata=no_law()[1]),
+    "skipped": page_of(skipped_only()[0], metadata=skipped_only()[1]),
+    "evil": page_of(
         table(np.arange(3), [EVIL], {"angle": np.full((3, 1), 0.1)}),
         metadata=metadata([EVIL]),
         title=EVIL,
@@ -133,13 +137,17 @@ def test_the_data_are_strict_json(name):
 
 
 def test_the_headline_counts_and_names_the_worst():
-    told = words(PAGES["twenty"])
+    shown = words(PAGES["twenty"])
     ratios = [layer.angle_vs_predicted for layer in summarise(SAMPLES, metadata=METADATA)]
     good = sum(ratio is not None and 0.95 <= ratio <= 1.05 for ratio in ratios)
     off = [finding.subject for finding in diagnose(SAMPLES, metadata=METADATA) if "than predicted" in finding.subject]
     assert off == [f"{OUTLIER} turns faster than predicted"] and good == 17  # one is 5 % off, but by chance
-    assert "17 of 19 layers turn as predicted; 1 may be off by chance; for 1 more there is no" in told
-    assert f"The one that is furthest off: {OUTLIER} turns 0.0" in told
+    assert re.search(
+        r"19 of 20 layers have a prediction; 17 agree, 1 is 6\d\s% fast, 1 is \d\s% fast "
+        r"\(too few samples to be sure\)",
+        shown,
+    )
+    assert f"Furthest off: {OUTLIER} turns 0.0" in shown
     assert "The layer turns as predicted" in words(PAGES["one"])
 
 
@@ -153,21 +161,21 @@ def test_the_headline_says_when_there_is_nothing_to_compare():
 
 def test_all_layers_as_predicted():
     layers = summarise(run(5)[0], metadata=run(5)[1])
-    assert headline(layers) == "All 5 layers turn as predicted"
-    assert worst(layers).startswith("The one that is furthest off: ")
+    assert run_headline(layers) == "All 5 layers turn as predicted"
+    assert worst_layer(layers).startswith("Furthest off: ")
 
 
 def test_both_layers_and_the_layer():
-    assert headline(summarise(run(2)[0], metadata=run(2)[1])) == "Both layers turn as predicted"
-    assert headline(summarise(run(1)[0], metadata=run(1)[1])) == "The layer turns as predicted"
+    assert run_headline(summarise(run(2)[0], metadata=run(2)[1])) == "Both layers turn as predicted"
+    assert run_headline(summarise(run(1)[0], metadata=run(1)[1])) == "The layer turns as predicted"
 
 
 def test_the_length_is_the_number_of_steps_that_were_taken_where_known():
     samples, told = run(1)
     told = {**told, "steps_per_epoch": None}
     last = max(samples["step"].to_pylist())
-    assert f"{last + 1:,} steps" in words(report_html(samples, metadata=told))
-    longer = words(report_html(samples, metadata={**told, "steps": last + 8}))
+    assert f"{last + 1:,} steps" in words(page_of(samples, metadata=told))
+    longer = words(page_of(samples, metadata={**told, "steps": last + 8}))
     assert f"{last + 8:,} steps" in longer and f"steps 0 to {last + 7:,}" in longer
 
 
@@ -176,41 +184,56 @@ def test_the_headline_agrees_with_the_findings():
     (layer,) = summarise(run(1)[0], metadata=run(1)[1])
     off = dataclasses.replace(layer, angle_vs_predicted=1.3, how_wrong=0.26, angle_error=0.01)
     scattered, few = dataclasses.replace(off, angle_error=0.1), dataclasses.replace(off, samples=5)
-    assert [as_predicted(each) for each in (layer, off, scattered, few)] == [True, False, None, None]
-    assert headline([few, few]) == "Too few samples to judge both layers"
-    assert headline([scattered]) == "The layer is not sure to turn as predicted; 1 may be off by chance"
-    few_and_scattered = "for 1 there are too few samples to judge; 1 may be off by chance"
-    assert headline([few, scattered]) == f"No layer of 2 is sure to turn as predicted; {few_and_scattered}"
-    assert headline([off]) == "The layer does not turn as predicted"
-    assert headline([off] * 3) == "None of 3 layers turns as predicted"
-    unsure = "for 1 there are too few samples to judge"
-    assert headline([off, few]) == f"1 of 2 layers does not turn as predicted; {unsure}"
-    assert headline([layer, off, few]) == f"1 of 3 layers turns as predicted; {unsure}"
-    assert without_findings([few])[0] == "Too early to judge"
+    slow = dataclasses.replace(off, angle_vs_predicted=0.25, how_wrong=1.39)
+    still = dataclasses.replace(off, angle_vs_predicted=0.0, how_wrong=20.7)
+    bare = dataclasses.replace(layer, angle_vs_predicted=None, how_wrong=None)
+    assert [as_predicted(judged) for judged in (layer, off, scattered, few)] == [True, False, None, None]
+    headlines = {
+        "Both layers have too few samples to judge": [few, few],
+        "The layer is 30 % fast (too few samples to be sure)": [scattered],
+        "1 of 2 layers is 30 % fast (too few samples to be sure); 1 has too few samples to judge": [few, scattered],
+        "The layer is 30 % fast": [off],
+        "The layer is not turning": [still],
+        "All 3 layers are off (worst: 4x too slow)": [off, slow, off],
+        "1 of 2 layers is 30 % fast; 1 has too few samples to judge": [off, few],
+        "1 of 3 layers turns as predicted; 1 is 30 % fast; 1 has too few samples to judge": [layer, off, few],
+        "2 of 4 layers turn as predicted; 2 are off (worst: 30 % fast)": [layer, layer, off, off],
+        "1 of 3 layers has a prediction; it agrees": [layer, bare, bare],
+        "2 of 3 layers have a prediction; both agree": [layer, layer, bare],
+        "3 of 4 layers have a prediction; all are off (worst: 30 % fast)": [off, off, off, bare],
+        "2 of 17 layers have a prediction; 1 agrees, 1 is 30 % fast (too few samples to be sure)": [
+            layer,
+            scattered,
+            *[bare] * 15,
+        ],
+    }
+    for headline, layers in headlines.items():
+        assert run_headline(layers) == headline
+    assert no_findings([few])[0] == "Too early to judge"
 
 
 def test_the_headline_says_why_nothing_is_predicted():
     (layer,) = summarise(run(1)[0], metadata=run(1)[1])
     bare = dataclasses.replace(layer, angle_vs_predicted=None, how_wrong=None, invariant=False)
-    assert headline([bare] * 3) == "None of 3 layers is scale-invariant, so that no prediction is made"
-    assert "QK-norm" in worst([bare] * 3) and "equilibria.symmetries shows" in worst([bare] * 3)
-    assert "QK-norm" not in worst([dataclasses.replace(bare, no_law="no law for RMSprop")])
+    assert run_headline([bare] * 3) == "None of 3 layers is scale-invariant, so there is no prediction"
+    assert "QK-norm" in worst_layer([bare] * 3) and "equilibria.symmetries shows" in worst_layer([bare] * 3)
+    assert "QK-norm" not in worst_layer([dataclasses.replace(bare, no_law="no law for RMSprop")])
 
 
-def test_without_findings_nothing_is_claimed_that_was_not_compared():
+def test_without_findings_only_what_was_compared_is_claimed():
     (layer,) = summarise(run(1)[0], metadata=run(1)[1])
     off = dataclasses.replace(layer, angle_vs_predicted=1.3)
     bare = dataclasses.replace(layer, angle_vs_predicted=None, invariant=False)
     lawless = dataclasses.replace(bare, no_law="no law for Adagrad")
-    assert without_findings([layer, bare])[0] == "Nothing to change"
-    assert without_findings([layer, off])[1].startswith("1 layer of 2 is more than 5 % off the prediction")
-    assert without_findings([bare, lawless, bare]) == (
+    assert no_findings([layer, bare])[0] == "Nothing to change"
+    assert no_findings([layer, off])[1].startswith("1 layer of 2 is more than 5 % off the prediction")
+    assert no_findings([bare, lawless, bare]) == (
         "Nothing could be compared",
         "No layer has a prediction: the weights are not scale-invariant; no law for Adagrad.",
     )
 
 
-def test_the_table_has_every_layer_with_the_most_wrong_first():
+def test_the_table_has_every_layer_with_the_furthest_off_first():
     shown = rows(PAGES["twenty"])
     layers = {layer.name: layer for layer in summarise(SAMPLES, metadata=METADATA)}
     assert sorted(row[0] for row in shown) == sorted(layers)
@@ -227,7 +250,7 @@ def test_the_table_has_every_layer_with_the_most_wrong_first():
 
 def test_states_are_words_with_a_mark_and_a_time():
     samples, told = run(2, steps=4800)
-    states = [(row[6], row[7]) for row in rows(report_html(samples, metadata=told))]
+    states = [(row[6], row[7]) for row in rows(page_of(samples, metadata=told))]
     waits = [layer.epochs_to_settle for layer in summarise(samples, metadata=told)]
     assert all(re.fullmatch(r"! disturbed[\d.]+ epochs", state) for _, state in states)  # narrow screens: in one cell
     assert sorted(wait for wait, _ in states) == sorted(f"{wait:.2g} epochs" for wait in waits)
@@ -236,26 +259,26 @@ def test_states_are_words_with_a_mark_and_a_time():
     samples = samples.set_column(
         samples.column_names.index("epochs_to_settle"), SAMPLE_FIELDS.field("epochs_to_settle"), nulls
     )
-    assert all(re.fullmatch(r"[\d,]+ steps", row[6]) for row in rows(report_html(samples, metadata=told)))
+    assert all(re.fullmatch(r"[\d,]+ steps", row[6]) for row in rows(page_of(samples, metadata=told)))
 
 
-def test_every_finding_is_told():
-    told = words(PAGES["twenty"])
+def test_every_finding_is_shown():
+    shown = words(PAGES["twenty"])
     findings = diagnose(SAMPLES, metadata=METADATA)
     assert PAGES["twenty"].count('<article class="finding') == len(findings) >= 2
     for finding in findings:
         for text in (finding.subject, finding.evidence, finding.remedy, finding.law):
-            assert text.replace("lr x wd", "lr × wd")[1:] in told  # the first letter may be a capital
+            assert text.replace("lr x wd", "lr × wd")[1:] in shown  # the first letter may be a capital
 
 
 @pytest.mark.parametrize(("count", "folded"), [(0, 0), (4, 0), (5, 0), (9, 5)])
 def test_many_findings_are_folded(monkeypatch, count, folded):
     findings = tuple(Finding("note", f"subject {i}", f"evidence {i}", f"remedy {i}", "") for i in range(count))
     monkeypatch.setattr("equilibria.views.run.page.diagnose", lambda samples, metadata: findings)
-    page = report_html(SAMPLES, metadata=METADATA)
+    page = page_of(SAMPLES, metadata=METADATA)
     assert (f"<summary>{folded} more findings</summary>" in page) == (folded > 0)
     assert all(f"Evidence {i}." in words(page) for i in range(count))
-    assert ("Nothing is sure to be wrong" in words(page)) == (count == 0)  # two layers are off in these samples
+    assert ("Nothing is surely wrong" in words(page)) == (count == 0)  # two layers are off in these samples
     assert '<p class="law">' not in page
 
 
@@ -266,15 +289,15 @@ def test_text_from_outside_stays_text():
     assert words(PAGES["evil"]).count(EVIL) >= 4  # title twice, a note, the table
 
 
-def test_what_the_record_says_about_itself_is_shown():
-    page = report_html(SAMPLES, metadata=METADATA, notes=["the last batch is torn"])
+def test_notes_about_the_record_are_shown():
+    page = page_of(SAMPLES, metadata=METADATA, notes=["the last batch is torn"])
     assert '<p class="notice">The last batch is torn.</p>' in page
 
 
 def test_more_layers_than_the_page_has_room_for():
     count = MOST_LAYERS + 7
     names = [f"w[{i}]" for i in range(count)]
-    page = report_html(table(np.arange(3), names, {"angle": np.full((3, count), 0.1)}), metadata=metadata(names))
+    page = page_of(table(np.arange(3), names, {"angle": np.full((3, count), 0.1)}), metadata=metadata(names))
     assert len(rows(page)) == MOST_LAYERS
     assert "7 more layers" in words(page)
 
@@ -285,7 +308,7 @@ def test_layers_without_a_prediction_keep_their_order():
 
 
 def test_the_page_is_the_same_every_time():
-    assert report_html(SAMPLES, metadata=METADATA, title="ResNet-20") == PAGES["twenty"]
+    assert page_of(SAMPLES, metadata=METADATA, title="ResNet-20") == PAGES["twenty"]
 
 
 def test_write_report_leaves_one_file(tmp_path):
@@ -299,4 +322,4 @@ def test_errors_say_what_to_do(tmp_path):
     with pytest.raises(EquilibriaError, match="is not a folder"):
         write_report(NOTHING, tmp_path / "missing" / "run.html", metadata={})
     with pytest.raises(EquilibriaError, match="without norm"):
-        report_html(SAMPLES.drop_columns(["norm"]), metadata=METADATA)
+        page_of(SAMPLES.drop_columns(["norm"]), metadata=METADATA)

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from equilibria.findings import number
 from equilibria.lab.harness.claim import CLAIM, COMPARISON, CONTRADICTED, IDENTITY, NOT_SHOWN, SHOWN, Claim
-from equilibria.views.words import number
 
 BEYOND = "beyond the papers"
 """The source of claims and figures that no paper has."""

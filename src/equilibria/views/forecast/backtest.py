@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from equilibria.forecasting import FORECAST, BackTest, LayerTest, Score
-from equilibria.views.document import card, document, toggles, write_document
+from equilibria.views.document import document, finding_card, toggles, write_document
 from equilibria.views.forecast.page import (
     backtest_data,
     html_row,
@@ -148,6 +148,6 @@ def _verdict(test: BackTest) -> str:
     covered = test.angle_coverage
     verdict = "too narrow" if covered < 0.85 else "wider than necessary" if covered > 0.95 else "as they should"
     sentences.append(f"The 90 % bands hold {_percent(covered, digits=0)} of the measured angles: {verdict}.")
-    cards = "\n".join(card(finding) for finding in test.findings)
+    cards = "\n".join(finding_card(finding) for finding in test.findings)
     kind = "finding" if covered >= 0.85 and not lost else "finding warning"
     return f'<article class="{kind}"><h3>Verdict</h3><p>{text(" ".join(sentences))}</p></article>\n{cards}'

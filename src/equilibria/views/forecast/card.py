@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from equilibria.forecasting._what_if import layer_outcome, worst_of
-from equilibria.views.notebook import GOAL, MEASURED, PREDICTED, Line, card, chart
+from equilibria.views.notebook import GOAL, MEASURED, PREDICTED, Line, card, svg_chart
 
 if TYPE_CHECKING:
     from equilibria.forecasting import Forecast, LayerOutcome
@@ -42,7 +42,7 @@ def _picture(forecast: Forecast, name: str) -> str:
         Line("equilibrium", x, layer.angle_equilibrium, GOAL, dashed=True),
         Line("forecast", x, layer.angle.value, PREDICTED),
     ]
-    return chart(lines, x="epochs" if forecast.steps_per_epoch else "steps", y="rad per step", log=True)
+    return svg_chart(lines, x="epochs" if forecast.steps_per_epoch else "steps", y="rad per step", log=True)
 
 
 def _row(outcome: LayerOutcome) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from equilibria.errors import EquilibriaError
-from equilibria.findings import Finding, counted
+from equilibria.findings import Finding, counted, number
 from equilibria.forecasting import (
     FORECAST,
     BackTest,
@@ -28,8 +28,8 @@ from equilibria.forecasting._paths import TOLERANCE
 from equilibria.forecasting._prior import NEAR_INTERPOLATION
 from equilibria.planning._phases import thinned
 from equilibria.views.chart_data import column, log_column
-from equilibria.views.document import MOST_CHOICES, Page, alternatives, card, toggles, write_document
-from equilibria.views.words import full_stop, number, ratio_cell, sentence_case, settings_list, text
+from equilibria.views.document import MOST_CHOICES, Page, finding_card, per_choice, toggles, write_document
+from equilibria.views.words import full_stop, ratio_cell, sentence_case, settings_list, text
 
 MOST_LAYERS = 60  # with curves; more would take megabytes
 _POINTS, _SAMPLES, _DIGITS, _X_DIGITS = 160, 150, 5, 9  # of a curve; five digits fill a screen
@@ -96,7 +96,7 @@ def forecast_page(result: WhatIf, *, title: str | None = None, suggestion: Sugge
         "others_legend": _OTHERS.format(what="scenarios") if several else "",
         "angle_label": text(f"Chart of the angle per step of a layer, measured and forecast. {headline(result)}"),
         "tables": _tables(result, suggestion),
-        "findings": alternatives([_findings(forecast.findings) for forecast in forecasts.values()]),
+        "findings": per_choice([_findings(forecast.findings) for forecast in forecasts.values()]),
         "reading": "\n".join(f"<li>{line}</li>" for line in _READING),
         "assumptions": "\n".join(f"<li>{text(full_stop(sentence))}</li>" for sentence in forecasts[base].assumptions),
         "made": "Forecast",
@@ -241,7 +241,7 @@ def _tables(result: WhatIf, suggestion: Suggestion | None) -> str:
         )
     if suggestion is not None:
         sections.append(_suggestion(suggestion))
-    per_layer = alternatives([_layer_table(result, name) for name in result.forecasts])
+    per_layer = per_choice([_layer_table(result, name) for name in result.forecasts])
     refused = refused_list(next(iter(result.forecasts.values())).refused)
     heading = '<section aria-labelledby="layers-heading">\n<h2 id="layers-heading">Layer by layer</h2>'
     sections.append(f"{heading}\n{per_layer}\n{refused}\n</section>\n")
@@ -295,7 +295,7 @@ def _suggestion(suggestion: Suggestion) -> str:
 
 def _findings(findings: Sequence[Finding]) -> str:
     if findings:
-        return "\n".join(card(finding) for finding in findings)
+        return "\n".join(finding_card(finding) for finding in findings)
     return '<article class="finding"><h3>No findings</h3><p>No layer of this scenario stands out.</p></article>'
 
 

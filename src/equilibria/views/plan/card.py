@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equilibria.views.notebook import GOAL, OTHER, PREDICTED, Line, card, chart
+from equilibria.views.notebook import GOAL, OTHER, PREDICTED, Line, card, svg_chart
 
 if TYPE_CHECKING:
     from equilibria.planning import Phase, Plan
@@ -21,7 +21,7 @@ def plan_card(plan: Plan) -> str:
         Line("equilibrium of lr x wd", x, plan.curve.angle_equilibrium, GOAL, dashed=True),
         Line("predicted", x, plan.curve.angle, PREDICTED),
     ]
-    picture = chart(lines, x=name, y="rad per step", log=True)
+    picture = svg_chart(lines, x=name, y="rad per step", log=True)
     return _card(
         plan, picture, [f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in plan.findings]
     )

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equilibria.findings import number, percent
 from equilibria.planning._alternatives import AS_TYPED, MEANING
 from equilibria.planning._plan import Phase, Plan
 from equilibria.views.chart_data import column, log_column
-from equilibria.views.document import Page, card, toggles, write_document
-from equilibria.views.document import alternatives as choices
-from equilibria.views.words import mark, number, percent, ratio_cell, sentence_case, settings_list, text
+from equilibria.views.document import Page, finding_card, per_choice, toggles, write_document
+from equilibria.views.words import ratio_cell, ratio_mark, sentence_case, settings_list, text
 
 Array = NDArray[np.float64]
 
@@ -81,8 +81,8 @@ def plan_page(plan: Plan, *, title: str | None = None, alternatives: Mapping[str
         "angle_label": text(f"Chart of the angle per step over the run. {headline(plan)}"),
         "norm_label": text(_norm_label(plan)),
         "schedule_label": f"Chart of lr ({_from_to(plan.curve.lr)}) and wd ({_from_to(plan.curve.weight_decay)})",
-        "phases": choices([_phase_table(other, head) for other in plans.values()]),
-        "findings": choices([_cards(other) for other in plans.values()]),
+        "phases": per_choice([_phase_table(other, head) for other in plans.values()]),
+        "findings": per_choice([_cards(other) for other in plans.values()]),
         "start": _start_sentence(plan),
     }
     shown = _default_title(plan) if title is None else title
@@ -298,7 +298,7 @@ def _verdict(phase: Phase) -> tuple[str, bool]:
 
 
 def _cards(plan: Plan) -> str:
-    return "\n".join(card(finding) for finding in plan.findings) or _NOTHING_FOUND
+    return "\n".join(finding_card(finding) for finding in plan.findings) or _NOTHING_FOUND
 
 
 _NOTHING_FOUND = (
@@ -423,7 +423,7 @@ def chart_data(plan: Plan) -> dict[str, object]:
                 "number": phase.number,
                 "from": phase.first_step / unit,
                 "to": (phase.first_step + phase.steps) / unit,
-                "mark": "" if phase.settles else mark(phase.end.angle_ratio, situation.tolerance),
+                "mark": "" if phase.settles else ratio_mark(phase.end.angle_ratio, situation.tolerance),
             }
             for phase in plan.phases
         ],

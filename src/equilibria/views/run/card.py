@@ -1,4 +1,4 @@
-"""A run as a notebook shows it, watched or recorded."""
+"""The notebook cards of a run and of a sharpness tracker."""
 
 from __future__ import annotations
 
@@ -10,44 +10,43 @@ import pyarrow.compute as pc
 
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
-from equilibria.views.notebook import GOAL, MEASURED, PREDICTED, Line, card, chart
-from equilibria.views.run.headline import headline, worst, worst_first
+from equilibria.views.notebook import GOAL, MEASURED, PREDICTED, Line, card, svg_chart
+from equilibria.views.run.headline import run_headline, worst_first, worst_layer
 from equilibria.views.run.terminal import state_word
 from equilibria.views.thinning import stretches
 
 _STRETCHES = 120
-_HEADINGS = ("layer", "rad per step", "predicted", "ratio", "norm", "norm once settled", "state")
+_HEADINGS = ("layer", "rad per step", "predicted", "ratio", "norm", "equilibrium norm", "state")
 
 
 def run_card(
     samples: pa.Table, layers: Sequence[LayerSummary], *, findings: Sequence[Finding] = (), notes: Sequence[str] = ()
 ) -> str:
-    """The layer that is furthest off, measured and predicted; a row per layer; the findings.
+    """A card with the curves of the layer that is furthest off, one row per layer, and the findings.
 
     Args:
         samples: a sample table.
         layers: its summaries.
-        findings: what it means.
-        notes: about the record itself.
+        findings: of the run.
+        notes: sentences about the record itself.
     """
     shown = worst_first(layers)
-    said = [f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in findings]
     return card(
-        f"{headline(layers)}. {worst(layers)}",
+        f"{run_headline(layers)}. {worst_layer(layers)}",
         picture=_angles(samples, shown[0].name) if shown else "",
         headings=_HEADINGS,
         rows=[_row(layer) for layer in shown],
-        notes=[*notes, *said],
+        notes=[*notes, *map(_sentences, findings)],
     )
 
 
-def sharpness_card(queries: pa.Table, *, title: str, findings: Sequence[Finding] = ()) -> str:
-    """Sharpness over the optimizer's threshold along the run; the last queries; the findings.
+def tracker_card(queries: pa.Table, *, title: str, findings: Sequence[Finding] = ()) -> str:
+    """A card with sharpness over threshold along the run, the last queries, and the findings.
 
     Args:
         queries: a sharpness table.
         title: what was tracked.
-        findings: what it means.
+        findings: of the tracker.
     """
     columns = queries.to_pydict()
     x = columns["step"]
@@ -58,11 +57,15 @@ def sharpness_card(queries: pa.Table, *, title: str, findings: Sequence[Finding]
     rows = list(zip(*(columns[name] for name in ("step", "sharpness", "threshold", "ratio", "state")), strict=True))
     return card(
         title,
-        picture=chart(lines, x="steps", y="R"),
+        picture=svg_chart(lines, x="steps", y="R"),
         headings=("step", "sharpness", "threshold", "R", "state"),
-        rows=[[f"{step:,}", *(f"{each:.4g}" for each in numbers), state] for step, *numbers, state in rows[:-6:-1]],
-        notes=[f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in findings],
+        rows=[[f"{step:,}", *(f"{value:.4g}" for value in numbers), state] for step, *numbers, state in rows[:-6:-1]],
+        notes=[*map(_sentences, findings)],
     )
+
+
+def _sentences(finding: Finding) -> str:
+    return f"{finding.subject}: {finding.evidence}. {finding.remedy}"
 
 
 def _angles(samples: pa.Table, name: str) -> str:
@@ -76,7 +79,7 @@ def _angles(samples: pa.Table, name: str) -> str:
             ("equilibrium", "angle_equilibrium", GOAL, True),
         )
     ]
-    return chart(lines, x="steps", y=f"rad per step of {name}", log=True)
+    return svg_chart(lines, x="steps", y=f"rad per step of {name}", log=True)
 
 
 def _row(layer: LayerSummary) -> list[str]:

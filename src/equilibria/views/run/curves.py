@@ -1,4 +1,4 @@
-"""What the charts of a report draw: every layer's curves on few points, and where most layers lie."""
+"""The data of the charts of a report: the curves of every layer on few points, and where most layers lie."""
 
 from __future__ import annotations
 
@@ -13,57 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from equilibria.views.thinning import Stretches, stretches
 
-
-class Arrays:
-    """What the curves of a page are made of; a curve is known by its number here.
-
-    Example:
-        >>> arrays = Arrays()
-        >>> arrays.add([1.0, 2.0]), arrays.add([3.0]), arrays.add([1.0, 2.0]), arrays.add([float("nan")])
-        (0, 1, 0, None)
-        >>> len(arrays.encoded)
-        2
-    """
-
-    def __init__(self) -> None:
-        self.encoded: list[str] = []
-        self._numbers: dict[bytes, int] = {}
-
-    def add(self, values: ArrayLike, *, rounding: float | None = None) -> int | None:
-        """The number of an array; None if it holds no number at all, for then there is nothing to draw.
-
-        Args:
-            values: what is not finite is a gap.
-            rounding: where to round what 32 bits cannot hold: ``-inf`` downwards, ``inf`` upwards, None to the nearest.
-        """
-        exact = np.asarray(values, dtype=np.float64)
-        if not np.isfinite(exact).any():
-            return None
-        short = _to_single(exact, rounding)
-        content = short.tobytes()
-        if content not in self._numbers:
-            self._numbers[content] = len(self.encoded)
-            self.encoded.append(base64.b64encode(content).decode())
-        return self._numbers[content]
-
-
-def _to_single(exact: np.ndarray, rounding: float | None) -> np.ndarray:
-    with np.errstate(over="ignore"):  # what is too large for 32 bits is a gap
-        short = exact.astype("<f4")
-    if rounding is not None:
-        inside = short > exact if rounding < 0 else short < exact
-        short = np.where(inside, np.nextafter(short, np.float32(rounding)), short)
-    return np.where(np.isfinite(short), short, np.float32(np.nan)).astype("<f4")
-
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MOST_LAYERS = 500
-"""Layers with curves; a page with more would be slow to open."""
+"""The number of layers with curves; a page with more would be slow to open."""
 
 MOST_STRETCHES = 800
-"""Of a line: as many as a wide screen has room for."""
+"""Stretches of a line: as many as a wide screen has room for."""
 
 _LINE_BYTES = 2_500_000
 _POINTS_PER_STRETCH = 8  # of one layer: two for each of the lines that are its own
@@ -72,7 +29,7 @@ _SAMPLES_PER_AVERAGE = 8  # an average over fewer scatters as much as they do
 _AVERAGES = (60, 240)
 _MOST_BREAKS = 50  # an lr that jumps more often than this is a zigzag, not steps
 _JUMP = 0.1
-_FEW = 40  # with more layers than this, only the worst and the middle of all are drawn until more is asked for
+_FEW = 40  # with more layers, only the worst and the middle of all are drawn at first
 _MIDDLE = (0.1, 0.5, 0.9)
 _LINES = {
     "predicted": "angle_predicted",
@@ -95,12 +52,12 @@ def curves(
             further columns ``angle_low`` and ``angle_high`` hold the smallest and the largest.
         names: layers, in the order in which the page numbers them; the first `MOST_LAYERS` get curves.
         steps_per_epoch: None to count in steps.
-        most: stretches of a line, two points each; fewer are drawn faster.
+        most: stretches of a line, two points each; fewer draw faster.
 
     Returns:
-        ``arrays`` (see `Arrays`), ``layers`` (name of a curve -> number of its array, None where there is nothing to
-        draw), ``middle`` (10 %, 50 % and 90 % of the layers by kind of curve; None with few layers), and the ``unit``
-        and ``range`` of the x axis.
+        ``arrays`` (see `Arrays`), ``layers`` (name of a curve -> number of its array, None for a curve of gaps only),
+        ``middle`` (10 %, 50 % and 90 % of the layers by kind of curve; None with few layers), and the ``unit`` and
+        ``range`` of the x axis.
     """
     shown, unit = list(names[:MOST_LAYERS]), steps_per_epoch or 1
     steps, layers, columns = samples["step"].to_numpy(), _numbers(samples, shown), _columns(samples)
@@ -120,6 +77,48 @@ def curves(
     }
 
 
+class Arrays:
+    """The arrays behind the curves of a page, each stored once; a curve refers to its array by number.
+
+    Example:
+        >>> arrays = Arrays()
+        >>> arrays.add([1.0, 2.0]), arrays.add([3.0]), arrays.add([1.0, 2.0]), arrays.add([float("nan")])
+        (0, 1, 0, None)
+        >>> len(arrays.encoded)
+        2
+    """
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+        self._numbers: dict[bytes, int] = {}
+
+    def add(self, values: ArrayLike, *, rounding: float | None = None) -> int | None:
+        """Store an array and return its number; None if all of it is a gap.
+
+        Args:
+            values: numbers that are not finite are gaps.
+            rounding: direction in which to round to 32 bits: ``-inf`` downwards, ``inf`` upwards, None to the nearest.
+        """
+        exact = np.asarray(values, dtype=np.float64)
+        if not np.isfinite(exact).any():
+            return None
+        short = _to_single(exact, rounding)
+        content = short.tobytes()
+        if content not in self._numbers:
+            self._numbers[content] = len(self.encoded)
+            self.encoded.append(base64.b64encode(content).decode())
+        return self._numbers[content]
+
+
+def _to_single(exact: np.ndarray, rounding: float | None) -> np.ndarray:
+    with np.errstate(over="ignore"):  # a number too large for 32 bits becomes a gap
+        short = exact.astype("<f4")
+    if rounding is not None:
+        inside = short > exact if rounding < 0 else short < exact
+        short = np.where(inside, np.nextafter(short, np.float32(rounding)), short)
+    return np.where(np.isfinite(short), short, np.float32(np.nan)).astype("<f4")
+
+
 def _most_stretches(layers: int) -> int:
     room = _LINE_BYTES / (_POINTS_PER_STRETCH * _BYTES_PER_POINT * max(layers, 1))
     return min(MOST_STRETCHES, int(room))
@@ -133,8 +132,8 @@ def _most_averages(steps: Integers, layers: int) -> int:
 
 def _numbers(samples: pa.Table, names: Sequence[str]) -> Integers:
     """The number of every row's layer, -1 for layers without curves."""
-    found = pc.index_in(samples["param"].cast(pa.string()), value_set=pa.array(names, pa.string()))
-    return np.asarray(found.fill_null(-1).to_numpy(), dtype=np.int64)
+    numbers = pc.index_in(samples["param"].cast(pa.string()), value_set=pa.array(names, pa.string()))
+    return np.asarray(numbers.fill_null(-1).to_numpy(), dtype=np.int64)
 
 
 def _columns(samples: pa.Table) -> dict[str, Floats]:
@@ -143,19 +142,19 @@ def _columns(samples: pa.Table) -> dict[str, Floats]:
 
 
 def _breaks(steps: Integers, layers: Integers, columns: dict[str, Floats]) -> Integers:
-    """The steps at which lr or wd jump; an average across such a step would be of two different things."""
+    """The steps at which lr or wd jump; no average should go across them."""
     order = np.lexsort((steps, layers))
     jump = np.zeros(len(order), dtype=bool)
     for name in ("lr", "weight_decay"):
         values = columns[name][order]
         jump[1:] |= np.abs(np.diff(values)) > _JUMP * np.maximum(np.abs(values[1:]), np.abs(values[:-1]))
     jump[1:] &= np.diff(layers[order]) == 0
-    found = np.unique(steps[order][jump])
-    return found if len(found) <= _MOST_BREAKS else found[:0]
+    breaks = np.unique(steps[order][jump])
+    return breaks if len(breaks) <= _MOST_BREAKS else breaks[:0]
 
 
 def _averages(parts: Stretches, columns: dict[str, Floats]) -> dict[str, Floats]:
-    """Root mean squares, which laws are about, and between which ends the angle scatters."""
+    """Root mean squares, and the smallest and largest angle, of every stretch."""
     angle, predicted = columns["angle"], columns["angle_predicted"]
     both = np.isfinite(angle) & np.isfinite(predicted)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -163,8 +162,9 @@ def _averages(parts: Stretches, columns: dict[str, Floats]) -> dict[str, Floats]
         norm_ratio = parts.rms(columns["norm"] / columns["norm_equilibrium"])
     ratio[~np.isfinite(ratio)] = np.nan
     (low, _), (_, high) = (parts.envelope(columns.get(name, angle)) for name in ("angle_low", "angle_high"))
-    found = {"angle": parts.rms(angle), "low": low, "high": high, "ratio": ratio, "norm_ratio": norm_ratio}
-    return found | {"norm_rms": parts.rms(columns["norm"])}
+    norm_rms = parts.rms(columns["norm"])
+    averages = {"angle": parts.rms(angle), "low": low, "high": high, "ratio": ratio, "norm_ratio": norm_ratio}
+    return averages | {"norm_rms": norm_rms}
 
 
 def _lines(parts: Stretches, columns: dict[str, Floats]) -> dict[str, Floats]:
@@ -188,20 +188,20 @@ def _split(parts: Stretches, kinds: dict[str, Floats], arrays: Arrays, count: in
 def _middle(parts: Stretches, averages: dict[str, Floats], arrays: Arrays) -> dict[str, object]:
     """Where the middle 80 % of the layers lie in every stretch, and their median."""
     numbers, column = np.unique(parts.stretch, return_inverse=True)
-    found: dict[str, object] = {}
+    middle: dict[str, object] = {}
     for kind, values in averages.items():
         table = np.full((int(parts.layer.max()) + 1, len(numbers)), np.nan)
         table[parts.layer, column] = values
-        found[kind] = [arrays.add(quantile) for quantile in _quantiles(table)]
-    return found
+        middle[kind] = [arrays.add(quantile) for quantile in _quantiles(table)]
+    return middle
 
 
 def _quantiles(table: Floats) -> Floats:
     known = np.any(np.isfinite(table), axis=0)
-    found = np.full((len(_MIDDLE), len(known)), np.nan)
+    quantiles = np.full((len(_MIDDLE), len(known)), np.nan)
     if known.any():
-        found[:, known] = np.nanquantile(table[:, known], _MIDDLE, axis=0)
-    return found
+        quantiles[:, known] = np.nanquantile(table[:, known], _MIDDLE, axis=0)
+    return quantiles
 
 
 def _range(parts: Stretches, unit: int) -> list[float]:

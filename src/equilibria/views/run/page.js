@@ -1,20 +1,20 @@
-// Both functions below draw once and return what draws newer data into the same charts, for a page that is live.
+// Each function below draws once and returns a function that draws newer data into the same charts, for live pages.
 
-// ---- sharpness against the edge of stability, where a tracker measured it
+// ---- sharpness and the edge of stability, if there was a tracker
 const drawSharpness = (first) => {
-  let found = first;
+  let tracked = first;
   const charts = ["sharpness-chart", "ratio-chart", "loss-chart"].map((id) => document.getElementById(id));
   const { color } = charting;
-  const ends = () => [found.step[0], Math.max(found.step.at(-1), found.step[0] + 1)];
-  const across = ends(); // changed in place: a zoom ends at what is the whole run by then
+  const ends = () => [tracked.step[0], Math.max(tracked.step.at(-1), tracked.step[0] + 1)];
+  const across = ends(); // changed in place: a zoom back shows the whole run so far
 
   const line = (kind, name, style) => ({
-    x: found.step, y: found[kind], mode: found.step.length > 1 ? "lines" : "markers", connectgaps: false, line: style, marker: { color: style.color },
+    x: tracked.step, y: tracked[kind], mode: tracked.step.length > 1 ? "lines" : "markers", connectgaps: false, line: style, marker: { color: style.color },
     hovertemplate: name + " %{y:.4~g}<extra></extra>", meta: { kind },
   });
 
   const bounds = (kinds, least, floor = 0) => {
-    const values = kinds.flatMap((kind) => found[kind]).filter((value) => value !== null && value > floor);
+    const values = kinds.flatMap((kind) => tracked[kind]).filter((value) => value !== null && value > floor);
     if (!values.length) return [0.1, 10];
     const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, 0]);
     const room = Math.max(1.15, Math.sqrt((least * low) / high));
@@ -22,7 +22,7 @@ const drawSharpness = (first) => {
   };
 
   const shaded = (shapes = []) => ({ shapes: [
-    ...found.edge.map(([from, to]) => ({ type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1,
+    ...tracked.edge.map(([from, to]) => ({ type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1,
       fillcolor: color("gap"), line: { width: 0 }, layer: "below" })), ...shapes ] });
 
   const chart = (index, kinds, range, title, more) => charting.draw(charts[index], kinds,
@@ -36,15 +36,15 @@ const drawSharpness = (first) => {
     const one = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: goal };
     const [low, high] = bounds(["ratio"], 2);
     chart(1, [line("ratio", "R", ink)], [Math.min(low, 0.7), Math.max(high, 1.4)], "R", shaded([one]));
-    const least = found.loss_floor;
-    chart(2, [line("loss_predicted", "lowest seen, and what the edge adds at most", goal), line("loss", "loss", { color: color("predicted"), width: 1.8 })],
+    const least = tracked.loss_floor;
+    chart(2, [line("loss_predicted", "lowest loss so far plus the most that the edge adds", goal), line("loss", "loss", { color: color("predicted"), width: 1.8 })],
       bounds(["loss", "loss_predicted"], 4, least), "loss", shaded());
   };
 
   drawAll();
   charting.linkZoom(charts, across);
   charting.keepDrawn(charts, drawAll);
-  return (next) => { found = next; across.splice(0, 2, ...ends()); drawAll(); };
+  return (next) => { tracked = next; across.splice(0, 2, ...ends()); drawAll(); };
 };
 
 // ---- angles, norms and settings of every layer
@@ -69,7 +69,7 @@ const drawLayers = (first) => {
     return decoded.get(number);
   };
 
-  // ---- what is to be drawn
+  // ---- which layers to draw
 
   const state = { chosen: new Set(), words: [], all: report.middle === null, relative: false };
   const tones = new Map(); // a layer keeps its colour when the order changes
@@ -83,10 +83,10 @@ const drawLayers = (first) => {
   const matching = () => layers.map((_, index) => index).filter(matches);
 
   const drawn = () => {
-    const found = matching();
-    const coloured = [...new Set([...state.chosen, ...found.slice(0, COLOURS)])].sort((a, b) => a - b);
-    const rest = state.all ? found.slice(COLOURS).filter((index) => !state.chosen.has(index)) : [];
-    return { found, coloured, rest };
+    const matched = matching();
+    const coloured = [...new Set([...state.chosen, ...matched.slice(0, COLOURS)])].sort((a, b) => a - b);
+    const rest = state.all ? matched.slice(COLOURS).filter((index) => !state.chosen.has(index)) : [];
+    return { matched, coloured, rest };
   };
 
   const bright = (index) => state.chosen.size === 0 || state.chosen.has(index);
@@ -95,7 +95,7 @@ const drawLayers = (first) => {
   const veil = (value) => value.replace(/^#(..)(..)(..)$/, (_, ...hex) =>
     "rgba(" + hex.slice(0, 3).map((two) => parseInt(two, 16)).join(",") + ",0.16)");
 
-  // ---- traces; "meta" says what a trace shows and of which layer
+  // ---- traces; "meta" names the kind of a trace and its layer
 
   const line = (x, y, meta, style, hover) => ({
     x, y, meta, mode: "lines", connectgaps: false, line: style,
@@ -154,7 +154,7 @@ const drawLayers = (first) => {
     return [{ ...charting.area(curve(layers[index].x), high, low, veil(hue(index))), meta: { kind: "envelope", layer: index } }];
   };
 
-  // Layers with the same lr and wd settle at the same angle: one line for all of them.
+  // Layers with the same lr and wd have the same equilibrium: one line for all of them.
   const once = (indexes, kind, trace) => {
     const seen = new Map();
     for (const index of indexes) {
@@ -164,8 +164,8 @@ const drawLayers = (first) => {
     return [...seen.values()].map(trace);
   };
 
-  const theory = (indexes) => once(indexes, "equilibrium", (index) => line(curve(layers[index].line_x),
-    curve(layers[index].equilibrium), { kind: "equilibrium" }, { color: color("theory"), width: 7 },
+  const equilibria = (indexes) => once(indexes, "equilibrium", (index) => line(curve(layers[index].line_x),
+    curve(layers[index].equilibrium), { kind: "equilibrium" }, { color: color("equilibrium"), width: 7 },
     "<b>equilibrium</b><br>" + where + ": %{y:.3~g} rad"));
 
   // ---- the charts
@@ -184,25 +184,25 @@ const drawLayers = (first) => {
     across: report.range, unit: report.unit, range, title, more: { hovermode: "closest", hoverdistance: 30, ...more },
   });
 
-  const goal = () => ({ shapes: [
+  const aroundOne = () => ({ shapes: [
     { type: "rect", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 0.95, y1: 1.05, fillcolor: color("band"), line: { width: 0 }, layer: "below" },
-    { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: color("theory"), width: 4 }, layer: "below" },
+    { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: color("equilibrium"), width: 4 }, layer: "below" },
   ] });
 
-  const ratios = (chart, kind, title, { coloured, rest }) => {
+  const ratios = (chart, kind, title, reference, { coloured, rest }) => {
     const traces = [
-      ...middle(kind), ...others(rest, kind, "x"), ...coloured.slice().reverse().flatMap((index) => measured(index, kind, "x", "%{y:.3~g} × theory")),
+      ...middle(kind), ...others(rest, kind, "x"), ...coloured.slice().reverse().flatMap((index) => measured(index, kind, "x", "%{y:.3~g} × " + reference)),
     ];
     const [low, high] = extent(traces, 1.6);
-    return [traces, layout(chart, [Math.min(low, 0.8), Math.max(high, 1.25)], title, goal())];
+    return [traces, layout(chart, [Math.min(low, 0.8), Math.max(high, 1.25)], title, aroundOne())];
   };
 
   const angleChart = (chart, shown) => {
-    if (state.relative) return ratios(chart, "ratio", "angle ÷ predicted", shown);
+    if (state.relative) return ratios(chart, "ratio", "angle ÷ predicted", "predicted", shown);
     const { coloured, rest } = shown;
     const back = coloured.slice().reverse();
     const traces = [
-      ...middle("angle"), ...theory([...coloured, ...rest]), ...others(rest, "angle", "x"),
+      ...middle("angle"), ...equilibria([...coloured, ...rest]), ...others(rest, "angle", "x"),
       ...back.filter((index) => detailed(index, coloured)).flatMap(envelope),
       ...back.flatMap((index) => measured(index, "angle", "x", "turns %{y:.3~g} rad per step")),
       ...back.flatMap((index) => companion(index, "predicted", "6px,4px", "predicted %{y:.3~g} rad")),
@@ -211,12 +211,12 @@ const drawLayers = (first) => {
   };
 
   const normChart = (chart, shown) => {
-    if (state.relative) return ratios(chart, "norm_ratio", "norm ÷ target", shown);
+    if (state.relative) return ratios(chart, "norm_ratio", "norm ÷ equilibrium", "equilibrium", shown);
     const { coloured, rest } = shown;
     const back = coloured.slice().reverse();
     const traces = [
       ...middle("norm_rms"), ...others(rest, "norm", "line_x"),
-      ...back.flatMap((index) => companion(index, "norm_equilibrium", "2px,3px", "target ‖w‖ = %{y:.3~g}")),
+      ...back.flatMap((index) => companion(index, "norm_equilibrium", "2px,3px", "equilibrium ‖w‖ = %{y:.3~g}")),
       ...back.filter((index) => detailed(index, coloured))
         .flatMap((index) => companion(index, "norm_predicted", "6px,4px", "predicted ‖w‖ = %{y:.3~g}")),
       ...back.flatMap((index) => measured(index, "norm", "line_x", "‖w‖ = %{y:.3~g}")),
@@ -247,7 +247,7 @@ const drawLayers = (first) => {
 
   // ---- the table, the chips and the controls
 
-  const whole = [...report.range]; // changed in place: a zoom ends at what is the whole run by then
+  const whole = [...report.range]; // changed in place: a zoom back shows the whole run so far
   const rows = () => document.querySelectorAll("tr[data-layer]");
 
   const chip = (index) => {
@@ -264,7 +264,7 @@ const drawLayers = (first) => {
     return item;
   };
 
-  const showKeys = ({ found, coloured, rest }) => {
+  const showKeys = ({ matched, coloured, rest }) => {
     const focused = document.activeElement && document.activeElement.closest("#chips button");
     byId("chips").replaceChildren(...coloured.map(chip));
     if (focused) {
@@ -290,7 +290,7 @@ const drawLayers = (first) => {
     byId("relative").setAttribute("aria-pressed", state.relative);
     byId("everything").setAttribute("aria-pressed", state.all);
     byId("clear").hidden = state.chosen.size === 0;
-    byId("count").textContent = (state.words.length ? found.length + " of " : "") + layers.length +
+    byId("count").textContent = (state.words.length ? matched.length + " of " : "") + layers.length +
       (layers.length === 1 ? " layer" : " layers") + (state.chosen.size ? ", " + state.chosen.size + " chosen" : "");
   };
 
@@ -349,7 +349,7 @@ const drawLayers = (first) => {
   };
 };
 
-// Draws what there is; the function it returns takes newer data, in which there may be more.
+// Draws the data; the function it returns takes newer data, in which there may be more.
 const drawReport = (data) => {
   let sharpness = null, layers = null;
   const update = (next) => {

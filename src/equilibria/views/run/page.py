@@ -1,8 +1,10 @@
-"""A run as one HTML page that needs no network: measured against predicted, layer by layer, and what to do."""
+"""The report of a run: one HTML page that needs no network, with findings, charts and a table of the layers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,30 @@ import pyarrow.compute as pc
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.diagnosis.summary import LayerSummary, summarise
-from equilibria.findings import Finding
-from equilibria.views.document import Page, card, write_document
+from equilibria.findings import Finding, number, percent
+from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
+from equilibria.views.document import Page, finding_card, write_document
 from equilibria.views.run.curves import MOST_LAYERS, MOST_STRETCHES, curves
-from equilibria.views.run.headline import TOLERANCE, headline, without_findings, worst, worst_first
+from equilibria.views.run.headline import STATE_MARKS, TOLERANCE, no_findings, run_headline, worst_first, worst_layer
 from equilibria.views.run.sharpness import sharpness_curves, sharpness_section, sharpness_settings
-from equilibria.views.run.table import layer_table
-from equilibria.views.words import full_stop, percent, sentence_case, settings_list, text
+from equilibria.views.words import full_stop, ratio_cell, sentence_case, settings_list, text
 
-_FIRST_FINDINGS = 4  # the rest is one click away, so that the charts are near the top
+_FIRST_FINDINGS = 4  # the others are one click away, so that the charts are near the top
+_NO_SAMPLE = '<p class="none">There is nothing to judge before the first sample.</p>'
+_HEADINGS = {
+    "layer": "",
+    "angle ÷\u00a0predicted": "",
+    "measured, rad per step": "wide",
+    "predicted": "wide",
+    "equilibrium": "wide",
+    "norm ÷\u00a0equilibrium": "",
+    "settles in": "wide",
+    "state": "",
+}  # and whether a column is for wide screens only
+_LAYERS = """<section aria-labelledby="layers-heading">
+<h2 id="layers-heading">Layer by layer, the furthest off first</h2>
+{}
+</section>"""
 
 
 def write_report(
@@ -33,60 +50,26 @@ def write_report(
     findings: Sequence[Finding] | None = None,
     sharpness: pa.Table | None = None,
 ) -> Path:
-    """Write a run as one offline HTML page.
-
-    The page appears complete or not at all: it is written beside its target and then moved into place.
+    """Write a run as one offline HTML page, which appears complete or not at all.
 
     Args:
-        samples: the sample table, of a monitor or of a recorded run.
+        samples: the sample table of a monitor or of a recorded run.
         path: the file to write, in a folder that exists; an existing file is replaced.
-        metadata: the metadata of the run; with "steps", its length where that is more than the samples show.
+        metadata: the metadata of the run; "steps", if there, is its length where the samples end earlier.
         title: shown above the headline; "Training report" without it.
-        notes: what a reader should know about the record itself, as sentences.
-        findings: what there is to say about the run; by default what the samples and queries show.
+        notes: sentences about the record itself.
+        findings: about the run; those of the samples and queries without it.
         sharpness: the table of a sharpness tracker, if there was one.
 
     Returns:
         The path.
 
     Raises:
-        EquilibriaError: the samples lack a column, the folder does not exist, the path is not a file, or it cannot be
-            written.
+        EquilibriaError: if the samples lack a column, the folder does not exist, the path is not a file, or it cannot
+            be written.
     """
-    page = report_html(samples, metadata=metadata, title=title, notes=notes, findings=findings, sharpness=sharpness)
-    return write_document(path, page)
-
-
-def report_html(
-    samples: pa.Table,
-    *,
-    metadata: Mapping[str, Any],
-    title: str | None = None,
-    notes: Sequence[str] = (),
-    findings: Sequence[Finding] | None = None,
-    sharpness: pa.Table | None = None,
-) -> str:
-    """A run as the text of one HTML page; its scripts, styles and data are inside.
-
-    Args:
-        samples: the sample table, of a monitor or of a recorded run.
-        metadata: the metadata of the run; with "steps", its length where that is more than the samples show.
-        title: shown above the headline; "Training report" without it.
-        notes: what a reader should know about the record itself, as sentences.
-        findings: what there is to say about the run; by default what the samples and queries show.
-        sharpness: the table of a sharpness tracker, if there was one.
-
-    Returns:
-        HTML.
-
-    Example:
-        >>> from equilibria.records.tables import SAMPLE_FIELDS
-        >>> "Nothing was measured yet</h1>" in report_html(SAMPLE_FIELDS.empty_table(), metadata={})
-        True
-    """
-    return report_page(
-        samples, metadata=metadata, title=title, notes=notes, findings=findings, sharpness=sharpness
-    ).document()
+    page = report_page(samples, metadata=metadata, title=title, notes=notes, findings=findings, sharpness=sharpness)
+    return write_document(path, page.document())
 
 
 def report_page(
@@ -101,43 +84,55 @@ def report_page(
     sampled: tuple[int, int] | None = None,
     stretches: int = MOST_STRETCHES,
 ) -> Page:
-    """The same in parts, also of a long run of which only a part of the samples is at hand.
+    """The report of a run in parts, also of a long run of which only some samples are loaded.
 
     Args:
-        samples: as for `report_html`, like the next five.
-        metadata: of the run.
-        title: above the headline.
-        notes: about the record.
-        findings: about the run.
-        sharpness: of a tracker.
-        drawn: the table that the curves are made of, see `curves`; the samples without it.
-        sampled: how many steps and samples there are in all; what ``samples`` holds without it.
+        samples: as for `write_report`.
+        metadata: as for `write_report`.
+        title: as for `write_report`.
+        notes: as for `write_report`.
+        findings: as for `write_report`.
+        sharpness: as for `write_report`.
+        drawn: the table behind the curves, see `curves`; the samples without it.
+        sampled: the number of all sampled steps and samples; those of ``samples`` without it.
         stretches: of a line, see `curves`.
+
+    Returns:
+        The page.
+
+    Example:
+        >>> from equilibria.records.tables import SAMPLE_FIELDS
+        >>> "Nothing was measured yet</h1>" in report_page(SAMPLE_FIELDS.empty_table(), metadata={}).document()
+        True
     """
     layers = worst_first(summarise(samples, metadata=metadata))
     queries = None if sharpness is None or not sharpness.num_rows else sharpness
     about_sharpness = () if sharpness is None else sharpness_findings(sharpness, metadata=metadata)
-    found = (*diagnose(samples, metadata=metadata), *about_sharpness) if findings is None else findings
-    said, worst_said = headline(layers), worst(layers)
+    if findings is None:
+        findings = (*diagnose(samples, metadata=metadata), *about_sharpness)
+    headline, deck = run_headline(layers), worst_layer(layers)
     if not layers and about_sharpness:
-        said, worst_said = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
-    names = [layer.name for layer in layers]
-    table, epoch = samples if drawn is None else drawn, metadata.get("steps_per_epoch")
-    shown = curves(table, names, steps_per_epoch=epoch, most=stretches)
+        headline, deck = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
+    drawn_curves = curves(
+        samples if drawn is None else drawn,
+        [layer.name for layer in layers],
+        steps_per_epoch=metadata.get("steps_per_epoch"),
+        most=stretches,
+    )
     settings = [*_settings(samples, layers, metadata, sampled), *sharpness_settings(queries, metadata=metadata)]
     parts = {
         "tolerance": text(percent(TOLERANCE)),
-        "headline": text(said),
-        "worst": text(worst_said),
+        "headline": text(headline),
+        "worst": text(deck),
         "settings": settings_list(settings),
         "notes": "".join(f'<p class="notice">{text(full_stop(note))}</p>' for note in notes),
-        "findings": _findings(found, layers),
-        "angle_label": text(f"Chart of measured and predicted angle per step of every layer. {said}"),
+        "findings": _findings(findings, layers),
+        "angle_label": text(f"Chart of measured and predicted angle per step of every layer. {headline}"),
         "sharpness": "" if queries is None else sharpness_section(queries, metadata=metadata),
-        "layers": "" if queries is not None and not layers else layer_table(layers, most=MOST_LAYERS),
+        "layers": "" if queries is not None and not layers else _layer_table(layers, most=MOST_LAYERS),
         "without_layers": " hidden" if queries is not None and not layers else "",
     }
-    data = {**shown, "sharpness": None if queries is None else sharpness_curves(queries)}
+    data = {**drawn_curves, "sharpness": None if queries is None else sharpness_curves(queries)}
     return Page("equilibria.views.run", "Training report" if title is None else title, data, parts)
 
 
@@ -158,11 +153,11 @@ def _settings(
 
 
 def _optimizers(layers: Sequence[LayerSummary], metadata: Mapping[str, Any]) -> list[str]:
-    """With their settings over the run as the samples have them; the metadata are of one moment."""
+    """The optimizers with their settings over the run, from the samples: the metadata are of one moment."""
     places = {entry["name"]: place for place, entry in enumerate(metadata.get("params", ()))}
     ordered = sorted(layers, key=lambda layer: places.get(layer.name, len(places)))
-    told = [layer.course for layer in ordered if layer.angle is not None]
-    return list(dict.fromkeys(told)) or [entry["settings"] for entry in metadata.get("optimizers", ())]
+    settings = [layer.settings_over_run for layer in ordered if layer.angle is not None]
+    return list(dict.fromkeys(settings)) or [entry["settings"] for entry in metadata.get("optimizers", ())]
 
 
 def _length(first: int, last: int, steps_per_epoch: int | None) -> tuple[str, str]:
@@ -173,11 +168,11 @@ def _length(first: int, last: int, steps_per_epoch: int | None) -> tuple[str, st
 
 
 def _findings(findings: Sequence[Finding], layers: Sequence[LayerSummary]) -> str:
-    """The first few as cards, the others folded away."""
+    """The findings as cards; those after the first few are folded away."""
     if not findings:
-        return _nothing_found(layers) if layers else _NOTHING_TO_SAY
-    cards = [card(finding) for finding in findings]
-    count = len(cards) if len(cards) == _FIRST_FINDINGS + 1 else _FIRST_FINDINGS  # to fold one card saves nothing
+        return _nothing_found(layers) if layers else _NO_SAMPLE
+    cards = [finding_card(finding) for finding in findings]
+    count = len(cards) if len(cards) == _FIRST_FINDINGS + 1 else _FIRST_FINDINGS  # folding a single card saves nothing
     first, others = cards[:count], cards[count:]
     if others:
         first += [f'<details class="more"><summary>{len(others):,} more findings</summary>', *others, "</details>"]
@@ -185,8 +180,84 @@ def _findings(findings: Sequence[Finding], layers: Sequence[LayerSummary]) -> st
 
 
 def _nothing_found(layers: Sequence[LayerSummary]) -> str:
-    title, sentence = without_findings(layers)
+    title, sentence = no_findings(layers)
     return f'<article class="finding"><h3>{text(title)}</h3><p>{text(sentence)}</p></article>'
 
 
-_NOTHING_TO_SAY = '<p class="none">There is nothing to judge before the first sample.</p>'
+def _layer_table(layers: Sequence[LayerSummary], *, most: int) -> str:
+    """The section with the table of the layers; the script finds a row by its place, ``data-layer``."""
+    if not layers:
+        return _LAYERS.format('<p class="none">No layer was measured.</p>')
+    labelled = any(layer.how for layer in layers)
+    headings = _HEADINGS | ({"invariant": "wide"} if labelled else {})
+    head = "".join(_heading(name, kind) for name, kind in headings.items())
+    body = "\n".join(_row(place, layer, labelled=labelled) for place, layer in enumerate(layers[:most]))
+    return _LAYERS.format(
+        '<div class="scroll" role="region" aria-labelledby="layers-heading" tabindex="0">\n<table class="layers">\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>\n{_caption(layers, most)}"
+    )
+
+
+def _heading(name: str, kind: str) -> str:
+    shown = f' class="{kind}"' if kind else ""
+    return f'<th scope="col"{shown}>{escape(name)}</th>'
+
+
+def _caption(layers: Sequence[LayerSummary], most: int) -> str:
+    left_out = len(layers) - most
+    more = (
+        f" {left_out:,} more layers, closer to their prediction or without one, are left out: "
+        "<code>equilibria report --json</code> lists them all."
+        if left_out > 0
+        else ""
+    )
+    near = text(percent(TOLERANCE))
+    return (
+        f'<p class="caption">▼ slower, ▲ faster than predicted by more than {near}; norm: ▼ shorter, ▲ longer than in '
+        f"equilibrium. Click a row to see its layer in every chart.{more}</p>"
+    )
+
+
+def _row(place: int, layer: LayerSummary, *, labelled: bool) -> str:
+    name = f'<span class="swatch"></span><span>{_breakable(layer.name)}</span>'
+    cells = [
+        f'<th scope="row"><button type="button" aria-pressed="false">{name}</button></th>',
+        ratio_cell(layer.angle_vs_predicted, TOLERANCE),
+        *(_number_cell(value) for value in (layer.angle, layer.angle_predicted, layer.angle_equilibrium)),
+        ratio_cell(layer.norm_vs_equilibrium, TOLERANCE, words=("shorter", "longer")),
+        f'<td class="wide">{_settles_in(layer)}</td>',
+        _state_cell(layer),
+        *([f'<td class="wide">{escape(layer.how or "")}</td>'] if labelled else []),
+    ]
+    return f'<tr data-layer="{place}" title="{escape(layer.sentence)}">{"".join(cells)}</tr>'
+
+
+def _breakable(name: str) -> str:
+    """A dotted name that a narrow screen may break after a dot."""
+    return escape(name).replace(".", ".<wbr>")
+
+
+def _number_cell(value: float | None) -> str:
+    return f'<td class="wide">{"–" if value is None else number(value, all_digits=True)}</td>'
+
+
+def _settles_in(layer: LayerSummary) -> str:
+    """The time until a layer is settled, with its unit; a dash where that is unknown or past."""
+    if layer.state == SETTLED or not layer.steps_to_settle:
+        return "–"
+    if layer.epochs_to_settle is not None:
+        return f"{_time(layer.epochs_to_settle)} epochs"
+    return f"{math.ceil(layer.steps_to_settle):,} steps"
+
+
+def _time(epochs: float) -> str:
+    return f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.2g}"
+
+
+def _state_cell(layer: LayerSummary) -> str:
+    state = layer.state or NO_EQUILIBRIUM
+    kind = "good" if state == SETTLED else "no-law" if state == NO_EQUILIBRIUM else "bad"
+    sign = f'<span aria-hidden="true">{STATE_MARKS[state]}</span>'
+    wait = _settles_in(layer)
+    more = "" if wait == "–" else f'<small class="narrow-only">{wait}</small>'
+    return f'<td class="state {kind}">{sign} {escape(state)}{more}</td>'

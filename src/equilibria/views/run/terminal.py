@@ -4,145 +4,102 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding, counted
 from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
-from equilibria.views._rich import Console, Table, Text
-from equilibria.views.run.headline import headline, without_findings, worst, worst_first
+from equilibria.views.run.headline import no_findings, run_headline, worst_first, worst_layer
+from equilibria.views.terminal import fitting
 
-_ROOMY, _NARROW = 92, 72  # columns of a terminal from which all is spaced out, and below which some is left out
-_LEGEND = {
-    "theory": "the angle predicted for now",
-    "settled": "the angle in equilibrium",
-    "goal": "the norm once settled",
-}
+_ROOMY, _NARROW = 92, 72  # columns of a terminal: with fewer than the first it is spaced closely
+_LEAST_WIDTH = {"predicted": _NARROW, "rad/step*": _ROOMY, "norm*": _NARROW}
+_SPARE = ("rad/step*", "norm*", "predicted", "norm", "ep. left", "steps left")  # what is left out first
 _PARTNERS = ("jointly with ", "against ")
-_OF_PARTNERS = "jointly (n): n may be scaled together; against (n): some up as others go down (print(sym) names them)"
-_DISPENSABLE = ("settled", "goal", "theory", "norm", "{unit} left")  # what is left out first
-_ENDLESS = 10_000  # columns
+_LEGEND_OF_PARTNERS = (
+    "jointly (n): n may be scaled together; against (n): some up as others go down (print(sym) names them)"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """One column of the table, shown where the terminal has so many columns."""
-
-    title: str
-    cell: Callable[[LayerSummary], str]
-    width: int = 0
-
-
-def print_table(
-    layers: Sequence[LayerSummary],
+def run_table(
+    summaries: Sequence[LayerSummary],
     *,
-    findings: Sequence[Finding] = (),
+    findings: Sequence[Finding],
     notes: Sequence[str] = (),
     most: int | None = None,
-    console: Console | None = None,
-) -> None:
-    """Print a headline, one line per layer, the most surprising first, and the findings below.
+) -> str:
+    """A headline, one line per layer, the furthest off its prediction first, and the findings below.
 
     Args:
-        layers: the summaries.
-        findings: printed below as sentences.
-        notes: about the record itself, printed before them.
-        most: layers that are printed at most; None for all.
-        console: where to print; standard output without it.
+        summaries: one per layer.
+        findings: shown below as sentences.
+        notes: sentences about the record itself, shown before the findings.
+        most: the number of layers to show; None for all.
+
+    Returns:
+        Text as wide as the terminal, with ANSI colours if standard output is one and NO_COLOR is not set.
     """
-    out = Console() if console is None else console
-    if not layers:
+    from equilibria.views._rich import Text, collected_text, columns_table, marked, text_console
+
+    out = text_console()
+    if not summaries:
         out.print(
-            "no samples yet: train a few steps first; or the watched optimizer is not the one that steps: watch it "
-            "after it is made"
+            Text(
+                "no samples yet: train a few steps first; or the watched optimizer is not the one that steps: call "
+                "watch after creating it"
+            )
         )
-        return
-    out.print(Text(f"{headline(layers)}. {worst(layers)}"), end="\n\n")
-    shown = worst_first(layers)[:most]
-    columns = _fitting(shown, out)
-    out.print(layer_table(shown, columns, width=out.width))
-    out.print(Text(_when(layers), style="dim"))
-    if legend := _legend(shown, columns):
+        return collected_text(out)
+    out.print(Text(f"{run_headline(summaries)}. {worst_layer(summaries)}"), end="\n\n")
+    layers = worst_first(summaries)[:most]
+    gap = 2 if out.width >= _ROOMY else 1
+    columns = fitting(_columns(layers, width=out.width), spare=_SPARE, width=out.width, gap=gap)
+    out.print(columns_table(columns, words=("state", "invariant"), folded="layer", gap=gap))
+    out.print(Text(_window(summaries), style="dim"))
+    if legend := _legend(layers, columns):
         out.print(Text(legend, style="dim"))
-    if most is not None and len(layers) > most:
-        out.print(Text(f"{len(layers) - most:,} more layers are in --json", style="dim"))
+    if most is not None and len(summaries) > most:
+        out.print(Text(f"{len(summaries) - most:,} more layers are in --json", style="dim"))
     out.print()
     for note in notes:
-        out.print(_sentence("-", note))
+        out.print(marked("-", note))
     if not findings:
-        out.print(_sentence("-", ": ".join(without_findings(layers))))
+        out.print(marked("-", ": ".join(no_findings(summaries))))
     for finding in findings:
-        out.print(_sentence("!" if finding.severity == "warning" else "-", f"{finding.subject}: {finding.evidence}"))
+        out.print(marked("!" if finding.severity == "warning" else "-", f"{finding.subject}: {finding.evidence}"))
         if finding.remedy:
-            out.print(_sentence(" ", finding.remedy))
+            out.print(marked(" ", finding.remedy))
+    return collected_text(out)
 
 
-def _when(layers: Sequence[LayerSummary]) -> str:
-    """What the numbers are of: the samples taken with the present settings."""
-    most = max(layers, key=lambda layer: layer.samples)
-    first = most.last_step if most.first_step is None else most.first_step
-    return f"root mean square of {counted(most.samples, 'sample')}, steps {first:,} to {most.last_step:,}"
-
-
-def layer_table(layers: Sequence[LayerSummary], columns: Sequence[_Column], *, width: int) -> Table:
-    """The table itself, spaced out where the terminal has room."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2 if width >= _ROOMY else 1, 0, 0))
-    short = all(layer.name.endswith(".weight") for layer in layers)
+def _columns(layers: Sequence[LayerSummary], *, width: int) -> dict[str, list[str]]:
+    """The cells of the table by title, without columns that are empty or for wider terminals."""
+    suffix = ".weight" if all(layer.name.endswith(".weight") for layer in layers) else ""
     in_epochs = any(layer.epochs_to_settle is not None for layer in layers)
-    table.add_column("layer", overflow="fold")
-    for column in columns:
-        title = column.title.format(unit="ep." if in_epochs else "steps")
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    labelled = any(layer.how for layer in layers)
-    if labelled:
-        table.add_column("invariant", no_wrap=True)
-    for layer in layers:
-        name = layer.name.removesuffix(".weight") if short else layer.name
-        label = [Text(_short(layer.how or ""))] if labelled else []
-        table.add_row(Text(name), *(column.cell(layer) for column in columns), state_word(layer), *label)
-    return table
-
-
-def _fitting(layers: Sequence[LayerSummary], out: Console) -> list[_Column]:
-    """Those that hold something; without some, where names would have to be folded otherwise."""
-    columns = [column for column in _COLUMNS if out.width >= column.width and any(map(column.cell, layers))]
-    endless = out.options.update(width=_ENDLESS)
-    for title in _DISPENSABLE:
-        if out.measure(layer_table(layers, columns, width=out.width), options=endless).maximum <= out.width:
-            break
-        columns = [column for column in columns if column.title != title]
-    return columns
-
-
-def _short(how: str) -> str:
-    """How symmetries say that a weight is invariant, with the number of its partners and itself in place of names.
-
-    Example:
-        >>> _short("jointly with a.bias, b.weight and 6 more; also against c"), _short("against b, c"), _short("rows")
-        ('jointly (9)', 'against (3)', 'rows')
-    """
-    first = how.partition(";")[0]
-    if not first.startswith(_PARTNERS):
-        return how
-    more = sum(map(int, re.findall(r" and (\d+) more", first)))
-    names = re.split(r", | and against ", re.sub(r" and \d+ more|^jointly with |^against ", "", first))
-    return f"{'against' if 'against ' in first else 'jointly'} ({1 + len(names) + more})"
-
-
-def _legend(layers: Sequence[LayerSummary], columns: Sequence[_Column]) -> str:
-    words = [f"{column.title}: {_LEGEND[column.title]}" for column in columns if column.title in _LEGEND]
-    with_partners = any((layer.how or "").startswith(_PARTNERS) for layer in layers)
-    return "; ".join([*words, *([_OF_PARTNERS] if with_partners else [])])
+    columns = {
+        "rad/step": [_number(layer.angle) for layer in layers],
+        "predicted": [_number(layer.angle_predicted) for layer in layers],
+        "ratio": [_ratio(layer.angle_vs_predicted) for layer in layers],
+        "rad/step*": [_number(layer.angle_equilibrium) for layer in layers],
+        "norm": [_number(layer.norm) for layer in layers],
+        "norm*": [_number(layer.norm_equilibrium) for layer in layers],
+        "ep. left" if in_epochs else "steps left": [_time_left(layer) for layer in layers],
+    }
+    shown = {title: cells for title, cells in columns.items() if any(cells) and width >= _LEAST_WIDTH.get(title, 0)}
+    labels = [_short(layer.how or "") for layer in layers]
+    return {
+        "layer": [layer.name.removesuffix(suffix) for layer in layers],
+        **shown,
+        "state": [state_word(layer) for layer in layers],
+        **({"invariant": labels} if any(labels) else {}),
+    }
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _ratio(layer: LayerSummary) -> str:
-    ratio = layer.angle_vs_predicted
+def _ratio(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}" if 0.005 < ratio < 100 else f"{ratio:.0e}"
 
 
@@ -151,11 +108,11 @@ def _time_left(layer: LayerSummary) -> str:
     if layer.state == SETTLED or not layer.steps_to_settle or layer.invariant is False:
         return ""
     if layer.epochs_to_settle is not None:
-        return _count(layer.epochs_to_settle)
-    return _count(math.ceil(layer.steps_to_settle))
+        return _short_time(layer.epochs_to_settle)
+    return _short_time(math.ceil(layer.steps_to_settle))
 
 
-def _count(value: float) -> str:
+def _short_time(value: float) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= size:
             return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
@@ -173,19 +130,32 @@ def state_word(layer: LayerSummary) -> str:
     return layer.state or ""
 
 
-def _sentence(mark: str, text: str) -> Table:
-    """A marked paragraph whose further lines are indented under its first."""
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_row(Text(mark), Text(text))
-    return grid
+def _short(how: str) -> str:
+    """The label of `symmetries` with the number of a weight and its partners in place of their names.
+
+    Example:
+        >>> _short("jointly with a.bias, b.weight and 6 more; also against c"), _short("against b, c"), _short("rows")
+        ('jointly (9)', 'against (3)', 'rows')
+    """
+    first = how.partition(";")[0]
+    if not first.startswith(_PARTNERS):
+        return how
+    more = sum(map(int, re.findall(r" and (\d+) more", first)))
+    names = re.split(r", | and against ", re.sub(r" and \d+ more|^jointly with |^against ", "", first))
+    return f"{'against' if 'against ' in first else 'jointly'} ({1 + len(names) + more})"
 
 
-_COLUMNS = (
-    _Column("rad/step", lambda layer: _number(layer.angle)),
-    _Column("theory", lambda layer: _number(layer.angle_predicted), width=_NARROW),
-    _Column("ratio", _ratio),
-    _Column("settled", lambda layer: _number(layer.angle_equilibrium), width=_ROOMY),
-    _Column("norm", lambda layer: _number(layer.norm)),
-    _Column("goal", lambda layer: _number(layer.norm_equilibrium), width=_NARROW),
-    _Column("{unit} left", _time_left),
-)
+def _window(layers: Sequence[LayerSummary]) -> str:
+    """The samples that the numbers are taken from: those at the present settings."""
+    longest = max(layers, key=lambda layer: layer.samples)
+    first = longest.last_step if longest.first_step is None else longest.first_step
+    return f"root mean square of {counted(longest.samples, 'sample')}, steps {first:,} to {longest.last_step:,}"
+
+
+def _legend(layers: Sequence[LayerSummary], columns: dict[str, Sequence[str]]) -> str:
+    parts = [
+        *(["predicted: rad/step now"] if "predicted" in columns else []),
+        *(["*: in equilibrium of the present lr x wd"] if {"rad/step*", "norm*"} & set(columns) else []),
+        *([_LEGEND_OF_PARTNERS] if any((layer.how or "").startswith(_PARTNERS) for layer in layers) else []),
+    ]
+    return "; ".join(parts)

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.sample_worlds import World, bfloat16, edited, world
 
 from equilibria.diagnosis import diagnose
-from equilibria.diagnosis.self_checks import self_checks
+from equilibria.diagnosis.identities import check_identities
 from equilibria.theory import SGD, SGDW, AdamW
 from equilibria.theory.citations import cite
 
@@ -24,7 +24,7 @@ def plain() -> World:
 
 
 def checks(run: World, samples=None):
-    return self_checks(run.samples if samples is None else samples, metadata=run.metadata)
+    return check_identities(run.samples if samples is None else samples, metadata=run.metadata)
 
 
 def laws(run: World) -> list[str]:
@@ -122,5 +122,5 @@ def test_the_tolerance_knows_how_coarse_the_weights_are():
 
 def test_parameters_without_law_or_invariance_are_left_alone():
     run = world(PLAIN, 100)
-    assert self_checks(run.samples, metadata={}) == ()
+    assert check_identities(run.samples, metadata={}) == ()
     assert checks(run, edited(run.samples, cosine=np.full(len(run.samples), 0.1))) == ()

@@ -1,7 +1,8 @@
-"""Checks of the measurement itself: identities that hold for any gradients, so that a residual is a broken assumption.
+"""Checks of the measurement by identities that hold for any gradients.
 
-Both need a scale-invariant weight and consecutive samples, and neither needs equilibrium. Angles and norms balance
-under plain SGD; squared steps and norms balance under SGD with momentum while its settings are constant.
+A residual means that an assumption of the measurement is broken. Both identities need a scale-invariant weight and
+consecutive samples; neither needs equilibrium. Angles and norms balance under plain SGD; squared steps and norms
+balance under SGD with momentum while its settings are constant.
 """
 
 from __future__ import annotations
@@ -15,33 +16,33 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from equilibria.diagnosis.series import Array, Series, by_parameter, changes, steps_taken
-from equilibria.diagnosis.summary import is_invariant, rule_of
+from equilibria.diagnosis.metadata import entries_by_name, invariance_from_metadata, rule_from_metadata
+from equilibria.diagnosis.series import SETTINGS, Array, Series, by_parameter, setting_changes, steps_taken
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
 from equilibria.theory.angles import log_cos_balance
 from equilibria.theory.norms import window_identity
 from equilibria.theory.rules import SGD, SGDW, Rule
 from equilibria.theory.validity import ROUNDED_AWAY
 
-_LEAST_STEPS = 10  # over fewer, what float32 rounds off the two norms at the ends hides everything else
-_NORM_ROUNDING = 1e-6  # relative error of ||w||^2 at the two ends together, when it was summed up in float32
-_SLACK = 0.01  # an identity has no error of its own; angles and steps are measured to 1e-4
+_LEAST_STEPS = 10  # over fewer steps the rounding of the two norms at the ends hides everything else
+_NORM_ROUNDING = 1e-6  # relative error of ||w||^2 at the two ends together, if summed in float32
+_SLACK = 0.01  # an identity is exact, and angles and steps are measured to 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class SelfCheck:
+class IdentityCheck:
     """One identity over one stretch of consecutive samples of one parameter.
 
     Attributes:
         param: the parameter.
         law: the identity's name in `equilibria.theory`.
-        left: what was measured: sum of -ln cos(angle), or the mean squared step.
+        left: as measured: the sum of -ln cos(angle), or the mean squared step.
         right: the same from norms, lr and weight decay.
         relative_error: |left - right| / the larger of the two.
-        tolerance: the largest relative error that is explained: by measuring, by rounding, and by the part of the
-            gradient along the weight, as far as it was measured.
+        tolerance: the largest relative error that measuring, rounding and the measured part of the gradient along the
+            weight explain.
         steps: steps in the stretch.
-        first_step: where it begins.
+        first_step: the first of them.
     """
 
     param: str
@@ -55,37 +56,35 @@ class SelfCheck:
 
     @property
     def holds(self) -> bool:
-        """Whether the two sides agree as well as they were measured."""
+        """Whether the two sides agree within the tolerance."""
         return self.relative_error <= self.tolerance
 
 
-def self_checks(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple[SelfCheck, ...]:
-    """Every identity over every stretch of at least 10 consecutive steps with the settings it needs.
+def check_identities(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple[IdentityCheck, ...]:
+    """Check every identity over every stretch of at least 10 consecutive steps with the settings it needs.
 
     Args:
-        samples: the sample table, of a monitor or of a recorded run.
+        samples: the sample table of a monitor or of a recorded run.
         metadata: the metadata of the run.
 
     Returns:
         The checks, in the order of the parameters and of time.
     """
     series = steps_taken(by_parameter(samples, metadata=metadata))
-    entries = {entry["name"]: entry for entry in metadata.get("params", ())}
+    entries = entries_by_name(metadata)
     broken = _not_consecutive(series)
-    changed = broken | changes(series)
-    found = []
+    changed = broken | setting_changes(series)
+    checks: list[IdentityCheck] = []
     for position, name in enumerate(series.names):
         entry, rows = entries.get(name, {}), series.of(position)
-        here = slice(series.first[position], series.first[position + 1])
-        found += [
-            *_checks(_log_cos, name, entry, rows, broken[here]),
-            *_checks(_window, name, entry, rows, changed[here]),
-        ]
-    return tuple(found)
+        own = slice(series.first[position], series.first[position + 1])
+        checks += _checks(_log_cos, name, entry, rows, broken[own])
+        checks += _checks(_window, name, entry, rows, changed[own])
+    return tuple(checks)
 
 
 def _not_consecutive(series: Series) -> Array:
-    """Rows that do not continue the row before: another parameter, a gap, or weights changed in between."""
+    """Flag the rows that do not continue the row before: another parameter, a gap, or weights changed in between."""
     broken = series.columns["note"] == NOTES.index(CHANGED_OUTSIDE)
     broken[1:] |= np.diff(series.columns["step"]) != 1
     broken[series.first[:-1][series.counts > 0]] = True
@@ -96,21 +95,21 @@ Identity = Callable[[Rule, Mapping[str, Array]], tuple[str, float, float] | None
 
 
 def _checks(
-    identity: Identity, name: str, entry: Mapping[str, Any], rows: Mapping[str, Array], breaks: Array
-) -> Iterator[SelfCheck]:
+    identity: Identity, param: str, entry: Mapping[str, Any], rows: Mapping[str, Array], breaks: Array
+) -> Iterator[IdentityCheck]:
     for begin, end in pairwise([*np.flatnonzero(breaks).tolist(), len(breaks)]):
-        steps = end - begin - 1  # the last row only closes the stretch: its norm is the one after the step before
+        steps = end - begin - 1  # the last row only gives the norm after the step before
         if steps < _LEAST_STEPS:
             continue
         stretch = {column: values[begin:end] for column, values in rows.items()}
-        rule = rule_of(entry, {key: float(stretch[key][0]) for key in ("lr", "weight_decay", "momentum")})
+        rule = rule_from_metadata(entry, {name: float(stretch[name][0]) for name in SETTINGS})
         cosine = math.sqrt(float(np.mean(stretch["cosine"] ** 2)))
-        both = identity(rule, stretch) if rule and is_invariant(cosine, entry) else None
-        if both is not None:
-            law, left, right = both
+        sides = identity(rule, stretch) if rule and invariance_from_metadata(entry, cosine) else None
+        if sides is not None:
+            law, left, right = sides
             larger = max(abs(left), abs(right))
-            yield SelfCheck(
-                name,
+            yield IdentityCheck(
+                param,
                 law,
                 left,
                 right,
@@ -122,7 +121,7 @@ def _checks(
 
 
 def _tolerance(dtype: str, stretch: Mapping[str, Array], steps: int) -> float:
-    """What rounding adds to the squared angle of a stretch, at its two ends and at every step, and what <w, g> does."""
+    """What rounding (at the two ends and at every step) and <w, g> may add to the squared angle of a stretch."""
     turned = {name: values[:-1] for name, values in stretch.items()}
     turned_sq = float(np.sum((turned["update_norm"] / turned["norm"]) ** 2))
     radial = 2 * abs(float(np.sum(turned["lr"] * turned["cosine"] * turned["grad_norm"] / turned["norm"])))
@@ -131,7 +130,7 @@ def _tolerance(dtype: str, stretch: Mapping[str, Array], steps: int) -> float:
 
 
 def _log_cos(rule: Rule, stretch: Mapping[str, Array]) -> tuple[str, float, float] | None:
-    """Plain SGD, any schedule; its decay may be coupled or decoupled."""
+    """The balance of angles and norms: plain SGD with coupled or decoupled decay, any schedule."""
     plain = isinstance(rule, SGD | SGDW) and not np.any(stretch["momentum"] > 0)
     angles, lr, decay = (stretch[name][:-1] for name in ("angle", "lr", "weight_decay"))
     if not plain or not np.all(lr * decay < 1) or np.any(angles >= math.pi / 2):  # NaN is not below 1
@@ -141,7 +140,7 @@ def _log_cos(rule: Rule, stretch: Mapping[str, Array]) -> tuple[str, float, floa
 
 
 def _window(rule: Rule, stretch: Mapping[str, Array]) -> tuple[str, float, float] | None:
-    """SGD with momentum and constant settings; dampening only scales lr."""
+    """The balance of squared steps and norms: SGD with momentum and constant settings; dampening scales lr."""
     if not isinstance(rule, SGD) or rule.nesterov or rule.lr == 0 or np.any(np.isnan(stretch["update_norm"])):
         return None
     identity = window_identity(

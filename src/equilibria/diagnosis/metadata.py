@@ -1,0 +1,101 @@
+"""What the metadata of a run know about a parameter: its optimizer's rule, its settings, its invariance."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from equilibria.errors import EquilibriaError
+from equilibria.theory.rules import RULES, Rule
+
+INVARIANT = 0.2  # of a random direction's cosine with the gradient: a scale-invariant weight stays below it
+_RULES = {rule.__name__: rule for rule in RULES.values()}
+
+
+def entries_by_name(metadata: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The entry of every parameter in the metadata of a run."""
+    return {entry["name"]: entry for entry in metadata.get("params", ())}
+
+
+def rule_from_metadata(entry: Mapping[str, Any], settings: Mapping[str, float]) -> Rule | None:
+    """The rule of a parameter at the settings of one sample, None where there is no law.
+
+    Args:
+        entry: the parameter's entry in the metadata; its "rule" holds the kind and what the samples do not.
+        settings: lr, weight_decay and momentum (beta1 for Adam and Lion) of the sample.
+
+    Example:
+        >>> entry = {"rule": {"kind": "AdamW", "betas": [0.9, 0.95]}}
+        >>> rule_from_metadata(entry, {"lr": 1e-3, "weight_decay": 0.1, "momentum": 0.8})
+        AdamW(lr=0.001, weight_decay=0.1, betas=(0.8, 0.95))
+    """
+    recorded = dict(entry.get("rule") or {})
+    kind = _RULES.get(recorded.pop("kind", ""))
+    if kind is None:
+        return None
+    if math.isfinite(settings["momentum"]):
+        recorded["momentum"] = settings["momentum"]
+    if recorded.get("betas"):
+        recorded["betas"] = (recorded.get("momentum", recorded["betas"][0]), recorded["betas"][1])
+    fields = {field.name for field in dataclasses.fields(kind)} - {"lr", "weight_decay"}
+    options: dict[str, Any] = {name: value for name, value in recorded.items() if name in fields and value is not None}
+    try:
+        return kind(settings["lr"], settings["weight_decay"], **options)
+    except EquilibriaError:
+        return None  # these settings have no law
+
+
+def invariance_from_metadata(entry: Mapping[str, Any], rms_cosine: float) -> bool | None:
+    """Whether a weight is scale-invariant, None if unknown.
+
+    Args:
+        entry: the parameter's entry in the metadata; its "invariant" decides where `symmetries` labelled it.
+        rms_cosine: of weight and gradient. Without a label it must be far below that of a random direction.
+
+    Example:
+        >>> invariance_from_metadata({"entries": 10_000}, 1e-3), invariance_from_metadata({"entries": 10_000}, 0.01)
+        (True, False)
+    """
+    label: bool | None = entry.get("invariant")
+    entries = entry.get("entries", 0)
+    if label is not None or not (math.isfinite(rms_cosine) and entries):
+        return label
+    return bool(rms_cosine * math.sqrt(entries) < INVARIANT)
+
+
+def settings_text(entry: Mapping[str, Any], settings: Mapping[str, float], metadata: Mapping[str, Any]) -> str:
+    """The optimizer of a parameter with the settings of one sample, as code.
+
+    Example:
+        >>> settings = {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9}
+        >>> settings_text({}, settings, {"optimizers": [{"class": "SGD"}]})
+        'SGD(lr=0.1, wd=5e-4, momentum=0.9)'
+    """
+    rule = rule_from_metadata(entry, settings)
+    optimizers, position = metadata.get("optimizers", ()), entry.get("optimizer", 0)
+    kind = optimizers[position]["class"] if position < len(optimizers) else "optimizer"
+    words = [f"{name}={short(settings[key])}" for name, key in (("lr", "lr"), ("wd", "weight_decay"))]
+    betas = getattr(rule, "betas", None)
+    if betas:
+        words.append(f"betas=({', '.join(map(short, betas))})")
+    elif settings["momentum"] > 0:
+        words.append(f"momentum={short(settings['momentum'])}")
+    if getattr(rule, "nesterov", False):
+        words.append("nesterov=True")
+    return f"{kind}({', '.join(words)})"
+
+
+def short(value: float) -> str:
+    """A setting in its shortest spelling.
+
+    Example:
+        >>> short(0.1), short(0.0005), short(0.999), short(float("nan"))
+        ('0.1', '5e-4', '0.999', '?')
+    """
+    if not math.isfinite(value):
+        return "?"
+    digits, power = f"{value:.6e}".split("e")
+    scientific = f"{float(digits):g}e{int(power)}"
+    return min(f"{value:.7g}", scientific, key=len)

@@ -1,0 +1,197 @@
+"""The table of a run in the terminal: what it says, and what it leaves out where there is little room."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from equilibria.diagnosis.summary import LayerSummary
+from equilibria.findings import Finding
+from equilibria.views.run.terminal import run_table
+
+LAYER = LayerSummary(
+    name="layer3.5.conv2.weight",
+    samples=20,
+    last_step=99,
+    angle=0.0103456,
+    angle_predicted=0.0073,
+    angle_equilibrium=0.00725,
+    angle_vs_predicted=1.417,
+    angle_vs_equilibrium=1.43,
+    norm=1.23456,
+    norm_predicted=1.2,
+    norm_equilibrium=1.7,
+    norm_vs_predicted=1.03,
+    norm_vs_equilibrium=0.72,
+    cosine=1e-5,
+    invariant=True,
+    state="settling",
+    steps_to_settle=2099.2,
+    epochs_to_settle=5.37,
+    lr=0.1,
+    weight_decay=5e-4,
+    momentum=0.9,
+    settings="SGD(lr=0.1, wd=0.0005, momentum=0.9)",
+    no_law=None,
+    how_wrong=0.35,
+)
+OTHERS = {
+    "layer1.0.conv1.weight": {"state": "settled", "how_wrong": 0.01, "angle_vs_predicted": 1.01},
+    "layer1.0.conv2.weight": {"state": "disturbed", "how_wrong": 0.02, "epochs_to_settle": None, "angle": 7.25e-5},
+    "fc.weight": {
+        "invariant": False,
+        "state": "none",
+        "how_wrong": None,
+        "angle_predicted": None,
+        "angle_vs_predicted": None,
+        "norm_equilibrium": None,
+        "steps_to_settle": None,
+    },
+    "embed.weight": {"no_law": "no law for RMSprop", "state": "none", "how_wrong": None},
+    "free.weight": {"state": "none", "weight_decay": 0.0, "how_wrong": 0.0, "steps_to_settle": None},
+}
+LAYERS = [LAYER, *(dataclasses.replace(LAYER, name=name, **changes) for name, changes in OTHERS.items())]
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    """The lines of the table in a terminal of some width, from the headings on, and the findings if some are given."""
+
+    def lines(width, layers=LAYERS, findings=None):
+        monkeypatch.setenv("COLUMNS", str(width))
+        shown = run_table(layers, findings=findings or ()).splitlines()
+        if layers and findings is None:
+            shown = shown[: next(place for place, line in enumerate(shown) if line.startswith("- "))]
+        headings = next((place for place, line in enumerate(shown) if line.startswith("layer ")), 0)
+        return [line for line in shown[headings:] if line]
+
+    return lines
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_one_line_per_layer_that_fits(printed, width):
+    lines = printed(width)
+    assert max(map(len, lines)) <= width
+    names = [line.split()[0] for line in lines]
+    assert names[:7] == [
+        "layer",
+        "layer3.5.conv2",
+        "layer1.0.conv2",
+        "layer1.0.conv1",
+        "free",
+        *sorted(names[5:7], key=["fc", "embed"].index),
+    ]
+    assert len(lines) == 8 + (width >= 80)  # nothing was folded; below is a legend, where there is room
+    states = ["settling", "disturbed", "settled", "no decay", "not invariant", "no law"]
+    assert all(line.endswith(state) for line, state in zip(lines[1:7], states, strict=True))
+
+
+def test_the_numbers_at_80_columns(printed):
+    lines = printed(80)
+    assert lines[0].split() == ["layer", "rad/step", "predicted", "ratio", "norm", "norm*", "ep.", "left", "state"]
+    assert lines[1].split() == ["layer3.5.conv2", "0.0103", "0.0073", "1.42", "1.23", "1.7", "5.4", "settling"]
+    assert lines[2].split() == ["layer1.0.conv2", "7.25e-05", "0.0073", "1.42", "1.23", "1.7", "2,100", "disturbed"]
+    assert lines[3].split() == ["layer1.0.conv1", "0.0103", "0.0073", "1.01", "1.23", "1.7", "settled"]
+    assert lines[5].split() == ["fc", "0.0103", "1.23", "not", "invariant"]
+
+
+def test_names_that_are_no_weights_are_shown_in_full_and_long_ones_are_folded_not_cut(printed):
+    rows = [dataclasses.replace(LAYER, name=name) for name in ("conv.weight", "lstm.weight_hh_l0", "conv.weight[12]")]
+    assert [line.split()[0] for line in printed(80, rows)[1:4]] == [row.name for row in rows]
+    long = dataclasses.replace(LAYER, name="encoder.transformer.blocks.11.attention.output.dense.weight")
+    lines = printed(60, [long])
+    assert "".join(line.split()[0] for line in lines[1:-1]) == long.name.removesuffix(".weight")
+
+
+HOWS = {
+    "transformer.h.0.attn.c_attn.weight": "jointly with transformer.h.0.ln_1.weight, lm_head.weight and 6 more",
+    "transformer.h.0.mlp.c_fc.weight": "jointly with transformer.h.0.mlp.c_fc.bias and against lm_head.weight",
+    "transformer.h.0.mlp.c_proj.weight": "against transformer.h.0.mlp.c_fc.weight, transformer.h.0.mlp.c_fc.bias",
+    "transformer.h.0.attn.bias.weight": "no effect",
+    "lm_head.weight": "no",
+    "conv.weight": "rows",
+}
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_partners_are_counted_and_names_are_not_folded(printed, width):
+    """Columns are left out instead; the state does not contradict what is said beside it."""
+    free = {name: how for name, how in HOWS.items() if how != "rows"}
+    rows = [dataclasses.replace(LAYER, name=name, how=how, invariant=False) for name, how in free.items()]
+    lines = printed(width, [*rows, dataclasses.replace(LAYER, name="conv.weight", how="rows")])
+    assert max(map(len, lines)) <= width
+    shown = {line.split()[0]: " ".join(line.split()[-4:]) for line in lines[1:7]}
+    assert shown.keys() == {name.removesuffix(".weight") for name in HOWS}
+    assert shown["transformer.h.0.attn.c_attn"].endswith("not alone jointly (9)")
+    assert shown["transformer.h.0.mlp.c_fc"].endswith("not alone against (3)")
+    assert shown["transformer.h.0.mlp.c_proj"].endswith("not alone against (3)")
+    assert shown["transformer.h.0.attn.bias"].endswith("no effect no effect")
+    assert shown["lm_head"].endswith("not invariant no")
+    assert shown["conv"].endswith("settling rows")
+    assert "jointly (n): n may be scaled together" in " ".join(lines[7:])
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [(0.0, "1.7"), (0.2, "1"), (999.5, "1,000"), (9999, "9,999"), (12345, "12.3k"), (3.21e6, "3.21M"), (1e10, "10G")],
+)
+def test_long_times_are_short(printed, steps, text):
+    (line,) = printed(80, [dataclasses.replace(LAYER, steps_to_settle=steps, epochs_to_settle=None)])[1:2]
+    assert line.split()[-2] == text
+
+
+def test_findings_are_sentences_below(printed):
+    findings = [
+        Finding("warning", "conv [a]", "is [bold]not[/bold] right " * 5, "change [x] it", "law"),
+        Finding("note", "all", "is well", "", ""),
+    ]
+    lines = printed(60, findings=findings)
+    assert "! conv [a]: is [bold]not[/bold] right is [bold]not[/bold]" in lines
+    assert "  change [x] it" in lines
+    assert lines[-1] == "- all: is well"
+    assert max(map(len, lines)) <= 60
+
+
+def test_without_findings_a_sentence_says_what_that_means(printed):
+    settled = dataclasses.replace(LAYER, angle_vs_predicted=1.01, how_wrong=0.01, samples=50)
+    assert printed(80, [settled], findings=())[-1] == "- Nothing to change: Nothing about this run calls for a change."
+
+
+def test_columns_without_a_number_are_left_out_with_their_legend(printed):
+    nothing = ("angle_predicted", "angle_vs_predicted", "angle_equilibrium", "norm_equilibrium", "steps_to_settle")
+    bare = dataclasses.replace(LAYER, invariant=False, how_wrong=None, **dict.fromkeys((*nothing, "epochs_to_settle")))
+    lines = printed(100, [bare])
+    assert lines[0].split() == ["layer", "rad/step", "norm", "state"]
+    assert len(lines) == 3 and lines[2].startswith("root mean square of"), "no legend"
+
+
+def test_before_the_first_sample(printed):
+    said = " ".join(printed(80, []))
+    assert said.startswith(
+        "no samples yet: train a few steps first; or the watched optimizer is not the one that steps"
+    )
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\033[" not in run_table(LAYERS, findings=())
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    coloured = run_table(LAYERS, findings=())
+    assert "\033[1m" in coloured
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\033[" not in run_table(LAYERS, findings=())
+
+
+def test_rich_and_plotly_are_imported_only_to_show_something():
+    code = (
+        "import sys\n"
+        "import equilibria.views.run.card, equilibria.views.run.page, equilibria.views.run.sharpness\n"
+        "import equilibria.views.run.terminal\n"
+        "assert not {'rich', 'plotly'} & {name.split('.')[0] for name in sys.modules}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
