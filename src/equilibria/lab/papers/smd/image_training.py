@@ -119,7 +119,7 @@ def recipe(plan: Plan, loaded: ImageSet, *, seed: int) -> Recipe:
 
     def rescaling(scheduler: LRScheduler, model: nn.Module) -> LRScheduler:
         example = loaded.train_images[: plan.batch_size].to(device())
-        return RescaleOnDecay(scheduler, model, invariant=invariant(model), example=example)
+        return RescaleOnDecay(scheduler, model=model, invariant=invariant(model), example=example)
 
     return Recipe(
         model=lambda: make_network(plan.network, loaded),

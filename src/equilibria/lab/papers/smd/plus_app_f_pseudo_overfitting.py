@@ -149,7 +149,7 @@ def recipe(config: Config, rule: Rule, *, seed: int, images: ImageSet, steps: in
 
     def rescaling(scheduler: LRScheduler, model: nn.Module) -> LRScheduler:
         example = images.train_images[: config.batch_size].to(device())
-        return RescaleOnDecay(scheduler, model, invariant=_invariant(model), example=example)
+        return RescaleOnDecay(scheduler, model=model, invariant=_invariant(model), example=example)
 
     count, size = config.statistics
     plain = torch.split(images.train_images[: count * size], size)
