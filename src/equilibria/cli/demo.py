@@ -1,4 +1,4 @@
-"""`equilibria demo`: a minute of real training, measured against predicted."""
+"""`equilibria demo`: a minute of real training, measured and predicted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equilibria.cli._options import WHOLE, json_option
+from equilibria.cli._options import WHOLE, example, json_option
 from equilibria.cli._output import print_json
 from equilibria.views.terminal import paint, table, wrap
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from equilibria.lab.demo import DemoResult, Recipe, Turn
 
 
-@click.command("demo")
+@click.command("demo", epilog=example("demo --out equilibria-demo"))
 @click.option("--out", default="equilibria-demo", show_default=True, help="Folder for the runs and the reports.")
 @click.option(
-    "--seed", type=WHOLE, default=0, show_default=True, help="Of the first weights, the images and the noise."
+    "--seed", type=WHOLE, default=0, show_default=True, help="Random seed of initial weights, images and noise."
 )
 @json_option
 def command(*, out: str, seed: int, as_json: bool) -> None:
-    """Train a small network on real digits, watched, and compare every layer with the theory (about a minute)."""
+    """Train a small network on real digits, watch it, and compare every layer with the theory (about a minute)."""
     from equilibria.lab.demo import DemoError, Recipe, run_demo
 
     recipe = Recipe(seed=seed)
@@ -42,7 +42,7 @@ def command(*, out: str, seed: int, as_json: bool) -> None:
 
 @contextmanager
 def _bars(recipe: Recipe) -> Iterator[Callable[[str, int], None]]:
-    """A progress bar per training on stderr; nothing if that is not a terminal."""
+    """A progress bar per training run on stderr, if stderr is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -94,7 +94,7 @@ def _cell(turn: Turn) -> str:
 
 
 def _sentences(result: DemoResult) -> Iterator[tuple[bool, str]]:
-    """What the numbers show, each with whether it went as the theory says."""
+    """Sentences on the results, each with whether it agrees with the theory."""
     from equilibria.lab.demo.results import TOLERANCE
     from equilibria.theory.rescale import rescale_factors
 
