@@ -52,7 +52,7 @@ def test_the_list_explains_its_kinds_and_short_names(known):
     known["small-one"] = replace(known["small-one"], source="smd fig. 4; smd+ fig. 3", kind="networks", needs=lacking)
     listed, legend = (" ".join(part.split()) for part in run("--list").stdout.split("\n\n"))
     assert "small-one networks* smd" in listed and "small-two synthetic ours" in listed
-    assert "*: with images: CIFAR-10" in legend and "EQUILIBRIA_DATA=FOLDER" in legend
+    assert "*: needs images: CIFAR-10" in legend and "EQUILIBRIA_DATA=FOLDER" in legend
     assert "smd: Spherical Motion" in legend and "smd+: Spherical Motion" in legend and "nrq" not in legend
 
 
