@@ -112,7 +112,7 @@ def cost_of_a_change() -> tuple[float, float]:
     """Seconds of one rescaling, and of the search for the statistics at the first batch."""
 
     def control(run: Run) -> RescaleOnDecay:
-        return RescaleOnDecay(MultiStepLR(run.optimizer, [3, 6, 9], gamma=0.5), run.net, invariant=run.weights)
+        return RescaleOnDecay(MultiStepLR(run.optimizer, [3, 6, 9], gamma=0.5), model=run.net, invariant=run.weights)
 
     run = Run(control)
     first, *later = (seconds(lambda: run.net(run.images)) for _ in range(4))
@@ -127,8 +127,8 @@ def main() -> int:
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     controls = {
-        "folded weight decay": lambda run: FoldedWeightDecay(run.scheduler, run.net, invariant=run.weights),
-        "rescale, no change": lambda run: RescaleOnDecay(run.scheduler, run.net, invariant=run.weights),
+        "folded weight decay": lambda run: FoldedWeightDecay(run.scheduler, model=run.net, invariant=run.weights),
+        "rescale, no change": lambda run: RescaleOnDecay(run.scheduler, model=run.net, invariant=run.weights),
     }
     lines = [
         "# What the controllers cost",

@@ -84,7 +84,9 @@ def plain(kind: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 def rotational(kind: str, unit: str, limit: float | None = None) -> Entry:
     def build(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        return Rotational(plain(kind, params), [param for param in params if param.ndim > 1], granularity=unit)
+        return Rotational(
+            plain(kind, params), invariant=[param for param in params if param.ndim > 1], granularity=unit
+        )
 
     return Entry(kind, f"Rotational, {kind}", unit, build, limit)
 

@@ -59,7 +59,7 @@ def test_the_script_of_the_controllers_runs_and_so_does_each_of_the_other_lines(
     world["tracker"].close()
     assert world["sharp"].converged
     for line in lines.strip().splitlines():
-        groups = eq.split_decay(world["model"], weight_decay=5e-3, symmetries=world["sym"]).groups
+        groups = eq.split_decay(world["model"], weight_decay=5e-3, invariant=world["sym"]).groups
         optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
         drops = torch.optim.lr_scheduler.MultiStepLR(optimizer, [100])
         exec(line, {**vars(control), **world, "optimizer": optimizer, "drops": drops})

@@ -1,6 +1,6 @@
-"""The one exception people need to catch, the checks that raise it, and warnings that point at the caller's own line.
+"""The library's one exception, the argument checks that raise it, and warnings that point at the caller's own line.
 
-Every message shows what was received, what is allowed and, where it helps, what to do.
+Every message shows the value received, the values allowed and, where it helps, what to do.
 """
 
 from __future__ import annotations
@@ -10,20 +10,34 @@ import sys
 import warnings
 from collections.abc import Iterable
 from types import FrameType
+from typing import TypeVar
 
+_Word = TypeVar("_Word", bound=str)
 _NOT_THE_CALLER = ("equilibria", "torch", "contextlib")  # hooks run below torch, and with-statements below contextlib
 
 
 class EquilibriaError(ValueError):
-    """Bad input or an impossible request; the message says what was received and what is allowed."""
+    """Bad input or an impossible request; the message gives the value received and the values allowed.
+
+    Args:
+        message: the sentence for the user.
+        argument: name of the argument at fault, where the error is about a single one.
+
+    Attributes:
+        argument: that name, or None; kept when the error is pickled.
+    """
+
+    def __init__(self, message: str = "", *, argument: str | None = None) -> None:
+        super().__init__(message)
+        self.argument = argument
 
 
 class WatchWarning(UserWarning):
-    """Watching has stopped or lost something; training goes on."""
+    """Watching has stopped or lost data; training goes on."""
 
 
 def number(name: str, value: object) -> float:
-    """``value`` as a finite float, or an error that names it.
+    """Return ``value`` as a finite float, or raise an error that names the argument.
 
     Example:
         >>> number("lr", 1)
@@ -38,9 +52,9 @@ def number(name: str, value: object) -> float:
             raise TypeError
         result = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise EquilibriaError(f"got {name}={value!r}; expected a finite number") from None
+        raise EquilibriaError(f"got {name}={value!r}; expected a finite number", argument=name) from None
     if not math.isfinite(result):
-        raise EquilibriaError(f"got {name}={result}; expected a finite number")
+        raise EquilibriaError(f"got {name}={result}; expected a finite number", argument=name)
     return result
 
 
@@ -53,7 +67,7 @@ def within(
     above: float | None = None,
     below: float | None = None,
 ) -> float:
-    """``value`` as a finite float inside an interval: ``low``/``high`` closed, ``above``/``below`` open ends.
+    """Return ``value`` as a finite float inside an interval: ``low``/``high`` closed, ``above``/``below`` open ends.
 
     Example:
         >>> within("momentum", 1.2, low=0, below=1)
@@ -67,27 +81,25 @@ def within(
     if too_low or too_high:
         left = f"{low:g} <= " if low is not None else f"{above:g} < " if above is not None else ""
         right = f" <= {high:g}" if high is not None else f" < {below:g}" if below is not None else ""
-        raise EquilibriaError(f"got {name}={result:g}; expected {left}{name}{right}")
+        raise EquilibriaError(f"got {name}={result:g}; expected {left}{name}{right}", argument=name)
     return result
 
 
 def positive(name: str, value: object) -> float:
-    """``value`` as a finite float greater than zero."""
+    """Return ``value`` as a finite float greater than zero."""
     return within(name, value, above=0)
 
 
 def whole(name: str, value: object, *, low: int = 0) -> int:
-    """``value`` as an integer of at least ``low``; a float with a fraction is refused, not rounded, and so is True."""
-    if isinstance(value, bool):
-        raise EquilibriaError(f"got {name}={value}; expected a whole number")
-    result = within(name, value, low=low)
+    """Return ``value`` as an integer of at least ``low``; a fraction raises instead of being rounded, as does True."""
+    result = math.nan if isinstance(value, bool) else within(name, value, low=low)
     if not result.is_integer():
-        raise EquilibriaError(f"got {name}={value}; expected a whole number")
+        raise EquilibriaError(f"got {name}={value}; expected a whole number", argument=name)
     return int(result)
 
 
-def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
-    """``value`` if it is one of the allowed words.
+def one_of(name: str, value: _Word, allowed: Iterable[str]) -> _Word:
+    """Return ``value`` if it is one of the allowed words; its static type, such as a ``Literal``, is kept.
 
     Example:
         >>> one_of("optimizer", "sdg", ["sgd", "adamw"])
@@ -97,12 +109,12 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
     """
     words = list(allowed)
     if value not in words:
-        raise EquilibriaError(f"got {name}={value!r}; expected one of: {', '.join(words)}")
-    return str(value)
+        raise EquilibriaError(f"got {name}={value!r}; expected one of: {', '.join(words)}", argument=name)
+    return value
 
 
 def warn_caller(message: str, kind: type[Warning]) -> None:
-    """Warn at the line that led here: the nearest one outside of this library and of torch, which calls its hooks."""
+    """Warn at the user's own line: the nearest frame outside this library and torch, which calls its hooks."""
     frame: FrameType | None = sys._getframe(1)
     level = 2
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER:

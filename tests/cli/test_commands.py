@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -284,7 +285,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "fragments"), BAD)
-def test_bad_input_is_refused_with_what_was_received(line, fragments):
+def test_bad_input_raises_with_the_value(line, fragments):
     result = run(line)
     text = result.output + (str(result.exception) if isinstance(result.exception, EquilibriaError) else "")
     assert isinstance(result.exception, EquilibriaError | SystemExit), result.exception
@@ -335,14 +336,14 @@ def test_initial_weights_by_their_standard_deviation():
 
 @pytest.mark.parametrize("norm", ["1e-30", "1e-15", "1e-200", "1e200"])
 @pytest.mark.parametrize("rule", ["adamw --lr 1e-3 --wd 0.1 --dim 100", "sgd --lr 0.1 --wd 5e-4 --unit-grad-sq 1"])
-def test_an_absurd_initial_norm_is_planned_or_refused_in_one_line(norm, rule):
+def test_an_absurd_initial_norm_is_planned_or_raises_in_one_line(norm, rule):
     done = shell(f"plan --optimizer {rule} --steps 100 --init-norm {norm}")
     assert "Traceback" not in done.stderr and "Warning" not in done.stderr
     if done.returncode:
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--init-norm" in done.stderr
 
 
-def test_plan_imports_nothing_heavy_beside_numpy():
+def test_plan_imports_nothing_heavy_except_numpy():
     code = (
         "import sys; from equilibria.cli import app; "
         f"app({(f'plan {SGD_OPTIONS} --steps 100').split()!r}, standalone_mode=False); "
@@ -350,3 +351,20 @@ def test_plan_imports_nothing_heavy_beside_numpy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", app.list_commands(None))
+def test_the_help_of_every_command_ends_with_examples_that_parse(name):
+    text = run(f"{name} --help").output
+    examples = [line.strip() for line in text.split("\n  Example")[1].splitlines()[1:]]
+    assert examples and text.endswith(examples[-1] + "\n")
+    for line in examples:
+        program, typed, *words = shlex.split(line.split(" > ")[0])
+        assert (program, typed) == ("equilibria", name)
+        app.get_command(None, name).make_context(name, words)
+
+
+def test_an_error_about_an_argument_is_one_about_its_flag():
+    error = run(f"equilibrium {SGD_OPTIONS} --momentum 1.2").exception
+    assert isinstance(error, EquilibriaError)
+    assert (str(error), error.argument) == ("got --momentum=1.2; expected 0 <= --momentum < 1", "--momentum")

@@ -46,7 +46,7 @@ def run_json(recorded: Path, line: str) -> dict:
 
 def test_the_scenarios_that_were_typed_are_those_of_the_library(recorded):
     what_ifs = ("no drop=--milestones 22", "all=rescale wd x2", "cosine=schedule cosine lr 0.05")
-    typed = " ".join(f"--what-if '{each}'" for each in what_ifs)
+    typed = " ".join(f"--what-if '{text}'" for text in what_ifs)
     got = run_json(recorded, f"--schedule step --milestones 22,36 --epochs 50 {typed}")
     drops = MultiStep(0.1, milestones=[220, 360], factor=0.1)  # --lr is the largest recorded, epochs are those recorded
     want = what_if(
@@ -86,7 +86,7 @@ def test_the_back_test(recorded, tmp_path):
     got, want = run_json(recorded, "--from 200"), backtest(WALK, start=200)
     assert got["scores"]["forecast"]["angle"] == want.scores["forecast"].angle
     assert got["angle_coverage"] == want.angle_coverage
-    assert [each["layer"] for each in got["layers"]] == ["layer0", "layer1"]
+    assert [layer["layer"] for layer in got["layers"]] == ["layer0", "layer1"]
     result = run(recorded, f"--from 200 --html {tmp_path / 'test.html'}")
     assert "angle proportional to lr" in result.stdout and "layer1" in result.stdout
     assert (tmp_path / "test.html").exists()
@@ -110,12 +110,12 @@ def test_the_back_test(recorded, tmp_path):
         ("--from 10", "at least 20 are needed"),
         ("--from 299", "expected at least"),
         ("--steps 400 --wd 10:x2,x3", "or POSITION:THAT"),
-        ("--steps 400 --wd 500:x2", "expected a position inside of the run of 400 steps"),
+        ("--steps 400 --wd 500:x2", "expected a position within the run of 400 steps"),
         ("--from 200 --start 100", "got --start with --from"),
         ("--steps 400 --html /no/such/folder/page.html", "is not a folder"),
     ],
 )
-def test_bad_input_is_told_in_one_line(recorded, line, reason):
+def test_bad_input_gives_one_line(recorded, line, reason):
     result = run(recorded, line)
     assert result.exit_code != 0
     assert reason in str(result.exception) or reason in result.output

@@ -108,7 +108,7 @@ def test_every_cycle_of_a_cosine_uses_all_its_steps(steps, cycles):
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "fold"])
-def test_positions_that_would_have_to_be_changed_are_refused(line, fragments, command):
+def test_positions_that_would_have_to_be_changed_raise(line, fragments, command):
     message = refusal(line, command)
     for fragment in fragments:
         assert fragment in message

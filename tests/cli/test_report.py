@@ -107,7 +107,7 @@ def test_the_page_is_named_after_the_run(recorded, tmp_path):
     assert strict(report(recorded, "--html", page, "--json").output)["layers"]
 
 
-def test_a_run_without_samples_is_said_and_not_an_error(empty, tmp_path):
+def test_a_run_without_samples_is_reported_and_not_an_error(empty, tmp_path):
     result = report(empty, "--html", tmp_path / "out.html")
     assert result.exit_code == 0
     assert "Nothing was measured yet" in result.output

@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from equilibria.control._folded_weight_decay import ClippingWatch
+from equilibria.control._folded_weight_decay import ClippingCheck
 from equilibria.errors import EquilibriaError
 
 
 def looks(steps, gradient, *, tensors=3, limit=None, dtype=torch.float32):
     """Look at gradients drawn step by step, clipped to a norm if there is a limit; the step at which it was noticed."""
     weights = [nn.Parameter(torch.zeros(50, dtype=dtype)) for _ in range(tensors)]
-    optimizer, watch = torch.optim.SGD(weights, lr=0.1), ClippingWatch()
+    optimizer, check = torch.optim.SGD(weights, lr=0.1), ClippingCheck()
     for step in range(steps):
         for weight in weights:
             weight.grad = gradient(step)
         if limit is not None:
             nn.utils.clip_grad_norm_(weights, limit)
         try:
-            watch.look(optimizer)
+            check.check(optimizer)
         except EquilibriaError as error:
             assert "the same norm" in str(error)
             return step

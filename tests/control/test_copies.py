@@ -21,7 +21,7 @@ def pickled(tree):
 def folded_run():
     net = bn_net()
     optimizer = sgd(net)
-    return net, optimizer, FoldedWeightDecay(StepLR(optimizer, 10, gamma=0.5), net, invariant=invariant_of(net))
+    return net, optimizer, FoldedWeightDecay(StepLR(optimizer, 10, gamma=0.5), model=net, invariant=invariant_of(net))
 
 
 def go_on(run, steps):
@@ -34,16 +34,16 @@ def go_on(run, steps):
 
 @pytest.mark.filterwarnings("ignore:Seems like `optimizer.step.*overridden:UserWarning")  # torch: of any copy
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("at", [0, 15])
-def test_a_copy_of_a_folded_run_is_the_run_with_weight_decay(copied, at):
+@pytest.mark.parametrize("step", [0, 15])
+def test_a_copy_of_a_folded_run_is_the_run_with_weight_decay(copied, step):
     net = bn_net()
     plain = net, sgd(net)
     go_on((*plain, StepLR(plain[1], 10, gamma=0.5)), range(40))
-    original = go_on(folded_run(), range(at))
-    copies = go_on(copied(original), range(at, 40))
+    original = go_on(folded_run(), range(step))
+    copies = go_on(copied(original), range(step, 40))
     assert deviation(eval_logits(copies[0]), eval_logits(net)) < 1e-11
-    assert original[2].last_epoch == at
-    assert deviation(eval_logits(go_on(original, range(at, 40))[0]), eval_logits(net)) < 1e-11
+    assert original[2].last_epoch == step
+    assert deviation(eval_logits(go_on(original, range(step, 40))[0]), eval_logits(net)) < 1e-11
 
 
 def test_a_copy_of_an_unfolded_run_stays_unfolded():
@@ -61,7 +61,7 @@ def test_a_shallow_copy_would_act_on_the_same_optimizer(kind):
     scheduler = (
         AngularSchedule(optimizer, 0.01, invariant=invariant)
         if kind is AngularSchedule
-        else kind(StepLR(optimizer, 5), net, invariant=invariant)
+        else kind(StepLR(optimizer, 5), model=net, invariant=invariant)
     )
     with pytest.raises(EquilibriaError, match=f"copy.copy of {kind.__name__}; expected copy.deepcopy"):
         copy.copy(scheduler)

@@ -78,11 +78,14 @@ def test_it_settles_where_the_theory_says():
     rule = theory.Lion(0.01, 0.2)
     dim, replicas = 400, 16
     predicted = rule.equilibrium(dim=dim)
-    found = walk(lambda p: Lion(p, rule.lr, weight_decay=rule.weight_decay), 6000, norm=float(predicted.norm), dim=dim)
-    norm_sq, angle_sq = (found.norm_sq[2000:].mean(0), (found.angle[2000:] ** 2).mean(0))
-    for each, expected, finite in ((norm_sq, predicted.norm**2, 1.1 / dim), (angle_sq, predicted.angle**2, 1.4 / dim)):
-        error = each.std(ddof=1) / replicas**0.5 / expected
-        assert each.mean() / expected == pytest.approx(1.0, abs=4 * error + finite)
+    walked = walk(lambda p: Lion(p, rule.lr, weight_decay=rule.weight_decay), 6000, norm=float(predicted.norm), dim=dim)
+    norm_sq, angle_sq = (walked.norm_sq[2000:].mean(0), (walked.angle[2000:] ** 2).mean(0))
+    for squares, expected, finite in (
+        (norm_sq, predicted.norm**2, 1.1 / dim),
+        (angle_sq, predicted.angle**2, 1.4 / dim),
+    ):
+        error = squares.std(ddof=1) / replicas**0.5 / expected
+        assert squares.mean() / expected == pytest.approx(1.0, abs=4 * error + finite)
         assert 4 * error + finite < 0.02  # so that the test can fail
 
 
@@ -90,10 +93,10 @@ def test_it_settles_where_the_theory_says():
 def test_it_approaches_that_equilibrium_from_elsewhere():
     rule = theory.Lion(0.01, 0.5)
     predicted = rule.equilibrium(dim=300)
-    found = walk(
+    walked = walk(
         lambda p: Lion(p, rule.lr, weight_decay=rule.weight_decay), 2500, norm=3 * float(predicted.norm), dim=300
     )
-    assert found.mean_norm_sq(-500) / predicted.norm**2 == pytest.approx(1.0, abs=0.02)
+    assert walked.mean_norm_sq(-500) / predicted.norm**2 == pytest.approx(1.0, abs=0.02)
 
 
 def test_the_rule_is_that_of_the_group_as_it_is_now():
@@ -189,14 +192,14 @@ def test_the_gradient_is_left_as_it_was():
     assert torch.equal(weight.grad, noise(weight, 0))
 
 
-def test_a_sparse_gradient_is_refused_with_what_to_do():
+def test_a_sparse_gradient_raises_with_what_to_do():
     embedding = torch.nn.Embedding(4, 3, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(EquilibriaError, match=r"sparse gradient for a parameter of shape \(4, 3\).*sparse=False"):
         Lion(embedding.parameters(), 0.1).step()
 
 
-def test_a_complex_parameter_is_refused_with_what_to_do():
+def test_a_complex_parameter_raises_with_what_to_do():
     weight = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
     weight.grad = torch.ones_like(weight)
     with pytest.raises(EquilibriaError, match=r"complex parameter of shape \(2,\).*view_as_real"):
@@ -215,7 +218,7 @@ def test_a_complex_parameter_is_refused_with_what_to_do():
         ({"betas": 0.9}, "got betas=0.9"),
     ],
 )
-def test_bad_settings_are_refused_for_the_optimizer_and_for_a_group(settings, message):
+def test_bad_settings_raise_for_the_optimizer_and_for_a_group(settings, message):
     with pytest.raises(EquilibriaError, match=message):
         Lion([parameter(2)], **settings)
     optimizer = Lion([parameter(2)], 0.1)

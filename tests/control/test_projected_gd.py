@@ -76,7 +76,7 @@ def test_gwsi_running_freely_stays_with_gradient_descent_in_the_stable_regime():
 def test_gwsi_follows_a_schedule_of_the_learning_rate_as_gradient_descent_does():
     plain, sphere = start(2.0), start(2.0)
     optimizers = (torch.optim.SGD([plain], lr=0.2, weight_decay=0.05), ProjectedGD([sphere], 0.2, weight_decay=0.05))
-    schedules = [torch.optim.lr_scheduler.StepLR(each, 20, gamma=0.3) for each in optimizers]
+    schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 20, gamma=0.3) for optimizer in optimizers]
     for _ in range(100):
         for optimizer, w, schedule in zip(optimizers, (plain, sphere), schedules, strict=True):
             gradient_step(optimizer, w)
@@ -159,7 +159,7 @@ def test_quasi_rmsprop_imitates_gradient_descent_ever_better_as_lr_wd_shrinks():
     assert fine == pytest.approx(coarse / 10, rel=0.3)
 
 
-def test_a_zero_weight_and_a_sphere_with_a_missing_gradient_are_refused_before_anything_changes():
+def test_a_zero_weight_and_a_sphere_with_a_missing_gradient_raise_before_anything_changes():
     good, zero = start(), torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     optimizer = ProjectedGD([good, zero], 0.1)
     good.grad, zero.grad = torch.ones_like(good), torch.ones_like(zero)
@@ -203,7 +203,7 @@ def test_resuming_through_a_checkpoint_keeps_float32_runs_to_the_bit():
         ({"effective_lr": 0}, "got effective_lr=0"),
     ],
 )
-def test_bad_settings_are_refused_for_the_optimizer_and_for_a_group(settings, message):
+def test_bad_settings_raise_for_the_optimizer_and_for_a_group(settings, message):
     with pytest.raises(EquilibriaError, match=message):
         ProjectedGD([start()], **settings)
     optimizer = ProjectedGD([start()], 0.1)
@@ -212,7 +212,7 @@ def test_bad_settings_are_refused_for_the_optimizer_and_for_a_group(settings, me
     assert len(optimizer.param_groups) == 1
 
 
-def test_coarse_weights_are_refused_with_what_to_do():
+def test_coarse_weights_raise_with_what_to_do():
     coarse = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     with pytest.raises(EquilibriaError, match=r"torch.bfloat16; ProjectedGD needs float32 or float64.*autocast"):
         ProjectedGD([coarse], 0.1)

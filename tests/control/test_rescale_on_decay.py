@@ -54,7 +54,7 @@ def trained(kind, *, scheduler=lambda optimizer: StepLR(optimizer, 1, gamma=0.1)
     net = bn_net()
     params = invariant_of(net) if kind == "Muon" else net.parameters()
     optimizer = make(params, **settings)
-    control = RescaleOnDecay(scheduler(optimizer), net, invariant=invariant_of(net), **options)
+    control = RescaleOnDecay(scheduler(optimizer), model=net, invariant=invariant_of(net), **options)
     for step in range(steps):
         take_step(net, optimizer, step)
     return net, optimizer, control
@@ -130,7 +130,7 @@ def deviation_after_a_drop(kind, k, *, weights_only=False):
     def make(params):
         optimizer = WALKS[kind](params)
         drop = StepLR(optimizer, 1, gamma=1 / k)
-        schedulers.append(RescaleOnDecay(drop, Holder(params[0]), invariant=["weight"]))
+        schedulers.append(RescaleOnDecay(drop, model=Holder(params[0]), invariant=["weight"]))
         return settled_adam(optimizer, 1 / norm**2 / ENTRIES) if kind == "AdamW" else optimizer
 
     @torch.no_grad()
@@ -142,9 +142,9 @@ def deviation_after_a_drop(kind, k, *, weights_only=False):
             schedulers[0].step()
             optimizer.state[weight].update(state if weights_only else {})
 
-    found = walk(make, SETTLING + 20, norm=norm, replicas=REPLICAS, dim=ENTRIES, before_step=before_step)
+    walked = walk(make, SETTLING + 20, norm=norm, replicas=REPLICAS, dim=ENTRIES, before_step=before_step)
     wanted = replace(rule, lr=rule.lr / k).equilibrium().angle
-    return max(abs(found.rms_angle(t, t + 1) / wanted - 1) for t in range(SETTLING, SETTLING + 20))
+    return max(abs(walked.rms_angle(t, t + 1) / wanted - 1) for t in range(SETTLING, SETTLING + 20))
 
 
 @pytest.mark.parametrize("k", [2.0, 10.0, 0.1])
@@ -230,7 +230,7 @@ def test_before_the_first_step_there_is_no_state_to_rescale():
     optimizer = sgd(net)
     control = RescaleOnDecay(
         LambdaLR(optimizer, lambda t: (t + 1) / 2),
-        net,
+        model=net,
         invariant=invariant_of(net),
         example=torch.randn(8, 10).double(),
     )
@@ -260,7 +260,7 @@ def test_a_run_resumed_around_a_drop_continues_bit_for_bit():
 def test_a_norm_behind_a_layer_with_bias_and_groups_that_mix():
     net = bn_net(bias=True)
     optimizer = sgd(net)
-    control = RescaleOnDecay(StepLR(optimizer, 1, gamma=0.2), net, invariant=["0.weight", "6.weight"])
+    control = RescaleOnDecay(StepLR(optimizer, 1, gamma=0.2), model=net, invariant=["0.weight", "6.weight"])
     for step in range(10):
         take_step(net, optimizer, step)
     twin = copy.deepcopy(net)
@@ -272,8 +272,8 @@ def test_a_norm_behind_a_layer_with_bias_and_groups_that_mix():
 def test_two_controllers_may_wait_for_one_model():
     net = bn_net()
     optimizer = sgd(net)
-    inner = RescaleOnDecay(StepLR(optimizer, 2, gamma=0.1), net, invariant=["0.weight"])
-    outer = RescaleOnDecay(inner, net, invariant=["3.weight", "6.weight"])
+    inner = RescaleOnDecay(StepLR(optimizer, 2, gamma=0.1), model=net, invariant=["0.weight"])
+    outer = RescaleOnDecay(inner, model=net, invariant=["3.weight", "6.weight"])
     for step in range(2):
         take_step(net, optimizer, step)
         twin = copy.deepcopy(net)
@@ -294,7 +294,7 @@ def test_a_frozen_weight_stays():
 def test_a_network_without_running_statistics_needs_no_example():
     net = nn.Sequential(nn.Linear(10, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 5))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
-    control = RescaleOnDecay(StepLR(optimizer, 1), net, invariant=["0.weight"])
+    control = RescaleOnDecay(StepLR(optimizer, 1), model=net, invariant=["0.weight"])
     optimizer.step()
     control.step()
     assert control.last_factors["0.weight"] == pytest.approx(10**-0.25, rel=1e-3)
@@ -314,7 +314,7 @@ def assert_unchanged(change, *, net, optimizer, match):
     assert before[1] == [dict(g, params=None) for g in optimizer.param_groups]
 
 
-def test_state_of_unknown_meaning_is_refused_before_anything_is_changed():
+def test_state_of_unknown_meaning_raises_before_anything_is_changed():
     def schedule(optimizer):
         return WeightDecayScheduler(StepLR(optimizer, 1, gamma=0.1), hold="angle")
 
@@ -323,18 +323,18 @@ def test_state_of_unknown_meaning_is_refused_before_anything_is_changed():
     assert_unchanged(control.step, net=net, optimizer=optimizer, match="got optimizer state 'mystery' for '6.weight'")
 
 
-def test_a_learning_rate_without_an_equilibrium_is_refused_before_anything_is_changed():
+def test_a_learning_rate_without_an_equilibrium_raises_before_anything_is_changed():
     net, optimizer, control = trained("SGDM", scheduler=lambda o: StepLR(o, 1, gamma=1e9))
     assert_unchanged(control.step, net=net, optimizer=optimizer, match="got lr")
 
 
-def test_a_change_before_any_forward_pass_is_refused():
+def test_a_change_before_any_forward_pass_raises():
     net, optimizer, control = trained("SGDM", steps=0)
     optimizer.step()
     assert_unchanged(control.step, net=net, optimizer=optimizer, match="call the model itself")
 
 
-def test_an_optimizer_without_a_law_is_refused():
+def test_an_optimizer_without_a_law_raises():
     net = bn_net()
     for optimizer, message in (
         (torch.optim.RMSprop(net.parameters(), weight_decay=0.1), "no law for RMSprop"),
@@ -342,17 +342,17 @@ def test_an_optimizer_without_a_law_is_refused():
         (torch.optim.SGD(net.parameters(), lr=0.1), "weight_decay=0 in parameter group 0"),
     ):
         with pytest.raises(EquilibriaError, match=message):
-            RescaleOnDecay(optimizer, net, invariant=invariant_of(net))
+            RescaleOnDecay(optimizer, model=net, invariant=invariant_of(net))
 
 
 @pytest.mark.parametrize(
     ("invariant", "message"),
     [("0.weight", "symmetries"), ([], "names nothing"), (["nope"], "got invariant name 'nope'"), (None, "symmetries")],
 )
-def test_weights_that_are_not_there_are_refused_with_what_to_do(invariant, message):
+def test_weights_that_are_not_there_raise_with_what_to_do(invariant, message):
     net = bn_net()
     with pytest.raises(EquilibriaError, match=message):
-        RescaleOnDecay(sgd(net), net, invariant=invariant)
+        RescaleOnDecay(sgd(net), model=net, invariant=invariant)
 
 
 def test_the_learning_rate_stays_finite_through_the_whole_cosine():
@@ -364,11 +364,11 @@ def test_the_learning_rate_stays_finite_through_the_whole_cosine():
     assert all(math.isfinite(float(weight.detach().norm())) for weight in net.parameters())
 
 
-def test_a_weight_that_is_not_invariant_is_refused_before_anything_changes():
+def test_a_weight_that_is_not_invariant_raises_before_anything_changes():
     """The last layer: no norm follows it."""
     net = bn_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    RescaleOnDecay(StepLR(optimizer, 1, gamma=0.1), net, invariant=["0.weight", "9.weight"])
+    RescaleOnDecay(StepLR(optimizer, 1, gamma=0.1), model=net, invariant=["0.weight", "9.weight"])
     net[9].weight.grad = 2 * net[9].weight.detach()
     net[0].weight.grad = torch.zeros_like(net[0].weight)
     before = copy.deepcopy(net.state_dict())
@@ -378,10 +378,10 @@ def test_a_weight_that_is_not_invariant_is_refused_before_anything_changes():
 
 
 def test_large_steps_with_closures_are_no_false_alarm():
-    """The gradients held when such a step begins belong to the weights before the last one."""
+    """The gradients second_moment when such a step begins belong to the weights before the last one."""
     net = bn_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=5.0, weight_decay=5e-4)
-    control = RescaleOnDecay(StepLR(optimizer, 1, gamma=0.9), net, invariant=invariant_of(net))
+    control = RescaleOnDecay(StepLR(optimizer, 1, gamma=0.9), model=net, invariant=invariant_of(net))
     for step in range(5):
         take_step(net, optimizer, step, closure=True)
         control.step()
@@ -393,15 +393,15 @@ def test_inside_of_a_sequential_scheduler_it_says_to_wrap_that_one():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4)
     warm, drop = ConstantLR(optimizer, total_iters=2), StepLR(optimizer, 5)
     with pytest.raises(EquilibriaError, match="wrap the SequentialLR instead"):
-        SequentialLR(optimizer, [RescaleOnDecay(warm, net, invariant=invariant_of(net)), drop], [2])
-    RescaleOnDecay(SequentialLR(optimizer, [warm, drop], [2]), net, invariant=invariant_of(net))
+        SequentialLR(optimizer, [RescaleOnDecay(warm, model=net, invariant=invariant_of(net)), drop], [2])
+    RescaleOnDecay(SequentialLR(optimizer, [warm, drop], [2]), model=net, invariant=invariant_of(net))
 
 
-def test_swapped_arguments_are_refused_in_a_line():
+def test_swapped_arguments_raise_in_a_line():
     net = bn_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4)
     with pytest.raises(EquilibriaError, match="got scheduler=an object of type Sequential; expected") as refused:
-        RescaleOnDecay(net, optimizer, invariant=invariant_of(net))
+        RescaleOnDecay(net, model=optimizer, invariant=invariant_of(net))
     assert len(str(refused.value)) < 200
 
 
@@ -412,14 +412,14 @@ def test_a_cosine_to_zero_leaves_the_network_what_it_is():
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.1)
     inner = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400)
     inputs = torch.randn(64, 6)
-    scheduler = RescaleOnDecay(inner, net, invariant=[net[0].weight], example=inputs)
+    scheduler = RescaleOnDecay(inner, model=net, invariant=[net[0].weight], example=inputs)
     net(inputs).square().mean().backward()
     optimizer.step()
     for _ in range(50):
         net(inputs)  # the running statistics are those of these weights
     net.eval()
     before = net(inputs).detach()
-    with pytest.warns(RescaleWarning, match="is not made smaller by") as warned:
+    with pytest.warns(RescaleWarning, match="was not rescaled by") as warned:
         for _ in range(400):
             scheduler.step()
     assert len(warned) == 1
@@ -434,7 +434,7 @@ def test_small_factors_are_not_rounded_away_in_bfloat16():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
     inner = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.01 ** (1 / 1000))
     inputs = torch.randn(64, 64).bfloat16()
-    scheduler = RescaleOnDecay(inner, net, invariant=[net[0].weight], example=inputs)
+    scheduler = RescaleOnDecay(inner, model=net, invariant=[net[0].weight], example=inputs)
     net(inputs).square().mean().backward()
     optimizer.step()
     before, var = net[0].weight.detach().float().norm(), net[1].running_var.float().mean()
@@ -448,7 +448,7 @@ def test_small_factors_are_not_rounded_away_in_bfloat16():
 def test_a_step_that_fails_leaves_the_schedule_where_it_was():
     net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
-    scheduler = RescaleOnDecay(StepLR(optimizer, 1, 0.5), net, invariant=[net[0].weight])
+    scheduler = RescaleOnDecay(StepLR(optimizer, 1, 0.5), model=net, invariant=[net[0].weight])
     optimizer.step()
     with pytest.raises(EquilibriaError, match="got no forward pass"):
         scheduler.step()
@@ -479,7 +479,7 @@ def stepping(net: nn.Module, rates: list[float], *, optimizer: torch.optim.Optim
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
     inputs = torch.randn(32, 6).to(net[0].weight.dtype)
     drop = LambdaLR(optimizer, lambda t: rates[t])
-    scheduler = RescaleOnDecay(drop, net, invariant=[net[0].weight], example=inputs)
+    scheduler = RescaleOnDecay(drop, model=net, invariant=[net[0].weight], example=inputs)
     net(inputs).square().mean().backward()
     optimizer.step()
     return scheduler
@@ -511,7 +511,7 @@ def test_what_is_owed_survives_a_checkpoint():
 
 
 @pytest.mark.parametrize(("over_eps", "is_applied"), [(4.4e3, True), (3.6e3, False)])
-@pytest.mark.filterwarnings("ignore:.*is not made smaller:equilibria.control._rescale_on_decay.RescaleWarning")
+@pytest.mark.filterwarnings("ignore:.*was not rescaled:equilibria.control._rescale_on_decay.RescaleWarning")
 def test_a_variance_stays_a_thousand_times_its_eps(over_eps, is_applied):
     """lr / 16 halves the norm, which leaves a quarter of the variance."""
     net = small_net()
@@ -533,8 +533,8 @@ def test_adam_with_l2_is_rescaled_by_its_own_gradients():
     net = small_net(dtype=torch.float64, eps=1e-30)
     weight, settings = net[0].weight, {"lr": 0.1, "weight_decay": 0.5}
     scheduler = stepping(net, [1.0, 0.1], optimizer=torch.optim.Adam(net.parameters(), **settings))
-    held = scheduler.optimizer.state[weight]["exp_avg_sq"]
-    held.fill_(1e-9)
+    second_moment = scheduler.optimizer.state[weight]["exp_avg_sq"]
+    second_moment.fill_(1e-9)
     unit_grad_sq = 48e-9 / (1 - 0.999) * float(weight.detach().square().sum())
     rules = [theory.AdamL2(lr, 0.5) for lr in (0.1, 0.01)]
     norms = [rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=48).norm for rule in rules]
@@ -555,7 +555,7 @@ def test_a_step_that_fails_gives_back_the_momentum_that_the_schedule_moved(kind)
     net, (make, settings, _) = small_net(), OPTIMIZERS[kind]
     optimizer = make(net.parameters(), **settings)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
-    scheduler = RescaleOnDecay(cycle, net, invariant=[net[0].weight])
+    scheduler = RescaleOnDecay(cycle, model=net, invariant=[net[0].weight])
     optimizer.step()
     assert_unchanged(scheduler.step, net=net, optimizer=optimizer, match="got no forward pass")
 
@@ -574,7 +574,7 @@ def test_a_schedule_that_holds_what_cannot_be_copied_is_stepped():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
 
-@pytest.mark.filterwarnings("error:.*is not made smaller:equilibria.control._rescale_on_decay.RescaleWarning")
+@pytest.mark.filterwarnings("error:.*was not rescaled:equilibria.control._rescale_on_decay.RescaleWarning")
 def test_a_warning_that_is_an_error_leaves_everything_as_it_was():
     scheduler = stepping(small_net(), [0.1, 1e-9])
     before = copy.deepcopy([scheduler.state_dict(), scheduler.optimizer.state_dict()])

@@ -15,7 +15,7 @@ from torch import nn
 
 from equilibria import theory
 from equilibria.control import SGDW, Lion, Rotational, ScalarRMSprop
-from equilibria.control._radial import InvarianceWatch
+from equilibria.control._invariance_check import InvarianceCheck
 from equilibria.errors import EquilibriaError
 from equilibria.lab.data import Batches, load_digits
 from equilibria.lab.nets import BasicBlockResNet
@@ -77,7 +77,7 @@ def test_every_step_turns_by_the_equilibrium_angle_and_keeps_the_norm(kind, gran
     """Storing a float32 weight of d entries alone costs 3e-8 / (angle sqrt(d)) of the angle: 3e-7 here."""
     weight = tensor(6, 11, 3, 3, dtype=dtype)
     make, rule = PLAIN[kind]
-    optimizer = Rotational(make([weight]), [weight], granularity=granularity)
+    optimizer = Rotational(make([weight]), invariant=[weight], granularity=granularity)
     axis, angle = (None if granularity == "tensor" else 0), rule.equilibrium().angle
     start = weight.detach().clone()
     for step in range(30):
@@ -101,7 +101,7 @@ def test_in_float32_the_angle_is_off_by_no_more_than_rounding_the_weights_leaves
     rows = 400
     weight = tensor(rows, entries, dtype=torch.float32)
     before, update = weight.detach().clone(), noise(weight, 0)
-    optimizer = Rotational(torch.optim.SGD([weight], lr=lr, weight_decay=5e-3), [weight], granularity="row")
+    optimizer = Rotational(torch.optim.SGD([weight], lr=lr, weight_decay=5e-3), invariant=[weight], granularity="row")
     angle = theory.SGD(lr, 5e-3).equilibrium().angle
     weight.grad = update
     optimizer.step()
@@ -109,9 +109,9 @@ def test_in_float32_the_angle_is_off_by_no_more_than_rounding_the_weights_leaves
     tangent = u - w * ((u * w).sum(1, keepdim=True) / (w * w).sum(1, keepdim=True))
     lengths = [x.norm(dim=1, keepdim=True) for x in (w, tangent)]
     exact = w * math.cos(angle) - tangent * (math.sin(angle) * lengths[0] / lengths[1])
-    found, least = ((unit_angles(before, x, 0) / angle - 1).square().mean().sqrt() for x in (weight, exact.float()))
+    error, least = ((unit_angles(before, x, 0) / angle - 1).square().mean().sqrt() for x in (weight, exact.float()))
     assert least == pytest.approx(2.5e-8 / (angle * entries**0.5), rel=0.2)
-    assert found < math.hypot(2**0.5 * least, 3.4e-8) * (1 + 4 / (2 * rows) ** 0.5)
+    assert error < math.hypot(2**0.5 * least, 3.4e-8) * (1 + 4 / (2 * rows) ** 0.5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +120,10 @@ def test_the_direction_is_that_of_the_plain_optimizer_without_decay(kind, maximi
     """The plain optimizer is fed the same gradients and moved along; what it adds, made tangent, is the direction."""
     weight, twin = tensor(4, 5), tensor(4, 5)
     make, rule = PLAIN[kind]
-    optimizer, plain = Rotational(make([weight], maximize=maximize), [weight]), make([twin], maximize=maximize)
+    optimizer, plain = (
+        Rotational(make([weight], maximize=maximize), invariant=[weight]),
+        make([twin], maximize=maximize),
+    )
     plain.param_groups[0].update(weight_decay=0.0)
     angle = rule.equilibrium().angle
     for step in range(25):
@@ -140,12 +143,12 @@ def test_the_direction_is_that_of_the_plain_optimizer_without_decay(kind, maximi
 def test_all_other_parameters_are_stepped_by_the_plain_optimizer_to_the_bit(kind):
     make, _ = PLAIN[kind]
     weight, other, twin = tensor(4, 5), tensor(7, seed=1), tensor(7, seed=1)
-    optimizer, plain = Rotational(make([weight, other]), [weight]), make([twin])
+    optimizer, plain = Rotational(make([weight, other]), invariant=[weight]), make([twin])
     drive(optimizer, 0, 20)
     drive(plain, 0, 20)
     assert torch.equal(other, twin)
-    held = {key: value for key, value in optimizer.state[weight].items() if key != "radius"}
-    assert set(held) == set(plain.state[twin])  # under torch's names
+    state = {key: value for key, value in optimizer.state[weight].items() if key != "radius"}
+    assert set(state) == set(plain.state[twin])  # under torch's names
 
 
 @given(scale=st.floats(1e-3, 1e3), step_scale=st.floats(1e-6, 1e6))
@@ -153,7 +156,7 @@ def test_neither_the_scale_of_the_weight_nor_that_of_the_gradient_matters(scale,
     ends = []
     for size, factor in ((1.0, 1.0), (scale, step_scale)):
         weight = nn.Parameter(tensor(3, 5).detach() * size)
-        optimizer = Rotational(torch.optim.SGD([weight], lr=0.1, weight_decay=0.1, momentum=0.9), [weight])
+        optimizer = Rotational(torch.optim.SGD([weight], lr=0.1, weight_decay=0.1, momentum=0.9), invariant=[weight])
         for step in range(5):
             weight.grad = noise(weight, step) * factor
             optimizer.step()
@@ -165,9 +168,9 @@ def test_neither_the_scale_of_the_weight_nor_that_of_the_gradient_matters(scale,
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
 def test_an_update_that_is_almost_radial_still_turns_by_the_angle(parallel, granularity, monkeypatch):
     """What is tangent is a small difference, of which float32 would lose 1e-7 parallel^2."""
-    monkeypatch.setattr(InvarianceWatch, "look", lambda *_: None)  # later in training momentum may do that
+    monkeypatch.setattr(InvarianceCheck, "check", lambda *_: None)  # later in training momentum may do that
     weight = tensor(4, 50, dtype=torch.float32)
-    optimizer = Rotational(PLAIN["sgd"][0]([weight]), [weight], granularity=granularity)
+    optimizer = Rotational(PLAIN["sgd"][0]([weight]), invariant=[weight], granularity=granularity)
     before = weight.detach().clone()
     weight.grad = noise(weight, 0) + parallel * before
     optimizer.step()
@@ -178,7 +181,7 @@ def test_an_update_that_is_almost_radial_still_turns_by_the_angle(parallel, gran
 def test_units_without_a_tangent_update_stay_where_they_are():
     weight = tensor(3, 4)
     start = weight.detach().clone()
-    optimizer = Rotational(PLAIN["sgd"][0]([weight]), [weight], granularity="row")
+    optimizer = Rotational(PLAIN["sgd"][0]([weight]), invariant=[weight], granularity="row")
     weight.grad = torch.stack([torch.zeros(4, dtype=torch.float64), start[1], noise(start[2], 0)])
     optimizer.step()
     assert torch.equal(weight[:2], start[:2])
@@ -187,7 +190,9 @@ def test_units_without_a_tangent_update_stay_where_they_are():
 
 def test_transposed_convolutions_have_their_rows_along_axis_1():
     net = nn.Sequential(nn.ConvTranspose2d(3, 5, 2, bias=False), nn.BatchNorm2d(5)).double()
-    optimizer = Rotational(PLAIN["heavy ball"][0](net.parameters()), ["0.weight"], model=net, granularity="row")
+    optimizer = Rotational(
+        PLAIN["heavy ball"][0](net.parameters()), invariant=["0.weight"], model=net, granularity="row"
+    )
     before = net[0].weight.detach().clone()
     drive(optimizer, 0, 1)
     angle = PLAIN["heavy ball"][1].equilibrium().angle
@@ -208,7 +213,7 @@ def test_memory_layout_does_not_matter(kind, granularity, layout):
     ends = []
     for arrange in (lambda x: x, laid_out):
         weight = nn.Parameter(arrange(tensor(4, 3, 2, 2).detach()))
-        optimizer = Rotational(PLAIN[kind][0]([weight]), [weight], granularity=granularity)
+        optimizer = Rotational(PLAIN[kind][0]([weight]), invariant=[weight], granularity=granularity)
         for step in range(5):
             weight.grad = arrange(noise(weight, step)) if step % 2 else noise(weight, step)
             optimizer.step()
@@ -221,7 +226,7 @@ def test_memory_layout_does_not_matter(kind, granularity, layout):
 def test_centred_weights_stay_centred_and_turn_by_the_angle(kind, granularity):
     weight = nn.Parameter(tensor(6, 40).detach() + 0.5)
     make, rule = PLAIN[kind]
-    optimizer = Rotational(make([weight]), [weight], granularity=granularity, centred=True)
+    optimizer = Rotational(make([weight]), invariant=[weight], granularity=granularity, centred=True)
     axis = None if granularity == "tensor" else 0
     for step in range(20):
         before = weight.detach().clone()
@@ -233,7 +238,7 @@ def test_centred_weights_stay_centred_and_turn_by_the_angle(kind, granularity):
 
 def test_a_schedule_moves_the_angle_at_once():
     weight = tensor(5, 5)
-    optimizer = Rotational(PLAIN["heavy ball"][0]([weight]), [weight])
+    optimizer = Rotational(PLAIN["heavy ball"][0]([weight]), invariant=[weight])
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.25)
     for lr in (0.1, 0.025, 0.00625):
         before = weight.detach().clone()
@@ -246,7 +251,7 @@ def test_a_schedule_moves_the_angle_at_once():
 
 def test_at_learning_rate_zero_nothing_turns_but_the_momentum_gathers():
     weight = tensor(5, 5)
-    optimizer = Rotational(PLAIN["heavy ball"][0]([weight]), [weight])
+    optimizer = Rotational(PLAIN["heavy ball"][0]([weight]), invariant=[weight])
     optimizer.param_groups[0]["lr"] = 0.0
     start = weight.detach().clone()
     drive(optimizer, 0, 2)
@@ -254,23 +259,23 @@ def test_at_learning_rate_zero_nothing_turns_but_the_momentum_gathers():
     assert optimizer.state[weight]["momentum_buffer"].norm() > 0
 
 
-def test_settings_that_lose_their_equilibrium_are_refused_before_anything_changes():
+def test_settings_that_lose_their_equilibrium_raise_before_anything_changes():
     weight, other = tensor(5, 5), tensor(3)
-    optimizer = Rotational(PLAIN["adamw"][0]([weight, other]), [weight])
+    optimizer = Rotational(PLAIN["adamw"][0]([weight, other]), invariant=[weight])
     drive(optimizer, 0, 3)
-    held = copy.deepcopy((weight.detach(), other.detach(), optimizer.state_dict()["state"]))
+    before = copy.deepcopy((weight.detach(), other.detach(), optimizer.state_dict()["state"]))
     optimizer.param_groups[0]["weight_decay"] = 0.0
     with pytest.raises(EquilibriaError, match="got weight_decay=0; expected weight_decay > 0"):
         optimizer.step()
-    assert torch.equal(weight, held[0])
-    assert torch.equal(other, held[1])
-    assert all(torch.equal(v, held[2][0][k]) for k, v in optimizer.state_dict()["state"][0].items())
+    assert torch.equal(weight, before[0])
+    assert torch.equal(other, before[1])
+    assert all(torch.equal(v, before[2][0][k]) for k, v in optimizer.state_dict()["state"][0].items())
 
 
 def test_groups_and_state_stay_shared_with_the_plain_optimizer():
     weight, other = tensor(5, 5), tensor(3)
     plain = PLAIN["adamw"][0]([weight])
-    optimizer = Rotational(plain, [weight])
+    optimizer = Rotational(plain, invariant=[weight])
     optimizer.add_param_group({"params": [other], "lr": 0.5})
     assert [group["lr"] for group in plain.param_groups] == [1e-3, 0.5]
     drive(optimizer, 0, 3)
@@ -285,7 +290,7 @@ def test_a_checkpoint_of_a_plain_run_is_taken_over():
     weight, twin = tensor(5, 5), tensor(5, 5)
     plain = PLAIN["adamw"][0]([twin])
     drive(plain, 0, 5)
-    optimizer = Rotational(PLAIN["adamw"][0]([weight]), [weight])
+    optimizer = Rotational(PLAIN["adamw"][0]([weight]), invariant=[weight])
     optimizer.load_state_dict(plain.state_dict())
     drive(optimizer, 5, 6)
     drive(plain, 5, 6)
@@ -293,11 +298,11 @@ def test_a_checkpoint_of_a_plain_run_is_taken_over():
     assert optimizer.state[weight]["step"] == 6
 
 
-def test_a_checkpoint_of_another_granularity_is_refused():
+def test_a_checkpoint_of_another_granularity_raises():
     weight = tensor(5, 5)
-    rows = Rotational(PLAIN["sgd"][0]([weight]), [weight], granularity="row")
+    rows = Rotational(PLAIN["sgd"][0]([weight]), invariant=[weight], granularity="row")
     drive(rows, 0, 1)
-    whole = Rotational(PLAIN["sgd"][0]([weight]), [weight])
+    whole = Rotational(PLAIN["sgd"][0]([weight]), invariant=[weight])
     whole.load_state_dict(rows.state_dict())
     with pytest.raises(EquilibriaError, match=r"got a checkpoint with 5 norms .* expected 1: .* than 'tensor'"):
         drive(whole, 1, 2)
@@ -306,7 +311,7 @@ def test_a_checkpoint_of_another_granularity_is_refused():
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_is_an_optimizer_of_its_own(clone):
     weight = tensor(5, 5)
-    optimizer = Rotational(PLAIN["adamw"][0]([weight]), [weight], granularity="row")
+    optimizer = Rotational(PLAIN["adamw"][0]([weight]), invariant=[weight], granularity="row")
     drive(optimizer, 0, 3)
     other = clone(optimizer)
     twin = other.param_groups[0]["params"][0]
@@ -316,9 +321,9 @@ def test_a_copy_is_an_optimizer_of_its_own(clone):
     assert torch.equal(twin, weight)
 
 
-def test_a_monitor_is_told_that_nothing_settles_here():
+def test_a_monitor_reports_that_nothing_settles_here():
     weight, other = tensor(5, 5), tensor(3)
-    optimizer = Rotational(torch.optim.AdamW([{"params": [weight]}, {"params": [other]}], lr=1e-3), [weight])
+    optimizer = Rotational(torch.optim.AdamW([{"params": [weight]}, {"params": [other]}], lr=1e-3), invariant=[weight])
     first, second = (rule_of_group(optimizer, group) for group in optimizer.param_groups)
     assert first.rule is None
     assert "keep their norm and turn by 0.00103 rad per step" in first.reason
@@ -330,7 +335,7 @@ def test_on_a_real_network_every_layer_turns_by_the_angle_and_it_learns():
     net, digits = BasicBlockResNet(8, (1, 1)), load_digits()
     invariant = [f"{name}.conv.weight" for name, _ in net.normalised()]
     plain = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-3, momentum=0.9)
-    optimizer = Rotational(plain, invariant, model=net, granularity="row")
+    optimizer = Rotational(plain, invariant=invariant, model=net, granularity="row")
     angle, weights = optimizer.angle_of(optimizer.param_groups[0]), list(optimizer.axes)
     losses = []
     for step, (images, labels) in enumerate(Batches(digits.train_images, digits.train_labels, batch_size=64)):
@@ -371,19 +376,19 @@ def no_law(p):
         (lambda p: torch.optim.SGD(p, lr=0.1), {}, "got weight_decay=0; expected weight_decay > 0"),
         (PLAIN["sgd"][0], {"granularity": "filter"}, "got granularity='filter'; expected one of: tensor, row"),
         (PLAIN["sgd"][0], {"granularity": "row", "which": 1}, r"granularity='row' for group0.1 of shape \(4,\)"),
-        (PLAIN["sgd"][0], {"which": 2}, "got group0.2 of norm 0; expected a finite one"),
+        (PLAIN["sgd"][0], {"which": 2}, "got group0.2 of norm 0; expected a finite norm above 0"),
         (PLAIN["sgd"][0], {"which": 2, "granularity": "row"}, "got group0.2, row 0 of norm 0"),
         (PLAIN["sgd"][0], {"which": 3, "centred": True}, "of norm 0 without its mean"),
         (PLAIN["sgd"][0], {"which": 4}, "got a parameter of torch.bfloat16; Rotational needs float32"),
     ],
 )
-def test_what_cannot_be_rotational_is_refused_with_what_to_do(make, settings, message):
+def test_what_cannot_be_rotational_raises_with_what_to_do(make, settings, message):
     coarse = nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))
     params = [tensor(3, 4), tensor(4), nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.ones(2, 2)), coarse]
     which = settings.pop("which", 0)
     before = params[3].detach().clone()
     with pytest.raises(EquilibriaError, match=message):
-        Rotational(make(params), [params[which]], **settings)
+        Rotational(make(params), invariant=[params[which]], **settings)
     assert torch.equal(params[3], before)
 
 
@@ -393,7 +398,7 @@ def group_norm_step(granularity, invariant):
         nn.Conv2d(3, 8, 3, bias=False), nn.GroupNorm(1, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3)
     )
     plain = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4)
-    optimizer = Rotational(plain, invariant, model=net, granularity=granularity)
+    optimizer = Rotational(plain, invariant=invariant, model=net, granularity=granularity)
     images, labels = torch.randn(16, 3, 6, 6), torch.randint(3, (16,))
     for _ in range(20):
         optimizer.zero_grad()
@@ -406,26 +411,26 @@ def group_norm_step(granularity, invariant):
             raise
 
 
-def test_rows_that_are_invariant_only_together_are_refused():
+def test_rows_that_are_invariant_only_together_raise():
     group_norm_step("tensor", ["0.weight"])
     measured = SimpleNamespace(alone=["0.weight"], rows={"0.weight": SimpleNamespace(block=4, rows=8)})
     with pytest.raises(EquilibriaError, match=r"groups of 4 of its 8 rows.*granularity='tensor'"):
         group_norm_step("row", measured)
 
 
-def test_a_weight_that_is_not_invariant_is_refused_before_anything_changes():
+def test_a_weight_that_is_not_invariant_raises_before_anything_changes():
     with pytest.raises(EquilibriaError, match=r"got 4\.weight, whose gradient.*invariant=sym"):
         group_norm_step("tensor", ["0.weight", "4.weight"])
 
 
 @pytest.mark.parametrize("norm", [lambda: nn.GroupNorm(2, 16), lambda: nn.BatchNorm2d(16)])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_rows_that_are_invariant_only_together_are_refused_though_names_do_not_say(norm, noisy):
+def test_rows_that_are_invariant_only_together_raise_though_names_do_not_say(norm, noisy):
     """Their radial gradients cancel within groups; noise on gradients, as for privacy, does not."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), norm(), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 16, 3))
     plain = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=5e-4)
-    optimizer = Rotational(plain, ["0.weight"], model=net, granularity="row")
+    optimizer = Rotational(plain, invariant=["0.weight"], model=net, granularity="row")
 
     def train() -> None:
         for _ in range(25):
@@ -438,5 +443,5 @@ def test_rows_that_are_invariant_only_together_are_refused_though_names_do_not_s
     if noisy or isinstance(net[1], nn.BatchNorm2d):
         train()
         return
-    with pytest.raises(EquilibriaError, match="granularity='tensor' is the one to use where only groups of rows are"):
+    with pytest.raises(EquilibriaError, match="use granularity='tensor' where only groups of rows are"):
         train()

@@ -103,7 +103,7 @@ def test_a_gradient_of_zeros_changes_nothing_but_the_moment():
         ({"second_moment": 0.0}, "got second_moment=0; expected 0 < second_moment"),
     ],
 )
-def test_bad_settings_are_refused_for_the_optimizer_and_for_a_group(settings, message):
+def test_bad_settings_raise_for_the_optimizer_and_for_a_group(settings, message):
     weight = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(EquilibriaError, match=message):
         ScalarRMSprop([weight], **settings)

@@ -71,9 +71,12 @@ def test_it_settles_where_the_theory_says():
     rule = theory.SGDW(0.1, 0.02, momentum=0.5)
     predicted, replicas = rule.equilibrium(unit_grad_sq=1.0), 16
     make = lambda p: SGDW(p, rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)  # noqa: E731
-    found = walk(make, 3000, norm=float(predicted.norm), replicas=replicas, dim=200)
-    for each, expected in ((found.norm_sq[1000:], predicted.norm**2), (found.angle[1000:] ** 2, predicted.angle**2)):
-        per_replica = each.mean(0) / expected
+    walked = walk(make, 3000, norm=float(predicted.norm), replicas=replicas, dim=200)
+    for squares, expected in (
+        (walked.norm_sq[1000:], predicted.norm**2),
+        (walked.angle[1000:] ** 2, predicted.angle**2),
+    ):
+        per_replica = squares.mean(0) / expected
         error = per_replica.std(ddof=1) / replicas**0.5
         # mean field: the angle of one step scatters, by 1/d of its square
         finite = 1 / 200
@@ -103,7 +106,7 @@ def test_a_monitor_finds_its_law():
         ({"momentum": 1.0}, "got momentum=1; expected 0 <= momentum < 1"),
     ],
 )
-def test_bad_settings_are_refused_for_the_optimizer_and_for_a_group(settings, message):
+def test_bad_settings_raise_for_the_optimizer_and_for_a_group(settings, message):
     with pytest.raises(EquilibriaError, match=message):
         SGDW([parameter(2)], **settings)
     optimizer = SGDW([parameter(2)], 0.1)

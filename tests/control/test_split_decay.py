@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equilibria.control import FoldedWeightDecay
-from equilibria.control._split_decay import split_decay
+from equilibria.control import FoldedWeightDecay, regroup, split_decay
 from equilibria.errors import EquilibriaError
 from equilibria.lab.nets import BasicBlockResNet
 from equilibria.objectives._objective import objective
@@ -24,7 +23,7 @@ def measured(net: nn.Module, *shape: int):
 def test_invariant_parameters_decay_and_others_do_not():
     torch.manual_seed(0)
     net = BasicBlockResNet(4, (1,), in_channels=3)
-    split = split_decay(net, weight_decay=5e-4, symmetries=measured(net, 3, 8, 8))
+    split = split_decay(net, weight_decay=5e-4, invariant=measured(net, 3, 8, 8))
     inner = {
         "blocks.0.first.norm.weight",
         "blocks.0.first.norm.bias",
@@ -39,21 +38,21 @@ def test_invariant_parameters_decay_and_others_do_not():
 def test_with_symmetries_weights_that_are_invariant_alone_have_a_group_which_can_be_folded():
     torch.manual_seed(0)
     net = BasicBlockResNet(4, (1,), in_channels=3)
-    found = measured(net, 3, 8, 8)
-    split = split_decay(net, weight_decay=5e-4, symmetries=found)
+    sym = measured(net, 3, 8, 8)
+    split = split_decay(net, weight_decay=5e-4, invariant=sym)
     called = {id(param): name for name, param in net.named_parameters()}
     groups = [{called[id(param)] for param in group["params"]} for group in split.groups]
-    assert groups == [set(found.alone), set(split.decayed) - set(found.alone), set(split.kept)]
+    assert groups == [set(sym.alone), set(split.decayed) - set(sym.alone), set(split.kept)]
     assert [group["weight_decay"] for group in split.groups] == [5e-4, 5e-4, 0.0]
-    folded = FoldedWeightDecay(torch.optim.SGD(split.groups, lr=0.1), net, invariant=found)
+    folded = FoldedWeightDecay(torch.optim.SGD(split.groups, lr=0.1), model=net, invariant=sym)
     assert list(folded.scales) == [0]
 
 
 def test_every_parameter_is_in_one_group():
     net = BasicBlockResNet(4, (1, 1), in_channels=3)
     split = split_decay(net, weight_decay=0.1)
-    held = [id(param) for group in split.groups for param in group["params"]]
-    assert sorted(held) == sorted(id(param) for param in net.parameters())
+    grouped = [id(param) for group in split.groups for param in group["params"]]
+    assert sorted(grouped) == sorted(id(param) for param in net.parameters())
     assert [group["weight_decay"] for group in split.groups] == [0.1, 0.0]
     torch.optim.AdamW(split.groups, lr=1e-3)
     assert all("not measured" in reason for reason in (*split.decayed.values(), *split.kept.values()))
@@ -71,7 +70,7 @@ def test_roles_of_weight_norm_and_frozen_parameters():
 def test_a_bias_without_effect_does_not_decay():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
-    assert "nothing depends on it" in split_decay(net, weight_decay=0.1, symmetries=measured(net, 4)).kept["0.bias"]
+    assert "nothing depends on it" in split_decay(net, weight_decay=0.1, invariant=measured(net, 4)).kept["0.bias"]
 
 
 class PreNorm(nn.Module):
@@ -91,10 +90,10 @@ class PreNorm(nn.Module):
 def test_what_is_called_invariant_is_so_all_at_once():
     torch.manual_seed(0)
     net = PreNorm()
-    found = measured(net, 4)
-    split = split_decay(net, weight_decay=0.1, symmetries=found)
+    sym = measured(net, 4)
+    split = split_decay(net, weight_decay=0.1, invariant=sym)
     invariant = {name for name, reason in split.decayed.items() if ": scale-invariant" in reason}
-    assert invariant == found.largest_uniform() - set(found.no_effect)
+    assert invariant == sym.largest_uniform() - set(sym.no_effect)
     precise = PreNorm().double()
     precise.load_state_dict(net.state_dict())
     precise.norm.eps = precise.last.eps = 1e-30
@@ -106,7 +105,7 @@ def test_what_is_called_invariant_is_so_all_at_once():
     assert torch.allclose(precise(inputs), before, rtol=1e-10, atol=1e-10)
     other = ({"linear1.weight", "linear2.weight"} - invariant).pop()
     assert "not scale-invariant beside the others (jointly with" in split.decayed[other]
-    assert "; also against" in found.how[other] or "and against" in found.how[other]
+    assert "; also against" in sym.how[other] or "and against" in sym.how[other]
 
 
 @pytest.mark.parametrize(
@@ -115,11 +114,11 @@ def test_what_is_called_invariant_is_so_all_at_once():
         (lambda: split_decay("net", weight_decay=0.1), "got model of type str"),
         (lambda: split_decay(nn.Linear(2, 2), weight_decay=-1), "got weight_decay=-1"),
         (lambda: split_decay(nn.ReLU(), weight_decay=0.1), "without parameters"),
-        (lambda: split_decay(nn.Linear(2, 2), weight_decay=0.1, symmetries=5), "got symmetries of type int; expected"),
+        (lambda: split_decay(nn.Linear(2, 2), weight_decay=0.1, invariant=5), "got invariant=int; expected"),
         (lambda: split_decay(nn.LazyLinear(2), weight_decay=0.1), "have no shape yet, such as weight"),
         (
             lambda: split_decay(
-                nn.Linear(4, 3), weight_decay=0.1, symmetries=measured(nn.Sequential(nn.Linear(4, 3)), 4)
+                nn.Linear(4, 3), weight_decay=0.1, invariant=measured(nn.Sequential(nn.Linear(4, 3)), 4)
             ),
             "got symmetries of 0.weight",
         ),
@@ -128,3 +127,27 @@ def test_what_is_called_invariant_is_so_all_at_once():
 def test_bad_input(call, message):
     with pytest.raises(EquilibriaError, match=message):
         call()
+
+
+@pytest.mark.parametrize("as_tensors", [False, True], ids=["names", "tensors"])
+def test_weights_named_as_invariant_decay_in_a_separate_group(as_tensors):
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    split = split_decay(net, weight_decay=0.1, invariant=[net[0].weight] if as_tensors else ["0.weight"])
+    sizes = [(group["weight_decay"], len(group["params"])) for group in split.groups]
+    assert sizes == [(0.1, 1), (0.1, 1), (0.0, 4)]
+    assert split.groups[0]["params"][0] is net[0].weight
+    assert split.decayed["0.weight"] == "Linear weight: scale-invariant by invariant=; decay sets how fast it turns"
+    assert split.decayed["2.weight"] == "Linear weight: by its role, not measured"
+
+
+def test_regrouping_changes_the_decay_of_named_parameters_only():
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    groups = [{"params": list(net[0].parameters()), "lr": 0.1}, {"params": list(net[1].parameters()), "lr": 0.2}]
+    optimizer = torch.optim.SGD(groups, weight_decay=0.5, momentum=0.9)
+    changed = regroup(optimizer, model=nn.DataParallel(net), weight_decay={"0.bias": 0.0, "1.weight": 0.25})
+    rows = [(group["lr"], group["weight_decay"], group["momentum"], len(group["params"])) for group in changed]
+    assert rows == [(0.1, 0.5, 0.9, 1), (0.1, 0.0, 0.9, 1), (0.2, 0.25, 0.9, 1), (0.2, 0.5, 0.9, 1)]
+    assert torch.optim.SGD(changed, lr=1.0).param_groups[2]["params"] == [net[1].weight]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.5]
+    with pytest.raises(EquilibriaError, match=r"got weight_decay for .*, which the model lacks"):
+        regroup(optimizer, model=net, weight_decay={"3.bias": 0.0})

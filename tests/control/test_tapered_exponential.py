@@ -19,7 +19,7 @@ PHASES = [(0, 0.1), (60, 0.01), (100, 0.001)]
 
 def tapered(net, optimizer, **options):
     scheduler = MultiStepLR(optimizer, [60, 100], gamma=0.1)
-    return TaperedExponential(scheduler, net, invariant=invariant_of(net), **options)
+    return TaperedExponential(scheduler, model=net, invariant=invariant_of(net), **options)
 
 
 @pytest.mark.parametrize(("law", "instant_drop"), [(texp, True), (texp_without_drop, False)])
@@ -95,7 +95,7 @@ def test_a_resumed_run_continues_bit_for_bit():
             control.step()
 
 
-def test_settings_without_real_roots_and_lr_0_are_refused_before_the_step():
+def test_settings_without_real_roots_and_lr_0_raise_before_the_step():
     for settings, message in (({"weight_decay": 0.5}, "parameter group 0: .*lr"), ({"lr": 0.0}, "got lr=0")):
         net = bn_net()
         optimizer = sgd(net, **settings)

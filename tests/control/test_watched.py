@@ -33,7 +33,7 @@ def samples(net: nn.Sequential, optimizer: torch.optim.Optimizer, *, steps: int 
 def test_rotational_weights_are_seen_to_turn_by_the_angle_with_a_fixed_norm_and_no_equilibrium(kind):
     net = network()
     plain = kind(net.named_parameters(), lr=0.01, weight_decay=0.01)
-    optimizer = Rotational(plain, ["0.weight"])  # the optimizer knows the names
+    optimizer = Rotational(plain, invariant=["0.weight"])  # the optimizer knows the names
     angle = optimizer.angle_of(optimizer.param_groups[0])
     rows = samples(net, optimizer)
     assert len(rows) == 12
@@ -65,7 +65,7 @@ def test_the_optimizer_inside_of_a_rotational_one_is_not_watched_in_its_place():
     net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2))
     plain = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
     eq.watch(net, plain).close()
-    outer = Rotational(plain, ["0.weight"], model=net)
+    outer = Rotational(plain, invariant=["0.weight"], model=net)
     with pytest.raises(EquilibriaError, match="got the SGD inside of a Rotational; expected the Rotational itself"):
         eq.watch(net, plain)
     eq.watch(net, outer).close()

@@ -32,13 +32,13 @@ def optimizer_of(kind=torch.optim.SGD, **settings):
 
 
 def decays(scheduler, steps):
-    """Weight decay of the first group before each optimizer step."""
-    found = []
+    """Weight decay of the first group before wrapped optimizer step."""
+    values = []
     for _ in range(steps):
-        found.append(scheduler.get_last_weight_decay()[0])
+        values.append(scheduler.get_last_weight_decay()[0])
         scheduler.optimizer.step()
         scheduler.step()
-    return found
+    return values
 
 
 def test_a_schedule_sets_the_groups_that_decay_and_leaves_the_others_and_lr():
@@ -53,8 +53,8 @@ def test_a_schedule_sets_the_groups_that_decay_and_leaves_the_others_and_lr():
     "schedule", [0.3, [0.1, 0.2], lambda step: 0.01 * (step + 1)], ids=["number", "list", "function"]
 )
 def test_anything_that_serves_as_a_schedule(schedule):
-    found = decays(WeightDecayScheduler(optimizer_of(), schedule), 3)
-    assert found in ([0.3] * 3, [0.1, 0.2, 0.2], [0.01, 0.02, 0.03])
+    values = decays(WeightDecayScheduler(optimizer_of(), schedule), 3)
+    assert values in ([0.3] * 3, [0.1, 0.2, 0.2], [0.01, 0.02, 0.03])
 
 
 def test_the_scheduler_of_lr_inside_is_stepped_first():
@@ -64,9 +64,9 @@ def test_the_scheduler_of_lr_inside_is_stepped_first():
     for _ in range(5):
         assert scheduler.get_last_lr() == reference.get_last_lr()
         assert scheduler.last_epoch == reference.last_epoch
-        for each in (scheduler, reference):
-            each.optimizer.step()
-            each.step()
+        for stepped in (scheduler, reference):
+            stepped.optimizer.step()
+            stepped.step()
 
 
 def test_two_of_them_for_two_groups():
@@ -218,7 +218,7 @@ def test_lr_times_decay_stays_for_any_drop(factor):
         ({"hold": "angle", "groups": [1]}, "no equilibrium to hold"),
     ],
 )
-def test_bad_input_is_refused_and_changes_nothing(options, message):
+def test_bad_input_raises_and_changes_nothing(options, message):
     optimizer = optimizer_of()
     schedule = options.pop("schedule", None)
     with pytest.raises(EquilibriaError, match=message):
@@ -234,7 +234,7 @@ def test_groups_at_different_levels_need_a_choice():
     WeightDecayScheduler(optimizer, hold="angle")
 
 
-def test_a_bad_value_later_is_refused_before_any_group_is_changed():
+def test_a_bad_value_later_raises_before_any_group_is_changed():
     optimizer = optimizer_of()
     scheduler = WeightDecayScheduler(optimizer, lambda step: math.nan if step else 0.1)
     optimizer.step()
@@ -248,7 +248,7 @@ def test_an_optimizer_without_a_law_cannot_hold():
         WeightDecayScheduler(optimizer_of(torch.optim.RMSprop), hold="angle")
 
 
-def test_groups_that_do_not_exist_are_refused_with_those_that_do():
+def test_groups_that_do_not_exist_raise_with_those_that_do():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, weight_decay=0.1)
     with pytest.raises(EquilibriaError, match=r"got groups=\[5\]; expected indices .* there are 1: 0"):
         WeightDecayScheduler(optimizer, 0.1, groups=[5])
@@ -264,14 +264,14 @@ def test_a_failing_step_leaves_the_scheduler_inside_and_the_settings_as_they_wer
         scheduler.step()
     before = copy.deepcopy(scheduler.state_dict())
     groups = [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    held = optimizer.param_groups[0]["lr"]
+    lr = optimizer.param_groups[0]["lr"]
     optimizer.step()
     for _ in range(2):
         with pytest.raises(EquilibriaError, match="got nan"):
             scheduler.step()
         assert scheduler.state_dict() == before
         assert [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups] == groups
-        assert optimizer.param_groups[0]["lr"] is held or not tensor_lr
+        assert optimizer.param_groups[0]["lr"] is lr or not tensor_lr
 
 
 def test_what_cannot_be_held_leaves_the_learning_rate_where_it_was():
@@ -292,9 +292,9 @@ def test_what_acts_on_the_weight_decay_that_is_set_belongs_outside(outer):
     def drop():
         return StepLR(torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.04), 1)
 
-    inside = outer(drop(), net, invariant=["0.weight"])
+    inside = outer(drop(), model=net, invariant=["0.weight"])
     with pytest.raises(
         EquilibriaError, match=rf"got a {outer.__name__} inside .*{outer.__name__}\(WeightDecayScheduler"
     ):
         WeightDecayScheduler(inside, hold="angle")
-    outer(WeightDecayScheduler(drop(), hold="angle"), net, invariant=["0.weight"])
+    outer(WeightDecayScheduler(drop(), hold="angle"), model=net, invariant=["0.weight"])

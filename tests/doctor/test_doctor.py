@@ -14,7 +14,7 @@ from torch import nn
 from equilibria.cli import app
 from equilibria.doctor import compare_outputs, examine
 from equilibria.doctor._examination import long_run_decay
-from equilibria.doctor._factory import Patient, as_patient, usual_loss, usual_pair
+from equilibria.doctor._setup import TrainingSetup, as_setup, default_loss, input_and_target
 from equilibria.errors import EquilibriaError
 from equilibria.theory import SGD
 from equilibria.views._rich import Console
@@ -31,9 +31,9 @@ def batches():
     return [(torch.randn(16, 4), torch.randint(3, (16,)))]
 
 
-def patient(make) -> Patient:
+def setup(make) -> TrainingSetup:
     net = net_of()
-    return Patient(net, make(net), batches(), usual_loss)
+    return TrainingSetup(net, make(net), batches(), default_loss)
 
 
 def sgd(net: nn.Module, **options) -> torch.optim.Optimizer:
@@ -41,7 +41,7 @@ def sgd(net: nn.Module, **options) -> torch.optim.Optimizer:
 
 
 def rows_of(make):
-    return {row.name: row for row in examine(patient(make)).rows}
+    return {row.name: row for row in examine(setup(make)).rows}
 
 
 def test_the_table_of_plain_sgd():
@@ -52,7 +52,7 @@ def test_the_table_of_plain_sgd():
     assert weight.angle == pytest.approx(float(law.angle))
     assert weight.time_constant == pytest.approx(law.time_constant)
     assert weight.decay_per_step == pytest.approx(0.1 * 5e-4 / (1 - 0.9), rel=1e-2)  # to first order
-    assert "without effect: what follows takes it out" in rows["0.bias"].problem
+    assert "without effect: a later operation (a normalisation, a softmax) removes it" in rows["0.bias"].problem
     assert "decays BatchNorm scale, which is not invariant" in rows["1.weight"].problem
     assert rows["3.weight"].angle is None
     assert rows["3.weight"].problem == ""
@@ -80,7 +80,7 @@ def weights_without_gradient(steps: int, **settings) -> list[float]:
         (4100.0, {"momentum": 0.0}),  # and further each time
     ],
 )
-def test_decay_per_step_is_what_torch_does(lr, options):
+def test_long_run_decay_is_what_torch_does(lr, options):
     """Without a gradient, after steps enough for the faster root to be gone: 0.9^400 = 1e-18."""
     settings = {"lr": lr, "momentum": 0.9, "weight_decay": 5e-4, **options}
     track = weights_without_gradient(500, **settings)
@@ -90,11 +90,11 @@ def test_decay_per_step_is_what_torch_does(lr, options):
 
 
 @pytest.mark.parametrize("options", [{}, {"dampening": 0.6}, {"nesterov": True}])
-def test_decay_per_step_of_a_weight_that_swings_is_that_of_its_envelope(options):
+def test_long_run_decay_of_a_weight_that_swings_is_that_of_its_envelope(options):
     """Of r^t cos(a t + b) the determinant x[t+1]^2 - x[t] x[t+2] is r^2t times a constant."""
     settings = {"lr": 1.0, "momentum": 0.99, "weight_decay": 5e-3, **options}
     x = weights_without_gradient(500, **settings)
-    early, late = (x[at + 1] ** 2 - x[at] * x[at + 2] for at in (10, 490))
+    early, late = (x[step + 1] ** 2 - x[step] * x[step + 2] for step in (10, 490))
     assert early > 0 and min(x) < 0  # it does swing
     # A determinant is a difference of numbers a thousand times larger.
     assert long_run_decay(SGD(**settings)) == pytest.approx(1 - (late / early) ** (1 / 960), rel=1e-9)
@@ -116,15 +116,15 @@ class DeadNorm(nn.Module):
         return self.beside(inputs) + (self.norm(inputs) - 100).relu()[:, :3]
 
 
-def test_what_is_undecided_is_not_said_to_be_wrong():
+def test_an_undecided_parameter_is_not_called_wrong():
     torch.manual_seed(0)
     net = DeadNorm()
-    found = examine(Patient(net, sgd(net), batches(), usual_loss))
-    rows = {row.name: row for row in found.rows}
+    examination = examine(TrainingSetup(net, sgd(net), batches(), default_loss))
+    rows = {row.name: row for row in examination.rows}
     for name in ("norm.weight", "norm.bias"):
         assert rows[name].invariant == "undecided"
         assert (rows[name].severity, rows[name].problem[:20]) == ("note", "hardly any gradient ")
-        assert name not in found.fix
+        assert name not in examination.fix
 
 
 def test_invariant_without_decay():
@@ -135,16 +135,16 @@ def test_invariant_without_decay():
 
 
 @pytest.mark.parametrize(
-    ("lr", "weight_decay", "said"), [(0.1, 5e-4, ""), (0.2, 5e-4, "no common law"), (0.1, 1e-3, "no common law")]
+    ("lr", "weight_decay", "problem"), [(0.1, 5e-4, ""), (0.2, 5e-4, "no common law"), (0.1, 1e-3, "no common law")]
 )
-def test_parameters_that_are_invariant_together_need_one_law(lr, weight_decay, said):
+def test_parameters_that_are_invariant_together_need_one_law(lr, weight_decay, problem):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3))
     groups = [{"params": [net[0].weight]}, {"params": [net[0].bias], "lr": lr, "weight_decay": weight_decay}]
     optimizer = torch.optim.SGD(groups, lr=0.1, weight_decay=5e-4)
-    for row in examine(Patient(net, optimizer, batches(), usual_loss)).rows[:2]:
-        assert said in row.problem
-        assert row.severity == ("note" if said else "")
+    for row in examine(TrainingSetup(net, optimizer, batches(), default_loss)).rows[:2]:
+        assert problem in row.problem
+        assert row.severity == ("note" if problem else "")
 
 
 def test_a_parameter_in_no_group():
@@ -155,19 +155,21 @@ def test_a_parameter_in_no_group():
 
 def test_decay_that_rounding_swallows():
     net = net_of().to(torch.bfloat16)
-    given = [(inputs.to(torch.bfloat16), targets) for inputs, targets in batches()]
-    found = examine(Patient(net, torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1), given, usual_loss))
-    assert "rounded away in torch.bfloat16" in {row.name: row for row in found.rows}["0.weight"].problem
+    coarse = [(inputs.to(torch.bfloat16), targets) for inputs, targets in batches()]
+    examination = examine(
+        TrainingSetup(net, torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1), coarse, default_loss)
+    )
+    assert "rounded away in torch.bfloat16" in {row.name: row for row in examination.rows}["0.weight"].problem
     weight = torch.full((1000,), 1.0, dtype=torch.bfloat16).uniform_(0.1, 3.0)
     assert torch.equal(weight * (1 - 1e-4), weight)
 
 
 def test_the_fix_is_code_that_leaves_no_warning():
-    found = examine(patient(sgd))
+    examination = examine(setup(sgd))
     net = net_of()
     scope = {"model": net, "optimizer": sgd(net)}
-    exec(found.fix, scope)
-    again = examine(Patient(net, torch.optim.SGD(scope["groups"], lr=0.1, momentum=0.9), batches(), usual_loss))
+    exec(examination.fix, scope)
+    again = examine(TrainingSetup(net, torch.optim.SGD(scope["groups"], lr=0.1, momentum=0.9), batches(), default_loss))
     assert again.fix == ""
     assert [finding for finding in again.findings if finding.severity == "warning"] == []
 
@@ -178,7 +180,7 @@ def test_the_fix_keeps_what_groups_have():
     groups = [{**first, "lr": 0.1, "weight_decay": 0.0}, {**last, "lr": 0.03, "weight_decay": 0.2, "betas": (0.8, 0.9)}]
     optimizer = torch.optim.AdamW(groups)
     scope = {"model": net, "optimizer": optimizer}
-    exec(examine(Patient(net, optimizer, batches(), usual_loss)).fix, scope)
+    exec(examine(TrainingSetup(net, optimizer, batches(), default_loss)).fix, scope)
     names = {id(param): name for name, param in net.named_parameters()}
     now = {
         names[id(param)]: (group["lr"], group["weight_decay"], group["betas"])
@@ -196,13 +198,13 @@ def test_the_fix_keeps_what_groups_have():
     }
 
 
-def test_the_usual_loss_of_maps_and_of_tokens():
+def test_the_default_loss_of_maps_and_of_tokens():
     torch.manual_seed(0)
     maps, tokens = torch.randn(2, 5, 4, 4), torch.randn(2, 7, 5)
     pixels, words = torch.randint(5, (2, 4, 4)), torch.randint(5, (2, 7))
-    assert usual_loss(maps, pixels) == nn.functional.cross_entropy(maps, pixels)
-    assert usual_loss(maps[:, :, :, 0], pixels[:, :, 0]) == nn.functional.cross_entropy(maps[..., 0], pixels[..., 0])
-    assert usual_loss(tokens, words) == nn.functional.cross_entropy(tokens.transpose(1, 2), words)
+    assert default_loss(maps, pixels) == nn.functional.cross_entropy(maps, pixels)
+    assert default_loss(maps[:, :, :, 0], pixels[:, :, 0]) == nn.functional.cross_entropy(maps[..., 0], pixels[..., 0])
+    assert default_loss(tokens, words) == nn.functional.cross_entropy(tokens.transpose(1, 2), words)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.RMSprop])
@@ -214,11 +216,11 @@ def test_optimizers_without_a_share_per_step(optimizer):
 @pytest.mark.parametrize("width", [60, 100, 160])
 def test_printed(width):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    print_examination(examine(patient(sgd)), console=console)
+    print_examination(examine(setup(sgd)), console=console)
     console.file.close()
     text = console.export_text()
     assert "0.weight" in text
-    assert "no_decay = {" in text
+    assert "groups = regroup(optimizer, model=model, weight_decay={" in text
 
 
 @pytest.fixture
@@ -268,18 +270,21 @@ def test_the_command(project):
     [
         ((), "expected package.module:factory"),
         (("doctored",), "expected package.module:factory"),
-        (("nowhere:make",), "got module 'nowhere', which is not found"),
+        (("nowhere:make",), "got module 'nowhere'; expected one in"),
         (("broken:make",), "module broken cannot be imported: ModuleNotFoundError"),
-        (("doctored:nothing",), "which is not there; there are: make, fails, wrong"),
+        (("doctored:nothing",), "which does not exist; expected one of: make, fails, wrong"),
         (("doctored:number",), "which is not a function"),
         (("doctored:fails",), r"doctored:fails\(\) failed with RuntimeError: on purpose \(doctored.py, line 9\)"),
         (("doctored:wrong",), r"got a int from doctored:wrong; expected \(model, optimizer, batches\)"),
         (("doctored:leaves",), r"doctored:leaves\(\) ended the program \(exit status 2\); expected it to return"),
         (("leaving:make",), r"importing leaving ended the program \(exit status no arguments\)"),
-        (("--diff", "a.json", "b.json"), "got a.json, which is not there"),
+        (("--diff", "a.json", "b.json"), "got a.json, which does not exist"),
         (("--diff", ".", "."), "which is a folder; expected a saved output"),
         (("--diff", "rows.json", "rows.json"), "whose row w has no 'shape'"),
-        (("--diff", "doctored.py", "doctored.py"), "which is no output of equilibria doctor --json"),
+        (
+            ("--diff", "doctored.py", "doctored.py"),
+            "got doctored.py; expected a saved output of equilibria doctor",
+        ),
         (("--diff", "rows.json", "rows.json", "--save", "x.json"), "expected it with TARGET only"),
         (("doctored:make", "--save", "."), "expected the name of a file"),
         (("doctored:make", "--save", "nowhere/x.json"), "in a folder that exists"),
@@ -300,8 +305,8 @@ def test_differences(project):
     changed["parameters"][1]["problem"] = ""
     del changed["parameters"][-1]
     (project / "new.json").write_text(json.dumps(changed))
-    found = compare_outputs(project / "old.json", project / "new.json")
-    assert found == [
+    changes = compare_outputs(project / "old.json", project / "new.json")
+    assert changes == [
         {"name": "0.weight", "field": "weight_decay", "old": 5e-4, "new": 0.0},
         {"name": "0.bias", "field": "problem", "old": json.loads(first)["parameters"][1]["problem"], "new": ""},
         {"name": "3.bias", "field": "parameter", "old": "there", "new": "not there"},
@@ -309,7 +314,7 @@ def test_differences(project):
     shown = run("--diff", "old.json", "new.json").output
     assert "0.weight: weight_decay 0.0005 -> 0.0\n" in shown and "or it is unused -> none\n" in shown
     assert run("--diff", "old.json", "old.json").output == "no differences\n"
-    assert json.loads(run("--diff", "old.json", "new.json", "--json").output) == found
+    assert json.loads(run("--diff", "old.json", "new.json", "--json").output) == changes
 
 
 def test_what_is_saved_is_what_json_prints(project):
@@ -321,7 +326,7 @@ def test_what_is_saved_is_what_json_prints(project):
 def test_another_momentum_is_a_difference(tmp_path, changed):
     files = tmp_path / "old.json", tmp_path / "new.json"
     for file, options in zip(files, ({}, changed), strict=True):
-        rows = examine(patient(lambda net, options=options: sgd(net, **options))).rows
+        rows = examine(setup(lambda net, options=options: sgd(net, **options))).rows
         file.write_text(json.dumps({"parameters": [asdict(row) for row in rows]}))
     fields = {change["field"] for change in compare_outputs(*files) if change["name"] == "0.weight"}
     assert fields == {"decay_per_step", "angle", "time_constant"}
@@ -344,8 +349,8 @@ def test_what_a_factory_prints_is_not_in_the_answer(project):
 def test_what_a_factory_may_return():
     net = net_of()
     made = {"model": net, "optimizer": sgd(net), "batches": batches()}
-    assert as_patient(made, "make").loss is usual_loss
-    assert as_patient({**made, "loss": nn.MSELoss()}, "make").loss is not usual_loss
+    assert as_setup(made, "make").loss is default_loss
+    assert as_setup({**made, "loss": nn.MSELoss()}, "make").loss is not default_loss
     for bad in (
         {"model": net},
         (net, sgd(net)),
@@ -355,24 +360,24 @@ def test_what_a_factory_may_return():
         (net, sgd(net), [], 3),
     ):
         with pytest.raises(EquilibriaError):
-            as_patient(bad, "make")
+            as_setup(bad, "make")
 
 
-def test_usual_losses():
+def test_default_losses():
     logits, targets = torch.zeros(2, 5, 4), torch.zeros(2, 5, dtype=torch.int64)
-    assert usual_loss(logits, targets).item() == pytest.approx(math.log(4))
-    assert usual_loss(torch.zeros(3), torch.ones(3)).item() == 1.0
-    with pytest.raises(EquilibriaError, match="no usual loss"):
-        usual_loss([1], 2)
+    assert default_loss(logits, targets).item() == pytest.approx(math.log(4))
+    assert default_loss(torch.zeros(3), torch.ones(3)).item() == 1.0
+    with pytest.raises(EquilibriaError, match="no default loss"):
+        default_loss([1], 2)
 
 
 def test_batches_may_be_dicts_with_labels():
     inputs, targets = torch.randn(4, 3), torch.arange(4)
-    given, target = usual_pair({"x": inputs, "labels": targets})
-    assert given["x"] is inputs and target is targets
-    assert usual_pair((inputs, targets))[1] is targets
+    inner, target = input_and_target({"x": inputs, "labels": targets})
+    assert inner["x"] is inputs and target is targets
+    assert input_and_target((inputs, targets))[1] is targets
     with pytest.raises(EquilibriaError, match=r"got a batch with 'x'; expected \(input, target\)"):
-        usual_pair({"x": inputs})
+        input_and_target({"x": inputs})
 
 
 def test_a_file_may_be_named_in_place_of_its_module(project):

@@ -97,7 +97,7 @@ def optimizer(kind: type[torch.optim.Optimizer], **settings: Any) -> Make:
 def rotational(plain: Make, **settings: Any) -> Make:
     def make(model: nn.Module, groups: Any, invariant: Any, options: Any) -> Controls:
         inner = plain(model, groups, invariant, options).optimizer
-        return Controls(Rotational(inner, invariant, model=model, **settings))
+        return Controls(Rotational(inner, invariant=invariant, model=model, **settings))
 
     return make
 
@@ -121,7 +121,7 @@ def folded(kind: type[FoldedWeightDecay], **settings: Any) -> Make:
                 params = [param for param in group["params"] if (id(param) in inside) is wanted]
                 split += [{**group, "params": params}] if params else []
         drop = StepLR(SGD(model, split, invariant, options).optimizer, 3, gamma=0.5)
-        return Controls(drop.optimizer, kind(drop, model, invariant=invariant, **settings))
+        return Controls(drop.optimizer, kind(drop, model=model, invariant=invariant, **settings))
 
     return make
 
@@ -129,7 +129,7 @@ def folded(kind: type[FoldedWeightDecay], **settings: Any) -> Make:
 def rescaled(plain: Make) -> Make:
     def make(model: nn.Module, groups: Any, invariant: Any, options: Any) -> Controls:
         drop = StepLR(plain(model, groups, invariant, options).optimizer, 3, gamma=0.5)
-        return Controls(drop.optimizer, RescaleOnDecay(drop, model, invariant=invariant))
+        return Controls(drop.optimizer, RescaleOnDecay(drop, model=model, invariant=invariant))
 
     return make
 

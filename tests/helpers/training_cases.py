@@ -56,7 +56,7 @@ def recipe(kind: str = "sgd", *, rescale: bool = False, **changes) -> Recipe:
     digits = load_digits()
 
     def rescaled(scheduler, model):
-        return RescaleOnDecay(scheduler, model, invariant=invariant(model), example=digits.train_images[:32])
+        return RescaleOnDecay(scheduler, model=model, invariant=invariant(model), example=digits.train_images[:32])
 
     base = Recipe(
         model=Net,

@@ -105,5 +105,5 @@ def test_a_real_result_of_symmetries_says_which_weights_turn(net):
     found = symmetries(eq.objective(net, nn.functional.cross_entropy), batches)
     plain = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.01)
     assert repr(found) == "<Symmetries: 1 of 5 tensors alone: 0.weight>"
-    optimizer = Rotational(plain, found, model=net)
+    optimizer = Rotational(plain, invariant=found, model=net)
     assert list(optimizer.axes) == [net[0].weight]

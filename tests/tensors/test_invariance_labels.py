@@ -148,6 +148,6 @@ def test_symmetries_of_a_model_with_the_same_names_are_refused(found):
     with pytest.raises(EquilibriaError, match=message):
         eq.watch(other, optimizer, invariant=symmetries)
     with pytest.raises(EquilibriaError, match=message):
-        eq.split_decay(other, weight_decay=0.1, symmetries=symmetries)
+        eq.split_decay(other, weight_decay=0.1, invariant=symmetries)
     with pytest.raises(EquilibriaError, match=message):
         invariant_tensors(symmetries, optimizer=optimizer, model=other)

@@ -1,7 +1,7 @@
 """The command line: one file per command.
 
-Commands are imported when they are called, and import the library inside their functions, so that ``equilibria plan``
-starts fast and never loads torch.
+Commands are imported when they are typed, and import the library inside their functions, so that ``equilibria plan``
+starts fast and never imports torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 
 from equilibria._version import __version__
 from equilibria.cli._flags import FlagNames
-from equilibria.cli._streams import INTERRUPTED, OutputError, discard, guard_streams, tell
+from equilibria.cli._output import INTERRUPTED, OutputError, discard, guard_streams, print_error
 from equilibria.errors import EquilibriaError
 
 _COMMANDS = ("demo", "doctor", "equilibrium", "plan", "fold", "translate", "forecast", "report", "reproduce", "serve")
@@ -26,20 +26,20 @@ class _Commands(FlagNames):
     """The commands by the names of their files."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the help."""
+        """The names, in the order of the help."""
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command that was typed, and no other."""
+        """Import only the command that was typed."""
         if cmd_name not in _COMMANDS:
             return None
-        found: click.Command = importlib.import_module(f"equilibria.cli.{cmd_name}").command
-        return found
+        command: click.Command = importlib.import_module(f"equilibria.cli.{cmd_name}").command
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that was typed, or the one that was probably meant in the error."""
+        """Find the command that was typed; the error for an unknown one suggests the nearest."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -67,7 +67,7 @@ def main() -> None:
     except OutputError as error:
         discard(sys.stdout)
         if not error.reader_left:
-            tell(f"equilibria: standard output cannot be written: {error}")
+            print_error(f"equilibria: standard output cannot be written: {error}")
             code = code or 1
     raise SystemExit(code)
 
@@ -80,30 +80,30 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Without a place where none of the user's lines led there, only click's, which called the command."""
+    """Print a warning; without file and line if it points into click, which is no line of the user's."""
     if filename == click.core.__file__:
-        tell(f"equilibria: warning: {message}")
+        print_error(f"equilibria: warning: {message}")
     else:
-        tell(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
+        print_error(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
 
 
 def _run() -> int:
-    """Run the command that was typed; its exit code."""
+    """Run the command that was typed and return its exit code."""
     try:
         return app.main(prog_name="equilibria", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as error:
-        tell(error.format_message())
+        print_error(error.format_message())
         return 2
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "equilibria"
-        tell(f"equilibria: {error.format_message()} (see {where} --help)")
+        print_error(f"equilibria: {error.format_message()} (see {where} --help)")
         return 2
     except EquilibriaError as error:
-        tell(f"equilibria: {error}")
+        print_error(f"equilibria: {error}")
         return 2
     except OSError as error:
-        tell(f"equilibria: {error}")
+        print_error(f"equilibria: {error}")
         return 1
-    except click.Abort:  # Ctrl-C before a command could say more
-        tell("equilibria: interrupted")
+    except click.Abort:  # Ctrl-C that the command did not handle
+        print_error("equilibria: interrupted")
         return INTERRUPTED

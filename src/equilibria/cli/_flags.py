@@ -1,4 +1,4 @@
-"""Errors in the words of the command line: the library names its arguments, a user types flags."""
+"""Errors in the words of the command line: the library names its arguments, users type flags."""
 
 from __future__ import annotations
 
@@ -19,31 +19,40 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def in_flags(message: str, flags: Mapping[str, str]) -> str:
-    """The message with arguments replaced by their flags, and ``=None`` by words.
+def in_flags(message: str, flags: Mapping[str, str], *, argument: str | None = None) -> str:
+    """Replace arguments in a message by their flags, and ``=None`` by words.
 
-    A name that is also a word of plain English is replaced only where it stands in a formula.
+    The argument that the error is about is replaced wherever it stands. Of the others, a name that is also an English
+    word is replaced only inside a formula.
 
     Example:
         >>> flags = {"init_norm": "--init-norm", "weight_decay": "--wd", "steps": "--steps"}
         >>> in_flags("got steps=0, init_norm=None; expected weight_decay > 0 for some steps", flags)
         'got --steps=0, no --init-norm; expected --wd > 0 for some steps'
+        >>> in_flags("got steps without an end", flags, argument="steps")
+        'got --steps without an end'
     """
     for name, typed in flags.items():
-        plain = "_" not in name and name not in _NEVER_PROSE
-        in_formula = rf"(?= ?[=*<>])|(?<=[<>=] ){name}\b|(?<=\*){name}\b" if plain else ""
-        where = rf"(?<![\w-])(?:rule\.)?{name}\b{in_formula}"
-        message = re.sub(where, typed, message)
+        is_word = "_" not in name and name not in _NEVER_PROSE and name != argument
+        in_formula = rf"(?= ?[=*<>])|(?<=[<>=] ){name}\b|(?<=\*){name}\b" if is_word else ""
+        message = re.sub(rf"(?<![\w-])(?:rule\.)?{name}\b{in_formula}", typed, message)
     return re.sub(r"(--[\w-]+)=None", r"no \1", message)
+
+
+def error_in_flags(error: EquilibriaError, flags: Mapping[str, str]) -> EquilibriaError:
+    """The same error about flags: its message, and the argument it is about."""
+    argument = error.argument
+    message = in_flags(str(error), flags, argument=argument)
+    return EquilibriaError(message, argument=None if argument is None else flags.get(argument, argument))
 
 
 @contextmanager
 def named(flags: Mapping[str, str]) -> Iterator[None]:
-    """Where a command calls the library with other names than those of its flags."""
+    """Translate errors where a command calls the library with other names than those of its flags."""
     try:
         yield
     except EquilibriaError as error:
-        raise EquilibriaError(in_flags(str(error), flags)) from error
+        raise error_in_flags(error, flags) from error
 
 
 class FlagNames(click.Group):
@@ -55,7 +64,7 @@ class FlagNames(click.Group):
             return super().invoke(ctx)
         except EquilibriaError as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            raise EquilibriaError(in_flags(str(error), _flags_of(command))) from error
+            raise error_in_flags(error, _flags_of(command)) from error
 
 
 def _flags_of(command: click.Command | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the rule they describe."""
+"""Options that several commands share, their types, and the rule they describe."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # not subscriptable before click 8.4
-    """A finite number; NaN, infinity and words are refused with what was received."""
+    """A finite number; NaN, infinity and words raise an error that shows them."""
 
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse what was typed."""
+        """Parse the typed text."""
         try:
             return number("value", float(value))
         except ValueError:
@@ -43,7 +43,7 @@ class Whole(click.ParamType):  # type: ignore[type-arg]
     name = "whole number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse what was typed."""
+        """Parse the typed text."""
         parsed = NUMBER.convert(value, param, ctx)
         if not parsed.is_integer():
             self.fail(f"got {value!r}; expected a whole number", param, ctx)
@@ -55,12 +55,12 @@ PATH = click.Path(path_type=Path)
 
 
 def completes(words: Iterable[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """What the shell offers for a value: the words that begin as typed."""
+    """Shell completion of a value: the words that begin with the typed text."""
     return lambda _context, _parameter, typed: [word for word in words if word.startswith(typed.lower())]
 
 
 def apply(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """One decorator from many, in the order in which they appear in the help."""
+    """Combine option decorators into one, in the order of the help."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(options):
@@ -68,6 +68,12 @@ def apply(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
         return command
 
     return decorate
+
+
+def example(*lines: str) -> str:
+    """The epilog of a command's help: lines to paste, which click must not wrap."""
+    title = "Example" if len(lines) == 1 else "Examples"
+    return "\b\n" + "\n".join([f"{title}:", *(f"  equilibria {line}" for line in lines)])
 
 
 rule_options = apply(
@@ -93,22 +99,23 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def numbers(option: str, text: str, *, example: str) -> list[float]:
-    """Comma-separated numbers; ``example`` is what to suggest where they are not."""
+    """Parse comma-separated numbers; ``example`` is the suggestion in the error."""
     try:
         return [number(option, float(part)) for part in text.split(",")]
     except ValueError:
         raise EquilibriaError(
-            f"got {option} {text!r}; expected numbers separated by commas, such as {example}"
+            f"got {option} {text!r}; expected numbers separated by commas, such as {example}", argument=option
         ) from None
 
 
 def optimizer_of(options: dict[str, Any]) -> str:
-    """The optimizer as it is spelled here: SGD is sgd."""
-    return one_of("--optimizer", options["optimizer"].lower(), OPTIMIZERS)
+    """The optimizer in lower case: SGD is sgd."""
+    optimizer: str = options["optimizer"]
+    return one_of("--optimizer", optimizer.lower(), OPTIMIZERS)
 
 
 def shape_of(options: dict[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns of the matrix, where they are given."""
+    """Rows and columns of the matrix; None without --shape."""
     if options["shape"] is None:
         return None
     sides = numbers("--shape", options["shape"], example="1024,4096")
@@ -118,7 +125,7 @@ def shape_of(options: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def build_rule(options: dict[str, Any]) -> Rule:
-    """The rule that the options describe; an option that the optimizer does not have is an error."""
+    """The rule that the options describe; raises for an option that the optimizer does not have."""
     from equilibria.theory import RULES
 
     optimizer = optimizer_of(options)
@@ -142,12 +149,12 @@ _SCALES = {
 }
 
 
-def check_scale(options: dict[str, Any]) -> None:
-    """Refuse a scale that the optimizer's norm does not depend on: it would be ignored without a word."""
+def refuse_unused_scale(options: dict[str, Any]) -> None:
+    """Raise for a scale that the optimizer's norm does not depend on: it would be ignored silently."""
     optimizer = optimizer_of(options)
     for name, optimizers in _SCALES.items():
         if options[name] is not None and optimizer not in optimizers:
-            instead = " or ".join(flag(scale) for scale, readers in _SCALES.items() if optimizer in readers)
+            instead = " or ".join(flag(scale) for scale, users in _SCALES.items() if optimizer in users)
             raise EquilibriaError(
                 f"got {flag(name)} with --optimizer {optimizer}; expected it only with: {', '.join(optimizers)} "
                 f"({optimizer} takes {instead})"

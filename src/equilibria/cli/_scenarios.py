@@ -1,4 +1,4 @@
-"""The options that describe a scenario, and `--what-if`: the same options again, as far as they differ."""
+"""The options of a forecast scenario, and `--what-if`, which takes the options that differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equilibria.cli._options import NUMBER, apply
-from equilibria.cli._schedule import READS, build_run, schedule_options
+from equilibria.cli._schedule import USED_BY, build_run, schedule_options
 from equilibria.errors import EquilibriaError, number, positive
 
 if TYPE_CHECKING:
@@ -24,20 +24,20 @@ _LENGTH = ("steps", "epochs", "steps_per_epoch")
 
 @dataclass(frozen=True, slots=True)
 class DecayPart:
-    """A weight decay (or a factor of the recorded one) from a position of the run on; from now on without one."""
+    """A weight decay, or a factor of the recorded one, from a position of the run on; without position from now on."""
 
-    at: float | None
+    position: float | None
     is_factor: bool
     value: float
 
 
 class Decay(click.ParamType):  # type: ignore[type-arg]  # not subscriptable before click 8.4
-    """A weight decay, a factor of the recorded one, or several of them from positions on."""
+    """A weight decay, a factor of the recorded one, or several of them, each with its position."""
 
     name = "number or xN"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[DecayPart, ...]:
-        """Its parts."""
+        """Parse the parts."""
         try:
             return tuple(_decay_part(part, alone="," not in value) for part in value.split(","))
         except ValueError:
@@ -50,12 +50,12 @@ class Decay(click.ParamType):  # type: ignore[type-arg]  # not subscriptable bef
 
 
 def _decay_part(text: str, *, alone: bool) -> DecayPart:
-    at, colon, decay = text.strip().rpartition(":")
+    position, colon, decay = text.strip().rpartition(":")
     if not (colon or alone):
         raise ValueError(text)
     is_factor = decay[:1] in ("x", "×")
     return DecayPart(
-        number("position", float(at)) if colon else None, is_factor, number("value", float(decay[is_factor:]))
+        number("position", float(position)) if colon else None, is_factor, number("value", float(decay[is_factor:]))
     )
 
 
@@ -78,8 +78,7 @@ scenario_options = apply(
     click.option(
         "--rescale",
         is_flag=True,
-        help="Weights and optimizer state are rescaled at every change of lr or wd, however small, as RescaleOnDecay "
-        "does.",
+        help="Rescale weights and optimizer state at every change of lr or wd, however small, as RescaleOnDecay does.",
     ),
 )
 
@@ -87,27 +86,27 @@ scenario_options = apply(
 @click.command("--what-if", add_help_option=False)
 @scenario_options
 def _parser(**options: Any) -> None:
-    """Only its parser is used."""
+    """A command whose parser alone is used."""
 
 
 def scenarios(
     options: dict[str, Any], what_ifs: Sequence[str], observed: RecordedLayers, *, base: str
 ) -> dict[str, Scenario]:
-    """The scenario of the options themselves, and one for every --what-if, by name."""
-    found = {base: _scenario(options, observed, base)}
+    """The scenario of the options, named ``base``, and one for every --what-if, by name."""
+    by_name = {base: _scenario(options, observed, base)}
     for text in what_ifs:
         name, changes = parse_what_if(text)
-        if name in found:
-            raise EquilibriaError(f"got two scenarios named {name!r}; expected a name of its own for each --what-if")
+        if name in by_name:
+            raise EquilibriaError(f"got two scenarios named {name!r}; expected a different name for each --what-if")
         try:
-            found[name] = _scenario(_changed(options, changes), observed, name)
+            by_name[name] = _scenario(_changed(options, changes), observed, name)
         except EquilibriaError as error:
-            raise EquilibriaError(f"--what-if {name}: {error}") from error
-    return found
+            raise EquilibriaError(f"--what-if {name}: {error}", argument=error.argument) from error
+    return by_name
 
 
 def parse_what_if(text: str) -> tuple[str, dict[str, Any]]:
-    """The name, and the options that were typed.
+    """Parse NAME=FLAGS into the name and the typed options.
 
     Example:
         >>> parse_what_if("late=milestones 200 --rescale")
@@ -124,18 +123,18 @@ def parse_what_if(text: str) -> tuple[str, dict[str, Any]]:
         reason = error.format_message() if isinstance(error, click.UsageError) else str(error)
         raise EquilibriaError(f"got --what-if {text!r}: {reason} Expected NAME=FLAGS, such as {EXAMPLES}") from None
     source = click.core.ParameterSource.COMMANDLINE
-    given = {key: value for key, value in context.params.items() if context.get_parameter_source(key) is source}
-    if any(key in given for key in _LENGTH):
+    changes = {key: value for key, value in context.params.items() if context.get_parameter_source(key) is source}
+    if any(key in changes for key in _LENGTH):
         raise EquilibriaError(f"got --what-if {text!r}; expected the length of the run outside, the same for all")
-    return name, given
+    return name, changes
 
 
 def _changed(options: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The options with what differs; what another schedule does not read is forgotten."""
+    """The options with their changes; a changed schedule drops the options that it does not use."""
     merged = {**options, **changes}
     kind = merged["schedule"].lower()
-    strangers = {key for keys in READS.values() for key in keys} - set(READS.get(kind, ()))
-    merged |= {key: None for key in strangers if key not in changes and "schedule" in changes}
+    unused = {key for keys in USED_BY.values() for key in keys} - set(USED_BY.get(kind, ()))
+    merged |= {key: None for key in unused if key not in changes and "schedule" in changes}
     for one, other in (("milestones", "every"), ("every", "milestones")):
         if one in changes and other not in changes:
             merged[other] = None
@@ -161,7 +160,7 @@ def _scenario(options: dict[str, Any], observed: RecordedLayers, name: str) -> S
 
 
 def _decay(parts: Sequence[DecayPart] | None, recorded: float, *, steps: int, unit: int) -> ScheduleLike | None:
-    """The weight decay of every step, None to leave it as it was recorded."""
+    """The weight decay of every step; None to keep the recorded one."""
     import numpy as np
 
     from equilibria.theory.schedules import FromValues
@@ -169,12 +168,13 @@ def _decay(parts: Sequence[DecayPart] | None, recorded: float, *, steps: int, un
     if parts is None:
         return None
     values = [positive("--wd", part.value) * recorded if part.is_factor else part.value for part in parts]
-    if parts[0].at is None:
+    if parts[0].position is None:
         return values[0]
-    course = np.full(steps, recorded)
-    for part, value in sorted(zip(parts, values, strict=True), key=lambda pair: pair[0].at or 0.0):
-        at = round((part.at or 0.0) * unit)
-        if not 0 <= at < steps:
-            raise EquilibriaError(f"got --wd {part.at:g}:...; expected a position inside of the run of {steps:,} steps")
-        course[at:] = value
-    return FromValues(course)
+    decays = np.full(steps, recorded)
+    for part, value in sorted(zip(parts, values, strict=True), key=lambda pair: pair[0].position or 0.0):
+        position = part.position or 0.0
+        first = round(position * unit)
+        if not 0 <= first < steps:
+            raise EquilibriaError(f"got --wd {position:g}:...; expected a position within the run of {steps:,} steps")
+        decays[first:] = value
+    return FromValues(decays)

@@ -1,4 +1,4 @@
-"""The schedule options, and the schedule they describe."""
+"""The options of a learning-rate schedule, and the schedule they describe."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ schedule_options = apply(
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ScheduledRun:
     """A schedule, the length of the run, and the lr of its optimizer: --lr, or the largest lr of the file."""
 
     schedule: Schedule
@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Length:
-    """Steps of the run, of its warm-up, and of the unit in which positions are given."""
+    """Steps of the run, of its warm-up, and of the unit of positions: 1, or the steps of an epoch."""
 
     steps: int
     warmup: int
@@ -66,15 +66,15 @@ class _Length:
     def after_warmup(self) -> int:
         return self.steps - self.warmup
 
-    def spoken(self, steps: int) -> str:
-        """Steps in the unit of positions."""
+    def in_units(self, steps: int) -> str:
+        """Steps in the unit of positions, with its name."""
         return f"{steps / self.unit:g} {'steps' if self.unit == 1 else 'epochs'}"
 
 
-def build_run(options: dict[str, Any]) -> Run:
+def build_run(options: dict[str, Any]) -> ScheduledRun:
     """The schedule that the options describe, with all positions in optimizer steps from the start of the run."""
     kind = one_of("--schedule", options["schedule"].lower(), SCHEDULES)
-    _refuse_strangers(kind, options)
+    _refuse_unused(kind, options)
     if kind == "file":
         options = _with_file(options)
     elif options["lr"] is None:
@@ -90,11 +90,11 @@ def build_run(options: dict[str, Any]) -> Run:
         schedule = Warmup(schedule, steps=length.warmup)
     if options["per_epoch"]:
         schedule = _hold_epochs(schedule, length.steps, options["steps_per_epoch"])
-    return Run(schedule, length.steps, options["steps_per_epoch"], options["lr"])
+    return ScheduledRun(schedule, length.steps, options["steps_per_epoch"], options["lr"])
 
 
-# The options that a schedule reads, beyond the length of the run and --per-epoch.
-READS = {
+# The options that a schedule uses, besides the length of the run and --per-epoch.
+USED_BY = {
     "constant": ("warmup",),
     "step": ("milestones", "every", "factor", "warmup"),
     "linear": ("end_lr", "warmup"),
@@ -102,22 +102,22 @@ READS = {
     "polynomial": ("end_lr", "power", "warmup"),
     "exponential": ("factor", "warmup"),
     "wsd": ("end_lr", "decay", "warmup"),
-    "file": ("lr_file",),  # it holds every lr, those of a warm-up too
+    "file": ("lr_file",),  # it has every lr, those of a warm-up too
 }
 
 
-def _refuse_strangers(kind: str, options: dict[str, Any]) -> None:
-    """An option of another schedule would be ignored without a word."""
-    for name in {name for names in READS.values() for name in names} - set(READS[kind]):
+def _refuse_unused(kind: str, options: dict[str, Any]) -> None:
+    """Raise for an option of another schedule: it would be ignored silently."""
+    for name in {name for names in USED_BY.values() for name in names} - set(USED_BY[kind]):
         if options[name] is not None:
-            owners = ", ".join(owner for owner, names in READS.items() if name in names)
+            owners = ", ".join(owner for owner, names in USED_BY.items() if name in names)
             raise EquilibriaError(
                 f"got {flag(name)} with --schedule {kind}; expected it only with --schedule: {owners}"
             )
 
 
 def _with_file(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the learning rates of the file, which also fix what is not given: --lr and the length."""
+    """The options with the learning rates of the file, which also give a missing --lr and length."""
     values = _read_file(options["lr_file"])
     options = {**options, "lr_values": values, "lr": max(values) if options["lr"] is None else options["lr"]}
     if options["steps"] is None and options["epochs"] is None:
@@ -130,24 +130,24 @@ def _with_file(options: dict[str, Any]) -> dict[str, Any]:
 
 def _length(options: dict[str, Any]) -> _Length:
     steps, unit = run_steps(options["steps"], options["epochs"], options["steps_per_epoch"])
-    run = _Length(steps, 0, unit)
+    length = _Length(steps, 0, unit)
     if options["warmup"] is None:
-        return run
+        return length
     warmup = _position("--warmup", options["warmup"], unit)
     if warmup >= steps:
         raise EquilibriaError(
-            f"got --warmup {options['warmup']:g}; expected it to end before the run does, at {run.spoken(steps)}"
+            f"got --warmup {options['warmup']:g}; expected it to end before the run does, at {length.in_units(steps)}"
         )
     return _Length(steps, int(warmup), unit)
 
 
 def run_steps(steps: int | None, epochs: float | None, steps_per_epoch: int | None) -> tuple[int, int]:
-    """Total steps, and the steps per unit in which positions are given."""
+    """Total steps, and the steps per unit of positions."""
     from equilibria.planning._planner import MOST_STEPS
 
     if (steps is None) == (epochs is None):
-        given = "neither --steps nor --epochs" if steps is None else f"both --steps {steps} and --epochs {epochs:g}"
-        raise EquilibriaError(f"got {given}; expected exactly one of them (--epochs with --steps-per-epoch)")
+        typed = "neither --steps nor --epochs" if steps is None else f"both --steps {steps} and --epochs {epochs:g}"
+        raise EquilibriaError(f"got {typed}; expected exactly one of them (--epochs with --steps-per-epoch)")
     if steps_per_epoch is not None:
         within("--steps-per-epoch", steps_per_epoch, low=1, high=MOST_STEPS)
     if steps is not None:
@@ -166,15 +166,15 @@ def run_steps(steps: int | None, epochs: float | None, steps_per_epoch: int | No
 
 
 def _position(option: str, value: float, unit: int) -> float:
-    """The whole number of steps nearest to a position in steps or epochs; infinite if it is beyond all floats."""
-    at = positive(option, value) * unit
-    if unit == 1 and not at.is_integer():
+    """The whole number of steps nearest to a position in steps or epochs; infinite if it overflows a float."""
+    steps = positive(option, value) * unit
+    if unit == 1 and not steps.is_integer():
         raise EquilibriaError(
             f"got {option} {value:g}; expected a whole number of steps (fractions need --epochs and --steps-per-epoch)"
         )
-    if at < 0.5:
+    if steps < 0.5:
         raise EquilibriaError(f"got {option} {value:g}; expected at least one step, {1 / unit:.3g} epochs")
-    return at if math.isinf(at) else max(1.0, float(round(at)))
+    return steps if math.isinf(steps) else max(1.0, float(round(steps)))
 
 
 def _constant(options: dict[str, Any], length: _Length) -> Schedule:
@@ -201,21 +201,20 @@ def _step(options: dict[str, Any], length: _Length) -> Schedule:
 
 
 def _marks(milestones: str, length: _Length) -> list[int]:
-    given = numbers("--milestones", milestones, example="60,120,160")
-    marks = [_mark("--milestones", at, length) for at in given]
+    positions = numbers("--milestones", milestones, example="60,120,160")
+    marks = [_mark("--milestones", position, length) for position in positions]
     if any(later <= earlier for earlier, later in pairwise(marks)):
         raise EquilibriaError(f"got --milestones {milestones}; expected them in ascending order, each once")
     return marks
 
 
-def _mark(option: str, at: float, length: _Length) -> int:
-    """A step at which lr drops: after the warm-up, before the end."""
-    step = _position(option, at, length.unit)
+def _mark(option: str, position: float, length: _Length) -> int:
+    """The step of a drop of lr: after the warm-up, before the end."""
+    step = _position(option, position, length.unit)
     if not length.warmup < step < length.steps:
-        after = f"after the warm-up of {length.spoken(length.warmup)} and " if length.warmup else ""
-        raise EquilibriaError(
-            f"got {option} {at:g}; expected it {after}before the end of the run at {length.spoken(length.steps)}"
-        )
+        after = f"after the warm-up of {length.in_units(length.warmup)} and " if length.warmup else ""
+        end = length.in_units(length.steps)
+        raise EquilibriaError(f"got {option} {position:g}; expected it {after}before the end of the run at {end}")
     return int(step)
 
 
@@ -234,7 +233,7 @@ def _cosine(options: dict[str, Any], length: _Length) -> Schedule:
         raise EquilibriaError(f"got --cycles {cycles}; expected at most one per step, {steps}")
     if steps % cycles == 0:
         return Cosine(lr, steps=steps // cycles, end=end, cycles=cycles)
-    # Cycles that differ by a step: with equal ones the steps left over would stay at the end lr.
+    # Cycles may differ by a step: with equal ones, the remaining steps would stay at the end lr.
     marks = [cycle * steps // cycles for cycle in range(cycles + 1)]
     return Piecewise([(first, Cosine(lr, steps=after - first, end=end)) for first, after in pairwise(marks)])
 
@@ -250,7 +249,7 @@ def _exponential(options: dict[str, Any], length: _Length) -> Schedule:
     from equilibria.theory.schedules import Exponential
 
     if options["factor"] is None:
-        raise EquilibriaError("--schedule exponential needs --factor, what lr is multiplied by per step or epoch")
+        raise EquilibriaError("--schedule exponential needs --factor, which multiplies lr per step or epoch")
     return Exponential(options["lr"], gamma=positive("--factor", options["factor"]) ** (1 / length.unit))
 
 
@@ -261,8 +260,8 @@ def _wsd(options: dict[str, Any], length: _Length) -> Schedule:
         raise EquilibriaError("--schedule wsd needs --decay, the length of the final decay (and --warmup if wanted)")
     falling, steps = _position("--decay", options["decay"], length.unit), length.after_warmup
     if falling > steps:
-        left = f"what the warm-up leaves of {length.spoken(length.steps)}" if length.warmup else "the whole run"
-        raise EquilibriaError(f"got --decay {options['decay']:g}; expected at most {length.spoken(steps)}, {left}")
+        rest = f"what the warm-up leaves of {length.in_units(length.steps)}" if length.warmup else "the whole run"
+        raise EquilibriaError(f"got --decay {options['decay']:g}; expected at most {length.in_units(steps)}, {rest}")
     return WarmupStableDecay(
         options["lr"], warmup=0, stable=steps - int(falling), decay=int(falling), end=options["end_lr"] or 0.0
     )
@@ -299,7 +298,7 @@ def _read_file(path: Path | None) -> list[float]:
     except (ValueError, TypeError, OverflowError) as error:
         raise EquilibriaError(f"got --lr-file {path}; expected a JSON list or one number per line: {error}") from None
     except RecursionError:
-        raise EquilibriaError(f"got --lr-file {path}, lists in lists; expected one JSON list of numbers") from None
+        raise EquilibriaError(f"got --lr-file {path}, with nested lists; expected one JSON list of numbers") from None
     if not values:
         raise EquilibriaError(f"got --lr-file {path}, which is empty; expected a JSON list or one number per line")
     return values

@@ -1,4 +1,4 @@
-"""`equilibria demo`: a minute of real training, measured against predicted."""
+"""`equilibria demo`: a minute of real training, measured and predicted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equilibria.cli._options import WHOLE, json_option
+from equilibria.cli._options import WHOLE, example, json_option
 from equilibria.cli._output import print_json
 from equilibria.views.terminal import paint, table, wrap
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from equilibria.lab.demo import DemoResult, DemoSettings, Turn
 
 
-@click.command("demo")
+@click.command("demo", epilog=example("demo --out equilibria-demo"))
 @click.option("--out", default="equilibria-demo", show_default=True, help="Folder for the runs and the reports.")
 @click.option(
-    "--seed", type=WHOLE, default=0, show_default=True, help="Of the first weights, the images and the noise."
+    "--seed", type=WHOLE, default=0, show_default=True, help="Random seed of initial weights, images and noise."
 )
 @json_option
 def command(*, out: str, seed: int, as_json: bool) -> None:

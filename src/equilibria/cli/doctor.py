@@ -1,4 +1,4 @@
-"""`equilibria doctor`: what an optimizer does to every parameter, and what is wrong with it."""
+"""`equilibria doctor`: what an optimizer does to every parameter, and what is wrong with that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._options import PATH, json_option
+from equilibria.cli._options import PATH, example, json_option
 from equilibria.cli._output import jsonable, print_json
 from equilibria.errors import EquilibriaError
 
@@ -18,47 +18,52 @@ if TYPE_CHECKING:
     from equilibria.doctor import Examination
 
 
-@click.command("doctor")
+@click.command("doctor", epilog=example("doctor train:make --save before.json", "doctor --diff before.json after.json"))
 @click.argument("target", required=False)
-@click.option("--save", type=PATH, help="Also write what --json prints to this file, for --diff.")
+@click.option("--save", type=PATH, help="Also write the --json output to this file, for --diff.")
 @click.option("--diff", nargs=2, type=PATH, help="Compare two saved outputs instead: OLD NEW.")
 @json_option
 def command(*, target: str | None, save: Path | None, diff: tuple[Path, Path] | None, as_json: bool) -> None:
-    """What the optimizer does to every parameter, beside how it is scale-invariant.
+    """Check what an optimizer does to every parameter against how the parameter is scale-invariant.
 
-    TARGET is package.module:factory, a function without arguments that returns (model, optimizer, batches), or also a
-    loss(output, target) as the fourth. Nothing is trained; the model stays as it is.
+    TARGET is package.module:factory, a function without arguments that returns (model, optimizer, batches), and
+    optionally a loss(output, target) as the fourth value. Nothing is trained; the model stays as it is.
     """
     if (target is None) == (diff is None):
         raise EquilibriaError(
             "got neither or both of TARGET and --diff; expected package.module:factory, or --diff OLD NEW"
         )
     if diff is not None and save is not None:
-        raise EquilibriaError("got --save with --diff; expected it with TARGET only: --diff compares what is saved")
+        raise EquilibriaError("got --save with --diff; expected it with TARGET only: --diff compares saved outputs")
     if save is not None and (save.is_dir() or not save.parent.is_dir()):
         raise EquilibriaError(f"got --save {save}; expected the name of a file in a folder that exists")
     if diff is not None:
         _compare(*diff, as_json=as_json)
         return
-    from equilibria.doctor import examine, load_patient
+    from equilibria.doctor import examine, load_setup
 
-    with redirect_stdout(sys.stderr):  # what the factory prints is no part of the answer
-        found = examine(load_patient(str(target)))
+    with redirect_stdout(sys.stderr):  # stdout is for the answer; a factory may print, too
+        examination = examine(load_setup(str(target)))
     if save is not None:
         from equilibria.records._files import write_whole
 
-        write_whole(save, json.dumps(jsonable(_answer(found)), allow_nan=False, indent=1).encode())
+        write_whole(save, json.dumps(jsonable(_contract(examination)), allow_nan=False, indent=1).encode())
     if as_json:
-        print_json(_answer(found))
+        print_json(_contract(examination))
         return
     from equilibria.views.examination import print_examination
 
-    print_examination(found)
+    print_examination(examination)
 
 
-def _answer(found: Examination) -> dict[str, Any]:
-    symmetries = {"gap": found.symmetries.gap, "basis": found.symmetries.basis, "notes": found.symmetries.notes}
-    return {"parameters": found.rows, "findings": found.findings, "fix": found.fix, "symmetries": symmetries}
+def _contract(examination: Examination) -> dict[str, Any]:
+    sym = examination.symmetries
+    return {
+        "parameters": examination.rows,
+        "findings": examination.findings,
+        "fix": examination.fix,
+        "symmetries": {"gap": sym.gap, "basis": sym.basis, "notes": sym.notes},
+    }
 
 
 def _compare(old: Path, new: Path, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`equilibria equilibrium`: the calculator."""
+"""`equilibria equilibrium`: the equilibrium of an optimizer's settings."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import click
 
 from equilibria.cli._options import (
     build_rule,
-    check_scale,
+    example,
     json_option,
+    refuse_unused_scale,
     rule_options,
     scale_options,
     shape_of,
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
     from equilibria.theory import Equilibrium, Rule
 
 
-@click.command("equilibrium")
+@click.command("equilibrium", epilog=example("equilibrium --optimizer adamw --lr 3e-4 --wd 0.1 --dim 1000000"))
 @rule_options
 @scale_options
 @shape_option
 @json_option
 def command(**options: Any) -> None:
-    """Where an optimizer settles: norm, angle per step, how fast it gets there, and what that assumes."""
-    check_scale(options)
+    """Print the equilibrium of an optimizer: norm, angle per step, time constant, and the assumptions."""
+    refuse_unused_scale(options)
     rule = build_rule(options)
     result = _solve(rule, options)
     if options["as_json"]:

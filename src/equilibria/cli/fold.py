@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equilibria.cli._flags import named
-from equilibria.cli._options import build_rule, json_option, optimizer_of, rule_options
+from equilibria.cli._options import build_rule, example, json_option, optimizer_of, rule_options
 from equilibria.cli._output import print_json
 from equilibria.cli._schedule import build_run, schedule_options
 from equilibria.errors import EquilibriaError
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 _ROWS = 12
 
 
-@click.command("fold")
+@click.command(
+    "fold", epilog=example("fold --optimizer sgd --lr 0.1 --momentum 0.9 --wd 5e-4 --steps 78200 --csv > lr.csv")
+)
 @rule_options
 @schedule_options
 @json_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print step, original_lr, lr, log_scale for every step.")
 def command(**options: Any) -> None:
-    """The learning-rate schedule without weight decay that trains the very same network."""
+    """Print the learning-rate schedule that trains the same network without weight decay."""
     from equilibria.theory.folding import fold
 
     if options["as_json"] and options["as_csv"]:
@@ -55,7 +57,7 @@ def command(**options: Any) -> None:
 
 
 def _contract(folded: Folded) -> dict[str, Any]:
-    """What other programs rely on; lr beyond the range of float64 is null, log_lr always holds."""
+    """The schedule as JSON; lr beyond the range of float64 is null, log_lr never is."""
     return {
         "lr": folded.lr,
         "log_lr": folded.log_lr,

@@ -1,4 +1,4 @@
-"""`equilibria forecast`: what the rest of a recorded run will do, what could be done instead, and how sure that is."""
+"""`equilibria forecast`: the rest of a recorded run, alternatives to its schedule, and back-tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equilibria.cli._flags import flag, named
-from equilibria.cli._options import PATH, WHOLE, json_option
+from equilibria.cli._options import PATH, WHOLE, example, json_option
 from equilibria.cli._output import jsonable, print_json
 from equilibria.cli._scenarios import EXAMPLES, scenario_options, scenarios
 from equilibria.cli._schedule import build_run
@@ -25,11 +25,19 @@ _BASE, _SUGGESTED = "as planned", "suggested"
 _FLAGS = {"start": "--from", "schedule": "--schedule", "path": "--html", "target": "--suggest"}
 
 
-@click.command("forecast")
+@click.command(
+    "forecast",
+    epilog=example(
+        "forecast runs/a --schedule cosine --steps 20000 --what-if 'rescaled=--rescale' --html forecast.html"
+    ),
+)
 @click.argument("run", type=PATH)
 @scenario_options
 @click.option(
-    "--what-if", "what_ifs", multiple=True, help=f"NAME=FLAGS: another scenario, by what differs: {EXAMPLES}."
+    "--what-if",
+    "what_ifs",
+    multiple=True,
+    help=f"NAME=FLAGS: another scenario, with the flags that differ: {EXAMPLES}.",
 )
 @click.option(
     "--suggest",
@@ -41,7 +49,7 @@ _FLAGS = {"start": "--from", "schedule": "--schedule", "path": "--html", "target
     "--start",
     "begin",
     type=WHOLE,
-    help="Forecast from this step, as if nothing later were recorded.",
+    help="Forecast from this step, ignoring later records.",
 )
 @click.option("--html", type=PATH, help="Also write one offline page to this file.")
 @json_option
@@ -49,36 +57,36 @@ _FLAGS = {"start": "--from", "schedule": "--schedule", "path": "--html", "target
 def command(
     ctx: click.Context, /, *, run: Path, start: int | None, html: Path | None, as_json: bool, **options: Any
 ) -> None:
-    """What every layer of the run recorded in RUN will do over the rest of a schedule, with 90 % bands.
+    """Forecast every layer of the run recorded in RUN over the rest of a schedule, with 90 % bands.
 
-    The schedule is that of the whole run, from its step 0. With --what-if, several side by side; with --suggest, a
-    plan that comes closer to a target; with --from, a check on a run that is over.
+    The schedule is that of the whole run, from its step 0. --what-if compares several scenarios, --suggest searches a
+    plan that comes closer to a target, and --from checks a forecast against a finished run.
     """
     with named(_FLAGS):
         if start is not None:
-            _alone(ctx)
+            _require_alone(ctx)
             _backtest(run, start, rescale=options["rescale"] or None, html=html, as_json=as_json)
         else:
             _forecast(run, options, html=html, as_json=as_json)
 
 
-def _alone(ctx: click.Context) -> None:
-    """A back-test has the settings that were recorded: others would be ignored without a word."""
+def _require_alone(ctx: click.Context) -> None:
+    """Raise for options besides --from: a back-test uses the recorded settings and would ignore them silently."""
     source = click.core.ParameterSource.COMMANDLINE
-    given = [name for name in ctx.params if ctx.get_parameter_source(name) is source]
-    strangers = [name for name in given if name not in ("run", "start", "rescale", "html", "as_json")]
-    if strangers:
-        typed = flag({"what_ifs": "what_if", "begin": "start"}.get(strangers[0], strangers[0]))
+    typed_names = [name for name in ctx.params if ctx.get_parameter_source(name) is source]
+    unused = [name for name in typed_names if name not in ("run", "start", "rescale", "html", "as_json")]
+    if unused:
+        typed = flag({"what_ifs": "what_if", "begin": "start"}.get(unused[0], unused[0]))
         raise EquilibriaError(
-            f"got {typed} with --from; expected --from alone or with --rescale: a back-test takes the lr and wd that "
-            "were recorded (--start N forecasts from an earlier step under another schedule)"
+            f"got {typed} with --from; expected --from alone or with --rescale: a back-test uses the recorded lr and "
+            "wd (--start N forecasts from an earlier step under another schedule)"
         )
 
 
 def _backtest(run: Path, start: int, *, rescale: bool | None, html: Path | None, as_json: bool) -> None:
     from equilibria.forecasting import backtest
 
-    with _busy("forecasting what has happened"):
+    with _busy("forecasting the past"):
         test = backtest(run, start=start, rescale=rescale)
     if html is not None:
         test.report(html, title=f"Back-test: {run.resolve().name}")
@@ -102,57 +110,57 @@ def _forecast(run: Path, options: dict[str, Any], *, html: Path | None, as_json:
         observed = read_layers(recorded, before=begin)
     if options["steps_per_epoch"] is None:
         options["steps_per_epoch"] = observed.steps_per_epoch
-    courses = scenarios(options, what_ifs, observed, base=_BASE)
+    by_name = scenarios(options, what_ifs, observed, base=_BASE)
     planned = build_run(
         {**options, "lr": float(observed.cohorts[0].lr.max()) if options["lr"] is None else options["lr"]}
     )
     if planned.steps <= observed.last_step + 1:
         raise EquilibriaError(
             f"got a run of {planned.steps:,} steps, of which {observed.last_step + 1:,} are recorded; expected the "
-            "length of the whole run, with steps left to forecast (--start forecasts from an earlier step, --from does "
-            "so and compares with what happened)"
+            "length of the whole run, with steps left to forecast (--start forecasts from an earlier step, --from also "
+            "compares with the record)"
         )
     target = None if wanted is None else _target(wanted, planned.steps_per_epoch if options["epochs"] else None)
     with _busy(f"forecasting {planned.steps - observed.last_step - 1:,} steps"):
-        found = what_if(recorded, courses, steps=planned.steps, start=begin)
+        comparison = what_if(recorded, by_name, steps=planned.steps, start=begin)
     suggestion = None
     if target is not None:
         with _busy("searching"):
-            suggestion = suggest(recorded, schedule=courses[_BASE], steps=planned.steps, target=target, start=begin)
+            suggestion = suggest(recorded, schedule=by_name[_BASE], steps=planned.steps, target=target, start=begin)
     if html is not None:
-        shown = found
-        if suggestion is not None and suggestion.best.changes and len(courses) < MOST_CHOICES:
-            scenarios_shown = {**courses, _SUGGESTED: suggestion.best.scenario}
-            shown = what_if(recorded, scenarios_shown, steps=planned.steps, start=begin)
-        write_page(shown, html, title=f"Forecast: {run.resolve().name}", suggestion=suggestion)
+        on_page = comparison
+        if suggestion is not None and suggestion.best.changes and len(by_name) < MOST_CHOICES:
+            with_suggestion = {**by_name, _SUGGESTED: suggestion.best.scenario}
+            on_page = what_if(recorded, with_suggestion, steps=planned.steps, start=begin)
+        write_page(on_page, html, title=f"Forecast: {run.resolve().name}", suggestion=suggestion)
     if as_json:
-        print_json(_contract(found, suggestion))
+        print_json(_contract(comparison, suggestion))
         return
-    _show(found)
+    _show(comparison)
     if suggestion is not None:
         print()
         print(suggestion.table(unit=1 if options["steps"] is not None else planned.steps_per_epoch or 1))
     _page(html)
 
 
-def _show(found: WhatIf) -> None:
-    first = found.forecasts[_BASE]
+def _show(comparison: WhatIf) -> None:
+    first = comparison.forecasts[_BASE]
     print()
-    for line in _curve(first, found.worst(_BASE).layer):
+    for line in _curve(first, comparison.worst(_BASE).layer):
         print(line.rstrip())
     print()
-    if len(found.forecasts) == 1:
+    if len(comparison.forecasts) == 1:
         print(first.table())
     else:
-        print(found.table())
+        print(comparison.table())
 
 
 def _curve(forecast: Forecast, name: str) -> list[str]:
     """One layer, measured and forecast."""
     per = forecast.steps_per_epoch or 1
-    layer, samples, hole = forecast[name], forecast.measured(name), [float("nan")]
+    layer, samples, gap = forecast[name], forecast.measured(name), [float("nan")]
     x = [*(samples.step / per).tolist(), *(layer.step / per).tolist()]
-    before, after = hole * len(samples.step), hole * len(layer.step)
+    before, after = gap * len(samples.step), gap * len(layer.step)
     series = [
         ("·", [*samples.angle.tolist(), *after]),
         ("-", [*before, *layer.angle_equilibrium.tolist()]),
@@ -169,7 +177,7 @@ def _page(html: Path | None) -> None:
 
 
 def _target(text: str, per: int | None) -> AngleTarget:
-    """What was typed after --suggest, with positions in steps."""
+    """Parse the value of --suggest; positions become steps."""
     from equilibria.theory.schedules import Piecewise
 
     if text.lower() in ("now", "as now"):
@@ -180,7 +188,8 @@ def _target(text: str, per: int | None) -> AngleTarget:
         if ":" not in text:
             return number("--suggest", float(text))
         pairs = [part.split(":") for part in text.split(",")]
-        return Piecewise([(round(float(at) * (per or 1)), number("--suggest", float(angle))) for at, angle in pairs])
+        unit = per or 1
+        return Piecewise([(round(float(at) * unit), number("--suggest", float(angle))) for at, angle in pairs])
     except ValueError as error:
         reason = f" ({error})" if isinstance(error, EquilibriaError) and ":" in text else ""
         raise EquilibriaError(
@@ -191,7 +200,7 @@ def _target(text: str, per: int | None) -> AngleTarget:
 
 @contextmanager
 def _busy(what: str) -> Iterator[None]:
-    """A word on stderr while it takes time; nothing if that is not a terminal."""
+    """Show on stderr what is being computed, if stderr is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -205,25 +214,25 @@ def _busy(what: str) -> Iterator[None]:
 # ---- JSON
 
 
-def _contract(found: WhatIf, suggestion: Suggestion | None) -> dict[str, Any]:
-    first = found.forecasts[_BASE]
+def _contract(comparison: WhatIf, suggestion: Suggestion | None) -> dict[str, Any]:
+    first = comparison.forecasts[_BASE]
     return {
         "first": first.first,
         "steps": first.steps,
         "steps_per_epoch": first.steps_per_epoch,
-        "scenarios": {name: _scenario_contract(found, name) for name in found.forecasts},
+        "scenarios": {name: _scenario_contract(comparison, name) for name in comparison.forecasts},
         "refused": first.refused,
         "suggestion": None if suggestion is None else _suggestion_contract(suggestion),
     }
 
 
-def _scenario_contract(found: WhatIf, name: str) -> dict[str, Any]:
-    forecast = found.forecasts[name]
+def _scenario_contract(comparison: WhatIf, name: str) -> dict[str, Any]:
+    forecast = comparison.forecasts[name]
     layers = []
-    for layer, outcome in zip(forecast.layers, found.outcomes(name), strict=True):
+    for layer, outcome in zip(forecast.layers, comparison.outcomes(name), strict=True):
         layers.append({**jsonable(layer), "optimizer": type(layer.rule).__name__, "outcome": jsonable(outcome)})
     return {
-        "worst": jsonable(found.worst(name)),
+        "worst": jsonable(comparison.worst(name)),
         "layers": layers,
         "findings": jsonable(forecast.findings),
         "assumptions": forecast.assumptions,
@@ -233,15 +242,15 @@ def _scenario_contract(found: WhatIf, name: str) -> dict[str, Any]:
 def _suggestion_contract(suggestion: Suggestion) -> dict[str, Any]:
     proposals = [
         {
-            "changes": each.changes,
-            "flags": each.flags(),
-            "rescale": each.scenario.rescale,
+            "changes": proposal.changes,
+            "flags": proposal.flags(),
+            "rescale": proposal.scenario.rescale,
             **{
-                name: getattr(each, name)
+                name: getattr(proposal, name)
                 for name in ("off", "worst_layer", "median_off", "integrated_angle", "steps_out")
             },
         }
-        for each in suggestion.proposals
+        for proposal in suggestion.proposals
     ]
     return {
         "target": suggestion.target,
@@ -254,14 +263,14 @@ def _suggestion_contract(suggestion: Suggestion) -> dict[str, Any]:
 def _backtest_contract(test: BackTest) -> dict[str, Any]:
     layers = [
         {
-            "layer": each.forecast.name,
-            "step": each.forecast.step,
-            "angle_error": each.angle_error,
-            "norm_error": each.norm_error,
-            "angle_coverage": each.angle_coverage,
-            "norm_coverage": each.norm_coverage,
+            "layer": layer.forecast.name,
+            "step": layer.forecast.step,
+            "angle_error": layer.angle_error,
+            "norm_error": layer.norm_error,
+            "angle_coverage": layer.angle_coverage,
+            "norm_coverage": layer.norm_coverage,
         }
-        for each in test.layers
+        for layer in test.layers
     ]
     return {
         "start": test.start,

@@ -1,4 +1,4 @@
-"""`equilibria plan`: what a schedule does, before it runs."""
+"""`equilibria plan`: the course of a schedule before it runs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from equilibria.cli._options import (
     NUMBER,
     PATH,
     build_rule,
-    check_scale,
+    example,
     json_option,
     optimizer_of,
+    refuse_unused_scale,
     rule_options,
     scale_options,
     shape_of,
     shape_option,
 )
 from equilibria.cli._output import jsonable, print_json
-from equilibria.cli._schedule import Run, build_run, schedule_options
+from equilibria.cli._schedule import ScheduledRun, build_run, schedule_options
 from equilibria.errors import EquilibriaError
 from equilibria.views.plan.terminal import phase_table
 from equilibria.views.terminal import chart, paint, width, wrap
@@ -29,22 +30,27 @@ if TYPE_CHECKING:
     from equilibria.planning import Plan, PlannedStep
 
 
-@click.command("plan")
+@click.command(
+    "plan",
+    epilog=example("plan --optimizer sgd --lr 0.1 --momentum 0.9 --wd 5e-4 --schedule cosine --steps 20000"),
+)
 @rule_options
 @schedule_options
 @scale_options
 @shape_option
 @click.option("--init-norm", type=NUMBER, help="||w|| at the start (with the scale above); needed at --wd 0.")
 @click.option("--init-std", type=NUMBER, help="adamw, lion: rms of the entries at the start, such as 0.02.")
-@click.option("--dtype", default="float32", help="In which the weights are stored: float32, bfloat16 or float16.")
-@click.option("--tolerance", type=NUMBER, default=0.05, show_default=True, help="What counts as settled.")
+@click.option("--dtype", default="float32", help="Type of the stored weights: float32, bfloat16 or float16.")
+@click.option(
+    "--tolerance", type=NUMBER, default=0.05, show_default=True, help="Relative deviation that counts as settled."
+)
 @click.option("--html", type=PATH, help="Also write one offline page to this file.")
 @json_option
 def command(**options: Any) -> None:
-    """What a schedule does before it runs: phase by phase, as a curve, and in plain sentences."""
+    """Show what a schedule will do before it runs: phase by phase, as a curve, and in sentences."""
     from equilibria.planning import alternatives, plan
 
-    check_scale(options)
+    refuse_unused_scale(options)
     run = build_run(options)
     rule = build_rule({**options, "lr": run.lr})
     settings = plan_settings(options, run)
@@ -63,8 +69,8 @@ def command(**options: Any) -> None:
         print(f"  Page: {options['html']}\n")
 
 
-def plan_settings(options: dict[str, Any], run: Run) -> dict[str, Any]:
-    """The other arguments of `equilibria.plan`."""
+def plan_settings(options: dict[str, Any], run: ScheduledRun) -> dict[str, Any]:
+    """The keyword arguments of `equilibria.plan`."""
     if options["init_std"] is not None:
         options = options | _from_std(options)
     return {
@@ -83,7 +89,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "fl
 
 
 def _from_std(options: dict[str, Any]) -> dict[str, Any]:
-    """Norms of these optimizers go as the root of the number of entries, so one entry stands for all."""
+    """The norm and size of a single entry: norms of these optimizers grow as the root of the number of entries."""
     if optimizer_of(options) not in ("adamw", "lion"):
         raise EquilibriaError("got --init-std; expected it only with --optimizer adamw or lion: use --init-norm")
     if options["init_norm"] is not None or options["dim"] is not None:
@@ -92,7 +98,7 @@ def _from_std(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contract(result: Plan) -> dict[str, Any]:
-    """The plan with the ratios that people compare, spelled out."""
+    """The plan as JSON, with the ratios to equilibrium."""
     value: dict[str, Any] = {"optimizer": type(result.situation.rule).__name__, **jsonable(result)}
     for shown, phase in zip(value["phases"], result.phases, strict=True):
         for name in ("start", "middle", "end"):
@@ -146,13 +152,13 @@ def _curve(result: Plan) -> list[str]:
     x = (curve.step / per).tolist()
     series = [("·", curve.angle_by_lr.tolist()), ("-", curve.angle_equilibrium.tolist()), ("█", curve.angle.tolist())]
     unit = "epochs" if per > 1 else "steps"
-    goal = "" if _without_decay(result) else "- equilibrium of lr x wd   "
-    legend = f"angle per step (rad):  █ predicted   {goal}· what the lr alone suggests"
+    equilibrium = "" if _without_decay(result) else "- equilibrium of lr x wd   "
+    legend = f"angle per step (rad):  █ predicted   {equilibrium}· what the lr alone suggests"
     return [*_legend(legend), *chart(x, series, columns=width() - 26, unit=unit, end=result.situation.steps / per)]
 
 
 def _legend(text: str) -> list[str]:
-    """On one line if there is room, else its last entry below."""
+    """The legend on one line if it fits, else its last entry below."""
     if len(text) + 2 <= width():
         return [f"  {text}"]
     first, last = text.rsplit("   ", 1)

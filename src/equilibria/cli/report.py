@@ -1,4 +1,4 @@
-"""`equilibria report`: what a recorded run did, beside what it should have done."""
+"""`equilibria report`: a recorded run, measured and predicted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equilibria.cli._flags import named
-from equilibria.cli._options import PATH, json_option
+from equilibria.cli._options import PATH, example, json_option
 from equilibria.cli._output import jsonable, print_json
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 _MOST_ROWS = 40
 
 
-@click.command("report")
+@click.command("report", epilog=example("report runs/a --html report.html"))
 @click.argument("run", type=PATH)
 @click.option("--html", type=PATH, help="Also write one offline page to this file.")
 @json_option
 def command(*, run: Path, html: Path | None, as_json: bool) -> None:
-    """What the run recorded in the directory RUN did, layer by layer, beside what theory predicts."""
+    """Report on the run recorded in the directory RUN: every layer, measured and predicted."""
     from equilibria.diagnosis import diagnose
     from equilibria.diagnosis.sharpness import sharpness_findings
     from equilibria.diagnosis.summary import summarise
@@ -41,8 +41,8 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
             write_report(samples, html, metadata=metadata, title=title, notes=notes, sharpness=queries)
     layers, findings = worst_first(summarise(samples, metadata=metadata)), diagnose(samples, metadata=metadata)
     if as_json:
-        found = [*findings, *sharpness_findings(recorded.sharpness(), metadata=metadata)]
-        print_json({"layers": [_contract(layer) for layer in layers], "findings": found, "notes": notes})
+        every_finding = [*findings, *sharpness_findings(recorded.sharpness(), metadata=metadata)]
+        print_json({"layers": [_contract(layer) for layer in layers], "findings": every_finding, "notes": notes})
         return
     if layers:
         print(run_table(layers, findings=findings, notes=notes, most=_MOST_ROWS))
@@ -59,6 +59,6 @@ def _contract(layer: LayerSummary) -> dict[str, Any]:
 
 
 def _later_runs(run: Path) -> list[str]:
-    """A run begun anew in the same place is recorded beside the first; who asks for the first should know."""
-    found = sorted(run.resolve().parent.glob(f"{run.resolve().name}-[0-9]*/run.json"))
-    return [f"a later run lies in {each.parent}" for each in found]
+    """Notes on later runs: a run restarted in the same directory is recorded in a numbered one next to it."""
+    later = sorted(run.resolve().parent.glob(f"{run.resolve().name}-[0-9]*/run.json"))
+    return [f"a later run lies in {path.parent}" for path in later]

@@ -1,4 +1,4 @@
-"""`equilibria reproduce`: the papers' figures, re-run, with a verdict on every claim."""
+"""`equilibria reproduce`: re-runs the papers' experiments, with a verdict on every claim."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._options import WHOLE, json_option
-from equilibria.cli._output import print_json
-from equilibria.cli._streams import INTERRUPTED
+from equilibria.cli._options import WHOLE, example, json_option
+from equilibria.cli._output import INTERRUPTED, print_json
 from equilibria.errors import EquilibriaError
 from equilibria.views.terminal import paint, table, wrap
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _MARKS = {"shown": ("✓", "32;1"), "not shown": ("?", "33;1"), "contradicted": ("✗", "31;1")}
 
 
-@click.command("reproduce")
+@click.command("reproduce", epilog=example("reproduce --list", "reproduce nrq-escape --scale smoke"))
 @click.argument("ids", nargs=-1, metavar="[ID... | synthetic | networks | all]")
 @click.option("--list", "listing", is_flag=True, help="Only list the experiments.")
 @click.option(
@@ -34,14 +33,14 @@ _MARKS = {"shown": ("✓", "32;1"), "not shown": ("?", "33;1"), "contradicted": 
     help="smoke (seconds), desk (minutes; networks: up to an hour) or paper (days, on a GPU).",
 )
 @click.option("--results", default="results", show_default=True, help="Folder for results, figures and the gallery.")
-@click.option("--force", is_flag=True, help="Compute again what is there.")
+@click.option("--force", is_flag=True, help="Recompute results that exist.")
 @click.option("--workers", type=WHOLE, help="Processes on this machine (default: one per core).")
 @click.option("--cluster", help="Run on this Dask cluster instead, such as tcp://host:8786.")
 @click.option(
     "--device",
     default="cpu",
     show_default=True,
-    help="Where networks are trained: cpu, cuda or cuda:1. We have had no GPU: not run there yet.",
+    help="Device to train networks on: cpu, cuda or cuda:1 (not yet tested on a GPU).",
 )
 @json_option
 def command(
@@ -56,7 +55,7 @@ def command(
     device: str,
     as_json: bool,
 ) -> None:
-    """Run the papers' experiments again: figures, numbers, and a verdict on every claim."""
+    """Re-run the papers' experiments: figures, numbers, and a verdict on every claim."""
     from equilibria.lab.harness import find, reproduce
 
     if listing:
@@ -98,7 +97,7 @@ def command(
 
 
 def _check_device(device: str, cluster: str | None) -> None:
-    """Before hours of work; what the machines of a cluster have, they know alone."""
+    """Raise before hours of work if the device is missing; that of a cluster's machines cannot be checked here."""
     if device != "cpu":  # torch takes a second to import
         from equilibria.lab.training.recipe import named_device, present_device
 
@@ -106,19 +105,19 @@ def _check_device(device: str, cluster: str | None) -> None:
 
 
 def _resume() -> str:
-    return "the same command goes on from there" + (" (without --force)" if "--force" in sys.argv else "")
+    return "the same command resumes from there" + (" (without --force)" if "--force" in sys.argv else "")
 
 
 def _list(ids: tuple[str, ...], *, as_json: bool) -> None:
     from equilibria.lab.harness import find
 
-    found = find(ids)
-    rows = [experiment.describe() for experiment in found]
+    experiments = find(ids)
+    rows = [experiment.describe() for experiment in experiments]
     if as_json:
         print_json(rows)
         return
     head = ["id", "kind", "source", "scales", "title"]
-    marks = {experiment.id: "*" if experiment.needs else "" for experiment in found}
+    marks = {experiment.id: "*" if experiment.needs else "" for experiment in experiments}
     body = [
         [row["id"], row["kind"] + marks[row["id"]], row["source"], " ".join(row["scales"]), row["title"]]
         for row in rows
@@ -128,16 +127,16 @@ def _list(ids: tuple[str, ...], *, as_json: bool) -> None:
 
 
 def _legend(rows: list[dict[str, Any]]) -> str:
-    """The groups, what they need, and the papers behind the short names."""
+    """The kinds of experiments, what they need, and the papers behind the short names."""
     from equilibria.theory.citations import PAPERS
 
     used = {word for row in rows for word in row["source"].split()}
     papers = [f"{key}: {paper.title}" for key, paper in PAPERS.items() if key in used]
     kinds = (
-        "synthetic: exact small worlds, which need nothing but minutes.",
-        "networks: trained ones, which need minutes to an hour each.",
-        "*: with images: CIFAR-10 at the scale desk, that of the paper at the scale paper, none at smoke; "
-        "EQUILIBRIA_DATA=FOLDER before the command says where they are.",
+        "synthetic: exact small problems, minutes each.",
+        "networks: trained networks, minutes to an hour each.",
+        "*: needs images: CIFAR-10 at scale desk, the paper's data set at scale paper, none at smoke; set "
+        "EQUILIBRIA_DATA=FOLDER to where they are.",
     )
     return "\n".join(wrap(line, hang="    ") for line in (*kinds, *papers))
 
@@ -164,7 +163,7 @@ def _workers(count: int | None, cluster: str | None) -> Iterator[Workers]:
 def _progress(
     *, quiet: bool
 ) -> Iterator[tuple[TaskProgress, RunningShare | None, Started, Callable[[ExperimentReport], None]]]:
-    """A bar over all tasks on stderr if that is a terminal, a line for what begins, and one for each that ends."""
+    """Progress on stderr: a bar over all tasks on a terminal, a line when experiments begin, one when each ends."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -202,14 +201,14 @@ def _state(report: ExperimentReport) -> str:
         return "left out"
     if report.result is None:
         return "failed"
-    spent = "there already" if report.reused else claim_text.duration_text(report.result.seconds)
+    spent = "reused" if report.reused else claim_text.duration_text(report.result.seconds)
     return f"{claim_text.claims_headline(report.result.claims)} ({spent})"
 
 
 def _contract(report: ExperimentReport) -> dict[str, Any]:
-    found = {} if report.result is None else report.result.as_dict()
+    result = {} if report.result is None else report.result.as_dict()
     about = {"id": report.experiment, "good": report.good, "reused": report.reused}
-    return {**about, "failure": report.failure, "lacks": report.lacks, **found}
+    return {**about, "failure": report.failure, "lacks": report.lacks, **result}
 
 
 def _show(reports: list[ExperimentReport], scale: str, results: str) -> None:
@@ -236,13 +235,13 @@ def _show(reports: list[ExperimentReport], scale: str, results: str) -> None:
         days = sorted({report.result.finished[:10] for report in kept if report.result})
         when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
         which = "This result was" if len(reports) == 1 else f"{len(kept)} of these results were"
-        again = f"there already, of {when}, and not computed now: --force computes again, --results FOLDER elsewhere."
+        again = f"computed earlier ({when}) and reused: --force recomputes, --results FOLDER writes elsewhere."
         print(wrap(f"{which} {again}", indent="\n  ", hang="  "))
     if left:
-        print(wrap("EQUILIBRIA_DATA=FOLDER before the command says where data sets are.", indent="\n  "))
+        print(wrap("Set EQUILIBRIA_DATA=FOLDER to where the data sets are.", indent="\n  "))
     print(f"\n  {claims_headline(claims) if claims else 'nothing was judged'}{also} (scale: {scale}).")
     print(f"  Gallery: {results}/{GALLERY_PAGE} (all scales)")
-    print(f"  Table:   {results}/{RESULTS_PAGE} (of each experiment the largest scale that is there)\n")
+    print(f"  Table:   {results}/{RESULTS_PAGE} (of each experiment the largest scale computed)\n")
 
 
 def _show_claim(claim: Claim) -> None:

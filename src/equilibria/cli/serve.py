@@ -1,4 +1,4 @@
-"""`equilibria serve`: runs in a browser, live, with the planner and the forecasts beside them."""
+"""`equilibria serve`: live pages of runs, plans and forecasts in a browser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._options import WHOLE
+from equilibria.cli._options import WHOLE, example
 from equilibria.errors import EquilibriaError, one_of, within
 
 if TYPE_CHECKING:
@@ -20,26 +20,28 @@ if TYPE_CHECKING:
     from equilibria.serve.queries import ForecastQuery, PlanQuery
 
 _ANYWHERE = ("0.0.0.0", "::")
-_NOT_SHOWN = ("as_json", "html", "lr_file", "help")  # a server reads and writes no file that a request names
+_NOT_ALLOWED = ("as_json", "html", "lr_file", "help")  # a server reads and writes no file that a request names
 _ALTERNATIVES: dict[str, dict[str, Any]] = {
     "rescaled": {"rescale": True},
     "wd x2": {"wd": "x2"},
     "wd x0.5": {"wd": "x0.5"},
 }
 _BASE = "as planned"
-_MOST_STEPS = 1_000_000  # of a plan: some seconds with alternatives, for which other viewers wait
+_MOST_STEPS = 1_000_000  # of a plan: some seconds with alternatives, and other viewers wait meanwhile
 
 
-@click.command("serve")
+@click.command("serve", epilog=example("serve runs --open"))
 @click.argument("runs", nargs=-1, required=True, type=Path)
-@click.option("--port", type=WHOLE, default=8000, show_default=True, help="0 for any that is free.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="An address of this machine; 0.0.0.0 for all.")
-@click.option("--results", type=Path, default=Path("results"), show_default=True, help="Of `equilibria reproduce`.")
+@click.option("--port", type=WHOLE, default=8000, show_default=True, help="Port; 0 for any free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of this machine; 0.0.0.0 for all.")
+@click.option(
+    "--results", type=Path, default=Path("results"), show_default=True, help="Results folder of `equilibria reproduce`."
+)
 @click.option("--open/--no-browser", "browser", default=False, help="Open a browser, or not (the default).")
 def command(*, runs: tuple[Path, ...], port: int, host: str, results: Path, browser: bool) -> None:
     """Show RUNS in a browser, live while they train: run folders, or folders of runs.
 
-    Read-only, and only for this machine unless --host says otherwise; works without a network.
+    The server is read-only, answers only this machine unless --host says otherwise, and needs no network.
     """
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
@@ -50,19 +52,19 @@ def command(*, runs: tuple[Path, ...], port: int, host: str, results: Path, brow
     app = build_app(runs, host=host, results=results)
     listening = bind(host, port)
     for folder in missing_folders(runs):
-        click.echo(f"There is no folder {folder} (is that its name?); what begins there later is shown.", err=True)
+        click.echo(f"There is no folder {folder} (misspelt?); runs that begin there later are shown.", err=True)
     if host in _ANYWHERE:
-        click.echo("Everybody who can reach this machine can look at these runs: there is no password.")
-    run(app, listening, on_start=lambda address: click.echo(f"Serving {address} (Ctrl-C ends it)"), browser=browser)
+        click.echo("Anyone who can reach this machine can see these runs: there is no password.")
+    run(app, listening, on_start=lambda address: click.echo(f"Serving {address} (Ctrl-C stops it)"), browser=browser)
 
 
 def missing_folders(runs: tuple[Path, ...]) -> list[Path]:
-    """Those that a training may be about to make, or that are misspelt."""
+    """Folders that do not exist: misspelt, or yet to be made by a training run."""
     return [folder for folder in runs if not folder.exists()]
 
 
 def build_app(runs: tuple[Path, ...], *, host: str = "127.0.0.1", results: Path = Path("results")) -> App:
-    """What answers the requests."""
+    """The application that answers requests."""
     from equilibria.serve.app import App
     from equilibria.serve.catalogue import Catalogue
     from equilibria.serve.guard import LOOPBACK
@@ -74,8 +76,8 @@ def build_app(runs: tuple[Path, ...], *, host: str = "127.0.0.1", results: Path 
 
 
 def read_plan(query: Mapping[str, str]) -> PlanQuery:
-    """The options of `equilibria plan` in a query, checked as there."""
-    from equilibria.cli._options import build_rule, check_scale
+    """Parse and check the options of `equilibria plan` in a query."""
+    from equilibria.cli._options import build_rule, refuse_unused_scale
     from equilibria.cli._schedule import build_run
     from equilibria.cli.plan import command as plan
     from equilibria.cli.plan import plan_settings
@@ -83,7 +85,7 @@ def read_plan(query: Mapping[str, str]) -> PlanQuery:
 
     words = _flags(plan, query)
     options = _parsed(plan, words)
-    check_scale(options)
+    refuse_unused_scale(options)
     _refuse_what_a_page_cannot(options, command="equilibria plan")
     run = build_run(options)
     rule = build_rule({**options, "lr": run.lr})
@@ -91,7 +93,7 @@ def read_plan(query: Mapping[str, str]) -> PlanQuery:
 
 
 def read_forecast(query: Mapping[str, str], observed: RecordedLayers) -> ForecastQuery:
-    """The options of `equilibria forecast` in a query, and some alternatives to what they describe."""
+    """Parse the options of `equilibria forecast` in a query, and add some alternatives."""
     from equilibria.cli._scenarios import scenario_options, scenarios
     from equilibria.cli._schedule import build_run
     from equilibria.serve.queries import ForecastQuery
@@ -113,7 +115,7 @@ def read_forecast(query: Mapping[str, str], observed: RecordedLayers) -> Forecas
 
 
 def _refuse_what_a_page_cannot(options: Mapping[str, Any], *, command: str) -> None:
-    """Files, and plans that take long: there is one server for all viewers."""
+    """Raise for files, and for plans that take long: all viewers share one server."""
     from equilibria.cli._schedule import SCHEDULES, run_steps
 
     one_of("--schedule", options["schedule"].lower(), [name for name in SCHEDULES if name != "file"])
@@ -130,17 +132,17 @@ def _typed(changes: Mapping[str, Any]) -> str:
 
 
 def _same(options: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
-    """Whether the plan says already what an alternative would change."""
+    """Whether the plan already sets an option that an alternative would change."""
     return any(options[name] not in (None, False) for name in changes)
 
 
 def _flags(command: click.Command, query: Mapping[str, str]) -> list[str]:
-    """A query as it would be typed; switches are on if they say 1."""
+    """A query as it would be typed; switches are on if they are 1."""
     known = {option.name: option for option in command.params if isinstance(option, click.Option)}
-    allowed = [name for name in known if name and name not in _NOT_SHOWN]
-    strangers = sorted(set(query) - set(allowed))
-    if strangers:
-        raise EquilibriaError(f"got {strangers[0]}; expected only: {', '.join(sorted(allowed))}")
+    allowed = [name for name in known if name and name not in _NOT_ALLOWED]
+    unknown = sorted(set(query) - set(allowed))
+    if unknown:
+        raise EquilibriaError(f"got {unknown[0]}; expected only: {', '.join(sorted(allowed))}")
     words = []
     for name in allowed:
         if name in query and known[name].is_flag:

@@ -1,4 +1,4 @@
-"""`equilibria translate`: the same dynamics somewhere else."""
+"""`equilibria translate`: settings with the same dynamics elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equilibria.cli._flags import flag, named
-from equilibria.cli._options import NUMBER, build_rule, json_option, numbers, rule_options, scale_options
+from equilibria.cli._options import NUMBER, build_rule, example, json_option, numbers, rule_options, scale_options
 from equilibria.cli._output import jsonable, print_json
 from equilibria.errors import EquilibriaError, one_of, positive
 from equilibria.views.terminal import table, wrap
@@ -18,21 +18,23 @@ if TYPE_CHECKING:
     from equilibria.theory.translation import Translation
 
 _TARGETS = ("sgd", "sgdw", "adamw", "lion")
-_READ_BY = {
+_USED_BY = {
     "match": _TARGETS,
     "to_momentum": ("sgd", "sgdw"),
     "to_betas": ("adamw", "lion"),
     "unit_grad_sq": _TARGETS,
     "dim": _TARGETS,
 }
-_WHERE = {"scale_init": "scale", "scale_batch": "batch", "hold_angle_at_wd": "weight_decay", "to": "to"}
+_ARGUMENTS = {"scale_init": "scale", "scale_batch": "batch", "hold_angle_at_wd": "weight_decay", "to": "to"}
 
 
-@click.command("translate")
+@click.command(
+    "translate", epilog=example("translate --optimizer adamw --lr 1e-3 --wd 0.1 --to lion --to-betas 0.9,0.99")
+)
 @rule_options
-@click.option("--scale-init", type=NUMBER, help="Initial weights this many times as large.")
-@click.option("--scale-batch", type=NUMBER, help="Batch this many times as large.")
-@click.option("--hold-angle-at-wd", type=NUMBER, help="Another weight decay, the same angle.")
+@click.option("--scale-init", type=NUMBER, help="Factor of the initial weights.")
+@click.option("--scale-batch", type=NUMBER, help="Factor of the batch size.")
+@click.option("--hold-angle-at-wd", type=NUMBER, help="Another weight decay, at the same angle.")
 @click.option("--to", help="Another optimizer: sgd, sgdw, adamw or lion.")
 @click.option("--match", help="with --to: angle (default), diffusion or time_constant.")
 @click.option("--to-momentum", type=NUMBER, help="with --to sgd, sgdw: its momentum.")
@@ -40,14 +42,14 @@ _WHERE = {"scale_init": "scale", "scale_batch": "batch", "hold_angle_at_wd": "we
 @scale_options
 @json_option
 def command(**options: Any) -> None:
-    """The same dynamics for another initial scale, batch size, weight decay or optimizer."""
+    """Translate settings to another initial scale, batch size, weight decay or optimizer with the same dynamics."""
     from equilibria.theory.translation import translate
 
     rule = build_rule(options)
     if options["to"] is not None:
         options["to"] = one_of("--to", options["to"].lower(), _TARGETS)
-    where = {name: options[option] for option, name in _WHERE.items() if options[option] is not None}
-    if len(where) != 1:
+    target = {name: options[option] for option, name in _ARGUMENTS.items() if options[option] is not None}
+    if len(target) != 1:
         raise EquilibriaError("expected exactly one of --scale-init, --scale-batch, --hold-angle-at-wd and --to")
     _check_target(options)
     extra = {
@@ -58,7 +60,7 @@ def command(**options: Any) -> None:
         "dim": options["dim"],
     }
     with named({"momentum": "--to-momentum", "betas": "--to-betas"}):
-        result = translate(rule, **where, **{name: value for name, value in extra.items() if value is not None})
+        result = translate(rule, **target, **{name: value for name, value in extra.items() if value is not None})
     if options["as_json"]:
         print_json({**jsonable(result), "optimizer": type(result.rule).__name__})
     else:
@@ -66,13 +68,13 @@ def command(**options: Any) -> None:
 
 
 def _check_target(options: dict[str, Any]) -> None:
-    """The target in the words of the command line, and every option that only some targets read."""
+    """Raise for a factor that is not positive, and for an option that the target does not use."""
     if options["to"] is None:
-        name = next(name for name in _WHERE if options[name] is not None)
+        name = next(name for name in _ARGUMENTS if options[name] is not None)
         positive(flag(name), options[name])
-    for name, readers in _READ_BY.items():
-        if options[name] is not None and options["to"] not in readers:
-            raise EquilibriaError(f"got {flag(name)}; expected it only with --to: {', '.join(readers)}")
+    for name, targets in _USED_BY.items():
+        if options[name] is not None and options["to"] not in targets:
+            raise EquilibriaError(f"got {flag(name)}; expected it only with --to: {', '.join(targets)}")
 
 
 def _to_betas(text: str | None) -> tuple[float, ...] | None:

@@ -1,4 +1,8 @@
-"""What an angular schedule knows about one parameter group: norms, and how far a unit of learning rate turns it."""
+"""The control loop of an angular schedule for one parameter group.
+
+`GroupLoop` measures angles and norms and estimates how far a unit of learning rate turns the group's tensors;
+`steering_decay` computes the weight decay that brings their norms to where they turn as requested.
+"""
 
 from __future__ import annotations
 
@@ -16,96 +20,25 @@ from equilibria.tensors.layout import copy_of, flat
 from equilibria.theory.requested import decay_for_angle, norm_power
 from equilibria.theory.rules import SGD, Rule
 
-# The error of the angle may swing by a tenth from noise alone. A norm that was shrunk for it grows back no faster than
-# weights turn, which in equilibrium is what decay takes: a rate of ten times that keeps the two in balance.
-_RATE = 10.0
-NEAR = 0.15  # logarithmic error of the angle up to which it may be noise; a norm that is further off is on its way
-_STRONGEST = 0.5  # share of the norm that one step's decay takes in the end, at most
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """What weight decay is to bring about.
-
-    Attributes:
-        rule: the optimizer's settings.
-        wanted: radians of the next step.
-        ahead: radians of the step by which weight decay has acted, `steps_ahead` later.
-    """
-
-    rule: Rule
-    wanted: float
-    ahead: float
-
-    @property
-    def settled(self) -> float:
-        """The decay per step of the equilibrium with this angle."""
-        return dataclasses.replace(self.rule, weight_decay=decay_for_angle(self.rule, self.wanted)).decay_per_step
-
-    @property
-    def rate(self) -> float:
-        """Share of the logarithmic error of the norm that is taken away per step."""
-        free = 1 - inertia(self.rule)
-        return min(free, _RATE * self.settled / free)
-
-
-def inertia(rule: Rule) -> float:
-    """Share of a norm's change that goes on in the next step: coupled weight decay passes through the momentum."""
-    return rule.momentum if isinstance(rule, SGD) else 0.0
-
-
-def steps_ahead(rule: Rule) -> int:
-    """Steps in which weight decay acts."""
-    return round(1 / (1 - inertia(rule)))
-
-
-def steering_decay(aim: Aim, present: float, *, drift: float) -> float:
-    """Weight decay of the next step.
-
-    In u = ln||w||, whose change goes on with the inertia a, ``u'' = a u' - (eps - eps*)`` up to noise. With
-
-        eps = eps* + rate (u - u_wanted) + a u' + (u_wanted now - u_wanted ahead)/(steps ahead),
-
-    inertia cancels, the error falls by ``rate`` per step, and a schedule is followed without lag, as far as eps >= 0
-    allows. A norm that is far too small is left to grow as fast as it can, without decay. The faster a norm falls, the
-    longer it goes on falling: no decay brings it down sooner without overshoot than a rate of 1 - a, the largest used.
-
-    Args:
-        aim: what is wanted.
-        present: radians per step at the present norm.
-        drift: u', change of ln||w|| in the last step.
-
-    Returns:
-        The weight decay, in the optimizer's convention.
-    """
-    if aim.ahead == 0 or math.log(present / aim.wanted) > NEAR:
-        return 0.0
-    power, free = norm_power(aim.rule), 1 - inertia(aim.rule)
-    error = math.log(aim.wanted / present) / power
-    slope = math.log(aim.ahead / aim.wanted) / power / steps_ahead(aim.rule)
-    eps = aim.settled + aim.rate * error + inertia(aim.rule) * drift + slope
-    return min(max(eps, 0.0), _STRONGEST * free) * decay_for_angle(aim.rule, aim.wanted) / aim.settled
-
-
-RECENT = 1000  # steps that a report looks back at most
-_WINDOW = 4  # steps over which c^2 is averaged: shorter is noisier, longer lags behind gradients that change
-_LARGEST_SURPRISE = 10.0  # what a single step's squared angle over the request's may count at most in the trim
+RECENT = 1000  # steps that a report covers at most
+_WINDOW = 4  # steps over which c^2 is averaged: shorter is noisier, longer lags behind changing gradients
+_LARGEST_RATIO_SQ = 10.0  # cap of one step's squared angle over the request's in the trim
 
 
 @dataclass(slots=True)
 class GroupLoop:
-    """What is known about one parameter group; lists have one entry per invariant tensor.
+    """The state of the control loop of one parameter group; lists have one entry per invariant tensor.
 
     Attributes:
-        group: its index.
+        group: the group's index.
         weights: its invariant tensors.
-        copies: these before the step, flat; None where unknown.
-        versions: torch's counts of their changes when they were copied.
-        norms: ||w|| before the last step that was measured, and after it.
+        copies: the tensors before the step, flat; None where unknown.
+        versions: torch's change counts of the tensors when they were copied.
+        norms: ||w|| before and after the last measured step.
         mean_sq: running mean of c^2.
-        measured: the total weight of what is in that mean, 0 at first and 1 after many steps.
-        unused: angle and norms of a step that were measured, but not yet learnt from: a failing step asks again.
-        trim: logarithm of the factor by which lr is corrected for what was delivered so far.
+        measured: the total weight of that mean's terms: 0 at first, 1 after many steps.
+        pending: angle and norms of a step that was measured but not yet learnt from; a step that fails reads it again.
+        trim: logarithm of the factor that corrects lr for the angles delivered so far.
         first_gain: the gain that the first lr was set with; 0 before.
         recent: (requested, delivered) of the last steps.
     """
@@ -117,7 +50,7 @@ class GroupLoop:
     norms: list[tuple[float, float]]
     mean_sq: list[float]
     measured: list[float]
-    unused: list[tuple[float, tuple[float, float]] | None]
+    pending: list[tuple[float, tuple[float, float]] | None]
     trim: float = 0.0
     first_gain: float = 0.0
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -133,12 +66,12 @@ class GroupLoop:
             norms=[(0.0, 0.0)] * count,
             mean_sq=[0.0] * count,
             measured=[0.0] * count,
-            unused=[None] * count,
+            pending=[None] * count,
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy, whose tensors count their changes anew: changes since they were remembered instead."""
-        lags = [weight._version - at for weight, at in zip(self.weights, self.versions, strict=True)]
+        """State with the number of changes since the copies: a copied tensor counts its changes from zero."""
+        lags = [weight._version - version for weight, version in zip(self.weights, self.versions, strict=True)]
         return {**{name: getattr(self, name) for name in self.__slots__}, "versions": lags}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -151,55 +84,55 @@ class GroupLoop:
         return any(self.measured)
 
     def gain(self, power: int) -> float:
-        """Root mean square angle per unit of lr, at the present norms; 0 if nothing is known yet."""
+        """Root mean square angle per unit of lr, at the present norms; 0 before the first measurement."""
         known = zip(self.mean_sq, self.measured, self.norms, strict=True)
         squares = [mean / share / norm ** (2 * power) for mean, share, (_, norm) in known if share]
         return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
     def average(self, per_lr: dict[int, float], *, power: int) -> None:
-        """Take the angles of a step per unit of lr into the means."""
-        for at, angle in per_lr.items():
-            self.mean_sq[at] += ((angle * self.norms[at][0] ** power) ** 2 - self.mean_sq[at]) / _WINDOW
-            self.measured[at] += (1 - self.measured[at]) / _WINDOW
+        """Add the angles of a step per unit of lr, by tensor, to the running means."""
+        for index, angle in per_lr.items():
+            self.mean_sq[index] += ((angle * self.norms[index][0] ** power) ** 2 - self.mean_sq[index]) / _WINDOW
+            self.measured[index] += (1 - self.measured[index]) / _WINDOW
 
     @property
     def drift(self) -> float:
-        """By how much the logarithm of the norm grew in the last step, mean over the tensors."""
+        """Change of ln||w|| in the last step, mean over the tensors."""
         grown = [math.log(after / before) for before, after in self.norms if before > 0 and after > 0]
         return sum(grown) / len(grown) if grown else 0.0
 
     def correct(self, ratio: float, *, share: float, largest: float) -> None:
-        """Take delivered over requested angle of a step into the trim."""
-        trim = self.trim + share * (1 - min(ratio**2, _LARGEST_SURPRISE))
+        """Correct the trim by the ratio of delivered to requested angle of a step."""
+        trim = self.trim + share * (1 - min(ratio**2, _LARGEST_RATIO_SQ))
         self.trim = max(-largest, min(largest, trim))
 
     def remember(self) -> None:
-        """Copy the tensors that somebody changed since the last measurement, and those that were never copied."""
-        self.used()
-        for at, weight in enumerate(self.weights):
-            if self.copies[at] is None or self.versions[at] != weight._version:
-                self.copies[at] = flat(copy_of(weight.detach()), like=weight.detach())
-                self.versions[at] = weight._version
+        """Copy the tensors that changed since the last measurement, and those that were never copied."""
+        self.clear_pending()
+        for index, weight in enumerate(self.weights):
+            if self.copies[index] is None or self.versions[index] != weight._version:
+                self.copies[index] = flat(copy_of(weight.detach()), like=weight.detach())
+                self.versions[index] = weight._version
 
-    def turned(self) -> dict[int, float]:
-        """The angles since the copies were made, of those tensors that moved; the copies become what these are now."""
-        angles = {at: self._turned(at) for at, copy in enumerate(self.copies) if copy is not None}
-        return {at: angle for at, angle in angles.items() if angle != 0}
+    def angles(self) -> dict[int, float]:
+        """The angles since the copies, of the tensors that moved, by index; the copies are brought up to date."""
+        angles = {index: self._angle(index) for index, copy in enumerate(self.copies) if copy is not None}
+        return {index: angle for index, angle in angles.items() if angle != 0}
 
-    def _turned(self, at: int) -> float:
-        held = self.unused[at]
-        if held is None or self.versions[at] != self.weights[at]._version:
-            held = self.unused[at] = self._measured(at)
-            self.versions[at] = self.weights[at]._version
-        angle, norms = held
-        is_skipped = angle == 0 and norms[0] == norms[1]  # which says nothing about how the norm moves
+    def _angle(self, index: int) -> float:
+        measurement = self.pending[index]
+        if measurement is None or self.versions[index] != self.weights[index]._version:
+            measurement = self.pending[index] = self._measure(index)
+            self.versions[index] = self.weights[index]._version
+        angle, norms = measurement
+        is_skipped = angle == 0 and norms[0] == norms[1]  # a skipped step does not show how the norm moves
         if math.isfinite(angle) and not is_skipped:
-            self.norms[at] = norms
+            self.norms[index] = norms
         return angle
 
     @torch.no_grad()
-    def _measured(self, at: int) -> tuple[float, tuple[float, float]]:
-        before, after = self.copies[at], flat(self.weights[at].detach())
+    def _measure(self, index: int) -> tuple[float, tuple[float, float]]:
+        before, after = self.copies[index], flat(self.weights[index].detach())
         assert before is not None
         ww, we, ee = moved_products(before, after)
         if not math.isfinite(ww + we + ee):
@@ -207,25 +140,98 @@ class GroupLoop:
         norms = math.sqrt(ww), math.sqrt(max(ww + 2 * we + ee, 0.0))
         return math.atan2(math.sqrt(max(ee * ww - we * we, 0.0)), ww + we), norms
 
-    def used(self) -> None:
-        """What was measured is learnt."""
-        self.unused = [None] * len(self.weights)
+    def clear_pending(self) -> None:
+        """Forget measurements that have been learnt from."""
+        self.pending = [None] * len(self.weights)
 
-    def learnt(self) -> tuple[Any, ...]:
-        """What a step changes, to be put back if it fails; the report's list grows only when it has not failed."""
+    def snapshot(self) -> tuple[Any, ...]:
+        """The values that a step changes, for `restore`; ``recent`` grows only after a step has succeeded."""
         return list(self.norms), list(self.mean_sq), list(self.measured), self.trim, self.first_gain
 
-    def put_back(self, learnt: tuple[Any, ...]) -> None:
-        """Undo what was learnt."""
-        self.norms, self.mean_sq, self.measured, self.trim, self.first_gain = learnt
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Undo the changes since a snapshot."""
+        self.norms, self.mean_sq, self.measured, self.trim, self.first_gain = snapshot
 
     def state_dict(self) -> dict[str, Any]:
-        held = {name: list(getattr(self, name)) for name in ("norms", "mean_sq", "measured", "recent")}
-        return {**held, "trim": self.trim, "first_gain": self.first_gain}
+        lists = {name: list(getattr(self, name)) for name in ("norms", "mean_sq", "measured", "recent")}
+        return {**lists, "trim": self.trim, "first_gain": self.first_gain}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.trim, self.mean_sq, self.measured = state["trim"], list(state["mean_sq"]), list(state["measured"])
         self.norms = [(float(a), float(b)) for a, b in state["norms"]]
         self.first_gain = float(state.get("first_gain", 0.0))
         self.recent = deque(((float(a), float(b)) for a, b in state["recent"]), maxlen=RECENT)
-        self.copies = [None] * len(self.weights)  # the weights may be loaded later
+        self.copies = [None] * len(self.weights)  # weights may be loaded after this
+
+
+# ---- weight decay that steers the norm to the one with the requested angle
+
+# Noise alone may change the measured angle by a tenth. A norm that was shrunk because of it grows back no faster than
+# weights turn, and in equilibrium decay takes as much: a rate of ten times that keeps the two in balance.
+_RATE = 10.0
+NEAR = 0.15  # logarithmic error of the angle that may be noise; with a larger one the norm is still approaching
+_STRONGEST = 0.5  # largest share of the norm that one step's decay takes in the end
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """The angles that weight decay steers to.
+
+    Attributes:
+        rule: the optimizer's settings.
+        wanted: requested radians of the next step.
+        ahead: requested radians `steps_ahead` later, when weight decay has acted.
+    """
+
+    rule: Rule
+    wanted: float
+    ahead: float
+
+    @property
+    def equilibrium_decay(self) -> float:
+        """Decay per step, lr times weight decay, of the equilibrium with the wanted angle."""
+        return dataclasses.replace(self.rule, weight_decay=decay_for_angle(self.rule, self.wanted)).decay_per_step
+
+    @property
+    def rate(self) -> float:
+        """Share of the norm's logarithmic error that is corrected per step."""
+        free = 1 - inertia(self.rule)
+        return min(free, _RATE * self.equilibrium_decay / free)
+
+
+def inertia(rule: Rule) -> float:
+    """Share of a norm's change that continues in the next step: coupled weight decay passes through the momentum."""
+    return rule.momentum if isinstance(rule, SGD) else 0.0
+
+
+def steps_ahead(rule: Rule) -> int:
+    """Steps until weight decay has acted."""
+    return round(1 / (1 - inertia(rule)))
+
+
+def steering_decay(aim: Aim, present: float, *, drift: float) -> float:
+    """Weight decay of the next step.
+
+    In u = ln||w||, whose change continues with the inertia a, ``u'' = a u' - (eps - eps*)`` up to noise. With
+
+        eps = eps* + rate (u - u_wanted) + a u' + (u_wanted now - u_wanted ahead)/(steps ahead),
+
+    inertia cancels, the error falls by ``rate`` per step, and a schedule is followed without lag, as far as eps >= 0
+    allows. A norm that is far too small grows as fast as it can, without decay. The faster a norm falls, the longer it
+    continues to fall: no decay reduces it sooner without overshoot than a rate of 1 - a, the largest used.
+
+    Args:
+        aim: the requested angles.
+        present: radians per step at the present norm.
+        drift: u', change of ln||w|| in the last step.
+
+    Returns:
+        The weight decay, in the optimizer's convention.
+    """
+    if aim.ahead == 0 or math.log(present / aim.wanted) > NEAR:
+        return 0.0
+    power, free = norm_power(aim.rule), 1 - inertia(aim.rule)
+    error = math.log(aim.wanted / present) / power
+    slope = math.log(aim.ahead / aim.wanted) / power / steps_ahead(aim.rule)
+    eps = aim.equilibrium_decay + aim.rate * error + inertia(aim.rule) * drift + slope
+    return min(max(eps, 0.0), _STRONGEST * free) * decay_for_angle(aim.rule, aim.wanted) / aim.equilibrium_decay

@@ -1,10 +1,10 @@
-"""State the angle per step that you want; the learning rate or the weight decay is set to deliver it."""
+"""Schedules of the angle per step: the learning rate or the weight decay is set to deliver it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,9 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equilibria.control._angular_loop import NEAR, RECENT, Aim, GroupLoop, steering_decay, steps_ahead
+from equilibria.control._invariance_check import InvarianceCheck
 from equilibria.control._optimizer import as_number
-from equilibria.control._radial import InvarianceWatch
-from equilibria.control._scheduler import Hooked, settings_kept, unshare_lr
+from equilibria.control._scheduler import Hooked, closure_of, restoring_settings, unshare_lr
 from equilibria.errors import EquilibriaError, one_of, warn_caller, whole, within
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.tensors.invariance import Invariant, invariant_tensors
@@ -24,26 +24,29 @@ from equilibria.theory.requested import angle_per_step, decay_for_angle, norm_po
 from equilibria.theory.rules import AdamL2, Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule, in_epochs
 
+ControlledSetting: TypeAlias = Literal["lr", "weight_decay"]
+"""The setting that an angular schedule changes."""
+
 _TRIM = 0.1  # share of the error of a step's squared angle that corrects the next lr: makes the mean right
-_LARGEST_TRIM = 1.0  # so that gradients that vanish for a while leave nothing behind
+_LARGEST_TRIM = 1.0  # so that gradients that vanish for a while have no lasting effect
 _DECAY_TRIM, _LARGEST_DECAY_TRIM = 0.15, 0.2  # the same for weight decay, in units of the rate at which norms follow
-_LARGEST_LOSS = 1e8  # of gain since the first steps: norms that run away, or gradients that are gone
-_ON_REQUEST = 1.03  # times the request: not behind it
-_PATIENCE = 50  # steps to find the request in, before and after which a warning tells what it takes
+_LARGEST_LOSS = 1e8  # of gain since the first steps: beyond it norms run away, or gradients have vanished
+_ON_REQUEST = 1.03  # an angle up to this many times the request is on request
+_PATIENCE = 50  # steps without a warning at the start, and steps of delay that need none
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What a parameter group was asked to turn, and what it turned.
+    """Requested and delivered angle of a parameter group.
 
     Attributes:
         group: its index in the optimizer.
-        steps: how many steps this is about.
-        requested: root mean square of the angles asked for, radians per step.
+        steps: number of steps averaged over.
+        requested: root mean square of the requested angles, radians per step.
         delivered: root mean square of the measured angles, over these steps and the group's invariant tensors.
-        lr: learning rate now.
-        weight_decay: weight decay now.
-        behind: steps, at the fewest, until the angle has fallen to the request; 0 if it is there within 3 %, and with
+        lr: present learning rate.
+        weight_decay: present weight decay.
+        behind: least number of steps until the angle has fallen to the request; 0 if it is within 3 % of it, and with
             ``by="lr"``. Weight decay cannot make a norm grow: see `equilibria.theory.requested.steps_to_fall`.
     """
 
@@ -57,7 +60,7 @@ class Delivered:
 
     @property
     def ratio(self) -> float:
-        """Delivered over requested; NaN if nothing was asked for."""
+        """Delivered over requested angle; NaN if the request is 0."""
         return self.delivered / self.requested if self.requested else math.nan
 
 
@@ -65,35 +68,36 @@ class AngularSchedule(Hooked, LRScheduler):
     """Turns the invariant weights of each parameter group by a scheduled angle per step (root mean square).
 
     A step turns a weight by ``lr c / ||w||^p``, where c changes slowly: p is 2 for SGD, whose gradients are inversely
-    proportional to the norm, and 1 for optimizers that make up for that. The controller measures angle and norm of
-    every tensor after every step, averages c^2 over the last few, and sets ``lr = angle / gain``, the gain being the
-    root mean square of c / ||w||^p over the tensors, corrected by the mean of what it delivered so far. So a change of
-    the schedule takes effect at once, whatever the norms are.
+    proportional to the norm, and 1 for optimizers that normalise gradients. The controller measures angle and norm of
+    every tensor after every step, averages c^2 over the last few steps, and sets ``lr = angle / gain``. The gain is the
+    root mean square of c / ||w||^p over the tensors, corrected by the mean angle delivered so far. A change of the
+    schedule takes effect at once, whatever the norms are.
 
-    With ``by="weight_decay"`` lr stays as it is and weight decay is set: that of the equilibrium with this angle, plus
-    what steers the norm to it (control/_decay_control.py). A rise of the angle is followed within the momentum's
-    memory. A fall takes a larger norm, and norms grow no faster than weights turn: at most by 2 (1+a)/(1-a) per step
-    in 1/angle^2 (SGD with momentum a). A request that falls faster is met later; reports and a warning say when.
+    With ``by="weight_decay"`` lr is constant and weight decay is set: that of the equilibrium with this angle, plus a
+    term that steers the norm to it (`steering_decay` in control/_angular_loop.py). A rise of the angle is followed
+    within the momentum's memory. A fall needs a larger norm, and norms grow no faster than weights turn: at most by
+    2 (1+a)/(1-a) per step in 1/angle^2 (SGD with momentum a). A request that falls faster is met later; reports and a
+    warning give the number of steps.
 
-    Called after every optimizer step, as torch's schedulers are. It owns the learning rates (or weight decays) of
-    groups with invariant weights: other parameters of such a group get them too, and other groups are left alone.
+    Call ``step()`` after every optimizer step, as for torch's schedulers. It owns the learning rates (or weight decays)
+    of groups with invariant weights: other parameters of such a group get them too, and other groups are left alone.
 
     Args:
         optimizer: any torch optimizer; its present lr, above 0, is used for the first step.
         angle: radians per step, below pi/2: a number, a schedule of `equilibria.theory.schedules`, a function of the
-            step, or a list, whose last value is held after its end.
-        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`, of
-            which ``sym.alone`` is what counts.
-        model: where names are looked up.
-        by: "lr" or "weight_decay": what is set.
-        steps_per_epoch: if given, ``angle`` is per epoch, below pi/2, and a schedule of it counts epochs; the angle of
-            one step follows from how the optimizer's momentum correlates steps, with gradients that are mostly noise.
+            step, or a list, whose last value holds after its end.
+        model: the network, to look up names.
+        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`, of which
+            ``sym.alone`` is used.
+        by: the setting to change, "lr" or "weight_decay".
+        steps_per_epoch: if given, ``angle`` is per epoch, below pi/2, and its schedule counts epochs. The angle of one
+            step follows from how the optimizer's momentum correlates steps, for gradients that are mostly noise.
 
     Raises:
-        EquilibriaError: bad input, or an optimizer without the law that ``steps_per_epoch`` or ``by`` needs; in the
-            first twenty steps of the optimizer, a weight whose gradient says that it is not scale-invariant (cosine
-            with it above 0.05 and three times chance; not with closures); later, in `step`, an lr that runs away
-            because weights cannot turn that fast: it is left as it was then.
+        EquilibriaError: bad input, or an optimizer without the law that ``steps_per_epoch`` or ``by`` needs. In the
+            first twenty steps of the optimizer, a weight whose gradient shows that it is not scale-invariant (cosine
+            with it above 0.05 and three times chance; not checked with closures). Later, from `step`, an lr that runs
+            away because weights cannot turn that fast; lr is unchanged then.
 
     Example:
         >>> w = nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
@@ -115,26 +119,27 @@ class AngularSchedule(Hooked, LRScheduler):
         *,
         invariant: Invariant,
         model: nn.Module | None = None,
-        by: str = "lr",
+        by: ControlledSetting = "lr",
         steps_per_epoch: int | None = None,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise EquilibriaError(f"got optimizer of type {type(optimizer).__name__}; expected a torch.optim.Optimizer")
-        self._by = one_of("by", by, ("lr", "weight_decay"))
+        self._by = one_of("by", by, get_args(ControlledSetting))
         self._per_epoch = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1)
-        self._warned, self._has_told_change = False, False
+        self._has_warned_behind, self._has_warned_changed = False, False
         _refuse_network(angle)
         self._angle = as_schedule(angle)
         if self._per_epoch is not None:
             self._angle = in_epochs(self._angle, steps_per_epoch=self._per_epoch)
-        self._watch, self._weights = InvarianceWatch(), invariant_tensors(invariant, optimizer=optimizer, model=model)
+        self._weights = invariant_tensors(invariant, optimizer=optimizer, model=model)
+        self._invariance = InvarianceCheck()
         self._loops = _loops(optimizer, self._weights)
         self.optimizer = optimizer
         for loop in self._loops:
             self._refuse_no_lr(loop)
             wanted = self._request(loop, 0)
             if by == "weight_decay" and wanted > 0:
-                decay_for_angle(self._rule(loop), wanted)  # refuses here what it would refuse later
+                decay_for_angle(self._rule(loop), wanted)  # raises now rather than in the first step
         self._attach()
         super().__init__(optimizer)
 
@@ -142,23 +147,23 @@ class AngularSchedule(Hooked, LRScheduler):
         return (self.optimizer.register_step_pre_hook(self._before_step),)
 
     def step(self, epoch: int | None = None) -> None:
-        """Measure the step that the optimizer took, and set the next one; if that fails, all stays as it was."""
+        """Measure the step that the optimizer took and set the next one; an error leaves all as it was."""
         if self.last_epoch >= 0:
             self._warn_changed()
-        held = self.last_epoch, self._step_count, [loop.learnt() for loop in self._loops]
+        before = self.last_epoch, self._step_count, [loop.snapshot() for loop in self._loops]
         try:
-            with settings_kept(self.optimizer):
-                turned = [self._measure(loop) for loop in self._loops] if self.last_epoch >= 0 else []
+            with restoring_settings(self.optimizer):
+                measured = [self._measure(loop) for loop in self._loops] if self.last_epoch >= 0 else []
                 unshare_lr(self.optimizer)
                 super().step(epoch)
                 self._set_weight_decays()
         except BaseException:
-            self.last_epoch, self._step_count, learnt = held
-            for loop, known in zip(self._loops, learnt, strict=True):
-                loop.put_back(known)
+            self.last_epoch, self._step_count, snapshots = before
+            for loop, snapshot in zip(self._loops, snapshots, strict=True):
+                loop.restore(snapshot)
             raise
-        for loop, pair in zip(self._loops, turned, strict=False):  # nothing at torch's own first call
-            loop.used()
+        for loop, pair in zip(self._loops, measured, strict=False):  # empty when torch's constructor calls this
+            loop.clear_pending()
             loop.recent.extend([pair] if pair else [])
 
     def get_lr(self) -> list[float | Tensor]:
@@ -174,7 +179,7 @@ class AngularSchedule(Hooked, LRScheduler):
         return rates
 
     def _refuse_runaway(self, loop: GroupLoop, gain: float, lr: float) -> None:
-        """Refuse what ends in weights that are not finite, while they still are."""
+        """Raise before weights become infinite: for decay of a whole weight per step, or a gain that has vanished."""
         loop.first_gain = loop.first_gain or gain
         takes_all = _takes_all(rule_of_group(self.optimizer, self.optimizer.param_groups[loop.group]).rule, lr)
         if takes_all or gain < loop.first_gain / _LARGEST_LOSS:
@@ -183,75 +188,75 @@ class AngularSchedule(Hooked, LRScheduler):
                 f"got an angle of {self._request(loop, self.last_epoch):.3g} radians per step, which takes lr={lr:.3g} "
                 f"in parameter group {loop.group} now; a unit of lr turns weights {gain / loop.first_gain:.2g} times "
                 f"as far as in the first steps: {reason}; expected a smaller angle, less momentum, or gradients that "
-                "have not vanished. lr was left as it is. Rotational keeps norms"
+                "have not vanished. lr is unchanged. Rotational keeps norms constant"
             )
 
     def report(self, last: int = RECENT) -> list[Delivered]:
-        """What was asked for and what was delivered, by group, over the last so many steps (at most 1000)."""
+        """Requested and delivered angles by group, over the last so many steps (at most 1000)."""
         count = whole("last", last, low=1)
         return [self._delivered(loop, list(loop.recent)[-count:]) for loop in self._loops]
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: numbers only."""
+        """Checkpoint: numbers only."""
         names = ("last_epoch", "_step_count", "_last_lr", "base_lrs")
         return {**{name: getattr(self, name) for name in names}, "loops": [loop.state_dict() for loop in self._loops]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         if len(state_dict["loops"]) != len(self._loops):
             raise EquilibriaError(
                 f"got a checkpoint of {len(state_dict['loops'])} groups with invariant weights; expected "
                 f"{len(self._loops)}"
             )
-        for loop, held in zip(self._loops, state_dict["loops"], strict=True):
-            loop.load_state_dict(held)
+        for loop, state in zip(self._loops, state_dict["loops"], strict=True):
+            loop.load_state_dict(state)
         self.__dict__.update({name: value for name, value in state_dict.items() if name != "loops"})
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_step(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the weights; look at their gradients, unless a closure has yet to make them."""
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._watch.look(self._weights)
+        """Copy the weights; check their gradients, unless a closure has yet to compute them."""
+        if closure_of(args, kwargs) is None:
+            self._invariance.check(self._weights)
         for loop in self._loops:
             loop.remember()
 
     def _refuse_no_lr(self, loop: GroupLoop) -> None:
         if as_number("lr", self.optimizer.param_groups[loop.group]["lr"]) == 0:
             raise EquilibriaError(
-                f"got lr=0 in parameter group {loop.group}; expected more, to see in the first step how far an lr "
-                "turns weights: any sensible one will do"
+                f"got lr=0 in parameter group {loop.group}; expected more, to measure in the first step how far an lr "
+                "turns weights: any sensible value will do",
+                argument="lr",
             )
 
     def _warn_changed(self) -> None:
-        """Say once that somebody else sets the lr, too."""
-        for loop in self._loops if self._by == "lr" and not self._has_told_change else ():
-            ours, found = self._last_lr[loop.group], self.optimizer.param_groups[loop.group]["lr"]
-            if float(ours) != float(found):
-                self._has_told_change = True
+        """Warn once if something else sets the lr, too."""
+        for loop in self._loops if self._by == "lr" and not self._has_warned_changed else ():
+            ours, present = self._last_lr[loop.group], self.optimizer.param_groups[loop.group]["lr"]
+            if float(ours) != float(present):
+                self._has_warned_changed = True
                 warn_caller(
-                    f"lr of parameter group {loop.group} is {float(found):.3g}, but AngularSchedule had set it to "
-                    f"{float(ours):.3g}: somebody else sets it, too, and is overruled at every step. Keep no second "
+                    f"lr of parameter group {loop.group} is {float(present):.3g}, but AngularSchedule had set it to "
+                    f"{float(ours):.3g}: something else sets it, too, and is overruled at every step. Use no second "
                     "scheduler on groups with invariant weights",
                     UserWarning,
                 )
                 return
 
     def _measure(self, loop: GroupLoop) -> tuple[float, float] | None:
-        """Learn from the last step: what was requested, and delivered; None if it was skipped, or broke."""
+        """Learn from the last step; returns requested and delivered angle, None if it was skipped or not finite."""
         lr = as_number("lr", self.optimizer.param_groups[loop.group]["lr"])
-        turned = loop.turned()
-        if not (turned and lr > 0 and all(math.isfinite(angle) for angle in turned.values())):
+        angles = loop.angles()
+        if not (angles and lr > 0 and all(math.isfinite(angle) for angle in angles.values())):
             return None
-        delivered = math.sqrt(sum(angle**2 for angle in turned.values()) / len(turned))
+        delivered = math.sqrt(sum(angle**2 for angle in angles.values()) / len(angles))
         requested = self._request(loop, self.last_epoch)
-        if loop.is_measured and requested > 0:  # the very first step has the lr that was found
+        if loop.is_measured and requested > 0:  # the lr of the first step was the user's
             self._correct(loop, delivered / requested)
-        loop.average({at: angle / lr for at, angle in turned.items()}, power=self._power(loop))
+        loop.average({index: angle / lr for index, angle in angles.items()}, power=self._power(loop))
         return requested, delivered
 
     def _correct(self, loop: GroupLoop, ratio: float) -> None:
-        """Make the mean of what is delivered right; with weight decay only where the norm is, and can be, steered."""
+        """Correct the mean delivered angle; with weight decay only where the norm is, and can be, steered."""
         if self._by == "lr":
             loop.correct(ratio, share=_TRIM, largest=_LARGEST_TRIM)
             return
@@ -261,7 +266,7 @@ class AngularSchedule(Hooked, LRScheduler):
             loop.correct(ratio, share=_DECAY_TRIM * aim.rate, largest=_LARGEST_DECAY_TRIM)
 
     def _power(self, loop: GroupLoop) -> int:
-        """How the angle at a given lr falls with the norm."""
+        """The power of the norm by which the angle at a given lr falls."""
         rule = rule_of_group(self.optimizer, self.optimizer.param_groups[loop.group]).rule
         return 1 if rule is None else norm_power(rule)
 
@@ -274,8 +279,8 @@ class AngularSchedule(Hooked, LRScheduler):
         law = rule_of_group(self.optimizer, self.optimizer.param_groups[loop.group])
         if law.rule is None:
             raise EquilibriaError(
-                f"got an optimizer without the law that is needed here: {law.reason}; expected by='lr' and an angle "
-                "per step, which need none"
+                f"got an optimizer without the law that this needs: {law.reason}; expected by='lr' and an angle per "
+                "step, which need none"
             )
         return law.rule
 
@@ -300,14 +305,14 @@ class AngularSchedule(Hooked, LRScheduler):
         return steering_decay(aim, aim.rule.lr * gain * math.exp(-loop.trim), drift=loop.drift)
 
     def _warn_behind(self, loop: GroupLoop, aim: Aim) -> None:
-        """Say once what weight decay cannot do."""
+        """Warn once if weight decay cannot deliver the request soon."""
         behind = self._behind(loop)
-        if behind > _PATIENCE and not self._warned:
-            self._warned = True
+        if behind > _PATIENCE and not self._has_warned_behind:
+            self._has_warned_behind = True
             warn_caller(
                 f"parameter group {loop.group} turns by {aim.rule.lr * loop.gain(self._power(loop)):.3g} radians per "
-                f"step; weight decay, here 0, gets it down to the requested {aim.wanted:.3g} in {behind:.0f} steps at "
-                "the fewest, because norms grow no faster than weights turn. by='lr' does it at once",
+                f"step; weight decay, here 0, needs at least {behind:.0f} steps to reduce it to the requested "
+                f"{aim.wanted:.3g}, because norms grow no faster than weights turn. by='lr' does it at once",
                 UserWarning,
             )
 
@@ -324,28 +329,30 @@ class AngularSchedule(Hooked, LRScheduler):
     def _delivered(self, loop: GroupLoop, recent: list[tuple[float, float]]) -> Delivered:
         group = self.optimizer.param_groups[loop.group]
         requested, delivered = (
-            math.sqrt(sum(pair[at] ** 2 for pair in recent) / len(recent)) if recent else math.nan for at in (0, 1)
+            math.sqrt(sum(pair[which] ** 2 for pair in recent) / len(recent)) if recent else math.nan
+            for which in (0, 1)
         )
         lr, decay = as_number("lr", group["lr"]), as_number("weight_decay", group.get("weight_decay", 0.0))
         return Delivered(loop.group, len(recent), requested, delivered, lr, decay, self._behind(loop))
 
 
 def _refuse_network(angle: object) -> None:
-    """Say where the model belongs: a network is a function, too."""
+    """Raise if a network is passed as the angle: it is callable, too."""
     if isinstance(angle, nn.Module):
         raise EquilibriaError(
             f"got angle={type(angle).__name__}, a network; expected radians per step, or a schedule of them: "
-            "AngularSchedule(optimizer, 0.01, invariant=sym, model=model)"
+            "AngularSchedule(optimizer, 0.01, model=model, invariant=sym)",
+            argument="angle",
         )
 
 
-def _loops(optimizer: Optimizer, found: dict[str, Tensor]) -> list[GroupLoop]:
-    sharded = [name for name, weight in found.items() if is_sharded(weight)]
+def _loops(optimizer: Optimizer, invariant: dict[str, Tensor]) -> list[GroupLoop]:
+    sharded = [name for name, weight in invariant.items() if is_sharded(weight)]
     if sharded:
         raise EquilibriaError(f"got {sharded[0]} as a DTensor; expected whole tensors: no process sees its angle")
-    wanted = {id(weight) for weight in found.values()}
-    groups = [[p for p in group["params"] if id(p) in wanted] for group in optimizer.param_groups]
-    return [GroupLoop.of(at, weights) for at, weights in enumerate(groups) if weights]
+    chosen = {id(weight) for weight in invariant.values()}
+    groups = [[p for p in group["params"] if id(p) in chosen] for group in optimizer.param_groups]
+    return [GroupLoop.of(index, weights) for index, weights in enumerate(groups) if weights]
 
 
 def _takes_all(rule: Rule | None, lr: float) -> bool:

@@ -1,4 +1,4 @@
-"""Lion as a torch optimizer; torch has none."""
+"""The Lion optimizer, which torch lacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Lion(CheckedOptimizer):
         lr: learning rate, a number or a tensor of one element.
         betas: (beta1, beta2): share of the momentum in the update, decay of the momentum; each in [0, 1).
         weight_decay: decoupled; the weight shrinks by lr * weight_decay per step.
-        maximize: climb instead of descend.
+        maximize: ascend instead of descending.
 
     Example:
         >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
@@ -49,7 +49,7 @@ class Lion(CheckedOptimizer):
         super().__init__(params, defaults)
 
     def equilibria_rule(self, group: dict[str, Any]) -> theory.Lion:
-        """The rule of the theory that a parameter group follows; this is what a monitor asks an optimizer for."""
+        """The theory's rule for a parameter group; monitors call this method of an optimizer."""
         return theory.Lion(
             as_number("lr", group["lr"]), as_number("weight_decay", group["weight_decay"]), betas=_pair(group["betas"])
         )

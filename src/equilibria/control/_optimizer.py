@@ -1,4 +1,4 @@
-"""What every optimizer here asks of its gradients before it changes anything."""
+"""The base class of this package's optimizers: groups and gradients are checked before a step changes anything."""
 
 from __future__ import annotations
 
@@ -14,9 +14,69 @@ from equilibria.errors import EquilibriaError, number
 from equilibria.tensors.inner_products import products_of
 from equilibria.tensors.layout import flat, is_sharded, local
 
+_VALID_LR = 1e-30  # stands in for a learning rate that is not read; every check accepts it
+
+
+class CheckedOptimizer(Optimizer):
+    """Checks parameter groups when they are added, and groups and gradients before every step.
+
+    A subclass checks its settings in `_check_group` and moves one weight in `_move`, or all of them in `_move_all`,
+    which must raise before it changes anything.
+    """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Check the settings of a parameter group and add it."""
+        if isinstance(param_group, dict):  # torch reports what is wrong with anything else
+            self._check_group({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it reads the gradients' values, by address
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step; ``closure`` computes the loss and its gradients, and its value is returned.
+
+        Raises:
+            EquilibriaError: a setting is out of range (a tensor lr on a device other than the CPU is not read), a
+                gradient is sparse, complex or not finite, or the optimizer cannot take this step. Nothing has been
+                changed then.
+        """
+        loss = loss_of(closure)
+        for group in self.param_groups:
+            self._check_group(_readable(group))
+        require_usable((weight for _, weights in self._moving() for weight in weights), by=type(self).__name__)
+        self._move_all()
+        return loss
+
+    def _moving(self) -> list[tuple[dict[str, Any], list[Tensor]]]:
+        """Every group with those of its parameters that have a gradient."""
+        return [(group, with_gradient(group["params"])) for group in self.param_groups]
+
+    def _check_group(self, settings: dict[str, Any]) -> None:
+        """Raise EquilibriaError if a group's settings are out of range."""
+
+    def _move_all(self) -> None:
+        for group, weights in self._moving():
+            for weight in weights:
+                self._move(weight, group)
+
+    def _move(self, weight: Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def _readable(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's settings without a learning rate on a device: fetching it at every step would wait for the device."""
+    lr = group["lr"]
+    return {**group, "lr": _VALID_LR} if isinstance(lr, Tensor) and lr.device.type != "cpu" else group
+
 
 def loss_of(closure: Callable[[], float] | None) -> float | None:
-    """The value of the closure that a step was given, run with gradients; None without one."""
+    """Run the closure that a step received, with gradients enabled; None without one."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -24,12 +84,15 @@ def loss_of(closure: Callable[[], float] | None) -> float | None:
 
 
 def with_gradient(params: Iterable[Tensor]) -> list[Tensor]:
-    """The parameters that have a gradient to follow."""
+    """The parameters that have a gradient."""
     return [param for param in params if param.grad is not None]
 
 
+# ---- checks of gradients and weights
+
+
 def require_usable(params: Iterable[Tensor], *, by: str) -> None:
-    """Refuse gradients that would spoil weights or state: sparse, complex or not finite ones.
+    """Raise if a gradient would spoil weights or state: a sparse, complex or non-finite one.
 
     Called before anything is changed, so that a step that raises leaves weights and state as they were.
 
@@ -38,19 +101,20 @@ def require_usable(params: Iterable[Tensor], *, by: str) -> None:
         by: the optimizer, for the message.
 
     Raises:
-        EquilibriaError: naming the shape of the parameter and what to do.
+        EquilibriaError: with the shape of the parameter and what to do.
     """
-    held = list(params)
-    for param in held:
+    params = list(params)
+    for param in params:
         _require_dense_and_real(param, by)
-    # One number per tensor, and only one is fetched from a device; a finite gradient may overflow it, hence the look.
-    if held and not math.isfinite(_sum_of_norms([_gradient(param) for param in held])):
-        for param in held:
+    # One number per tensor, and only their sum is fetched from a device. It may overflow for finite gradients, so each
+    # gradient is read before the step is rejected.
+    if params and not math.isfinite(_sum_of_norms([_gradient(param) for param in params])):
+        for param in params:
             _require_finite(param, by)
 
 
 def _sum_of_norms(gradients: list[Tensor]) -> float:
-    norms = torch._foreach_norm([local(gradient) for gradient in gradients])  # each process looks at what it holds
+    norms = torch._foreach_norm([local(gradient) for gradient in gradients])  # each process reads its own shards
     return float(sum(norm.to(norms[0].device, torch.float32) for norm in norms))
 
 
@@ -82,90 +146,48 @@ def _require_finite(param: Tensor, by: str) -> None:
         )
 
 
+def require_fine(params: Iterable[Tensor], *, by: str) -> None:
+    """Raise if weights are stored in a type coarser than float32: it would round away what a step turns them by.
+
+    Raises:
+        EquilibriaError: with the type and what to do.
+    """
+    for param in params:
+        if param.dtype not in (torch.float32, torch.float64):
+            raise EquilibriaError(
+                f"got a parameter of {param.dtype}; {by} needs float32 or float64, because coarser types round away "
+                "what a step turns a weight by: keep the weights in float32 and run the network under torch.autocast"
+            )
+
+
+# ---- arithmetic
+
+
 def as_number(name: str, value: Any) -> float:
     """A setting of a group as a finite number; a learning rate may be a tensor of one element."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise EquilibriaError(f"got {name} of shape {tuple(value.shape)}; expected a number or one element")
+            shape = tuple(value.shape)
+            raise EquilibriaError(f"got {name} of shape {shape}; expected a number or one element", argument=name)
         value = value.item()
     return number(name, value)
 
 
 def as_factor(value: float | Tensor) -> float | Tensor:
-    """A learning rate to multiply with; a tensor stays on its device, where fetching it would wait."""
+    """A learning rate as a factor; a tensor stays on its device, because fetching it would wait."""
     return value.reshape(()) if isinstance(value, Tensor) else value
 
 
 def descend(weight: Tensor, update: Tensor, *, lr: float | Tensor) -> None:
-    """``weight -= lr * update``, without a temporary if lr is a number; as ``alpha`` a tensor would be fetched."""
+    """``weight -= lr * update``, without a temporary if lr is a number; as ``alpha``, a tensor would be fetched."""
     if isinstance(lr, Tensor):
         weight.sub_(update * lr)
     else:
         weight.sub_(update, alpha=lr)
 
 
-_ANY = 1e-30  # a learning rate that nothing forbids
-
-
-class CheckedOptimizer(Optimizer):
-    """An optimizer whose groups are checked when they are added, and these and its gradients before every step.
-
-    A subclass says what is wrong with a group (`_check_group`) and how one weight moves (`_move`), or how all do
-    (`_move_all`), which raises before it changes anything, if it raises.
-    """
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, its settings checked."""
-        if isinstance(param_group, dict):  # torch says what is wrong with anything else
-            self._check_group({**self.defaults, **param_group})
-        super().add_param_group(param_group)
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it asks for the gradients' values, by address
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; ``closure`` computes the loss and its gradients, and its value is returned.
-
-        Raises:
-            EquilibriaError: a setting is out of range (a tensor lr on a device other than the CPU is not looked at), a
-                gradient is sparse, complex or not finite, or something else forbids the step; nothing was changed then.
-        """
-        loss = loss_of(closure)
-        for group in self.param_groups:
-            self._check_group(_at_hand(group))
-        require_usable((weight for _, weights in self._moving() for weight in weights), by=type(self).__name__)
-        self._move_all()
-        return loss
-
-    def _moving(self) -> list[tuple[dict[str, Any], list[Tensor]]]:
-        """Every group, and its parameters that have a gradient to follow."""
-        return [(group, with_gradient(group["params"])) for group in self.param_groups]
-
-    def _check_group(self, settings: dict[str, Any]) -> None:
-        """Refuse settings of a group."""
-
-    def _move_all(self) -> None:
-        for group, weights in self._moving():
-            for weight in weights:
-                self._move(weight, group)
-
-    def _move(self, weight: Tensor, group: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-
-def _at_hand(group: dict[str, Any]) -> dict[str, Any]:
-    """A group's settings, without a learning rate that lies on a device, where fetching it at every step would wait."""
-    lr = group["lr"]
-    return {**group, "lr": _ANY} if isinstance(lr, Tensor) and lr.device.type != "cpu" else group
-
-
 def sum_of_squares(tensors: Sequence[Tensor]) -> float:
-    """The squared Euclidean norm of all tensors together, added up in float64; of a sharded one by all processes."""
+    """The squared Euclidean norm of all tensors together, in float64; of sharded tensors over all processes."""
     return sum(_square(tensor.detach()) for tensor in tensors)
 
 
@@ -174,21 +196,3 @@ def _square(tensor: Any) -> float:
         return float(torch.linalg.vector_norm(tensor, dtype=torch.float64).full_tensor()) ** 2
     vector = flat(tensor)
     return products_of(vector, vector)[0]
-
-
-_FINE = (torch.float32, torch.float64)
-
-
-def require_fine(params: Iterable[Tensor], *, by: str) -> None:
-    """Refuse weights whose type rounds away more than a step turns them.
-
-    Raises:
-        EquilibriaError: naming the type and what to do.
-    """
-    for param in params:
-        if param.dtype not in _FINE:
-            raise EquilibriaError(
-                f"got a parameter of {param.dtype}; {by} needs float32 or float64, for a step turns a weight by less "
-                "than coarser types can tell apart: keep the weights in float32 and run the network under "
-                "torch.autocast"
-            )

@@ -1,4 +1,4 @@
-"""Weights, optimizer state and statistics rescaled whenever the learning rate changes: settled from the first step."""
+"""Rescales weights, optimizer state and statistics to the new equilibrium whenever the learning rate changes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from equilibria.control._radial import InvarianceWatch
-from equilibria.control._scheduler import Hooked, SchedulerWrapper, scheduler_kept
-from equilibria.control._statistics import RunningStatistics, refuse_no_network
+from equilibria.control._invariance_check import InvarianceCheck
+from equilibria.control._running_statistics import RunningStatistics, require_network
+from equilibria.control._scheduler import Hooked, SchedulerWrapper, closure_of, restoring_scheduler
 from equilibria.errors import EquilibriaError, warn_caller
 from equilibria.optimizers.rules import rule_of_group, setting
 from equilibria.tensors.invariance import Invariant, invariant_tensors
@@ -25,21 +25,22 @@ from equilibria.theory.rules import AdamL2, Rule
 
 _FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 _SECOND_MOMENTS = ("exp_avg_sq",)
-_COARSE, _LEAST_CHANGE = 1e-4, 0.05  # types whose eps is larger, and the change below which they would round it away
-_LEAST_OVER_EPS = 1e3  # of the variance in front of a BatchNorm: eps then changes outputs by less than 0.1 %
+_COARSE = 1e-4  # a type with a larger eps is coarse
+_SMALLEST_LOG_FACTOR = 0.05  # coarse types would round away a smaller change of the norm
+_SMALLEST_VARIANCE_OVER_EPS = 1e3  # before a BatchNorm: eps then changes outputs by less than 0.1 %
 
 
 class RescaleWarning(UserWarning):
-    """Something was not rescaled as the law says."""
+    """A weight was not rescaled as the law asks."""
 
 
 class RescaleOnDecay(Hooked, SchedulerWrapper):
-    """Puts scale-invariant weights into their new equilibrium at every learning-rate change of a scheduler.
+    """Moves scale-invariant weights to their new equilibrium norm at every learning-rate change of a scheduler.
 
     After lr / k the equilibrium norm is smaller by r = k^(-1/4) (SGD, Nesterov, SGDW), k^(-1/2) (AdamW, Lion, Muon) or
-    k^(-1/3) (Adam with L2); left alone, the weights need a time constant to get there, and turn too slowly until then.
-    Here weights are multiplied by r (from the exact fixed points), first moments by 1/r, second moments by 1/r^2, and
-    BatchNorm's running statistics behind the weights follow: the network computes the same as before, in training and
+    k^(-1/3) (Adam with L2). Left alone, weights need a time constant to get there and turn too slowly until then. This
+    scheduler multiplies weights by r (from the exact fixed points), first moments by 1/r, second moments by 1/r^2, and
+    rescales BatchNorm's running statistics behind the weights. The network computes the same as before, in training and
     in eval mode, up to the eps of its norms, and turns at its new speed from the next step on. Changes of weight decay
     or momentum by the scheduler count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there
     is one again.
@@ -48,20 +49,20 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         scheduler: any torch scheduler. Call ``step()`` of this object in its place, after the optimizer's.
         model: the network.
         invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`, of which
-            ``sym.alone`` is what counts.
-        example: the arguments of one call of the model (a tensor, or a tuple), to find the BatchNorm statistics behind
-            the weights; without it, the first training batch is used.
+            ``sym.alone`` is used.
+        example: the arguments of one call of the model (a tensor, or a tuple), to locate the BatchNorm statistics
+            behind the weights; without it, the first training batch is used.
 
     Raises:
-        EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning;
-            in the first twenty steps, a weight whose gradient says that it is not scale-invariant (cosine with it above
-            0.05 and three times chance; not with closures).
+        EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning.
+            In the first twenty steps, a weight whose gradient shows that it is not scale-invariant (cosine with it
+            above 0.05 and three times chance; not checked with closures).
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2))
         >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
         >>> drop = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.2)
-        >>> scheduler = RescaleOnDecay(drop, net, invariant=["0.weight"])
+        >>> scheduler = RescaleOnDecay(drop, model=net, invariant=["0.weight"])
         >>> net(torch.randn(8, 3)).square().sum().backward()
         >>> optimizer.step()
         >>> scheduler.step()
@@ -70,32 +71,30 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
     """
 
     def __init__(
-        self, scheduler: LRScheduler | Optimizer, model: nn.Module, *, invariant: Invariant, example: Any = None
+        self, scheduler: LRScheduler | Optimizer, *, model: nn.Module, invariant: Invariant, example: Any = None
     ) -> None:
         super().__init__(scheduler)
-        refuse_no_network(model)
+        require_network(model)
         self._weights = invariant_tensors(invariant, optimizer=self.optimizer, model=model)
         groups = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         self._group_of = {name: groups[id(weight)] for name, weight in self._weights.items()}
         for index in set(self._group_of.values()):
             self._check(index)
-        self._settled: dict[
-            int, list[float]
-        ] = {}  # lr and weight decay of the last equilibrium, for when there is none
+        self._last_settings: dict[int, list[float]] = {}  # lr and weight decay of the last equilibrium, by group
         self._statistics = RunningStatistics(model, self._weights, example=example)
         self.last_factors: dict[str, float] = {}
         self._owed: dict[str, float] = {}
         self._has_warned = False
-        self._watch = InvarianceWatch()
+        self._invariance = InvarianceCheck()
         self._attach()
 
     def _hooks(self) -> tuple[RemovableHandle, ...]:
         return (self.optimizer.register_step_pre_hook(self._before_step),)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the scheduler inside; if it changed a group's settings, rescale. If that fails, all stays as it was."""
+        """Step the wrapped scheduler, and rescale if it changed a group's settings; an error leaves all as it was."""
         before = self._rules()
-        with scheduler_kept(self.scheduler):
+        with restoring_scheduler(self.scheduler):
             super().step(*args, **kwargs)
             after = self._rules()
             if before == after:
@@ -109,24 +108,21 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         self._rescale(due)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; numbers, and the scheduler's own state."""
-        settled = {index: list(pair) for index, pair in self._settled.items()}
+        """Checkpoint: numbers, and the state of the wrapped scheduler."""
+        settled = {index: list(pair) for index, pair in self._last_settings.items()}
         return {**super().state_dict(), "settled": settled, "owed": dict(self._owed)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint; load the optimizer's as well."""
+        """Resume from a checkpoint; load the optimizer's as well."""
         super().load_state_dict(state_dict)
-        self._settled = {int(index): list(pair) for index, pair in state_dict.get("settled", {}).items()}
+        self._last_settings = {int(index): list(pair) for index, pair in state_dict.get("settled", {}).items()}
         self._owed = dict(state_dict.get("owed", {}))
-
-    # ---- what to do
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_step(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look while gradients are those of the present weights: a closure has yet to make them."""
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._watch.look(self._weights)
+        """Check gradients that belong to the present weights; a closure has yet to compute them."""
+        if closure_of(args, kwargs) is None:
+            self._invariance.check(self._weights)
 
     def _rules(self) -> dict[int, Rule]:
         rules = {}
@@ -142,12 +138,12 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         self._rules()
         if setting(group["weight_decay"]) == 0:
             raise EquilibriaError(
-                f"got weight_decay=0 in parameter group {index}, which holds scale-invariant weights; expected more: "
+                f"got weight_decay=0 in parameter group {index}, which has scale-invariant weights; expected more: "
                 "without weight decay there is no equilibrium to rescale to. Leave these weights out of `invariant`"
             )
 
     def _factors(self, before: Mapping[int, Rule], after: Mapping[int, Rule]) -> dict[str, RescaleFactors]:
-        """What to multiply each weight and its state by; everything that can fail, fails here."""
+        """The factors of each weight and its state; everything that can fail fails here, before any change."""
         factors: dict[str, RescaleFactors] = {}
         for index, new in after.items():
             old = self._last_equilibrium(index, before[index])
@@ -165,24 +161,24 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         return factors
 
     def _moves(self, name: str) -> bool:
-        """Frozen weights are in no equilibrium; they stay as they are."""
+        """Whether a weight is trained: frozen weights have no equilibrium and stay as they are."""
         return self._weights[name].requires_grad
 
     def _last_equilibrium(self, index: int, rule: Rule) -> Rule | None:
         if rule.decay_per_step > 0:
             return rule
-        if index not in self._settled:
+        if index not in self._last_settings:
             return None
-        lr, decay = self._settled[index]
+        lr, decay = self._last_settings[index]
         return dataclasses.replace(rule, lr=lr, weight_decay=decay)
 
     def _note_equilibria(self, before: Mapping[int, Rule], after: Mapping[int, Rule]) -> None:
         for index, rule in after.items():
             if rule.decay_per_step == 0 and before[index].decay_per_step > 0:
-                self._settled[index] = [before[index].lr, before[index].weight_decay]
+                self._last_settings[index] = [before[index].lr, before[index].weight_decay]
 
     def _scale(self, name: str, rule: AdamL2) -> dict[str, float]:
-        """L and the number of entries, from the optimizer's state: only Adam with L2 depends on them."""
+        """L and the number of entries, from the optimizer's state; only Adam with L2 depends on them."""
         weight = self._weights[name]
         state = self.optimizer.state.get(weight, {})
         if "exp_avg_sq" not in state:
@@ -217,31 +213,31 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         self.last_factors = dict(factors)
 
     def _waiting(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """What is not applied now, but owed, and applied together with later factors.
+        """The factors that are postponed, and applied together with later ones.
 
-        A factor that 16-bit weights would round away waits until it is large enough, and one that would bring the
-        variance in front of a BatchNorm down to its eps waits until lr rises again.
+        A factor that 16-bit weights would round away waits until it is large enough. A factor that would bring the
+        variance before a BatchNorm down to its eps waits until lr rises again.
         """
-        drowning = {name: total for name, total in totals.items() if self._drowns(name, total)}
-        self._warn_of(drowning)
-        return drowning | {name: total for name, total in totals.items() if self._is_rounded_away(name, total)}
+        too_small = {name: total for name, total in totals.items() if self._reaches_eps(name, total)}
+        self._warn_of(too_small)
+        return too_small | {name: total for name, total in totals.items() if self._is_rounded_away(name, total)}
 
-    def _drowns(self, name: str, total: float) -> bool:
-        return total < 1 and self._statistics.variance_over_eps(name) * total**2 < _LEAST_OVER_EPS
+    def _reaches_eps(self, name: str, total: float) -> bool:
+        return total < 1 and self._statistics.variance_over_eps(name) * total**2 < _SMALLEST_VARIANCE_OVER_EPS
 
     def _is_rounded_away(self, name: str, total: float) -> bool:
-        return torch.finfo(self._weights[name].dtype).eps > _COARSE and abs(math.log(total)) < _LEAST_CHANGE
+        return torch.finfo(self._weights[name].dtype).eps > _COARSE and abs(math.log(total)) < _SMALLEST_LOG_FACTOR
 
-    def _warn_of(self, drowning: Mapping[str, float]) -> None:
-        """Say once that weights keep their norms."""
-        if self._has_warned or not drowning:
+    def _warn_of(self, too_small: Mapping[str, float]) -> None:
+        """Warn once that weights keep their norms."""
+        if self._has_warned or not too_small:
             return
         self._has_warned = True
-        name, total = next(iter(drowning.items()))
+        name, total = next(iter(too_small.items()))
         warn_caller(
-            f"{name} is not made smaller by {total:.3g}: the variance in front of its BatchNorm would come "
-            f"down to less than {_LEAST_OVER_EPS:g} times its eps, and the network would change; it keeps its "
-            "norm until lr rises again, and turns more slowly than lr and weight decay say",
+            f"{name} was not rescaled by {total:.3g}: the variance before its BatchNorm would fall below "
+            f"{_SMALLEST_VARIANCE_OVER_EPS:g} times its eps, and the network would change. The weight keeps its norm "
+            "until lr rises again, and turns more slowly than the equilibrium of lr and weight decay",
             RescaleWarning,
         )
 

@@ -1,60 +1,69 @@
-"""Every scale-invariant weight turns by exactly the equilibrium angle at every step."""
+"""Rotational optimizers: every scale-invariant weight turns by exactly the equilibrium angle at every step.
+
+`Rotational` computes the angle from lr and weight decay; the direction of a step is the plain optimizer's update
+without its decay (``_sgd_direction`` and so on); ``turn`` moves the weight along it by the angle and keeps its norm.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from equilibria.control._directions import DIRECTIONS, Direction, Scratch
+from equilibria import theory
+from equilibria.control._invariance_check import InvarianceCheck
 from equilibria.control._lion import Lion
 from equilibria.control._optimizer import CheckedOptimizer, require_fine, with_gradient
-from equilibria.control._radial import InvarianceWatch
 from equilibria.control._sgdw import SGDW
-from equilibria.control._turning import norms, require_units, turn, write_units
-from equilibria.errors import EquilibriaError, one_of
+from equilibria.control._units import Granularity, require_units, unit_axes, unit_norms, unit_products, write_units
+from equilibria.errors import EquilibriaError
 from equilibria.optimizers.rules import follows, rule_of_group
-from equilibria.tensors.invariance import Invariant, invariant_tensors, require_rows
-from equilibria.tensors.layout import is_sharded, matrix
-from equilibria.tensors.parameters import row_axes
+from equilibria.tensors.invariance import Invariant, invariant_tensors
+from equilibria.tensors.layout import flat, is_dense, is_sharded, matrix
 from equilibria.theory.rules import Rule
 
 PLAIN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, SGDW, Lion)  # Adam: its decay may be decoupled
+_STRETCH = 1 << 18  # elements that stay in a processor's caches while several operations pass over them
+_ILL_CONDITIONED = 0.1  # tangent share of the update's square, below which float32 leaves too few digits of it
+_NO_TANGENT = 1e-12  # tangent share below which there is no direction to turn to, even in float64
 
 
 class Rotational(CheckedOptimizer):
-    """An optimizer whose scale-invariant weights turn by the equilibrium angle from the first step on (Kosson et al.).
+    """Turns scale-invariant weights by the equilibrium angle from the first step on (Kosson et al.).
 
-    Around SGD (momentum, dampening, Nesterov), SGDW, AdamW or Lion: the direction of a step is that of the plain
-    optimizer without its weight decay, orthogonal to the weight; its angle is where lr and weight decay of the group
-    would settle, `theory.SGD(...).equilibrium().angle` and its like; the norm stays what it was. Weight decay then only
-    sets the angle. All other parameters, weight decay included, are stepped by the plain optimizer itself.
+    Wraps SGD (momentum, dampening, Nesterov), SGDW, AdamW or Lion. The direction of a step is the plain optimizer's
+    update without its weight decay, orthogonal to the weight. Its angle is the equilibrium angle of the group's lr and
+    weight decay, such as `theory.SGD(...).equilibrium().angle`. The norm stays constant, so weight decay only sets the
+    angle. The plain optimizer steps all other parameters, weight decay included.
 
-    Different from the plain optimizer: no transient (no warm-up by a large norm, none after a change of lr), the angle
-    does not depend on the gradient's size, so it does not fluctuate and does not fade as gradients do; every weight
-    turns alike. Different from the authors' code: they divide the update by a running mean of its size, so that their
-    angle is right on average, here it is exact; and the law for Lion is the corrected one.
+    Compared with the plain optimizer there is no transient (no warm-up by a large norm, none after a change of lr), and
+    the angle does not depend on the gradient's size: it neither fluctuates nor fades as gradients do, and every weight
+    turns alike. Compared with the authors' code: they divide the update by a running mean of its size, so their angle
+    is right on average, while here it is exact; and Lion's law is the corrected one.
 
-    It shares groups and state with the plain optimizer, which must not be stepped on its own any more. Schedulers,
+    It shares groups and state with the plain optimizer, which must no longer be stepped directly. Schedulers,
     checkpoints and gradient scaling work as on any optimizer.
 
     Args:
-        optimizer: the plain one: torch.optim.SGD, torch.optim.AdamW, or SGDW, Lion of this package.
-        invariant: which tensors are scale-invariant: names, tensors, or a result of `equilibria.symmetries`, of
-            which ``sym.alone`` is what counts.
-        model: where names are looked up, and which axis of a tensor numbers its outputs (0 without it).
-        granularity: "tensor": each turns as a whole; "row": each output row turns by the angle on its own, which needs
-            rows that are invariant one by one, as before BatchNorm.
-        centred: weights (now) and updates lose their mean, per unit, as the authors do. This changes the network.
+        optimizer: the plain optimizer: torch.optim.SGD, torch.optim.AdamW, or SGDW, Lion of this package.
+        model: the network, to look up names and the axis that numbers a tensor's outputs (0 without it).
+        invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`, of which
+            ``sym.alone`` is used.
+        granularity: "tensor": each tensor turns as a whole; "row": each output row turns by the angle, which needs rows
+            that are invariant one by one, as before BatchNorm.
+        centred: subtract the mean of every unit from weights (now) and updates, as the authors do. This changes the
+            network.
 
     Raises:
-        EquilibriaError: an optimizer or settings without a law, a weight that is zero or coarser than float32; from
-            ``step()``, before anything is changed: settings that have lost their equilibrium, and, in the first twenty
-            steps, gradients that show that a weight is not scale-invariant.
+        EquilibriaError: an optimizer or settings without a law, a weight that is zero or coarser than float32. From
+            ``step()``, before anything is changed: settings without an equilibrium, and, in the first twenty steps,
+            gradients that show that a weight is not scale-invariant.
 
     Example:
         >>> w = nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
@@ -69,40 +78,36 @@ class Rotational(CheckedOptimizer):
     def __init__(
         self,
         optimizer: Optimizer,
-        invariant: Invariant,
         *,
+        invariant: Invariant,
         model: nn.Module | None = None,
-        granularity: str = "tensor",
+        granularity: Granularity = "tensor",
         centred: bool = False,
     ) -> None:
         if not isinstance(optimizer, PLAIN) or not any(follows(optimizer, kind) for kind in PLAIN):
             raise EquilibriaError(
                 f"got optimizer of type {type(optimizer).__name__}; expected torch.optim.SGD, torch.optim.AdamW, "
-                "equilibria.control.SGDW or equilibria.control.Lion"
+                "equilibria.control.SGDW or equilibria.control.Lion",
+                argument="optimizer",
             )
-        one_of("granularity", granularity, ("tensor", "row"))
-        found = invariant_tensors(invariant, optimizer=optimizer, model=model)
-        if granularity == "row":
-            require_rows(invariant, found)
-        numbering = {} if model is None else row_axes(model)
-        self.plain, self.granularity, self.centred, self._scratch = optimizer, granularity, bool(centred), Scratch()
-        self._watch, self._called = InvarianceWatch(), {weight: name for name, weight in found.items()}
-        self.axes = {
-            weight: numbering.get(id(weight), 0) if granularity == "row" else None for weight in found.values()
-        }
-        for name, weight in found.items():
+        weights = invariant_tensors(invariant, optimizer=optimizer, model=model)
+        axes = unit_axes(weights, invariant=invariant, model=model, granularity=granularity)
+        self.plain, self.granularity, self.centred, self._scratch = optimizer, granularity, bool(centred), _Scratch()
+        self._check, self._names = InvarianceCheck(), {weight: name for name, weight in weights.items()}
+        self.axes = {weight: axes[name] for name, weight in weights.items()}
+        for name, weight in weights.items():
             _check_weight(name, weight, self.axes[weight], centred=self.centred)
         for group in optimizer.param_groups:
             if self._is_rotational(group):
                 self.angle_of(group)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
-        vars(optimizer)["equilibria_stepped_by"] = type(self).__name__  # who watches it is told to watch this one
+        vars(optimizer)["equilibria_stepped_by"] = type(self).__name__  # `watch` then asks for this one
         if self.centred:
             self._centre()
 
     def angle_of(self, group: dict[str, Any]) -> float:
-        """Radians by which the invariant weights of a group turn in a step with its present settings.
+        """Radians per step by which the invariant weights of a group turn with its present settings.
 
         Raises:
             EquilibriaError: the settings have no equilibrium.
@@ -111,7 +116,7 @@ class Rotational(CheckedOptimizer):
         return 0.0 if rule.lr == 0 else _equilibrium_angle(rule)
 
     def equilibria_rule(self, group: dict[str, Any]) -> Rule:
-        """The rule that a group follows, if nothing in it is rotational: what is has a fixed norm, nothing settles."""
+        """The rule that a group without rotational weights follows; rotational ones keep their norm and follow none."""
         if self._is_rotational(group):
             raise EquilibriaError(
                 f"its invariant weights keep their norm and turn by {self.angle_of(group):.3g} rad per step"
@@ -129,17 +134,17 @@ class Rotational(CheckedOptimizer):
             super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint of this optimizer."""
+        """Resume from a checkpoint of this optimizer."""
         self.plain.load_state_dict(state_dict)
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("plain", "granularity", "centred", "axes", "_watch", "_called")}
-        return {**super().__getstate__(), **own, "_scratch": Scratch()}
+        own = {name: getattr(self, name) for name in ("plain", "granularity", "centred", "axes", "_check", "_names")}
+        return {**super().__getstate__(), **own, "_scratch": _Scratch()}
 
     def _move_all(self) -> None:
         turns = [planned for group in self.param_groups for planned in self._planned(group)]
-        self._watch.look({self._called[planned.weight]: planned.weight for planned in turns}, self.axes)
+        self._check.check({self._names[planned.weight]: planned.weight for planned in turns}, self.axes)
         self._step_others([planned.weight for planned in turns])
         for planned in turns:
             self._turn(planned)
@@ -149,7 +154,7 @@ class Rotational(CheckedOptimizer):
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         law = rule_of_group(self.plain, group)
-        if law.rule is None or type(law.rule) not in DIRECTIONS:
+        if law.rule is None or type(law.rule) not in _DIRECTIONS:
             why = law.reason or f"the angle of {type(law.rule).__name__} depends on the gradient's size"
             raise EquilibriaError(f"got a group that cannot be rotational: {why}; expected SGD, SGDW, AdamW or Lion")
         return law.rule
@@ -167,38 +172,37 @@ class Rotational(CheckedOptimizer):
             write_units(weight, units, axis=axis)
 
     def _planned(self, group: dict[str, Any]) -> list[_Turn]:
-        """What is to be done for the rotational weights of a group; raises before anything is changed."""
+        """The turns of a group's rotational weights; raises before anything is changed."""
         weights = [weight for weight in with_gradient(group["params"]) if weight in self.axes]
         if not weights:
             return []
-        direction, angle = DIRECTIONS[type(self._rule(group))], self.angle_of(group)
+        direction, angle = _DIRECTIONS[type(self._rule(group))], self.angle_of(group)
         return [_Turn(weight, group, direction, angle, self._radius(weight)) for weight in weights]
 
     def _radius(self, weight: Tensor) -> Tensor:
-        """The norm of every unit that is kept: what it was at the first step."""
+        """The constant norm of every unit: its norm at the first step."""
         axis = self.axes[weight]
         units = 1 if axis is None else weight.shape[axis]
-        held = self.state.get(weight, {}).get("radius")
-        if held is None:
-            return norms(matrix(weight, axis=axis, like=weight))
-        if held.numel() != units:
+        radius: Tensor | None = self.state.get(weight, {}).get("radius")
+        if radius is None:
+            return unit_norms(weight, axis=axis).to(weight.dtype)
+        if radius.numel() != units:
             raise EquilibriaError(
-                f"got a checkpoint with {held.numel()} norms for a tensor of shape {tuple(weight.shape)}; expected "
+                f"got a checkpoint with {radius.numel()} norms for a tensor of shape {tuple(weight.shape)}; expected "
                 f"{units}: it was written with another granularity than {self.granularity!r}"
             )
-        radius: Tensor = held
         return radius
 
     def _step_others(self, turning: list[Tensor]) -> None:
-        """Let the plain optimizer step everything else: it passes over parameters without a gradient."""
-        held = [weight.grad for weight in turning]
+        """Let the plain optimizer step everything else: it skips parameters without a gradient."""
+        gradients = [weight.grad for weight in turning]
         try:
             for weight in turning:
                 weight.grad = None
             if any(with_gradient(group["params"]) for group in self.param_groups):
                 self.plain.step()
         finally:
-            for weight, gradient in zip(turning, held, strict=True):
+            for weight, gradient in zip(turning, gradients, strict=True):
                 weight.grad = gradient
 
     def _turn(self, planned: _Turn) -> None:
@@ -208,18 +212,18 @@ class Rotational(CheckedOptimizer):
         state = self.state[weight]
         state["radius"] = planned.radius
         update = planned.direction(weight, gradient, state, group, self._scratch)
-        units, towards = (matrix(each, axis=axis, like=weight) for each in (weight, update))
+        units, towards = (matrix(tensor, axis=axis, like=weight) for tensor in (weight, update))
         turn(units, towards, angle=planned.angle, radius=planned.radius, centred=self.centred)
         write_units(weight, units, axis=axis)
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A turn that is known to be possible."""
+    """A turn whose settings have been checked."""
 
     weight: Tensor
     group: dict[str, Any]
-    direction: Direction
+    direction: _Direction
     angle: float
     radius: Tensor
 
@@ -234,3 +238,157 @@ def _check_weight(name: str, weight: Tensor, axis: int | None, *, centred: bool)
     if is_sharded(weight):
         raise EquilibriaError(f"got {name} as a DTensor; expected whole tensors: its norm is spread over processes")
     require_units(name, weight, axis=axis, centred=centred)
+
+
+# ---- the direction of a step: the update that the plain optimizer would subtract, up to a factor, without its decay
+#
+# Each function advances the state as torch does, under torch's names, so that a checkpoint fits the plain optimizer,
+# and returns a tensor of the weight's shape along the update. Work proceeds stretch by stretch, so that all operations
+# on one stretch find it in the processor's cache.
+
+_State: TypeAlias = dict[str, Any]
+
+
+class _Scratch:
+    """Memory for one update at a time, reused by every step: allocating it costs as much as filling it."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def like(self, weight: Tensor) -> Tensor:
+        """An uninitialised tensor with the shape and memory layout of the weight."""
+        kind, size = (weight.device, weight.dtype), weight.numel()
+        if kind not in self._buffers or self._buffers[kind].numel() < size:
+            self._buffers[kind] = torch.empty(size, device=weight.device, dtype=weight.dtype)
+        memory = self._buffers[kind][:size]
+        return memory.as_strided(weight.shape, weight.stride()) if is_dense(weight) else memory.view(weight.shape)
+
+
+_Direction: TypeAlias = Callable[[Tensor, Tensor, _State, Mapping[str, Any], _Scratch], Tensor]
+"""(weight, gradient, state, group, scratch) -> update."""
+
+
+def _sgd_direction(
+    weight: Tensor, gradient: Tensor, state: _State, group: Mapping[str, Any], scratch: _Scratch
+) -> Tensor:
+    """torch.optim.SGD and SGDW: the buffer, with Nesterov the gradient ahead of it, without momentum the gradient."""
+    momentum, kept = group["momentum"], 1 - group.get("dampening", 0.0)
+    if not momentum:
+        return gradient
+    first = state.get("momentum_buffer") is None
+    buffer = _buffer("momentum_buffer", state, weight)
+    if first:
+        buffer.copy_(gradient)  # torch does not damp the first
+    else:
+        for v, g in _stretches(weight, buffer, gradient):
+            v.mul_(momentum).add_(g, alpha=kept)
+    if not group.get("nesterov"):
+        return buffer
+    update = scratch.like(weight)
+    for out, v, g in _stretches(weight, update, buffer, gradient):
+        torch.mul(v, momentum, out=out).add_(g)
+    return update
+
+
+def _adamw_direction(
+    weight: Tensor, gradient: Tensor, state: _State, group: Mapping[str, Any], scratch: _Scratch
+) -> Tensor:
+    """torch.optim.AdamW: ``m / (sqrt(v) + eps sqrt(1 - beta2^t))``, its update but for factors of bias correction."""
+    state["step"] = state.get("step", torch.tensor(0.0)) + 1
+    beta1, beta2 = group["betas"]
+    eps = float(group["eps"]) * (1 - beta2 ** float(state["step"])) ** 0.5
+    moments = _buffer("exp_avg", state, weight), _buffer("exp_avg_sq", state, weight)
+    update = scratch.like(weight)
+    for out, first, second, g in _stretches(weight, update, *moments, gradient):
+        first.lerp_(g, 1 - beta1)
+        second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        torch.div(first, torch.sqrt(second, out=out).add_(eps), out=out)
+    return update
+
+
+def _lion_direction(
+    weight: Tensor, gradient: Tensor, state: _State, group: Mapping[str, Any], scratch: _Scratch
+) -> Tensor:
+    """Lion: the sign of the interpolated momentum."""
+    beta1, beta2 = group["betas"]
+    update = scratch.like(weight)
+    for out, first, g in _stretches(weight, update, _buffer("exp_avg", state, weight), gradient):
+        torch.mul(first, beta1, out=out).add_(g, alpha=1 - beta1).sign_()
+        first.mul_(beta2).add_(g, alpha=1 - beta2)
+    return update
+
+
+_DIRECTIONS: dict[type[Rule], _Direction] = {
+    theory.SGD: _sgd_direction,
+    theory.SGDW: _sgd_direction,
+    theory.AdamW: _adamw_direction,
+    theory.Lion: _lion_direction,
+}
+
+
+def _buffer(name: str, state: _State, weight: Tensor) -> Tensor:
+    """A buffer of the state, zeros at first, with the memory layout of the weight."""
+    buffer: Tensor | None = state.get(name)
+    if buffer is None:
+        buffer = state[name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+    elif buffer.stride() != weight.stride() and is_dense(weight):  # a checkpoint of another memory format
+        buffer = state[name] = torch.empty_like(weight).copy_(buffer)
+    return buffer
+
+
+def _stretches(weight: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Corresponding stretches of tensors of one shape, in the weight's memory order."""
+    width = _STRETCH if weight.device.type == "cpu" else max(1, weight.numel())
+    return zip(*(torch.split(flat(tensor, like=weight), width) for tensor in tensors), strict=True)
+
+
+# ---- the turn
+
+
+def turn(weights: Tensor, updates: Tensor, *, angle: float, radius: Tensor, centred: bool) -> None:
+    """Turn every unit by ``angle`` against its update, in place; a unit whose update has no tangent part stays.
+
+    A unit w of norm n turns by the angle a and gets the norm r:
+
+        w' = r (cos(a) w/n - sin(a) t/||t||),      t = u - (<u, w>/n^2) w   (- its mean, if centred),
+
+    which is ``A w + B u (+ C)`` with three numbers per unit, so only inner products are formed besides the result.
+
+    Args:
+        weights: (units, entries), changed.
+        updates: (units, entries), the direction that the optimizer would subtract.
+        angle: radians.
+        radius: norm of every unit afterwards, (units,).
+        centred: whether to subtract the update's mean; the weights have none already.
+    """
+    height = max(1, _STRETCH // weights.shape[1]) if weights.device.type == "cpu" else len(weights)
+    pieces = (torch.split(tensor, height) for tensor in (weights, updates, radius))
+    for weight, update, size in zip(*pieces, strict=True):
+        _turn_piece(weight, update, angle=angle, radius=size.double(), centred=centred)
+
+
+def _turn_piece(weight: Tensor, update: Tensor, *, angle: float, radius: Tensor, centred: bool) -> None:
+    """Turn units that fit into the cache together, or a single one."""
+    ww, uw, uu = unit_products(weight, update)
+    mean = update.mean(1, dtype=torch.float64) if centred else torch.zeros_like(uu)
+    share = 1 - (uw * uw / ww + weight.shape[1] * mean * mean) / uu  # NaN without an update, which turns nothing
+    if weight.dtype != torch.float64 and bool((share < _ILL_CONDITIONED).any()):
+        fine = weight.double()
+        _turn_piece(fine, update.double(), angle=angle, radius=radius, centred=centred)
+        weight.copy_(fine)
+        return
+    turns = share > _NO_TANGENT
+    along = torch.where(turns, -radius * math.sin(angle) / torch.sqrt(uu * share), 0.0)
+    kept = torch.where(turns, radius * math.cos(angle) / torch.sqrt(ww) - along * uw / ww, 1.0)
+    offset = -along * mean if centred else None
+    _combine(weight, update, kept, along, offset)
+
+
+def _combine(weight: Tensor, update: Tensor, kept: Tensor, along: Tensor, offset: Tensor | None) -> None:
+    """``weight = kept weight + along update + offset``, unit by unit; a large unit stretch by stretch."""
+    a, b = (factor.to(weight.dtype).unsqueeze(1) for factor in (kept, along))
+    width = _STRETCH if weight.device.type == "cpu" else weight.shape[1]
+    for part, change in zip(torch.split(weight, width, dim=1), torch.split(update, width, dim=1), strict=True):
+        part.mul_(a).addcmul_(change, b)
+        if offset is not None:
+            part.add_(offset.to(weight.dtype).unsqueeze(1))

@@ -1,4 +1,4 @@
-"""RMSprop with a single moment for the whole vector: the simplest optimizer that lives at the edge of stability."""
+"""RMSprop with a single second moment: the simplest optimizer that stays at the edge of stability."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class ScalarRMSprop(CheckedOptimizer):
     the norm over all parameters of the group. With decay = 1 - C lr^2 it follows the sharpness-reduction flow once it
     has reached the edge of stability; `equilibria.theory.effective_schedulers` has the same recursion for numpy.
 
-    The moment of a group is ``group["second_moment"]``, a number, and is saved with the optimizer.
+    The moment of a group is the number ``group["second_moment"]``, which the optimizer's state_dict includes.
 
     Args:
         params: parameters or parameter groups.
         lr: the base learning rate; a step is about this long.
         decay: of the moment per step, 0 <= decay < 1.
-        second_moment: ||g||^2 to start from; without it, that of the first gradient, so that the first step is lr long.
+        second_moment: initial ||g||^2; by default that of the first gradient, so that the first step is lr long.
 
     Example:
         >>> import torch
@@ -65,5 +65,5 @@ def _move_together(weights: list[Tensor], group: dict[str, Any]) -> None:
     for weight, gradient in zip(weights, gradients, strict=True):
         if grad_sq > 0:
             descend(weight, gradient, lr=as_factor(group["lr"]) / moment**0.5)
-    # None as long as there was no gradient but zero: the first one then starts it.
+    # None until a gradient differs from zero, which then initialises the moment.
     group["second_moment"] = group["decay"] * moment + (1 - group["decay"]) * grad_sq or None

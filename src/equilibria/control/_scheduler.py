@@ -1,9 +1,9 @@
-"""A learning-rate scheduler around another one: what the controllers of this folder share."""
+"""Base classes of the controllers that are schedulers: wrapping a scheduler, hooks that survive copies, undoing."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -16,11 +16,79 @@ from equilibria.errors import EquilibriaError
 from equilibria.tensors.parameters import unwrap_optimizer
 
 
-class Hooked:
-    """Hooks that survive ``copy.deepcopy`` and pickle: torch's optimizers leave theirs behind.
+class SchedulerWrapper(LRScheduler):
+    """Takes a scheduler's place: steps it, and has the methods that training loops and loggers call.
 
-    A copy is made together with its optimizer and its model, or in one call with them: ``copy.deepcopy((model,
-    optimizer, scheduler))``. A subclass says in `_hooks` what to register, and calls `_attach` when it is complete.
+    Args:
+        scheduler: any torch scheduler, another wrapper, or an optimizer whose learning rate stays constant.
+    """
+
+    def __init__(self, scheduler: LRScheduler | Optimizer) -> None:
+        # The base class's constructor would set the learning rates once more, so it is not called.
+        if not isinstance(scheduler, LRScheduler):
+            if isinstance(scheduler, type) or not hasattr(scheduler, "param_groups"):
+                raise EquilibriaError(
+                    f"got scheduler={_kind(scheduler)}; expected a torch.optim.lr_scheduler, or an optimizer whose "
+                    "learning rate stays constant",
+                    argument="scheduler",
+                )
+            scheduler = ConstantLR(unwrap_optimizer(scheduler), factor=1.0, total_iters=0)
+        self.scheduler = scheduler
+        self.optimizer: Optimizer = unwrap_optimizer(scheduler.optimizer)
+
+    @property
+    def last_epoch(self) -> int:
+        """Number of steps the scheduler has taken."""
+        return self.scheduler.last_epoch
+
+    @last_epoch.setter
+    def last_epoch(self, _: int) -> None:  # SequentialLR and similar schedulers reset those that they chain
+        raise EquilibriaError(
+            f"got {type(self).__name__} inside another scheduler; expected it outermost: wrap the SequentialLR "
+            f"instead, {type(self).__name__}(SequentialLR(...), ...)"
+        )
+
+    @property
+    def base_lrs(self) -> list[float | Tensor]:  # type: ignore[override]
+        """The learning rates that the schedule started from."""
+        return self.scheduler.base_lrs
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The present learning rates, one per parameter group."""
+        return copies(group["lr"] for group in self.optimizer.param_groups)
+
+    def get_last_lr(self) -> list[float | Tensor]:
+        """The learning rates last set, one per parameter group."""
+        return self.scheduler.get_last_lr()
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step the scheduler, passing on arguments such as ReduceLROnPlateau's metric."""
+        self.scheduler.step(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Checkpoint: numbers, and the state of the wrapped scheduler."""
+        return {"scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from a checkpoint; load the optimizer's as well."""
+        if "scheduler" not in state_dict:
+            raise EquilibriaError(
+                f"got a state with {', '.join(map(str, state_dict)) or 'nothing'}; expected the state_dict() of a "
+                f"{type(self).__name__}, which has the wrapped scheduler's state as 'scheduler'"
+            )
+        self.scheduler.load_state_dict(state_dict["scheduler"])
+
+
+def _kind(value: object) -> str:
+    """A short name: the repr of a model would fill pages."""
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
+
+
+class Hooked:
+    """Registers hooks again after ``copy.deepcopy`` and pickle, because torch's optimizers do not copy theirs.
+
+    Copy a controller in one call with its model and optimizer: ``copy.deepcopy((model, optimizer, scheduler))``. A
+    subclass registers its hooks in `_hooks` and calls `_attach` at the end of its constructor.
     """
 
     _handles: tuple[RemovableHandle, ...] = ()
@@ -48,28 +116,38 @@ class Hooked:
     def __copy__(self) -> NoReturn:
         raise EquilibriaError(
             f"got copy.copy of {type(self).__name__}; expected copy.deepcopy, of it together with the model and the "
-            "optimizer: two of them would act on one optimizer"
+            "optimizer: two controllers would act on one optimizer"
         )
 
 
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The closure among the arguments that a step hook received; None without one."""
+    return args[1] if len(args) > 1 else kwargs.get("closure")
+
+
+# ---- undoing a step that fails
+
+
 @contextmanager
-def settings_kept(optimizer: Optimizer) -> Iterator[None]:
-    """Put the settings of all parameter groups (lr, weight decay, momentum) back if what is inside fails."""
-    held = [{key: _copy(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+def restoring_settings(optimizer: Optimizer) -> Iterator[None]:
+    """Restore the settings of all parameter groups (lr, weight decay, momentum) if the body raises."""
+    before = [
+        {key: _copy(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
     try:
         yield
     except BaseException:
-        for group, settings in zip(optimizer.param_groups, held, strict=True):
+        for group, settings in zip(optimizer.param_groups, before, strict=True):
             for key, value in settings.items():
-                _put_back(group, key, value)
+                _restore(group, key, value)
         raise
 
 
 @contextmanager
-def scheduler_kept(scheduler: LRScheduler) -> Iterator[None]:
-    """Put a scheduler's state back, and the settings that it made, if what is inside fails."""
+def restoring_scheduler(scheduler: LRScheduler) -> Iterator[None]:
+    """Restore a scheduler's state and the optimizer settings that it made if the body raises."""
     state = _copy(scheduler.state_dict())
-    with settings_kept(scheduler.optimizer):
+    with restoring_settings(scheduler.optimizer):
         try:
             yield
         except BaseException:
@@ -78,99 +156,35 @@ def scheduler_kept(scheduler: LRScheduler) -> Iterator[None]:
 
 
 def _copy(value: Any) -> Any:
-    """Numbers, and what holds them; other objects as they are: a scheduler may hold a whole model."""
+    """Copy numbers and their containers; other objects are shared, because a scheduler may refer to a whole model."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, list):
-        return [_copy(each) for each in value]
+        return [_copy(item) for item in value]
     if isinstance(value, dict):
-        held = copy.copy(value)
-        held.update({key: _copy(each) for key, each in value.items() if isinstance(each, Tensor | list | dict)})
-        return held
+        copied = copy.copy(value)
+        copied.update({key: _copy(item) for key, item in value.items() if isinstance(item, Tensor | list | dict)})
+        return copied
     return value
 
 
-def _put_back(group: dict[str, Any], key: str, value: Any) -> None:
+def _restore(group: dict[str, Any], key: str, value: Any) -> None:
     if isinstance(group[key], Tensor) and isinstance(value, Tensor):
-        group[key].copy_(value)  # a compiled step holds on to the tensor
+        group[key].copy_(value)  # a compiled step refers to this tensor
     else:
         group[key] = value
 
 
-class SchedulerWrapper(LRScheduler):
-    """Takes a scheduler's place: it steps it, and has the methods that training loops and loggers call.
-
-    Args:
-        scheduler: any torch scheduler, another wrapper, or an optimizer whose learning rate stays as it is.
-    """
-
-    def __init__(self, scheduler: LRScheduler | Optimizer) -> None:
-        # Not the constructor of the base class: it would set the learning rates once more.
-        if not isinstance(scheduler, LRScheduler):
-            if isinstance(scheduler, type) or not hasattr(scheduler, "param_groups"):
-                raise EquilibriaError(
-                    f"got scheduler={_shown(scheduler)}; expected a torch.optim.lr_scheduler, or an optimizer whose "
-                    "learning rate stays as it is"
-                )
-            scheduler = ConstantLR(unwrap_optimizer(scheduler), factor=1.0, total_iters=0)
-        self.scheduler = scheduler
-        self.optimizer: Optimizer = unwrap_optimizer(scheduler.optimizer)
-
-    @property
-    def last_epoch(self) -> int:
-        """How often the scheduler was stepped."""
-        return self.scheduler.last_epoch
-
-    @last_epoch.setter
-    def last_epoch(self, _: int) -> None:  # SequentialLR and its like reset those that they chain
-        raise EquilibriaError(
-            f"got {type(self).__name__} inside of another scheduler; expected it outermost: wrap the SequentialLR "
-            f"instead, {type(self).__name__}(SequentialLR(...), ...)"
-        )
-
-    @property
-    def base_lrs(self) -> list[float | Tensor]:  # type: ignore[override]
-        """The learning rates that the schedule started from."""
-        return self.scheduler.base_lrs
-
-    def get_lr(self) -> list[float | Tensor]:
-        """The learning rates now, one per parameter group."""
-        return copies(group["lr"] for group in self.optimizer.param_groups)
-
-    def get_last_lr(self) -> list[float | Tensor]:
-        """The learning rates last set, one per parameter group."""
-        return self.scheduler.get_last_lr()
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the scheduler; arguments, such as ReduceLROnPlateau's metric, are handed on."""
-        self.scheduler.step(*args, **kwargs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; numbers, and the scheduler's own state."""
-        return {"scheduler": self.scheduler.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint; load the optimizer's as well."""
-        if "scheduler" not in state_dict:
-            raise EquilibriaError(
-                f"got a state with {', '.join(map(str, state_dict)) or 'nothing'}; expected the state_dict() of a "
-                f"{type(self).__name__}, which holds that of the scheduler inside as 'scheduler'"
-            )
-        self.scheduler.load_state_dict(state_dict["scheduler"])
+# ---- settings of parameter groups, which may be tensors
 
 
-def _shown(given: object) -> str:
-    """A short name: a whole model would fill pages."""
-    return f"the class {given.__name__}" if isinstance(given, type) else f"an object of type {type(given).__name__}"
-
-
-def copies(values: Any) -> list[float | Tensor]:
-    """Settings as they are; tensors as copies, so that nobody changes the optimizer's by accident."""
+def copies(values: Iterable[float | Tensor]) -> list[float | Tensor]:
+    """Settings with tensors copied, so that callers cannot change the optimizer's."""
     return [value.clone() if isinstance(value, Tensor) else value for value in values]
 
 
 def unshare_lr(optimizer: Optimizer) -> None:
-    """Give each group a learning rate of its own: a tensor lr given to an optimizer is one tensor in all its groups."""
+    """Give each group its own learning rate: torch puts one tensor lr into all groups of an optimizer."""
     seen: set[int] = set()
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor) and id(group["lr"]) in seen:
@@ -179,7 +193,7 @@ def unshare_lr(optimizer: Optimizer) -> None:
 
 
 def set_value(group: dict[str, Any], key: str, value: float) -> None:
-    """Set a group's setting; a tensor is filled, because a compiled step holds on to it."""
+    """Set a group's setting; a tensor is filled, because a compiled step refers to it."""
     if isinstance(group[key], Tensor):
         group[key].fill_(value)
     else:

@@ -1,4 +1,4 @@
-"""SGD with momentum and decoupled weight decay as a torch optimizer; torch has none."""
+"""SGD with momentum and decoupled weight decay, which torch lacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SGDW(CheckedOptimizer):
         lr: learning rate, a number or a tensor of one element.
         momentum: 0 <= momentum < 1.
         weight_decay: decoupled; the weight shrinks by lr * weight_decay per step.
-        maximize: climb instead of descend.
+        maximize: ascend instead of descending.
 
     Example:
         >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
@@ -47,7 +47,7 @@ class SGDW(CheckedOptimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "maximize": maximize})
 
     def equilibria_rule(self, group: dict[str, Any]) -> theory.SGDW:
-        """The rule of the theory that a parameter group follows; this is what a monitor asks an optimizer for."""
+        """The theory's rule for a parameter group; monitors call this method of an optimizer."""
         return theory.SGDW(
             as_number("lr", group["lr"]),
             as_number("weight_decay", group["weight_decay"]),

@@ -1,4 +1,4 @@
-"""TEXP and TEXP v2: the exponential learning rates that people type by hand, for comparison with the exact one."""
+"""TEXP and TEXP v2: the approximate exponential learning rates of the literature, to compare with the exact one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TAPER = "fold_taper"
 
 
 class TaperedExponential(FoldedWeightDecay):
-    """Step decay with its weight decay folded in phase by phase: close to `FoldedWeightDecay`, not equal.
+    """Folds the weight decay of a step schedule in phase by phase: close to `FoldedWeightDecay`, but not equal.
 
-    Inside a phase the learning rate grows by ``z^-2`` per step, z the larger root of
+    Within a phase the learning rate grows by ``z^-2`` per step, z the larger root of
     ``x² - (1 + momentum - lr wd) x + momentum``. At a drop of the scheduler's learning rate TEXP drops too; TEXP v2
     (``instant_drop=False``) only changes its growth, as if the learning rate stayed and weight decay were reduced.
     Against the exact run TEXP's learning rate is off by a constant factor (0.9 % at lr 0.1, wd 5e-4, momentum 0.9).
@@ -38,15 +38,15 @@ class TaperedExponential(FoldedWeightDecay):
     def __init__(
         self,
         scheduler: LRScheduler | Optimizer,
-        model: nn.Module,
         *,
+        model: nn.Module,
         invariant: Invariant,
         instant_drop: bool = True,
         example: Any = None,
         renormalise: bool = True,
     ) -> None:
         self._instant_drop = instant_drop
-        super().__init__(scheduler, model, invariant=invariant, example=example, renormalise=renormalise)
+        super().__init__(scheduler, model=model, invariant=invariant, example=example, renormalise=renormalise)
 
     def _next(
         self, group: Mapping[str, Any], state: FoldState, *, lr: float, weight_decay: float

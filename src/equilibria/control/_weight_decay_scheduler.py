@@ -1,4 +1,4 @@
-"""A schedule on weight decay, which torch lacks; also one that moves weight decay with the learning rate."""
+"""Schedules of weight decay, which torch lacks, and weight decay that follows the learning rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from equilibria.control._folded_weight_decay import FoldedWeightDecay
 from equilibria.control._rescale_on_decay import RescaleOnDecay
-from equilibria.control._scheduler import SchedulerWrapper, scheduler_kept
+from equilibria.control._scheduler import SchedulerWrapper, restoring_scheduler
 from equilibria.errors import EquilibriaError, one_of, whole
 from equilibria.optimizers.rules import rule_of_group, setting
 from equilibria.theory.requested import HOLDS, Hold, holding_weight_decay
@@ -22,24 +22,24 @@ from equilibria.theory.schedules import ScheduleLike, as_schedule
 class WeightDecayScheduler(SchedulerWrapper):
     """Sets weight decay at every scheduler step: from a schedule, or so that an equilibrium is held while lr moves.
 
-    Groups without weight decay (biases, norms) are left alone. It takes the place of the learning-rate scheduler it is
-    given: ``step()`` steps that one first.
+    Groups without weight decay (biases, norms) are left alone. It takes the place of the learning-rate scheduler it
+    wraps: ``step()`` steps that one first.
 
     Args:
-        scheduler: any torch scheduler, or an optimizer whose learning rate stays as it is. `RescaleOnDecay` and
-            `FoldedWeightDecay` go around this one, not into it.
+        scheduler: any torch scheduler, or an optimizer whose learning rate stays constant. `RescaleOnDecay` and
+            `FoldedWeightDecay` wrap this scheduler, not the other way round.
         schedule: weight decay as a function of the scheduler's steps: a number, one value per step, a
             `equilibria.theory.schedules.Schedule`, or any function.
         hold: instead of a schedule: "angle" keeps the equilibrium angle per step, "time_constant" the number of steps
-            in which layers settle, both of the lr and weight decay given to the optimizer; OneCycleLR and CyclicLR
-            replace that lr, so there it is their max_lr, with the momentum that they have at it. Both mean
-            lr * weight_decay = const as long as momentum stays; where it moves (OneCycleLR), they differ. At lr 0
-            weight decay stays where it was.
+            in which layers settle, both of the lr and weight decay that the optimizer was made with. OneCycleLR and
+            CyclicLR replace that lr, so their max_lr is used, with the momentum they have there. Both mean
+            lr * weight_decay = const as long as momentum is constant; where it moves (OneCycleLR), they differ. At lr 0
+            weight decay keeps its value.
         groups: the parameter groups to act on, by index; by default all with weight decay.
 
     Raises:
-        EquilibriaError: no schedule or two, a scheduler that has to be outside, a group without weight decay, an
-            optimizer without a law to hold.
+        EquilibriaError: neither or both of ``schedule`` and ``hold``, a scheduler that must be outside, a group without
+            weight decay, an optimizer without a law to hold.
 
     Example:
         >>> import torch
@@ -77,22 +77,22 @@ class WeightDecayScheduler(SchedulerWrapper):
         self._set(self._values())
 
     def get_last_weight_decay(self) -> list[float]:
-        """The weight decay now, one per parameter group."""
+        """The present weight decay, one per parameter group."""
         return [setting(group["weight_decay"]) for group in self.optimizer.param_groups]
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the scheduler inside, then set weight decay; if either fails, all stays as it was."""
-        with scheduler_kept(self.scheduler):
+        """Step the wrapped scheduler, then set weight decay; an error in either leaves all as it was."""
+        with restoring_scheduler(self.scheduler):
             super().step(*args, **kwargs)
             self._set(self._values())
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; what is held is noted by its settings. A schedule is not stored: give it again."""
-        held = {} if self._hold is None else {i: dataclasses.asdict(rule) for i, rule in self._references.items()}
-        return {**super().state_dict(), "held": held}
+        """Checkpoint: the settings whose equilibrium is held. A schedule is not stored: pass it again."""
+        rules = {} if self._hold is None else {i: dataclasses.asdict(rule) for i, rule in self._references.items()}
+        return {**super().state_dict(), "held": rules}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint; load the optimizer's as well."""
+        """Resume from a checkpoint; load the optimizer's as well."""
         super().load_state_dict(state_dict)
         for index, settings in state_dict.get("held", {}).items():  # JSON makes keys text, and pairs lists
             known: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
@@ -106,7 +106,7 @@ class WeightDecayScheduler(SchedulerWrapper):
             if not decaying or (self._schedule is not None and len(levels) > 1):
                 raise EquilibriaError(
                     f"got parameter groups with weight decay {sorted(levels) or 'nowhere'}; expected one level for one "
-                    "schedule, above 0: say which groups=[...] it is for, and wrap once more for others"
+                    "schedule, above 0: choose its groups with groups=[...], and wrap once more for the others"
                 )
             return decaying
         chosen = [whole("group", index) for index in groups]
@@ -120,7 +120,7 @@ class WeightDecayScheduler(SchedulerWrapper):
         return chosen
 
     def _values(self) -> dict[int, float]:
-        """The weight decay of each group chosen; all computed, and so checked, before any is set."""
+        """The weight decay of each chosen group; all are computed, and so checked, before any is set."""
         if self._schedule is not None:
             return dict.fromkeys(self._groups, self._schedule(max(self.last_epoch, 0)))
         return {index: self._holding(index) for index in self._groups}
@@ -133,7 +133,7 @@ class WeightDecayScheduler(SchedulerWrapper):
         return holding_weight_decay(self._references[index], self._rule(index), hold=self._hold)
 
     def _reference(self, index: int) -> Rule:
-        """The equilibrium of the settings typed in: a warm-up may have changed the learning rate already."""
+        """The rule of the settings typed in, whose equilibrium is held: a warm-up may have changed lr already."""
         rule = self._rule(index, **self._typed(index))
         if rule.decay_per_step == 0:
             raise EquilibriaError(
@@ -143,7 +143,7 @@ class WeightDecayScheduler(SchedulerWrapper):
         return rule
 
     def _typed(self, index: int) -> dict[str, Any]:
-        """The learning rate typed in; of a cycle its peak, and the momentum there."""
+        """The learning rate typed in; for a cycle its peak, and the momentum there."""
         group, inner = self.optimizer.param_groups[index], self.scheduler
         while isinstance(inner, SchedulerWrapper):
             inner = inner.scheduler
@@ -171,10 +171,10 @@ class WeightDecayScheduler(SchedulerWrapper):
 
 
 def _refuse_inside(scheduler: Any) -> None:
-    """These act on what a scheduler did: outside of them, weight decay would change behind their back."""
+    """Raise for controllers that act on what their scheduler changes: they would miss the weight decay set here."""
     if isinstance(scheduler, RescaleOnDecay | FoldedWeightDecay):
         name = type(scheduler).__name__
         raise EquilibriaError(
-            f"got a {name} inside of WeightDecayScheduler, which would not see the weight decay that is set; expected "
-            f"them the other way round: {name}(WeightDecayScheduler(...), model, invariant=...)"
+            f"got a {name} inside WeightDecayScheduler, which would not see the weight decay set here; expected the "
+            f"other way round: {name}(WeightDecayScheduler(...), model=model, invariant=...)"
         )

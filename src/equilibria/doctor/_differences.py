@@ -1,4 +1,4 @@
-"""What changed between two saved outputs of the doctor."""
+"""Compares two saved outputs of the doctor."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _COMPARED = (
     "severity",
     "problem",
 )
-_SAME = 1e-9  # relative: numbers that differ by less are told apart by rounding alone
+_SAME = 1e-9  # relative difference below which numbers differ by rounding only
 
 
 def compare_outputs(old: Path, new: Path) -> list[dict[str, Any]]:
-    """Every parameter that came, went or changed: name, what (field), old and new value.
+    """List every parameter that was added, removed or changed: name, field, old and new value.
 
     Args:
         old: file with the output of ``equilibria doctor ... --json``.
@@ -40,7 +40,7 @@ def compare_outputs(old: Path, new: Path) -> list[dict[str, Any]]:
     for name in dict.fromkeys([*before, *after]):
         if name not in after or name not in before:
             changes.append(
-                {"name": name, "field": "parameter", "old": _there(name, before), "new": _there(name, after)}
+                {"name": name, "field": "parameter", "old": _presence(name, before), "new": _presence(name, after)}
             )
             continue
         for field in _COMPARED:
@@ -56,23 +56,23 @@ def _same(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def _there(name: str, rows: dict[str, Any]) -> str:
+def _presence(name: str, rows: dict[str, Any]) -> str:
     return "there" if name in rows else "not there"
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
-        what = "which is a folder" if path.is_dir() else "which is not there"
+        what = "which is a folder" if path.is_dir() else "which does not exist"
         raise EquilibriaError(f"got {path}, {what}; expected a saved output of doctor --json")
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["parameters"]
         lacking = [(row["name"], field) for row in rows for field in _COMPARED if field not in row]
     except (ValueError, KeyError, TypeError):
-        raise EquilibriaError(f"got {path}, which is no output of equilibria doctor --json") from None
+        raise EquilibriaError(f"got {path}; expected a saved output of equilibria doctor --json") from None
     if lacking:
         name, field = lacking[0]
         raise EquilibriaError(
             f"got {path}, whose row {name} has no {field!r}; expected an output of equilibria doctor --json as this "
-            "version saves it: save it anew"
+            "version saves it: save it again"
         )
     return {row["name"]: row for row in rows}

@@ -1,4 +1,4 @@
-"""An examination in the terminal: a table, the findings, and the code that fixes them."""
+"""The doctor's examination in the terminal: a table, the findings, and the code that fixes them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from equilibria.views._rich import Console, Table, Text
 
 _STYLE = {"warning": "yellow", "note": "cyan", "": ""}
 _MARK = {"warning": "!", "note": "i", "": ""}
-_ENDLESS = 10_000  # columns
+_UNLIMITED = 10_000  # columns
 _LEGEND = {
     "invariant": "jointly (n): n parameters may be scaled together; against (n): some up as others go down (--json "
     "names them)",
     "decay": "decay: share of the norm per step",
-    "angle": "angle: radians per step in equilibrium, of what is invariant alone",
+    "angle": "angle: in equilibrium, radians per step, of parameters that are invariant alone",
     "settles in": "settles in: its time constant",
 }
 
@@ -27,8 +27,8 @@ def print_examination(examination: Examination, *, console: Console | None = Non
     table = _table(examination, console=out)
     out.print(table)
     sym = examination.symmetries
-    proof = f"{len(sym.basis)} scaling symmetries, gap {sym.gap:.0e}, {sym.probes} backward passes"
-    out.print(Text(proof, style="dim"))
+    evidence = f"{len(sym.basis)} scaling symmetries, gap {sym.gap:.0e}, {sym.probes} backward passes"
+    out.print(Text(evidence, style="dim"))
     shown = [text for title, text in _LEGEND.items() if any(column.header == title for column in table.columns)]
     out.print(Text("; ".join(shown), style="dim"))
     for note in sym.notes:
@@ -40,17 +40,17 @@ def print_examination(examination: Examination, *, console: Console | None = Non
     if not examination.findings:
         out.print("Nothing is wrong.")
     if examination.fix:
-        out.print("\nThe groups as they should be (or equilibria.split_decay(model, ...)):\n")
+        out.print("\nThe right groups (or those of equilibria.split_decay(model, ...)):\n")
         out.print(Text(examination.fix), soft_wrap=True)
 
 
 def _table(examination: Examination, *, console: Console) -> Table:
-    """With as many columns as fit: those that say least are left out first."""
+    """A table with as many columns as fit: the least informative are left out first."""
     left_out: set[str] = set()
     for title in ("", "shape", "decay", "role", "settles in", "lr"):
         left_out.add(title)
         table = _table_without(left_out, examination)
-        if console.measure(table, options=console.options.update(width=_ENDLESS)).maximum <= console.width:
+        if console.measure(table, options=console.options.update(width=_UNLIMITED)).maximum <= console.width:
             break
     return table
 
@@ -69,7 +69,7 @@ def _table_without(left_out: set[str], examination: Examination) -> Table:
 
 
 def _short(row: ParameterRow, examination: Examination) -> str:
-    """How it is invariant, without the names of its partners, which --json has."""
+    """How a parameter is invariant, without the names of its partners, which --json has."""
     vector = examination.symmetries.jointly.get(row.name)
     if vector is None:
         return row.invariant

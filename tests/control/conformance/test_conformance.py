@@ -281,7 +281,7 @@ ON_THEIR_OWN = [row for row in OPTIMIZERS if Training(row).controls.scheduler is
 @pytest.mark.parametrize("row", ON_THEIR_OWN, ids=lambda row: row.name)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
 @pytest.mark.parametrize("lr_as", [float, as_tensor])
-def test_a_learning_rate_out_of_range_is_refused_before_anything_changes(row, bad, lr_as):
+def test_a_learning_rate_out_of_range_raises_before_anything_changes(row, bad, lr_as):
     training = Training(row, lr_as=lr_as).run(0, 2)
     training.backward(2)
     before, group = training.snapshot(), settings(training)[1]

@@ -52,7 +52,7 @@ def test_the_list_explains_its_kinds_and_short_names(known):
     known["small-one"] = replace(known["small-one"], source="smd fig. 4; smd+ fig. 3", kind="networks", needs=lacking)
     listed, legend = (" ".join(part.split()) for part in run("--list").stdout.split("\n\n"))
     assert "small-one networks* smd" in listed and "small-two synthetic ours" in listed
-    assert "*: with images: CIFAR-10" in legend and "EQUILIBRIA_DATA=FOLDER" in legend
+    assert "*: needs images: CIFAR-10" in legend and "EQUILIBRIA_DATA=FOLDER" in legend
     assert "smd: Spherical Motion" in legend and "smd+: Spherical Motion" in legend and "nrq" not in legend
 
 
@@ -62,18 +62,15 @@ def test_claims_verdicts_and_where_the_gallery_is():
     text = " ".join(result.stdout.split())
     assert "✓ the mean measured" in text and "expected 0 ± 0.5 (ours)" in text
     assert "2 of 2 claims shown (scale: desk). Gallery: out/index.html (all scales)" in text
-    assert "out/RESULTS.md (of each experiment the largest scale that is there)" in text
+    assert "out/RESULTS.md (of each experiment the largest scale computed)" in text
     assert result.stderr.startswith("  2 experiments begin: small-one, small-two (4 tasks to do)\n")
     assert "small-two: 1 of 1 claim shown" in result.stderr
     assert Path("out/index.html").is_file() and Path("out/RESULTS.md").is_file()
     again = run("small-one --workers 1 --results out")
-    assert "there already" in again.stderr and "begin" not in again.stderr
+    assert "reused" in again.stderr and "begin" not in again.stderr
     text = " ".join(again.stdout.split())
-    assert (
-        f"This result was there already, of {datetime.now(UTC).date()}, and not computed now: --force computes again"
-        in text
-    )
-    assert "not computed now" not in " ".join(result.stdout.split())
+    assert f"This result was computed earlier ({datetime.now(UTC).date()}) and reused: --force recomputes" in text
+    assert "computed earlier" not in " ".join(result.stdout.split())
 
 
 def test_json_is_one_value_and_nothing_else_anywhere():
@@ -109,7 +106,7 @@ def test_what_lacks_its_data_is_left_out_with_one_line_and_fails_only_if_it_was_
     text = " ".join(result.stdout.split())
     assert text.count("left out: CIFAR-10 was not found in /data; get it from its page") == 1
     assert "1 of 1 claim shown; 1 of 2 experiments left out" in text and "Traceback" not in text
-    assert "EQUILIBRIA_DATA=FOLDER before the command" in text
+    assert "EQUILIBRIA_DATA=FOLDER to where" in text
     assert run("networks --workers 1").exit_code == 0
     assert run("small-one --workers 1").exit_code == 1
     (found,) = json.loads(run("networks --workers 1 --json").stdout)
@@ -207,7 +204,7 @@ def test_ctrl_c_leaves_a_state_that_goes_on_and_says_how(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to the children too
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "interrupted; finished tasks and checkpoints are kept in out: the same command goes on from there" in stderr
+    assert "interrupted; finished tasks and checkpoints are kept in out: the same command resumes from there" in stderr
     assert "Traceback" not in stderr and stdout == ""
     kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/small/desk/records-*/*.npz")}
     assert 2 <= len(kept) < 40

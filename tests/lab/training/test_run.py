@@ -123,7 +123,7 @@ def test_interrupted_and_resumed_is_bit_for_bit_the_same(kind, last, tmp_path):
 
 def folded(scheduler, model):
     example = load_digits().train_images[:32]
-    return FoldedWeightDecay(scheduler, model, invariant=invariant(model), example=example)
+    return FoldedWeightDecay(scheduler, model=model, invariant=invariant(model), example=example)
 
 
 def test_weight_decay_that_is_folded_resumes_too(tmp_path):

@@ -233,8 +233,8 @@ def _control(
             "renormalise": config.renormalise,
         }
         if variant.way == FOLDED:
-            return FoldedWeightDecay(scheduler, model, **options)
-        return TaperedExponential(scheduler, model, instant_drop=variant.way == TEXP, **options)
+            return FoldedWeightDecay(scheduler, model=model, **options)
+        return TaperedExponential(scheduler, model=model, instant_drop=variant.way == TEXP, **options)
 
     if variant.raises_decay or variant.keeps_lr:
         return scheduled_decay

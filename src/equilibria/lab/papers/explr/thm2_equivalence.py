@@ -160,7 +160,7 @@ def _pair(config: Config, name: str) -> Arrays:
         for _ in ("plain", "folded", "rounded")
     )
     schedulers = [_scheduler(config, name, run.optimizer) for run in (plain, folded, rounded)]
-    control = FoldedWeightDecay(schedulers[1], folded.net, invariant=list(folded.invariant))
+    control = FoldedWeightDecay(schedulers[1], model=folded.net, invariant=list(folded.invariant))
     schedulers[1] = control
     found: dict[str, list[float]] = {key: [] for key in ("train", "eval", "rounded", "lr", "folded_lr")}
     nudge = _nudge(config, rounded)
@@ -233,8 +233,8 @@ def _forever(config: Config) -> Arrays:
         "dtype": torch.float32,
     }
     plain, folded, bare = (_Run(config, **settings, head=False) for _ in ("plain", "folded", "bare"))
-    FoldedWeightDecay(folded.optimizer, folded.net, invariant=list(folded.invariant))
-    FoldedWeightDecay(bare.optimizer, bare.net, invariant=list(bare.invariant), renormalise=False)
+    FoldedWeightDecay(folded.optimizer, model=folded.net, invariant=list(folded.invariant))
+    FoldedWeightDecay(bare.optimizer, model=bare.net, invariant=list(bare.invariant), renormalise=False)
     before, clean = _until_it_breaks(bare, config.long_steps)
     group, weight = folded.optimizer.param_groups[0], next(iter(folded.invariant.values()))
     losses, norms, scales, different = np.empty((2, config.long_steps)), [], [], 0

@@ -1,4 +1,4 @@
-"""Model, optimizer and batches from a function that a person names: ``package.module:factory``."""
+"""A training set-up from a function that the user names: ``package.module:factory``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from equilibria.errors import EquilibriaError
 from equilibria.tensors.parameters import unwrap_optimizer
 
 _LABELS = ("labels", "label", "targets", "target")
-_EXPECTED = "expected (model, optimizer, batches), or also a loss(output, target) as the fourth"
+_EXPECTED = "expected (model, optimizer, batches), and optionally a loss(output, target) as the fourth value"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Patient:
-    """What is examined.
+class TrainingSetup:
+    """A model, the optimizer that trains it, and data to examine them on.
 
     Attributes:
         model: the network.
-        optimizer: what trains it.
-        batches: of (input, target), or of dicts with labels.
+        optimizer: its optimizer.
+        batches: (input, target) pairs, or dicts with labels.
         loss: ``loss(output, target)``.
     """
 
@@ -40,31 +40,31 @@ class Patient:
     loss: Callable[[Any, Any], Tensor]
 
 
-def load_patient(target: str) -> Patient:
+def load_setup(target: str) -> TrainingSetup:
     """Import a module, call the function in it, and check what it returns.
 
     Args:
         target: such as ``train:make`` or ``package.module:factory``; the current folder is searched too.
 
     Raises:
-        EquilibriaError: for a wrong path, an error in the module or the function, or a wrong result.
+        EquilibriaError: a wrong path, an error in the module or the function, or a wrong result.
     """
     module_name, colon, function_name = target.partition(":")
     if not (colon and module_name and function_name):
         raise EquilibriaError(f"got {target!r}; expected package.module:factory, such as train:make")
-    factory = _find(_import(_as_module(module_name)), function_name)
+    factory = _function(_import(_as_module(module_name)), function_name)
     _refuse_arguments(factory, target)
     try:
         result = factory()
     except SystemExit as error:
-        raise _ended(f"{target}()", error) from error
+        raise _exited(f"{target}()", error) from error
     except Exception as error:
         raise EquilibriaError(f"{target}() failed with {_where(error)}") from error
-    return as_patient(result, target)
+    return as_setup(result, target)
 
 
-def as_patient(result: object, source: str) -> Patient:
-    """What a factory returned, checked."""
+def as_setup(result: object, source: str) -> TrainingSetup:
+    """Check what a factory returned."""
     if isinstance(result, Mapping):
         wanted = ("model", "optimizer", "batches")
         if not set(wanted) <= set(result):
@@ -74,18 +74,18 @@ def as_patient(result: object, source: str) -> Patient:
         size = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         raise EquilibriaError(f"got a {type(result).__name__}{size} from {source}; {_EXPECTED}")
     model, optimizer, batches = result[:3]
-    loss = result[3] if len(result) == 4 else usual_loss
+    loss = result[3] if len(result) == 4 else default_loss
     if not isinstance(model, nn.Module):
         raise EquilibriaError(f"got {type(model).__name__} as the model from {source}; {_EXPECTED}")
     if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
         raise EquilibriaError(f"got {type(batches).__name__} as the batches from {source}; {_EXPECTED}")
     if not callable(loss):
         raise EquilibriaError(f"got {type(loss).__name__} as the loss from {source}; {_EXPECTED}")
-    return Patient(model, unwrap_optimizer(optimizer), batches, loss)
+    return TrainingSetup(model, unwrap_optimizer(optimizer), batches, loss)
 
 
-def usual_pair(batch: Any) -> Any:
-    """A batch as (input, target); of a dict, as Hugging Face's data sets give, the labels are the target."""
+def input_and_target(batch: Any) -> Any:
+    """A batch as (input, target); of a dict, as Hugging Face data sets yield, the labels are the target."""
     if isinstance(batch, Mapping):
         key = next((name for name in _LABELS if name in batch), None)
         if key is None:
@@ -97,8 +97,8 @@ def usual_pair(batch: Any) -> Any:
     return batch
 
 
-def usual_loss(output: Any, target: Any) -> Tensor:
-    """Cross-entropy for whole-number targets, the mean squared error for others.
+def default_loss(output: Any, target: Any) -> Tensor:
+    """Cross-entropy for integer targets, the mean squared error for others.
 
     Classes are in the last axis of the logits (tokens), or in axis 1 where targets are maps (segmentation).
     """
@@ -106,7 +106,7 @@ def usual_loss(output: Any, target: Any) -> Tensor:
     if not isinstance(logits, Tensor) or not isinstance(target, Tensor):
         raise EquilibriaError(
             f"got a model output of type {type(output).__name__} and a target of type {type(target).__name__}, for "
-            "which there is no usual loss; expected the factory to return a loss(output, target) as its fourth"
+            "which there is no default loss; expected the factory to return a loss(output, target) as its fourth value"
         )
     if target.is_floating_point():
         return functional.mse_loss(logits, target)
@@ -117,7 +117,7 @@ def usual_loss(output: Any, target: Any) -> Tensor:
 
 
 def _as_module(name: str) -> str:
-    """A module's name, also from the path of its file: ``./train.py`` is the module ``train``."""
+    """The name of a module, from its name or the path of its file: ``./train.py`` is the module ``train``."""
     if not name.endswith(".py"):
         return name
     path = Path(name)
@@ -130,10 +130,10 @@ def _refuse_arguments(factory: Callable[..., object], target: str) -> None:
         inspect.signature(factory).bind()
     except TypeError as error:
         raise EquilibriaError(
-            f"got {target}, which cannot be called without arguments ({error}); expected a function of none that "
-            "returns (model, optimizer, batches)"
+            f"got {target}, which cannot be called without arguments ({error}); expected a function without arguments "
+            "that returns (model, optimizer, batches)"
         ) from error
-    except ValueError:  # a function without a signature, in compiled code
+    except ValueError:  # compiled functions may have no signature
         return
 
 
@@ -146,33 +146,36 @@ def _import(name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or name
         if missing == name or name.startswith(f"{missing}."):
-            raise EquilibriaError(f"got module {name!r}, which is not found from {here} or among packages") from error
+            raise EquilibriaError(
+                f"got module {name!r}; expected one in {here} or among the installed packages"
+            ) from error
         raise EquilibriaError(f"module {name} cannot be imported: {_where(error)}") from error
     except SystemExit as error:
-        raise _ended(f"importing {name}", error) from error
+        raise _exited(f"importing {name}", error) from error
     except Exception as error:
         raise EquilibriaError(f"module {name} cannot be imported: {_where(error)}") from error
 
 
-def _find(module: Any, name: str) -> Callable[[], object]:
-    found = getattr(module, name, None)
-    if not callable(found):
+def _function(module: Any, name: str) -> Callable[[], object]:
+    function: Callable[[], object] | None = getattr(module, name, None)
+    if not callable(function):
         own = [key for key, value in vars(module).items() if _is_own_function(value, module)]
         near = difflib.get_close_matches(name, own, n=3) or own[:8]
-        what = "is not a function" if found is not None else "is not there"
-        raise EquilibriaError(f"got {module.__name__}:{name}, which {what}; there are: {', '.join(near) or 'none'}")
-    result: Callable[[], object] = found
-    return result
+        what = "is not a function" if function is not None else "does not exist"
+        raise EquilibriaError(
+            f"got {module.__name__}:{name}, which {what}; expected one of: {', '.join(near) or 'none'}"
+        )
+    return function
 
 
 def _is_own_function(value: object, module: Any) -> bool:
     return inspect.isfunction(value) and value.__module__ == module.__name__
 
 
-def _ended(what: str, error: SystemExit) -> EquilibriaError:
+def _exited(what: str, error: SystemExit) -> EquilibriaError:
     return EquilibriaError(
         f"{what} ended the program (exit status {error.code}); expected it to return: argparse would read the command "
-        "line of equilibria, so give it a list, parse_args([]), and keep a main() below if __name__ == '__main__'"
+        "line of equilibria, so pass it a list, parse_args([]), and call main() below if __name__ == '__main__'"
     )
 
 

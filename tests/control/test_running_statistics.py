@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from equilibria.control._statistics import RunningStatistics
+from equilibria.control._running_statistics import RunningStatistics
 
 FACTOR = 0.37
 
@@ -68,13 +68,13 @@ def gathered(net: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.
     ],
     ids=["degree 2", "degree 1 of 2", "some channels", "degree 2 in some", "all channels", "bias"],
 )
-@pytest.mark.parametrize("found", ["by example", "at the first call"])
-def test_they_are_what_the_rescaled_network_gathers(make, scaled, found):
+@pytest.mark.parametrize("located", ["by example", "at the first call"])
+def test_they_are_what_the_rescaled_network_gathers(make, scaled, located):
     torch.manual_seed(0)
     net = make().double()
     inputs = torch.randn(40, 5, dtype=torch.float64)
     weights = {name: param for name, param in net.named_parameters() if param.ndim == 2}
-    statistics = RunningStatistics(net, weights, example=inputs if found == "by example" else None)
+    statistics = RunningStatistics(net, weights, example=inputs if located == "by example" else None)
     gathered(net, inputs)
     twin = copy.deepcopy(net)
     statistics.rescale(scaled, FACTOR)
