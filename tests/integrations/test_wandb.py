@@ -151,7 +151,7 @@ def test_without_a_run_there_is_a_warning():
 
 
 def test_something_else_is_refused():
-    with pytest.raises(EquilibriaError, match=r"got run of type str; expected what wandb.init\(\) returned"):
+    with pytest.raises(EquilibriaError, match=r"got run of type str; expected the result of wandb.init\(\)"):
         WandbSink("my run")
 
 

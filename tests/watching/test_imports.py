@@ -52,7 +52,7 @@ for name, make in MAKE.items():
             with eq.watch(net, optimizer, every=1, granularity=granularity) as monitor:
                 for _ in range(12):
                     optimizer.zero_grad()
-                    net(torch.randn(16, 30, dtype=dtype)).square().sum().backward()
+                    (net(torch.randn(16, 30, dtype=dtype)) * torch.randn(16, 5, dtype=dtype)).mean().backward()
                     optimizer.step()
             assert monitor.failure is None, monitor.failure
             found[name, granularity, str(dtype)] = monitor.samples().to_pydict()
@@ -84,7 +84,13 @@ def test_without_numba_the_samples_are_the_same_to_rounding(samples):
         for name in ("step", "param", "lr", "state", "note"):
             assert by_torch[name] == compiled[name], (case, name)
         for name in NUMBERS:
-            assert by_torch[name] == pytest.approx(compiled[name], rel=1e-9), (case, name)
+            both = list(zip(compiled[name], by_torch[name], strict=True))
+            assert all((first is None) == (second is None) for first, second in both), (case, name)
+            known = [pair for pair in both if pair[0] is not None]
+            assert [second for _, second in known] == pytest.approx([first for first, _ in known], rel=1e-9), (
+                case,
+                name,
+            )
 
 
 ADVICE = """

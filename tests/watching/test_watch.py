@@ -146,7 +146,7 @@ import torch, equilibria as eq
 from equilibria.records import RecordWarning
 
 torch.set_num_threads(1)
-eq.watch  # imported once, for all children
+import equilibria.tensors._product_loops, equilibria.watching._watch  # once, for all children
 warnings.simplefilter("error")
 warnings.simplefilter("ignore", RecordWarning)
 
