@@ -64,7 +64,7 @@ def draw_accuracy(axes: Axes, arm: dict[str, Any], settings: dict[str, Any]) -> 
     last = steps > steps[-1] - settings["steady_window"]
     mean = accuracies[last].mean()
     axes.plot(steps[last], np.full(last.sum(), mean), color=ACCURACY, lw=3, alpha=0.4)
-    axes.text(steps[-1], mean - 0.6, f"{mean:.1f} %", color=ACCURACY, weight="bold", ha="right", va="top")
+    axes.text(steps[-1], mean - 1.2, f"{mean:.1f} %", color=ACCURACY, weight="bold", ha="right", va="top")
     axes.set_xlabel("optimizer step")
 
 
@@ -98,12 +98,12 @@ def main(folder: Path) -> None:
     (plain, rescaled, less_decay), (plain_accuracy, *_) = rows
     plain.set_ylabel("angle per step, rad")
     plain_accuracy.set_ylabel("test accuracy, %")
-    plain_accuracy.set_ylim(90, 100)
+    plain_accuracy.set_ylim(92, 100)
     root = settings["drop"] ** 0.5
     plain.text(drop + 150, 0.0083, f"equilibrium, sqrt(lr × wd): ÷ {root:.1f}", color=EQUILIBRIUM)
     plain.text(drop + 400, 0.0017, f"the lr alone: ÷ {settings['drop']:g}", color="#6b7280")
     back = f"predicted: {steps_back(settings):,} steps\nuntil within 5 %"
-    plain.text(drop + 800, 0.0040, back, color=PREDICTED, weight="bold", va="top")
+    plain.text(drop + 900, 0.0037, back, color=PREDICTED, weight="bold", va="top")
     plain.text(150, 0.0295, "measured, 6 layers", color=MEASURED, weight="bold")
     rescaled.text(drop + 150, 0.0083, "settled at once, ÷ 3.2", color=PREDICTED, weight="bold")
     less_decay.text(drop + 150, 0.0034, "settled at once, ÷ 10", color=PREDICTED, weight="bold")
