@@ -17,5 +17,5 @@ curve = eq.plan(optimizer, 1e-3, steps=100).curve
 eq.watch(model, optimizer, every="atuo")  # type: ignore[arg-type]
 eq.watch(model, optimizer, granularity="rows")  # type: ignore[arg-type]
 WeightDecayScheduler(scheduler, hold="time-constant")  # type: ignore[arg-type]
-RescaleOnDecay(scheduler, model)  # type: ignore[misc]
+RescaleOnDecay(scheduler, model, invariant=["0.weight"])  # type: ignore[call-arg]
 RescaleOnDecay(scheduler, model=model, invariant=["0.weight"])
