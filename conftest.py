@@ -1,5 +1,8 @@
-"""What collecting doctests leaves alone: modules that import a whole framework, and have no doctest."""
+"""What collecting doctests leaves alone: modules that import a whole framework, and a script that is only type-checked."""
 
 from __future__ import annotations
 
-collect_ignore = [f"src/equilibria/integrations/{name}.py" for name in ("lightning", "transformers")]
+collect_ignore = [
+    *(f"src/equilibria/integrations/{name}.py" for name in ("lightning", "transformers")),
+    "tests/typing/user_script.py",
+]

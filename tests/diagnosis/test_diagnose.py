@@ -10,7 +10,6 @@ from functools import cache
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from equilibria.lab.demo.recipe import Recipe
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.helpers.sample_worlds import World, bfloat16, edited, rescaled_units, together, world
@@ -18,6 +17,7 @@ from tests.helpers.sample_worlds import World, bfloat16, edited, rescaled_units,
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.summary import summarise
 from equilibria.findings import Finding
+from equilibria.lab.demo import DemoSettings
 from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, NUMBERS, STATES
 from equilibria.theory import SGD, SGDW, AdamW
 from equilibria.theory.citations import cite
@@ -566,11 +566,11 @@ def test_nothing_to_diagnose():
 @pytest.mark.parametrize("every", [1, 7])
 def test_the_demo_finds_its_own_drop(every):
     """Weights on a random walk with the demo's settings: disturbed at its step, with the dip of the closed form."""
-    recipe = Recipe()
+    settings = DemoSettings(steps_before=1500, steps_after=3000)
     run = world(
-        recipe.rule_before,
-        recipe.steps,
-        lr=lambda step: recipe.lr if step < recipe.steps_before else recipe.lr / recipe.drop,
+        settings.rule_before,
+        settings.steps,
+        lr=lambda step: settings.lr if step < settings.steps_before else settings.lr / settings.drop,
         every=every,
     )
     (finding,) = find(run)

@@ -121,7 +121,7 @@ LOOPS = """
 import sys
 sys.modules["numba"] = None
 import numpy as np
-from equilibria.forecasting import _kernels
+from equilibria.forecasting import _paths
 from equilibria._compiled import HAS_NUMBA, compiled
 
 @compiled("void(float64[::1])")
@@ -132,7 +132,7 @@ def double(values):
 values = np.ones(3)
 double(values)
 assert not HAS_NUMBA and values.tolist() == [2.0, 2.0, 2.0]
-assert type(_kernels.follow_adam).__name__ == "function"
+assert type(_paths._integrate_adam).__name__ == "function"
 """
 
 
