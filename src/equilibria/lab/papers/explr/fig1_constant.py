@@ -43,8 +43,8 @@ _FIGURE = Source(
     law="exponential.constant_schedule",
 )
 _PAPER_GROWTH, _PAPER_EPOCH = 1.481, 391
-# By what factor a constant may change over the window, in which the lr grows by exp(7.4) here. The squared norm of the
-# run with weight decay grows with its gradients: in a trial with another seed by a quarter.
+# Allowed relative change of a constant over the window, in which the lr grows by exp(7.4) here. The squared norm of
+# the run with weight decay grows with its gradients: in a trial with another seed by a quarter.
 _CONSTANT = 0.3
 # Of a squared norm of a few thousand weights in equilibrium, mean over a window.
 _SAME_NORM = 0.05

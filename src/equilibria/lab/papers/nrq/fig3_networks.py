@@ -337,13 +337,13 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
         _draw_angles(angle, config, shown)
         _draw_norms(norm, shown)
         loss.legend(loc="upper right", fontsize=5.5)
-        for axis, letter, what in zip(
+        for axis, letter, text in zip(
             (loss, accuracy, angle, norm),
             letters,
             ("training loss", "test accuracy, %", "angle per step, rad", "norm, median layer"),
             strict=True,
         ):
-            title(axis, letter, what)
+            title(axis, letter, text)
     return {"figure-3": figure}
 
 
