@@ -27,7 +27,7 @@ from equilibria.lab.harness.claim import (
     not_demanded,
     to_rounding,
 )
-from equilibria.lab.papers.sharp.spread import among
+from equilibria.lab.papers.sharp.small_problems import among
 
 SOURCE = Source("smd", "eq. (4)", corrected="a root is missing", law="equilibrium.sgd")
 FINITE = st.floats(-1e6, 1e6)

@@ -12,13 +12,24 @@ from equilibria.lab.data import ImageSet, load_digits
 from equilibria.lab.harness import find
 from equilibria.lab.harness.claim import CONTRADICTED, IDENTITY, SHOWN
 from equilibria.lab.harness.curves import mean_in, rms_angle
-from equilibria.lab.papers.explr import networks
+from equilibria.lab.papers.explr import image_training
 from equilibria.lab.papers.explr.fig2_stepdecay import across, across_key
 from equilibria.lab.papers.explr.fig5_angle import FALLS, KEEPS, LESS_DECAY
-from equilibria.lab.papers.explr.lines import EPOCH, SMOKE, exact_runs, runs
-from equilibria.lab.papers.explr.networks import COSINE, DECAY, FOLDED, ROUNDED, TEXP, TEXP_V2, Setting, Variant
-from equilibria.lab.papers.nrq import fig3_networks as networks_runs
-from equilibria.lab.training import train
+from equilibria.lab.papers.explr.image_training import (
+    COSINE,
+    DECAY,
+    EPOCH,
+    FOLDED,
+    ROUNDED,
+    SMOKE,
+    TEXP,
+    TEXP_V2,
+    Setting,
+    Variant,
+)
+from equilibria.lab.papers.explr.run_comparison import exact_runs, runs
+from equilibria.lab.papers.nrq import fig3_networks
+from equilibria.lab.training import angle_between, train
 from equilibria.theory.exponential import constant_schedule, decay_roots
 from equilibria.theory.folding import fold
 from equilibria.theory.texp import texp
@@ -38,14 +49,14 @@ def test_the_cosine_changes_once_per_epoch_and_steps_divide():
 
 
 @pytest.mark.parametrize("network", ["resnet", "preresnet"])
-def test_every_weight_said_to_be_invariant_is(network):
+def test_every_weight_declared_invariant_is_invariant(network):
     """Doubling all of them changes the outputs by what eps does."""
     images, setting = load_digits(), small(network=network)
     torch.manual_seed(0)
-    model, batch = networks.network(setting, images), images.train_images[:32]
+    model, batch = image_training.network(setting, images), images.train_images[:32]
     before = model(batch)
     with torch.no_grad():
-        for name in networks.invariant_names(setting, model):
+        for name in image_training.invariant_names(setting, model):
             model.get_parameter(name).mul_(64.0)
     assert torch.allclose(model(batch), before, rtol=0, atol=0.01 * float(before.detach().abs().max()))
 
@@ -53,11 +64,11 @@ def test_every_weight_said_to_be_invariant_is(network):
 def test_all_that_the_resnet_trains_is_invariant_and_one_rounding_is_one_rounding():
     images, setting = load_digits(), small()
     torch.manual_seed(0)
-    plain = networks._first(setting, Variant(DECAY), images)
+    plain = image_training._first(setting, Variant(DECAY), images)
     torch.manual_seed(0)
-    rounded = networks._first(setting, Variant(ROUNDED, ROUNDED), images)
+    rounded = image_training._first(setting, Variant(ROUNDED, ROUNDED), images)
     trained = [name for name, param in plain.named_parameters() if param.requires_grad]
-    assert trained == networks.invariant_names(setting, plain)
+    assert trained == image_training.invariant_names(setting, plain)
     for (name, one), other in zip(plain.named_parameters(), rounded.parameters(), strict=True):
         assert torch.equal(one, other) == (name not in trained)
         assert torch.allclose(one, other, rtol=2e-7, atol=0)
@@ -66,24 +77,24 @@ def test_all_that_the_resnet_trains_is_invariant_and_one_rounding_is_one_roundin
 def test_settings_of_every_step_are_the_variants():
     """Weight decay and learning rate after three steps, of which the last is after the drop."""
     images = load_digits()
-    found = {}
+    settings = {}
     for variant in find(["explr-angle"])[0].config("smoke").variants:
         early = replace(variant, drops_at=(2,))
         setting = small(early, steps=3, epoch=3)
-        state = train(networks.recipe(setting, early, seed=0, images=images)).state
+        state = train(image_training.recipe(setting, early, seed=0, images=images)).state
         group = state["optimizer"]["param_groups"][0]
-        found[variant.name] = (group["lr"], group["weight_decay"])
-    assert found[KEEPS] == pytest.approx((0.01, 0.05))
-    assert found[LESS_DECAY] == pytest.approx((0.1, 5e-4))
+        settings[variant.name] = (group["lr"], group["weight_decay"])
+    assert settings[KEEPS] == pytest.approx((0.01, 0.05))
+    assert settings[LESS_DECAY] == pytest.approx((0.1, 5e-4))
 
 
-def test_epoch_angles_go_on_after_an_interruption():
+def test_epoch_angles_continue_after_an_interruption():
     images, variant = load_digits(), Variant(FOLDED, FOLDED, drops_at=(4,))
     setting = small(variant, steps=6, epoch=2)
-    recipe = networks.recipe(setting, variant, seed=0, images=images)
+    recipe = image_training.recipe(setting, variant, seed=0, images=images)
     whole = train(recipe).curves
     half = train(replace(recipe, steps=4))
-    rest = train(networks.recipe(setting, variant, seed=0, images=images), start=half.state).curves
+    rest = train(image_training.recipe(setting, variant, seed=0, images=images), start=half.state).curves
     np.testing.assert_array_equal(rest["epoch_angle"][-1], whole["epoch_angle"][-1])
     assert np.isnan(whole["epoch_angle"][0]).all() and (whole["epoch_angle"][1:] > 0).all()
 
@@ -91,8 +102,10 @@ def test_epoch_angles_go_on_after_an_interruption():
 def test_the_lr_that_is_drawn_is_that_of_the_step_also_where_powers_of_two_are_taken_out_after_it():
     images, variant = load_digits(), Variant(FOLDED, FOLDED, drops_at=(20,))
     setting = small(variant, seeds=(0,), steps=40, epoch=1, weight_decay=0.5, momentum=0.0)
-    found = {networks.key(variant, 0): train(networks.recipe(setting, variant, seed=0, images=images)).curves}
-    (raw,), (shown,) = runs(setting, found, variant), exact_runs(setting, found, variant)
+    findings = {
+        image_training.key(variant, 0): train(image_training.recipe(setting, variant, seed=0, images=images)).curves
+    }
+    (raw,), (shown,) = runs(setting, findings, variant), exact_runs(setting, findings, variant)
     exact = fold([0.1] * 20 + [0.01] * 20, 0.5, momentum=0.0).lr
     np.testing.assert_allclose(shown["lr"][1:], exact, rtol=1e-6)
     assert set(np.round(raw["lr"][1:] / exact)) == {1.0, 4.0}
@@ -100,8 +113,8 @@ def test_the_lr_that_is_drawn_is_that_of_the_step_also_where_powers_of_two_are_t
 
 def test_the_angle_of_an_epoch_is_that_of_the_cosine():
     one, other = torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0])
-    assert networks.angle(one, other) == pytest.approx(np.pi / 4)
-    assert networks.angle(one, -one) == pytest.approx(np.pi)
+    assert angle_between(one, other) == pytest.approx(np.pi / 4)
+    assert angle_between(one, -one) == pytest.approx(np.pi)
 
 
 def test_means_and_angles_of_a_window():
@@ -118,20 +131,20 @@ def test_means_and_angles_of_a_window():
 def planted(name: str, angle=lambda variant, step: 1e-2, shift=lambda variant: 0.0):
     """An experiment's desk config, and curves that are level but for noise: those of a variant shifted by so much."""
     config = find([name])[0].config("desk")
-    found = {
-        networks.key(variant, seed): level(config, variant, seed, angle, shift)
+    findings = {
+        image_training.key(variant, seed): level(config, variant, seed, angle, shift)
         for variant in config.variants
         for seed in config.seeds
     }
     if name == "explr-stepdecay":
         few = across(config)
-        found |= {
+        findings |= {
             across_key(variant, seed): level(few, variant, seed, angle, shift)
             for variant in few.variants
             for seed in few.seeds
         }
-    assert found.keys() == find([name])[0].tasks(config).keys()
-    return config, found
+    assert findings.keys() == find([name])[0].tasks(config).keys()
+    return config, findings
 
 
 def level(config: Setting, variant: Variant, seed: int, angle, shift) -> dict[str, np.ndarray]:
@@ -148,31 +161,31 @@ def level(config: Setting, variant: Variant, seed: int, angle, shift) -> dict[st
     }
 
 
-def verdicts(name: str, config, found, containing: str) -> list[str]:
-    return [claim.verdict for claim in find([name])[0].collect(config, found).claims if containing in claim.text]
+def verdicts(name: str, config, findings, containing: str) -> list[str]:
+    return [claim.verdict for claim in find([name])[0].collect(config, findings).claims if containing in claim.text]
 
 
 @pytest.mark.parametrize(("apart", "verdict"), [(0.0, SHOWN), (0.05, CONTRADICTED)])
 def test_curves_that_are_apart_do_not_coincide(apart, verdict):
-    config, found = planted(
+    config, findings = planted(
         "explr-stepdecay",
         angle=lambda variant, step: 1e-2 * (1 + apart * (variant.name == FOLDED)),
         shift=lambda variant: apart * (variant.name == FOLDED),
     )
-    claims = verdicts("explr-stepdecay", config, found, "Folded")
+    claims = verdicts("explr-stepdecay", config, findings, "Folded")
     assert len(claims) == 5 and set(claims) == {verdict}
 
 
 @pytest.mark.parametrize(("wrong", "same", "another"), [(TEXP, SHOWN, SHOWN), (FOLDED, CONTRADICTED, CONTRADICTED)])
-def test_the_first_steps_tell_the_lr_of_texp_from_the_exact_one(wrong, same, another):
+def test_the_first_steps_distinguish_the_lr_of_texp_from_the_exact_one(wrong, same, another):
     """Curves that are equally good all along, of angles that are off by T-EXP's error in one of the runs."""
-    config, found = planted(
+    config, findings = planted(
         "explr-stepdecay",
         angle=lambda variant, step: 1e-2 * (texp_error(variant)[step] if variant.name == wrong and step < 10 else 1.0),
     )
-    assert verdicts("explr-stepdecay", config, found, "as good in the end") == 4 * [SHOWN]
-    assert verdicts("explr-stepdecay", config, found, "the same trajectory") == 2 * [same]
-    assert verdicts("explr-stepdecay", config, found, "another trajectory") == 2 * [another]
+    assert verdicts("explr-stepdecay", config, findings, "as good in the end") == 4 * [SHOWN]
+    assert verdicts("explr-stepdecay", config, findings, "the same trajectory") == 2 * [same]
+    assert verdicts("explr-stepdecay", config, findings, "another trajectory") == 2 * [another]
 
 
 def texp_error(variant: Variant) -> np.ndarray:
@@ -185,25 +198,27 @@ def texp_error(variant: Variant) -> np.ndarray:
     return texp(phases, rule.weight_decay, steps=10, momentum=rule.momentum).lr / exact
 
 
-def test_a_drop_that_is_folded_wrongly_is_found():
+def test_a_drop_that_is_folded_wrongly_is_detected():
     """An lr that falls by ten without the momentum's share of theorem 2.5: exact up to the drop, then off by z^-2."""
     config = find(["explr-stepdecay"])[0].config("desk")
     z1 = float(decay_roots(config.lr, config.weight_decay, momentum=config.momentum).z1)
     off = lambda variant, step: variant.name == FOLDED and variant.drops_at == (3,) and step >= 3  # noqa: E731
-    config, found = planted("explr-stepdecay", angle=lambda variant, step: 1e-2 * (z1 if off(variant, step) else 1.0))
-    assert verdicts("explr-stepdecay", config, found, "Folded, lr / 10 at step 3") == [CONTRADICTED]
-    assert verdicts("explr-stepdecay", config, found, "Folded: the same trajectory") == [SHOWN]
+    config, findings = planted(
+        "explr-stepdecay", angle=lambda variant, step: 1e-2 * (z1 if off(variant, step) else 1.0)
+    )
+    assert verdicts("explr-stepdecay", config, findings, "Folded, lr / 10 at step 3") == [CONTRADICTED]
+    assert verdicts("explr-stepdecay", config, findings, "Folded: the same trajectory") == [SHOWN]
 
 
 def test_the_growth_of_the_lr_is_no_claim_and_the_start_of_figure_1_is_one():
-    config, found = planted("explr-constant")
-    for run in found.values():
-        at = np.maximum(run["step"] - 1, 0)
-        run["lr"] = constant_schedule(config.lr, config.weight_decay, step=at, momentum=config.momentum).lr
+    config, findings = planted("explr-constant")
+    for run in findings.values():
+        last_step = np.maximum(run["step"] - 1, 0)
+        run["lr"] = constant_schedule(config.lr, config.weight_decay, step=last_step, momentum=config.momentum).lr
         run["norm_sq"] = run["lr"] * 100
-    claims = find(["explr-constant"])[0].collect(config, found).claims
+    claims = find(["explr-constant"])[0].collect(config, findings).claims
     assert [claim.text[:6] for claim in claims if claim.role == IDENTITY] == ["Growth"]
-    assert verdicts("explr-constant", config, found, "the same trajectory") == [SHOWN]
+    assert verdicts("explr-constant", config, findings, "the same trajectory") == [SHOWN]
 
 
 def test_the_second_drop_finds_norms_as_the_first_phase_left_them():
@@ -225,9 +240,9 @@ def test_angles_after_drops_are_judged_by_the_law(factor, verdict):
     def angle(variant: Variant, step: int) -> float:
         return factor * courses[variant.name][step]
 
-    config, found = planted("explr-v2", angle=angle)
-    assert verdicts("explr-v2", config, found, "angle of T-EXP") == 7 * [verdict]
-    assert verdicts("explr-v2", config, found, "0.80 and 1.03 of equilibrium by the law: equally good") == [SHOWN]
+    config, findings = planted("explr-v2", angle=angle)
+    assert verdicts("explr-v2", config, findings, "angle of T-EXP") == 7 * [verdict]
+    assert verdicts("explr-v2", config, findings, "0.80 and 1.03 of equilibrium by the law: equally good") == [SHOWN]
 
 
 @pytest.mark.parametrize(
@@ -248,8 +263,8 @@ def test_the_fall_at_a_drop_is_judged_by_the_law(lag, verdict):
         }
         return 1e-2 * lag * fall[variant.name]
 
-    config, found = planted("explr-angle", angle=angle)
-    assert verdicts("explr-angle", config, found, "in the first epoch after the drop") == 2 * [verdict]
+    config, findings = planted("explr-angle", angle=angle)
+    assert verdicts("explr-angle", config, findings, "in the first epoch after the drop") == 2 * [verdict]
 
 
 def stand_in() -> ImageSet:
@@ -262,10 +277,10 @@ def stand_in() -> ImageSet:
 def test_all_that_the_papers_presets_train_is_invariant_and_decays(name):
     paper = find([name])[0].config("paper")
     with torch.device("meta"):
-        model = networks.network(paper, stand_in())
+        model = image_training.network(paper, stand_in())
     (group,) = [
         group
-        for group in networks._optimizer(paper, model).param_groups
+        for group in image_training._optimizer(paper, model).param_groups
         if any(param.requires_grad for param in group["params"])
     ]
     trained = [param for param in model.parameters() if param.requires_grad]
@@ -274,14 +289,14 @@ def test_all_that_the_papers_presets_train_is_invariant_and_decays(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "at"),
+    ("name", "place"),
     [("explr-constant", 1), ("explr-stepdecay", 2), ("explr-cosine", 1), ("explr-v2", 1), ("explr-angle", 0)],
 )
 @pytest.mark.slow
-def test_the_papers_settings_start_and_run_on_a_stand_in(name, at):
+def test_the_papers_settings_start_and_run_on_a_stand_in(name, place):
     paper = find([name])[0].config("paper")
     tiny = replace(paper, batch_size=4, width=2, epoch=10, statistics=(1, 4), train_images=4)
-    recipe = networks.recipe(tiny, paper.variants[at], seed=0, images=stand_in())
+    recipe = image_training.recipe(tiny, paper.variants[place], seed=0, images=stand_in())
     trained = train(replace(recipe, steps=10))
     assert trained.curves["step"].tolist() == [0, 10] and np.isfinite(trained.curves["test_loss"]).all()
 
@@ -290,6 +305,6 @@ def test_the_papers_settings_start_and_run_on_a_stand_in(name, at):
 def test_the_papers_resnet18_starts_and_runs_on_a_stand_in():
     paper = find(["nrq-networks"])[0].config("paper")
     tiny = replace(paper, batch_size=4, width=2, measure_every=10, statistics=(1, 4), train_images=4)
-    recipe = networks_runs.recipe(tiny, paper.lines[-1], seed=0, images=stand_in())
+    recipe = fig3_networks.recipe(tiny, paper.lines[-1], seed=0, images=stand_in())
     trained = train(replace(recipe, steps=10))
     assert trained.curves["step"].tolist() == [0, 10] and np.isfinite(trained.curves["test_loss"]).all()

@@ -1,4 +1,4 @@
-"""Experiments on the noisy Rayleigh quotient: averages on runs made by hand, and claims that can fail."""
+"""Experiments on the noisy Rayleigh quotient: averages of hand-made runs, and claims that fail on wrong data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from equilibria.lab.harness import find
 from equilibria.lab.papers.nrq import fig2_equilibrium as equilibrium
 from equilibria.lab.papers.nrq import fig2_escape as escape
-from equilibria.lab.papers.nrq import walks
+from equilibria.lab.papers.nrq import rayleigh_runs
 from equilibria.lab.problems import SimulationRun
 from equilibria.theory.rayleigh import NoisyRayleigh
 
@@ -26,27 +26,27 @@ def run():
 
 def test_averages_over_trials(run):
     model = NoisyRayleigh.two_level(2.0, 3, noise=1.0, lr=0.1, weight_decay=0.1)
-    found = walks.averages(run, model)
-    assert found["risk"].tolist() == pytest.approx([0.6, 0.3, 0.3])
-    assert found["risk_error"].tolist() == pytest.approx([0.1, 0.1, 0.2])  # half the difference of two
-    assert found["loss"].tolist() == pytest.approx([0.5 + 0.6, 0.5 + 0.3, 0.5 + 0.3])
-    assert found["angle"].tolist() == pytest.approx([5.0, np.sqrt(12.5), np.sqrt(2.0)])
-    assert found["norm_sq"].tolist() == pytest.approx([5.0, 4.0, 1.0])
+    means = rayleigh_runs.averages(run, model)
+    assert means["risk"].tolist() == pytest.approx([0.6, 0.3, 0.3])
+    assert means["risk_error"].tolist() == pytest.approx([0.1, 0.1, 0.2])  # half the difference of two
+    assert means["loss"].tolist() == pytest.approx([0.5 + 0.6, 0.5 + 0.3, 0.5 + 0.3])
+    assert means["angle"].tolist() == pytest.approx([5.0, np.sqrt(12.5), np.sqrt(2.0)])
+    assert means["norm_sq"].tolist() == pytest.approx([5.0, 4.0, 1.0])
 
 
 def test_windows_have_the_error_of_independent_trials(run):
-    found = walks.window(run, 10)
-    assert found["risk"].tolist() == pytest.approx([0.3, 0.15])  # trials 0.15 and 0.45
-    assert found["angle"][0] == pytest.approx(np.sqrt((4.5 + 10) / 2))
-    assert walks.window(run, 0, 10)["risk"][0] == pytest.approx(0.6)
-    assert walks.interval([1.0, 0.1]) == pytest.approx((0.6, 1.4))
+    means = rayleigh_runs.window(run, 10)
+    assert means["risk"].tolist() == pytest.approx([0.3, 0.15])  # trials 0.15 and 0.45
+    assert means["angle"][0] == pytest.approx(np.sqrt((4.5 + 10) / 2))
+    assert rayleigh_runs.window(run, 0, 10)["risk"][0] == pytest.approx(0.6)
+    assert rayleigh_runs.interval([1.0, 0.1]) == pytest.approx((0.6, 1.4))
 
 
 def test_first_step_below_a_level_lies_between_records():
     assert equilibrium._hit(np.array([0, 10, 20]), np.array([0.9, 0.5, 0.1]), 0.4) == pytest.approx(12.5)
 
 
-def test_the_dip_is_sought_after_the_drop():
+def test_only_steps_after_the_drop_count_for_the_dip():
     config = escape.Config(drop_at=1000, steps=10_000, every=10)
     steps = np.arange(0, 10_000, 10)
     risk = np.where(steps < 1000, 0.01, 0.1)

@@ -1,4 +1,4 @@
-"""The judgement of the sharp-* experiments on networks, on curves that are planted; their settings at paper scale."""
+"""Claims of the sharp-* experiments on networks, on synthetic curves; their settings at paper scale."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from equilibria.lab.harness.claim import CONTRADICTED, SHOWN
 from equilibria.lab.papers.sharp import fig2_vgg as vgg
 from equilibria.lab.papers.sharp import fig8_resnet as resnet
 from equilibria.lab.papers.sharp import fig13_ablations as ablations
-from equilibria.lab.papers.sharp.courses import course, least_loss, returns
-from equilibria.lab.papers.sharp.descents import (
+from equilibria.lab.papers.sharp.full_batch_descent import (
     FINAL_SCALE,
     INVARIANT_RESNET,
     STANDARD_RESNET,
     Config,
     Variant,
     invariant_part,
+    least_loss,
     network,
+    read_descent,
     recipe,
+    returns,
     run_task,
     tasks,
 )
@@ -31,16 +33,16 @@ from equilibria.lab.training import train
 
 
 def steps(variant: Variant) -> np.ndarray:
-    found, before = [0], 0
+    measured, before = [0], 0
     for until, every in variant.parts:
-        found += [step for step in range(before + 1, until + 1) if step % every == 0 or step == until]
+        measured += [step for step in range(before + 1, until + 1) if step % every == 0 or step == until]
         before = until
-    return np.array(found, dtype=np.float64)
+    return np.array(measured, dtype=np.float64)
 
 
 def planted(config: Config, *, gain: float):
     """Sharpness along 2 / effective lr, which weight decay lowers down to a floor; accuracy rises as it falls."""
-    found = {}
+    findings = {}
     for name, (place, seed) in tasks(config).items():
         variant, rng = config.variants[place], np.random.default_rng([place, seed])
         step = steps(variant)
@@ -56,7 +58,7 @@ def planted(config: Config, *, gain: float):
             "train_loss": least_loss(config, variant) + 0.01 * wobble,
             "train_accuracy": np.where(step < 100, 0.9, 1.0),
         }
-        found[name] = {
+        findings[name] = {
             "step": step,
             "loss": least_loss(config, variant) + 0.01 * (1 + 0.3 * np.sin(step / 9)) * np.where(bursts, 100, 1),
             "test_accuracy": 0.57 + better + 1e-4 * rng.standard_normal(len(step)),
@@ -64,12 +66,12 @@ def planted(config: Config, *, gain: float):
             **sides,
             **{f"{name}_before": values for name, values in sides.items()},
         }
-    return found
+    return findings
 
 
-def judged(module, found, words: str):
-    """The claims of a desk run with these words."""
-    return [claim for claim in module.collect(module.EXPERIMENT.config("desk"), found).claims if words in claim.text]
+def judged(module, findings, words: str):
+    """The claims of a desk run whose text contains these words."""
+    return [claim for claim in module.collect(module.EXPERIMENT.config("desk"), findings).claims if words in claim.text]
 
 
 @pytest.mark.parametrize("module", [vgg, ablations, resnet])
@@ -88,11 +90,11 @@ def test_a_loss_of_accuracy_contradicts(module):
 
 def test_sharpness_that_does_not_fall_contradicts():
     config = vgg.EXPERIMENT.config("desk")
-    found = planted(config, gain=0.0)
-    level = np.full_like(found[f"decay-{config.seeds[0]}"]["step"], 5000.0)
+    findings = planted(config, gain=0.0)
+    level = np.full_like(findings[f"decay-{config.seeds[0]}"]["step"], 5000.0)
     flat = {
         name: {**run, "sharpness": level, "sharpness_before": level} if name.startswith("decay") else run
-        for name, run in found.items()
+        for name, run in findings.items()
     }
     (claim,) = judged(vgg, flat, "falls")
     assert claim.verdict == CONTRADICTED
@@ -101,13 +103,13 @@ def test_sharpness_that_does_not_fall_contradicts():
 def test_sharpness_and_edge_are_means_over_two_steps():
     """One side of the valley alone would be below the edge, the other far above it."""
     config = vgg.EXPERIMENT.config("desk")
-    found = planted(config, gain=0.05)
+    findings = planted(config, gain=0.05)
     sides = {
         name: {**run, "sharpness": 0.8 * run["sharpness"], "sharpness_before": 1.2 * run["sharpness"]}
-        for name, run in found.items()
+        for name, run in findings.items()
     }
     for words in ("middle window", "how often sharpness is above"):
-        (one,), (two,) = judged(vgg, found, words), judged(vgg, sides, words)
+        (one,), (two,) = judged(vgg, findings, words), judged(vgg, sides, words)
         assert two.measured == pytest.approx(one.measured) and two.verdict == SHOWN
     below = {name: {**run, "sharpness": 0.5 * run["sharpness"]} for name, run in sides.items()}
     (claim,) = judged(vgg, below, "how often sharpness is above")
@@ -116,12 +118,12 @@ def test_sharpness_and_edge_are_means_over_two_steps():
 
 def test_the_first_ratio_is_that_of_the_papers_learning_rate():
     config = vgg.EXPERIMENT.config("desk")
-    found = planted(config, gain=0.05)
-    (claim,) = judged(vgg, found, "first weights")
-    run, c = found[f"decay-{config.seeds[0]}"], 1 - 0.1 * 5e-4
+    findings = planted(config, gain=0.05)
+    (claim,) = judged(vgg, findings, "first weights")
+    run, c = findings[f"decay-{config.seeds[0]}"], 1 - 0.1 * 5e-4
     assert claim.measured == pytest.approx(run["sharpness"][0] * 0.1 / (2 * c * run["norm_sq"][0]), rel=1e-3)
-    flatter = {name: {**each, "sharpness_before": each["sharpness"] / 20} for name, each in found.items()}
-    flatter = {name: {**each, "sharpness": each["sharpness_before"]} for name, each in flatter.items()}
+    flatter = {name: {**run, "sharpness_before": run["sharpness"] / 20} for name, run in findings.items()}
+    flatter = {name: {**run, "sharpness": run["sharpness_before"]} for name, run in flatter.items()}
     (claim,) = judged(vgg, flatter, "first weights")
     assert claim.verdict == CONTRADICTED
 
@@ -129,10 +131,10 @@ def test_the_first_ratio_is_that_of_the_papers_learning_rate():
 def test_a_loss_that_only_falls_does_not_come_and_go():
     """Not even by the mean over the steps before the window, which its first measurement has."""
     config = vgg.EXPERIMENT.config("desk")
-    found = planted(config, gain=0.05)
+    findings = planted(config, gain=0.05)
     trend = {
         name: {**run, "loss": least_loss(config, config.variants[0]) + 0.01 * np.exp(-run["step"] / 400)}
-        for name, run in found.items()
+        for name, run in findings.items()
     }
     (claim,) = judged(vgg, trend, "comes and goes")
     assert claim.verdict == CONTRADICTED and claim.measured == 0
@@ -148,10 +150,10 @@ def test_returns_are_rises_after_falls(values, count):
 
 def test_as_many_bursts_at_every_scale_are_not_more_of_them():
     config = ablations.EXPERIMENT.config("desk")
-    found = planted(config, gain=0.05)
-    excess = found["scale-twice-20"]["loss"] - least_loss(config, config.variants[-1])
+    findings = planted(config, gain=0.05)
+    excess = findings["scale-twice-20"]["loss"] - least_loss(config, config.variants[-1])
     same = {
-        name: {**found[name], "loss": least_loss(config, config.variants[place]) + excess}
+        name: {**findings[name], "loss": least_loss(config, config.variants[place]) + excess}
         for name, (place, _) in tasks(config).items()
     }
     (claim,) = judged(ablations, same, "bursts are more frequent")
@@ -171,7 +173,7 @@ def stand_in(size: int, *, classes: int = 10, count: int = 20) -> ImageSet:
 def test_the_papers_settings_start_and_run_on_a_stand_in(module, name):
     paper = module.EXPERIMENT.config("paper")
     tiny = replace(paper, width=2, ghost=10 if paper.ghost else 0, hessian_images=10 if paper.ghost else 0)
-    (variant,) = [each for each in paper.variants if each.name == name]
+    (variant,) = [variant for variant in paper.variants if variant.name == name]
     trained = train(recipe(tiny, variant, seed=0, images=stand_in(8), part=(10, 10)))
     assert trained.curves["step"].tolist() == [0, 10] and np.isfinite(trained.curves["sharpness"]).all()
     assert trained.covers == ("ghost batches" if paper.ghost else "one batch")
@@ -180,7 +182,7 @@ def test_the_papers_settings_start_and_run_on_a_stand_in(module, name):
 def test_the_parts_of_a_descent_are_one_descent(monkeypatch):
     """Measured at other intervals, the weights are the same."""
     images = stand_in(8, classes=4, count=12)
-    monkeypatch.setattr("equilibria.lab.papers.sharp.descents.load", lambda config, seed: images)
+    monkeypatch.setattr("equilibria.lab.papers.sharp.full_batch_descent.load", lambda config, seed: images)
     cut = Variant("cut", 0.05, 0.1, ((4, 2), (10, 5)))
     whole = replace(cut, name="whole", parts=((10, 10),))
     config = Config((cut, whole), early=(0, 4), late=(8, 10), size=8, width=2, stages=(1, 1))
@@ -207,7 +209,7 @@ def test_every_measurement_is_of_its_step_and_of_the_one_before():
         assert torch.equal(one, other)
 
 
-def test_a_descent_that_is_taken_up_again_finds_the_same_numbers(tmp_path):
+def test_a_resumed_descent_gives_the_same_numbers(tmp_path):
     images = stand_in(8, classes=4, count=12)
     variant = Variant("one", 0.05, 0.1, ((8, 2),))
     config = Config((variant,), early=(0, 1), late=(5, 6), size=8, width=2, stages=(1, 1))
@@ -236,10 +238,10 @@ def test_the_gradient_of_a_measurement_is_that_of_the_last_step():
     before = train(recipe(config, variant, seed=0, images=images, part=(5, 5))).model.train()
     loss = functional.cross_entropy(before(images.train_images), images.train_labels)
     grads = torch.autograd.grad(loss, list(before.parameters()))
-    found = train(recipe(config, variant, seed=0, images=images, part=(6, 3))).curves["grad_norm_sq"]
-    assert np.isnan(found[0])  # no step was taken yet
+    measured = train(recipe(config, variant, seed=0, images=images, part=(6, 3))).curves["grad_norm_sq"]
+    assert np.isnan(measured[0])  # no step was taken yet
     # Float32 sums in another memory layout.
-    assert found[-1] == pytest.approx(sum(float(grad.square().sum()) for grad in grads), rel=1e-4)
+    assert measured[-1] == pytest.approx(sum(float(grad.square().sum()) for grad in grads), rel=1e-4)
 
 
 def test_the_invariant_part_of_the_standard_network_is_most_of_it_but_not_all():
@@ -247,9 +249,9 @@ def test_the_invariant_part_of_the_standard_network_is_most_of_it_but_not_all():
     images = stand_in(8, classes=4, count=12)
     part = invariant_part(config, config.variants[0], images)
     net = network(config, config.variants[0], images)
-    held = {name: param.numel() for name, param in net.named_parameters()}
-    assert sum(held[name] for name in part) > 0.8 * sum(held.values())
-    assert "blocks.0.conv1.weight" in part and len(part) < len(held)
+    sizes = {name: param.numel() for name, param in net.named_parameters()}
+    assert sum(sizes[name] for name in part) > 0.8 * sum(sizes.values())
+    assert "blocks.0.conv1.weight" in part and len(part) < len(sizes)
     before = net(images.train_images)
     with torch.no_grad():
         for name in part:
@@ -269,7 +271,9 @@ def test_the_edge_has_the_factor_that_decay_brings():
     sides = {"sharpness": 1.0, "train_loss": 1.0, "train_accuracy": 1.0, "norm_sq": 2.5}
     run = {name: np.ones(1) for name in ("step", "loss", "test_accuracy", "grad_norm_sq")}
     run |= {name + side: np.array([value]) for name, value in sides.items() for side in ("", "_before")}
-    assert course(config, config.variants[0], run).edge.tolist() == [8.0]  # 2 * 0.8 * 2.5 / 0.5
-    changed = course(config, config.variants[0], {**run, "norm_sq": np.array([7.5]), "sharpness": np.array([6.0])})
+    assert read_descent(config, config.variants[0], run).edge.tolist() == [8.0]  # 2 * 0.8 * 2.5 / 0.5
+    changed = read_descent(
+        config, config.variants[0], {**run, "norm_sq": np.array([7.5]), "sharpness": np.array([6.0])}
+    )
     assert changed.edge.tolist() == [16.0] and changed.ratio.tolist() == [0.1875]
     assert changed.unit_gradient.tolist() == [2.5]  # the gradient is that of the step before

@@ -1,4 +1,4 @@
-"""What the sharp experiments take from closed forms, against the slow way."""
+"""Closed forms that the sharp experiments use, against direct computation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from equilibria.lab.papers.sharp import (
-    cor_b14_rmsprop as rmsprop,
-)
-from equilibria.lab.papers.sharp import (
-    fig4_regression as regression,
-)
-from equilibria.lab.papers.sharp import (
-    fig4_regression as regression_runs,
-)
+from equilibria.lab.papers.sharp import cor_b14_rmsprop as rmsprop
+from equilibria.lab.papers.sharp import fig4_regression as regression
 from equilibria.lab.problems import Regression, Sphere3D, Valley
 from equilibria.theory.flow_examples import regression_geometry
 
@@ -44,7 +37,7 @@ def test_the_minimiser_of_a_regression_weight_keeps_null_part_and_norm():
 
 def test_the_top_eigenvector_of_a_regression_is_that_of_every_minimum_and_across_it():
     problem = Regression.generate([0, 1], samples=6, dim=10)
-    tops = regression_runs.top_eigenvectors(problem)
+    tops = regression.top_eigenvectors(problem)
     other = problem.flattest + problem.null_part(np.random.default_rng(1).standard_normal((2, 10)))
     there = np.linalg.eigh(problem.hessian(other))[1][..., -1]
     assert np.abs(np.sum(tops * there, axis=1)) == pytest.approx(1, rel=1e-10)

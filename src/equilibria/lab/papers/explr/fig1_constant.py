@@ -1,4 +1,4 @@
-"""explr-constant: a PreResNet trains at an exponentially growing learning rate, without weight decay (figure 1)."""
+"""explr-constant: a PreResNet trained without weight decay at an exponentially growing learning rate (figure 1)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, identity, mean_near, near
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity, mean_near, near
 from equilibria.lab.harness.curves import Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.explr.lines import (
+from equilibria.lab.papers.explr.image_training import (
+    DECAY,
     EPOCH,
+    FOLDED,
     PAPER,
+    ROUNDED,
     SMOKE,
-    demanded,
+    Setting,
+    Variant,
+    load,
+    run_task,
+    tasks,
+)
+from equilibria.lab.papers.explr.run_comparison import (
     judge_coincidence,
     judge_rounding,
     judge_start,
-    named,
-    runs,
+    runs_by_name,
+    shows,
 )
-from equilibria.lab.papers.explr.networks import DECAY, FOLDED, ROUNDED, Setting, Variant, load, run_task, tasks
 from equilibria.theory.exponential import constant_schedule, decay_roots
 
 if TYPE_CHECKING:
@@ -35,8 +43,8 @@ _FIGURE = Source(
     law="exponential.constant_schedule",
 )
 _PAPER_GROWTH, _PAPER_EPOCH = 1.481, 391
-# By what factor a constant may change over the window, in which the lr grows by exp(7.4) here. The squared norm of the
-# run with weight decay grows with its gradients: in a trial with another seed by a quarter.
+# Allowed relative change of a constant over the window, in which the lr grows by exp(7.4) here. The squared norm of
+# the run with weight decay grows with its gradients: in a trial with another seed by a quarter.
 _CONSTANT = 0.3
 # Of a squared norm of a few thousand weights in equilibrium, mean over a window.
 _SAME_NORM = 0.05
@@ -58,10 +66,10 @@ class Config(Setting):
     late: Window = (800, 1500)
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """It trains as with weight decay, and the squared norm grows as the learning rate does."""
-    at = named(config)
-    decay, folded, rounded = (runs(config, found, at[name]) for name in (DECAY, FOLDED, ROUNDED))
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge the training against that with weight decay, and the growth of the squared norm against that of the lr."""
+    lines = runs_by_name(config, findings)
+    decay, folded, rounded = (lines[name] for name in (DECAY, FOLDED, ROUNDED))
     exact = judge_coincidence("Exponential lr", _FIGURE, decay=decay, other=folded, late=config.late)
     claims = [
         judge_start("Exponential lr", _FIGURE, config, decay=decay, other=folded),
@@ -87,15 +95,14 @@ def collect(config: Config, found: Findings) -> Outcome:
         "last_lr": float(folded[0]["lr"][-1]),
         "last_norm_sq": [float(run["norm_sq"][-1]) for run in folded],
         "test_accuracy": {
-            name: [mean_in(run, "test_accuracy", config.late) for run in several]
-            for name, several in ((DECAY, decay), (FOLDED, folded), (ROUNDED, rounded))
+            name: [mean_in(run, "test_accuracy", config.late) for run in seed_runs] for name, seed_runs in lines.items()
         },
     }
-    return Outcome([*exact, *demanded(config, claims)], numbers)
+    return Outcome([*exact, *demanded_if(shows(config), claims)], numbers)
 
 
 def _judge_growth(config: Config, run: Arrays) -> Claim:
-    """At the paper's settings the growth per epoch is the number that it prints."""
+    """Compare the growth per epoch with the paper's number, at the paper's settings."""
     grown = run["lr"][-1] / run["lr"][len(run["lr"]) // 2]
     passed = run["step"][-1] - run["step"][len(run["lr"]) // 2]
     roots = decay_roots(config.lr, config.weight_decay, momentum=config.momentum)
@@ -108,7 +115,7 @@ def _judge_growth(config: Config, run: Arrays) -> Claim:
         relative=1e-6,  # the transient of the start is gone, to rounding
         printed=_PAPER_GROWTH if is_theirs else None,
     )
-    return identity(growth)  # a recursion and its own root: the settings alone decide
+    return identity(growth)  # a recursion and its root: the settings alone decide
 
 
 def _inside(config: Config, run: Arrays) -> np.ndarray:
@@ -127,18 +134,15 @@ def _relative_norm(config: Config, folded: Arrays, decay: Arrays) -> float:
     return float(here / there)
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
-    """Accuracy of both runs over each other; the learning rate; the norm of a layer and its ratio to the rate."""
-    at = named(config)
-    lines = {
-        "weight decay, constant lr": runs(config, found, at[DECAY]),
-        "no weight decay, exponential lr": runs(config, found, at[FOLDED]),
-    }
+def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+    """Accuracy of both runs; the learning rate; the norm of a layer and its ratio to the learning rate."""
+    runs = runs_by_name(config, findings)
+    folded = runs[FOLDED]
+    lines = {"weight decay, constant lr": runs[DECAY], "no weight decay, exponential lr": folded}
     figure, (accuracy, rate, norm) = panels(1, 3, width=2.5, height=2.3)
     draw_over(accuracy, lines, "test_accuracy", factor=100)
     accuracy.set(ylabel="test accuracy, %")
     accuracy.legend(loc="lower right")
-    folded = lines["no weight decay, exponential lr"]
     step = folded[0]["step"]
     theory = constant_schedule(config.lr, config.weight_decay, step=np.maximum(step - 1, 0), momentum=config.momentum)
     rate.plot(step, folded[0]["lr"], color=COLOURS[1])

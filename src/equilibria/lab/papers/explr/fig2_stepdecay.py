@@ -1,4 +1,4 @@
-"""explr-stepdecay: step decay with weight decay, and the tapered-exponential schedule without, coincide (figure 2)."""
+"""explr-stepdecay: step decay with weight decay coincides with the tapered exponential without it (figure 2)."""
 
 from __future__ import annotations
 
@@ -7,25 +7,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.curves import Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import THEORY, panels, title
-from equilibria.lab.papers.explr import networks
-from equilibria.lab.papers.explr.lines import (
+from equilibria.lab.papers.explr import image_training
+from equilibria.lab.papers.explr.image_training import (
+    DECAY,
     EPOCH,
+    FOLDED,
     PAPER,
+    ROUNDED,
     SMOKE,
-    demanded,
+    TEXP,
+    Setting,
+    Variant,
+    load,
+)
+from equilibria.lab.papers.explr.run_comparison import (
     exact_runs,
     judge_coincidence,
-    judge_control,
     judge_rounding,
     judge_start,
     named,
-    runs,
+    runs_by_name,
+    shows,
 )
-from equilibria.lab.papers.explr.networks import DECAY, FOLDED, ROUNDED, TEXP, Setting, Variant, load
 from equilibria.theory.folding import fold
 
 if TYPE_CHECKING:
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
 
 _ACROSS = "across"
 DROP = 3
-"""The step of the early drop: two more are taken before rounding parts two runs."""
+"""The step of the early drop; two more steps follow before rounding separates two runs."""
 _STEPS = 6
 
 
@@ -44,35 +51,35 @@ def variants(*drops_at: int) -> tuple[Variant, ...]:
 
 
 def across(config: Setting) -> Setting:
-    """The first steps alone, with a drop among them, every one of them watched."""
+    """The settings of a few first steps with a drop among them, all watched."""
     return replace(config, variants=variants(DROP)[:3], steps=_STEPS, epoch=_STEPS, watch_every=1)
 
 
 def across_key(variant: Variant, seed: int) -> str:
-    """Name of a task across the drop."""
-    return f"{_ACROSS}-{networks.key(variant, seed)}"
+    """Key of a task across the drop."""
+    return f"{_ACROSS}-{image_training.key(variant, seed)}"
 
 
 Task = tuple[str, tuple[int, int]]
 
 
 def tasks(config: Setting) -> dict[str, Task]:
-    """Which of the two settings, and the task in it."""
+    """Trainings of all steps, and of the few across the drop: which of the two, and its task."""
     few = across(config)
     return {
-        **{key: ("", task) for key, task in networks.tasks(config).items()},
+        **{key: ("", task) for key, task in image_training.tasks(config).items()},
         **{
-            across_key(variant, seed): (_ACROSS, (at, seed))
-            for at, variant in enumerate(few.variants)
+            across_key(variant, seed): (_ACROSS, (place, seed))
+            for place, variant in enumerate(few.variants)
             for seed in few.seeds
         },
     }
 
 
 def run_task(config: Setting, task: Task) -> Arrays:
-    """One training."""
-    which, within = task
-    return networks.run_task(across(config) if which == _ACROSS else config, within)
+    """Train once."""
+    which, inner = task
+    return image_training.run_task(across(config) if which == _ACROSS else config, inner)
 
 
 _EXACT = Source("explr", "fig. 2, 4, theorem 2.5", law="folding.fold")
@@ -92,48 +99,47 @@ LABELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Setting):
-    """Two drops by ten; the late window is the last phase's."""
+    """Two drops by ten; the late window lies in the last phase."""
 
     variants: tuple[Variant, ...] = variants(1200, 1800)
     late: Window = (1900, 2400)
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """The exact schedule and the approximate one, each against weight decay."""
-    at = named(config)
-    decay, folded, texp, rounded = (runs(config, found, at[way]) for way in (DECAY, FOLDED, TEXP, ROUNDED))
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Compare the exact schedule and the approximate one with weight decay."""
+    lines = runs_by_name(config, findings)
+    decay, folded, texp, rounded = (lines[way] for way in (DECAY, FOLDED, TEXP, ROUNDED))
     exact = judge_coincidence("Folded", _EXACT, decay=decay, other=folded, late=config.late)
     claims = [
         judge_start("Folded", _EXACT, config, decay=decay, other=folded),
-        judge_control("T-EXP", _TAPERED, config, decay=decay, other=texp),
-        *_judge_across(config, found),
+        judge_start("T-EXP", _TAPERED, config, decay=decay, other=texp, same=False),
+        *_judge_across(config, findings),
         judge_rounding("Folded", _EXACT, decay=decay, other=folded, rounded=rounded),
         *judge_coincidence("T-EXP", _TAPERED, decay=decay, other=texp, late=config.late),
     ]
-    several = {DECAY: decay, FOLDED: folded, TEXP: texp, ROUNDED: rounded}
     numbers = {
-        what: {way: [mean_in(run, what, config.late) for run in each] for way, each in several.items()}
-        for what in ("test_accuracy", "train_accuracy", "loss")
+        name: {way: [mean_in(run, name, config.late) for run in seed_runs] for way, seed_runs in lines.items()}
+        for name in ("test_accuracy", "train_accuracy", "loss")
     }
-    return Outcome([*exact, *demanded(config, claims)], numbers)
+    return Outcome([*exact, *demanded_if(shows(config), claims)], numbers)
 
 
-def _judge_across(config: Config, found: Findings) -> list[Claim]:
-    """The first steps once more, with a drop among them."""
+def _judge_across(config: Config, findings: Findings) -> list[Claim]:
+    """Judge the few steps across the early drop."""
     few = across(config)
-    decay, folded, texp = ([found[across_key(variant, seed)] for seed in few.seeds] for variant in few.variants)
+    decay, folded, texp = ([findings[across_key(variant, seed)] for seed in few.seeds] for variant in few.variants)
     label = f"lr / {few.variants[0].divisor:g} at step {DROP}"
     return [
         judge_start(f"Folded, {label}", _EXACT, few, decay=decay, other=folded),
-        judge_control(f"T-EXP, {label}", _TAPERED, few, decay=decay, other=texp),
+        judge_start(f"T-EXP, {label}", _TAPERED, few, decay=decay, other=texp, same=False),
     ]
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
-    """Training loss, accuracies and learning rate of three runs over each other."""
-    at = named(config)
-    lines = {LABELS[way]: runs(config, found, at[way]) for way in (DECAY, FOLDED, TEXP)}
-    lines[LABELS[FOLDED]] = exact_runs(config, found, at[FOLDED])
+def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+    """Training loss, accuracies and learning rate of three runs."""
+    variants, runs = named(config), runs_by_name(config, findings)
+    lines = {LABELS[way]: runs[way] for way in (DECAY, FOLDED, TEXP)}
+    lines[LABELS[FOLDED]] = exact_runs(config, findings, variants[FOLDED])
     figure, axes = panels(2, 2, width=3.3, height=2.2)
     loss, train, test, rate = axes
     draw_over(loss, lines, "loss")
@@ -141,10 +147,8 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
     draw_over(train, lines, "train_accuracy", factor=100)
     draw_over(test, lines, "test_accuracy", factor=100)
     draw_over(rate, lines, "lr")
-    base = at[DECAY]
-    exact = fold(
-        [config.lr * config.factor(base, t) for t in range(config.steps)], config.weight_decay, momentum=config.momentum
-    )
+    rates = [config.lr * config.factor(variants[DECAY], step) for step in range(config.steps)]
+    exact = fold(rates, config.weight_decay, momentum=config.momentum)
     rate.plot(np.arange(1, config.steps + 1), exact.lr, color=THEORY, lw=0.8, ls=":", label="theorem 2.5, exact")
     rate.set(yscale="log")
     rate.legend(loc="center right")

@@ -1,4 +1,4 @@
-"""explr-v2: what the instant drop of the learning rate buys: T-EXP against T-EXP v2 (figure 3)."""
+"""explr-v2: the benefit of the instant drop of the learning rate: T-EXP against T-EXP v2 (figure 3)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, mean_at_least, mean_near
-from equilibria.lab.harness.curves import POINTS, Array, Window, binned_angles, draw_over, mean_in, rms_angle
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_at_least, mean_near
+from equilibria.lab.harness.curves import (
+    POINTS,
+    Array,
+    Window,
+    binned_angles,
+    draw_over,
+    mark_drops,
+    mean_in,
+    rms_angle,
+)
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.explr.lines import EPOCH, PAPER, SAME_ACCURACY, SMOKE, demanded, named, runs
-from equilibria.lab.papers.explr.networks import TEXP, TEXP_V2, Setting, Variant, load, run_task, tasks
+from equilibria.lab.papers.explr.image_training import (
+    EPOCH,
+    PAPER,
+    SMOKE,
+    TEXP,
+    TEXP_V2,
+    Setting,
+    Variant,
+    load,
+    run_task,
+    tasks,
+)
+from equilibria.lab.papers.explr.run_comparison import SAME_ACCURACY, runs_by_name, shows
 from equilibria.theory import SGD, evolve, settled
 from equilibria.theory.schedules import MultiStep
 
@@ -22,20 +42,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FIGURE = Source("explr", "fig. 3, section 4.1, eq. (7)")
-_ANGLE = Source(
-    "explr",
-    "fig. 3, theorem B.2",
-    law="texp.texp_without_drop",
-)
+_ANGLE = Source("explr", "fig. 3, theorem B.2", law="texp.texp_without_drop")
 LABELS = {TEXP: "T-EXP", TEXP_V2: "T-EXP v2, no instant drop"}
 # The theory here is for a unit gradient of constant norm. It grows after a drop, as the network fits better: with T-EXP
 # at once, with T-EXP v2 later. In a trial with seed 7 the angle of T-EXP was about a fifth above the law's after the
-# first drop and a third after the second, which is a fifth at each; that of T-EXP v2 was less than a tenth above it.
+# first drop and a third after the second, which is a fifth per drop; that of T-EXP v2 was less than a tenth above it.
 _COURSE = {TEXP: 0.4, TEXP_V2: 0.2}
 
 
 def variants(*drops_at: int) -> tuple[Variant, ...]:
-    """Both ways."""
+    """T-EXP and T-EXP v2 with drops at these steps."""
     return tuple(Variant(way, way, drops_at=drops_at) for way in (TEXP, TEXP_V2))
 
 
@@ -55,26 +71,26 @@ class Config(Setting):
     late: tuple[Window, Window] = ((1200, 1600), (600, 800))
 
     def after(self, drop: int, window: Window) -> Window:
-        """In steps of the training."""
-        at = self.variants[0].drops_at[drop]
-        return window[0] + at, window[1] + at
+        """A window after a drop, in steps of the training."""
+        first = self.variants[0].drops_at[drop]
+        return window[0] + first, window[1] + first
 
     def divisor(self, drop: int) -> float:
-        """Of the growth, from this drop on."""
+        """Divisor of the growth from this drop on."""
         return float(self.variants[0].divisor ** (drop + 1))
 
     def rule(self, drop: int) -> SGD:
-        """Settings with the same equilibrium angle and time constant as either way has from this drop on."""
+        """Settings with the equilibrium angle and time constant that both schedules have from this drop on."""
         return SGD(self.lr / self.divisor(drop), self.weight_decay, momentum=self.momentum)
 
     def equilibrium(self, drop: int) -> float:
-        """Angle per step once settled, radians."""
+        """Angle per step in equilibrium, radians."""
         return float(self.rule(drop).equilibrium().angle)
 
     def angle_course(self, way: str) -> Array:
         """Angle of every step if the unit gradient keeps its norm, radians; in equilibrium before the first drop.
 
-        T-EXP is step decay of the learning rate in another guise, T-EXP v2 that of weight decay.
+        T-EXP is equivalent to step decay of the learning rate, T-EXP v2 to step decay of weight decay.
         """
         rule = SGD(self.lr, self.weight_decay, momentum=self.momentum)
         base = rule.lr if way == TEXP else rule.weight_decay
@@ -83,40 +99,40 @@ class Config(Setting):
         return evolve(rule, self.steps, start=settled(rule), lr=lr, weight_decay=weight_decay).angle
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """The angle at once and later, and what the instant drop is worth in test accuracy."""
-    lines = {way: runs(config, found, named(config)[way]) for way in LABELS}
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge the angle at once and later, and the gain in test accuracy from the instant drop."""
+    lines = runs_by_name(config, findings)
     claims = [
         claim for drop in (0, 1) for claim in (*_judge_angles(config, drop, lines), *_judge_tests(config, drop, lines))
     ]
     numbers = {
         f"growth / {config.divisor(drop):g}": {
             way: {
-                "angle_over_equilibrium_late": _ratios(config, each, drop, config.late[drop]),
+                "angle_over_equilibrium_late": _ratios(config, seed_runs, drop, config.late[drop]),
                 "angle_over_equilibrium_late_by_the_law": _predicted(config, way, drop, config.late[drop]),
-                "test_accuracy_early": _accuracies(config, each, drop, config.early),
-                "test_accuracy_late": _accuracies(config, each, drop, config.late[drop]),
+                "test_accuracy_early": _accuracies(config, seed_runs, drop, config.early),
+                "test_accuracy_late": _accuracies(config, seed_runs, drop, config.late[drop]),
             }
-            for way, each in lines.items()
+            for way, seed_runs in lines.items()
         }
         for drop in (0, 1)
     }
-    return Outcome(demanded(config, claims), numbers)
+    return Outcome(demanded_if(shows(config), claims), numbers)
 
 
-def _ratios(config: Config, several: Sequence[Arrays], drop: int, window: Window) -> list[float]:
-    return [rms_angle(run, config.after(drop, window)) / config.equilibrium(drop) for run in several]
+def _ratios(config: Config, seed_runs: Sequence[Arrays], drop: int, window: Window) -> list[float]:
+    return [rms_angle(run, config.after(drop, window)) / config.equilibrium(drop) for run in seed_runs]
 
 
-def _accuracies(config: Config, several: Sequence[Arrays], drop: int, window: Window) -> list[float]:
-    return [mean_in(run, "test_accuracy", config.after(drop, window)) for run in several]
+def _accuracies(config: Config, seed_runs: Sequence[Arrays], drop: int, window: Window) -> list[float]:
+    return [mean_in(run, "test_accuracy", config.after(drop, window)) for run in seed_runs]
 
 
 def _judge_angles(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> list[Claim]:
-    """At once and late in the phase, each near what the law has there, in equilibrium or not.
+    """Compare the angle at once and late in the phase with the law, in equilibrium or not.
 
-    Late in the first phase a gradient that is a fifth larger makes 1 of the law's 0.8 for T-EXP: what it is, is told
-    among the numbers, and is not judged.
+    Late in the first phase a gradient larger by a fifth turns the law's 0.8 for T-EXP into 1: that angle is reported
+    among the numbers and not judged.
     """
     windows = {
         TEXP: (config.at_once, config.late[drop]) if drop > 0 else (config.at_once,),
@@ -125,7 +141,7 @@ def _judge_angles(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> 
     return [
         mean_near(
             f"Growth / {config.divisor(drop):g}: angle of {name} over its equilibrium, {window[0]} to {window[1]} "
-            "steps after the drop, as the law has it for the gradients of before",
+            "steps after the drop, by the law for gradients as before the drop",
             _ANGLE,
             expected=_predicted(config, way, drop, window),
             values=_ratios(config, lines[way], drop, window),
@@ -137,7 +153,7 @@ def _judge_angles(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> 
 
 
 def _predicted(config: Config, way: str, drop: int, window: Window) -> float:
-    """Root mean square over a window."""
+    """Root mean square over a window by the law, over the equilibrium angle."""
     course = config.angle_course(way)[slice(*config.after(drop, window))]
     return float(np.sqrt(np.mean(course**2)) / config.equilibrium(drop))
 
@@ -174,17 +190,16 @@ def _judge_tests(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> l
     return [sooner, same]
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> dict[str, Figure]:
     """Training loss, test accuracy, and the angle over its equilibrium with the theory's."""
-    lines = {LABELS[way]: runs(config, found, named(config)[way]) for way in LABELS}
+    lines = {LABELS[way]: seed_runs for way, seed_runs in runs_by_name(config, findings).items()}
     figure, (loss, test, angle) = panels(1, 3, width=2.7, height=2.4)
     draw_over(loss, lines, "loss")
     draw_over(test, lines, "test_accuracy", factor=100)
     for drop in (0, 1):
         _draw_angles(angle, config, drop, list(lines.values()))
     for axis in (loss, test, angle):
-        for at in config.variants[0].drops_at:
-            axis.axvline(at, color="#aab2bb", lw=0.6, ls=":")
+        mark_drops(axis, config.variants[0].drops_at)
     angle.plot([], [], color=THEORY, lw=0.8, ls="--", label="theory")
     angle.set(yscale="log", xlabel="step")
     angle.legend(loc="center right")
@@ -197,8 +212,8 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
 
 def _draw_angles(axis: Axes, config: Config, drop: int, lines: Sequence[Sequence[Arrays]]) -> None:
     first, last = (*config.variants[0].drops_at, config.steps)[drop : drop + 2]
-    for colour, way, several in zip(COLOURS, LABELS, lines, strict=False):
-        step, angle = binned_angles(several, bins=max(1, config.epoch // config.watch_every // 4))
+    for colour, way, seed_runs in zip(COLOURS, LABELS, lines, strict=False):
+        step, angle = binned_angles(seed_runs, bins=max(1, config.epoch // config.watch_every // 4))
         shown = (first <= step) & (step < last)
         axis.plot(step[shown], angle[shown] / config.equilibrium(drop), color=colour)
         course = config.angle_course(way)[first:last] / config.equilibrium(drop)

@@ -7,22 +7,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Source, mean_at_least
+from equilibria.lab.harness.claim import Source, demanded_if, mean_at_least
 from equilibria.lab.harness.curves import POINTS, Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import panels, title
-from equilibria.lab.papers.explr.lines import (
+from equilibria.lab.papers.explr.image_training import (
+    COSINE,
+    DECAY,
     EPOCH,
+    FOLDED,
     PAPER,
+    ROUNDED,
     SMOKE,
-    demanded,
+    Setting,
+    Variant,
+    load,
+    run_task,
+    tasks,
+)
+from equilibria.lab.papers.explr.run_comparison import (
     exact_runs,
     judge_coincidence,
     judge_rounding,
     named,
-    runs,
+    runs_by_name,
+    shows,
 )
-from equilibria.lab.papers.explr.networks import COSINE, DECAY, FOLDED, ROUNDED, Setting, Variant, load, run_task, tasks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,14 +65,13 @@ class Config(Setting):
     late: Window = (2200, 2400)
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """Both schedules against their counterparts, and against each other.
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Compare both schedules with their counterparts, and with each other.
 
-    That they take the same steps at first is not judged again: the first epoch is that of explr-stepdecay.
+    The first steps are not judged again: the first epoch is that of explr-stepdecay.
     """
-    at = named(config)
-    lines = {name: runs(config, found, variant) for name, variant in at.items()}
-    late = {name: [mean_in(run, "test_accuracy", config.late) for run in each] for name, each in lines.items()}
+    lines = runs_by_name(config, findings)
+    late = {name: [mean_in(run, "test_accuracy", config.late) for run in runs] for name, runs in lines.items()}
     exact = [
         *judge_coincidence("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], late=config.late),
         *judge_coincidence("Step decay", _EXACT, decay=lines[_STEP_DECAY], other=lines[_STEP_FOLDED], late=config.late),
@@ -77,14 +86,14 @@ def collect(config: Config, found: Findings) -> Outcome:
             unit=POINTS,
         ),
     ]
-    return Outcome([*exact, *demanded(config, claims)], {"test_accuracy": late})
+    return Outcome([*exact, *demanded_if(shows(config), claims)], {"test_accuracy": late})
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
-    """Four runs over each other."""
-    at = named(config)
-    lines = {label: runs(config, found, at[name]) for name, label in LABELS.items()}
-    lines |= {LABELS[name]: exact_runs(config, found, at[name]) for name in (FOLDED, _STEP_FOLDED)}
+def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+    """Training loss, test accuracy and learning rate of four runs."""
+    variants, runs = named(config), runs_by_name(config, findings)
+    lines = {label: runs[name] for name, label in LABELS.items()}
+    lines |= {LABELS[name]: exact_runs(config, findings, variants[name]) for name in (FOLDED, _STEP_FOLDED)}
     figure, (loss, test, rate) = panels(1, 3, width=2.6, height=2.5)
     draw_over(loss, lines, "loss")
     draw_over(test, lines, "test_accuracy", factor=100)

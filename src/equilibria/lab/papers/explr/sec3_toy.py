@@ -1,4 +1,4 @@
-"""explr-toy: weight decay alone and BatchNorm alone find the optimum, both together leave it again and again."""
+"""explr-toy: weight decay alone and BatchNorm alone reach the optimum; both together keep leaving it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Config:
     seed: int = 0
 
     def setting(self, name: str) -> tuple[bool, SGD]:
-        """Whether it is normalised, and its optimizer."""
+        """Whether a case is normalised, and its optimizer."""
         if name == "decay":
             return False, SGD(self.small_lr, self.small_decay)
         if name.startswith("floor"):
@@ -83,12 +83,12 @@ def tasks(config: Config) -> dict[str, str]:
 
 
 def run_task(config: Config, name: str) -> Arrays:
-    """One of them."""
+    """Count the training error, or run a case."""
     return _training_error(config) if name == "training-error" else _case(config, name)
 
 
 def _training_error(config: Config) -> Arrays:
-    """Share of samples on the wrong side of a weight at an angle, counted."""
+    """Share of samples that a weight at an angle to the optimum classifies wrongly, counted."""
     rng = np.random.default_rng([config.seed, 1])
     angle = 0.528
     first, second = rng.standard_normal((2, config.samples))
@@ -97,7 +97,7 @@ def _training_error(config: Config) -> Arrays:
 
 
 def _case(config: Config, name: str) -> Arrays:
-    """Angle to the optimum and norm at every step; of these what the claims need."""
+    """Run a case, and reduce angle to the optimum and norm at every step to the numbers of the claims."""
     normalised, rule = config.setting(name)
     start = np.random.default_rng([config.seed, 0]).standard_normal((config.trials, config.dim))
     start /= np.linalg.norm(start, axis=1, keepdims=True)
@@ -109,7 +109,7 @@ def _case(config: Config, name: str) -> Arrays:
     outside = angle > config.cone
     parts = np.array_split(np.arange(config.steps), _WINDOWS)
     shown = np.unique(np.geomspace(10, config.steps, 80).astype(int))
-    found = {
+    result = {
         "outside": np.array([outside[part].mean() for part in parts]),
         "rms_angle": np.array([_rms(angle[part]) for part in parts]),
         "last_exit": np.array([np.flatnonzero(column)[-1] if column.any() else 0 for column in outside.T]),
@@ -124,9 +124,9 @@ def _case(config: Config, name: str) -> Arrays:
         first = parts[1][0]
         gain = np.log(np.linalg.norm(run.state.weights, axis=1) / norm[first])
         turned = -run["log_cos"][first:].mean()
-        found |= {"log_cos": turned, "log_norm_gain": gain.mean() / (config.steps - first)}
-        found |= _exits(config, rule, outside, norm)
-    return found
+        result |= {"log_cos": turned, "log_norm_gain": gain.mean() / (config.steps - first)}
+        result |= _exits(config, rule, outside, norm)
+    return result
 
 
 def _log_cos(moment: Moment) -> Array:
@@ -136,13 +136,13 @@ def _log_cos(moment: Moment) -> Array:
 
 
 def _exits(config: Config, rule: SGD, outside: NDArray[np.bool_], norm: Array) -> Arrays:
-    """From every step on: how long until the angle is outside the cone, against the bound of the theorem."""
+    """Compare the time from every step until the angle leaves the cone with the bound of the theorem."""
     steps = np.arange(config.steps)[:, None]
     next_exit = np.minimum.accumulate(np.where(outside, steps, config.steps)[::-1])[::-1]
     bound = cone_exit_bound(
         rule.lr, rule.weight_decay, angle=config.cone, norm=norm, dim=config.dim, failure=config.failure
     )
-    judged = steps + bound < config.steps  # a window that the run does not cover says nothing
+    judged = steps + bound < config.steps  # only windows that the run covers
     return {
         "late": np.sum(judged & (next_exit - steps > bound)),
         "judged": np.sum(judged),
@@ -155,25 +155,25 @@ def _rms(values: Array) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """Who leaves the cone, and how far each one gets."""
-    claims = [*_judge_both(config, found), *_judge_normalised(config, found), *_judge_decay(found)]
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge which cases leave the cone, and how close to the optimum they get."""
+    claims = [*_judge_both(config, findings), *_judge_normalised(config, findings), *_judge_decay(findings)]
     numbers = {
         name: {
-            "share_outside_by_tenth_of_the_run": found[name]["outside"],
-            "rms_angle_by_tenth_of_the_run": found[name]["rms_angle"],
-            "median_last_exit": float(np.median(found[name]["last_exit"])),
+            "share_outside_by_tenth_of_the_run": findings[name]["outside"],
+            "rms_angle_by_tenth_of_the_run": findings[name]["rms_angle"],
+            "median_last_exit": float(np.median(findings[name]["last_exit"])),
         }
         for name in _LABELS
     }
     return Outcome(claims, numbers)
 
 
-def _judge_both(config: Config, found: Findings) -> list[Claim]:
-    both, error = found["both"], found["training-error"]
+def _judge_both(config: Config, findings: Findings) -> list[Claim]:
+    both, error = findings["both"], findings["training-error"]
     share = float(error["angle"]) / math.pi
     eps = config.lr * config.weight_decay
-    floors = [float(found[f"floor-{product:g}"]["floor"]) for product in config.products]
+    floors = [float(findings[f"floor-{product:g}"]["floor"]) for product in config.products]
     span = math.log(max(config.products) / min(config.products))
     return [
         near(
@@ -198,7 +198,7 @@ def _judge_both(config: Config, found: Findings) -> list[Claim]:
             unit="steps",
         ),
         near(
-            "Both: nothing is gained by going on: share outside the cone, last tenth of the run over second tenth",
+            "Both: longer training gains nothing: share outside the cone, last tenth of the run over second tenth",
             _BOTH,
             expected=1.0,
             measured=both["outside"][-1] / both["outside"][1],
@@ -228,8 +228,8 @@ def _share_error(config: Config, share: float) -> float:
     return math.sqrt(2 * (1 - share) / share / independent)
 
 
-def _judge_normalised(config: Config, found: Findings) -> list[Claim]:
-    run = found["normalised"]
+def _judge_normalised(config: Config, findings: Findings) -> list[Claim]:
+    run = findings["normalised"]
     first, last = run["norm_fourth_ends"]
     grown = (last - first) / (config.steps - 1 - config.steps // 10)
     rate = 2 * config.lr**2 * (config.dim - 1) * _mean_square_push()
@@ -238,7 +238,7 @@ def _judge_normalised(config: Config, found: Findings) -> list[Claim]:
     left = at_most(
         "BatchNorm alone: share outside the cone in the last tenth of the run, less than a tenth of that of both",
         _BN,
-        bound=float(found["both"]["outside"][-1]) / 10,
+        bound=float(findings["both"]["outside"][-1]) / 10,
         measured=float(run["outside"][-1]),
     )
     return [
@@ -269,41 +269,41 @@ def _mean_square_push() -> float:
     return float(np.sum(weights * np.exp(-z * z / 2) / (1 + np.exp(z)) ** 2) * 12 / math.sqrt(2 * math.pi))
 
 
-def _judge_decay(found: Findings) -> list[Claim]:
+def _judge_decay(findings: Findings) -> list[Claim]:
     return [
         at_most(
             "Weight decay alone, small lr: share outside the cone, all but the first tenth of the run",
             Source("explr", "Section 3, case 1"),
             bound=0.0,
-            measured=float(found["decay"]["outside"][1:].max()),
+            measured=float(findings["decay"]["outside"][1:].max()),
         ),
         at_least(
             "Weight decay alone, large lr: it stalls as well: rms angle, last tenth of the run over second tenth",
             _ALONE,
             bound=0.9,  # falling as BatchNorm alone does would leave 0.63
-            measured=float(found["decay-large"]["rms_angle"][-1] / found["decay-large"]["rms_angle"][1]),
+            measured=float(findings["decay-large"]["rms_angle"][-1] / findings["decay-large"]["rms_angle"][1]),
         ),
     ]
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """One path of each against the cone; the angle over time; the norm."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw one path of each case with the cone, the angle over time, and the norm."""
     figure, (paths, angles, norms) = panels(1, 3, width=2.9, height=2.7)
-    _draw_paths(paths, config, found)
+    _draw_paths(paths, config, findings)
     for (name, label), colour in zip(_LABELS.items(), COLOURS, strict=False):
-        run = found[name]
+        run = findings[name]
         angles.plot(run["shown"], run["angle_until"], color=colour, label=label)
         norms.plot(run["shown"], run["norm_fourth"], color=colour)
-    times = found["normalised"]["shown"].astype(float)
+    times = findings["normalised"]["shown"].astype(float)
     late = times[times > 300]
-    first = found["normalised"]["angle_until"][times > 300][0]
+    first = findings["normalised"]["angle_until"][times > 300][0]
     angles.plot(late, first * (late / late[0]) ** -0.25, color=THEORY, ls="--", lw=0.9, label="$t^{-1/4}$")
     angles.axhline(config.cone, color=THEORY, lw=0.8, ls=":", label="cone")
     angles.set(
         xscale="log", yscale="log", xlabel="step $t$", ylabel="rms angle over $(t/2, t)$, rad", ylim=(3e-3, 1000)
     )
     angles.legend(loc="upper right")
-    title(angles, "b", "who gets there")
+    title(angles, "b", "distance from the optimum")
     rate = 2 * config.lr**2 * (config.dim - 1) * _mean_square_push()
     norms.plot(times, 1 + rate * times, color=THEORY, ls="--", lw=0.9, label="$1 + 2\\eta^2 E|\\tilde{g}|^2\\, t$")
     norms.set(xscale="log", yscale="log", xlabel="step $t$", ylabel="$||w||^4$")
@@ -312,10 +312,10 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     return {"section-3": figure}
 
 
-def _draw_paths(axes: Axes, config: Config, found: Findings) -> None:
+def _draw_paths(axes: Axes, config: Config, findings: Findings) -> None:
     colours = dict(zip(_LABELS, COLOURS, strict=False))
-    for name in ("both", "normalised", "decay"):  # the wildest behind
-        axes.plot(found[name]["path"], color=colours[name], lw=0.7)
+    for name in ("both", "normalised", "decay"):  # the widest behind
+        axes.plot(findings[name]["path"], color=colours[name], lw=0.7)
     axes.axhline(config.cone, color=THEORY, lw=0.8, ls=":")
     axes.set(yscale="log", xlabel="step $t$", ylabel="angle to the optimum, rad", ylim=(1e-4, 4))
     title(axes, "a", "one run of each")

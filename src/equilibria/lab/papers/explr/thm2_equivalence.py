@@ -1,4 +1,4 @@
-"""A small BatchNorm network trained with weight decay and without it at the folded lr, for explr-equivalence."""
+"""explr-equivalence: a small BatchNorm network trained with weight decay, and without it at the folded lr."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SCHEDULES = {
     "decay": "varying weight decay",
     "momentum": "varying momentum",
 }
-_TINY_EPS = 1e-30  # torch's BatchNorm refuses 0, which is what scale invariance needs
+_TINY_EPS = 1e-30  # exact scale invariance needs 0, for which torch's BatchNorm raises
 _CLASSES = 5
 _BLOCK = 100  # steps whose losses are averaged
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of SGD in float64; those of the long run in float32, whose lr overflows after some thousand steps."""
+    """Settings of SGD in float64, and of the long float32 run, whose lr overflows after some thousand steps."""
 
     lr: float = 0.1
     weight_decay: float = 5e-3
@@ -55,12 +55,12 @@ class Config:
 
 
 def tasks(config: Config) -> dict[str, str]:
-    """A pair of runs per schedule, the paper's purely exponential schedule, and the long run."""
+    """Runs with each schedule, the paper's purely exponential schedule, and the long run."""
     return {name: name for name in (*SCHEDULES, "power", "float32")}
 
 
 def run_task(config: Config, name: str) -> Arrays:
-    """One of them."""
+    """Run one of these."""
     import torch
 
     torch.set_num_threads(1)
@@ -70,9 +70,9 @@ def run_task(config: Config, name: str) -> Arrays:
 
 
 class _Run:
-    """One network under training on batches that come round and round; without ``head`` as in the paper.
+    """A network in training on a cycle of batches.
 
-    There BatchNorm's scale and shift and the last layer stay as they were.
+    With ``head=False``, as in the paper, BatchNorm's scale and shift and the last layer are not trained.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class _Run:
         self.loss = math.nan
 
     def logits(self, step: int) -> torch.Tensor:
-        """Train on the batch of a step; the outputs before it."""
+        """Take a step on its batch; return the outputs before it."""
         from torch.nn import functional
 
         batch = step % len(self.inputs)
@@ -109,7 +109,7 @@ class _Run:
         return logits.detach()
 
     def evaluated(self) -> torch.Tensor:
-        """Outputs in eval mode, with the running statistics."""
+        """Outputs in eval mode, from the running statistics."""
         import torch
 
         self.net.eval()
@@ -129,7 +129,7 @@ def _network(config: Config) -> torch.nn.Module:
 
 
 def _scheduler(config: Config, name: str, optimizer: Any) -> Any:
-    """The schedule of that name, of lr, weight decay or momentum."""
+    """The schedule of this name, of lr, weight decay or momentum."""
     from torch.optim import lr_scheduler
 
     from equilibria.control import WeightDecayScheduler
@@ -150,7 +150,7 @@ def _scheduler(config: Config, name: str, optimizer: Any) -> Any:
 
 
 def _pair(config: Config, name: str) -> Arrays:
-    """Runs with and without weight decay, and one with weight decay whose weights are rounded once more."""
+    """Compare runs with and without weight decay, and one with an additional rounding of the weights per step."""
     import torch
 
     from equilibria.control import FoldedWeightDecay
@@ -162,7 +162,7 @@ def _pair(config: Config, name: str) -> Arrays:
     schedulers = [_scheduler(config, name, run.optimizer) for run in (plain, folded, rounded)]
     control = FoldedWeightDecay(schedulers[1], model=folded.net, invariant=list(folded.invariant))
     schedulers[1] = control
-    found: dict[str, list[float]] = {key: [] for key in ("train", "eval", "rounded", "lr", "folded_lr")}
+    series: dict[str, list[float]] = {key: [] for key in ("train", "eval", "rounded", "lr", "folded_lr")}
     nudge = _nudge(config, rounded)
     for step in range(config.steps):
         if step:
@@ -171,18 +171,18 @@ def _pair(config: Config, name: str) -> Arrays:
         exponent = folded.optimizer.param_groups[0].get("fold_exponent", 0)  # before the step
         original = float(plain.optimizer.param_groups[0]["lr"])
         reference = plain.logits(step)
-        found["train"].append(_apart(reference, folded.logits(step)))
-        found["rounded"].append(_apart(reference, rounded.logits(step)))
+        series["train"].append(_apart(reference, folded.logits(step)))
+        series["rounded"].append(_apart(reference, rounded.logits(step)))
         next(nudge)
         if step % 5 == 4:
-            found["eval"].append(_apart(plain.evaluated(), folded.evaluated()))
-        found["lr"].append(original)
-        found["folded_lr"].append(float(control.get_last_lr()[0]) * 4.0**exponent)
-    return {key: np.array(values) for key, values in found.items()}
+            series["eval"].append(_apart(plain.evaluated(), folded.evaluated()))
+        series["lr"].append(original)
+        series["folded_lr"].append(float(control.get_last_lr()[0]) * 4.0**exponent)
+    return {key: np.array(values) for key, values in series.items()}
 
 
 def _nudge(config: Config, run: _Run) -> Iterator[None]:
-    """Change every invariant weight by one rounding, up or down, each time."""
+    """At every ``next``, change every invariant weight by one rounding, up or down."""
     import torch
 
     generator = torch.Generator().manual_seed(config.seed + 1)
@@ -198,13 +198,13 @@ def _apart(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 def _power(config: Config) -> Arrays:
-    """lr growing by the same factor at each step, with and without the buffer that it needs at the start."""
+    """Compare a run whose lr grows by one factor per step, with and without the starting buffer that this needs."""
     import torch
 
     schedule = power_schedule(
         config.lr, config.weight_decay, step=np.arange(config.power_steps), momentum=config.momentum
     )
-    found = {}
+    deviations = {}
     for name, share in (("with_buffer", schedule.start_buffer), ("without_buffer", 0.0)):
         plain, grown = (
             _Run(config, weight_decay=config.weight_decay, momentum=config.momentum, dtype=torch.float64)
@@ -217,12 +217,12 @@ def _power(config: Config) -> Arrays:
         for step, lr in enumerate(schedule.lr.tolist()):
             grown.optimizer.param_groups[0]["lr"] = lr
             apart.append(_apart(plain.logits(step), grown.logits(step)))
-        found[name] = np.array(apart)
-    return found
+        deviations[name] = np.array(apart)
+    return deviations
 
 
 def _forever(config: Config) -> Arrays:
-    """float32: with weight decay; folded; folded without renormalisation, until that breaks."""
+    """Run for long in float32: with weight decay, folded, and folded without renormalisation until it overflows."""
     import torch
 
     from equilibria.control import FoldedWeightDecay
@@ -258,7 +258,7 @@ def _forever(config: Config) -> Arrays:
 
 
 def _until_it_breaks(run: _Run, steps: int) -> tuple[list[torch.Tensor], int]:
-    """Outputs of all steps before the one whose lr is no float32; how many before a variance overflows."""
+    """Outputs of all steps before the lr overflows float32, and the number of steps before a variance does."""
     outputs: list[torch.Tensor] = []
     clean = 0
     for step in range(steps):
@@ -288,20 +288,20 @@ _FLOAT32 = Source("", "explr Theorem 2.5, beyond", law="switching.renormalisatio
 _FEW = 10  # deviations of two runs that differ by rounding alone have no sharper law than their order of magnitude
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """The same network function under every schedule, to rounding; the pure power; the long run."""
-    rounding = max(float(found[name]["rounded"].max()) for name in SCHEDULES)
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge that the network function is the same under every schedule, the pure power, and the long run."""
+    rounding = max(float(findings[name]["rounded"].max()) for name in SCHEDULES)
     claims = [
-        *(_judge_schedule(name, found[name]) for name in SCHEDULES),
-        *_judge_power(config, found["power"], rounding),
-        *_judge_long(config, found["float32"]),
+        *(_judge_schedule(name, findings[name]) for name in SCHEDULES),
+        *_judge_power(config, findings["power"], rounding),
+        *_judge_long(config, findings["float32"]),
     ]
     numbers = {
         name: {
-            "largest_deviation_in_train_mode": float(found[name]["train"].max()),
-            "largest_deviation_in_eval_mode": float(found[name]["eval"].max()),
-            "the_same_of_one_more_rounding": float(found[name]["rounded"].max()),
-            "last_folded_lr": float(found[name]["folded_lr"][-1]),
+            "largest_deviation_in_train_mode": float(findings[name]["train"].max()),
+            "largest_deviation_in_eval_mode": float(findings[name]["eval"].max()),
+            "the_same_of_one_more_rounding": float(findings[name]["rounded"].max()),
+            "last_folded_lr": float(findings[name]["folded_lr"][-1]),
         }
         for name in SCHEDULES
     }
@@ -311,7 +311,7 @@ def collect(config: Config, found: Findings) -> Outcome:
 def _judge_schedule(name: str, run: Arrays) -> Claim:
     return at_most(
         f"{SCHEDULES[name].capitalize()}: largest relative deviation of the logits, train and eval mode, "
-        f"within {_FEW} times what one more rounding of the weights per step does",
+        f"within {_FEW} times the effect of one more rounding of the weights per step",
         _EXACT,
         bound=_FEW * float(run["rounded"].max()),
         measured=max(float(run["train"].max()), float(run["eval"].max())),
@@ -376,7 +376,7 @@ def _judge_long(config: Config, run: Arrays) -> list[Claim]:
             unit="steps",
         ),
         at_least(
-            "float32: by the end the weights would have grown by, as a power of ten",
+            "float32: growth of the weights by the end had they not been renormalised, as a power of ten",
             _FLOAT32,
             bound=math.log10(float(np.finfo(np.float32).max)),
             measured=float(run["log_scale"][-1]) / math.log(10) if run["finite"] else math.nan,
@@ -391,17 +391,17 @@ def _judge_long(config: Config, run: Arrays) -> list[Claim]:
     ]
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """Deviations, folded lrs, the long run's numbers and its loss."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw deviations, folded lrs, and scale and loss of the long run."""
     figure, (apart, rates, scales, losses) = panels(2, 2)
     for (name, label), colour in zip(SCHEDULES.items(), COLOURS, strict=False):
-        run = found[name]
+        run = findings[name]
         steps = np.arange(len(run["lr"]))
         apart.plot(steps, run["train"], color=colour, lw=0.7)
         rates.plot(steps, np.where(run["folded_lr"] > 0, run["folded_lr"], np.nan), color=colour, label=label)
-    rounding = np.max([found[name]["rounded"] for name in SCHEDULES], axis=0)
+    rounding = np.max([findings[name]["rounded"] for name in SCHEDULES], axis=0)
     apart.plot(rounding, color=THEORY, ls="--", lw=0.9, label="one more rounding per step (largest)")
-    apart.plot(found["power"]["without_buffer"], color=COLOURS[6], lw=0.9, label="pure power, empty buffer")
+    apart.plot(findings["power"]["without_buffer"], color=COLOURS[6], lw=0.9, label="pure power, empty buffer")
     apart.set(yscale="log", xlabel="step", ylabel="relative deviation of the logits", ylim=(1e-17, 1e6))
     apart.legend(loc="upper right")
     title(apart, "a", "with weight decay against without, float64")
@@ -410,7 +410,7 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     rates.set(yscale="log", xlabel="step", ylabel="lr without weight decay", ylim=(1e-6, 1e6))
     rates.legend(loc="upper left", ncols=2)
     title(rates, "b", "the lr that replaces weight decay")
-    _draw_long(scales, losses, config, found["float32"])
+    _draw_long(scales, losses, config, findings["float32"])
     return {"theorem-2-5": figure}
 
 
@@ -422,7 +422,7 @@ def _draw_long(scales: Axes, losses: Axes, config: Config, run: Arrays) -> None:
     scales.axvline(float(run["broken"]), color=COLOURS[2], lw=0.9, ls="--", label="breaks without renormalisation")
     scales.set(xlabel="step", ylabel="$\\log_{10}$", ylim=(None, 1.6 * float(run["log_scale"][-1]) / math.log(10)))
     scales.legend(loc="upper left")
-    title(scales, "c", "float32, for long")
+    title(scales, "c", "long float32 run")
     for values, colour, label in zip(run["losses"], COLOURS, ("with weight decay", "folded"), strict=False):
         losses.plot(steps, values, color=colour, lw=0.8, alpha=0.8, label=label)
     losses.set(xlabel="step", ylabel="training loss, mean of 100 steps")

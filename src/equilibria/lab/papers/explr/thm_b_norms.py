@@ -1,4 +1,4 @@
-"""explr-norms: exact bookkeeping of squared norms and steps (theorems B.1 and B.2, corrected)."""
+"""explr-norms: exact identities of squared norms and steps (theorems B.1 and B.2, corrected)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _RUNS = ("varying", "no-decay", "stationary")
 
 
 def tasks(config: Config) -> dict[str, str]:
-    """Settings that vary; no weight decay and a buffer that pulls inward at first; constant settings for long."""
+    """Varying settings; no weight decay and a buffer that first pulls inward; a long run at constant settings."""
     return {name: name for name in _RUNS}
 
 
@@ -88,9 +88,9 @@ def _random_symmetric_product(w: Array, rng: np.random.Generator) -> Array:
     return np.asarray(np.linspace(1, 2, len(w)) * w + (u * (v @ w) + v * (u @ w)))
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """The identities to rounding; the printed ones beside them."""
-    varying, free, long = (found[name] for name in _RUNS)
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge the identities to rounding, and report the printed ones."""
+    varying, free, long = (findings[name] for name in _RUNS)
     residual = norm_residual(
         varying["norm_sq"][1:],
         varying["step_sq"][1:],
@@ -156,13 +156,13 @@ def collect(config: Config, found: Findings) -> Outcome:
 
 
 def _end_terms(config: Config, long: Arrays) -> float:
-    """What the ends of the window may contribute, relative: their largest size over the sum they are added to."""
+    """Bound on the relative contribution of the ends of the window: their largest size over the sum."""
     largest, steps = float(long["norm_sq"].max()), len(long["step_sq"])
     return 2 * largest / (2 * config.lr * config.weight_decay * float(long["norm_sq"].mean()) * steps)
 
 
 def _decay_free(config: Config, free: Arrays) -> tuple[DecayFreeNorm, float]:
-    """The norms that the corrected theorem gives, and the last one as the theorem is printed."""
+    """The norms by the corrected theorem, and the last one by the printed theorem."""
     start, earlier = float(free["norm_sq"][1]), float(free["norm_sq"][1] - free["norm_sq"][0])
     steps, g = free["step_sq"], config.momentum
     exact = decay_free_norm(
@@ -180,10 +180,10 @@ def _decay_free(config: Config, free: Arrays) -> tuple[DecayFreeNorm, float]:
     return exact, float(printed)
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """Norm without weight decay, its increase against both bounds, and the window identity over time."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw the norm without weight decay, its increase with both bounds, and the window identity."""
     figure, (growth, bounds, windows) = panels(1, 3, width=2.7)
-    free = found["no-decay"]
+    free = findings["no-decay"]
     exact, _ = _decay_free(config, free)
     steps = np.arange(len(free["norm_sq"]) - 1)
     growth.plot(steps, free["norm_sq"][1:], lw=2.5, alpha=0.5, label="measured")
@@ -198,17 +198,21 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     bounds.set(xlabel="step", ylabel="increase of $||w||^2$")
     bounds.legend()
     title(bounds, "b", "a buffer that pulls inward at first")
-    _draw_windows(windows, config, found["stationary"])
+    _draw_windows(windows, config, findings["stationary"])
     return {"theorems-b1-b2": figure}
 
 
 def _draw_windows(axes: Axes, config: Config, long: Arrays) -> None:
     settings = {"lr": config.lr, "weight_decay": config.weight_decay, "momentum": config.momentum}
     ends = np.unique(np.geomspace(8, len(long["step_sq"]), 60).astype(int))
-    found = [window_identity(long["norm_sq"][: end + 1], long["step_sq"][:end], **settings) for end in ends]
-    axes.plot(ends, [np.sqrt(w.step_sq / w.norm_sq) for w in found], "o", label="measured")
-    axes.plot(ends, [np.sqrt(w.implied_step_sq / w.norm_sq) for w in found], color=THEORY, label="exact, with its ends")
-    axes.plot(ends, [np.sqrt(w.stationary_step_sq / w.norm_sq) for w in found], color=COLOURS[1], ls="--", label="B.2")
+    windows = [window_identity(long["norm_sq"][: end + 1], long["step_sq"][:end], **settings) for end in ends]
+    axes.plot(ends, [np.sqrt(w.step_sq / w.norm_sq) for w in windows], "o", label="measured")
+    axes.plot(
+        ends, [np.sqrt(w.implied_step_sq / w.norm_sq) for w in windows], color=THEORY, label="exact, with its ends"
+    )
+    axes.plot(
+        ends, [np.sqrt(w.stationary_step_sq / w.norm_sq) for w in windows], color=COLOURS[1], ls="--", label="B.2"
+    )
     axes.set(xscale="log", xlabel="steps in the window", ylabel="relative step $\\sqrt{D/R}$")
     axes.legend()
     title(axes, "c", "Theorem B.2 and its finite form")

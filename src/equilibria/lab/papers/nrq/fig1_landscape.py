@@ -1,4 +1,4 @@
-"""nrq-landscape: the mechanism of equilibrium, and the loss that weight decay distorts (figure 1)."""
+"""nrq-landscape: the loss landscape with weight decay, and the mechanism of equilibrium (figure 1)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tasks(config: Config) -> dict[str, str]:
 
 
 def run_task(config: Config, name: str) -> Arrays:
-    """One of them."""
+    """Compute one of the three."""
     return {"surface": _surface, "properties": _properties, "walk": _walk}[name](config)
 
 
@@ -59,7 +59,7 @@ def loss(x: Array, y: Array) -> Array:
 
 
 def _surface(config: Config) -> Arrays:
-    """On squares around the origin, at which the loss has no value: along rays it is smooth, across it jumps."""
+    """The loss on squares around the origin, where it is undefined: smooth along rays, discontinuous across."""
     turn, size = np.meshgrid(np.linspace(0, 2 * np.pi, 8 * (config.grid // 4) + 1), np.linspace(1e-3, 1, config.grid))
     reach = size / np.maximum(np.abs(np.cos(turn)), np.abs(np.sin(turn)))
     x, y = reach * np.cos(turn), reach * np.sin(turn)
@@ -67,7 +67,7 @@ def _surface(config: Config) -> Arrays:
 
 
 def _properties(config: Config) -> Arrays:
-    """At random points: gradient by complex step, which has no cancellation, and Hessian by differences of it."""
+    """Gradient by complex step, which has no cancellation, and Hessian by its differences, at random points."""
     rng = np.random.default_rng([config.seed, 0])
     points = rng.standard_normal((config.points, 2)) * 10 ** rng.uniform(-2, 0, (config.points, 1))
     size = np.linalg.norm(points, axis=1)
@@ -103,7 +103,7 @@ def _hessian(points: Array) -> Array:
 
 
 def _walk(config: Config) -> Arrays:
-    """The noisy Rayleigh quotient with weight decay, from well outside its equilibrium."""
+    """Simulate the noisy Rayleigh quotient with weight decay from far outside its equilibrium."""
     rng = np.random.default_rng([config.seed, 1])
     w = np.tile([2.0, 3.0], (config.trials, 1))
     start, logcos = np.einsum("ij,ij->i", w, w), np.zeros(config.trials)
@@ -131,9 +131,9 @@ def _walk(config: Config) -> Arrays:
     }
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """What makes the landscape hard, and what makes the equilibrium exact."""
-    flat, walk = found["properties"], found["walk"]
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge the singularity and curvature of the landscape, and the exact balance of the equilibrium."""
+    flat, walk = findings["properties"], findings["walk"]
     near_origin = flat["size"] < 0.05
     along = [float(loss(np.array(1e-8), np.array(0.0))), float(loss(np.array(0.0), np.array(1e-8)))]
     late = walk["angle"][config.steps // 2 :]
@@ -185,13 +185,13 @@ def collect(config: Config, found: Findings) -> Outcome:
     return Outcome(claims, {"equilibrium_norm": float(walk["norm"][config.steps // 2 :].mean())})
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """The mechanism on the left, the landscape on the right, as in the paper; between them the norm on its way."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw the mechanism on the left, the landscape on the right, as in the paper, and the norm between them."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.2, 3.0), layout="constrained")
     path, norm, surface = figure.add_subplot(131), figure.add_subplot(132), figure.add_subplot(133, projection="3d")
-    walk, level = found["walk"], float(found["walk"]["norm"][config.steps // 2 :].mean())
+    walk, level = findings["walk"], float(findings["walk"]["norm"][config.steps // 2 :].mean())
     path.plot(*walk["path"].T, lw=0.5, color=COLOURS[0])
     turn = np.linspace(0, 2 * np.pi, 200)
     path.plot(level * np.cos(turn), level * np.sin(turn), color=THEORY, lw=0.9, ls="--", label="equilibrium norm")
@@ -205,7 +205,7 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     title(norm, "a'", "weight decay against noise")
     lit: Any = surface
     lit.plot_surface(
-        *(found["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=160
+        *(findings["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=160
     )
     lit.set(xlabel="x", ylabel="y")
     lit.zaxis.set_rotate_label(False)  # written across it would reach over the ticks

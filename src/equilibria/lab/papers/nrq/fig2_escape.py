@@ -11,7 +11,19 @@ import numpy as np
 from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.nrq.walks import ERRORS, averages, draw_panels, interval, predicted, simulate, starts, window
+from equilibria.lab.papers.nrq.rayleigh_runs import (
+    ERRORS,
+    averages,
+    draw_panels,
+    interval,
+    judge_limit,
+    mean_above,
+    near_mean,
+    predicted,
+    simulate,
+    starts,
+    window,
+)
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_moments import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds, escape_norm_sq, stationary_risk
@@ -31,14 +43,14 @@ _THRESHOLD = Source(
 _FLOOR = Source("nrq", "fig. 2 (f)", law="rayleigh_risk.stationary_risk")
 _CHOICES = {"plain": "no rescale", "rescaled": "weights / k$^{1/4}$"}
 _RIGHT_AFTER = 100  # steps after the drop that count as right after it
-_SMOOTHED = 500  # steps over which the risk is averaged before its lowest value is sought
+_SMOOTHED = 500  # steps of the running mean of the risk whose lowest value counts
 
 
 @dataclass(frozen=True)
 class Config:
-    """The lr is divided by ``k`` in equilibrium; and starts of corollary 2, as multiples of its corrected threshold.
+    """A drop of the lr by ``k`` in equilibrium, and starts of corollary 2 as multiples of its corrected threshold.
 
-    ``bump`` is the ratio of the final to the lowest risk that must be there without rescale.
+    ``bump`` is the least ratio of the final to the lowest risk that is claimed without rescale.
     """
 
     dim: int = 10
@@ -69,7 +81,7 @@ class Config:
 
     @property
     def threshold(self) -> float:
-        """The squared norm above which corollary 2 promises an escape."""
+        """The squared norm above which corollary 2 predicts an escape."""
         model = self.model()
         tail = float(watson_cdf(self.xi, model.gap * model.inverse_temperature, dim=self.dim))
         return escape_norm_sq(model, risk=self.low, xi=self.xi, tail=tail)
@@ -82,9 +94,9 @@ def tasks(config: Config) -> dict[str, tuple[str, Any]]:
 
 
 def run_task(config: Config, task: tuple[str, Any]) -> Arrays:
-    """One of them."""
-    kind, what = task
-    return _drop(config, rescale=what) if kind == "drop" else _start(config, what)
+    """Simulate a drop or a start."""
+    kind, setting = task
+    return _drop(config, rescale=setting) if kind == "drop" else _start(config, setting)
 
 
 def _drop(config: Config, *, rescale: bool) -> Arrays:
@@ -111,7 +123,7 @@ def _drop(config: Config, *, rescale: bool) -> Arrays:
     return {
         **averages(run, model),
         **predicted(curve, model, config.every),
-        **{f"{part}_{name}": pair for part, found in parts.items() for name, pair in found.items()},
+        **{f"{part}_{name}": pair for part, means in parts.items() for name, pair in means.items()},
         "theory_after_angle": np.sqrt(np.mean(curve.angular_update[drop : drop + _RIGHT_AFTER : config.every] ** 2)),
         "dip": np.array(dip),
         "theory_dip": np.array(_dip(config, run.steps, curve.risk[: -1 : config.every])),
@@ -119,12 +131,12 @@ def _drop(config: Config, *, rescale: bool) -> Arrays:
 
 
 def _final(config: Config) -> int:
-    """From here on the norm is in its new equilibrium."""
+    """The step from which the norm is in its new equilibrium."""
     return config.steps - (config.steps - config.drop_at) // 3
 
 
 def _dip(config: Config, steps: np.ndarray, risk: np.ndarray) -> tuple[float, float, float]:
-    """Step and value of the lowest risk after the drop, averaged over a stretch, and the final risk."""
+    """Step and value of the lowest smoothed risk after the drop, and the final risk."""
     length = _SMOOTHED // config.every
     smooth = np.convolve(risk, np.ones(length) / length, mode="valid")
     middle = steps[: len(smooth)] + _SMOOTHED / 2
@@ -145,18 +157,18 @@ def _start(config: Config, times: float) -> Arrays:
     }
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """The bump, its absence, and corollary 2."""
-    dips = {choice: found[choice]["dip"] for choice in _CHOICES}
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge the bump without rescale, its absence with it, and corollary 2."""
+    dips = {choice: findings[choice]["dip"] for choice in _CHOICES}
     claims = [
-        *_judge_drop(config, found),
-        *(claim for times in config.thresholds for claim in _judge_start(config, times, found[f"start-{times:g}"])),
+        *_judge_drop(config, findings),
+        *(claim for times in config.thresholds for claim in _judge_start(config, times, findings[f"start-{times:g}"])),
     ]
     names = ("step_of_lowest", "lowest", "final")
     numbers = {
         choice: {
             "measured": dict(zip(names, dips[choice].tolist(), strict=True)),
-            "diffusion": dict(zip(names, found[choice]["theory_dip"].tolist(), strict=True)),
+            "diffusion": dict(zip(names, findings[choice]["theory_dip"].tolist(), strict=True)),
         }
         for choice in _CHOICES
     }
@@ -164,24 +176,36 @@ def collect(config: Config, found: Findings) -> Outcome:
     return Outcome(claims, {"dip": numbers, "corollary_2_norm_sq": thresholds})
 
 
-def _judge_drop(config: Config, found: Findings) -> list[Claim]:
+def _judge_drop(config: Config, findings: Findings) -> list[Claim]:
     old, new = config.model(), config.model(k=config.k)
-    before, after = stationary_risk(old), stationary_risk(new)
-    plain, rescaled = found["plain"], found["rescaled"]
-    bump = {choice: found[choice]["dip"][2] / found[choice]["dip"][1] for choice in _CHOICES}
-    bump_by_theory = plain["theory_dip"][2] / plain["theory_dip"][1]
-    # The lowest and the final risk err by the scatter of their stretches; that of the final one is known.
+    plain, rescaled = findings["plain"], findings["rescaled"]
+    bump = {choice: findings[choice]["dip"][2] / findings[choice]["dip"][1] for choice in _CHOICES}
+    # The lowest and the final risk err by the scatter of their windows; that of the final one is known.
     error, mean = plain["final_risk"][1], plain["final_risk"][0]
     scatter = ERRORS * error / mean * np.sqrt((config.steps - _final(config)) / _SMOOTHED)
-    return [
-        near(
-            "Before the drop: limiting risk",
-            _FLOOR,
-            expected=before.risk * before.finite_step,
-            measured=plain["before_risk"][0],
-            relative=0.04,
-            interval=interval(plain["before_risk"]),
+    angles = (
+        (
+            "No rescale: angular update in the 100 steps after the drop: the old one / k, too small by sqrt(k), and "
+            "the relaxation of the norm since",
+            plain["after_angle"],
+            float(plain["theory_after_angle"]),
+            0.03,  # the slope of the loss, a share gap^2 risk/S^2 of the noise, and scatter
         ),
+        (
+            "Rescaled: angular update in the 100 steps after the drop, already its new equilibrium",
+            rescaled["after_angle"],
+            new.angular_update,
+            0.03,
+        ),
+        (
+            "No rescale: angular update at the end, back in the new equilibrium",
+            plain["final_angle"],
+            new.angular_update,
+            0.01,
+        ),
+    )
+    return [
+        judge_limit("Before the drop: limiting risk", _FLOOR, plain["before_risk"], model=old),
         at_least(
             "No rescale: the risk first falls and then rises; final over lowest risk",
             _DROP,
@@ -191,7 +215,7 @@ def _judge_drop(config: Config, found: Findings) -> list[Claim]:
         near(
             "No rescale: the same ratio by the exact diffusion",
             _DROP,
-            expected=bump_by_theory,
+            expected=plain["theory_dip"][2] / plain["theory_dip"][1],
             measured=bump["plain"],
             relative=scatter,
         ),
@@ -202,43 +226,12 @@ def _judge_drop(config: Config, found: Findings) -> list[Claim]:
             measured=bump["rescaled"],
         ),
         *(
-            near(
-                f"{name}: limiting risk after the drop",
-                _FLOOR,
-                expected=after.risk * after.finite_step,
-                measured=found[choice]["final_risk"][0],
-                relative=0.04,
-                interval=interval(found[choice]["final_risk"]),
-            )
-            for choice, name in (("plain", "No rescale"), ("rescaled", "Rescaled"))
+            judge_limit(f"{name}: limiting risk after the drop", _FLOOR, line["final_risk"], model=new)
+            for name, line in (("No rescale", plain), ("Rescaled", rescaled))
         ),
-        near(
-            "No rescale: angular update in the 100 steps after the drop: the old one / k, too small by sqrt(k), and "
-            "what the norm has relaxed since",
-            _RESCALE,
-            expected=float(plain["theory_after_angle"]),
-            measured=plain["after_angle"][0],
-            relative=0.03,  # the slope of the loss, a share gap^2 risk/S^2 of the noise, and scatter
-            unit="rad",
-            interval=interval(plain["after_angle"]),
-        ),
-        near(
-            "Rescaled: angular update in the 100 steps after the drop, already its new equilibrium",
-            _RESCALE,
-            expected=new.angular_update,
-            measured=rescaled["after_angle"][0],
-            relative=0.03,
-            unit="rad",
-            interval=interval(rescaled["after_angle"]),
-        ),
-        near(
-            "No rescale: angular update at the end, climbed to the new equilibrium by itself",
-            _RESCALE,
-            expected=new.angular_update,
-            measured=plain["final_angle"][0],
-            relative=0.01,
-            unit="rad",
-            interval=interval(plain["final_angle"]),
+        *(
+            near_mean(text, _RESCALE, pair, expected=expected, relative=relative, unit="rad")
+            for text, pair, expected, relative in angles
         ),
     ]
 
@@ -255,33 +248,30 @@ def _judge_start(config: Config, times: float, line: Arrays) -> list[Claim]:
             measured=line["risk"][lowest],
             interval=interval([line["risk"][lowest], line["risk_error"][lowest]]),
         ),
-        at_least(
+        mean_above(
             f"From ||X||^2 = {norm_sq:.3g}: and returns to no less than its start: limiting risk",
             _THRESHOLD,
+            line["final_risk"],
             bound=config.low,
-            measured=line["final_risk"][0],
-            interval=interval(line["final_risk"]),
         ),
     ]
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """The second row of figure 2, and the starts of corollary 2."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw the second row of figure 2, and the starts of corollary 2."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
-    draw_panels(figure, axes, {label: found[choice] for choice, label in _CHOICES.items()}, letters="efgh")
-    model, lowest = config.model(), float(found["plain"]["risk"].min())
+    draw_panels(figure, axes, {label: findings[choice] for choice, label in _CHOICES.items()}, letters="efgh")
+    model, lowest = config.model(), float(findings["plain"]["risk"].min())
     best = model.spectrum[0] / 2
-    axes[0].set_ylim(
-        best, best + 2 * stationary_risk(model).excess_loss
-    )  # the descent from the start is another figure
+    axes[0].set_ylim(best, best + 2 * stationary_risk(model).excess_loss)  # hides the descent from the start
     axes[1].set_ylim(0.7 * lowest, 2 * stationary_risk(model).risk)
-    return {"figure-2-e-h": figure, "corollary-2": _draw_starts(config, found)}
+    return {"figure-2-e-h": figure, "corollary-2": _draw_starts(config, findings)}
 
 
-def _draw_starts(config: Config, found: Findings) -> Figure:
+def _draw_starts(config: Config, findings: Findings) -> Figure:
     figure, (risk, angle) = panels(1, 2)
     for colour, times in zip(COLOURS, config.thresholds, strict=False):
-        line = found[f"start-{times:g}"]
+        line = findings[f"start-{times:g}"]
         label = f"$||X_0||^2$ = {times * config.threshold:.3g}"
         risk.plot(line["step"], line["risk"], color=colour, label=label)
         risk.plot(line["step"], line["theory_risk"], color=THEORY, lw=0.8, ls="--")

@@ -1,4 +1,4 @@
-"""nrq-initialization: the scale of the initial weights is undone by lr and weight decay (figure 2 i-l, corollary 3)."""
+"""nrq-initialization: lr and weight decay compensate for the scale of the first weights (figure 2 i-l, corollary 3)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near, to_rounding
+from equilibria.lab.harness.claim import Claim, Source, at_most, near, to_rounding
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import panels
-from equilibria.lab.papers.nrq.walks import (
+from equilibria.lab.papers.nrq.rayleigh_runs import (
     ERRORS,
     averages,
     draw_panels,
-    finite_step,
-    interval,
+    judge_curve,
+    judge_limit,
+    mean_above,
+    near_mean,
     predicted,
     simulate,
     starts,
@@ -24,7 +26,7 @@ from equilibria.lab.papers.nrq.walks import (
 )
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_moments import exact_risk_curve
-from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds, stationary_risk
+from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +41,7 @@ _OPERATIONS = 20  # roundings of one coordinate in one step
 
 @dataclass(frozen=True)
 class Config:
-    """Initial weights of standard deviation 1 and k; lr and weight decay kept, or times k^2 and 1/k^2."""
+    """First weights of standard deviation 1 and k; lr and weight decay kept, or times k^2 and 1/k^2."""
 
     dim: int = 10
     gap: float = 1.0
@@ -54,7 +56,7 @@ class Config:
     seed: int = 0
 
     def model(self) -> NoisyRayleigh:
-        """The model at lr and weight decay as given."""
+        """The model at the configured lr and weight decay."""
         return NoisyRayleigh.two_level(self.gap, self.dim, noise=self.noise, lr=self.lr, weight_decay=self.weight_decay)
 
 
@@ -65,15 +67,15 @@ def tasks(config: Config) -> dict[str, tuple[str, Any]]:
 
 
 def run_task(config: Config, task: tuple[str, Any]) -> Arrays:
-    """One of them."""
-    kind, what = task
-    return _line(config, what) if kind == "line" else _trajectory(config, what)
+    """Simulate a line of the figure, or compare trajectories at one scale."""
+    kind, setting = task
+    return _line(config, setting) if kind == "line" else _trajectory(config, setting)
 
 
 def _line(config: Config, name: str) -> Arrays:
     model, k = config.model(), 1.0 if name == "small" else config.k
     used = model.rescaled(k) if name == "adjusted" else model
-    norm_sq = config.dim * k**2  # what standard deviation k gives in the mean
+    norm_sq = config.dim * k**2  # the mean for standard deviation k
     run = simulate(
         used,
         k * starts(model, config.trials, norm_sq=config.dim, seed=config.seed),
@@ -101,9 +103,9 @@ def _trajectory(config: Config, k: float) -> Arrays:
     return {"difference": distance.max()}
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """Identical to rounding; without the adjustment slower at first and the same in the end."""
-    differences = {k: float(found[f"scale-{k:g}"]["difference"]) for k in config.scales}
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge that adjusted runs are identical to rounding, and others slower at first and equal in the end."""
+    differences = {k: float(findings[f"scale-{k:g}"]["difference"]) for k in config.scales}
     rate = equilibrium_risk_bounds(config.model(), xi=0.5).slowest
     claims = [
         *(
@@ -126,27 +128,28 @@ def collect(config: Config, found: Findings) -> Outcome:
         to_rounding(
             "Averaged over the trials, the risks of (lr, wd, 1) and (k^2 lr, wd/k^2, k) coincide: largest difference",
             _EXACT,
-            error=float(np.max(np.abs(found["small"]["risk"] - found["adjusted"]["risk"]))),
+            error=float(np.max(np.abs(findings["small"]["risk"] - findings["adjusted"]["risk"]))),
             operations=_OPERATIONS / rate,
         ),
-        *_judge_large(config, found),
+        *_judge_large(config, findings),
     ]
-    at = [step for step in (1000, 3000) if step < config.steps]
+    shown = [step for step in (1000, 3000) if step < config.steps]
     table = {
-        name: {str(step): float(found[name]["risk"][step // config.every]) for step in at}
+        name: {str(step): float(findings[name]["risk"][step // config.every]) for step in shown}
         for name in ("small", "adjusted", "large")
     }
-    return Outcome(claims, {"trajectory_difference": {f"{k:g}": v for k, v in differences.items()}, "risk_at": table})
+    return Outcome(
+        claims, {"trajectory_difference": {f"{k:g}": gap for k, gap in differences.items()}, "risk_at": table}
+    )
 
 
-def _judge_large(config: Config, found: Findings) -> list[Claim]:
-    """Initial weights k times larger and nothing adjusted."""
-    model, small, large = config.model(), found["small"], found["large"]
+def _judge_large(config: Config, findings: Findings) -> list[Claim]:
+    """Judge first weights k times larger with nothing adjusted."""
+    model, small, large = config.model(), findings["small"], findings["large"]
     slope_sq = model.gap**2 * (config.dim - 1) / (config.dim * (config.dim + 2))  # E f(1-f) of a random direction
     first = model.lr * np.sqrt(model.unit_grad_sq + slope_sq) / (config.dim * config.k**2)
     # chi-square with p - 1 degrees of freedom; half its relative scatter is that of the root
     scatter = ERRORS * np.sqrt(2 / (config.dim - 1) / config.trials) / 2
-    limit = stationary_risk(model)
     half_way = int(np.argmax(small["theory_risk"] < 0.45))
     return [
         near(
@@ -157,51 +160,36 @@ def _judge_large(config: Config, found: Findings) -> list[Claim]:
             relative=float(scatter),
             unit="rad",
         ),
-        at_least(
+        mean_above(
             f"Larger weights alone: slower at first; risk at step {small['step'][half_way]}, where the other's is 0.45",
             _CURVE,
+            [large["risk"][half_way], large["risk_error"][half_way]],
             bound=0.45,
-            measured=large["risk"][half_way],
-            interval=interval([large["risk"][half_way], large["risk_error"][half_way]]),
         ),
-        at_most(
-            "Larger weights alone: the whole curve is the diffusion's: largest difference of the risk; allowed is the "
-            "first-order effect of a finite step and scatter",
-            _CURVE,
-            bound=finite_step(large, model) + ERRORS * float(large["risk_error"].max()),
-            measured=float(np.max(np.abs(large["risk"] - large["theory_risk"]))),
-        ),
+        judge_curve("Larger weights alone", _CURVE, large, model=model),
         *(
-            near(
-                f"{label}: limiting risk, the same for all three",
-                _LIMIT,
-                expected=limit.risk * limit.finite_step,
-                measured=found[name]["late_risk"][0],
-                relative=0.04,
-                interval=interval(found[name]["late_risk"]),
-            )
-            for name, label in (("small", "Standard deviation 1"), ("large", "Standard deviation k, nothing adjusted"))
+            judge_limit(f"{label}: limiting risk, the same for all three", _LIMIT, line["late_risk"], model=model)
+            for line, label in ((small, "Standard deviation 1"), (large, "Standard deviation k, nothing adjusted"))
         ),
-        near(
-            "Larger weights alone: the angular update comes to the same equilibrium",
+        near_mean(
+            "Larger weights alone: the angular update reaches the same equilibrium",
             _ANGLE,
+            large["late_angle"],
             expected=model.angular_update,
-            measured=large["late_angle"][0],
             relative=0.01,
             unit="rad",
-            interval=interval(large["late_angle"]),
         ),
     ]
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """The third row of figure 2; the first line lies under the second, as in the paper."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw the third row of figure 2; the adjusted line covers the first, as in the paper."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
     lr, decay, k = config.lr, config.weight_decay, config.k
     lines = {
-        f"(lr, wd, initial std) = ({lr:g}, {decay:g}, 1)": found["small"],
-        f"({lr:g}, {decay:g}, {k:g})": found["large"],
-        f"({lr * k**2:g}, {decay / k**2:g}, {k:g})": found["adjusted"],
+        f"(lr, wd, initial std) = ({lr:g}, {decay:g}, 1)": findings["small"],
+        f"({lr:g}, {decay:g}, {k:g})": findings["large"],
+        f"({lr * k**2:g}, {decay / k**2:g}, {k:g})": findings["adjusted"],
     }
     draw_panels(figure, axes, lines, letters="ijkl", log_time=True)
     return {"figure-2-i-l": figure}

@@ -1,4 +1,4 @@
-"""nrq-networks: equal products of lr and weight decay, equal angle and loss; initial scales undone (fig. 3, 4)."""
+"""nrq-networks: networks with equal lr * wd reach equal angle and loss; first weights of any scale too (fig. 3, 4)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.errors import one_of
-from equilibria.lab.harness.claim import Claim, Source, identity, mean_at_least, mean_at_most, mean_near, not_demanded
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity, mean_at_least, mean_at_most, mean_near
 from equilibria.lab.harness.curves import POINTS, Window, binned_angles, draw_over, line_style, mean_in, rms_angle
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import THEORY, panels, title
-from equilibria.lab.harness.task import device, progress_reporter, scratch
+from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory import SGD
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def lines(lr: float, weight_decay: float, *, ratio: float = 5.0, k: float = 10.0
 class Config:
     """SGD without momentum, and lr / 5 once. Windows are in steps, fixed before any of these seeds was run.
 
-    At desk scale CIFAR-10 at 8x8 pixels and a ResNet-8. What is not a convolution (scales, shifts, the linear layer)
-    has a learning rate of its own and no weight decay, the same for all lines.
+    At desk scale CIFAR-10 at 8x8 pixels and a ResNet-8. Scales, shifts and the linear layer have another learning rate
+    and no weight decay, the same for all lines.
     """
 
     lines: tuple[Line, ...] = lines(0.5, 1e-2)
@@ -87,32 +87,28 @@ class Config:
 
 
 def key(line: str, seed: int) -> str:
-    """Name of a task."""
+    """Key of a task."""
     return f"{line}-{seed}"
 
 
 def tasks(config: Config) -> dict[str, tuple[int, int]]:
-    """Place of the line, and seed: one training each."""
-    return {key(line.name, seed): (at, seed) for at, line in enumerate(config.lines) for seed in config.seeds}
+    """Index of the line, and seed: one training each."""
+    return {key(line.name, seed): (place, seed) for place, line in enumerate(config.lines) for seed in config.seeds}
 
 
 def load(config: Config) -> ImageSet:
-    """The images, standardised."""
-    from equilibria.lab.data import cifar10, load_digits
+    """Load the images, standardised."""
+    from equilibria.lab.data import load_images
 
-    return load_digits() if config.data == "digits" else cifar10(size=config.size).standardised()
+    return load_images(config.data, size=config.size)
 
 
 def run_task(config: Config, task: tuple[int, int]) -> Arrays:
-    """One training: its curves, and angle and norm of every convolution."""
-    from equilibria.lab.training import by_layer, train
+    """Train once: the curves, and angle and norm of every convolution."""
+    from equilibria.lab.training import by_layer
 
-    at, seed = task
-    trained = train(
-        recipe(config, config.lines[at], seed=seed, images=load(config)),
-        folder=scratch(),
-        progress=progress_reporter(config.steps),
-    )
+    place, seed = task
+    trained = train_in_task(recipe(config, config.lines[place], seed=seed, images=load(config)))
     layers = by_layer(trained.samples, ["angle", "norm"])
     return {
         **trained.curves,
@@ -123,31 +119,18 @@ def run_task(config: Config, task: tuple[int, int]) -> Arrays:
 
 
 def recipe(config: Config, line: Line, *, seed: int, images: ImageSet) -> Recipe:
-    """All lines of a seed have the same first weights, up to their scale, and the same data in the same order."""
-    import torch
-
+    """The recipe of a line; lines of one seed share first weights, up to their scale, and the order of the data."""
     from equilibria.lab.data import Batches
     from equilibria.lab.training import Evaluation, Recipe, drops
 
-    count, size = config.statistics
-    plain = torch.split(images.train_images[: count * size], size)
-    some = (images.train_images[: config.train_images], images.train_labels[: config.train_images])
     return Recipe(
         model=lambda: _network(config, line, images),
         optimizer=lambda model: _optimizer(config, line, model),
-        data=Batches(
-            images.train_images,
-            images.train_labels,
-            batch_size=config.batch_size,
-            classes=images.classes,
-            seed=seed,
-            flip=config.flip,
-            crop=config.crop,
-        ),
+        data=Batches.of_images(images, batch_size=config.batch_size, seed=seed, flip=config.flip, crop=config.crop),
         steps=config.steps,
         seed=seed,
         schedule=drops(config.drops_at, config.divisor),
-        measures={"sets": Evaluation(plain, test=(images.test_images, images.test_labels), train=some)},
+        measures={"sets": Evaluation.of_images(images, statistics=config.statistics, train_images=config.train_images)},
         measure_every=config.measure_every,
         watch_every=config.watch_every,
         watch_select=["*" + _CONVOLUTIONS],
@@ -200,31 +183,34 @@ _SAME_ANGLE = 0.05
 # The tangent of the first angle is in proportion to lr / ||w||^2; rounding and BatchNorm's eps change less.
 _FIRST = 0.01
 
-Several = Mapping[str, Sequence[Arrays]]
+Lines = Mapping[str, Sequence[Arrays]]
+"""The runs of every line, one per seed."""
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """Angle, loss and accuracy of every line against the base."""
-    several = _several(config, found)
-    claims = [*_judge_angles(config, several), *_judge_products(config, several), *_judge_scales(config, several)]
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Compare angle, loss and accuracy of every line with the base."""
+    runs = _runs(config, findings)
+    claims = [
+        *_judge_angles(config, runs),
+        *(claim for name in (LOW, HIGH) for claim in _judge_same(config, runs, name, _PRODUCT)),
+        *_judge_scales(config, runs),
+    ]
     numbers = {
         name: {
-            "test_accuracy_settled": [mean_in(run, "test_accuracy", config.settled) for run in each],
-            "test_accuracy_late": [mean_in(run, "test_accuracy", config.late) for run in each],
-            "loss_settled": [mean_in(run, "loss", config.settled) for run in each],
-            "angle_settled": [rms_angle(run, config.settled) for run in each],
-            "angle_late": [rms_angle(run, config.late) for run in each],
+            "test_accuracy_settled": [mean_in(run, "test_accuracy", config.settled) for run in seed_runs],
+            "test_accuracy_late": [mean_in(run, "test_accuracy", config.late) for run in seed_runs],
+            "loss_settled": [mean_in(run, "loss", config.settled) for run in seed_runs],
+            "angle_settled": [rms_angle(run, config.settled) for run in seed_runs],
+            "angle_late": [rms_angle(run, config.late) for run in seed_runs],
         }
-        for name, each in several.items()
+        for name, seed_runs in runs.items()
     }
-    exact = [identity(claim) for claim in _judge_first_steps(config, several)]
-    return Outcome(
-        [*exact, *([not_demanded(claim) for claim in claims] if config.data == "digits" else claims)], numbers
-    )
+    exact = [identity(claim) for claim in _judge_first_steps(config, runs)]
+    return Outcome([*exact, *demanded_if(config.data != "digits", claims)], numbers)
 
 
-def _several(config: Config, found: Findings) -> dict[str, list[Arrays]]:
-    return {line.name: [found[key(line.name, seed)] for seed in config.seeds] for line in config.lines}
+def _runs(config: Config, findings: Findings) -> dict[str, list[Arrays]]:
+    return {line.name: [findings[key(line.name, seed)] for seed in config.seeds] for line in config.lines}
 
 
 def _label(config: Config, name: str) -> str:
@@ -235,13 +221,13 @@ def _label(config: Config, name: str) -> str:
 
 
 def _angle(config: Config, *, drops: int) -> float:
-    """Of equilibrium after so many drops, the same for all lines."""
+    """Equilibrium angle after so many drops, the same for all lines."""
     base = config.lines[0]
     return float(SGD(base.lr / config.divisor**drops, base.weight_decay).equilibrium().angle)
 
 
-def _judge_first_steps(config: Config, several: Several) -> list[Claim]:
-    """Same batch, same direction of the weights: exact."""
+def _judge_first_steps(config: Config, runs: Lines) -> list[Claim]:
+    """Judge the first step, which is exact: same batch, same direction of the weights."""
     base, large = config.lines[0], next(line for line in config.lines if line.name == LARGE)
     return [
         mean_near(
@@ -250,7 +236,7 @@ def _judge_first_steps(config: Config, several: Several) -> list[Claim]:
             expected=expected,
             values=[
                 float(np.median(np.tan(run["layer_angle"][0]) / np.tan(other["layer_angle"][0])))
-                for run, other in zip(several[name], several[BASE], strict=True)
+                for run, other in zip(runs[name], runs[BASE], strict=True)
             ],
             relative=_FIRST,
         )
@@ -262,27 +248,23 @@ def _judge_first_steps(config: Config, several: Several) -> list[Claim]:
     ]
 
 
-def _judge_angles(config: Config, several: Several) -> list[Claim]:
+def _judge_angles(config: Config, runs: Lines) -> list[Claim]:
     return [
         mean_near(
             f"{_label(config, name)}: angle in equilibrium over sqrt(2 lr wd), steps {config.settled[0]} to "
             f"{config.settled[1]}",
             _ANGLE,
             expected=1.0,
-            values=[rms_angle(run, config.settled) / _angle(config, drops=0) for run in each],
+            values=[rms_angle(run, config.settled) / _angle(config, drops=0) for run in seed_runs],
             absolute=_SETTLED,
         )
-        for name, each in several.items()
+        for name, seed_runs in runs.items()
     ]
 
 
-def _judge_products(config: Config, several: Several) -> list[Claim]:
-    return [claim for name in (LOW, HIGH) for claim in _judge_same(config, several, name, _PRODUCT)]
-
-
-def _judge_same(config: Config, several: Several, name: str, source: Source) -> list[Claim]:
-    """Steady loss, and accuracy in the end, as the base has them."""
-    pairs = list(zip(several[BASE], several[name], strict=True))
+def _judge_same(config: Config, runs: Lines, name: str, source: Source) -> list[Claim]:
+    """Claims that a line has the steady loss and the final accuracy of the base."""
+    pairs = list(zip(runs[BASE], runs[name], strict=True))
     return [
         mean_near(
             f"{_label(config, name)}: steady training loss over that of {_label(config, BASE)}",
@@ -306,9 +288,9 @@ def _accuracy_less(pairs: Sequence[tuple[Arrays, Arrays]], window: Window) -> li
     return [mean_in(b, "test_accuracy", window) - mean_in(a, "test_accuracy", window) for a, b in pairs]
 
 
-def _judge_scales(config: Config, several: Several) -> list[Claim]:
-    large = list(zip(several[BASE], several[LARGE], strict=True))
-    adjusted = list(zip(several[BASE], several[ADJUSTED], strict=True))
+def _judge_scales(config: Config, runs: Lines) -> list[Claim]:
+    large = list(zip(runs[BASE], runs[LARGE], strict=True))
+    adjusted = list(zip(runs[BASE], runs[ADJUSTED], strict=True))
     during = f"steps {config.early[0]} to {config.early[1]}"
     return [
         mean_at_least(
@@ -339,46 +321,46 @@ def _judge_scales(config: Config, several: Several) -> list[Claim]:
             absolute=_SAME_ACCURACY,
             unit=POINTS,
         ),
-        *_judge_same(config, several, ADJUSTED, _SCALE),
+        *_judge_same(config, runs, ADJUSTED, _SCALE),
     ]
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
-    """The first and the third row of figure 3: training loss, test accuracy, angle, norm."""
-    several = _several(config, found)
+def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+    """Draw the first and the third row of figure 3: training loss, test accuracy, angle, norm."""
+    runs = _runs(config, findings)
     figure, axes = panels(2, 4, width=2.3, height=2.1)
     for row, (names, letters) in enumerate((((BASE, LOW, HIGH), "abcd"), ((BASE, ADJUSTED, LARGE), "ijkl"))):
-        shown = {_label(config, name): several[name] for name in names}
+        shown = {_label(config, name): runs[name] for name in names}
         loss, accuracy, angle, norm = axes[4 * row : 4 * row + 4]
         draw_over(loss, shown, "loss")
         draw_over(accuracy, shown, "test_accuracy", factor=100)
         _draw_angles(angle, config, shown)
         _draw_norms(norm, shown)
         loss.legend(loc="upper right", fontsize=5.5)
-        for axis, letter, what in zip(
+        for axis, letter, text in zip(
             (loss, accuracy, angle, norm),
             letters,
             ("training loss", "test accuracy, %", "angle per step, rad", "norm, median layer"),
             strict=True,
         ):
-            title(axis, letter, what)
+            title(axis, letter, text)
     return {"figure-3": figure}
 
 
-def _draw_angles(axis: Axes, config: Config, shown: Several) -> None:
-    for at, runs in enumerate(shown.values()):
-        step, angle = binned_angles(runs, bins=max(1, config.measure_every // config.watch_every))
-        axis.plot(step, angle, **line_style(at))
+def _draw_angles(axis: Axes, config: Config, shown: Lines) -> None:
+    for place, seed_runs in enumerate(shown.values()):
+        step, angle = binned_angles(seed_runs, bins=max(1, config.measure_every // config.watch_every))
+        axis.plot(step, angle, **line_style(place))
     edges = [0, *config.drops_at, config.steps]
     for drops, (begin, end) in enumerate(pairwise(edges)):
         axis.plot([begin, end], [_angle(config, drops=drops)] * 2, color=THEORY, lw=0.8, ls="--")
     axis.set(yscale="log", xlabel="step")
 
 
-def _draw_norms(axis: Axes, shown: Several) -> None:
-    for at, runs in enumerate(shown.values()):
-        norm = np.exp(np.mean([np.log(np.median(run["layer_norm"], axis=1)) for run in runs], axis=0))
-        axis.plot(runs[0]["sampled_step"], norm, **line_style(at))
+def _draw_norms(axis: Axes, shown: Lines) -> None:
+    for place, seed_runs in enumerate(shown.values()):
+        norm = np.exp(np.mean([np.log(np.median(run["layer_norm"], axis=1)) for run in seed_runs], axis=0))
+        axis.plot(seed_runs[0]["sampled_step"], norm, **line_style(place))
     axis.set(yscale="log", xlabel="step")
 
 
@@ -401,7 +383,7 @@ _SMOKE = Config(
     train_images=64,
 )
 _EPOCH = 195  # batches of 256 among 50,000 images, the last one left out
-_PAPER = Config(  # figure 3; the learning rate of what is no convolution is that of the base
+_PAPER = Config(  # figure 3; other_lr is the base's learning rate
     lines=lines(0.5, 1e-3),
     seeds=tuple(range(10)),
     size=32,

@@ -1,4 +1,4 @@
-"""nrq-bounds: the risk stays between the bounds of theorem 1 as corrected, and does not as printed."""
+"""nrq-bounds: the risk stays between the corrected bounds of theorem 1, but not between the printed ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, identity, near
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.nrq.walks import (
+from equilibria.lab.papers.nrq.rayleigh_runs import (
     ERRORS,
     interval,
     legend_above,
@@ -61,7 +61,7 @@ _SANDWICH = Source(
 
 @dataclass(frozen=True)
 class Case:
-    """A spectrum, its start, and the level of the upper bound; the norm starts in equilibrium unless it is given."""
+    """A spectrum, its start, and the level xi of the upper bound; ``norm_sq=None`` starts the norm in equilibrium."""
 
     name: str
     spectrum: tuple[float, ...]
@@ -69,13 +69,18 @@ class Case:
     xi: float
     norm_sq: float | None = None
 
+    @property
+    def key(self) -> str:
+        """Key of the task."""
+        return self.name.replace(" ", "-")
+
 
 _EVEN = tuple(np.linspace(1, 2, 10).tolist())
 
 
 @dataclass(frozen=True)
 class Config:
-    """Trials of each case; and single steps in pairs of opposite noise, for the drift that the bounds rest on."""
+    """Trials of each case, and single steps in pairs of opposite noise for the drift from which the bounds follow."""
 
     cases: tuple[Case, ...] = (
         Case("in equilibrium", _EVEN, risk=0.7, xi=0.6),
@@ -99,14 +104,14 @@ class Config:
 
 def tasks(config: Config) -> dict[str, tuple[str, Any]]:
     """The cases, and the drift at each lr."""
-    cases: dict[str, tuple[str, Any]] = {case.name.replace(" ", "-"): ("case", case) for case in config.cases}
+    cases: dict[str, tuple[str, Any]] = {case.key: ("case", case) for case in config.cases}
     return cases | {f"drift-{lr:g}": ("drift", lr) for lr in config.drift_lrs}
 
 
 def run_task(config: Config, task: tuple[str, Any]) -> Arrays:
-    """One of them."""
-    kind, what = task
-    return _case(config, what) if kind == "case" else _drift(config, what)
+    """Simulate a case, or measure the drift at one lr."""
+    kind, setting = task
+    return _case(config, setting) if kind == "case" else _drift(config, setting)
 
 
 def _case(config: Config, case: Case) -> Arrays:
@@ -153,9 +158,9 @@ def _drift(config: Config, lr: float) -> Arrays:
     }
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """No violation beyond scatter; many of the bound as printed."""
-    lines = {case: found[case.name.replace(" ", "-")] for case in config.cases}
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge that the corrected bounds hold up to scatter, and that the printed lower bound does not."""
+    lines = {case: findings[case.key] for case in config.cases}
     claims = [claim for case, line in lines.items() for claim in _judge(config, case, line)]
     broken = {case.name: _share_below_printed(line) for case, line in lines.items()}
     worst = max(broken, key=lambda name: broken[name])
@@ -168,7 +173,7 @@ def collect(config: Config, found: Findings) -> Outcome:
             measured=broken[worst],
         )
     )
-    claims += [_judge_drift(config, lr, found[f"drift-{lr:g}"]) for lr in config.drift_lrs]
+    claims += [_judge_drift(config, lr, findings[f"drift-{lr:g}"]) for lr in config.drift_lrs]
     table = {
         case.name: {name: float(line[name][-1]) for name in ("low", "risk", "up", "printed")}
         for case, line in lines.items()
@@ -202,7 +207,7 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
         ),
         identity(
             at_most(
-                f"{name}: a_1 + (a_2 - a_1)(1 - f) <= 2 L <= a_1 + (a_p - a_1)(1 - f): largest amount it is missed by",
+                f"{name}: a_1 + (a_2 - a_1)(1 - f) <= 2 L <= a_1 + (a_p - a_1)(1 - f): largest violation",
                 _SANDWICH,
                 bound=1e-14,  # roundings of sums of ten terms of size 2
                 measured=float(line["outside"]),
@@ -228,11 +233,11 @@ def _judge_drift(config: Config, lr: float, line: Arrays) -> Claim:
     )
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """The risk between its bounds, one panel per case."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw the risk between its bounds, one panel per case."""
     figure, axes = panels(1, len(config.cases), width=3.0, height=2.5)
     for panel, case, letter in zip(axes, config.cases, "abc", strict=False):
-        _draw_case(panel, found[case.name.replace(" ", "-")])
+        _draw_case(panel, findings[case.key])
         title(panel, letter, f"p = {len(case.spectrum)}, {case.name}")
     legend_above(figure, axes[0])
     return {"theorem-1": figure}

@@ -1,4 +1,4 @@
-"""nrq-stationary: the law that the alignment settles to, and the limiting risk (theorem 2)."""
+"""nrq-stationary: the stationary law of the alignment, and the limiting risk (theorem 2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from scipy.stats import kstest, kstwo
 from equilibria.lab.harness.claim import Claim, Source, at_most, near
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.nrq.walks import ERRORS, finite_step_words, plain_ticks, simulate, standard_error, starts
+from equilibria.lab.papers.nrq.rayleigh_runs import (
+    ERRORS,
+    finite_step_words,
+    plain_ticks,
+    simulate,
+    standard_error,
+    starts,
+)
 from equilibria.theory.bingham import bingham_moments
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_risk import stationary_risk
@@ -38,7 +45,7 @@ _LIMIT = Source(
 _MOMENTS = Source("nrq", "theorem 2", law="watson.watson_moments")
 _ANY = Source("", "beyond nrq theorem 2", law="bingham.bingham_moments")
 _SPREAD = "spread"
-_CHANCE = 1e-4  # that a sample of the very law is further away from it than is allowed
+_CHANCE = 1e-4  # probability that a sample of the law itself exceeds the allowed distance
 _BINS = 60
 
 
@@ -52,23 +59,23 @@ class Case:
     product: float
 
     def model(self, lr: float) -> NoisyRayleigh:
-        """The model at this lr, of which the law depends through lr * wd alone."""
+        """The model at this lr; the law depends on lr * wd only."""
         return NoisyRayleigh.two_level(self.gap, self.dim, noise=self.noise, lr=lr, weight_decay=self.product / lr)
 
     @property
     def key(self) -> str:
-        """A name for files."""
+        """Key of the task."""
         return f"p{self.dim}-gap{self.gap:g}-noise{self.noise:g}-{self.product:g}"
 
     @property
     def label(self) -> str:
-        """A name for people."""
+        """Name in claims and figures."""
         return f"p = {self.dim}, gap {self.gap:g}, noise {self.noise:g}, lr wd = {self.product:g}"
 
 
 @dataclass(frozen=True)
 class Config:
-    """Independent trials, each looked at once after many relaxation times; one spectrum of many levels besides."""
+    """Independent trials, each measured once after many relaxation times; also one spectrum of many levels."""
 
     cases: tuple[Case, ...] = (
         Case(10, 1.0, 1.0, 1e-3),
@@ -93,12 +100,12 @@ class Config:
 
 
 def tasks(config: Config) -> dict[str, Any]:
-    """One per case, and the spectrum of many levels."""
+    """One task per case, and one for the spectrum of many levels."""
     return {case.key: case for case in config.cases} | {_SPREAD: None}
 
 
 def run_task(config: Config, case: Case | None) -> Arrays:
-    """Directions of independent trials when the start is forgotten."""
+    """Simulate independent trials until they have forgotten the start, and measure their directions."""
     model = config.spread() if case is None else case.model(config.lr)
     begin = starts(model, config.trials, norm_sq=model.norm_sq, risk=0.0, seed=config.seed)
     slowest = 2 * model.gap * model.angular_update / math.sqrt(model.unit_grad_sq)  # rate of forgetting the start
@@ -114,31 +121,31 @@ def _pairs(model: NoisyRayleigh, squares: np.ndarray) -> dict[str, np.ndarray]:
     """Means with their standard errors: risk, E f(1-f), excess of the loss."""
     f, risk = squares[:, 0], squares[:, 1:].sum(1)
     excess = squares @ (np.array(model.spectrum) - model.spectrum[0]) / 2
-    found = {"risk": risk, "mixing": f * risk, "excess": excess, "square": (risk - risk.mean()) ** 2}
-    return {name: np.array([values.mean(), standard_error(values)]) for name, values in found.items()}
+    samples = {"risk": risk, "mixing": f * risk, "excess": excess, "square": (risk - risk.mean()) ** 2}
+    return {name: np.array([values.mean(), standard_error(values)]) for name, values in samples.items()}
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """Law, risk and moments of every case; then any spectrum."""
-    claims = [claim for case in config.cases for claim in _judge(config, case, found[case.key])]
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge law, risk and moments of every case, then those of the many-level spectrum."""
+    claims = [claim for case in config.cases for claim in _judge(config, case, findings[case.key])]
     table = {
         case.label: {
-            "risk": float(found[case.key]["risk"][0]),
+            "risk": float(findings[case.key]["risk"][0]),
             "law": stationary_risk(case.model(config.lr)).risk,
-            "p_value": _p_value(config, case, found[case.key]["f"]),
+            "p_value": _p_value(config, case, findings[case.key]["f"]),
         }
         for case in config.cases
     }
-    return Outcome([*claims, *_judge_spread(config, found[_SPREAD])], {"cases": table})
+    return Outcome([*claims, *_judge_spread(config, findings[_SPREAD])], {"cases": table})
 
 
 def _p_value(config: Config, case: Case, f: np.ndarray) -> float:
-    """Chance of a sample further away from the law with the first-order effect of a finite step."""
+    """Probability of a sample farther from the law that includes the first-order effect of a finite step."""
     return float(kstest(f, _cdf(_concentration(config, case, discrete=True), case.dim)).pvalue)
 
 
 def _concentration(config: Config, case: Case, *, discrete: bool = False) -> float:
-    """2 kappa; with the first-order effect of a finite step if that is asked for."""
+    """2 kappa; ``discrete`` includes the first-order effect of a finite step."""
     model = case.model(config.lr)
     return case.gap * model.inverse_temperature / (stationary_risk(model).finite_step if discrete else 1.0)
 
@@ -205,7 +212,7 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
 
 
 def _room(pair: np.ndarray, order: float) -> float:
-    """Relative tolerance: standard errors, and what the expansion leaves out."""
+    """Relative tolerance: standard errors, and the neglected order of the expansion."""
     return ERRORS * float(pair[1] / pair[0]) + order
 
 
@@ -225,7 +232,7 @@ def _judge_spread(config: Config, line: Arrays) -> list[Claim]:
             relative=room,
         ),
         at_most(
-            f"{name}: every E x_i^2 is Bingham's: largest deviation over what scatter and a finite step allow",
+            f"{name}: every E x_i^2 is Bingham's: largest deviation over the tolerance for scatter and a finite step",
             _ANY,
             bound=1.0,
             measured=float(off.max()),
@@ -240,17 +247,17 @@ def _judge_spread(config: Config, line: Arrays) -> list[Claim]:
     ]
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     """Histograms with the corrected and the printed density; the limiting risk against the angular update."""
     figure, axes = panels(2, 3, width=3.0, height=2.4)
     for panel, case, letter in zip(axes, config.cases[: config.shown], "abcd", strict=False):
-        _draw_case(config, panel, case, found[case.key]["f"])
+        _draw_case(config, panel, case, findings[case.key]["f"])
         title(panel, letter, case.label.replace(", lr wd", ",\nlr wd"))
     for panel in axes[len(config.cases[: config.shown]) : config.shown]:
         panel.set_visible(False)
     axes[1].legend(loc="upper left")
-    _draw_risk(config, axes[4], found)
-    _draw_spread(config, axes[5], found[_SPREAD])
+    _draw_risk(config, axes[4], findings)
+    _draw_spread(config, axes[5], findings[_SPREAD])
     return {"theorem-2": figure}
 
 
@@ -267,8 +274,8 @@ def _draw_case(config: Config, panel: Axes, case: Case, f: np.ndarray) -> None:
     panel.set(xlabel="$f = (e_1^T X)^2/||X||^2$", ylabel="density", xlim=(low, 1), ylim=(0, 1.25 * top))
 
 
-def _draw_risk(config: Config, panel: Axes, found: Findings) -> None:
-    """All cases that differ from the first in lr * wd alone."""
+def _draw_risk(config: Config, panel: Axes, findings: Findings) -> None:
+    """Draw the cases that differ from the first in lr * wd only."""
     first = config.cases[0]
     turns = np.geomspace(0.01, 0.2, 100)
     law = watson_risk(first.gap * math.sqrt(first.dim - 1) / (first.noise * turns), first.dim)
@@ -277,7 +284,7 @@ def _draw_risk(config: Config, panel: Axes, found: Findings) -> None:
     panel.plot(turns, leading, color=THEORY, lw=0.8, ls=":", label="leading order")
     panel.plot(turns, 1 - 2 * leading, color=COLOURS[1], ls="--", label="eq. (26) as printed")
     same = [case for case in config.cases if (case.dim, case.gap, case.noise) == (first.dim, first.gap, first.noise)]
-    points = [(case.model(config.lr).angular_update, found[case.key]["risk"][0]) for case in same]
+    points = [(case.model(config.lr).angular_update, findings[case.key]["risk"][0]) for case in same]
     panel.plot(*zip(*points, strict=True), "o", color=COLOURS[0], label="trials")
     panel.set(xscale="log", yscale="log", xlabel="angular update (rad)", ylabel="limiting risk")
     plain_ticks(panel)

@@ -1,4 +1,4 @@
-"""sharp-pacbayes: the terms of the PAC-Bayes bound, and what a fixed final BatchNorm does (appendices C and R)."""
+"""sharp-pacbayes: the terms of the PAC-Bayes bound, and the effect of a fixed final BatchNorm (appendices C and R)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PAPERS_SCALE = 0.3 * math.log(91)  # Appendix P: the final BatchNorm of every n
 
 @dataclass(frozen=True)
 class Config:
-    """The worked example of the bound, random draws of its arguments, and the minimisations over free logits."""
+    """The worked example of the bound, random draws of its arguments, and minimisations over free logits."""
 
     dim: int = 100
     samples: int = 50_000
@@ -69,7 +69,7 @@ def _key(case: tuple[int, float]) -> str:
 
 
 def run_task(config: Config, case: tuple[int, float] | None) -> Arrays:
-    """Draw arguments of the bound, or minimise."""
+    """Evaluate the bound at random arguments, or minimise."""
     return _draw_bounds(config) if case is None else _minimise(config, *case)
 
 
@@ -114,7 +114,7 @@ def _minimise(config: Config, classes: int, scale: float) -> Arrays:
     options: Any = {"ftol": 1e-16, "gtol": 1e-12, "maxiter": 5000, "maxfun": 20_000}
     best: Any = min(
         (minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", options=options) for start in starts),
-        key=lambda found: found.fun,
+        key=lambda solution: solution.fun,
     )
     raw = best.x.reshape(len(labels), classes)
     centred = raw - raw.mean(0)
@@ -128,15 +128,15 @@ def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(grown / grown.sum(1, keepdims=True))
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """The bound's inequalities, and the minima against their closed form."""
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge the inequalities of the bound, and compare the minima with their closed form."""
     example = _example(config)
     with_one = example.tight.total - config.samples**-0.5 + 1
     laws = [final_bn_minimum(scale, classes) for classes, scale in config.cases]
-    losses = np.array([float(found[_key(case)]["loss"]) for case in config.cases])
+    losses = np.array([float(findings[_key(case)]["loss"]) for case in config.cases])
     off = np.abs(losses / np.array([float(law.loss) for law in laws]) - 1)
     smoothing = [float(label_smoothing(scale, classes)) for classes, scale in config.cases]
-    wrong = [float(found[_key(case)]["wrong"]) for case in config.cases]
+    wrong = [float(findings[_key(case)]["wrong"]) for case in config.cases]
     smooth = [eps * (case[0] - 1) / case[0] for eps, case in zip(smoothing, config.cases, strict=True)]
     differ = max(abs(a / b - 1) for a, b in zip(wrong, smooth, strict=True))
     claims = [
@@ -144,14 +144,14 @@ def collect(config: Config, found: Findings) -> Outcome:
             "The theorem's last line is above the one before: largest ratio of the two over random arguments",
             _BOUND,
             bound=1.0,
-            measured=found["bound"]["totals"].max(),
+            measured=findings["bound"]["totals"].max(),
             printed=with_one / example.final.total,
         ),
         at_most(
             "The same for the complexity terms alone, so that the constants of the last line have room",
             _BOUND,
             bound=1.0,
-            measured=found["bound"]["tails"].max(),
+            measured=findings["bound"]["tails"].max(),
         ),
         at_most(
             "With a final BatchNorm of fixed scale the least loss over free logits has the closed form: relative error",
@@ -160,7 +160,7 @@ def collect(config: Config, found: Findings) -> Outcome:
             measured=off.max(),
         ),
         at_most(
-            "There the wrong classes have the probability that label smoothing epsilon asks for: relative error",
+            "There the wrong classes have the probability that label smoothing epsilon targets: relative error",
             Source("sharp", "Appendix R.2", law="generalization.label_smoothing"),
             bound=1e-5,  # first order in the logits, which are good to the root of the loss's accuracy
             measured=differ,
@@ -204,14 +204,14 @@ def _example(config: Config, sigma: float | None = None) -> Any:
     )
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """The terms of the bound over the noise, and the final BatchNorm's loss and label smoothing over its scale."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw the terms of the bound over the noise, and the final BatchNorm's loss and label smoothing over its scale."""
     figure, (terms, loss, smoothing) = panels(1, 3, width=2.7)
     _draw_terms(terms, config)
     scales = np.linspace(0.05, 5, 200)
     for classes, colour in zip((2, 3, 5, 10, 100), COLOURS, strict=False):
         loss.plot(scales, final_bn_minimum(scales, classes).loss, color=colour, label=f"C = {classes}")
-        here = [(case[1], float(found[_key(case)]["loss"])) for case in config.cases if case[0] == classes]
+        here = [(case[1], float(findings[_key(case)]["loss"])) for case in config.cases if case[0] == classes]
         if here:
             loss.plot(*zip(*here, strict=True), "o", color=colour)
         smoothing.plot(scales, label_smoothing(scales, classes), color=colour)

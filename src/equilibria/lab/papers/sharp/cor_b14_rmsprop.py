@@ -1,4 +1,4 @@
-"""sharp-rmsprop: scalar RMSprop follows the same flow in the full space, at its own speed (corollary B.14)."""
+"""sharp-rmsprop: scalar RMSprop follows the flow in the full space, at a speed that C_b sets (corollary B.14)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Claim, Source, at_least, convergence_order, near, not_demanded
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.papers.sharp.small_problems import drift_factor, kept_steps
 from equilibria.lab.problems import ScalarRMSpropRule, Simulation, Valley
 from equilibria.theory.damping import full_space_energy_rate
 from equilibria.theory.flow_examples import rmsprop_valley_position
@@ -38,7 +39,7 @@ _GRID = 601
 
 @dataclass(frozen=True)
 class Config:
-    """Runs on (1 + y^2) x^2/2 from y = ``height`` at the edge of stability, and some at y = 0 that amplify."""
+    """Runs on (1 + y^2) x^2/2 from y = ``height`` at the edge of stability, and at y = 0, where oscillations grow."""
 
     c_bs: tuple[float, ...] = (0.25, 1.0, 2.0, 4.0)
     etas: tuple[float, ...] = (0.1, 0.05, 0.025, 0.0125, 0.00625)
@@ -51,7 +52,7 @@ class Config:
 
     @property
     def ordered(self) -> tuple[float, ...]:
-        """C_b at which amplification, exp(C_b flow_time), leaves the error small enough to follow its order."""
+        """Values of C_b whose amplification, exp(C_b flow_time), leaves the error small enough to measure its order."""
         return tuple(c_b for c_b in self.c_bs if c_b * self.flow_time <= 6)
 
 
@@ -66,13 +67,13 @@ def _key(c_b: float, eta: float) -> str:
 
 
 def run_task(config: Config, task: tuple[float, float | None]) -> Arrays:
-    """One of them."""
+    """Run along the valley, or at y = 0."""
     c_b, eta = task
     return _straight(config, c_b) if eta is None else _along(config, c_b, eta)
 
 
 def _trajectory(start: tuple[float, float], *, eta: float, c_b: float, moment: float, steps: int) -> tuple[Array, ...]:
-    """x, y, and the effective lr eta/sqrt(v) of every step, v from the gradients on the way."""
+    """x, y, and the effective lr eta/sqrt(v) of every step, with v recomputed from the gradients."""
     from scipy.signal import lfilter
 
     decay = 1 - c_b * eta**2
@@ -95,11 +96,11 @@ def _along(config: Config, c_b: float, eta: float) -> Arrays:
     )
     time = eta**2 * np.arange(len(x))
     grid = np.linspace(0, time[-1], _GRID)
-    law = np.array([rmsprop_valley_position(config.height, time=float(at), c_b=c_b) for at in grid])
+    law = np.array([rmsprop_valley_position(config.height, time=float(moment), c_b=c_b) for moment in grid])
     offset = ((rate * (1 + y**2) / 2) ** -2 - 1) / eta
     slope = 2 * y / (1 + y**2)
     expected = mean_square_displacement(eta, grad_norm=np.abs(slope), c_b=c_b)  # y may overshoot 0 at large eta
-    keep = np.unique(np.linspace(0, len(x) - 1, 1500).astype(int))
+    keep = kept_steps(len(x))
     return {
         "time": time[keep],
         "y": y[keep],
@@ -109,26 +110,20 @@ def _along(config: Config, c_b: float, eta: float) -> Arrays:
         "end": y[-1],
         "mean_square": np.asarray(np.mean(x**2 / expected)),
         "swing": np.asarray(np.ptp(offset) / 2),
-        "drift": np.asarray(_drift(_minimiser(x, y), slope, x)),
+        "drift": np.asarray(drift_factor(_minimiser(x, y), slope, x)),
     }
 
 
 def _minimiser(x: Array, y: Array) -> Array:
-    """Where the gradient flow ends: it keeps ln y + (y^2 - x^2)/2."""
+    """y at the end of the gradient flow, which conserves ln y + (y^2 - x^2)/2."""
     from scipy.special import lambertw
 
     squared = lambertw(y**2 * np.exp(y**2 - x**2))  # type: ignore[call-overload]  # the stubs know no float64 array
     return np.asarray(np.sqrt(squared.real))
 
 
-def _drift(position: Array, slope: Array, h: Array) -> float:
-    """Least-squares factor of h^2 grad log lambda1 in the motion of two steps; h^2 as mean of both steps."""
-    pull = slope[:-2] * (h[:-2] ** 2 + h[1:-1] ** 2) / 2
-    return float(pull @ (position[2:] - position[:-2]) / (pull @ pull))
-
-
 def _straight(config: Config, c_b: float) -> Arrays:
-    """At y = 0, where the valley is straight and exactly quadratic: the excess energy, and its rate of growth."""
+    """Excess energy and its rate of growth at y = 0, where the valley is straight and exactly quadratic."""
     eta, start = config.straight_eta, float(rest_point(0.0, c_b).displacement)
     x, _, rate = _trajectory(
         (start * eta, 0.0),
@@ -148,23 +143,23 @@ def _straight(config: Config, c_b: float) -> Arrays:
     return {"time": middles, "excess": means, "growth": np.asarray(growth)}
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """Where the runs end, how far they are from the flow, and why the constant grows with C_b."""
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge the ends of the runs, their distances from the flow, and the amplification that grows with C_b."""
     smallest = config.etas[-1]
     table = {
-        name: [[float(found[_key(c_b, eta)][name]) for eta in config.etas] for c_b in config.c_bs]
+        name: [[float(findings[_key(c_b, eta)][name]) for eta in config.etas] for c_b in config.c_bs]
         for name in ("worst", "end", "mean_square", "drift")
     }
     claims = [
-        *(_order(config, found, c_b) for c_b in config.ordered),
-        *_judge_speed(config, found),
-        *_judge_motion(config, found[_key(1.0, smallest)]),
+        *(_order(config, findings, c_b) for c_b in config.ordered),
+        *_judge_speed(config, findings),
+        *_judge_motion(config, findings[_key(1.0, smallest)]),
         *(
             near(
                 f"Excess energy at y = 0 grows at the rate C_b per flow time: C_b = {c_b:g}",
                 _ENERGY,
                 expected=float(full_space_energy_rate(c_b=c_b)),
-                measured=float(found[f"straight-{c_b:g}"]["growth"]),
+                measured=float(findings[f"straight-{c_b:g}"]["growth"]),
                 relative=2 * config.straight_eta,  # the law is the limit of small eta
             )
             for c_b in config.c_bs
@@ -174,9 +169,9 @@ def collect(config: Config, found: Findings) -> Outcome:
     return Outcome(claims, {"c_b": config.c_bs, "eta": config.etas, "flow": flows, **table})
 
 
-def _order(config: Config, found: Findings, c_b: float) -> Claim:
-    """At the largest eta the next order is a share eta u/2 of the first, which tilts the line by this much."""
-    runs = [found[_key(c_b, eta)] for eta in config.etas]
+def _order(config: Config, findings: Findings, c_b: float) -> Claim:
+    """Claim first order; at the largest eta the next order, a share eta u/2 of the first, tilts the line."""
+    runs = [findings[_key(c_b, eta)] for eta in config.etas]
     share = config.etas[0] * float(runs[0]["swing"]) / 2
     return convergence_order(
         f"Scalar RMSprop follows the flow, with an error of first order in eta (theorem: 1/2): C_b = {c_b:g}",
@@ -188,10 +183,10 @@ def _order(config: Config, found: Findings, c_b: float) -> Claim:
     )
 
 
-def _judge_speed(config: Config, found: Findings) -> list[Claim]:
+def _judge_speed(config: Config, findings: Findings) -> list[Claim]:
     smallest = config.etas[-1]
     flow = {c_b: rmsprop_valley_position(config.height, time=config.flow_time, c_b=c_b) for c_b in (0.25, 1.0)}
-    errors = {c_b: float(found[_key(c_b, smallest)]["worst"]) for c_b in config.c_bs}
+    errors = {c_b: float(findings[_key(c_b, smallest)]["worst"]) for c_b in config.c_bs}
     last, first = max(config.c_bs), min(config.c_bs)
     amplified = at_least(
         f"The error grows faster than C_b, as the oscillation is amplified: C_b = {last:g} over {first:g}",
@@ -201,12 +196,12 @@ def _judge_speed(config: Config, found: Findings) -> list[Claim]:
     )
     return [
         near(
-            "C_b sets the speed: decay 1 - eta^2, which is 1 - eta^2/4 + O(eta^2), ends where C_b = 1 says, and not at "
-            f"the {flow[0.25]:.3f} of C_b = 1/4",
+            "C_b sets the speed: decay 1 - eta^2, which is 1 - eta^2/4 + O(eta^2), ends where C_b = 1 leads, "
+            f"not at the {flow[0.25]:.3f} of C_b = 1/4",
             _DECAY,
             expected=flow[1.0],
-            measured=float(found[_key(1.0, smallest)]["end"]),
-            absolute=(flow[0.25] - flow[1.0]) / 4,  # a quarter of the way to the other
+            measured=float(findings[_key(1.0, smallest)]["end"]),
+            absolute=(flow[0.25] - flow[1.0]) / 4,  # a quarter of the distance between the two
         ),
         not_demanded(amplified) if last in config.ordered else amplified,
     ]
@@ -232,22 +227,22 @@ def _judge_motion(config: Config, run: Arrays) -> list[Claim]:
     ]
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """The corollary has no figure: the flow, the oscillation, the errors, the amplification."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw the flow, the oscillation, the errors and the amplification; the corollary has no figure."""
     figure, (flow, height, errors, growth) = panels(2, 2, height=2.3)
     shown = config.etas[-2]
     for c_b, colour in zip(config.c_bs, COLOURS, strict=False):
-        run = found[_key(c_b, shown)]
+        run = findings[_key(c_b, shown)]
         flow.plot(run["time"], run["y"], color=colour, lw=0.9, label=f"{c_b:g}")
         flow.plot(run["time"], run["flow"], color=THEORY, ls="--", lw=0.8)
     flow.plot([], [], color=THEORY, ls="--", lw=0.8, label="flow")
     flow.set(xlabel="flow time $\\tau' = t\\,\\eta^2$", ylabel="$y$")
     flow.legend(title="$C_b$", title_fontsize=7)
     title(flow, "a", f"along the valley, $\\eta = {shown:g}$")
-    _draw_height(height, found[_key(1.0, shown)], shown)
-    _draw_errors(errors, config, found)
+    _draw_height(height, findings[_key(1.0, shown)], shown)
+    _draw_errors(errors, config, findings)
     for c_b, colour in zip(config.c_bs, COLOURS, strict=False):
-        run = found[f"straight-{c_b:g}"]
+        run = findings[f"straight-{c_b:g}"]
         growth.plot(run["time"], run["excess"], ".", color=colour, label=f"{c_b:g}")
         law = run["excess"][0] * np.exp(c_b * (run["time"] - run["time"][0]))
         growth.plot(run["time"], law, color=THEORY, ls="--", lw=0.8)
@@ -268,10 +263,10 @@ def _draw_height(axes: Axes, run: Arrays, eta: float) -> None:
     title(axes, "b", "oscillation across it, $C_b = 1$")
 
 
-def _draw_errors(axes: Axes, config: Config, found: Findings) -> None:
+def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
     sizes = np.array(config.etas)
     for c_b, colour in zip(config.c_bs, COLOURS, strict=False):
-        worst = np.array([float(found[_key(c_b, eta)]["worst"]) for eta in config.etas])
+        worst = np.array([float(findings[_key(c_b, eta)]["worst"]) for eta in config.etas])
         axes.plot(sizes, worst, "o", color=colour)
         axes.plot(sizes, worst[-1] * sizes / sizes[-1], color=THEORY, ls="--", lw=0.8)
     axes.plot([], [], color=THEORY, ls="--", lw=0.8, label="$\\propto \\eta$")

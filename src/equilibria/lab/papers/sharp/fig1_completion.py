@@ -1,4 +1,4 @@
-"""sharp-completion: matrix completion with BatchNorm turns to low rank at the edge of stability (fig. 1, 6, 7, 11)."""
+"""sharp-completion: matrix completion with BatchNorm moves to low rank at the edge of stability (fig. 1, 6, 7, 11)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, identity, near, not_demanded
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.sharp.spread import among
+from equilibria.lab.papers.sharp.small_problems import among
 from equilibria.lab.problems import Completion, Moment, Simulation
 from equilibria.theory.eos_series import ratio_crossings
 from equilibria.theory.rules import SGD
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 SEEN = 1e-6
-"""Training loss below which a run has fitted, and above which, later, its oscillation is seen."""
+"""Training loss below which a run has fitted; later, the oscillation counts as visible above it."""
 _EVERY = 10  # steps between two records of the losses
 
 
@@ -65,16 +65,16 @@ class Config:
 
     @property
     def seeds(self) -> range:
-        """One matrix, one set of observed entries and one start each."""
+        """Seeds; each has its own matrix, observed entries and start."""
         return range(self.seed, self.seed + self.matrices)
 
     def problem(self, dim: int, observed: int, *, seed: int) -> Completion:
-        """One matrix."""
+        """The problem of one matrix."""
         return Completion.generate([seed], dim=dim, rank=self.rank, observed=observed)
 
 
 def key(dim: int, observed: int, seed: int) -> str:
-    """Name of a task."""
+    """Key of a task."""
     return f"d{dim}-n{observed}-s{seed}"
 
 
@@ -85,14 +85,14 @@ def tasks(config: Config) -> dict[str, tuple[str, int, int, int]]:
 
 
 def run_task(config: Config, task: tuple[str, int, int, int]) -> Arrays:
-    """One of them."""
+    """Run a matrix, or the closer look."""
     kind, dim, observed, seed = task
     problem = config.problem(dim, observed, seed=seed)
     return _entry(config, problem) if kind == "entry" else _run(config, problem)
 
 
 def _run(config: Config, problem: Completion) -> Arrays:
-    """The losses every few steps; sharpness and singular values, which cost more, less often."""
+    """Record losses every few steps; sharpness and singular values, which cost more, less often."""
     run = Simulation(
         problem,
         problem.initial,
@@ -116,7 +116,7 @@ def _run(config: Config, problem: Completion) -> Arrays:
 
 
 def _sometimes(every: int, measure: Callable[[Array], Array], width: int) -> Callable[[Moment], Array]:
-    """A recorder that measures at multiples of ``every`` steps and says nothing in between."""
+    """A recorder that measures at multiples of ``every`` steps and returns NaN in between."""
 
     def recorder(moment: Moment) -> Array:
         if moment.step % every:
@@ -127,7 +127,7 @@ def _sometimes(every: int, measure: Callable[[Array], Array], width: int) -> Cal
 
 
 def _entry(config: Config, problem: Completion) -> Arrays:
-    """Every step about the crossing that is predicted from the moment at which the loss has collapsed."""
+    """Record every step around the crossing that is predicted when the loss has collapsed."""
     first = Simulation(problem, problem.initial, rule=config.rule, steps=config.steps, record=["loss"])
     fitted = next(stretch.state for stretch in first.stream(chunk=50) if stretch["loss"][-1, 0] < SEEN)
     lr = effective_lr(config.lr, config.weight_decay, norm_sq=float(np.sum(fitted.weights**2)))
@@ -151,12 +151,12 @@ _SIZE = Source(
 )
 _LEVEL = Source("", "ours, on fig. 1", law="stability.edge_of_stability")
 _PAPERS_SIZE = 50
-_LATE = 0.8  # what is called the end is the steps after this share of them
+_LATE = 0.8  # "the end" is the steps after this share
 
 
 @dataclass(frozen=True)
-class _Course:
-    """One run, before the edge of stability and at its end."""
+class _CompletionRun:
+    """The numbers of one run before the edge of stability and at its end."""
 
     case: tuple[int, int]
     crossing: float
@@ -170,7 +170,7 @@ class _Course:
     level: float
 
 
-def _course(config: Config, case: tuple[int, int], run: Arrays) -> _Course:
+def _read_run(config: Config, case: tuple[int, int], run: Arrays) -> _CompletionRun:
     step, loss, risk = run["step"], run["loss"], run["risk"]
     fitted = int(np.argmax(loss < SEEN))
     first = int(np.searchsorted(run["sparse_step"], step[fitted]))  # sharpness is known from there on
@@ -183,7 +183,7 @@ def _course(config: Config, case: tuple[int, int], run: Arrays) -> _Course:
     late, sparse_late = step >= _LATE * config.steps, run["sparse_step"] >= _LATE * config.steps
     falls = step[np.argmax((step > crossing) & (risk < 0.9 * risk[here]))]
     eased = (run["sparse_step"] > crossing) & (run["sharpness"] < 0.9 * run["sharpness"][first])
-    return _Course(
+    return _CompletionRun(
         case,
         crossing,
         seen,
@@ -197,61 +197,61 @@ def _course(config: Config, case: tuple[int, int], run: Arrays) -> _Course:
     )
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """What the paper reads off figure 1, what all runs have in common, and how they enter the edge of stability."""
-    courses = [_course(config, case, found[key(*case, seed)]) for case in config.cases for seed in config.seeds]
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge the paper's numbers of figure 1, its statements on all runs, and the entry into the edge of stability."""
+    runs = [_read_run(config, case, findings[key(*case, seed)]) for case in config.cases for seed in config.seeds]
     claims = [
-        *_judge_figure_1(config, [each for each in courses if each.case == (config.small, config.closer_look)]),
-        *_judge_all(config, courses),
-        *_judge_entry(config, found["entry"]),
+        *_judge_figure_1(config, [run for run in runs if run.case == (config.small, config.closer_look)]),
+        *_judge_all(config, runs),
+        *_judge_entry(config, findings["entry"]),
     ]
     numbers = {
-        "case": [each.case for each in courses],
-        "crossing": [each.crossing for each in courses],
-        "oscillation_seen": [each.seen for each in courses],
-        "test_before": [each.plateau for each in courses],
-        "test_end": [each.end for each in courses],
-        "sharpness": [each.sharpness for each in courses],
-        "singular_before": [each.singular[0] for each in courses],
-        "singular_end": [each.singular[1] for each in courses],
+        "case": [run.case for run in runs],
+        "crossing": [run.crossing for run in runs],
+        "oscillation_seen": [run.seen for run in runs],
+        "test_before": [run.plateau for run in runs],
+        "test_end": [run.end for run in runs],
+        "sharpness": [run.sharpness for run in runs],
+        "singular_before": [run.singular[0] for run in runs],
+        "singular_end": [run.singular[1] for run in runs],
     }
     return Outcome(claims, numbers)
 
 
-def _judge_figure_1(config: Config, courses: Sequence[_Course]) -> list[Claim]:
+def _judge_figure_1(config: Config, runs: Sequence[_CompletionRun]) -> list[Claim]:
     papers_numbers = [
         near(
-            "The oscillation that lowers the sharpness is seen, by a loss above 1e-6 again, at step ~2000: mean",
+            "The oscillation that lowers the sharpness raises the loss above 1e-6 again at step ~2000: mean",
             _FIGURE_1,
             expected=2000,
-            measured=float(np.mean([each.seen for each in courses])),
+            measured=float(np.mean([run.seen for run in runs])),
             relative=0.1,  # read off a figure, with one digit
             unit="steps",
         ),
         among(
-            "Test loss before: the paper's one matrix beside ours",
+            "Test loss before: the paper's one matrix among ours",
             _FIGURE_1,
             printed=1.12,
-            values=np.array([each.plateau for each in courses]),
+            values=np.array([run.plateau for run in runs]),
         ),
         among(
-            "Test loss at the end: the paper's one matrix beside ours",
+            "Test loss at the end: the paper's one matrix among ours",
             _FIGURE_1,
             printed=0.013,
-            values=np.array([each.end for each in courses]),
+            values=np.array([run.end for run in runs]),
         ),
         at_most(
             "The third singular value collapses: largest sigma_3/sigma_2 at the end, of any matrix",
             _FIGURE_1,
             bound=0.1,
-            measured=max(float(each.singular[1][2] / each.singular[1][1]) for each in courses),
+            measured=max(float(run.singular[1][2] / run.singular[1][1]) for run in runs),
         ),
     ]
     level = near(
         "Training loss at the end over lr wd lambda1/4, with lambda1 = 2/lr: the matrix farthest off",
         _LEVEL,
         expected=1.0,
-        measured=max((each.level for each in courses), key=lambda value: abs(value - 1)),
+        measured=max((run.level for run in runs), key=lambda value: abs(value - 1)),
         relative=(2 * config.rate) ** 0.5,  # the law is the limit of small eta
     )
     if config.small != _PAPERS_SIZE:
@@ -259,14 +259,14 @@ def _judge_figure_1(config: Config, courses: Sequence[_Course]) -> list[Claim]:
     return [*papers_numbers, level]
 
 
-def _judge_all(config: Config, courses: Sequence[_Course]) -> list[Claim]:
-    hardest, *others = ([each for each in courses if each.case == case] for case in config.cases)
+def _judge_all(config: Config, runs: Sequence[_CompletionRun]) -> list[Claim]:
+    hardest, *others = ([run for run in runs if run.case == case] for case in config.cases)
     entries = config.rank * (2 * config.small - config.rank)
     starved = at_least(
         f"N = {config.cases[0][1]} for {entries} degrees of freedom is not recovered: least test loss at the end",
         Source("", "ours, on fig. 6"),
         bound=0.1,
-        measured=min(each.end for each in hardest),
+        measured=min(run.end for run in hardest),
     )
     easiest, middle = others[-1], others[-2]
     large = [
@@ -274,13 +274,13 @@ def _judge_all(config: Config, courses: Sequence[_Course]) -> list[Claim]:
             f"d = {config.large}, N = {easiest[0].case[1]}: sigma_3 collapses; largest sigma_3/sigma_2 at the end",
             _FIGURES,
             bound=0.1,
-            measured=max(1 / _gap(each.singular[1]) for each in easiest),
+            measured=max(1 / _gap(run.singular[1]) for run in easiest),
         ),
         at_least(
             f"d = {config.large}, N = {middle[0].case[1]}: it has not collapsed by the last step; smallest ratio",
             Source("", "ours, on fig. 7"),
             bound=0.3,
-            measured=min(1 / _gap(each.singular[1]) for each in middle),
+            measured=min(1 / _gap(run.singular[1]) for run in middle),
         ),
     ]
     return [
@@ -288,31 +288,31 @@ def _judge_all(config: Config, courses: Sequence[_Course]) -> list[Claim]:
             "The spherical sharpness falls in every run: smallest factor",
             _FIGURES,
             bound=2,
-            measured=min(each.sharpness[0] / each.sharpness[1] for each in courses),
+            measured=min(run.sharpness[0] / run.sharpness[1] for run in runs),
         ),
         at_least(
             "The gap between the second and the third singular value widens: smallest factor of sigma_2/sigma_3",
             _FIGURES,
             bound=1,
-            measured=min(_gap(each.singular[1]) / _gap(each.singular[0]) for each in courses),
+            measured=min(_gap(run.singular[1]) / _gap(run.singular[0]) for run in runs),
         ),
         at_most(
             "Test loss stands still until the edge: largest relative change",
             _FIGURES,
             bound=0.02,
-            measured=max(abs(each.at_crossing / each.plateau - 1) for each in courses),
+            measured=max(abs(run.at_crossing / run.plateau - 1) for run in runs),
         ),
         at_most(
             "Then it falls, in every run: largest share left at the end",
             _FIGURES,
             bound=0.8,
-            measured=max(each.end / each.plateau for each in courses),
+            measured=max(run.end / run.plateau for run in runs),
         ),
         near(
             "It falls as soon as the sharpness does: steps between a tenth less of both, farthest off",
             _FIGURES,
             expected=0,
-            measured=max((each.lag for each in courses), key=abs),
+            measured=max((run.lag for run in runs), key=abs),
             absolute=2 * config.sparse_every,  # the sharpness is known that often
             unit="steps",
         ),
@@ -345,7 +345,7 @@ def _judge_entry(config: Config, look: Arrays) -> list[Claim]:
             _FIGURE_11,
             expected=float(look["expected_crossing"]),
             measured=crossing,
-            absolute=3,  # whole steps, a mean over two, and what the rest of the loss adds to the norm
+            absolute=3,  # whole steps, a mean over two, and the effect of the remaining loss on the norm
             unit="steps",
         ),
         near(
@@ -353,7 +353,7 @@ def _judge_entry(config: Config, look: Arrays) -> list[Claim]:
             Source("sharp", "fig. 11, Theorem 4.3", law="stability.eos_delay"),
             expected=float(eos_delay(config.rate)),
             measured=seen - crossing,
-            relative=0.1 + config.rate**0.5,  # some powers of e in what rounding is; lowest order in the overshoot
+            relative=0.1 + config.rate**0.5,  # rounding is known to some powers of e; lowest order in the overshoot
             unit="steps",
         ),
         at_least(
@@ -371,14 +371,14 @@ def _ratio(config: Config, look: Arrays) -> Array:
     return ratio
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """Figures 1, 6, 7 and 11 of the paper, of the first matrix of each case."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw figures 1, 6, 7 and 11 of the paper, for the first matrix of every case."""
     others = [(config.small, observed) for observed in config.small_observed if observed != config.closer_look]
     return {
-        "figure-1": _figure_1(config, found[key(config.small, config.closer_look, config.seed)]),
-        "figure-6": _figure_rows(config, found, others),
-        "figure-7": _figure_rows(config, found, [(config.large, observed) for observed in config.large_observed]),
-        "figure-11": _figure_11(config, found["entry"]),
+        "figure-1": _figure_1(config, findings[key(config.small, config.closer_look, config.seed)]),
+        "figure-6": _figure_rows(config, findings, others),
+        "figure-7": _figure_rows(config, findings, [(config.large, observed) for observed in config.large_observed]),
+        "figure-11": _figure_11(config, findings["entry"]),
     }
 
 
@@ -402,11 +402,11 @@ def _figure_1(config: Config, run: Arrays) -> Figure:
     return figure
 
 
-def _figure_rows(config: Config, found: Findings, cases: Sequence[tuple[int, int]]) -> Figure:
-    """A row per number of observations."""
+def _figure_rows(config: Config, findings: Findings, cases: Sequence[tuple[int, int]]) -> Figure:
+    """Draw a row per number of observations."""
     figure, axes = panels(len(cases), 3, width=2.5, height=1.8)
     for row, (dim, observed) in enumerate(cases):
-        run = found[key(dim, observed, config.seed)]
+        run = findings[key(dim, observed, config.seed)]
         losses, sharpness, singular = axes[3 * row : 3 * row + 3]
         losses.plot(run["step"], run["loss"], lw=0.6, color=COLOURS[5], label="training")
         losses.plot(run["step"], run["risk"], lw=0.9, color=COLOURS[0], label="test")

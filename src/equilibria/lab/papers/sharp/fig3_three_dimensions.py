@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Claim, Source, at_most, convergence_order, near, to_rounding
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.papers.sharp.small_problems import drift_factor, kept_steps
 from equilibria.lab.problems import Simulation, Sphere3D, SphereValley
 from equilibria.theory.damping import stability_offset, two_cycle_angle
 from equilibria.theory.flow import curve_position, integrate_flow
@@ -42,7 +43,6 @@ _MEAN = Source(
     law="hamiltonian.mean_square_displacement",
 )
 _CUBIC = -19 / 6  # p3 of Appendix F's loss across its minimisers
-_KEPT = 1500
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class Config:
 
     @property
     def valley(self) -> SphereValley:
-        """A loss whose curve of minimisers is bent, so that nothing is conserved."""
+        """A loss with a bent curve of minimisers, where no coordinate is conserved."""
         return SphereValley(1.0, 8.0, rotation_seed=self.seed)
 
 
 def tasks(config: Config) -> dict[str, tuple[str, float]]:
-    """The run of the figure, and one per loss and lr*wd."""
+    """The run of the figure, and one run per loss and lr*wd."""
     return {
         "figure": ("figure", config.lr * config.weight_decay),
         **{f"sphere-{rate:g}": ("sphere", rate) for rate in config.intrinsic_lrs},
@@ -77,13 +77,13 @@ def tasks(config: Config) -> dict[str, tuple[str, float]]:
 
 
 def run_task(config: Config, task: tuple[str, float]) -> Arrays:
-    """One of them."""
+    """Run one of the three kinds."""
     kind, rate = task
     return {"figure": _figure_run, "sphere": _sphere_run, "valley": _valley_run}[kind](config, rate)
 
 
 def _path(problem: Sphere3D | SphereValley, start: Array, *, rate: float, lr: float, steps: int) -> Array:
-    """Weights before every step in the loss's own coordinates, (steps, 3)."""
+    """Weights before every step in the coordinates of the loss, (steps, 3)."""
     rule = SGD(lr=lr, weight_decay=rate / lr)
     run = Simulation(problem, start, rule=rule, steps=steps, record=["weights"]).run()
     return problem.coordinates(run["weights"][:, 0])
@@ -100,7 +100,7 @@ def _figure_run(config: Config, rate: float) -> Arrays:
 
 
 def _kicked(problem: Sphere3D | SphereValley, point: Array, *, config: Config, rate: float) -> Array:
-    """A minimiser moved across the valley a little, with the norm at which the stability ratio is 1."""
+    """A minimiser moved a little across the valley, with the norm at which the stability ratio is 1."""
     sharpness = problem.sharpness(point)
     across = np.linalg.eigh(problem.hessian(point)[0])[1][:, -1]
     moved = point + config.kick * math.sqrt(rate) * across
@@ -122,7 +122,7 @@ def _sphere_run(config: Config, rate: float) -> Arrays:
         **_thinned(time, latitude, flow, h),
         "worst": np.asarray(np.max(np.abs(units[:, 2] - np.sin(flow)))),
         "mean_square": np.asarray(np.mean(h**2 / expected)),
-        "drift": np.asarray(_drift(latitude, 2 * np.tan(latitude), h)),
+        "drift": np.asarray(drift_factor(latitude, 2 * np.tan(latitude), h)),
         "conserved": np.asarray(np.max(np.abs(conserved))),
     }
 
@@ -149,23 +149,17 @@ def _valley_slope(config: Config, angle: Array) -> Array:
     return b * np.sin(2 * angle) / (a + b * np.sin(angle) ** 2)
 
 
-def _drift(position: Array, slope: Array, h: Array) -> float:
-    """Least-squares factor of h^2 grad log lambda1 in the motion of two steps; h^2 as mean of both steps."""
-    pull = slope[:-2] * (h[:-2] ** 2 + h[1:-1] ** 2) / 2
-    return float(pull @ (position[2:] - position[:-2]) / (pull @ pull))
-
-
 def _thinned(time: Array, angle: Array, flow: Array, h: Array) -> dict[str, Array]:
-    keep = np.unique(np.linspace(0, len(time) - 1, _KEPT).astype(int))
+    keep = kept_steps(len(time))
     return {"time": time[keep], "angle": angle[keep], "flow": flow[keep], "h": h[keep]}
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """Where the run ends, how fast it gets there, and what drives it."""
-    spheres = [found[f"sphere-{rate:g}"] for rate in config.intrinsic_lrs]
-    valleys = [found[f"valley-{rate:g}"] for rate in config.valley_lrs]
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge the end of the run, its speed, and the drift that drives it."""
+    spheres = [findings[f"sphere-{rate:g}"] for rate in config.intrinsic_lrs]
+    valleys = [findings[f"valley-{rate:g}"] for rate in config.valley_lrs]
     claims = [
-        *_judge_figure(config, found["figure"]),
+        *_judge_figure(config, findings["figure"]),
         *_judge_flow(config, [float(run["worst"]) for run in spheres]),
         *_judge_valley(config, [float(run["worst"]) for run in valleys], float(valleys[-1]["end"])),
         *_judge_motion(config, spheres),
@@ -175,7 +169,7 @@ def collect(config: Config, found: Findings) -> Outcome:
         **{name: [float(run[name]) for run in spheres] for name in ("worst", "mean_square", "drift")},
         "valley_lr_wd": config.valley_lrs,
         **{f"valley_{name}": [float(run[name]) for run in valleys] for name in ("worst", "end")},
-        "cycle_loss": found["figure"]["loss"][-1],
+        "cycle_loss": findings["figure"]["loss"][-1],
     }
     return Outcome(claims, numbers)
 
@@ -194,7 +188,7 @@ def _judge_figure(config: Config, run: Arrays) -> list[Claim]:
             "It ends in oscillation about the flattest minimiser (1, 1, 0)/sqrt(2): distance from it",
             _APPENDIX,
             error=float(np.linalg.norm(away)),
-            operations=100,  # what weight decay has left of z is below one rounding after so many steps
+            operations=100,  # weight decay has shrunk z below one rounding by then
         ),
         near(
             "It ends in a 2-cycle at the angle asin(sqrt(lr wd/2)) from the minimiser",
@@ -229,7 +223,7 @@ def _swing(config: Config, rate: float, *, grad_norm: float) -> float:
 
 
 def _judge_flow(config: Config, worst: list[float]) -> list[Claim]:
-    """z is off by z (1 - z^2) eta u/4, as the in-plane radius follows the stability ratio; so of order eta."""
+    """Judge the error of z: z (1 - z^2) eta u/4, of order eta, as the in-plane radius follows the stability ratio."""
     rates = np.array(config.intrinsic_lrs)
     etas = np.sqrt(2 * rates)
     swing = _swing(config, rates[-1], grad_norm=2 * math.tan(math.asin(config.height)))
@@ -267,7 +261,7 @@ def _judge_valley(config: Config, worst: list[float], end: float) -> list[Claim]
             unit="rad",
         ),
         convergence_order(
-            "There too the largest error falls as (lr wd)^(1/2): the order",
+            "On the bent valley, too, the largest error falls as (lr wd)^(1/2): the order",
             _FLOW,
             expected=0.5,
             sizes=rates.tolist(),
@@ -315,21 +309,21 @@ def _judge_motion(config: Config, runs: list[Arrays]) -> list[Claim]:
     ]
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """Norm and gradient, the trajectory on the sphere, as in figure 3; the flow and its errors below."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw norm, gradient and trajectory on the sphere, as in figure 3; below, the flow and its errors."""
     figure, (norm, gradient, globe, flow, errors, valley) = panels(2, 3, width=2.6, height=2.4)
-    _draw_norms(norm, gradient, config, found["figure"])
-    _draw_globe(globe, found["figure"]["path"])
+    _draw_norms(norm, gradient, config, findings["figure"])
+    _draw_globe(globe, findings["figure"]["path"])
     for rate, colour in zip(config.intrinsic_lrs, COLOURS, strict=False):
-        run = found[f"sphere-{rate:g}"]
+        run = findings[f"sphere-{rate:g}"]
         flow.plot(run["time"], np.tan(run["angle"]), color=colour, lw=0.8, label=f"{rate:g}")
     flow.plot(run["time"], np.tan(run["flow"]), color=THEORY, ls="--", lw=1, label="$e^{-\\tau}$")
     flow.set(yscale="log", xlabel="flow time $\\tau = t\\,\\eta_{in}$", ylabel="$\\tan$ latitude", ylim=(0.04, None))
     flow.legend(title="$\\eta_{in}$", title_fontsize=7, ncols=2, loc="lower left")
     title(flow, "d", "the flow to the flattest")
-    _draw_errors(errors, config, found)
+    _draw_errors(errors, config, findings)
     for rate, colour in zip(config.valley_lrs, COLOURS[1:], strict=False):
-        run = found[f"valley-{rate:g}"]
+        run = findings[f"valley-{rate:g}"]
         valley.plot(run["time"], run["angle"], color=colour, lw=0.8)
     valley.plot(run["time"], run["flow"], color=THEORY, ls="--", lw=1, label="flow (3)")
     valley.set(xlabel="flow time $\\tau$", ylabel="angle along the valley (rad)")
@@ -354,7 +348,7 @@ def _draw_norms(norm: Axes, gradient: Axes, config: Config, run: Arrays) -> None
 
 
 def _draw_globe(axes: Axes, path: Array) -> None:
-    """The front of the unit sphere seen from far away; darker is lower loss."""
+    """Draw the front of the unit sphere, seen from far away; darker is lower loss."""
     toward = np.array([1.0, 0.55, 0.45]) / np.linalg.norm([1.0, 0.55, 0.45])
     right = np.cross([0.0, 0.0, 1.0], toward)
     right /= np.linalg.norm(right)
@@ -381,10 +375,10 @@ def _draw_globe(axes: Axes, path: Array) -> None:
     title(axes, "c", "trajectory on the sphere")
 
 
-def _draw_errors(axes: Axes, config: Config, found: Findings) -> None:
+def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
     for kind, rates, colour in (("sphere", config.intrinsic_lrs, 0), ("valley", config.valley_lrs, 1)):
         sizes = np.array(rates)
-        worst = np.array([float(found[f"{kind}-{rate:g}"]["worst"]) for rate in rates])
+        worst = np.array([float(findings[f"{kind}-{rate:g}"]["worst"]) for rate in rates])
         name = "$z$, Appendix F" if kind == "sphere" else "angle, bent valley"
         axes.plot(sizes, worst, "o", color=COLOURS[colour], label=name)
         axes.plot(sizes, worst[-1] * np.sqrt(sizes / sizes[-1]), color=THEORY, ls="--", lw=0.9)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Source, at_most, near
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.papers.sharp.small_problems import kept_steps
 from equilibria.theory.hamiltonian import orbit, potential, rest_point, rms_drift
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Config:
 
 
 def tasks(config: Config) -> dict[str, float | None]:
-    """One orbit per energy, and the printed map."""
+    """One orbit per energy, and the two maps."""
     return {**{f"orbit-{energy:g}": energy for energy in config.energies}, "map": None}
 
 
@@ -63,7 +64,7 @@ def run_task(config: Config, energy: float | None) -> Arrays:
 
 
 def _orbit(config: Config, energy: float) -> Arrays:
-    """Equation (17) from the inner turning point over one period, found as the second zero of the velocity."""
+    """Integrate equation (17) from the inner turning point over one period, up to the second zero of the velocity."""
     from scipy.integrate import solve_ivp
 
     law = orbit(energy, grad_norm=config.grad_norm, c_b=config.c_b)
@@ -105,7 +106,7 @@ def _orbit(config: Config, energy: float) -> Arrays:
 
 
 def _maps(config: Config) -> Arrays:
-    """Excess energy along Definition H.2 as printed, and along its symplectic form, from the same state."""
+    """Excess energy along Definition H.2 as printed and along its symplectic form, from one state."""
     rest = rest_point(config.grad_norm, config.c_b)
     eta, pairs = config.eta, round(config.flow_time / (2 * config.eta**2))
     start, offset = float(rest.displacement), math.sqrt(2 * config.drift_energy)
@@ -118,23 +119,23 @@ def _maps(config: Config) -> Arrays:
     path = rms_drift(start, offset, pairs=pairs, eta=eta, grad_norm=config.grad_norm, c_b=config.c_b)
     well = potential(np.log(path.displacement), grad_norm=config.grad_norm, c_b=config.c_b)
     symplectic = path.offset**2 / 2 + well - rest.energy
-    keep = np.unique(np.linspace(0, pairs, 401).astype(int))
+    keep = kept_steps(pairs + 1, 401)
     return {"flow_time": 2 * eta**2 * keep, "printed": excess[keep], "symplectic": symplectic[keep]}
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """Periods, energy and averages against the laws."""
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Compare periods, energy and averages with the laws."""
     law = orbit(np.array(config.energies), grad_norm=config.grad_norm, c_b=config.c_b)
     rest = rest_point(config.grad_norm, config.c_b)
-    orbits = [found[f"orbit-{energy:g}"] for energy in config.energies]
-    periods = np.array([float(each["period"]) for each in orbits])
-    drifts = [np.ptp(each["energy"]) for each in orbits]
-    means = np.array([float(each["mean_square"]) for each in orbits])
+    orbits = [findings[f"orbit-{energy:g}"] for energy in config.energies]
+    periods = np.array([float(path["period"]) for path in orbits])
+    drifts = [np.ptp(path["energy"]) for path in orbits]
+    means = np.array([float(path["mean_square"]) for path in orbits])
     mean = config.c_b / (2 * config.coupling**2)
-    drift = found["map"]
+    drift = findings["map"]
     rate = math.log(drift["printed"][-1] / drift["printed"][0]) / config.flow_time
     away = float(np.max(np.abs(drift["symplectic"] / drift["symplectic"][0] - 1)))
-    loss = 1e3 * config.accuracy  # some hundred steps of the integration, each within its accuracy
+    loss = 1e3 * config.accuracy  # some hundred steps of the integrator, each of this accuracy
     claims = [
         *(
             near(
@@ -179,13 +180,13 @@ def collect(config: Config, found: Findings) -> Outcome:
     return Outcome(claims, numbers)
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """The well and the phase portrait, as in figure 5; the periods and the two maps beside them."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw the well and the phase portrait, as in figure 5, the periods and the two maps."""
     figure, (well, portrait, periods, maps) = panels(2, 2)
     _draw_well(well, config)
-    _draw_portrait(portrait, config, found)
-    _draw_periods(periods, config, found)
-    _draw_maps(maps, config, found["map"])
+    _draw_portrait(portrait, config, findings)
+    _draw_periods(periods, config, findings)
+    _draw_maps(maps, config, findings["map"])
     return {"figure-5": figure}
 
 
@@ -202,9 +203,9 @@ def _draw_well(axes: Axes, config: Config) -> None:
     title(axes, "a", "potential $U(x) = K^2 e^{2x} - C_b x$")
 
 
-def _draw_portrait(axes: Axes, config: Config, found: Findings) -> None:
+def _draw_portrait(axes: Axes, config: Config, findings: Findings) -> None:
     for energy, colour in zip(config.energies, COLOURS, strict=False):
-        path = found[f"orbit-{energy:g}"]
+        path = findings[f"orbit-{energy:g}"]
         axes.plot(path["position"], path["velocity"], color=colour)
     rest = rest_point(config.grad_norm, config.c_b)
     axes.plot([float(rest.position)], [0], ".", color=THEORY)
@@ -212,13 +213,13 @@ def _draw_portrait(axes: Axes, config: Config, found: Findings) -> None:
     title(axes, "b", "phase portrait")
 
 
-def _draw_periods(axes: Axes, config: Config, found: Findings) -> None:
+def _draw_periods(axes: Axes, config: Config, findings: Findings) -> None:
     energies = np.geomspace(min(config.energies) / 3, max(config.energies) * 1.5, 100)
     law = orbit(energies, grad_norm=config.grad_norm, c_b=config.c_b)
     axes.plot(energies, law.period, color=THEORY, label="theory")
     small = float(rest_point(config.grad_norm, config.c_b).period)
     axes.axhline(small, color=THEORY, lw=0.8, ls=":", label="small oscillations")
-    measured = [float(found[f"orbit-{energy:g}"]["period"]) for energy in config.energies]
+    measured = [float(findings[f"orbit-{energy:g}"]["period"]) for energy in config.energies]
     axes.plot(config.energies, measured, "o", label="integrated")
     axes.set(xscale="log", xlabel="energy above the minimum", ylabel="period ($1/\\eta$ steps)")
     axes.legend()

@@ -1,30 +1,30 @@
-"""sharp-resnet: sharpness reduction in ResNet-20, made scale-invariant and as it is."""
+"""sharp-resnet: sharpness reduction in ResNet-20, scale-invariant and standard."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from equilibria.lab.harness.claim import Claim, Source, mean_at_least, not_demanded
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.sharp.courses import (
-    FITTED,
-    POINTS,
-    Course,
-    courses,
-    draw_edge,
-    draw_mean,
-    mark_windows,
-    numbers,
-)
-from equilibria.lab.papers.sharp.descents import (
+from equilibria.lab.harness.figures import COLOURS, panels, title
+from equilibria.lab.papers.sharp.full_batch_descent import (
     INVARIANT_RESNET,
     STANDARD_RESNET,
     Config,
+    Descent,
     Part,
     Variant,
+    draw_curves,
+    draw_edge,
+    judge_fall,
+    judge_fit,
+    judge_rise,
+    label_edge,
     load,
+    mark_windows,
+    outcome,
+    read_descents,
     run_task,
     tasks,
 )
@@ -33,61 +33,40 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FIGURES = {INVARIANT_RESNET: "fig. 8", STANDARD_RESNET: "fig. 9"}
-# Test accuracy when every training image is right, and in the end.
+# The paper's test accuracy in the end, less that when every training image is right.
 _GAINS = {INVARIANT_RESNET: 77.4 - 60.8, STANDARD_RESNET: 80.4 - 67.5}
-_HALVED = 2.0
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """Both networks by the same measure."""
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge both networks by the same claims."""
     claims = [
-        claim for variant in config.variants for claim in _judge(config, variant, courses(config, variant, found))
+        claim
+        for variant in config.variants
+        for claim in _judge(config, variant, read_descents(config, variant, findings))
     ]
-    return Outcome(
-        [not_demanded(claim) for claim in claims] if config.data == "digits" else claims, numbers(config, found)
-    )
+    return outcome(config, findings, claims)
 
 
-def _judge(config: Config, variant: Variant, each: Sequence[Course]) -> list[Claim]:
-    source, windows = Source("sharp", _FIGURES[variant.network]), (config.early, config.late)
+def _judge(config: Config, variant: Variant, descents: Sequence[Descent]) -> list[Claim]:
+    source, label = Source("sharp", _FIGURES[variant.network]), f"{variant.name}: "
     part = " of its invariant part" if variant.network == STANDARD_RESNET else ""
     return [
-        mean_at_least(
-            f"{variant.name}: in the early window the training images are right",
-            source,
-            bound=FITTED,
-            values=[one.mean("train", config.early) for one in each],
-            unit="%",
-            printed=100.0,
-        ),
-        mean_at_least(
-            f"{variant.name}: after it spherical sharpness{part} falls: how many times, from the early to the late "
-            "window",
-            source,
-            bound=_HALVED,
-            values=[one.fall("sharpness", windows) for one in each],
-        ),
-        mean_at_least(
-            f"{variant.name}: test accuracy rises meanwhile: from the early to the late window",
-            source,
-            bound=0.0,
-            values=[one.rise("test", windows) for one in each],
-            unit=POINTS,
-            printed=_GAINS[variant.network],
-        ),
+        judge_fit(config, descents, source, label=label),
+        judge_fall(config, descents, source, f"{label}after it spherical sharpness{part} falls"),
+        judge_rise(config, descents, source, printed=_GAINS[variant.network], label=label),
     ]
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
-    """Accuracy, sharpness and loss: fig. 8 above, fig. 9 below."""
+def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+    """Draw accuracy, sharpness and loss: fig. 8 above, fig. 9 below."""
     figure, axes = panels(len(config.variants), 3, width=2.4, height=2.0)
     for row, variant in enumerate(config.variants):
         accuracy, edge, loss = axes[3 * row : 3 * row + 3]
-        each, colour = courses(config, variant, found), COLOURS[row]
-        draw_mean(accuracy, each, "train", colour="grey", label="training")
-        draw_mean(accuracy, each, "test", colour=colour, label="test")
-        draw_edge(edge, each, colour=colour)
-        draw_mean(loss, each, "excess", colour=colour)
+        descents, colour = read_descents(config, variant, findings), COLOURS[row]
+        draw_curves(accuracy, descents, "train", colour="grey", label="training")
+        draw_curves(accuracy, descents, "test", colour=colour, label="test")
+        draw_edge(edge, descents, colour=colour)
+        draw_curves(loss, descents, "excess", colour=colour)
         loss.set_yscale("log")
         for axis in (accuracy, edge, loss):
             mark_windows(axis, config)
@@ -96,8 +75,7 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
         title(edge, letters[1], "spherical sharpness" + (", invariant part" if row else ""))
         title(loss, letters[2], "training loss" + ("" if row else " above its minimum"))
     axes[0].legend(loc="lower right")
-    axes[1].plot([], [], color=THEORY, lw=0.8, ls="--", label="2 / effective lr")
-    axes[1].legend(loc="best")
+    label_edge(axes[1], loc="best")
     return {"figures-8-9": figure}
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Source, convergence_order, near, to_rounding
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.papers.sharp.small_problems import kept_steps
 from equilibria.theory.effective_schedulers import (
     gwsi_moment_step,
     gwsi_parameters,
@@ -53,9 +54,9 @@ def tasks(config: Config) -> dict[str, float]:
 
 
 def run_task(config: Config, rate: float) -> Arrays:
-    """Gradient descent with weight decay; every scheduler is fed the gradients of that one run.
+    """Run gradient descent with weight decay, and every scheduler on the gradients of that run.
 
-    Fed its own gradients, a scheduler would part from the run at the edge of stability, where rounding grows.
+    On its own gradients a scheduler would diverge from the run at the edge of stability, where rounding grows.
     """
     steps = round(config.flow_time / rate)
     frame = np.linalg.qr(np.random.default_rng(config.seed).standard_normal((3, 3)))[0]
@@ -65,7 +66,7 @@ def run_task(config: Config, rate: float) -> Arrays:
     lr = float(effective_lr(_LR, decay, norm_sq=float(w @ w)))
     moment = quasi_moment = lr**-2
     names = ("effective_lr", "gwsi", "moment_form", "quasi", "residual", "turn_error")
-    found = {name: np.empty(steps) for name in names}
+    series = {name: np.empty(steps) for name in names}
     for step in range(steps):
         norm_sq = float(w @ w)
         theta = w / math.sqrt(norm_sq)
@@ -78,17 +79,17 @@ def run_task(config: Config, rate: float) -> Arrays:
         turned = projected_step(theta, gradient, effective_lr=true)
         values = (true, lr, moment**-0.5, quasi_moment**-0.5, next_true**-2 - plain, _gap(next_w, turned))
         for name, value in zip(names, values, strict=True):
-            found[name][step] = value
+            series[name][step] = value
         lr = float(gwsi_step(lr, unit, intrinsic_lr=rate))
         moment = float(gwsi_moment_step(moment, unit, parameters=exact))
         quasi_moment = float(rmsprop_scheduler_step(quasi_moment, unit, parameters=quasi))
-        found["residual"][step] -= _residual(true**-2, unit, quasi.decay, quasi.base_lr)
+        series["residual"][step] -= _residual(true**-2, unit, quasi.decay, quasi.base_lr)
         w = next_w
-    return _summary(found, rate)
+    return _summary(series, rate)
 
 
 def _start(config: Config, rate: float) -> Array:
-    """On the manifold of minimisers at ``height``, kicked across it, with the norm of the edge of stability."""
+    """A start kicked across the manifold of minimisers at ``height``, with the norm of the edge of stability."""
     flat = math.sqrt((1 - config.height**2) / 2)
     kick = config.kick * math.sqrt(rate / 2)
     theta = np.array([flat + kick, flat - kick, config.height])
@@ -97,7 +98,7 @@ def _start(config: Config, rate: float) -> Array:
 
 
 def _gradient(w: Array) -> Array:
-    """Of Appendix F's loss 2 - (x + y)/sqrt(x^2 - x y + y^2), which does not depend on z."""
+    """Gradient of Appendix F's loss 2 - (x + y)/sqrt(x^2 - x y + y^2), which does not depend on z."""
     x, y, _ = w
     radius = math.sqrt(x * x - x * y + y * y)
     along = (x + y) / (2 * radius**3)
@@ -105,7 +106,7 @@ def _gradient(w: Array) -> Array:
 
 
 def _residual(moment: float, unit_grad_sq: float, decay: float, base_lr: float) -> float:
-    """What GWSI's moment has more than RMSprop's after one step, to second order in 1 - decay."""
+    """Excess of GWSI's moment over RMSprop's after one step, to second order in 1 - decay."""
     size = unit_grad_sq / base_lr**2
     return (1 - decay) ** 2 * (6 * moment - 16 * size + 4 * size**2 / moment) / 16
 
@@ -114,23 +115,23 @@ def _gap(w: Array, theta: Array) -> float:
     return float(np.linalg.norm(w / np.linalg.norm(w) - theta))
 
 
-def _summary(found: Mapping[str, Array], rate: float) -> Arrays:
-    true = found["effective_lr"]
-    keep = np.unique(np.linspace(0, len(true) - 1, 1500).astype(int))
-    errors = {f"{name}_error": np.abs(found[name] / true - 1) for name in ("gwsi", "moment_form", "quasi")}
+def _summary(series: Mapping[str, Array], rate: float) -> Arrays:
+    true = series["effective_lr"]
+    keep = kept_steps(len(true))
+    errors = {f"{name}_error": np.abs(series[name] / true - 1) for name in ("gwsi", "moment_form", "quasi")}
     return {
         "time": keep * rate,
         **{name: values[keep] for name, values in {**errors, "effective_lr": true}.items()},
         **{f"worst_{name}": values.max() for name, values in errors.items()},
-        "worst_residual": np.asarray(np.max(np.abs(found["residual"]) * true**2)),
-        "worst_turn_error": np.asarray(found["turn_error"].max()),
+        "worst_residual": np.asarray(np.max(np.abs(series["residual"]) * true**2)),
+        "worst_turn_error": np.asarray(series["turn_error"].max()),
     }
 
 
-def collect(config: Config, found: Findings) -> Outcome:
-    """Lock-step to rounding, and a quasi-RMSprop error of first order."""
+def collect(config: Config, findings: Findings) -> Outcome:
+    """Judge GWSI to rounding, and the first-order error of quasi-RMSprop."""
     rates = np.array(config.intrinsic_lrs)
-    runs = [found[f"lr-wd-{rate:g}"] for rate in rates]
+    runs = [findings[f"lr-wd-{rate:g}"] for rate in rates]
     worst = {name: np.array([float(run[f"worst_{name}"]) for run in runs]) for name in _WORST}
     claims = [
         to_rounding(
@@ -139,7 +140,7 @@ def collect(config: Config, found: Findings) -> Outcome:
             error=worst["turn_error"].max(),
             operations=20,
         ),
-        # A step makes some four roundings, all of which may have one sign, and forgets the earlier at the rate 4 lr wd.
+        # A step makes some four roundings, possibly all of one sign, and forgets earlier ones at the rate 4 lr wd.
         to_rounding(
             "GWSI keeps lock-step with descent with weight decay: relative error of the effective lr",
             _GWSI,
@@ -147,7 +148,7 @@ def collect(config: Config, found: Findings) -> Outcome:
             operations=1 / rates.min(),
         ),
         to_rounding(
-            "So does the form that is printed, with more cancellation",
+            "The printed form does so too, with more cancellation",
             Source("sharp", "Definition B.6", law="effective_schedulers.gwsi_moment_step"),
             error=worst["moment_form_error"].max(),
             operations=4 / rates.min(),
@@ -161,7 +162,7 @@ def collect(config: Config, found: Findings) -> Outcome:
             absolute=0.15,
         ),
         convergence_order(
-            "What one step leaves beyond (1 - decay)^2 (6v - 16G + 4G^2/v)/16 is of third order: the order",
+            "The remainder of one step beyond (1 - decay)^2 (6v - 16G + 4G^2/v)/16 is of third order: the order",
             Source("", "ours", law="effective_schedulers.quasi_rmsprop_parameters"),
             expected=3.0,
             sizes=rates.tolist(),
@@ -182,11 +183,11 @@ def collect(config: Config, found: Findings) -> Outcome:
 _WORST = ("gwsi_error", "moment_form_error", "quasi_error", "residual", "turn_error")
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
-    """The effective lr, and how far each scheduler is from it."""
+def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+    """Draw the effective lr, and the error of each scheduler."""
     figure, (lr, errors, order) = panels(1, 3, width=2.7)
     for rate, colour in zip(config.intrinsic_lrs, COLOURS, strict=False):
-        run = found[f"lr-wd-{rate:g}"]
+        run = findings[f"lr-wd-{rate:g}"]
         lr.plot(run["time"], run["effective_lr"], color=colour, lw=0.7, label=f"lr wd = {rate:g}")
         errors.plot(run["time"], np.maximum(run["quasi_error"], 1e-18), color=colour, lw=0.7)
         errors.plot(run["time"], np.maximum(run["gwsi_error"], 1e-18), color=colour, lw=0.7, ls=":")
@@ -199,7 +200,7 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     errors.legend(loc="center right")
     title(errors, "b", "schedulers fed the same gradients")
     rates = np.array(config.intrinsic_lrs)
-    worst = np.array([float(found[f"lr-wd-{rate:g}"]["worst_quasi_error"]) for rate in rates])
+    worst = np.array([float(findings[f"lr-wd-{rate:g}"]["worst_quasi_error"]) for rate in rates])
     order.plot(rates, worst, "o", label="quasi-RMSprop, largest error")
     order.plot(rates, worst[-1] * rates / rates[-1], color=THEORY, label="$\\propto \\eta_{in}$")
     order.set(xscale="log", yscale="log", xlabel="$\\eta_{in}$ = lr wd", ylabel="relative error")

@@ -1,4 +1,4 @@
-"""Trainings of explr-constant, -stepdecay, -cosine, -v2 and -angle: the work of their tasks."""
+"""Image trainings of explr-constant, -stepdecay, -cosine, -v2 and -angle: settings, tasks and recipes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import one_of
 from equilibria.lab.harness.experiment import Arrays
-from equilibria.lab.harness.task import device, progress_reporter, scratch
+from equilibria.lab.harness.task import device, train_in_task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import Optimizer
 
     from equilibria.lab.data import ImageSet
-    from equilibria.lab.training import Recipe, Trained, Training
+    from equilibria.lab.training import Recipe, Training
 
 DECAY, ROUNDED, FOLDED, TEXP, TEXP_V2 = "decay", "rounded", "folded", "texp", "texp-v2"
 WAYS = (DECAY, ROUNDED, FOLDED, TEXP, TEXP_V2)
@@ -31,18 +31,18 @@ _SHOWN = {"preresnet": "blocks.1.conv1.weight", "resnet": "blocks.1.first.conv.w
 
 @dataclass(frozen=True)
 class Variant:
-    """A line of a figure.
+    """One line of a figure.
 
     Attributes:
         name: in keys and legends.
-        way: "decay": SGD with weight decay; "rounded": the same from first weights that are one rounding larger;
-            "folded": without weight decay, the learning rate growing exactly as it must; "texp", "texp-v2": growing by
-            the rules of the paper's equations 5 and 7.
+        way: "decay": SGD with weight decay; "rounded": the same, with first weights one rounding larger; "folded": no
+            weight decay, at the exactly equivalent growing learning rate; "texp", "texp-v2": no weight decay, at the
+            learning rates of the paper's equations 5 and 7.
         schedule: of the learning rate with weight decay: "steps" or "cosine".
-        drops_at: steps at which "steps" divides it.
-        divisor: by how much.
-        raises_decay: at a drop weight decay is multiplied, so that its product with the learning rate stays.
-        keeps_lr: at a drop weight decay is divided and the learning rate stays.
+        drops_at: steps at which "steps" divides the learning rate.
+        divisor: of the learning rate at a drop.
+        raises_decay: whether a drop multiplies weight decay by the divisor, so that lr * wd stays the same.
+        keeps_lr: whether a drop divides weight decay in place of the learning rate.
     """
 
     name: str
@@ -62,11 +62,11 @@ class Variant:
 class Setting:
     """Network, data and optimizer. At desk scale CIFAR-10 at 8x8 pixels, three blocks, ten times the paper's decay.
 
-    With it a layer settles in 50 to 100 steps, the paper's in ten times as many: a thousand steps are some 20 settling
-    times, of which the paper's first phase has 63.
-    The network "resnet" has fixed scales and shifts and a fixed linear layer, as the paper has it: every weight that is
-    trained is scale-invariant alone. In "preresnet" first convolutions, shortcuts and the linear layer are; the other
-    weights have no weight decay in any run.
+    A layer settles in 50 to 100 steps, ten times sooner than in the paper: a thousand steps are about 20 settling
+    times; the paper's first phase has 63.
+    The network "resnet" has fixed scales, shifts and linear layer, as in the paper, so that every trained weight is
+    scale-invariant by itself. In "preresnet" this holds for first convolutions, shortcuts and the linear layer; no
+    other weight decays in any run.
     """
 
     variants: tuple[Variant, ...]
@@ -94,73 +94,86 @@ class Setting:
         one_of("data", self.data, ["cifar10", "digits"])
 
     def factor(self, variant: Variant, step: int) -> float:
-        """What the schedule multiplies the learning rate by; the cosine changes once per epoch, as in the paper."""
+        """Factor of the learning rate at a step; the cosine changes once per epoch, as in the paper."""
         if variant.schedule == COSINE:
             return (1 + math.cos(math.pi * (step // self.epoch * self.epoch) / self.steps)) / 2
-        return float(variant.divisor ** -sum(step >= at for at in variant.drops_at))
+        return float(variant.divisor ** -sum(step >= drop for drop in variant.drops_at))
+
+
+SMOKE: Mapping[str, Any] = {
+    "seeds": (0, 1, 2),
+    "data": "digits",
+    "width": 4,
+    "batch_size": 16,
+    "flip": False,
+    "steps": 10,
+    "epoch": 5,
+    "watch_every": 1,
+    "statistics": (1, 64),
+    "train_images": 64,
+}
+"""Settings that all experiments share at the smallest scale."""
+EPOCH = 390  # full batches of 128 among 50,000 images; the paper's 391 include the last batch of 80, dropped here
+PAPER: Mapping[str, Any] = {
+    "size": 32,
+    "depth": 32,
+    "crop": 4,
+    "weight_decay": 5e-4,
+    "epoch": EPOCH,
+}
+"""The paper's settings: depth 32, lr 0.1, weight decay 5e-4, momentum 0.9, batches of 128.
+
+The network is that of the desk scale, a ResNet with fixed scales, shifts and linear layer: as in the paper's
+PreResNet-32 every trained weight is scale-invariant and decays; unlike there, each is invariant by itself.
+"""
 
 
 def key(variant: Variant, seed: int) -> str:
-    """Name of a task."""
+    """Key of a task."""
     return f"{variant.name}-{seed}"
 
 
 def tasks(config: Setting) -> dict[str, tuple[int, int]]:
-    """Place of the variant, and seed: one training each."""
-    return {key(variant, seed): (at, seed) for at, variant in enumerate(config.variants) for seed in config.seeds}
+    """Index of the variant, and seed: one training each."""
+    return {key(variant, seed): (place, seed) for place, variant in enumerate(config.variants) for seed in config.seeds}
 
 
 def load(config: Setting) -> ImageSet:
-    """The images, standardised."""
-    from equilibria.lab.data import cifar10, load_digits
+    """Load the images, standardised."""
+    from equilibria.lab.data import load_images
 
-    return load_digits() if config.data == "digits" else cifar10(size=config.size).standardised()
+    return load_images(config.data, size=config.size)
 
 
 def run_task(config: Setting, task: tuple[int, int]) -> Arrays:
-    """One training: its curves, and the angle of every scale-invariant layer."""
-    from equilibria.lab.training import by_layer, train
+    """Train once: the curves, and the angle of every scale-invariant layer."""
+    from equilibria.lab.training import by_layer
 
-    at, seed = task
-    trained: Trained = train(
-        recipe(config, config.variants[at], seed=seed, images=load(config)),
-        folder=scratch(),
-        progress=progress_reporter(config.steps),
-    )
+    place, seed = task
+    trained = train_in_task(recipe(config, config.variants[place], seed=seed, images=load(config)))
     layers = by_layer(trained.samples, ["angle"])
     return {**trained.curves, "layer_angle": layers.columns["angle"], "sampled_step": layers.step}
 
 
 def recipe(config: Setting, variant: Variant, *, seed: int, images: ImageSet) -> Recipe:
-    """All variants of a seed have the same first weights and the same data in the same order."""
+    """The recipe of a variant; variants of one seed share their first weights and the order of the data."""
     import torch
 
     from equilibria.lab.data import Batches
     from equilibria.lab.training import Evaluation, Recipe
 
-    count, size = config.statistics
-    plain = torch.split(images.train_images[: count * size], size)
-    some = (images.train_images[: config.train_images], images.train_labels[: config.train_images])
     with torch.device("meta"):  # draws nothing
         names = invariant_names(config, network(config, images))
     return Recipe(
         model=lambda: _first(config, variant, images),
         optimizer=lambda model: _optimizer(config, model),
-        data=Batches(
-            images.train_images,
-            images.train_labels,
-            batch_size=config.batch_size,
-            classes=images.classes,
-            seed=seed,
-            flip=config.flip,
-            crop=config.crop,
-        ),
+        data=Batches.of_images(images, batch_size=config.batch_size, seed=seed, flip=config.flip, crop=config.crop),
         steps=config.steps,
         seed=seed,
         schedule=lambda step: 1.0 if variant.keeps_lr else config.factor(variant, step),
         control=_control(config, variant, images),
         measures={
-            "sets": Evaluation(plain, test=(images.test_images, images.test_labels), train=some),
+            "sets": Evaluation.of_images(images, statistics=config.statistics, train_images=config.train_images),
             "layer": ShownLayer(_SHOWN[config.network]),
             "epoch": EpochAngles(names),
         },
@@ -172,7 +185,7 @@ def recipe(config: Setting, variant: Variant, *, seed: int, images: ImageSet) ->
 
 
 def network(config: Setting, images: ImageSet) -> nn.Module:
-    """Fresh weights from torch's generator."""
+    """The network, with first weights from torch's generator."""
     from equilibria.lab.nets import BasicBlockResNet, PreActivationResNet
 
     shape: dict[str, Any] = {"in_channels": images.train_images.shape[1], "classes": images.classes}
@@ -186,7 +199,7 @@ def network(config: Setting, images: ImageSet) -> nn.Module:
 
 
 def invariant_names(config: Setting, model: nn.Module) -> list[str]:
-    """The weights that are scale-invariant alone."""
+    """Names of the weights that are scale-invariant one by one."""
     return [name for name, _ in model.named_parameters() if name.endswith(_INVARIANT[config.network])]
 
 
@@ -242,7 +255,7 @@ def _control(
 
 
 class ShownLayer:
-    """A `Measure`: squared norm of one layer and the learning rate of the last step, powers of two put back in."""
+    """A `Measure`: squared norm of one layer and last learning rate, powers of two that were divided out included."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -257,7 +270,7 @@ class ShownLayer:
 
 
 class EpochAngles:
-    """A `Measure`: by how much each layer turned since the last measurement, radians; nan the first time."""
+    """A `Measure`: the angle by which each layer turned since the previous measurement, radians; NaN the first time."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
@@ -265,27 +278,17 @@ class EpochAngles:
 
     def __call__(self, training: Training) -> dict[str, NDArray[np.float64]]:
         """See `Measure`."""
+        from equilibria.lab.training import angle_between
+
         weights = [training.model.get_parameter(name).detach().clone() for name in self._names]
-        angles = [angle(*pair) for pair in zip(self._last, weights, strict=True)] if self._last else None
+        angles = [angle_between(*pair) for pair in zip(self._last, weights, strict=True)] if self._last else None
         self._last = weights
         return {"epoch_angle": np.array(angles) if angles else np.full(len(weights), np.nan)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights of the last time."""
+        """The weights at the previous measurement."""
         return {"last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         self._last = list(state["last"])
-
-
-def angle(one: Tensor, other: Tensor) -> float:
-    """Between two tensors, radians; from the chord, which keeps the digits of small angles.
-
-    Example:
-        >>> import torch
-        >>> round(angle(torch.tensor([2.0, 0.0]), torch.tensor([3.0, 3e-5])) * 1e5, 6)
-        1.0
-    """
-    first, second = (each.double() / each.double().norm() for each in (one, other))
-    return 2 * math.asin(min(float((first - second).norm()) / 2, 1.0))
