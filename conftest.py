@@ -1,4 +1,4 @@
-"""What collecting doctests leaves alone: modules that import a whole framework, and a script that is only type-checked."""
+"""What collecting doctests leaves alone: whole frameworks, and a script that is only type-checked."""
 
 from __future__ import annotations
 

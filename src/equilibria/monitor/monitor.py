@@ -403,7 +403,7 @@ def _unwrapped(optimizers: Any) -> list[torch.optim.Optimizer]:
         if outer is not None:
             raise EquilibriaError(
                 f"got the {type(optimizer).__name__} inside of a {outer}; expected the {outer} itself: it is what "
-                "steps, and what is to be watched, saved and loaded"
+                "steps, and which optimizer to watch, save and load"
             )
     return list(unwrapped.values())
 
