@@ -109,6 +109,7 @@ print(len(caught), *(warning.message for warning in caught))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "count"), [(10, 0), (1100, 1)])
 def test_without_numba_one_sentence_recommends_it_for_large_networks(rows, count):
     command = [sys.executable, "-c", ADVICE, str(rows)]

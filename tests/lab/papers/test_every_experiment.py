@@ -20,15 +20,28 @@ from equilibria.theory import cite
 RESULTS = Path(__file__).parents[3] / "results"
 
 
-# Of the exact small worlds these are the longest; `make reproduce` runs all of them.
+# The longest; of the networks of each paper one stays in `make test`. `make test-all` runs all of them.
 LONG = {
+    "eq-forecast",
     "eq-optimizers",
+    "explr-angle",
+    "explr-cosine",
     "explr-equivalence",
+    "explr-stepdecay",
     "explr-toy",
+    "explr-v2",
     "nrq-equilibrium",
     "nrq-escape",
     "nrq-initialization",
+    "nrq-networks",
+    "sharp-ablations",
     "sharp-completion",
+    "sharp-resnet",
+    "smd-architectures",
+    "smd-fixed-lr",
+    "smd-linear-scaling",
+    "smd-multistage",
+    "smd-pseudo-overfitting",
     "smd-rescale-law",
     "smd-synthetic",
 }

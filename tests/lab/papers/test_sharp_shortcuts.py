@@ -69,6 +69,7 @@ def test_the_effective_lr_of_scalar_rmsprop_is_that_of_the_steps():
         second = (1 - c_b * eta**2) * second + c_b * eta**2 * float(gradient @ gradient)
 
 
+@pytest.mark.slow
 def test_a_data_set_that_jumps_over_the_edge_is_left_out_of_claims_about_the_crossing():
     """Set 106 is fitted with a stability ratio of 1.14."""
     config = regression.Config(data_sets=2, seed=106)

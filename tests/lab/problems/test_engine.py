@@ -171,6 +171,7 @@ def same(first, second):
         assert np.array_equal(getattr(first.state, name), getattr(second.state, name)), name
 
 
+@pytest.mark.slow
 def test_other_processes_give_the_same_numbers():
     problem = PROBLEMS["noisy-rayleigh"]()
     whole = Simulation(problem, problem.start(5, norm_sq=2.0), rule=SGD(0.1, 0.1), steps=300, record=["norm", "risk"])

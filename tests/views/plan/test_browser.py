@@ -11,6 +11,7 @@ from equilibria.theory.schedules import MultiStep
 from equilibria.views.plan.page import write_page
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find() is None, reason="no browser: apt-get install chromium, or name one in EQUILIBRIA_BROWSER")
 @pytest.mark.parametrize(("wd", "start", "lines"), [(5e-3, {}, 7), (0.0, {"init_norm": 3.0, "unit_grad_sq": 40.0}, 4)])
 def test_the_page_of_a_plan(tmp_path, wd, start, lines):

@@ -197,6 +197,7 @@ def test_many_layers_are_drawn_on_demand(browser, tmp_path):
     assert browser.problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1])
 def test_few_layers(browser, tmp_path, count):
     samples, metadata = run(1, steps=1000)
