@@ -65,8 +65,8 @@ nitpick_ignore_regex = [
     ("py:(class|func)", r"(pa|click|pyarrow)\..*"),
     (
         "py:class",
-        r"Tensor|Figure|Arrays|Findings|Config|equilibria\.experiments\.experiment\.Config|_?[A-Z]|.*\._?[A-Z]",
+        r"Tensor|Figure|Arrays|Findings|Config|equilibria\.lab\.harness\.experiment\.Config|_?[A-Z]|.*\._?[A-Z]",
     ),
     ("py:class", r"equilibria\.(.*\.)?_.*"),  # private bases
-    ("py:class", r"equilibria\.(experiments\.work|forecasting\.start|measure\.tap|measure\.curvature\.memory)\..*"),
+    ("py:class", r"equilibria\.(lab\.harness\.workers|optimizers\.rules)\..*"),
 ]

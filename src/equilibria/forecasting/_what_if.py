@@ -87,7 +87,7 @@ def what_if(
 
     Args:
         run: as for `forecast`.
-        scenarios: learning-rate schedules or `Scenario`s by name; the others are compared with the first.
+        scenarios: learning-rate schedules or scenarios (`Scenario`) by name; the others are compared with the first.
         steps: length of the whole run in optimizer steps, including the recorded ones.
         start: fit only samples before this step and forecast from there; all samples if not given.
 

@@ -6,7 +6,7 @@ Optimizers and their equilibria
     - `rules`: SGD, SGDW, AdamW, AdamL2, Lion, Muon as settings; `equilibrium`: where each of them settles;
       `validity`: the assumptions of a prediction.
     - `approach`: how fast and how smoothly; `settling`, `adam`: in how many steps; `targets`: equilibria along a
-    schedule.
+      schedule.
     - `states`: states to start from; `transient`: norm and angle step by step; `fluctuation`: their variances.
     - `moments`, `memory`: the recursions and autocorrelations behind these; `unit_gradient`: L of each optimizer.
     - `angles`: angles over many steps; `noise`: share of noise in a gradient, the diffusion view of the norm.
@@ -19,8 +19,7 @@ Weight decay folded into the learning rate
 
 The noisy Rayleigh quotient
     - `rayleigh`: the model and its norm; `rayleigh_risk`: limits and bounds of its risk; `rayleigh_curve`: the whole
-    curve;
-      `rayleigh_moments`: the same curve without a closure.
+      curve; `rayleigh_moments`: the same curve without a closure.
     - `watson`, `bingham`: its stationary distributions.
 
 Sharpness
@@ -28,7 +27,7 @@ Sharpness
     - `thresholds`: the curvature at which momentum, Nesterov and Adam become unstable.
     - `eos_series`: reading a measured run; `hamiltonian`, `damping`: the slow oscillation at the edge.
     - `flow`, `flow_examples`: the sharpness-reduction flow and its closed forms; `generalization`: bounds from
-    sharpness.
+      sharpness.
 
 `citations` names the source of every law.
 """
