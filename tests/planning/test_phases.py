@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equilibria.planning._phases import cut
+from equilibria.planning._phases import cut, thinned
 from equilibria.theory.schedules import (
     Constant,
     Cosine,
@@ -180,3 +180,15 @@ def test_every_step_is_in_exactly_one_span_and_flat_spans_are_constant(pieces, d
             lr_change = abs(lr[at] - lr[at - 1]) / max(lr[at], lr[at - 1], 1e-300)
             wd_change = abs(wd[at] - wd[at - 1]) / max(wd[at - 1], 1e-300)
             assert at > 0 and (lr_change > 0.2 or wd_change > 0.2)
+
+
+@given(count=st.integers(0, 500), most=st.integers(2, 60), also=st.lists(st.integers(0, 499), max_size=4))
+def test_thinned_positions_have_both_ends_and_equal_distances(count, most, also):
+    kept = [place for place in also if place < count]
+    places = thinned(count, most=most, boundaries=kept)
+    assert set(kept) <= set(places.tolist()) <= set(range(count))
+    even = thinned(count, most=most)
+    assert len(even) == min(count, most)
+    if count > 1:
+        assert (even[0], even[-1]) == (0, count - 1)
+        assert np.ptp(np.diff(even)) <= 1

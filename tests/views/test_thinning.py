@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equilibria.views.thinning import evenly_spread, stretches
+from equilibria.views.thinning import stretches
 
 ROWS = st.lists(
     st.tuples(
@@ -105,15 +105,3 @@ def test_few_samples_stay_as_they_are():
 def test_nothing_gives_nothing():
     short = stretches([], [], most=10)
     assert [len(part) for part in (*short.envelope([]), short.rms([]), short.line([]), short.line_steps())] == [0] * 5
-
-
-@given(count=st.integers(0, 500), most=st.integers(2, 60), also=st.lists(st.integers(0, 499), max_size=4))
-def test_evenly_spread_points_have_both_ends_and_equal_distances(count, most, also):
-    kept = [place for place in also if place < count]
-    places = evenly_spread(count, most=most, also=kept)
-    assert set(kept) <= set(places.tolist()) <= set(range(count))
-    even = evenly_spread(count, most=most)
-    assert len(even) == min(count, most)
-    if count > 1:
-        assert (even[0], even[-1]) == (0, count - 1)
-        assert np.ptp(np.diff(even)) <= 1

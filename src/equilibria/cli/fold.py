@@ -76,8 +76,10 @@ def _print_csv(original: Any, folded: Folded) -> None:
 def _show(original: Any, folded: Folded, steps_per_epoch: int | None) -> None:
     import numpy as np
 
+    from equilibria.planning._phases import thinned
+
     steps = len(original)
-    shown = np.unique(np.linspace(0, steps - 1, min(steps, _ROWS)).round().astype(int)).tolist()
+    shown = thinned(steps, most=_ROWS).tolist()
     rows = [["step", "lr with wd", "lr without wd", "weights larger by"]]
     rows += [[f"{t:,}", f"{original[t]:.6g}", _power(folded.log_lr[t]), _power(folded.log_scale[t])] for t in shown]
     print()

@@ -1,12 +1,7 @@
-"""Long series made short for charts and tables.
-
-`stretches` loses no extreme: smallest value, largest value and root mean square per stretch of steps. `evenly_spread`
-chooses points of a smooth curve.
-"""
+"""Long series made short without losing an extreme: smallest, largest and root mean square per stretch of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,21 +113,3 @@ def _stretch_numbers(step: Integers, most: int, breaks: Integers) -> tuple[Integ
     length = int(known[-1] - known[0]) + 1
     # Both terms grow with the step, so two steps have the same sum only if they agree in both.
     return (step - known[0]) * most // length + np.searchsorted(breaks, step, side="right"), False
-
-
-def evenly_spread(count: int, *, most: int, also: Iterable[int] = ()) -> Integers:
-    """At most ``most`` of the places 0 to ``count - 1``, the first and the last among them, and some others.
-
-    Args:
-        count: the length of the series.
-        most: the number of points to spread.
-        also: further places to keep, such as both sides of every jump.
-
-    Example:
-        >>> evenly_spread(1000, most=5, also=[599, 600]).tolist()
-        [0, 250, 500, 599, 600, 749, 999]
-        >>> evenly_spread(3, most=5).tolist()
-        [0, 1, 2]
-    """
-    even = np.linspace(0, count - 1, min(count, most)).round().astype(np.int64)
-    return np.array(sorted({*even.tolist(), *also}), dtype=np.int64)

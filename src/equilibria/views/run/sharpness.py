@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from equilibria.diagnosis.sharpness import figure, sharpness_findings, sharpness_name
 from equilibria.findings import counted, joined
+from equilibria.planning._phases import thinned
 from equilibria.records.tables import EDGE
 from equilibria.views.words import text
 
@@ -38,7 +39,7 @@ def sharpness_curves(queries: pa.Table) -> dict[str, object]:
     at_edge = np.array([state == EDGE for state in queries["state"].to_pylist()])
     follows = (np.diff(steps) == 1) & at_edge[1:] & at_edge[:-1]  # at the edge values alternate: draw their mean
     first = np.flatnonzero(np.append(True, ~follows))
-    chosen = np.unique(np.linspace(0, len(first) - 1, min(len(first), _MOST_POINTS)).round().astype(np.int64))
+    chosen = thinned(len(first), most=_MOST_POINTS)
     means = {name: _means(queries[name], first)[chosen] for name in _DRAWN}
     lowest = np.nanmin(np.asarray(queries["loss"].to_numpy(), dtype=np.float64))
     means["loss_predicted"] = np.where(at_edge[first][chosen], lowest + means["loss_predicted"], np.nan)
@@ -138,17 +139,10 @@ def sharpness_table(samples: pa.Table, *, metadata: Mapping[str, Any], notes: Se
 
 def _columns(samples: pa.Table, name: str) -> dict[str, list[str]]:
     """The cells of the table by title."""
-    rows = _thinned(samples, _MOST_ROWS).to_pylist()
+    rows = samples.take(thinned(samples.num_rows, most=_MOST_ROWS)).to_pylist()
     titles = {**_TITLES, "sharpness": name.replace(" ", "\n")}
     columns = {title: [_cell(column, row[column]) for row in rows] for column, title in titles.items()}
     return {**columns, "state": [_standing(row) for row in rows]}
-
-
-def _thinned(queries: pa.Table, most: int) -> pa.Table:
-    """Evenly spaced rows, with the first and the last."""
-    if queries.num_rows <= most:
-        return queries
-    return queries.take(np.unique(np.linspace(0, queries.num_rows - 1, most).round().astype(np.int64)))
 
 
 def _cell(name: str, value: float | None) -> str:
