@@ -16,15 +16,7 @@ from tests.helpers.small_nets import Vector, against, basic_block_basis, one, pa
 from torch import Tensor, nn
 from torch.nn import functional
 
-from equilibria.lab.nets import (
-    GPT,
-    MobileNetV2,
-    ScaleInvariantVGG,
-    ShuffleNetV2,
-    preresnet32,
-    resnet8,
-    resnet18,
-)
+from equilibria.lab.nets import GPT, MobileNetV2, ScaleInvariantVGG, ShuffleNetV2, preresnet32, resnet8, resnet18
 from equilibria.objectives._objective import objective
 from equilibria.symmetry import Symmetries, symmetries
 

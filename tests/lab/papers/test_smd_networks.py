@@ -13,18 +13,10 @@ from torch.nn import functional
 from equilibria.errors import EquilibriaError
 from equilibria.lab.data import ImageSet, imagenet
 from equilibria.lab.harness.registry import experiments
-from equilibria.lab.papers.smd import (
-    fig3_multistage as multistage,
-)
-from equilibria.lab.papers.smd import (
-    fig7_linear_scaling as linear_scaling,
-)
-from equilibria.lab.papers.smd import (
-    fig7_linear_scaling as linear_scaling_runs,
-)
-from equilibria.lab.papers.smd import (
-    fig9_architectures as architectures,
-)
+from equilibria.lab.papers.smd import fig3_multistage as multistage
+from equilibria.lab.papers.smd import fig7_linear_scaling as linear_scaling
+from equilibria.lab.papers.smd import fig7_linear_scaling as linear_scaling_runs
+from equilibria.lab.papers.smd import fig9_architectures as architectures
 from equilibria.lab.papers.smd.fig2_fixed_lr import arrivals
 from equilibria.lab.papers.smd.image_training import (
     Images,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_most, near, not_demanded
+from equilibria.lab.harness.claim import Claim, Source, not_demanded
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.smd.random_walk import tangent_noise, turned
@@ -226,11 +226,9 @@ def _judge(config: Config, name: str, run: Arrays) -> list[Claim]:
     measured = {"norm_sq": run["norm_sq"], "angle": np.sqrt(run["angle_sq"])}
     texts = {"norm_sq": "||w||^2 in equilibrium", "angle": "rms angle per step"}
     claims = [
-        near(
-            f"{label}: {text}",
-            source,
-            expected=expected[key],
-            measured=float(measured[key].mean()),
+        source.says(f"{label}: {text}").near(
+            expected[key],
+            float(measured[key].mean()),
             relative=error[key] + resolution[key],
             interval=_interval(measured[key]),
             unit="rad" if key == "angle" else "",
@@ -346,11 +344,12 @@ def _stated(law: Equilibrium, about: str) -> float:
 
 def _judge_unmeasured(config: Config, name: str, run: Arrays) -> Claim:
     law = config.equilibrium(name)
-    return at_most(
-        f"{LABELS[name]}, its update not measured: how far the rms angle is off, against what the law states",
-        Source("", "beyond", law="equilibrium.constant_update"),
-        bound=_stated(law, "measured update memory"),
-        measured=abs(float(np.sqrt(run["angle_sq"]).mean()) / float(law.angle) - 1),
+    return (
+        Source("", "beyond", law="equilibrium.constant_update")
+        .says(f"{LABELS[name]}, its update not measured: how far the rms angle is off, against what the law states")
+        .at_most(
+            _stated(law, "measured update memory"), abs(float(np.sqrt(run["angle_sq"]).mean()) / float(law.angle) - 1)
+        )
     )
 
 

@@ -10,16 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from equilibria.lab.harness.claim import (
-    Claim,
-    Source,
-    demanded_if,
-    identity,
-    mean_at_least,
-    mean_interval,
-    mean_near,
-    near,
-)
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity, mean_interval
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.harness.task import device, train_in_task
@@ -342,18 +333,12 @@ def _row(tensor: WatchedTensor) -> dict[str, object]:
 def _judge_symmetries(config: Config, tables: dict[str, list[WatchedTensor]]) -> list[Claim]:
     alone = {model: [tensor for tensor in table if tensor.kind == _ALONE] for model, table in tables.items()}
     return [
-        near(
-            "matrices that are scale-invariant alone, in a GPT without normalised queries and keys",
-            _OURS,
-            expected=0,
-            measured=len(alone[PLAIN]),
-            absolute=0,
+        _OURS.says("matrices that are scale-invariant alone, in a GPT without normalised queries and keys").near(
+            0, len(alone[PLAIN]), absolute=0
         ),
-        near(
-            "the same where queries and keys are normalised: those of every layer",
-            _OURS,
-            expected=2 * config.layers,
-            measured=len([tensor for tensor in alone[QK_NORM] if tensor.name.endswith(("query.weight", "key.weight"))]),
+        _OURS.says("the same where queries and keys are normalised: those of every layer").near(
+            2 * config.layers,
+            len([tensor for tensor in alone[QK_NORM] if tensor.name.endswith(("query.weight", "key.weight"))]),
             absolute=0,
         ),
     ]
@@ -363,19 +348,12 @@ def _judge_invariant(table: Sequence[WatchedTensor]) -> list[Claim]:
     alone = [tensor for tensor in table if tensor.kind == _ALONE]
     others = [tensor for tensor in table if tensor.kind != _ALONE]
     return [
-        mean_near(
-            "normalised queries and keys: rms angle per step over AdamW's law, mean over tensors",
-            _LAW,
-            expected=1.0,
-            values=np.mean([tensor.ratio for tensor in alone], axis=0),
-            relative=_AS_PREDICTED,
+        _LAW.says("normalised queries and keys: rms angle per step over AdamW's law, mean over tensors").near(
+            1.0, np.mean([tensor.ratio for tensor in alone], axis=0), relative=_AS_PREDICTED
         ),
-        mean_at_least(
-            "all other matrices are farther from it: mean |ln(angle / law)| less that of queries and keys",
-            _LAW,
-            bound=0.0,
-            values=_distance(others) - _distance(alone),
-        ),
+        _LAW.says(
+            "all other matrices are farther from it: mean |ln(angle / law)| less that of queries and keys"
+        ).at_least(0.0, _distance(others) - _distance(alone)),
     ]
 
 
@@ -389,21 +367,14 @@ def _judge_reasons(config: Config, model: str, table: Sequence[WatchedTensor], r
     others = [tensor for tensor in table if tensor.kind != _ALONE]
     radial, ratio = (np.array([getattr(tensor, what) for tensor in others]).T for what in ("radial", "ratio"))
     return [
-        mean_at_least(
+        _OURS.says(
             f"{model}: what the loss pulls inwards turns faster than the law: rank correlation of pull and angle over "
-            "matrices that are not invariant alone",
-            _OURS,
-            bound=_RELATED,
-            values=[float(spearmanr(*pair).statistic) for pair in zip(radial, ratio, strict=True)],
-        ),
-        mean_near(
+            "matrices that are not invariant alone"
+        ).at_least(_RELATED, [float(spearmanr(*pair).statistic) for pair in zip(radial, ratio, strict=True)]),
+        _LAW.says(
             f"{model}: all that writes into the stream, as one vector, which is invariant as a whole and whose entries "
-            "AdamW treats alike: rms angle per step over its law",
-            _LAW,
-            expected=1.0,
-            values=[stream_ratio(config, run) for run in runs],
-            relative=_AS_PREDICTED,
-        ),
+            "AdamW treats alike: rms angle per step over its law"
+        ).near(1.0, [stream_ratio(config, run) for run in runs], relative=_AS_PREDICTED),
     ]
 
 

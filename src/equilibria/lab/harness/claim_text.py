@@ -24,13 +24,13 @@ def expected_text(claim: Claim) -> str:
     """The expected number and its tolerance.
 
     Example:
-        >>> from equilibria.lab.harness.claim import Source, at_most, near, to_rounding
-        >>> source = Source("sharp", "fig. 5")
-        >>> expected_text(near("", source, expected=4.4429, measured=4.44, relative=0.01, unit="steps"))
+        >>> from equilibria.lab.harness.claim import Source
+        >>> period = Source("sharp", "fig. 5").says("the period")
+        >>> expected_text(period.near(4.4429, 4.44, relative=0.01, unit="steps"))
         '4.443 steps ± 1 %'
-        >>> expected_text(at_most("", source, bound=0.05, measured=0.01))
+        >>> expected_text(period.at_most(0.05, 0.01))
         '≤ 0.05'
-        >>> expected_text(near("", source, expected=4.442883, measured=4.44, relative=1e-5))
+        >>> expected_text(period.near(4.442883, 4.44, relative=1e-5))
         '4.442883 ± 0.001 %'
     """
     amount = _amount(claim.expected, claim)
@@ -150,8 +150,8 @@ def claims_headline(claims: Sequence[Claim]) -> str:
     """All verdicts in a sentence; identities and comparisons are counted separately.
 
     Example:
-        >>> from equilibria.lab.harness.claim import Source, at_most, identity, not_demanded
-        >>> claim = at_most("", Source("", "ours"), bound=1, measured=0.5)
+        >>> from equilibria.lab.harness.claim import Source, identity, not_demanded
+        >>> claim = Source("", "ours").says("").at_most(1, 0.5)
         >>> claims_headline([claim])
         '1 of 1 claim shown'
         >>> claims_headline([claim, claim, identity(claim)])

@@ -108,17 +108,7 @@ def weights(moment: Moment) -> Array:
 
 RECORDERS: dict[str, Recorder] = {
     recorder.__name__: recorder
-    for recorder in (
-        norm,
-        angle,
-        loss,
-        risk,
-        gradient_norm,
-        sharpness,
-        secant_sharpness,
-        effective_lr,
-        weights,
-    )
+    for recorder in (norm, angle, loss, risk, gradient_norm, sharpness, secant_sharpness, effective_lr, weights)
 }
 
 

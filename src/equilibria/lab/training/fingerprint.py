@@ -18,11 +18,7 @@ from equilibria.lab.training.recipe import Batch, Recipe
 from equilibria.objectives._isolation import preserved_rng
 
 _SEED, _FIRST_BATCH = "seed", "first batch"
-_DRAWN = (
-    "label_noise",
-    "flip",
-    "crop",
-)  # settings of `Batches` that the first batch may not reveal
+_DRAWN = ("label_noise", "flip", "crop")  # settings of `Batches` that the first batch may not reveal
 _LOSS, _CONTROL, _CHUNK, _FACTORS = "loss", "control", "chunk", "schedule in steps"
 _DATA = "data's"
 _MAY_BRANCH = (_SEED, _FIRST_BATCH, _LOSS, _CONTROL, _CHUNK, _FACTORS, _DATA)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity, mean_near, near
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
 from equilibria.lab.harness.curves import Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
@@ -54,11 +54,7 @@ _SAME_NORM = 0.05
 class Config(Setting):
     """Constant learning rate; the late window is where the norm has settled."""
 
-    variants: tuple[Variant, ...] = (
-        Variant(DECAY, DECAY),
-        Variant(FOLDED, FOLDED),
-        Variant(ROUNDED, ROUNDED),
-    )
+    variants: tuple[Variant, ...] = (Variant(DECAY, DECAY), Variant(FOLDED, FOLDED), Variant(ROUNDED, ROUNDED))
     seeds: tuple[int, ...] = (20, 21, 22, 23)
     network: str = "preresnet"
     steps: int = 1500
@@ -75,20 +71,12 @@ def collect(config: Config, findings: Findings) -> Outcome:
         judge_start("Exponential lr", _FIGURE, config, decay=decay, other=folded),
         judge_rounding("Exponential lr", _FIGURE, decay=decay, other=folded, rounded=rounded),
         _judge_growth(config, folded[0]),
-        mean_near(
+        _FIGURE.says(
             "Exponential lr: ||w||^2 / lr of the shown layer is constant: end over start of the late window, by the "
-            "line through its logarithm",
-            _FIGURE,
-            expected=1.0,
-            values=[_change(config, run) for run in folded],
-            relative=_CONSTANT,
-        ),
-        mean_near(
-            "Exponential lr: ||w||^2 / lr, over the same of the run with weight decay, late window",
-            _FIGURE,
-            expected=1.0,
-            values=[_relative_norm(config, *pair) for pair in zip(folded, decay, strict=True)],
-            absolute=_SAME_NORM,
+            "line through its logarithm"
+        ).near(1.0, [_change(config, run) for run in folded], relative=_CONSTANT),
+        _FIGURE.says("Exponential lr: ||w||^2 / lr, over the same of the run with weight decay, late window").near(
+            1.0, [_relative_norm(config, *pair) for pair in zip(folded, decay, strict=True)], absolute=_SAME_NORM
         ),
     ]
     numbers = {
@@ -107,11 +95,9 @@ def _judge_growth(config: Config, run: Arrays) -> Claim:
     passed = run["step"][-1] - run["step"][len(run["lr"]) // 2]
     roots = decay_roots(config.lr, config.weight_decay, momentum=config.momentum)
     is_theirs = (config.lr, config.weight_decay, config.momentum) == (0.1, 5e-4, 0.9)
-    growth = near(
-        f"Growth of the lr in {_PAPER_EPOCH} steps, in the second half of the training",
-        _FIGURE,
-        expected=float(roots.z1) ** (-2 * _PAPER_EPOCH),
-        measured=float(grown ** (_PAPER_EPOCH / passed)),
+    growth = _FIGURE.says(f"Growth of the lr in {_PAPER_EPOCH} steps, in the second half of the training").near(
+        float(roots.z1) ** (-2 * _PAPER_EPOCH),
+        float(grown ** (_PAPER_EPOCH / passed)),
         relative=1e-6,  # the transient of the start is gone, to rounding
         printed=_PAPER_GROWTH if is_theirs else None,
     )

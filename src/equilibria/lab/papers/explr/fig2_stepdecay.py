@@ -167,10 +167,7 @@ EXPERIMENT = Experiment(
         "smoke": Config(**SMOKE, variants=variants(4, 8), late=(5, 10)),
         "desk": Config(),
         "paper": Config(
-            **PAPER,
-            variants=variants(80 * EPOCH, 120 * EPOCH),
-            steps=160 * EPOCH,
-            late=(150 * EPOCH, 160 * EPOCH),
+            **PAPER, variants=variants(80 * EPOCH, 120 * EPOCH), steps=160 * EPOCH, late=(150 * EPOCH, 160 * EPOCH)
         ),
     },
     tasks=tasks,

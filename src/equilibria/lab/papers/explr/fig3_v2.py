@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_at_least, mean_near
+from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.curves import (
     POINTS,
     Array,
@@ -139,14 +139,10 @@ def _judge_angles(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> 
         TEXP_V2: (config.at_once, config.late[drop]),
     }
     return [
-        mean_near(
+        _ANGLE.says(
             f"Growth / {config.divisor(drop):g}: angle of {name} over its equilibrium, {window[0]} to {window[1]} "
-            "steps after the drop, by the law for gradients as before the drop",
-            _ANGLE,
-            expected=_predicted(config, way, drop, window),
-            values=_ratios(config, lines[way], drop, window),
-            relative=_COURSE[way],
-        )
+            "steps after the drop, by the law for gradients as before the drop"
+        ).near(_predicted(config, way, drop, window), _ratios(config, lines[way], drop, window), relative=_COURSE[way])
         for way, name in ((TEXP, "T-EXP"), (TEXP_V2, "T-EXP v2"))
         for window in windows[way]
     ]
@@ -169,24 +165,13 @@ def _judge_tests(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> l
     then = (
         f"{window[0]} to {window[1]} steps after it, their angles at {texp:.2f} and {v2:.2f} of equilibrium by the law"
     )
-    sooner = mean_at_least(
-        f"{text}{config.early[0]} to {config.early[1]} steps after the drop: it is there sooner",
-        _FIGURE,
-        bound=0.0,
-        values=early,
-        unit=POINTS,
-    )
+    sooner = _FIGURE.says(
+        f"{text}{config.early[0]} to {config.early[1]} steps after the drop: it is there sooner"
+    ).at_least(0.0, early, unit=POINTS)
     if drop > 0:
         behind = f"{text}{then}: T-EXP v2 is still behind"
-        return [sooner, mean_at_least(behind, _FIGURE, bound=0.0, values=late, unit=POINTS)]
-    same = mean_near(
-        f"{text}{then}: equally good",
-        _FIGURE,
-        expected=0.0,
-        values=late,
-        absolute=SAME_ACCURACY,
-        unit=POINTS,
-    )
+        return [sooner, _FIGURE.says(behind).at_least(0.0, late, unit=POINTS)]
+    same = _FIGURE.says(f"{text}{then}: equally good").near(0.0, late, absolute=SAME_ACCURACY, unit=POINTS)
     return [sooner, same]
 
 

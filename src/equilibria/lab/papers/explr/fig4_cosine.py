@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Source, demanded_if, mean_at_least
+from equilibria.lab.harness.claim import Source, demanded_if
 from equilibria.lab.harness.curves import POINTS, Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import panels, title
@@ -78,13 +78,9 @@ def collect(config: Config, findings: Findings) -> Outcome:
     ]
     claims = [
         judge_rounding("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], rounded=lines[ROUNDED]),
-        mean_at_least(
-            "Test accuracy of the exponential cosine less that of exponential step decay, seed by seed",
-            _BETTER,
-            bound=0.0,
-            values=np.subtract(late[FOLDED], late[_STEP_FOLDED]),
-            unit=POINTS,
-        ),
+        _BETTER.says(
+            "Test accuracy of the exponential cosine less that of exponential step decay, seed by seed"
+        ).at_least(0.0, np.subtract(late[FOLDED], late[_STEP_FOLDED]), unit=POINTS),
     ]
     return Outcome([*exact, *demanded_if(shows(config), claims)], {"test_accuracy": late})
 
@@ -114,10 +110,7 @@ EXPERIMENT = Experiment(
         "smoke": Config(**SMOKE, variants=variants(4, 8), late=(5, 10)),
         "desk": Config(),
         "paper": Config(
-            **PAPER,
-            variants=variants(80 * EPOCH, 120 * EPOCH),
-            steps=160 * EPOCH,
-            late=(155 * EPOCH, 160 * EPOCH),
+            **PAPER, variants=variants(80 * EPOCH, 120 * EPOCH), steps=160 * EPOCH, late=(155 * EPOCH, 160 * EPOCH)
         ),
     },
     tasks=tasks,

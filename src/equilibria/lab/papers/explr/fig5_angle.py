@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_near
+from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.curves import Window, draw_seeds, rms_angle
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
@@ -84,19 +84,11 @@ def collect(config: Config, findings: Findings) -> Outcome:
     )
     claims = [
         *_judge_drop(config, lines),
-        mean_near(
-            "lr / 10, wd x 10, twice: angle per epoch in the end, over that before the first drop",
-            _FIGURE,
-            expected=1.0,
-            values=late[KEEPS] / before[KEEPS],
-            absolute=_SAME,
+        _FIGURE.says("lr / 10, wd x 10, twice: angle per epoch in the end, over that before the first drop").near(
+            1.0, late[KEEPS] / before[KEEPS], absolute=_SAME
         ),
-        mean_near(
-            "lr / 10 against wd / 10: the same product, the same angle per epoch in the end; ratio",
-            _FIGURE,
-            expected=1.0,
-            values=late[FALLS] / late[LESS_DECAY],
-            absolute=_FROM_BOTH_SIDES,
+        _FIGURE.says("lr / 10 against wd / 10: the same product, the same angle per epoch in the end; ratio").near(
+            1.0, late[FALLS] / late[LESS_DECAY], absolute=_FROM_BOTH_SIDES
         ),
         *_judge_steps(config, lines),
     ]
@@ -120,12 +112,12 @@ def _judge_drop(config: Config, lines: dict[str, list[Arrays]]) -> list[Claim]:
     """Judge the fall at the drop, and the recovery within an epoch."""
     first_epoch = (config.first, config.first + config.epoch)
     return [
-        mean_near(
+        _DROP.says(
             f"{LABELS[name]}: root mean square angle per step in the first epoch after the drop, over that before it: "
-            "the law's, from equilibrium",
-            _DROP,
-            expected=_fall(config, named(config)[name]),
-            values=[rms_angle(run, first_epoch) / rms_angle(run, config.before) for run in lines[name]],
+            "the law's, from equilibrium"
+        ).near(
+            _fall(config, named(config)[name]),
+            [rms_angle(run, first_epoch) / rms_angle(run, config.before) for run in lines[name]],
             relative=_AT_ONCE,
         )
         for name in (KEEPS, FALLS)
@@ -142,11 +134,11 @@ def _fall(config: Config, variant: Variant) -> float:
 def _judge_steps(config: Config, lines: dict[str, list[Arrays]]) -> list[Claim]:
     variants = named(config)
     return [
-        mean_near(
-            f"{LABELS[name]}: root mean square angle per step in the end, over sqrt(2 lr wd/(1 + momentum))",
-            _LAW,
-            expected=1.0,
-            values=_over_law(runs, config.rule(variants[name], drops=len(variants[name].drops_at)), config.late),
+        _LAW.says(
+            f"{LABELS[name]}: root mean square angle per step in the end, over sqrt(2 lr wd/(1 + momentum))"
+        ).near(
+            1.0,
+            _over_law(runs, config.rule(variants[name], drops=len(variants[name].drops_at)), config.late),
             absolute=_SETTLED,
         )
         for name, runs in lines.items()

@@ -114,13 +114,7 @@ SMOKE: Mapping[str, Any] = {
 }
 """Settings that all experiments share at the smallest scale."""
 EPOCH = 390  # full batches of 128 among 50,000 images; the paper's 391 include the last batch of 80, dropped here
-PAPER: Mapping[str, Any] = {
-    "size": 32,
-    "depth": 32,
-    "crop": 4,
-    "weight_decay": 5e-4,
-    "epoch": EPOCH,
-}
+PAPER: Mapping[str, Any] = {"size": 32, "depth": 32, "crop": 4, "weight_decay": 5e-4, "epoch": EPOCH}
 """The paper's settings: depth 32, lr 0.1, weight decay 5e-4, momentum 0.9, batches of 128.
 
 The network is that of the desk scale, a ResNet with fixed scales, shifts and linear layer: as in the paper's

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, mean_at_least, mean_at_most, mean_near
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.curves import POINTS, Window, mean_in
 from equilibria.lab.harness.experiment import Arrays, Findings
 from equilibria.lab.papers.explr.image_training import Setting, Variant, key
@@ -75,20 +75,16 @@ def judge_coincidence(
     """Claims that two runs end with equal accuracy and loss, seed by seed: equally good, not necessarily the same."""
     pairs = list(zip(decay, other, strict=True))
     return [
-        mean_near(
-            f"{label}: as good in the end: test accuracy less that with weight decay, steps {late[0]} to {late[1]}",
-            source,
-            expected=0.0,
-            values=[mean_in(b, "test_accuracy", late) - mean_in(a, "test_accuracy", late) for a, b in pairs],
+        source.says(
+            f"{label}: as good in the end: test accuracy less that with weight decay, steps {late[0]} to {late[1]}"
+        ).near(
+            0.0,
+            [mean_in(b, "test_accuracy", late) - mean_in(a, "test_accuracy", late) for a, b in pairs],
             absolute=SAME_ACCURACY,
             unit=POINTS,
         ),
-        mean_near(
-            f"{label}: as good in the end: training loss over that with weight decay, the same steps",
-            source,
-            expected=1.0,
-            values=[mean_in(b, "loss", late) / mean_in(a, "loss", late) for a, b in pairs],
-            absolute=SAME_LOSS,
+        source.says(f"{label}: as good in the end: training loss over that with weight decay, the same steps").near(
+            1.0, [mean_in(b, "loss", late) / mean_in(a, "loss", late) for a, b in pairs], absolute=SAME_LOSS
         ),
     ]
 
@@ -100,13 +96,10 @@ def judge_rounding(
     apart = [
         difference(a, b, "loss") / difference(a, twin, "loss") for a, b, twin in zip(decay, other, rounded, strict=True)
     ]
-    return mean_at_most(
+    return source.says(
         f"{label}: no farther apart than chance: root mean square difference of the training loss from that with "
-        "weight decay, over the difference that one rounding of the first weights makes",
-        source,
-        bound=AS_ROUNDING,
-        values=apart,
-    )
+        "weight decay, over the difference that one rounding of the first weights makes"
+    ).at_most(AS_ROUNDING, apart)
 
 
 def judge_start(
@@ -123,9 +116,9 @@ def judge_start(
     )
     values = _start_differences(config, decay, other)
     if same:
-        return mean_at_most(f"{label}: the same trajectory, {measure}", source, bound=_EXACT, values=values)
+        return source.says(f"{label}: the same trajectory, {measure}").at_most(_EXACT, values)
     text = f"{label}: another trajectory, which shows that the measure detects it: {measure}"
-    return mean_at_least(text, source, bound=_APPROXIMATE, values=values)
+    return source.says(text).at_least(_APPROXIMATE, values)
 
 
 def _start_differences(config: Setting, decay: Sequence[Arrays], other: Sequence[Arrays]) -> list[float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Source, at_most, near, to_rounding
+from equilibria.lab.harness.claim import Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.theory.norms import DecayFreeNorm, decay_free_norm, norm_residual, window_identity
@@ -115,40 +115,23 @@ def collect(config: Config, findings: Findings) -> Outcome:
     expected = np.sqrt(2 * config.lr * config.weight_decay / (1 + config.momentum))
     slack = 1e-12 * norms[:-1]
     claims = [
-        to_rounding(
-            "The norm identity with lr, weight decay and momentum that vary: largest residual over its terms",
-            Source("explr", "Appendix A.2, eq. (11)", law="norms.norm_residual"),
-            error=np.max(np.abs(residual) / terms),
-            operations=20 * config.dim,
-        ),
-        near(
-            f"Without weight decay the norm is a sum over the squared steps: ||w||^2 after {config.steps} steps",
-            _B1,
-            expected=norms[-1],
-            measured=exact.norm_sq[-1],
-            relative=1e-15 * config.steps * config.dim,
-            printed=printed,
-        ),
-        at_most(
-            "The norm never grows by less than the start term allows: steps that violate it",
-            _B1,
-            bound=0,
-            measured=int(np.sum(increase < exact.least_increase - slack)),
+        Source("explr", "Appendix A.2, eq. (11)", law="norms.norm_residual")
+        .says("The norm identity with lr, weight decay and momentum that vary: largest residual over its terms")
+        .to_rounding(np.max(np.abs(residual) / terms), operations=20 * config.dim),
+        _B1.says(
+            f"Without weight decay the norm is a sum over the squared steps: ||w||^2 after {config.steps} steps"
+        ).near(norms[-1], exact.norm_sq[-1], relative=1e-15 * config.steps * config.dim, printed=printed),
+        _B1.says("The norm never grows by less than the start term allows: steps that violate it").at_most(
+            0,
+            int(np.sum(increase < exact.least_increase - slack)),
             unit="steps",
             printed=int(np.sum(increase < -exact.least_increase - slack)),
         ),
-        to_rounding(
-            "Mean squared step of a window from the norms and the window's ends, far from stationarity: relative error",
-            _B2,
-            error=abs(float(early.implied_step_sq / early.step_sq) - 1),
-            operations=100 * config.dim,
-        ),
-        near(
-            "Long run: root of mean squared step over mean squared norm",
-            _B2,
-            expected=expected,
-            measured=float(np.sqrt(window.step_sq / window.norm_sq)),
-            relative=_end_terms(config, long),
+        _B2.says(
+            "Mean squared step of a window from the norms and the window's ends, far from stationarity: relative error"
+        ).to_rounding(abs(float(early.implied_step_sq / early.step_sq) - 1), operations=100 * config.dim),
+        _B2.says("Long run: root of mean squared step over mean squared norm").near(
+            expected, float(np.sqrt(window.step_sq / window.norm_sq)), relative=_end_terms(config, long)
         ),
     ]
     naive = float(early.stationary_step_sq / early.step_sq)

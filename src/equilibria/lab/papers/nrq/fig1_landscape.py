@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Source, at_most, near, to_rounding
+from equilibria.lab.harness.claim import Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, title
 from equilibria.theory.rayleigh import equilibrium_angle
@@ -139,48 +139,33 @@ def collect(config: Config, findings: Findings) -> Outcome:
     late = walk["angle"][config.steps // 2 :]
     angle = float(equilibrium_angle(config.lr, config.weight_decay, discrete=True))
     claims = [
-        to_rounding(
-            "The quotient has no radial slope: <X, gradient> is weight decay's 2 ||X||^2, largest relative error",
-            _LANDSCAPE,
-            error=np.max(np.abs(flat["radial"] - 2 * flat["size"] ** 2) / (1 + flat["size"] ** 2)),
-            operations=50,
-        ),
-        near(
-            "There is no value at the origin: the limits along the two axes are the eigenvalues, so they differ by",
-            _LANDSCAPE,
-            expected=float(np.ptp(_EIGENVALUES)),
-            measured=along[1] - along[0],
-            absolute=1e-12,
-        ),
-        near(
-            "The curvature explodes: (largest eigenvalue of the Hessian - 2) ||X||^2, its largest, is 2 (a_2 - a_1)",
-            _LANDSCAPE,
-            expected=2 * float(np.ptp(_EIGENVALUES)),
-            measured=np.max((flat["largest"][near_origin] - 2) * flat["size"][near_origin] ** 2),
+        _LANDSCAPE.says(
+            "The quotient has no radial slope: <X, gradient> is weight decay's 2 ||X||^2, largest relative error"
+        ).to_rounding(np.max(np.abs(flat["radial"] - 2 * flat["size"] ** 2) / (1 + flat["size"] ** 2)), operations=50),
+        _LANDSCAPE.says(
+            "There is no value at the origin: the limits along the two axes are the eigenvalues, so they differ by"
+        ).near(float(np.ptp(_EIGENVALUES)), along[1] - along[0], absolute=1e-12),
+        _LANDSCAPE.says(
+            "The curvature explodes: (largest eigenvalue of the Hessian - 2) ||X||^2, its largest, is 2 (a_2 - a_1)"
+        ).near(
+            2 * float(np.ptp(_EIGENVALUES)),
+            np.max((flat["largest"][near_origin] - 2) * flat["size"][near_origin] ** 2),
             relative=0.01,
         ),
-        near(
+        _LANDSCAPE.says(
             "It is convex only in a cone of half-angle about ||X|| around the solutions: share of points with "
-            "||X|| < 0.05 where it is not",
-            _LANDSCAPE,
-            expected=float(np.mean(flat["saddle"][near_origin])),
-            measured=float(np.mean(flat["smallest"][near_origin] < 0)),
+            "||X|| < 0.05 where it is not"
+        ).near(
+            float(np.mean(flat["saddle"][near_origin])),
+            float(np.mean(flat["smallest"][near_origin] < 0)),
             absolute=1e-3,  # points on the very edge, where differences decide either way
         ),
-        at_most(
-            "Outward push and inward pull balance exactly: log-cosines of the steps against lr*wd and the norm",
-            Source("smd", "eq. (12), summed", law="angles.log_cos_balance"),
-            bound=1e-10,
-            measured=float(walk["balance_error"]),
-        ),
-        near(
-            "In equilibrium each step turns by arccos(1 - lr*wd): root mean square over the second half",
-            _MECHANISM,
-            expected=angle,
-            measured=float(np.sqrt(np.mean(late**2))),
-            relative=0.05,
-            unit="rad",
-        ),
+        Source("smd", "eq. (12), summed", law="angles.log_cos_balance")
+        .says("Outward push and inward pull balance exactly: log-cosines of the steps against lr*wd and the norm")
+        .at_most(1e-10, float(walk["balance_error"])),
+        _MECHANISM.says(
+            "In equilibrium each step turns by arccos(1 - lr*wd): root mean square over the second half"
+        ).near(angle, float(np.sqrt(np.mean(late**2))), relative=0.05, unit="rad"),
     ]
     return Outcome(claims, {"equilibrium_norm": float(walk["norm"][config.steps // 2 :].mean())})
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, at_least
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import panels
 from equilibria.lab.papers.nrq.rayleigh_runs import (
@@ -98,17 +98,14 @@ def collect(config: Config, findings: Findings) -> Outcome:
     hits = {weight_decay: _hit(line["step"], line["risk"], config.level) for weight_decay, line in lines.items()}
     floors = [line["late_risk"] for line in lines.values()]
     claims += [
-        at_least(
-            f"Bigger angular update, faster: steps to risk {config.level:g}, the next smaller one's over its own",
-            Source("nrq", "corollary 1, fig. 2 (b)"),
-            bound=1.0,
-            measured=min(slow / fast for fast, slow in pairwise(hits.values())),
-        ),
-        at_least(
-            "Bigger angular update, higher floor: its limiting risk over the next smaller one's, least",
-            Source("nrq", "corollary 1, fig. 2 (b)"),
-            bound=1.0,
-            measured=min(high[0] / low[0] for high, low in pairwise(floors)),
+        Source("nrq", "corollary 1, fig. 2 (b)")
+        .says(f"Bigger angular update, faster: steps to risk {config.level:g}, the next smaller one's over its own")
+        .at_least(1.0, min(slow / fast for fast, slow in pairwise(hits.values()))),
+        Source("nrq", "corollary 1, fig. 2 (b)")
+        .says("Bigger angular update, higher floor: its limiting risk over the next smaller one's, least")
+        .at_least(
+            1.0,
+            min(high[0] / low[0] for high, low in pairwise(floors)),
             interval=_ratio_interval(min(pairwise(floors), key=lambda pair: float(pair[0][0] / pair[1][0]))),
         ),
     ]

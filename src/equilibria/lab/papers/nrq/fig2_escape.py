@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.nrq.rayleigh_runs import (
@@ -206,25 +206,13 @@ def _judge_drop(config: Config, findings: Findings) -> list[Claim]:
     )
     return [
         judge_limit("Before the drop: limiting risk", _FLOOR, plain["before_risk"], model=old),
-        at_least(
-            "No rescale: the risk first falls and then rises; final over lowest risk",
-            _DROP,
-            bound=config.bump,
-            measured=bump["plain"],
+        _DROP.says("No rescale: the risk first falls and then rises; final over lowest risk").at_least(
+            config.bump, bump["plain"]
         ),
-        near(
-            "No rescale: the same ratio by the exact diffusion",
-            _DROP,
-            expected=plain["theory_dip"][2] / plain["theory_dip"][1],
-            measured=bump["plain"],
-            relative=scatter,
+        _DROP.says("No rescale: the same ratio by the exact diffusion").near(
+            plain["theory_dip"][2] / plain["theory_dip"][1], bump["plain"], relative=scatter
         ),
-        at_most(
-            "Weights / k^(1/4) at the drop: no bump; final over lowest risk",
-            _RESCALE,
-            bound=1.2,
-            measured=bump["rescaled"],
-        ),
+        _RESCALE.says("Weights / k^(1/4) at the drop: no bump; final over lowest risk").at_most(1.2, bump["rescaled"]),
         *(
             judge_limit(f"{name}: limiting risk after the drop", _FLOOR, line["final_risk"], model=new)
             for name, line in (("No rescale", plain), ("Rescaled", rescaled))
@@ -240,13 +228,11 @@ def _judge_start(config: Config, times: float, line: Arrays) -> list[Claim]:
     norm_sq, lowest = times * config.threshold, int(np.argmin(line["theory_risk"]))
     where = "below" if times < 2 else "above"
     return [
-        at_most(
+        _THRESHOLD.says(
             f"From ||X||^2 = {norm_sq:.3g}, above the threshold {config.threshold:.3g} and {where} the printed "
-            f"{2 * config.threshold:.3g}, the risk falls below its start: risk at step {line['step'][lowest]}",
-            _THRESHOLD,
-            bound=config.low,
-            measured=line["risk"][lowest],
-            interval=interval([line["risk"][lowest], line["risk_error"][lowest]]),
+            f"{2 * config.threshold:.3g}, the risk falls below its start: risk at step {line['step'][lowest]}"
+        ).at_most(
+            config.low, line["risk"][lowest], interval=interval([line["risk"][lowest], line["risk_error"][lowest]])
         ),
         mean_above(
             f"From ||X||^2 = {norm_sq:.3g}: and returns to no less than its start: limiting risk",
@@ -293,14 +279,7 @@ EXPERIMENT = Experiment(
     source="nrq fig. 2 e-h, cor. 2",
     scales={
         "smoke": Config(
-            weight_decay=0.04,
-            xi=0.65,
-            drop_at=1000,
-            steps=7000,
-            corollary_steps=1500,
-            bump=1.5,
-            trials=400,
-            every=10,
+            weight_decay=0.04, xi=0.65, drop_at=1000, steps=7000, corollary_steps=1500, bump=1.5, trials=400, every=10
         ),
         "desk": Config(),
         "paper": Config(),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, at_most, near, to_rounding
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import panels
 from equilibria.lab.papers.nrq.rayleigh_runs import (
@@ -109,26 +109,23 @@ def collect(config: Config, findings: Findings) -> Outcome:
     rate = equilibrium_risk_bounds(config.model(), xi=0.5).slowest
     claims = [
         *(
-            at_most(
+            _EXACT.says(
                 f"X times {k:g}, lr times {k**2:g}, weight decay / {k**2:g}: the same trajectory, bit for bit "
-                "(a power of two rounds nothing)",
-                _EXACT,
-                bound=0.0,
-                measured=difference,
-            )
+                "(a power of two rounds nothing)"
+            ).at_most(0.0, difference)
             if np.log2(k) % 1 == 0
-            else to_rounding(
-                f"X times {k:g}, lr times k^2, weight decay / k^2: the same trajectory; largest relative distance",
-                _EXACT,
-                error=difference,
+            else _EXACT.says(
+                f"X times {k:g}, lr times k^2, weight decay / k^2: the same trajectory; largest relative distance"
+            ).to_rounding(
+                difference,
                 operations=_OPERATIONS / rate,  # the descent forgets roundings at this rate
             )
             for k, difference in differences.items()
         ),
-        to_rounding(
-            "Averaged over the trials, the risks of (lr, wd, 1) and (k^2 lr, wd/k^2, k) coincide: largest difference",
-            _EXACT,
-            error=float(np.max(np.abs(findings["small"]["risk"] - findings["adjusted"]["risk"]))),
+        _EXACT.says(
+            "Averaged over the trials, the risks of (lr, wd, 1) and (k^2 lr, wd/k^2, k) coincide: largest difference"
+        ).to_rounding(
+            float(np.max(np.abs(findings["small"]["risk"] - findings["adjusted"]["risk"]))),
             operations=_OPERATIONS / rate,
         ),
         *_judge_large(config, findings),
@@ -152,13 +149,8 @@ def _judge_large(config: Config, findings: Findings) -> list[Claim]:
     scatter = ERRORS * np.sqrt(2 / (config.dim - 1) / config.trials) / 2
     half_way = int(np.argmax(small["theory_risk"] < 0.45))
     return [
-        near(
-            "Larger weights alone: angular update of the first step, smaller by k^2",
-            _ANGLE,
-            expected=first,
-            measured=large["angle"][0],
-            relative=float(scatter),
-            unit="rad",
+        _ANGLE.says("Larger weights alone: angular update of the first step, smaller by k^2").near(
+            first, large["angle"][0], relative=float(scatter), unit="rad"
         ),
         mean_above(
             f"Larger weights alone: slower at first; risk at step {small['step'][half_way]}, where the other's is 0.45",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays
 from equilibria.lab.harness.figures import COLOURS, THEORY, title
 from equilibria.lab.problems.rayleigh import RayleighQuotient
@@ -103,16 +103,14 @@ def near_mean(
     text: str, source: Source, pair: Sequence[float] | Array, *, expected: float, relative: float, unit: str = ""
 ) -> Claim:
     """Claim that a mean, given with its standard error, equals a number."""
-    return near(
-        text, source, expected=expected, measured=pair[0], relative=relative, unit=unit, interval=interval(pair)
-    )
+    return source.says(text).near(expected, pair[0], relative=relative, unit=unit, interval=interval(pair))
 
 
 def mean_above(
     text: str, source: Source, pair: Sequence[float] | Array, *, bound: float, printed: float | None = None
 ) -> Claim:
     """Claim that a mean, given with its standard error, reaches a bound."""
-    return at_least(text, source, bound=bound, measured=pair[0], interval=interval(pair), printed=printed)
+    return source.says(text).at_least(bound, pair[0], interval=interval(pair), printed=printed)
 
 
 def judge_limit(text: str, source: Source, pair: Sequence[float] | Array, *, model: NoisyRayleigh) -> Claim:
@@ -123,12 +121,12 @@ def judge_limit(text: str, source: Source, pair: Sequence[float] | Array, *, mod
 
 def judge_curve(label: str, source: Source, line: Arrays, *, model: NoisyRayleigh) -> Claim:
     """Claim that the mean risk follows the exact curve of the diffusion."""
-    return at_most(
+    return source.says(
         f"{label}: the whole curve is the diffusion's: largest difference of the risk; allowed is the first-order "
-        "effect of a finite step and scatter",
-        source,
-        bound=finite_step(line, model) + ERRORS * float(line["risk_error"].max()),
-        measured=float(np.max(np.abs(line["risk"] - line["theory_risk"]))),
+        "effect of a finite step and scatter"
+    ).at_most(
+        finite_step(line, model) + ERRORS * float(line["risk_error"].max()),
+        float(np.max(np.abs(line["risk"] - line["theory_risk"]))),
     )
 
 

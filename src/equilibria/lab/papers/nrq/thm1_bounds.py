@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, identity, near
+from equilibria.lab.harness.claim import Claim, Source, identity
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.nrq.rayleigh_runs import (
@@ -22,12 +22,7 @@ from equilibria.lab.papers.nrq.rayleigh_runs import (
 )
 from equilibria.lab.problems.rayleigh import RayleighQuotient
 from equilibria.theory.rayleigh import NoisyRayleigh, angular_update, norm_sq_at
-from equilibria.theory.rayleigh_risk import (
-    alignment_sde,
-    quotient_bounds,
-    risk_lower_bound,
-    risk_upper_bound,
-)
+from equilibria.theory.rayleigh_risk import alignment_sde, quotient_bounds, risk_lower_bound, risk_upper_bound
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,10 +147,7 @@ def _drift(config: Config, lr: float) -> Arrays:
         ends = [weights - lr * problem.gradient(weights, sign * draws) for sign in (1, -1)]
         changes.append(0.4 - sum(problem.risk(end) for end in ends) / 2)
     change = np.concatenate(changes)
-    return {
-        "drift": np.array([change.mean(), standard_error(change)]),
-        "quotient": 2 * problem.value(weight),
-    }
+    return {"drift": np.array([change.mean(), standard_error(change)]), "quotient": 2 * problem.value(weight)}
 
 
 def collect(config: Config, findings: Findings) -> Outcome:
@@ -165,13 +157,10 @@ def collect(config: Config, findings: Findings) -> Outcome:
     broken = {case.name: _share_below_printed(line) for case, line in lines.items()}
     worst = max(broken, key=lambda name: broken[name])
     claims.append(
-        at_least(
+        _LOWER.says(
             f"Without the factor 2 the lower bound is violated: share of the records {worst} where the risk is more "
-            f"than {ERRORS:g} standard errors below it",
-            _LOWER,
-            bound=0.5,
-            measured=broken[worst],
-        )
+            f"than {ERRORS:g} standard errors below it"
+        ).at_least(0.5, broken[worst])
     )
     claims += [_judge_drift(config, lr, findings[f"drift-{lr:g}"]) for lr in config.drift_lrs]
     table = {
@@ -191,26 +180,18 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
     below, above = ((risk - line[name][later]) / error for name in ("low", "up"))
     name = case.name.capitalize()
     return [
-        at_least(
-            f"{name}: the risk is never below the lower bound: least distance, in its standard errors",
-            _LOWER,
-            bound=-ERRORS,
-            measured=float(below.min()),
-            unit="standard errors",
-        ),
-        at_most(
-            f"{name}: the risk is never above the upper bound: least distance, in its standard errors",
-            _UPPER,
-            bound=ERRORS,
-            measured=float(above.max()),
-            unit="standard errors",
+        _LOWER.says(
+            f"{name}: the risk is never below the lower bound: least distance, in its standard errors"
+        ).at_least(-ERRORS, float(below.min()), unit="standard errors"),
+        _UPPER.says(f"{name}: the risk is never above the upper bound: least distance, in its standard errors").at_most(
+            ERRORS, float(above.max()), unit="standard errors"
         ),
         identity(
-            at_most(
-                f"{name}: a_1 + (a_2 - a_1)(1 - f) <= 2 L <= a_1 + (a_p - a_1)(1 - f): largest violation",
-                _SANDWICH,
-                bound=1e-14,  # roundings of sums of ten terms of size 2
-                measured=float(line["outside"]),
+            _SANDWICH.says(
+                f"{name}: a_1 + (a_2 - a_1)(1 - f) <= 2 L <= a_1 + (a_p - a_1)(1 - f): largest violation"
+            ).at_most(
+                1e-14,  # roundings of sums of ten terms of size 2
+                float(line["outside"]),
             )
         ),
     ]
@@ -222,11 +203,11 @@ def _judge_drift(config: Config, lr: float, line: Arrays) -> Claim:
     quotient, f = float(line["quotient"][0]), 0.6
     expected = float(alignment_sde(f, quotient, model=model, norm_sq=1.0).drift)
     pull = lr * (quotient - model.spectrum[0]) * f
-    return near(
-        f"One step of f at lr = {lr:g} and unit norm: mean change; a finite step adds a share lr (a_p - a_1)",
-        _DRIFT,
-        expected=expected,
-        measured=float(line["drift"][0]),
+    return _DRIFT.says(
+        f"One step of f at lr = {lr:g} and unit norm: mean change; a finite step adds a share lr (a_p - a_1)"
+    ).near(
+        expected,
+        float(line["drift"][0]),
         relative=lr * model.spread,
         interval=interval(line["drift"]),
         printed=expected - pull,

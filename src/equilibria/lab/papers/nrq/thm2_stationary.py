@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import kstest, kstwo
 
-from equilibria.lab.harness.claim import Claim, Source, at_most, near
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.nrq.rayleigh_runs import (
@@ -166,45 +166,34 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
     chance = float(kstwo.isf(_CHANCE, len(f)))
     finite = float(np.max(np.abs(exact - discrete)))
     claims = [
-        at_most(
+        _DENSITY.says(
             f"{case.label}: Kolmogorov-Smirnov distance of {len(f):,} trials to the law; allowed is chance "
-            f"({_CHANCE:g}) and the first-order effect of a finite step",
-            _DENSITY,
-            bound=chance + finite,
-            measured=float(kstest(f, _cdf(b, case.dim)).statistic),
-        ),
-        near(
-            f"{case.label}: limiting risk, {finite_step_words(limit.finite_step, room)}",
-            _LIMIT,
-            expected=limit.risk * limit.finite_step,
-            measured=line["risk"][0],
+            f"({_CHANCE:g}) and the first-order effect of a finite step"
+        ).at_most(chance + finite, float(kstest(f, _cdf(b, case.dim)).statistic)),
+        _LIMIT.says(f"{case.label}: limiting risk, {finite_step_words(limit.finite_step, room)}").near(
+            limit.risk * limit.finite_step,
+            line["risk"][0],
             relative=room,
             printed=1 - math.sqrt(model.unit_grad_sq) * model.angular_update / model.gap,
         ),
-        near(
-            f"{case.label}: variance of f",
-            _MOMENTS,
-            expected=float(moments.variance),
-            measured=line["square"][0],
-            relative=_room(line["square"], 2 * (limit.finite_step - 1)),
+        _MOMENTS.says(f"{case.label}: variance of f").near(
+            float(moments.variance), line["square"][0], relative=_room(line["square"], 2 * (limit.finite_step - 1))
         ),
-        near(
-            f"{case.label}: E f(1-f) = ((p-1) - p r)/(2 b), b = 2 kappa, from the measured risk",
-            _MOMENTS,
-            expected=(case.dim - 1 - case.dim * line["risk"][0]) / (2 * b),
-            measured=line["mixing"][0],
+        _MOMENTS.says(f"{case.label}: E f(1-f) = ((p-1) - p r)/(2 b), b = 2 kappa, from the measured risk").near(
+            (case.dim - 1 - case.dim * line["risk"][0]) / (2 * b),
+            line["mixing"][0],
             relative=_room(line["mixing"], limit.finite_step - 1),
         ),
     ]
     if case.gap != 1:
         apart = watson_cdf(grid, b / case.gap, dim=case.dim)
         claims.append(
-            near(
+            _DENSITY.says(
                 f"{case.label}: the printed kappa, without the gap, is another law: its distance from the trials is "
-                "the distance of the two laws",
-                _DENSITY,
-                expected=float(np.max(np.abs(apart - exact))),
-                measured=float(kstest(f, _cdf(b / case.gap, case.dim)).statistic),
+                "the distance of the two laws"
+            ).near(
+                float(np.max(np.abs(apart - exact))),
+                float(kstest(f, _cdf(b / case.gap, case.dim)).statistic),
                 absolute=chance + finite,
             )
         )
@@ -224,24 +213,17 @@ def _judge_spread(config: Config, line: Arrays) -> list[Claim]:
     off = np.abs(line["squares"] / law - 1) / (ERRORS * line["scatter"] / math.sqrt(config.trials) / law + first)
     name, room = f"Eigenvalues 1 to 2, lr wd = {config.spread_product:g}", _room(line["risk"], first**2)
     return [
-        near(
-            f"{name}: limiting risk by Bingham's law, {finite_step_words(limit.finite_step, room)}",
-            _ANY,
-            expected=limit.risk * limit.finite_step,
-            measured=line["risk"][0],
-            relative=room,
+        _ANY.says(f"{name}: limiting risk by Bingham's law, {finite_step_words(limit.finite_step, room)}").near(
+            limit.risk * limit.finite_step, line["risk"][0], relative=room
         ),
-        at_most(
-            f"{name}: every E x_i^2 is Bingham's: largest deviation over the tolerance for scatter and a finite step",
-            _ANY,
-            bound=1.0,
-            measured=float(off.max()),
-        ),
-        near(
-            f"{name}: the excess loss is sqrt(p-1) sigma D/4 whatever the spectrum, to leading order",
-            Source("", "beyond nrq theorem 2", law="rayleigh_risk.stationary_risk"),
-            expected=limit.excess_loss_leading,
-            measured=line["excess"][0],
+        _ANY.says(
+            f"{name}: every E x_i^2 is Bingham's: largest deviation over the tolerance for scatter and a finite step"
+        ).at_most(1.0, float(off.max())),
+        Source("", "beyond nrq theorem 2", law="rayleigh_risk.stationary_risk")
+        .says(f"{name}: the excess loss is sqrt(p-1) sigma D/4 whatever the spectrum, to leading order")
+        .near(
+            limit.excess_loss_leading,
+            line["excess"][0],
             relative=_room(line["excess"], first + abs(limit.excess_loss / limit.excess_loss_leading - 1)),
         ),
     ]

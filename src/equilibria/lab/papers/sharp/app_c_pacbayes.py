@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Source, at_most, identity, near, to_rounding
+from equilibria.lab.harness.claim import Source, identity
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.theory.generalization import (
@@ -140,46 +140,32 @@ def collect(config: Config, findings: Findings) -> Outcome:
     smooth = [eps * (case[0] - 1) / case[0] for eps, case in zip(smoothing, config.cases, strict=True)]
     differ = max(abs(a / b - 1) for a, b in zip(wrong, smooth, strict=True))
     claims = [
-        at_most(
-            "The theorem's last line is above the one before: largest ratio of the two over random arguments",
-            _BOUND,
-            bound=1.0,
-            measured=findings["bound"]["totals"].max(),
-            printed=with_one / example.final.total,
+        _BOUND.says(
+            "The theorem's last line is above the one before: largest ratio of the two over random arguments"
+        ).at_most(1.0, findings["bound"]["totals"].max(), printed=with_one / example.final.total),
+        _BOUND.says(
+            "The same for the complexity terms alone, so that the constants of the last line have room"
+        ).at_most(1.0, findings["bound"]["tails"].max()),
+        _FINAL_BN.says(
+            "With a final BatchNorm of fixed scale the least loss over free logits has the closed form: relative error"
+        ).at_most(
+            1e-7,  # the minimiser stops at relative changes of 1e-16 of the loss, its square root in the logits
+            off.max(),
         ),
-        at_most(
-            "The same for the complexity terms alone, so that the constants of the last line have room",
-            _BOUND,
-            bound=1.0,
-            measured=findings["bound"]["tails"].max(),
-        ),
-        at_most(
-            "With a final BatchNorm of fixed scale the least loss over free logits has the closed form: relative error",
-            _FINAL_BN,
-            bound=1e-7,  # the minimiser stops at relative changes of 1e-16 of the loss, its square root in the logits
-            measured=off.max(),
-        ),
-        at_most(
-            "There the wrong classes have the probability that label smoothing epsilon targets: relative error",
-            Source("sharp", "Appendix R.2", law="generalization.label_smoothing"),
-            bound=1e-5,  # first order in the logits, which are good to the root of the loss's accuracy
-            measured=differ,
+        Source("sharp", "Appendix R.2", law="generalization.label_smoothing")
+        .says("There the wrong classes have the probability that label smoothing epsilon targets: relative error")
+        .at_most(
+            1e-5,  # first order in the logits, which are good to the root of the loss's accuracy
+            differ,
         ),
         identity(
-            near(
-                "The paper's scale 0.3 ln 91 is label smoothing 0.1 on 10 classes",
-                Source("sharp", "Appendix R.2", law="generalization.final_bn_scale"),
-                expected=_PAPERS_SCALE,
-                measured=float(final_bn_scale(0.1, 10)),
-                relative=1e-14,
-            )
+            Source("sharp", "Appendix R.2", law="generalization.final_bn_scale")
+            .says("The paper's scale 0.3 ln 91 is label smoothing 0.1 on 10 classes")
+            .near(_PAPERS_SCALE, float(final_bn_scale(0.1, 10)), relative=1e-14)
         ),
         identity(
-            to_rounding(
-                "Its least training loss is ln(100/91): relative error",
-                _FINAL_BN,
-                error=abs(float(final_bn_minimum(_PAPERS_SCALE, 10).loss) / math.log(100 / 91) - 1),
-                operations=100,
+            _FINAL_BN.says("Its least training loss is ln(100/91): relative error").to_rounding(
+                abs(float(final_bn_minimum(_PAPERS_SCALE, 10).loss) / math.log(100 / 91) - 1), operations=100
             )
         ),
     ]

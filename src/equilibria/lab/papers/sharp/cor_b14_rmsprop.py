@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, convergence_order, near, not_demanded
+from equilibria.lab.harness.claim import Claim, Source, not_demanded
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.sharp.small_problems import drift_factor, kept_steps
@@ -155,11 +155,9 @@ def collect(config: Config, findings: Findings) -> Outcome:
         *_judge_speed(config, findings),
         *_judge_motion(config, findings[_key(1.0, smallest)]),
         *(
-            near(
-                f"Excess energy at y = 0 grows at the rate C_b per flow time: C_b = {c_b:g}",
-                _ENERGY,
-                expected=float(full_space_energy_rate(c_b=c_b)),
-                measured=float(findings[f"straight-{c_b:g}"]["growth"]),
+            _ENERGY.says(f"Excess energy at y = 0 grows at the rate C_b per flow time: C_b = {c_b:g}").near(
+                float(full_space_energy_rate(c_b=c_b)),
+                float(findings[f"straight-{c_b:g}"]["growth"]),
                 relative=2 * config.straight_eta,  # the law is the limit of small eta
             )
             for c_b in config.c_bs
@@ -173,10 +171,10 @@ def _order(config: Config, findings: Findings, c_b: float) -> Claim:
     """Claim first order; at the largest eta the next order, a share eta u/2 of the first, tilts the line."""
     runs = [findings[_key(c_b, eta)] for eta in config.etas]
     share = config.etas[0] * float(runs[0]["swing"]) / 2
-    return convergence_order(
-        f"Scalar RMSprop follows the flow, with an error of first order in eta (theorem: 1/2): C_b = {c_b:g}",
-        _FLOW,
-        expected=1.0,
+    return _FLOW.says(
+        f"Scalar RMSprop follows the flow, with an error of first order in eta (theorem: 1/2): C_b = {c_b:g}"
+    ).of_order(
+        1.0,
         sizes=config.etas,
         errors=[float(run["worst"]) for run in runs],
         absolute=math.log1p(share) / math.log(config.etas[0] / config.etas[-1]),
@@ -188,19 +186,16 @@ def _judge_speed(config: Config, findings: Findings) -> list[Claim]:
     flow = {c_b: rmsprop_valley_position(config.height, time=config.flow_time, c_b=c_b) for c_b in (0.25, 1.0)}
     errors = {c_b: float(findings[_key(c_b, smallest)]["worst"]) for c_b in config.c_bs}
     last, first = max(config.c_bs), min(config.c_bs)
-    amplified = at_least(
-        f"The error grows faster than C_b, as the oscillation is amplified: C_b = {last:g} over {first:g}",
-        _ENERGY,
-        bound=last / first,
-        measured=errors[last] / errors[first],
-    )
+    amplified = _ENERGY.says(
+        f"The error grows faster than C_b, as the oscillation is amplified: C_b = {last:g} over {first:g}"
+    ).at_least(last / first, errors[last] / errors[first])
     return [
-        near(
+        _DECAY.says(
             "C_b sets the speed: decay 1 - eta^2, which is 1 - eta^2/4 + O(eta^2), ends where C_b = 1 leads, "
-            f"not at the {flow[0.25]:.3f} of C_b = 1/4",
-            _DECAY,
-            expected=flow[1.0],
-            measured=float(findings[_key(1.0, smallest)]["end"]),
+            f"not at the {flow[0.25]:.3f} of C_b = 1/4"
+        ).near(
+            flow[1.0],
+            float(findings[_key(1.0, smallest)]["end"]),
             absolute=(flow[0.25] - flow[1.0]) / 4,  # a quarter of the distance between the two
         ),
         not_demanded(amplified) if last in config.ordered else amplified,
@@ -210,18 +205,14 @@ def _judge_speed(config: Config, findings: Findings) -> list[Claim]:
 def _judge_motion(config: Config, run: Arrays) -> list[Claim]:
     eta, swing = config.etas[-1], float(run["swing"])
     return [
-        near(
-            f"Mean of h^2 over eta^2/(4 + (2/C_b) g^2): C_b = 1, eta = {eta:g}",
-            _MEAN,
-            expected=1.0,
-            measured=float(run["mean_square"]),
+        _MEAN.says(f"Mean of h^2 over eta^2/(4 + (2/C_b) g^2): C_b = 1, eta = {eta:g}").near(
+            1.0,
+            float(run["mean_square"]),
             relative=2 * swing * eta / config.flow_time,  # u(end) - u(start) over C_b times the time
         ),
-        near(
-            f"Two steps move the minimiser by this times h^2 grad log lambda1: C_b = 1, eta = {eta:g}",
-            _DRIFT,
-            expected=-2.0,
-            measured=float(run["drift"]),
+        _DRIFT.says(f"Two steps move the minimiser by this times h^2 grad log lambda1: C_b = 1, eta = {eta:g}").near(
+            -2.0,
+            float(run["drift"]),
             relative=eta * swing / 2,  # Appendix H: corrections of relative order eta u
         ),
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, mean_at_least, mean_at_most, mean_near
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.curves import POINTS, Window
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, panels
@@ -81,22 +81,13 @@ def _judge_decay(config: Config, variant: Variant, descents: Mapping[str, Sequen
         return [fall, _judge_clock(config, variant, runs, base)]
     return [
         judge_constant(config, runs, _FIGURE_13, "wd 0: spherical sharpness stays"),
-        mean_at_most(
-            "wd 0: test accuracy does not rise: from the early to the late window",
-            _FIGURE_13,
-            bound=_STUCK,
-            values=[descent.rise("test", (config.early, config.late)) for descent in runs],
-            unit=POINTS,
+        _FIGURE_13.says("wd 0: test accuracy does not rise: from the early to the late window").at_most(
+            _STUCK, [descent.rise("test", (config.early, config.late)) for descent in runs], unit=POINTS
         ),
-        mean_at_least(
+        _FIGURE_14.says(
             "the gain from weight decay: test accuracy of base less that of wd 0, seed by seed; ours in the late "
-            "window, the paper's the best of each run",
-            _FIGURE_14,
-            bound=0.0,
-            values=_accuracy_differences(config, base, runs),
-            unit=POINTS,
-            printed=55.1 - 48.9,
-        ),
+            "window, the paper's the best of each run"
+        ).at_least(0.0, _accuracy_differences(config, base, runs), unit=POINTS, printed=55.1 - 48.9),
     ]
 
 
@@ -105,32 +96,19 @@ def _judge_clock(config: Config, variant: Variant, runs: Sequence[Descent], base
     (first,) = _of(config, BASE)
     share = variant.intrinsic_lr / first.intrinsic_lr
     earlier = round(config.late[0] * share), round(config.late[1] * share)
-    return mean_near(
-        f"{variant.name}: but more slowly: sharpness in the late window over that of base at the same lr * wd * steps",
-        _FIGURE_14,
-        expected=1.0,
-        values=_sharpness_ratios(config, runs, base, base_window=earlier),
-        relative=_SAME_CLOCK,
-    )
+    return _FIGURE_14.says(
+        f"{variant.name}: but more slowly: sharpness in the late window over that of base at the same lr * wd * steps"
+    ).near(1.0, _sharpness_ratios(config, runs, base, base_window=earlier), relative=_SAME_CLOCK)
 
 
 def _judge_rate(config: Config, variant: Variant, descents: Mapping[str, Sequence[Descent]]) -> list[Claim]:
     runs, base = descents[variant.name], descents[BASE]
     return [
-        mean_near(
-            f"{variant.name}: with the same lr * wd as many steps lead to the same test accuracy: difference from base",
-            _FIGURE_15,
-            expected=0.0,
-            values=_accuracy_differences(config, runs, base),
-            absolute=_SAME_ACCURACY,
-            unit=POINTS,
-        ),
-        mean_near(
-            f"{variant.name}: and to the same level of sharpness: over that of base",
-            _FIGURE_15,
-            expected=1.0,
-            values=_sharpness_ratios(config, runs, base, base_window=config.late),
-            relative=_SAME_LEVEL,
+        _FIGURE_15.says(
+            f"{variant.name}: with the same lr * wd as many steps lead to the same test accuracy: difference from base"
+        ).near(0.0, _accuracy_differences(config, runs, base), absolute=_SAME_ACCURACY, unit=POINTS),
+        _FIGURE_15.says(f"{variant.name}: and to the same level of sharpness: over that of base").near(
+            1.0, _sharpness_ratios(config, runs, base, base_window=config.late), relative=_SAME_LEVEL
         ),
     ]
 
@@ -140,13 +118,10 @@ def _judge_bursts(config: Config, descents: Mapping[str, Sequence[Descent]]) -> 
     scales = sorted([*_of(config, BASE), *_of(config, _SCALE)], key=lambda variant: variant.scale)
     small, large = scales[0].name, scales[-1].name
     counts = {name: np.array([_bursts(config, descent) for descent in descents[name]]) for name in (small, large)}
-    return mean_at_least(
+    return _FIGURE_18.says(
         f"{large}: bursts are more frequent: how many more than with {small} times the training "
-        f"loss, above its minimum, rises by a factor of {_BURST:g} after a fall by it, seed by seed",
-        _FIGURE_18,
-        bound=1.0,
-        values=counts[large] - counts[small],
-    )
+        f"loss, above its minimum, rises by a factor of {_BURST:g} after a fall by it, seed by seed"
+    ).at_least(1.0, counts[large] - counts[small])
 
 
 def _accuracy_differences(config: Config, runs: Sequence[Descent], others: Sequence[Descent]) -> list[float]:

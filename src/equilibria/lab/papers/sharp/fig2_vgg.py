@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, mean_at_least, mean_near
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.curves import POINTS
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
@@ -76,27 +76,16 @@ def _judge_decayed(config: Config, descents: Sequence[Descent]) -> list[Claim]:
     return [
         judge_fit(config, descents, _FIGURE_2),
         judge_fall(config, descents, _FIGURE_2, "after it spherical sharpness falls"),
-        mean_near(
-            "along 2 / effective lr: sharpness over it, in the middle window",
-            _FIGURE_2,
-            expected=1.0,
-            values=[descent.mean("ratio", config.middle) for descent in descents],
-            relative=_AT_EDGE,
+        _FIGURE_2.says("along 2 / effective lr: sharpness over it, in the middle window").near(
+            1.0, [descent.mean("ratio", config.middle) for descent in descents], relative=_AT_EDGE
         ),
         judge_rise(config, descents, _FIGURE_2, printed=_GAIN),
-        mean_at_least(
+        _FIGURE_10.says(
             f"with the paper's lr of {_PAPER_LR:g} the sharpness of our first weights is much larger than "
-            "2 / effective lr: over it, at step 0",
-            _FIGURE_10,
-            bound=2.0,
-            values=[_first_ratio(config.variants[0], descent) for descent in descents],
-        ),
-        mean_near(
-            "some steps later it is at the level of 2 / effective lr: over it, in the early window",
-            _FIGURE_10,
-            expected=1.0,
-            values=[descent.mean("ratio", config.early) for descent in descents],
-            relative=_EARLY_EDGE,
+            "2 / effective lr: over it, at step 0"
+        ).at_least(2.0, [_first_ratio(config.variants[0], descent) for descent in descents]),
+        _FIGURE_10.says("some steps later it is at the level of 2 / effective lr: over it, in the early window").near(
+            1.0, [descent.mean("ratio", config.early) for descent in descents], relative=_EARLY_EDGE
         ),
     ]
 
@@ -112,19 +101,18 @@ def _first_ratio(variant: Variant, descent: Descent) -> float:
 
 def _judge_closer(config: Config, descents: Sequence[Descent]) -> list[Claim]:
     return [
-        mean_at_least(
-            f"steps {config.closer[0]} to {config.closer[1]}: how often sharpness is above 2 / effective lr",
-            _FIGURE_12,
-            bound=_ALWAYS,
-            values=[float((descent.ratio > 1)[descent.within(config.closer)].mean()) for descent in descents],
+        _FIGURE_12.says(
+            f"steps {config.closer[0]} to {config.closer[1]}: how often sharpness is above 2 / effective lr"
+        ).at_least(
+            _ALWAYS,
+            [float((descent.ratio > 1)[descent.within(config.closer)].mean()) for descent in descents],
             printed=1.0,
         ),
-        mean_at_least(
+        _FIGURE_12.says(
             "and yet the training loss comes and goes: how often its distance from the minimum rises by a factor of "
-            f"{_SWING:g} after a fall by it",
-            _FIGURE_12,
-            bound=_RETURNS,
-            values=[returns(descent.loss[descent.since(config.closer)], factor=_SWING) for descent in descents],
+            f"{_SWING:g} after a fall by it"
+        ).at_least(
+            _RETURNS, [returns(descent.loss[descent.since(config.closer)], factor=_SWING) for descent in descents]
         ),
     ]
 
@@ -134,20 +122,11 @@ def _judge_control(config: Config, decayed: Sequence[Descent], control: Sequence
     gains, control_gains = ([descent.rise("test", windows) for descent in runs] for runs in (decayed, control))
     return [
         judge_constant(config, control, _FIGURE_13, "without weight decay sharpness stays"),
-        mean_near(
-            "without weight decay test accuracy is stuck: from the early to the late window",
-            _FIGURE_13,
-            expected=_CONTROL_GAIN,
-            values=control_gains,
-            absolute=_STUCK,
-            unit=POINTS,
+        _FIGURE_13.says("without weight decay test accuracy is stuck: from the early to the late window").near(
+            _CONTROL_GAIN, control_gains, absolute=_STUCK, unit=POINTS
         ),
-        mean_at_least(
-            "the gain from weight decay: the difference of the two rises, seed by seed",
-            _FIGURE_13,
-            bound=0.0,
-            values=np.subtract(gains, control_gains),
-            unit=POINTS,
+        _FIGURE_13.says("the gain from weight decay: the difference of the two rises, seed by seed").at_least(
+            0.0, np.subtract(gains, control_gains), unit=POINTS
         ),
     ]
 
@@ -221,10 +200,7 @@ _SMOKE = Config(
     stages=(1, 1),
 )
 _DESK = Config(
-    variants=(
-        Variant("decay", 0.02, 0.025, _PARTS),
-        Variant("no decay", 0.02, 0.0, _CONTROL_PARTS),
-    ),
+    variants=(Variant("decay", 0.02, 0.025, _PARTS), Variant("no decay", 0.02, 0.0, _CONTROL_PARTS)),
     seeds=tuple(range(30, 36)),  # with seeds 20 to 22 the claims on accuracy stayed undecided
     closer=(1400, 1600),
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_most, convergence_order, near, to_rounding
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.sharp.small_problems import drift_factor, kept_steps
@@ -184,34 +184,25 @@ def _judge_figure(config: Config, run: Arrays) -> list[Claim]:
     steepness = Sphere3D().sharpness(Sphere3D().minimiser([0.6]))[0]
     offset = float(stability_offset(rate, cubic=_CUBIC))
     return [
-        to_rounding(
-            "It ends in oscillation about the flattest minimiser (1, 1, 0)/sqrt(2): distance from it",
-            _APPENDIX,
-            error=float(np.linalg.norm(away)),
+        _APPENDIX.says(
+            "It ends in oscillation about the flattest minimiser (1, 1, 0)/sqrt(2): distance from it"
+        ).to_rounding(
+            float(np.linalg.norm(away)),
             operations=100,  # weight decay has shrunk z below one rounding by then
         ),
-        near(
-            "It ends in a 2-cycle at the angle asin(sqrt(lr wd/2)) from the minimiser",
-            _CYCLE,
-            expected=float(two_cycle_angle(rate)),
-            measured=turned,
-            relative=100 * float(np.finfo(np.float64).eps),
-            unit="rad",
+        _CYCLE.says("It ends in a 2-cycle at the angle asin(sqrt(lr wd/2)) from the minimiser").near(
+            float(two_cycle_angle(rate)), turned, relative=100 * float(np.finfo(np.float64).eps), unit="rad"
         ),
-        near(
-            "The stability ratio there is 1 - q lr wd/4 with q = -9",
-            Source("", "ours, on Appendix F's run", law="damping.stability_offset"),
-            expected=offset,
-            measured=effective * 6 / 2,
+        Source("", "ours, on Appendix F's run", law="damping.stability_offset")
+        .says("The stability ratio there is 1 - q lr wd/4 with q = -9")
+        .near(
+            offset,
+            effective * 6 / 2,
             absolute=(offset - 1) ** 2,  # the square of the first-order term
         ),
-        near(
-            "Spherical sharpness of the minimiser at z = 0.6: 6/(1 - z^2), twice the factor before the matrix",
-            _APPENDIX,
-            expected=6 / (1 - 0.36),
-            measured=float(steepness),
-            relative=100 * float(np.finfo(np.float64).eps),
-        ),
+        _APPENDIX.says(
+            "Spherical sharpness of the minimiser at z = 0.6: 6/(1 - z^2), twice the factor before the matrix"
+        ).near(6 / (1 - 0.36), float(steepness), relative=100 * float(np.finfo(np.float64).eps)),
     ]
 
 
@@ -229,17 +220,12 @@ def _judge_flow(config: Config, worst: list[float]) -> list[Claim]:
     swing = _swing(config, rates[-1], grad_norm=2 * math.tan(math.asin(config.height)))
     steepest = 2 / math.sqrt(27)  # the maximum of z (1 - z^2)
     return [
-        at_most(
-            f"tan(latitude) falls as exp(-tau): largest error of z at lr wd = {rates[-1]:g}",
-            _APPENDIX,
-            bound=steepest * etas[-1] * swing / 4 * (1 + etas[-1] * swing),
-            measured=worst[-1],
+        _APPENDIX.says(f"tan(latitude) falls as exp(-tau): largest error of z at lr wd = {rates[-1]:g}").at_most(
+            steepest * etas[-1] * swing / 4 * (1 + etas[-1] * swing), worst[-1]
         ),
         # At the largest lr*wd the next order is a share eta u/2 of the first, which tilts the whole line by this much.
-        convergence_order(
-            "The error falls as (lr wd)^(1/2), better than the theorem's 1/4 - o(1): the order",
-            _FLOW,
-            expected=0.5,
+        _FLOW.says("The error falls as (lr wd)^(1/2), better than the theorem's 1/4 - o(1): the order").of_order(
+            0.5,
             sizes=rates.tolist(),
             errors=worst,
             absolute=math.log1p(etas[0] * swing / 2) / math.log(rates[0] / rates[-1]),
@@ -252,18 +238,11 @@ def _judge_valley(config: Config, worst: list[float], end: float) -> list[Claim]
     expected, half, double = (_valley_flow(config, speed * config.flow_time) for speed in (1.0, 0.5, 2.0))
     swing = _swing(config, rates[-1], grad_norm=abs(float(_valley_slope(config, np.asarray(config.valley_start)))))
     return [
-        near(
-            f"On a bent valley the flow ends at {expected:.4f}; twice the speed: {double:.4f}, half: {half:.4f}",
-            _FLOW,
-            expected=expected,
-            measured=end,
-            absolute=min(half - expected, expected - double) / 4,
-            unit="rad",
-        ),
-        convergence_order(
-            "On the bent valley, too, the largest error falls as (lr wd)^(1/2): the order",
-            _FLOW,
-            expected=0.5,
+        _FLOW.says(
+            f"On a bent valley the flow ends at {expected:.4f}; twice the speed: {double:.4f}, half: {half:.4f}"
+        ).near(expected, end, absolute=min(half - expected, expected - double) / 4, unit="rad"),
+        _FLOW.says("On the bent valley, too, the largest error falls as (lr wd)^(1/2): the order").of_order(
+            0.5,
             sizes=rates.tolist(),
             errors=worst,
             absolute=math.log1p(math.sqrt(2 * rates[0]) * swing / 2) / math.log(rates[0] / rates[-1]),
@@ -284,26 +263,22 @@ def _judge_motion(config: Config, runs: list[Arrays]) -> list[Claim]:
     swing = _swing(config, rate, grad_norm=2 * math.tan(math.asin(config.height)))
     slope = 2 * np.tan(runs[-1]["angle"])
     return [
-        near(
-            f"Mean of h^2 over 2 lr wd/(4 + g^2) at lr wd = {rate:g}",
-            _MEAN,
-            expected=1.0,
-            measured=float(runs[-1]["mean_square"]),
+        _MEAN.says(f"Mean of h^2 over 2 lr wd/(4 + g^2) at lr wd = {rate:g}").near(
+            1.0,
+            float(runs[-1]["mean_square"]),
             relative=2 * swing / (2 * eta * steps),  # u(end) - u(start) over C_b times the time
             printed=float(np.mean((4 + slope**2) / (4 + slope) / 2)),
         ),
-        near(
-            f"Two steps move the minimiser by this times h^2 grad log lambda1, at lr wd = {rate:g}",
-            _DRIFT,
-            expected=-2.0,
-            measured=float(runs[-1]["drift"]),
+        _DRIFT.says(f"Two steps move the minimiser by this times h^2 grad log lambda1, at lr wd = {rate:g}").near(
+            -2.0,
+            float(runs[-1]["drift"]),
             relative=eta * swing / 2,  # Appendix H: corrections of relative order eta u
             printed=-4.0,
         ),
-        to_rounding(
-            "z is not in the loss: weight decay alone shrinks it, by 1 - lr wd per step; largest relative error",
-            Source("", "ours, on Appendix F's loss", law="flow_examples.sphere3d_angle"),
-            error=max(float(run["conserved"]) for run in runs),
+        Source("", "ours, on Appendix F's loss", law="flow_examples.sphere3d_angle")
+        .says("z is not in the loss: weight decay alone shrinks it, by 1 - lr wd per step; largest relative error")
+        .to_rounding(
+            max(float(run["conserved"]) for run in runs),
             operations=steps * math.exp(config.flow_time),  # a rounding of |w| per step, and z shrinks meanwhile
         ),
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, comparison, near, not_demanded, to_rounding
+from equilibria.lab.harness.claim import Claim, Source, comparison, not_demanded
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome, one_task
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.sharp.small_problems import among
@@ -245,28 +245,24 @@ def _judge_entering(config: Config, run: Arrays, data_sets: list[_RegressionRun]
     calm = [data_set for data_set in below if data_set.predicted_delay**2 * 2 * config.rate > math.log(1e6)]
     # The oscillation grows out of rounding, which differs between processors: of smoke's four data sets the farthest is
     # within 10 % on some machines and 12 % off on others.
-    delay = near(
-        "Steps from there until the oscillation is visible, over sqrt(ln(growth)/(2 lr wd)): farthest off",
-        _DELAY,
-        expected=1.0,
-        measured=_farthest([(data_set.seen - data_set.crossing) / data_set.predicted_delay for data_set in calm]),
+    delay = _DELAY.says(
+        "Steps from there until the oscillation is visible, over sqrt(ln(growth)/(2 lr wd)): farthest off"
+    ).near(
+        1.0,
+        _farthest([(data_set.seen - data_set.crossing) / data_set.predicted_delay for data_set in calm]),
         # h at the crossing is rounding, known to some powers of e, each 2 % of the delay; the overshoot adds 4 %
         relative=0.1,
     )
     return [
-        at_most(
-            "Training loss falls below 1e-6 within the first 1k steps: the slowest data set",
-            Source("", "ours, on fig. 4b"),
-            bound=_PAPERS_STEPS,
-            measured=max(fitted),
-            unit="steps",
-        ),
-        near(
+        Source("", "ours, on fig. 4b")
+        .says("Training loss falls below 1e-6 within the first 1k steps: the slowest data set")
+        .at_most(_PAPERS_STEPS, max(fitted), unit="steps"),
+        _ENTERING.says(
             "2/lr meets the sharpness at the step predicted from the moment the loss is below 1e-6: "
-            f"{_of_those_below(data_sets)}",
-            _ENTERING,
-            expected=0.0,
-            measured=_farthest([data_set.crossing - data_set.predicted_crossing for data_set in below], 0.0),
+            f"{_of_those_below(data_sets)}"
+        ).near(
+            0.0,
+            _farthest([data_set.crossing - data_set.predicted_crossing for data_set in below], 0.0),
             absolute=2.0,  # one for whole steps, one for the effect of a loss of 1e-6 on the norm
             unit="steps",
         ),
@@ -286,41 +282,27 @@ def _judge_oscillation(config: Config, run: Arrays, data_sets: list[_RegressionR
     ratios = [float(length / law) for data_set in data_sets for _, length, law in data_set.periods]
     room = 10 * config.rate  # the next order, a number times lr wd; the oscillation itself has died down by then
     return [
-        near(
-            "Mean training loss at the edge over lr wd lambda1*/4: the data set farthest off",
-            _LEVEL,
-            expected=1.0,
-            measured=_farthest([float(level) for level in levels]),
-            relative=room,
+        _LEVEL.says("Mean training loss at the edge over lr wd lambda1*/4: the data set farthest off").near(
+            1.0, _farthest([float(level) for level in levels]), relative=room
         ),
-        near(
-            "Mean of h^2 over 2 lr wd/(4 + g^2): the data set farthest off",
-            _LEVEL,
-            expected=1.0,
-            measured=_farthest([float(square) for square in squares]),
-            relative=room,
-            printed=0.5,
+        _LEVEL.says("Mean of h^2 over 2 lr wd/(4 + g^2): the data set farthest off").near(
+            1.0, _farthest([float(square) for square in squares]), relative=room, printed=0.5
         ),
-        near(
-            "Every period of the oscillation over that of an orbit with its energy: farthest off",
-            _PERIOD,
-            expected=1.0,
-            measured=_farthest(ratios),
+        _PERIOD.says("Every period of the oscillation over that of an orbit with its energy: farthest off").near(
+            1.0,
+            _farthest(ratios),
             relative=2 * config.eta,  # the orbit is the limit of small eta, and a period is a whole number of steps
         ),
-        near(
-            "Last period, mean over the data sets: small oscillations take pi/sqrt(2 lr wd)",
-            Source("", "ours, on fig. 4c-d", law="hamiltonian.period_steps"),
-            expected=float(period_steps(config.rate)),
-            measured=float(np.mean([data_set.periods[-1, 1] for data_set in data_sets])),
+        Source("", "ours, on fig. 4c-d", law="hamiltonian.period_steps")
+        .says("Last period, mean over the data sets: small oscillations take pi/sqrt(2 lr wd)")
+        .near(
+            float(period_steps(config.rate)),
+            float(np.mean([data_set.periods[-1, 1] for data_set in data_sets])),
             relative=2 * config.eta,
             unit="steps",
         ),
-        at_least(
-            "2/lr switches back and forth about the sharpness: the fewest periods of any data set",
-            _FIGURE,
-            bound=3,
-            measured=min(len(data_set.periods) for data_set in data_sets),
+        _FIGURE.says("2/lr switches back and forth about the sharpness: the fewest periods of any data set").at_least(
+            3, min(len(data_set.periods) for data_set in data_sets)
         ),
     ]
 
@@ -335,25 +317,23 @@ def _judge_end(config: Config, run: Arrays, problem: Regression, data_sets: list
     ]
     after, goal = run["risk"][-1], _test_of_least_norm(problem)
     return [
-        to_rounding(
-            "The part of w that no sample sees shrinks by 1 - lr wd per step, before and at the edge: relative error",
-            Source("", "ours, on Theorem 5.1", law="flow_examples.regression_flow"),
-            error=float(run["worst_null_error"].max()),
+        Source("", "ours, on Theorem 5.1", law="flow_examples.regression_flow")
+        .says("The part of w that no sample sees shrinks by 1 - lr wd per step, before and at the edge: relative error")
+        .to_rounding(
+            float(run["worst_null_error"].max()),
             operations=config.steps,  # one rounding of the weight per step
         ),
-        near(
+        _THEOREM.says(
             "Distance to the least-norm solution along the minimisers at the end, over that of the flow from the "
-            f"crossing on: {_of_those_below(data_sets)}",
-            _THEOREM,
-            expected=1.0,
-            measured=_farthest(over_flow),
+            f"crossing on: {_of_those_below(data_sets)}"
+        ).near(
+            1.0,
+            _farthest(over_flow),
             relative=config.eta,  # it goes as the root of the stability ratio, which swings by eta u/2 with u below 4
         ),
-        near(
-            "Test loss at the end over that of the least-norm solution: mean over the data sets",
-            _THEOREM,
-            expected=1.0,
-            measured=float(np.mean(after / goal)),
+        _THEOREM.says("Test loss at the end over that of the least-norm solution: mean over the data sets").near(
+            1.0,
+            float(np.mean(after / goal)),
             relative=float(np.mean(2 * run["distance"][-1] / np.sqrt(goal))),  # inputs have variance at most 1
         ),
     ]
@@ -373,13 +353,10 @@ def _judge_likeness(config: Config, run: Arrays, data_sets: list[_RegressionRun]
     }
     least = run["loss"][:_PAPERS_STEPS].min(axis=0)
     collapsed = comparison(
-        at_most(
+        _FIGURE.says(
             f"Training loss falls to about 1e-14 in the first 1k steps: in {np.sum(least < _COLLAPSED)} of "
-            f"{config.data_sets} data sets; the largest",
-            _FIGURE,
-            bound=_COLLAPSED,
-            measured=float(least.max()),
-        )
+            f"{config.data_sets} data sets; the largest"
+        ).at_most(_COLLAPSED, float(least.max()))
     )
     return [
         collapsed,

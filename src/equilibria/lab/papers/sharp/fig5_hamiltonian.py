@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Source, at_most, near
+from equilibria.lab.harness.claim import Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.sharp.small_problems import kept_steps
@@ -138,35 +138,20 @@ def collect(config: Config, findings: Findings) -> Outcome:
     loss = 1e3 * config.accuracy  # some hundred steps of the integrator, each of this accuracy
     claims = [
         *(
-            near(
-                f"Period of the orbit with energy {energy:g} above the minimum",
-                _FIGURE,
-                expected=expected,
-                measured=measured,
-                relative=loss,
+            _FIGURE.says(f"Period of the orbit with energy {energy:g} above the minimum").near(
+                expected, measured, relative=loss
             )
             for energy, expected, measured in zip(config.energies, law.period, periods, strict=True)
         ),
-        at_most("Energy is conserved: largest change along an orbit", _FIGURE, bound=loss, measured=max(drifts)),
-        near(
-            "The mean of h^2 over an orbit is C_b/(2K^2) whatever its energy: the one farthest off",
-            _MEAN,
-            expected=mean,
-            measured=means[np.argmax(np.abs(means - mean))],
-            relative=loss,
+        _FIGURE.says("Energy is conserved: largest change along an orbit").at_most(loss, max(drifts)),
+        _MEAN.says("The mean of h^2 over an orbit is C_b/(2K^2) whatever its energy: the one farthest off").near(
+            mean, means[np.argmax(np.abs(means - mean))], relative=loss
         ),
-        near(
-            "Energy of Definition H.2 iterated as printed grows at the rate 4 C_b per flow time",
-            _MAP,
-            expected=4 * config.c_b,
-            measured=rate,
-            relative=0.02,
+        _MAP.says("Energy of Definition H.2 iterated as printed grows at the rate 4 C_b per flow time").near(
+            4 * config.c_b, rate, relative=0.02
         ),
-        at_most(
-            "Energy of the symplectic form stays: largest relative change",
-            _MAP,
-            bound=4 * config.eta * math.sqrt(2 * config.c_b),
-            measured=away,
+        _MAP.says("Energy of the symplectic form stays: largest relative change").at_most(
+            4 * config.eta * math.sqrt(2 * config.c_b), away
         ),
     ]
     numbers = {

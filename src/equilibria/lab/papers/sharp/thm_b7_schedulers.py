@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Source, convergence_order, near, to_rounding
+from equilibria.lab.harness.claim import Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.sharp.small_problems import kept_steps
@@ -134,46 +134,27 @@ def collect(config: Config, findings: Findings) -> Outcome:
     runs = [findings[f"lr-wd-{rate:g}"] for rate in rates]
     worst = {name: np.array([float(run[f"worst_{name}"]) for run in runs]) for name in _WORST}
     claims = [
-        to_rounding(
-            "A step of descent with weight decay is a projected step with the effective lr: largest error",
-            Source("sharp", "Lemma 3.1", law="stability.projected_step"),
-            error=worst["turn_error"].max(),
-            operations=20,
-        ),
+        Source("sharp", "Lemma 3.1", law="stability.projected_step")
+        .says("A step of descent with weight decay is a projected step with the effective lr: largest error")
+        .to_rounding(worst["turn_error"].max(), operations=20),
         # A step makes some four roundings, possibly all of one sign, and forgets earlier ones at the rate 4 lr wd.
-        to_rounding(
-            "GWSI keeps lock-step with descent with weight decay: relative error of the effective lr",
-            _GWSI,
-            error=worst["gwsi_error"].max(),
-            operations=1 / rates.min(),
+        _GWSI.says(
+            "GWSI keeps lock-step with descent with weight decay: relative error of the effective lr"
+        ).to_rounding(worst["gwsi_error"].max(), operations=1 / rates.min()),
+        Source("sharp", "Definition B.6", law="effective_schedulers.gwsi_moment_step")
+        .says("The printed form does so too, with more cancellation")
+        .to_rounding(worst["moment_form_error"].max(), operations=4 / rates.min()),
+        _QUASI.says("The error of the quasi-RMSprop scheduler is proportional to lr*wd: the order").of_order(
+            1.0, sizes=rates.tolist(), errors=worst["quasi_error"].tolist(), absolute=0.15
         ),
-        to_rounding(
-            "The printed form does so too, with more cancellation",
-            Source("sharp", "Definition B.6", law="effective_schedulers.gwsi_moment_step"),
-            error=worst["moment_form_error"].max(),
-            operations=4 / rates.min(),
-        ),
-        convergence_order(
-            "The error of the quasi-RMSprop scheduler is proportional to lr*wd: the order",
-            _QUASI,
-            expected=1.0,
-            sizes=rates.tolist(),
-            errors=worst["quasi_error"].tolist(),
-            absolute=0.15,
-        ),
-        convergence_order(
-            "The remainder of one step beyond (1 - decay)^2 (6v - 16G + 4G^2/v)/16 is of third order: the order",
-            Source("", "ours", law="effective_schedulers.quasi_rmsprop_parameters"),
-            expected=3.0,
-            sizes=rates.tolist(),
-            errors=worst["residual"].tolist(),
-            absolute=0.3,
-        ),
-        near(
-            "GWSI's base lr exceeds sqrt(2 lr wd) by the factor 1 + (5/4) lr wd: excess over lr wd, smallest lr wd",
-            Source("sharp", "Theorem B.7", law="effective_schedulers.gwsi_parameters"),
-            expected=1.25,
-            measured=(gwsi_parameters(float(rates.min())).base_lr / math.sqrt(2 * rates.min()) - 1) / rates.min(),
+        Source("", "ours", law="effective_schedulers.quasi_rmsprop_parameters")
+        .says("The remainder of one step beyond (1 - decay)^2 (6v - 16G + 4G^2/v)/16 is of third order: the order")
+        .of_order(3.0, sizes=rates.tolist(), errors=worst["residual"].tolist(), absolute=0.3),
+        Source("sharp", "Theorem B.7", law="effective_schedulers.gwsi_parameters")
+        .says("GWSI's base lr exceeds sqrt(2 lr wd) by the factor 1 + (5/4) lr wd: excess over lr wd, smallest lr wd")
+        .near(
+            1.25,
+            (gwsi_parameters(float(rates.min())).base_lr / math.sqrt(2 * rates.min()) - 1) / rates.min(),
             relative=5 * float(rates.min()),  # the next term of the series is of that order
         ),
     ]

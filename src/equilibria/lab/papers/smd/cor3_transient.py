@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.smd.random_walk import next_order, tangent_noise, walk_heavy_ball
@@ -118,13 +118,9 @@ def collect(config: Config, found: Findings) -> Outcome:
     claims = [claim for name in _NAMES for claim in _judge(config, name, both[name])]
     plain, heavy = (int(found[f"recursion-{name}"]["steps_norm"]) for name in ("sgd", "sgdm-equal"))
     claims.append(
-        near(
-            "At equal lr*wd momentum settles faster by 1/(1 - momentum): ratio of the times to 5 % in norm",
-            Source("smd", "remark 2", law="settling.relaxation"),
-            expected=1 / (1 - config.momentum),
-            measured=plain / heavy,
-            relative=next_order(config.rule("sgdm-equal")),
-        )
+        Source("smd", "remark 2", law="settling.relaxation")
+        .says("At equal lr*wd momentum settles faster by 1/(1 - momentum): ratio of the times to 5 % in norm")
+        .near(1 / (1 - config.momentum), plain / heavy, relative=next_order(config.rule("sgdm-equal")))
     )
     numbers = {
         name: {key: int(found[f"recursion-{name}"][key]) for key in ("steps_norm", "steps_angle")} for name in _ALL
@@ -140,44 +136,30 @@ def _judge(config: Config, name: str, found: Arrays) -> list[Claim]:
     walk = np.max(np.abs(found["walk_norm_ratio"] / law.norm_ratio - 1))
     return [
         *(
-            near(
-                f"{label}: steps until the {quantity} is within 5 % of the new equilibrium, by recursion",
-                _CLOSED,
-                expected=steps_to_tolerance(rule, start, tolerance=_TOLERANCE, quantity=quantity),
-                measured=float(found[f"steps_{quantity}"]),
+            _CLOSED.says(
+                f"{label}: steps until the {quantity} is within 5 % of the new equilibrium, by recursion"
+            ).near(
+                steps_to_tolerance(rule, start, tolerance=_TOLERANCE, quantity=quantity),
+                float(found[f"steps_{quantity}"]),
                 relative=next_order(rule) + 1 / bound,  # plus rounding to whole steps
                 unit="steps",
             )
             for quantity in ("norm", "angle")
         ),
-        at_least(
-            f"{label}: the corollary's lower bound on these steps",
-            _BOUND,
-            bound=bound,
-            measured=float(found["steps_norm"]),
-            unit="steps",
-            printed=bound / config.drop,
+        _BOUND.says(f"{label}: the corollary's lower bound on these steps").at_least(
+            bound, float(found["steps_norm"]), unit="steps", printed=bound / config.drop
         ),
-        near(
-            f"{label}: at the bound the norm is still (2 - 1/k)^(1/4) of its target",
-            _BOUND,
-            expected=(2 - 1 / config.drop) ** 0.25,
-            measured=found["norm_ratio"][bound],
-            relative=0.001,
+        _BOUND.says(f"{label}: at the bound the norm is still (2 - 1/k)^(1/4) of its target").near(
+            (2 - 1 / config.drop) ** 0.25, found["norm_ratio"][bound], relative=0.001
         ),
-        near(
-            f"{label}: the angle falls at once, in the first step, to k^(-1/2) of its new equilibrium",
-            _CLOSED,
-            expected=config.drop**-0.5,
-            measured=found["angle_ratio"][0],
+        _CLOSED.says(f"{label}: the angle falls at once, in the first step, to k^(-1/2) of its new equilibrium").near(
+            config.drop**-0.5,
+            found["angle_ratio"][0],
             relative=config.before(name).lr * rule.weight_decay,  # first order in the larger lr wd
         ),
-        at_most(
-            f"{label}: the optimizer on the random walk follows the closed form: largest deviation of the norm",
-            _CLOSED,
-            bound=next_order(rule) / 4 + 4 * _scatter(config, name),
-            measured=walk,
-        ),
+        _CLOSED.says(
+            f"{label}: the optimizer on the random walk follows the closed form: largest deviation of the norm"
+        ).at_most(next_order(rule) / 4 + 4 * _scatter(config, name), walk),
     ]
 
 

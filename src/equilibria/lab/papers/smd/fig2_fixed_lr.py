@@ -10,16 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.harness.claim import (
-    Claim,
-    Source,
-    demanded_if,
-    mean_at_least,
-    mean_at_most,
-    mean_near,
-    not_demanded,
-    over_seeds,
-)
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demanded, over_seeds
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.smd.image_training import (
@@ -63,10 +54,7 @@ class Config:
         average: number of steps in running means of the unit gradient.
     """
 
-    rules: tuple[Sgd, ...] = (
-        Sgd("SGD", lr=0.1, weight_decay=5e-3, other_lr=0.1),
-        SGDM,
-    )
+    rules: tuple[Sgd, ...] = (Sgd("SGD", lr=0.1, weight_decay=5e-3, other_lr=0.1), SGDM)
     steps: tuple[int, ...] = (6000, 2000)
     images: Images = IMAGES
     network: Network = RESNET8
@@ -180,13 +168,12 @@ def collect(config: Config, found: Findings) -> Outcome:
     slow, fast = config.rules
     sooner = relaxation(fast.rule).rate / relaxation(slow.rule).rate
     claims.append(
-        mean_at_least(
+        _SOONER.says(
             f"{fast.name} arrives sooner: steps until the norm of the median layer is and stays within 5 % "
             f"of its theory, {slow.name} over {fast.name}, seed by seed (the law for a constant "
-            f"unit gradient: {sooner:.3g})",
-            _SOONER,
-            bound=sooner / _DRIFTS,
-            values=np.array(numbers[slow.name]["arrival"]) / np.maximum(numbers[fast.name]["arrival"], 1.0),
+            f"unit gradient: {sooner:.3g})"
+        ).at_least(
+            sooner / _DRIFTS, np.array(numbers[slow.name]["arrival"]) / np.maximum(numbers[fast.name]["arrival"], 1.0)
         )
     )
     return Outcome(demanded_if(config.images.data != "digits", claims), numbers)
@@ -194,25 +181,14 @@ def collect(config: Config, found: Findings) -> Outcome:
 
 def _judge(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> list[Claim]:
     claims = [
-        mean_near(
-            f"{sgd.name}: root mean square angle of {config.layer} over its theory, last quarter",
-            _ANGLE,
-            expected=1.0,
-            values=seeds["angle"],
-            relative=_ONE_LAYER,
+        _ANGLE.says(f"{sgd.name}: root mean square angle of {config.layer} over its theory, last quarter").near(
+            1.0, seeds["angle"], relative=_ONE_LAYER
         ),
-        mean_at_most(
-            f"{sgd.name}: |angle / theory - 1| of the layer that is farthest off",
-            _ANGLE,
-            bound=_ANY_LAYER,
-            values=seeds["farthest"],
+        _ANGLE.says(f"{sgd.name}: |angle / theory - 1| of the layer that is farthest off").at_most(
+            _ANY_LAYER, seeds["farthest"]
         ),
-        mean_near(
-            f"{sgd.name}: norm of {config.layer} over its theory, last quarter",
-            _NORM,
-            expected=1.0,
-            values=seeds["norm"],
-            relative=_NORM_OFF,
+        _NORM.says(f"{sgd.name}: norm of {config.layer} over its theory, last quarter").near(
+            1.0, seeds["norm"], relative=_NORM_OFF
         ),
     ]
     return [*claims, *([_judge_correlation(config, sgd, seeds)] if sgd.momentum else [])]
@@ -220,13 +196,9 @@ def _judge(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> li
 
 def _judge_correlation(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> Claim:
     """Not demanded of small scales, whose steps turn a layer five times as far as the paper's: gradients correlate."""
-    claim = mean_near(
-        f"{sgd.name}: gradient and buffer are hardly correlated: mean h~ over mean squared unit gradient",
-        _CORRELATION,
-        expected=1.0,
-        values=seeds["correlated"],
-        relative=_UNCORRELATED,
-    )
+    claim = _CORRELATION.says(
+        f"{sgd.name}: gradient and buffer are hardly correlated: mean h~ over mean squared unit gradient"
+    ).near(1.0, seeds["correlated"], relative=_UNCORRELATED)
     return claim if config.images.data == "imagenet" else not_demanded(claim)
 
 

@@ -11,16 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.harness.claim import (
-    Claim,
-    Source,
-    demanded_if,
-    mean_at_least,
-    mean_at_most,
-    mean_near,
-    not_demanded,
-    over_seeds,
-)
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demanded, over_seeds
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.harness.task import train_branches
@@ -232,36 +223,26 @@ def _judge_standard(config: Config, numbers: Mapping[str, Any]) -> list[Claim]:
     rule = replace(config.sgd.rule, lr=config.sgd.lr / config.divisor)
     settled, *late = _predicted(config)
     return [
-        mean_near(
+        _LAGS.says(
             f"Angle of the median layer over its new equilibrium, {config.at_once[0]} to {config.at_once[1]} steps "
-            f"after lr / {config.divisor:g}",
-            _LAGS,
-            expected=law_after_drop(config.sgd.rule, config.divisor, config.at_once),
-            values=_at_drop(numbers["at_once"][STANDARD], 0),
+            f"after lr / {config.divisor:g}"
+        ).near(
+            law_after_drop(config.sgd.rule, config.divisor, config.at_once),
+            _at_drop(numbers["at_once"][STANDARD], 0),
             relative=_NEAR,
         ),
-        mean_at_least(
-            "Steps until it is within 5 % of it: the corollary's lower bound",
-            _BOUND,
-            bound=minimum_settling_steps(rule, config.divisor),
-            values=numbers["arrival"],
+        _BOUND.says("Steps until it is within 5 % of it: the corollary's lower bound").at_least(
+            minimum_settling_steps(rule, config.divisor),
+            numbers["arrival"],
             unit="steps",
             printed=minimum_settling_steps(rule, config.divisor) / config.divisor,
         ),
-        mean_near(
-            f"The same over the last {config.settled} steps of the second stage (law: constant unit gradient)",
-            _LAGS,
-            expected=settled,
-            values=numbers["settled"],
-            relative=_NEAR,
-        ),
+        _LAGS.says(
+            f"The same over the last {config.settled} steps of the second stage (law: constant unit gradient)"
+        ).near(settled, numbers["settled"], relative=_NEAR),
         *(
-            mean_near(
-                f"The same over the whole {ordinal} stage, which is too short for it to come back",
-                _LAGS,
-                expected=expected,
-                values=_at_drop(numbers["last_stages"], place),
-                relative=_PER_DROP * (place + 2) + _WAY_BACK,
+            _LAGS.says(f"The same over the whole {ordinal} stage, which is too short for it to come back").near(
+                expected, _at_drop(numbers["last_stages"], place), relative=_PER_DROP * (place + 2) + _WAY_BACK
             )
             for place, (ordinal, expected) in enumerate(zip(("third", "fourth"), late, strict=True))
         ),
@@ -271,14 +252,10 @@ def _judge_standard(config: Config, numbers: Mapping[str, Any]) -> list[Claim]:
 def _judge_rescaled(config: Config, numbers: Mapping[str, Any]) -> list[Claim]:
     lagging = law_after_drop(config.sgd.rule, config.divisor, config.at_once) * config.divisor**0.5
     near = [
-        mean_near(
+        _AT_ONCE.says(
             f"With rescaled weights: angle of the median layer over its new equilibrium, {config.at_once[0]} to "
-            f"{config.at_once[1]} steps after the {drop} drop",
-            _AT_ONCE,
-            expected=1.0,
-            values=_at_drop(numbers["at_once"][RESCALED], place),
-            relative=_NEAR,
-        )
+            f"{config.at_once[1]} steps after the {drop} drop"
+        ).near(1.0, _at_drop(numbers["at_once"][RESCALED], place), relative=_NEAR)
         for place, drop in enumerate(_DROPS)
     ]
     off = {branch: np.abs(np.log(numbers["at_once"][branch])) for branch in BRANCHES}  # seeds by drops
@@ -288,30 +265,22 @@ def _judge_rescaled(config: Config, numbers: Mapping[str, Any]) -> list[Claim]:
         # The network still learns, its unit gradient grows, and norms are too slow to follow at so small an lr.
         *(claim if config.images.data == "imagenet" else not_demanded(claim) for claim in near[1:]),
         *(
-            mean_at_most(
+            _AT_ONCE.says(
                 f"After the {drop} drop the angle is nearer to its theory with rescaled weights: |ln(angle / theory)| "
-                "with them minus that without, seed by seed",
-                _AT_ONCE,
-                bound=0.0,
-                values=values,
-            )
+                "with them minus that without, seed by seed"
+            ).at_most(0.0, values)
             for drop, values in zip(_DROPS, farther, strict=True)
         ),
-        mean_at_most(
-            "With rescaled weights: |angle / theory - 1| of the layer that is farthest off, after the first drop",
-            _AT_ONCE,
-            bound=_ANY_LAYER,
-            values=_at_drop(numbers["farthest_layer"][RESCALED], 0),
-        ),
+        _AT_ONCE.says(
+            "With rescaled weights: |angle / theory - 1| of the layer that is farthest off, after the first drop"
+        ).at_most(_ANY_LAYER, _at_drop(numbers["farthest_layer"][RESCALED], 0)),
         *(
-            mean_near(
+            (_AT_ONCE if branch == RESCALED else _LAGS)
+            .says(
                 f"Angle of the median layer after the first drop, {branch}, over what its norm and the unit gradient "
-                "as it is then lead to",
-                _AT_ONCE if branch == RESCALED else _LAGS,
-                expected=lagging if branch == STANDARD else 1.0,
-                values=numbers["explained"][branch],
-                relative=_EXPLAINED,
+                "as it is then lead to"
             )
+            .near(lagging if branch == STANDARD else 1.0, numbers["explained"][branch], relative=_EXPLAINED)
             for branch in BRANCHES
         ),
     ]
@@ -324,11 +293,9 @@ def _at_drop(values: Sequence[Sequence[float]], place: int) -> list[float]:
 
 def _judge_accuracy(config: Config, numbers: Mapping[str, Any]) -> Claim:
     """Not demanded of short trainings, whose accuracy still depends on how fast layers turn."""
-    claim = mean_near(
-        "Final test accuracy with rescaled weights minus that without, seed by seed",
-        _TABLE,
-        expected=0.0,
-        values=np.subtract(numbers["test_accuracy"][RESCALED], numbers["test_accuracy"][STANDARD]),
+    claim = _TABLE.says("Final test accuracy with rescaled weights minus that without, seed by seed").near(
+        0.0,
+        np.subtract(numbers["test_accuracy"][RESCALED], numbers["test_accuracy"][STANDARD]),
         absolute=_EQUAL,
         unit=_POINTS,
         printed=76.27 - 76.25,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, identity, near, to_rounding
+from equilibria.lab.harness.claim import Claim, Source, identity
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.smd.random_walk import next_order
@@ -173,26 +173,24 @@ def collect(config: Config, found: Findings) -> Outcome:
     equilibrium = config.rule("sgd").equilibrium(unit_grad_sq=config.level)
     assert equilibrium.norm is not None
     claims += [
-        near(
-            "SGD's own map at constant L: ||w||^2 it settles at",
-            _EXACT,
-            expected=float(equilibrium.norm**2),
-            measured=float(found["sgd-a-0"]["exact_last"]),
+        _EXACT.says("SGD's own map at constant L: ||w||^2 it settles at").near(
+            float(equilibrium.norm**2),
+            float(found["sgd-a-0"]["exact_last"]),
             relative=math.exp(-32) + _rounding(config, "sgd"),  # what 32 time constants leave
             printed=float(_target(config, "sgd", np.asarray(config.level))),
         ),
-        to_rounding(
-            "The map (186) and the recursion of moments are the same: largest relative difference of ||w||^2",
-            Source("smd+", "eq. (186)", law="transient.evolve"),
-            error=float(found["sgdm-a-0"]["recursion_error"]),
+        Source("smd+", "eq. (186)", law="transient.evolve")
+        .says("The map (186) and the recursion of moments are the same: largest relative difference of ||w||^2")
+        .to_rounding(
+            float(found["sgdm-a-0"]["recursion_error"]),
             operations=_rounding(config, "sgdm") / float(np.finfo(np.float64).eps),
         ),
         identity(
-            at_least(
-                "Case d, which is tracked all the same: largest step of the sine, above what the assumption allows",
-                _DRIFT,
-                bound=4 * math.sqrt(config.noise**2 / 3) * (config.lr * config.weight_decay) ** 1.5,
-                measured=np.max(np.abs(np.diff(config.mean("d")))),
+            _DRIFT.says(
+                "Case d, which is tracked all the same: largest step of the sine, above what the assumption allows"
+            ).at_least(
+                4 * math.sqrt(config.noise**2 / 3) * (config.lr * config.weight_decay) ** 1.5,
+                np.max(np.abs(np.diff(config.mean("d")))),
             )
         ),
     ]
@@ -223,20 +221,16 @@ def _judge(config: Config, name: str, found: Findings) -> list[Claim]:
     # Second order: the lag is itself followed with a lag, a quarter of a period later, on a norm that is off by it.
     lag_room = next_order(rule) + (1 / config.sine_steps / relaxation(rule).rate) ** 2 + 4 * np.max(np.abs(lags))
     return [
-        near(
-            f"{label}, (a) constant L: ||w||^2 at the end",
-            Source("smd", _FIGURES[name], law="equilibrium.heavy_ball"),
-            expected=float(_target(config, name, np.asarray(config.level))),
-            measured=float(constant["last"]),
+        Source("smd", _FIGURES[name], law="equilibrium.heavy_ball")
+        .says(f"{label}, (a) constant L: ||w||^2 at the end")
+        .near(
+            float(_target(config, name, np.asarray(config.level))),
+            float(constant["last"]),
             relative=_rounding(config, name),
         ),
         _judge_settling(config, name, float(constant["first_within"])),
-        near(
-            f"{label}, (c) drifting L: largest deviation of ||w||^2 is the lag",
-            lagging,
-            expected=np.max(np.abs(lags)),
-            measured=float(found[f"{name}-c-0"]["largest"]),
-            relative=lag_room,
+        lagging.says(f"{label}, (c) drifting L: largest deviation of ||w||^2 is the lag").near(
+            np.max(np.abs(lags)), float(found[f"{name}-c-0"]["largest"]), relative=lag_room
         ),
         *_judge_noise(config, name, "b", "noisy L", found, scatters["b"], np.zeros(1)),
         *_judge_noise(config, name, "d", "noisy and drifting L", found, scatters["d"], lags),
@@ -252,22 +246,24 @@ def _judge_settling(config: Config, name: str, steps: float) -> Claim:
     rule, target = config.rule(name), float(_target(config, name, np.asarray(config.level)))
     text = f"{_NAMES[name]}, (a): steps until ||w||^2 is within 1 %"
     if name == "sgd":
-        return near(
-            f"{text}, by the closed form",
-            Source("smd", _FIGURES[name], law="settling.steps_to_tolerance"),
-            expected=steps_to_tolerance(rule, math.sqrt(config.start / target), tolerance=0.01, quantity="norm_sq"),
-            measured=steps,
-            # The closed form leaves out the square of a step's push, largest at the start, and of its decay.
-            relative=config.level * config.lr**2 / (2 * config.start**2) + 2 * config.lr * config.weight_decay,
-            unit="steps",
+        return (
+            Source("smd", _FIGURES[name], law="settling.steps_to_tolerance")
+            .says(f"{text}, by the closed form")
+            .near(
+                steps_to_tolerance(rule, math.sqrt(config.start / target), tolerance=0.01, quantity="norm_sq"),
+                steps,
+                # The closed form leaves out the square of a step's push, largest at the start, and of its decay.
+                relative=config.level * config.lr**2 / (2 * config.start**2) + 2 * config.lr * config.weight_decay,
+                unit="steps",
+            )
         )
     start = cold_start(rule, math.sqrt(config.start))
     return identity(
-        near(
-            f"{text}, by the recursion of moments",
-            Source("smd", _FIGURES[name], law="settling.settling_steps"),
-            expected=settling_steps(rule, start, tolerance=0.01, quantity="norm_sq", unit_grad_sq=config.level),
-            measured=steps,
+        Source("smd", _FIGURES[name], law="settling.settling_steps")
+        .says(f"{text}, by the recursion of moments")
+        .near(
+            settling_steps(rule, start, tolerance=0.01, quantity="norm_sq", unit_grad_sq=config.level),
+            steps,
             absolute=1,
             unit="steps",
         )
@@ -280,19 +276,14 @@ def _judge_noise(
     """Judge the rms and the largest deviation over all runs of a case."""
     label, source = f"{_NAMES[name]}, ({case}) {what}", Source("smd", _FIGURES[name], law="fluctuation.fluctuation")
     return [
-        near(
-            f"{label}: rms deviation of ||w||^2, {config.seeds} runs",
-            source,
-            expected=math.sqrt(np.mean(scatters**2) + np.mean(lags**2)),
-            measured=math.sqrt(_pooled(config, found, name, case, "mean_square").mean()),
+        source.says(f"{label}: rms deviation of ||w||^2, {config.seeds} runs").near(
+            math.sqrt(np.mean(scatters**2) + np.mean(lags**2)),
+            math.sqrt(_pooled(config, found, name, case, "mean_square").mean()),
             relative=4 * _standard_error(config, name),
         ),
-        at_most(
-            f"{label}: largest deviation of ||w||^2 is a fluctuation of at most 5.5 standard deviations",
-            source,
-            bound=5.5 * scatters.max() + np.max(np.abs(lags)),
-            measured=_pooled(config, found, name, case, "largest").max(),
-        ),
+        source.says(
+            f"{label}: largest deviation of ||w||^2 is a fluctuation of at most 5.5 standard deviations"
+        ).at_most(5.5 * scatters.max() + np.max(np.abs(lags)), _pooled(config, found, name, case, "largest").max()),
     ]
 
 
@@ -306,13 +297,15 @@ def _judge_angle(config: Config, name: str, found: Findings) -> Claim:
     ends = [np.log(found[key]["late_norm_sq"]) for key in found if key.startswith(f"{name}-")]
     # Squared angles add up to the decay, but for what the norm gained or lost between the ends of the window.
     drift = max(abs(float(np.diff(end)[0])) for end in ends) / (2 * 2 * eps * (config.steps - config.settled(name)))
-    return near(
-        f"{_NAMES[name]}, (a) to (d): the rms angle is that of theory whatever L does: the run farthest off",
-        Source("smd", "Theorem 1, Theorem 2", law="equilibrium.heavy_ball"),
-        expected=expected,
-        measured=angles[np.argmax(np.abs(angles - expected))],
-        relative=(1 + config.momentum) * drift + 2 * eps,
-        unit="rad",
+    return (
+        Source("smd", "Theorem 1, Theorem 2", law="equilibrium.heavy_ball")
+        .says(f"{_NAMES[name]}, (a) to (d): the rms angle is that of theory whatever L does: the run farthest off")
+        .near(
+            expected,
+            angles[np.argmax(np.abs(angles - expected))],
+            relative=(1 + config.momentum) * drift + 2 * eps,
+            unit="rad",
+        )
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_near
+from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.smd.image_training import (
@@ -242,33 +242,21 @@ def _judge(
     numbers |= {f"short_{factor}": short, f"long_{factor}": long, f"gradient_{factor}": enlarged}
     apart = [diffusion(n_step_angles(law, steps)[-1:]) for law, steps in ((rule, config.long), (large, many))]
     return (
-        mean_near(
-            f"{sgd.name}: angle over {factor} steps, over that of one step with {factor} times the batch and lr",
-            _ANGLES,
-            expected=linear_scaling_ratio(rule, factor),
-            values=short,
-            relative=_NEAR,
-        ),
-        mean_near(
+        _ANGLES.says(
+            f"{sgd.name}: angle over {factor} steps, over that of one step with {factor} times the batch and lr"
+        ).near(linear_scaling_ratio(rule, factor), short, relative=_NEAR),
+        _LONG.says(
             f"{sgd.name}: over {config.long} steps against {many}, where momentum's share is smaller: -ln of the mean "
-            "cosine between both ends, ratio",
-            _LONG,
-            expected=float(apart[0] / apart[1]),
-            values=long,
-            relative=_NEAR_SQUARED,
-        ),
-        mean_near(
+            "cosine between both ends, ratio"
+        ).near(float(apart[0] / apart[1]), long, relative=_NEAR_SQUARED),
+        _GRADIENTS.says(
             f"{sgd.name}: norm of the gradient summed over {factor} times the batch, over that of one batch, over what "
             + (
                 "noise alone leads to"
                 if factor == config.factors[1]
                 else f"noise and the mean gradient that a factor of {config.factors[1]} shows lead to, seed by seed"
-            ),
-            _GRADIENTS,
-            expected=1.0,
-            values=np.divide(enlarged, expected),
-            relative=_NEAR,
-        ),
+            )
+        ).near(1.0, np.divide(enlarged, expected), relative=_NEAR),
     )
 
 

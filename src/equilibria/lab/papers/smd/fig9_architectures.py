@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_at_most, mean_near, over_seeds
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import panels, title
 from equilibria.lab.papers.smd.image_training import (
@@ -147,36 +147,21 @@ def collect(config: Config, found: Findings) -> Outcome:
 def _judge(config: Config, case: NamedNetwork, seeds: Mapping[str, Sequence[float]]) -> list[Claim]:
     source = _FIGURE if case.network.kind in _IN_FIGURE else _OTHERS
     claims = [
-        mean_near(
-            f"{case.name}: angle of the median layer over its theory, last {config.settled} steps before the drop",
-            source,
-            expected=1.0,
-            values=seeds["median"],
-            relative=_MEDIAN,
+        source.says(
+            f"{case.name}: angle of the median layer over its theory, last {config.settled} steps before the drop"
+        ).near(1.0, seeds["median"], relative=_MEDIAN),
+        source.says(f"{case.name}: |angle / theory - 1| of the layer that is farthest off").at_most(
+            _ANY_LAYER, seeds["farthest"]
         ),
-        mean_at_most(
-            f"{case.name}: |angle / theory - 1| of the layer that is farthest off",
-            source,
-            bound=_ANY_LAYER,
-            values=seeds["farthest"],
-        ),
-        mean_near(
+        _LAGS.says(
             f"{case.name}: angle of the median layer {config.at_once[0]} to {config.at_once[1]} steps after lr / "
-            f"{config.divisor:g}, over what its old norm and the unit gradient as it is then lead to",
-            _LAGS,
-            expected=_lagging(config),
-            values=seeds["explained"],
-            relative=_EXPLAINED,
-        ),
+            f"{config.divisor:g}, over what its old norm and the unit gradient as it is then lead to"
+        ).near(_lagging(config), seeds["explained"], relative=_EXPLAINED),
     ]
     if np.isfinite(seeds["depthwise"]).all():
         claims.append(
-            mean_near(
-                f"{case.name}: depthwise convolutions alone, the median one",
-                source,
-                expected=1.0,
-                values=seeds["depthwise"],
-                relative=_MEDIAN,
+            source.says(f"{case.name}: depthwise convolutions alone, the median one").near(
+                1.0, seeds["depthwise"], relative=_MEDIAN
             )
         )
     return claims

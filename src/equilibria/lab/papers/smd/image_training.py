@@ -183,12 +183,7 @@ def batches(images: Images, loaded: ImageSet, *, batch_size: int, seed: int) -> 
     from equilibria.lab.data import Batches
 
     return Batches.of_images(
-        loaded,
-        batch_size=batch_size,
-        label_noise=images.label_noise,
-        seed=seed,
-        flip=images.flip,
-        crop=images.crop,
+        loaded, batch_size=batch_size, label_noise=images.label_noise, seed=seed, flip=images.flip, crop=images.crop
     )
 
 

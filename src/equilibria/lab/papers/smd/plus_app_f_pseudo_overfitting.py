@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equilibria.errors import EquilibriaError, one_of
-from equilibria.lab.harness.claim import (
-    Claim,
-    Source,
-    demanded_if,
-    mean_at_least,
-    mean_at_most,
-    mean_near,
-    over_seeds,
-)
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
 from equilibria.lab.harness.curves import draw_seeds, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
@@ -238,21 +230,11 @@ def collect(config: Config, found: Findings) -> Outcome:
 def _judge_angles(config: Config, rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]:
     power = -1 / 3 if rule.optimizer == "adam" else -1 / 2
     return [
-        mean_near(
+        _LAW.says(
             f"{rule.name}: angle over its new equilibrium, in the first {config.at_once[1]} steps after lr / "
-            f"{config.divisor:g}",
-            _LAW,
-            expected=config.divisor**power,
-            values=seeds[f"at_once_{STANDARD}"],
-            relative=_AT_ONCE,
-        ),
-        mean_near(
-            f"{rule.name}: the same with rescale",
-            _LAW,
-            expected=1.0,
-            values=seeds[f"at_once_{RESCALED}"],
-            relative=_AT_ONCE,
-        ),
+            f"{config.divisor:g}"
+        ).near(config.divisor**power, seeds[f"at_once_{STANDARD}"], relative=_AT_ONCE),
+        _LAW.says(f"{rule.name}: the same with rescale").near(1.0, seeds[f"at_once_{RESCALED}"], relative=_AT_ONCE),
         _judge_return(config, rule, seeds),
     ]
 
@@ -262,8 +244,8 @@ def _judge_return(config: Config, rule: SeededOptimizer, seeds: Mapping[str, Any
     values = seeds[f"settled_{STANDARD}"]
     # Adam's equilibrium moves with the gradient's norm, which keeps falling: the angle is above it.
     if rule.optimizer == "adam":
-        return mean_at_least(text, _LAW, bound=1 - _AT_ONCE, values=values)
-    return mean_near(text, _LAW, expected=1.0, values=values, relative=_AT_ONCE)
+        return _LAW.says(text).at_least(1 - _AT_ONCE, values)
+    return _LAW.says(text).near(1.0, values, relative=_AT_ONCE)
 
 
 def _judge_tests(rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]:
@@ -274,47 +256,23 @@ def _judge_tests(rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]
     apart = np.subtract(seeds[f"accuracy_{STANDARD}"], seeds[f"accuracy_{RESCALED}"])
     soon = " (which begins when Adam's angle is mostly back)" if rule.optimizer == "adam" else ""
     return [
-        mean_at_most(
-            f"{rule.name}: test accuracy falls while the angle climbs back: change from early{soon} to late window",
-            _SHOWN,
-            bound=0.0,
-            values=falls[STANDARD],
-            unit=_POINTS,
+        _SHOWN.says(
+            f"{rule.name}: test accuracy falls while the angle climbs back: change from early{soon} to late window"
+        ).at_most(0.0, falls[STANDARD], unit=_POINTS),
+        _SHOWN.says(f"{rule.name}: with rescale it does not: the same change").at_least(
+            _NO_FALL, falls[RESCALED], unit=_POINTS
         ),
-        mean_at_least(
-            f"{rule.name}: with rescale it does not: the same change",
-            _SHOWN,
-            bound=_NO_FALL,
-            values=falls[RESCALED],
-            unit=_POINTS,
+        _SHOWN.says(f"{rule.name}: the difference of the two changes, seed by seed").at_most(
+            0.0, np.subtract(falls[STANDARD], falls[RESCALED]), unit=_POINTS
         ),
-        mean_at_most(
-            f"{rule.name}: the difference of the two changes, seed by seed",
-            _SHOWN,
-            bound=0.0,
-            values=np.subtract(falls[STANDARD], falls[RESCALED]),
-            unit=_POINTS,
+        _SHOWN.says(f"{rule.name}: test loss rises by more without rescale than with it, seed by seed").at_least(
+            0.0, np.subtract(rises[STANDARD], rises[RESCALED])
         ),
-        mean_at_least(
-            f"{rule.name}: test loss rises by more without rescale than with it, seed by seed",
-            _SHOWN,
-            bound=0.0,
-            values=np.subtract(rises[STANDARD], rises[RESCALED]),
-        ),
-        mean_at_least(
-            f"{rule.name}: what the small angle gains: accuracy without less accuracy with rescale, early window",
-            _SHOWN,
-            bound=0.0,
-            values=apart[:, 0],
-            unit=_POINTS,
-        ),
-        mean_near(
-            f"{rule.name}: and what is left of it in the late window",
-            _SHOWN,
-            expected=0.0,
-            values=apart[:, 1],
-            absolute=_EQUAL,
-            unit=_POINTS,
+        _SHOWN.says(
+            f"{rule.name}: what the small angle gains: accuracy without less accuracy with rescale, early window"
+        ).at_least(0.0, apart[:, 0], unit=_POINTS),
+        _SHOWN.says(f"{rule.name}: and what is left of it in the late window").near(
+            0.0, apart[:, 1], absolute=_EQUAL, unit=_POINTS
         ),
     ]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_at_most, mean_near, over_seeds
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
 from equilibria.lab.harness.curves import draw_seeds, mark_drops
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
@@ -138,35 +138,21 @@ def collect(config: Config, found: Findings) -> Outcome:
 def _judge(config: Config, seeds: Mapping[str, Sequence[Any]]) -> list[Claim]:
     return [
         *(
-            mean_at_most(
+            _SPLIT.says(
                 f"Stage {stage + 1}: squared mean of the unit gradient over its variance in batches of "
-                f"{config.batch_size}, {config.layer}",
-                _SPLIT,
-                bound=_MUCH,
-                values=[stages[stage] for stages in seeds["stages"]],
-            )
+                f"{config.batch_size}, {config.layer}"
+            ).at_most(_MUCH, [stages[stage] for stages in seeds["stages"]])
             for stage in range(len(config.drops) + 1)
         ),
-        mean_at_most(
-            "All stages: the same for the median layer, in the stage where it is largest",
-            _SPLIT,
-            bound=_MUCH,
-            values=[max(layers) for layers in seeds["all_layers"]],
+        _SPLIT.says("All stages: the same for the median layer, in the stage where it is largest").at_most(
+            _MUCH, [max(layers) for layers in seeds["all_layers"]]
         ),
-        mean_near(
-            "The noise alone fixes the norm: norm over the one that the variance leads to, end of stage 1",
-            _SDE,
-            expected=1.0,
-            values=seeds["norm"],
-            relative=_NORM_OFF,
+        _SDE.says("The noise alone fixes the norm: norm over the one that the variance leads to, end of stage 1").near(
+            1.0, seeds["norm"], relative=_NORM_OFF
         ),
-        mean_near(
-            "Squared mean and variance add up to the mean squared unit gradient of the steps themselves",
-            Source("smd+", "eq. (182)", law="noise.noise_split"),
-            expected=1.0,
-            values=seeds["same"],
-            relative=_SAME,
-        ),
+        Source("smd+", "eq. (182)", law="noise.noise_split")
+        .says("Squared mean and variance add up to the mean squared unit gradient of the steps themselves")
+        .near(1.0, seeds["same"], relative=_SAME),
     ]
 
 

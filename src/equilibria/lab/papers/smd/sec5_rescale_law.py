@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equilibria.lab import problems
-from equilibria.lab.harness.claim import Claim, Source, at_most, near, to_rounding
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.smd.random_walk import tangent_noise, turned
@@ -196,46 +196,36 @@ def collect(config: Config, found: Findings) -> Outcome:
     noise = 4 / np.sqrt(config.replicas * 2 * config.dim)  # four standard errors of one step's rms angle
     claims = [
         *_judge_walk(config, found["walk"]),
-        at_most(
-            "Momentum, weights and buffer (inversely): largest deviation of the angle over all drops, by its moments",
-            _RULE,
-            bound=100 * eps,  # the radial part of the buffer, of order lr*wd and larger by the drop, goes the other way
-            measured=max(table["whole"].values()),
+        _RULE.says(
+            "Momentum, weights and buffer (inversely): largest deviation of the angle over all drops, by its moments"
+        ).at_most(
+            100 * eps,  # the radial part of the buffer, of order lr*wd and larger by the drop, goes the other way
+            max(table["whole"].values()),
         ),
-        to_rounding(
-            "Momentum, the same with the radial part apart, by its moments: new equilibrium at once, largest deviation",
-            _RULE,
-            error=max(table["split"].values()),
+        _RULE.says(
+            "Momentum, the same with the radial part apart, by its moments: new equilibrium at once, largest deviation"
+        ).to_rounding(
+            max(table["split"].values()),
             operations=2000,  # a step's rounding errors decay more slowly than this recursion is long
         ),
-        near(
-            "Momentum, lr / 10, nothing rescaled: steps until the angle is within 1 %, by its moments",
-            _RULE,
-            expected=(1 - a) / (4 * eps / 10) * np.log(9 / (0.99**-2 - 1)),
-            measured=float(ten["nothing_settled"]),
+        _RULE.says("Momentum, lr / 10, nothing rescaled: steps until the angle is within 1 %, by its moments").near(
+            (1 - a) / (4 * eps / 10) * np.log(9 / (0.99**-2 - 1)),
+            float(ten["nothing_settled"]),
             relative=0.01,
             unit="steps",
         ),
-        near(
-            "AdamW (torch.optim), lr / 10, nothing rescaled: angle over new equilibrium, first 100 steps",
-            _ADAM,
-            expected=config.adam_drop**-0.5,
-            measured=_rms(adam["nothing"][:100]),
-            relative=0.03,
+        _ADAM.says("AdamW (torch.optim), lr / 10, nothing rescaled: angle over new equilibrium, first 100 steps").near(
+            config.adam_drop**-0.5, _rms(adam["nothing"][:100]), relative=0.03
         ),
-        near(
-            "AdamW, weights only: the second moment is too small by k for long, and the angle overshoots: at step 20",
-            _ADAM,
-            expected=_overshoot(config, 20),
-            measured=adam["weights"][19],
+        _ADAM.says(
+            "AdamW, weights only: the second moment is too small by k for long, and the angle overshoots: at step 20"
+        ).near(
+            _overshoot(config, 20),
+            adam["weights"][19],
             relative=0.03 + noise,  # the mean field leaves out a few per cent of Adam's norm
         ),
-        near(
-            "AdamW, weights and both moments: angle over new equilibrium, first 100 steps",
-            _ADAM,
-            expected=1.0,
-            measured=_rms(adam["all"][:100]),
-            absolute=0.02 + noise,
+        _ADAM.says("AdamW, weights and both moments: angle over new equilibrium, first 100 steps").near(
+            1.0, _rms(adam["all"][:100]), absolute=0.02 + noise
         ),
     ]
     at = {
@@ -250,13 +240,11 @@ def _judge_walk(config: Config, walk: Arrays) -> list[Claim]:
     scaled = {"weights": 1.0, "wrong-way": k**-0.25, "zero": 0.0, "whole": k**0.25, "split": k**0.25}
     first = {choice: math.sqrt(a**2 * s**2 * k**-0.5 + 1 - a**2) for choice, s in scaled.items()}
     return [
-        near(
-            f"Momentum on a random walk, lr / {k:g}, {_CHOICES[choice]}: angle of the first step over new equilibrium",
-            _RULE if choice != "zero" else Source("", "beyond smd section 5.2", law="rescale.rescale_factors"),
-            expected=expected,
-            measured=float(walk[choice][0]),
-            relative=_walk_room(config),
+        (_RULE if choice != "zero" else Source("", "beyond smd section 5.2", law="rescale.rescale_factors"))
+        .says(
+            f"Momentum on a random walk, lr / {k:g}, {_CHOICES[choice]}: angle of the first step over new equilibrium"
         )
+        .near(expected, float(walk[choice][0]), relative=_walk_room(config))
         for choice, expected in {"nothing": k**-0.5, **first}.items()
     ]
 
