@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from equilibria.forecasting import BASELINES, FORECAST, BackTest, backtest
 from equilibria.forecasting._backtest import rms
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.records.tables import NUMBERS, SAMPLE_FIELDS
 
 if TYPE_CHECKING:
     import torch
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from torch import Tensor
 
 
@@ -300,7 +299,7 @@ def _numbers(test: BackTest) -> dict[str, Any]:
     }
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """One layer of every training: measured angles, the forecast and its band."""
     figures = {}
     for family in config.families:
@@ -308,7 +307,7 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
         for place, (optimizer, schedule) in enumerate((o, s) for o in OPTIMIZERS for s in config.schedules):
             key = f"{family}-{optimizer}-{schedule}"
             _draw(axes[place], found[key], backtest(PackedRun(found[key]), start=config.start))
-            title(axes[place], "abcdefgh"[place], f"{optimizer}, {schedule}")
+            label_panel(axes[place], "abcdefgh"[place], f"{optimizer}, {schedule}")
         axes[0].legend()
         figures[f"forecast-{family}"] = figure
     return figures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import tangent_noise, turned
 from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.fluctuation import fluctuation, random_walk_variance
@@ -23,7 +23,6 @@ from equilibria.theory.transient import evolve
 if TYPE_CHECKING:
     import torch
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 Array = NDArray[np.float64]
@@ -365,18 +364,17 @@ def _numbers(config: Config, name: str, run: Arrays) -> dict[str, float]:
     return numbers
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """Norm and angle of all optimizers over theory, and the approach of some of them."""
     figure, (norms, angles, approach) = panels(1, 3, width=2.9, height=3.0)
     _draw_ratios(norms, config, found, key="norm_sq")
-    norms.set_xlabel("$||w||^2$ / theory")
-    title(norms, "a", "norm in equilibrium")
+    label_panel(norms, "a", "norm in equilibrium", xlabel="$||w||^2$ / theory")
     _draw_ratios(angles, config, found, key="angle")
     angles.set_xlabel("rms angle / theory")
     angles.set_yticklabels([])
-    title(angles, "b", "angle per step")
+    label_panel(angles, "b", "angle per step")
     _draw_approach(approach, config, found)
-    title(approach, "c", "approach")
+    label_panel(approach, "c", "approach")
     return {"optimizers": figure}
 
 

@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity, mean_interval
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory.rules import AdamW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from torch import Tensor
     from torch.optim.optimizer import Optimizer
 
@@ -378,7 +377,7 @@ def _judge_reasons(config: Config, model: str, table: Sequence[WatchedTensor], r
     ]
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """Both models: every tensor's angle over the law's, and the same against its radial gradient."""
     figure, axes = panels(2, 2, width=3.6, height=2.9)
     for row, model in enumerate(MODELS):
@@ -387,8 +386,8 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
         bars, scatter = axes[2 * row : 2 * row + 2]
         _draw_table(bars, table)
         _draw_reasons(scatter, table)
-        title(bars, "ac"[row], f"{model}: angle per step / law")
-        title(scatter, "bd"[row], "and the gradient along the weight")
+        label_panel(bars, "ac"[row], f"{model}: angle per step / law")
+        label_panel(scatter, "bd"[row], "and the gradient along the weight")
     axes[1].legend(loc="upper left")
     return {"transformer": figure}
 

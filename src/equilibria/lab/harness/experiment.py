@@ -40,6 +40,8 @@ Arrays = Mapping[str, NDArray[Any]]
 """Result of a task, by name."""
 Findings = Mapping[str, Arrays]
 """Results of all tasks of an experiment, by the key of the task."""
+Figures = Mapping[str, "Figure"]
+"""Figures of an experiment, by the name of the file."""
 
 
 @runtime_checkable
@@ -97,7 +99,7 @@ class Experiment(Generic[Config]):
     tasks: Callable[[Config], Mapping[str, Any]]
     run_task: Callable[[Config, Any], Arrays]
     collect: Callable[[Config, Findings], Outcome]
-    draw: Callable[[Config, Findings], Mapping[str, Figure]]
+    draw: Callable[[Config, Findings], Figures]
     kind: str = SYNTHETIC
     needs: Callable[[Config], object] | None = None
     version: int = 1

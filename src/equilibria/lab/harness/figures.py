@@ -78,9 +78,20 @@ def panels(
     return figure, list(axes.flat)
 
 
-def title(axes: Axes, letter: str, text: str) -> None:
-    """Set the title: the letter of the panel in the paper, and its subject."""
+def label_panel(axes: Axes, letter: str, text: str, *, legend: str | None = None, **properties: Any) -> None:
+    """Set the title of a panel, its legend and its axes.
+
+    Args:
+        axes: the panel, drawn.
+        letter: of the panel in the paper.
+        text: what it shows.
+        legend: where the legend goes, as "upper right"; None for none.
+        properties: of `Axes.set`, as ``xlabel`` and ``yscale``.
+    """
+    axes.set(**properties)
     axes.set_title(f"({letter}) {text}", loc="left")
+    if legend is not None:
+        axes.legend(loc=cast("Any", legend))
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:

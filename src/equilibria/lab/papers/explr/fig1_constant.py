@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
 from equilibria.lab.harness.curves import Window, draw_over, mean_in
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.explr.image_training import (
     DECAY,
     EPOCH,
@@ -32,9 +31,6 @@ from equilibria.lab.papers.explr.run_comparison import (
     shows,
 )
 from equilibria.theory.exponential import constant_schedule, decay_roots
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FIGURE = Source(
     "explr",
@@ -120,31 +116,25 @@ def _relative_norm(config: Config, folded: Arrays, decay: Arrays) -> float:
     return float(here / there)
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Accuracy of both runs; the learning rate; the norm of a layer and its ratio to the learning rate."""
     runs = runs_by_name(config, findings)
     folded = runs[FOLDED]
     lines = {"weight decay, constant lr": runs[DECAY], "no weight decay, exponential lr": folded}
     figure, (accuracy, rate, norm) = panels(1, 3, width=2.5, height=2.3)
     draw_over(accuracy, lines, "test_accuracy", factor=100)
-    accuracy.set(ylabel="test accuracy, %")
-    accuracy.legend(loc="lower right")
     step = folded[0]["step"]
     theory = constant_schedule(config.lr, config.weight_decay, step=np.maximum(step - 1, 0), momentum=config.momentum)
     rate.plot(step, folded[0]["lr"], color=COLOURS[1])
     rate.plot(step, theory.lr, color=THEORY, lw=0.8, ls="--", label="theorem 2.1, exact")
-    rate.set(yscale="log", xlabel="step", ylabel="lr")
-    rate.legend(loc="upper left")
     for run in folded:
         norm.plot(step, run["norm_sq"], color=COLOURS[1], lw=0.7)
         norm.plot(step, run["norm_sq"] / run["lr"], color=COLOURS[2], lw=0.7)
     norm.plot([], [], color=COLOURS[1], label=r"$\|w\|^2$")
     norm.plot([], [], color=COLOURS[2], label=r"$\|w\|^2$ / lr")
-    norm.set(yscale="log", xlabel="step")
-    norm.legend(loc="upper left")
-    title(accuracy, "a", "both trainings")
-    title(rate, "b", "learning rate")
-    title(norm, "c", "first convolution, second block")
+    label_panel(accuracy, "a", "both trainings", ylabel="test accuracy, %", legend="lower right")
+    label_panel(rate, "b", "learning rate", yscale="log", xlabel="step", ylabel="lr", legend="upper left")
+    label_panel(norm, "c", "first convolution, second block", yscale="log", xlabel="step", legend="upper left")
     return {"figure-1": figure}
 
 

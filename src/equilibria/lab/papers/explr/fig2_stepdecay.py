@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.curves import Window, draw_over, mean_in
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import THEORY, label_panel, panels
 from equilibria.lab.papers.explr import image_training
 from equilibria.lab.papers.explr.image_training import (
     DECAY,
@@ -34,10 +33,6 @@ from equilibria.lab.papers.explr.run_comparison import (
     shows,
 )
 from equilibria.theory.folding import fold
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _ACROSS = "across"
 DROP = 3
@@ -135,7 +130,7 @@ def _judge_across(config: Config, findings: Findings) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, accuracies and learning rate of three runs."""
     variants, runs = named(config), runs_by_name(config, findings)
     lines = {LABELS[way]: runs[way] for way in (DECAY, FOLDED, TEXP)}
@@ -143,19 +138,16 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
     figure, axes = panels(2, 2, width=3.3, height=2.2)
     loss, train, test, rate = axes
     draw_over(loss, lines, "loss")
-    loss.legend(loc="upper right")
     draw_over(train, lines, "train_accuracy", factor=100)
     draw_over(test, lines, "test_accuracy", factor=100)
     draw_over(rate, lines, "lr")
     rates = [config.lr * config.factor(variants[DECAY], step) for step in range(config.steps)]
     exact = fold(rates, config.weight_decay, momentum=config.momentum)
     rate.plot(np.arange(1, config.steps + 1), exact.lr, color=THEORY, lw=0.8, ls=":", label="theorem 2.5, exact")
-    rate.set(yscale="log")
-    rate.legend(loc="center right")
-    title(loss, "a", "training loss")
-    title(train, "b", "training accuracy, %")
-    title(test, "c", "test accuracy, %")
-    title(rate, "d", "learning rate")
+    label_panel(loss, "a", "training loss", legend="upper right")
+    label_panel(train, "b", "training accuracy, %")
+    label_panel(test, "c", "test accuracy, %")
+    label_panel(rate, "d", "learning rate", yscale="log", legend="center right")
     return {"figure-2": figure}
 
 

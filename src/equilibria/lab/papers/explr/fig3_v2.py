@@ -19,8 +19,8 @@ from equilibria.lab.harness.curves import (
     mean_in,
     rms_angle,
 )
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.explr.image_training import (
     EPOCH,
     PAPER,
@@ -39,7 +39,6 @@ from equilibria.theory.schedules import MultiStep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _FIGURE = Source("explr", "fig. 3, section 4.1, eq. (7)")
 _ANGLE = Source("explr", "fig. 3, theorem B.2", law="texp.texp_without_drop")
@@ -175,7 +174,7 @@ def _judge_tests(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> l
     return [sooner, same]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, test accuracy, and the angle over its equilibrium with the theory's."""
     lines = {LABELS[way]: seed_runs for way, seed_runs in runs_by_name(config, findings).items()}
     figure, (loss, test, angle) = panels(1, 3, width=2.7, height=2.4)
@@ -186,12 +185,9 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
     for axis in (loss, test, angle):
         mark_drops(axis, config.variants[0].drops_at)
     angle.plot([], [], color=THEORY, lw=0.8, ls="--", label="theory")
-    angle.set(yscale="log", xlabel="step")
-    angle.legend(loc="center right")
-    loss.legend(loc="upper right")
-    title(loss, "a", "training loss")
-    title(test, "b", "test accuracy, %")
-    title(angle, "c", "angle / equilibrium after the drops")
+    label_panel(loss, "a", "training loss", legend="upper right")
+    label_panel(test, "b", "test accuracy, %")
+    label_panel(angle, "c", "angle / equilibrium after the drops", yscale="log", xlabel="step", legend="center right")
     return {"figure-3": figure}
 
 

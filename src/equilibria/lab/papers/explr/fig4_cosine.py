@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equilibria.lab.harness.claim import Source, demanded_if
 from equilibria.lab.harness.curves import POINTS, Window, draw_over, mean_in
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import label_panel, panels
 from equilibria.lab.papers.explr.image_training import (
     COSINE,
     DECAY,
@@ -33,9 +32,6 @@ from equilibria.lab.papers.explr.run_comparison import (
     runs_by_name,
     shows,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _EXACT = Source("explr", "fig. 4, theorem 2.5", law="folding.fold")
 _BETTER = Source("explr", "fig. 4, section 4.2")
@@ -85,7 +81,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome([*exact, *demanded_if(shows(config), claims)], {"test_accuracy": late})
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, test accuracy and learning rate of four runs."""
     variants, runs = named(config), runs_by_name(config, findings)
     lines = {label: runs[name] for name, label in LABELS.items()}
@@ -94,11 +90,9 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
     draw_over(loss, lines, "loss")
     draw_over(test, lines, "test_accuracy", factor=100)
     draw_over(rate, lines, "lr", from_step=1)
-    rate.set(yscale="log")
-    rate.legend(loc="best")
-    title(loss, "a", "training loss")
-    title(test, "b", "test accuracy, %")
-    title(rate, "c", "learning rate")
+    label_panel(loss, "a", "training loss")
+    label_panel(test, "b", "test accuracy, %")
+    label_panel(rate, "c", "learning rate", yscale="log", legend="best")
     return {"figure-4": figure}
 
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.curves import Window, draw_seeds, rms_angle
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.explr.image_training import EPOCH, PAPER, SMOKE, Setting, Variant, load, run_task, tasks
 from equilibria.lab.papers.explr.run_comparison import named, runs_by_name, shows
 from equilibria.theory import SGD, evolve, settled
 from equilibria.theory.angles import n_step_angles
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FIGURE = Source("explr", "fig. 5")
 _DROP = Source("explr", "fig. 5", law="transient.evolve")
@@ -150,7 +146,7 @@ def _over_law(runs: Sequence[Arrays], rule: SGD, window: Window) -> list[float]:
     return [rms_angle(run, window) / law for run in runs]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Average angle between the weights of consecutive epochs."""
     variants, lines = named(config), runs_by_name(config, findings)
     figure, (axis,) = panels(1, 1, width=4.6, height=2.9)
@@ -162,7 +158,7 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
     axis.plot([], [], color=THEORY, lw=0.8, ls="--", label="pure noise, at both products")
     axis.set(xlabel="step", ylabel="degrees per epoch", ylim=(0, None))
     axis.legend(loc="upper right", ncols=2, bbox_to_anchor=(1, 0.93))
-    title(axis, "5", f"angle between weights {config.epoch} steps apart, median layer")
+    label_panel(axis, "5", f"angle between weights {config.epoch} steps apart, median layer")
     return {"figure-5": figure}
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.problems import LogisticToy, Simulation
 from equilibria.lab.problems.recorders import Moment
 from equilibria.theory.norms import cone_exit_bound
@@ -20,7 +20,6 @@ from equilibria.theory.rules import SGD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _EXIT = Source(
@@ -267,7 +266,7 @@ def _judge_decay(findings: Findings) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw one path of each case with the cone, the angle over time, and the norm."""
     figure, (paths, angles, norms) = panels(1, 3, width=2.9, height=2.7)
     _draw_paths(paths, config, findings)
@@ -283,13 +282,11 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     angles.set(
         xscale="log", yscale="log", xlabel="step $t$", ylabel="rms angle over $(t/2, t)$, rad", ylim=(3e-3, 1000)
     )
-    angles.legend(loc="upper right")
-    title(angles, "b", "distance from the optimum")
+    label_panel(angles, "b", "distance from the optimum", legend="upper right")
     rate = 2 * config.lr**2 * (config.dim - 1) * _mean_square_push()
     norms.plot(times, 1 + rate * times, color=THEORY, ls="--", lw=0.9, label="$1 + 2\\eta^2 E|\\tilde{g}|^2\\, t$")
     norms.set(xscale="log", yscale="log", xlabel="step $t$", ylabel="$||w||^4$")
-    norms.legend()
-    title(norms, "c", "the norm")
+    label_panel(norms, "c", "the norm", legend="best")
     return {"section-3": figure}
 
 
@@ -299,7 +296,7 @@ def _draw_paths(axes: Axes, config: Config, findings: Findings) -> None:
         axes.plot(findings[name]["path"], color=colours[name], lw=0.7)
     axes.axhline(config.cone, color=THEORY, lw=0.8, ls=":")
     axes.set(yscale="log", xlabel="step $t$", ylabel="angle to the optimum, rad", ylim=(1e-4, 4))
-    title(axes, "a", "one run of each")
+    label_panel(axes, "a", "one run of each")
 
 
 EXPERIMENT = Experiment(

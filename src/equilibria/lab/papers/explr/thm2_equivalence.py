@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +12,14 @@ import numpy as np
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.theory.exponential import constant_schedule, decay_roots, overflow_horizon, power_schedule
 from equilibria.theory.folding import fold
 
 if TYPE_CHECKING:
     import torch
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 SCHEDULES = {
@@ -362,7 +361,7 @@ def _judge_long(config: Config, run: Arrays) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw deviations, folded lrs, and scale and loss of the long run."""
     figure, (apart, rates, scales, losses) = panels(2, 2)
     for (name, label), colour in zip(SCHEDULES.items(), COLOURS, strict=False):
@@ -374,13 +373,12 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     apart.plot(rounding, color=THEORY, ls="--", lw=0.9, label="one more rounding per step (largest)")
     apart.plot(findings["power"]["without_buffer"], color=COLOURS[6], lw=0.9, label="pure power, empty buffer")
     apart.set(yscale="log", xlabel="step", ylabel="relative deviation of the logits", ylim=(1e-17, 1e6))
-    apart.legend(loc="upper right")
-    title(apart, "a", "with weight decay against without, float64")
+    label_panel(apart, "a", "with weight decay against without, float64", legend="upper right")
     closed = constant_schedule(config.lr, config.weight_decay, step=np.arange(config.steps), momentum=config.momentum)
     rates.plot(closed.lr, color=THEORY, ls="--", lw=0.9, label="closed form, constant")
     rates.set(yscale="log", xlabel="step", ylabel="lr without weight decay", ylim=(1e-6, 1e6))
     rates.legend(loc="upper left", ncols=2)
-    title(rates, "b", "the lr that replaces weight decay")
+    label_panel(rates, "b", "the lr that replaces weight decay")
     _draw_long(scales, losses, config, findings["float32"])
     return {"theorem-2-5": figure}
 
@@ -392,14 +390,13 @@ def _draw_long(scales: Axes, losses: Axes, config: Config, run: Arrays) -> None:
     scales.axhline(math.log10(np.finfo(np.float32).max), color=THEORY, lw=0.8, ls=":", label="largest float32")
     scales.axvline(float(run["broken"]), color=COLOURS[2], lw=0.9, ls="--", label="breaks without renormalisation")
     scales.set(xlabel="step", ylabel="$\\log_{10}$", ylim=(None, 1.6 * float(run["log_scale"][-1]) / math.log(10)))
-    scales.legend(loc="upper left")
-    title(scales, "c", "long float32 run")
+    label_panel(scales, "c", "long float32 run", legend="upper left")
     for values, colour, label in zip(run["losses"], COLOURS, ("with weight decay", "folded"), strict=False):
         losses.plot(steps, values, color=colour, lw=0.8, alpha=0.8, label=label)
     losses.set(xlabel="step", ylabel="training loss, mean of 100 steps")
     losses.margins(y=0.25)
     losses.legend(loc="upper right", ncols=2)
-    title(losses, "d", "float32: the two runs")
+    label_panel(losses, "d", "float32: the two runs")
 
 
 EXPERIMENT = Experiment(

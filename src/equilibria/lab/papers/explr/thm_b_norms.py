@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.theory.norms import DecayFreeNorm, decay_free_norm, norm_residual, window_identity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _B1 = Source(
@@ -163,7 +161,7 @@ def _decay_free(config: Config, free: Arrays) -> tuple[DecayFreeNorm, float]:
     return exact, float(printed)
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the norm without weight decay, its increase with both bounds, and the window identity."""
     figure, (growth, bounds, windows) = panels(1, 3, width=2.7)
     free = findings["no-decay"]
@@ -171,16 +169,13 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     steps = np.arange(len(free["norm_sq"]) - 1)
     growth.plot(steps, free["norm_sq"][1:], lw=2.5, alpha=0.5, label="measured")
     growth.plot(steps, exact.norm_sq, color=THEORY, lw=0.9, label="Theorem B.1, corrected")
-    growth.set(xlabel="step", ylabel="$||w||^2$")
-    growth.legend()
-    title(growth, "a", "no weight decay")
+    label_panel(growth, "a", "no weight decay", xlabel="step", ylabel="$||w||^2$", legend="best")
     first = slice(0, 60)
     bounds.plot(np.diff(free["norm_sq"][1:])[first], label="measured")
     bounds.plot(exact.least_increase[first], color=THEORY, label="lower bound, corrected")
     bounds.plot(-exact.least_increase[first], color=COLOURS[1], ls="--", label="as printed")
     bounds.set(xlabel="step", ylabel="increase of $||w||^2$")
-    bounds.legend()
-    title(bounds, "b", "a buffer that pulls inward at first")
+    label_panel(bounds, "b", "a buffer that pulls inward at first", legend="best")
     _draw_windows(windows, config, findings["stationary"])
     return {"theorems-b1-b2": figure}
 
@@ -197,8 +192,7 @@ def _draw_windows(axes: Axes, config: Config, long: Arrays) -> None:
         ends, [np.sqrt(w.stationary_step_sq / w.norm_sq) for w in windows], color=COLOURS[1], ls="--", label="B.2"
     )
     axes.set(xscale="log", xlabel="steps in the window", ylabel="relative step $\\sqrt{D/R}$")
-    axes.legend()
-    title(axes, "c", "Theorem B.2 and its finite form")
+    label_panel(axes, "c", "Theorem B.2 and its finite form", legend="best")
 
 
 EXPERIMENT = Experiment(

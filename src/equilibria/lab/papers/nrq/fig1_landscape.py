@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel
 from equilibria.theory.rayleigh import equilibrium_angle
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _LANDSCAPE = Source("nrq", "fig. 1 (b)")
@@ -170,7 +166,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome(claims, {"equilibrium_norm": float(walk["norm"][config.steps // 2 :].mean())})
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the mechanism on the left, the landscape on the right, as in the paper, and the norm between them."""
     from matplotlib.figure import Figure
 
@@ -181,13 +177,10 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     turn = np.linspace(0, 2 * np.pi, 200)
     path.plot(level * np.cos(turn), level * np.sin(turn), color=THEORY, lw=0.9, ls="--", label="equilibrium norm")
     path.set(xlabel="$X_1$", ylabel="$X_2$", aspect="equal")
-    path.legend(loc="upper left")
-    title(path, "a", "400 steps of one trial")
+    label_panel(path, "a", "400 steps of one trial", legend="upper left")
     norm.plot(walk["norm"][:600], label="norm")
     norm.axhline(level, color=THEORY, lw=0.9, ls="--", label="equilibrium")
-    norm.set(xlabel="step", ylabel="$||X||$")
-    norm.legend()
-    title(norm, "a'", "weight decay against noise")
+    label_panel(norm, "a'", "weight decay against noise", xlabel="step", ylabel="$||X||$", legend="best")
     lit: Any = surface
     lit.plot_surface(
         *(findings["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=160
@@ -197,7 +190,7 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     lit.set_zlabel("loss", rotation=90, labelpad=2)
     lit.set_box_aspect(None, zoom=0.75)  # room for the label of the third axis
     lit.view_init(elev=35, azim=-60)
-    title(surface, "b", "$(x^2 + 2y^2)/(x^2 + y^2) + (x^2 + y^2)$")
+    label_panel(surface, "b", "$(x^2 + 2y^2)/(x^2 + y^2) + (x^2 + y^2)$")
     return {"figure-1": figure}
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import panels
 from equilibria.lab.papers.nrq.rayleigh_runs import (
     LIMIT_TOLERANCE,
@@ -30,9 +28,6 @@ from equilibria.lab.papers.nrq.rayleigh_runs import (
 from equilibria.theory.rayleigh import NoisyRayleigh, equilibrium_angle
 from equilibria.theory.rayleigh_moments import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds, stationary_risk
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ANGLE = Source("nrq", "fig. 2 (c), lemma 1", law="rayleigh.equilibrium_angle")
 _FLOOR = Source("nrq", "fig. 2 (b), corollary 1", law="rayleigh_risk.stationary_risk")
@@ -157,7 +152,7 @@ def _ratio_interval(pair: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
     return interval([high / low, high / low * float(np.hypot(high_error / high, low_error / low))])
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the first row of figure 2."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
     lines = {f"wd = {weight_decay:g}": findings[key] for key, weight_decay in tasks(config).items()}

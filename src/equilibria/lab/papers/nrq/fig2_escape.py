@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.nrq.rayleigh_runs import (
     ERRORS,
     averages,
@@ -243,7 +242,7 @@ def _judge_start(config: Config, times: float, line: Arrays) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the second row of figure 2, and the starts of corollary 2."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
     draw_panels(figure, axes, {label: findings[choice] for choice, label in _CHOICES.items()}, letters="efgh")
@@ -266,10 +265,9 @@ def _draw_starts(config: Config, findings: Findings) -> Figure:
     risk.axhline(config.low, color=COLOURS[2], lw=0.9, ls=":", label="risk at the start")
     risk.plot([], [], color=THEORY, lw=0.8, ls="--", label="diffusion, exact")
     risk.set(xlabel="step", ylabel="risk", ylim=(0, None))
-    risk.legend(loc="lower right")
-    title(risk, "a", "escape from a large norm")
+    label_panel(risk, "a", "escape from a large norm", legend="lower right")
     angle.set(xlabel="step", ylabel="angular update (rad)", ylim=(0, None))
-    title(angle, "b", "the angular update that causes it")
+    label_panel(angle, "b", "the angular update that causes it")
     return figure
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import panels
 from equilibria.lab.papers.nrq.rayleigh_runs import (
     ERRORS,
@@ -27,9 +26,6 @@ from equilibria.lab.papers.nrq.rayleigh_runs import (
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_moments import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _EXACT = Source("nrq", "corollary 3, fig. 2 (i)-(k)", law="rayleigh.NoisyRayleigh")
 _ANGLE = Source("nrq", "fig. 2 (k), eq. (14)", law="rayleigh.angular_update")
@@ -174,7 +170,7 @@ def _judge_large(config: Config, findings: Findings) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the third row of figure 2; the adjusted line covers the first, as in the paper."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
     lr, decay, k = config.lr, config.weight_decay, config.k

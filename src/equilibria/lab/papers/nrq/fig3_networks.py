@@ -12,14 +12,13 @@ import numpy as np
 from equilibria.errors import one_of
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
 from equilibria.lab.harness.curves import POINTS, Window, binned_angles, draw_over, line_style, mean_in, rms_angle
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import THEORY, label_panel, panels
 from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory import SGD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from torch import nn
     from torch.optim.optimizer import Optimizer
 
@@ -298,7 +297,7 @@ def _judge_scales(config: Config, runs: Lines) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the first and the third row of figure 3: training loss, test accuracy, angle, norm."""
     runs = _runs(config, findings)
     figure, axes = panels(2, 4, width=2.3, height=2.1)
@@ -316,7 +315,7 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
             ("training loss", "test accuracy, %", "angle per step, rad", "norm, median layer"),
             strict=True,
         ):
-            title(axis, letter, text)
+            label_panel(axis, letter, text)
     return {"figure-3": figure}
 
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays
-from equilibria.lab.harness.figures import COLOURS, THEORY, title
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel
 from equilibria.lab.problems.rayleigh import RayleighQuotient
 from equilibria.lab.problems.simulation import Simulation, SimulationRun
 from equilibria.theory.rayleigh import NoisyRayleigh
@@ -153,7 +153,7 @@ def draw_panels(
         panel.set(xlabel="step", ylabel=label, yscale=scale, xscale="log" if log_time else "linear")
         if scale == "log":
             plain_ticks(panel)
-        title(panel, letter, label.partition(" $")[0].removesuffix(" (rad)"))
+        label_panel(panel, letter, label.partition(" $")[0].removesuffix(" (rad)"))
     legend_above(figure, axes[0])
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, identity
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.nrq.rayleigh_runs import (
     ERRORS,
     interval,
@@ -26,7 +25,6 @@ from equilibria.theory.rayleigh_risk import alignment_sde, quotient_bounds, risk
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _LOWER = Source(
     "nrq",
@@ -214,12 +212,12 @@ def _judge_drift(config: Config, lr: float, line: Arrays) -> Claim:
     )
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the risk between its bounds, one panel per case."""
     figure, axes = panels(1, len(config.cases), width=3.0, height=2.5)
     for panel, case, letter in zip(axes, config.cases, "abc", strict=False):
         _draw_case(panel, findings[case.key])
-        title(panel, letter, f"p = {len(case.spectrum)}, {case.name}")
+        label_panel(panel, letter, f"p = {len(case.spectrum)}, {case.name}")
     legend_above(figure, axes[0])
     return {"theorem-1": figure}
 

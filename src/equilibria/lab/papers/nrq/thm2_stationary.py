@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,8 @@ import numpy as np
 from scipy.stats import kstest, kstwo
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.nrq.rayleigh_runs import (
     ERRORS,
     finite_step_words,
@@ -28,7 +27,6 @@ from equilibria.theory.watson import watson_cdf, watson_log_density, watson_mome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _DENSITY = Source(
     "nrq",
@@ -229,12 +227,12 @@ def _judge_spread(config: Config, line: Arrays) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Histograms with the corrected and the printed density; the limiting risk against the angular update."""
     figure, axes = panels(2, 3, width=3.0, height=2.4)
     for panel, case, letter in zip(axes, config.cases[: config.shown], "abcd", strict=False):
         _draw_case(config, panel, case, findings[case.key]["f"])
-        title(panel, letter, case.label.replace(", lr wd", ",\nlr wd"))
+        label_panel(panel, letter, case.label.replace(", lr wd", ",\nlr wd"))
     for panel in axes[len(config.cases[: config.shown]) : config.shown]:
         panel.set_visible(False)
     axes[1].legend(loc="upper left")
@@ -270,8 +268,7 @@ def _draw_risk(config: Config, panel: Axes, findings: Findings) -> None:
     panel.plot(*zip(*points, strict=True), "o", color=COLOURS[0], label="trials")
     panel.set(xscale="log", yscale="log", xlabel="angular update (rad)", ylabel="limiting risk")
     plain_ticks(panel)
-    panel.legend(loc="center left")
-    title(panel, "e", f"p = {first.dim}, gap {first.gap:g}")
+    label_panel(panel, "e", f"p = {first.dim}, gap {first.gap:g}", legend="center left")
 
 
 def _draw_spread(config: Config, panel: Axes, line: Arrays) -> None:
@@ -282,8 +279,7 @@ def _draw_spread(config: Config, panel: Axes, line: Arrays) -> None:
     panel.plot(model.spectrum[1:], law[1:], color=THEORY, label="law (Bingham)")
     panel.set(xlabel="eigenvalue $a_i$", ylabel="$E\\,x_i^2$", yscale="log")
     plain_ticks(panel)
-    panel.legend()
-    title(panel, "f", f"many levels, lr wd = {config.spread_product:g}")
+    label_panel(panel, "f", f"many levels, lr wd = {config.spread_product:g}", legend="best")
 
 
 EXPERIMENT = Experiment(

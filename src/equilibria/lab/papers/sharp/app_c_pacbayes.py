@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source, identity
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.theory.generalization import (
     final_bn_minimum,
     final_bn_scale,
@@ -23,7 +22,6 @@ from equilibria.theory.generalization import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _BOUND = Source(
     "sharp",
@@ -190,7 +188,7 @@ def _example(config: Config, sigma: float | None = None) -> Any:
     )
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the terms of the bound over the noise, and the final BatchNorm's loss and label smoothing over its scale."""
     figure, (terms, loss, smoothing) = panels(1, 3, width=2.7)
     _draw_terms(terms, config)
@@ -203,11 +201,10 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
         smoothing.plot(scales, label_smoothing(scales, classes), color=colour)
     loss.set(yscale="log", xlabel="scale $\\gamma$", ylabel="least cross entropy (nats)", ylim=(1e-6, 60))
     loss.legend(loc="upper right", ncols=2)
-    title(loss, "b", "final BatchNorm (dots: minimised)")
+    label_panel(loss, "b", "final BatchNorm (dots: minimised)")
     smoothing.plot([_PAPERS_SCALE], [0.1], "*", color=THEORY, markersize=8, label="$\\gamma = 0.3 \\ln 91$, C = 10")
     smoothing.set(yscale="log", xlabel="scale $\\gamma$", ylabel="label smoothing $\\epsilon$", ylim=(1e-6, 10))
-    smoothing.legend(loc="upper right")
-    title(smoothing, "c", "the same as label smoothing")
+    label_panel(smoothing, "c", "the same as label smoothing", legend="upper right")
     return {"appendix-c-r": figure}
 
 
@@ -220,7 +217,7 @@ def _draw_terms(axes: Axes, config: Config) -> None:
     axes.plot(sigmas, [bound.tight.total for bound in bounds], color=THEORY, ls="--", lw=0.9, label="tighter line")
     axes.set(xscale="log", yscale="log", xlabel="noise $\\sigma$", ylabel="generalisation gap", ylim=(1e-4, 1e3))
     axes.legend(loc="upper center", ncols=2)
-    title(axes, "a", f"the bound, D = {config.dim}, n = {config.samples:,}")
+    label_panel(axes, "a", f"the bound, D = {config.dim}, n = {config.samples:,}")
 
 
 EXPERIMENT = Experiment(

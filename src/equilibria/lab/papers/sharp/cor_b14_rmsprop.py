@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.sharp.small_problems import drift_factor, kept_steps
 from equilibria.lab.problems import ScalarRMSpropRule, Simulation, Valley
 from equilibria.theory.damping import full_space_energy_rate
@@ -21,7 +20,6 @@ from equilibria.theory.hamiltonian import energy, mean_square_displacement, rest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _FLOW = Source("sharp", "Corollary B.14, eq. (8)", law="flow_examples.rmsprop_valley_position")
@@ -218,7 +216,7 @@ def _judge_motion(config: Config, run: Arrays) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the flow, the oscillation, the errors and the amplification; the corollary has no figure."""
     figure, (flow, height, errors, growth) = panels(2, 2, height=2.3)
     shown = config.etas[-2]
@@ -229,7 +227,7 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     flow.plot([], [], color=THEORY, ls="--", lw=0.8, label="flow")
     flow.set(xlabel="flow time $\\tau' = t\\,\\eta^2$", ylabel="$y$")
     flow.legend(title="$C_b$", title_fontsize=7)
-    title(flow, "a", f"along the valley, $\\eta = {shown:g}$")
+    label_panel(flow, "a", f"along the valley, $\\eta = {shown:g}$")
     _draw_height(height, findings[_key(1.0, shown)], shown)
     _draw_errors(errors, config, findings)
     for c_b, colour in zip(config.c_bs, COLOURS, strict=False):
@@ -240,7 +238,7 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     growth.plot([], [], color=THEORY, ls="--", lw=0.8, label="$e^{C_b \\tau'}$")
     growth.set(yscale="log", xlabel="flow time $\\tau'$", ylabel="excess energy")
     growth.legend(title="$C_b$", title_fontsize=7)
-    title(growth, "d", f"amplification at $y = 0$, $\\eta = {config.straight_eta:g}$")
+    label_panel(growth, "d", f"amplification at $y = 0$, $\\eta = {config.straight_eta:g}$")
     return {"corollary-b14": figure}
 
 
@@ -250,8 +248,7 @@ def _draw_height(axes: Axes, run: Arrays, eta: float) -> None:
     rms = np.sqrt(mean_square_displacement(eta, grad_norm=slope, c_b=1.0)) / eta
     axes.plot(run["time"], rms, color=THEORY, ls="--", lw=0.9, label="$(4 + 2g^2/C_b)^{-1/2}$")
     axes.set(xlabel="flow time $\\tau'$", ylabel="displacement", ylim=(0, None))
-    axes.legend()
-    title(axes, "b", "oscillation across it, $C_b = 1$")
+    label_panel(axes, "b", "oscillation across it, $C_b = 1$", legend="best")
 
 
 def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
@@ -262,8 +259,7 @@ def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
         axes.plot(sizes, worst[-1] * sizes / sizes[-1], color=THEORY, ls="--", lw=0.8)
     axes.plot([], [], color=THEORY, ls="--", lw=0.8, label="$\\propto \\eta$")
     axes.set(xscale="log", yscale="log", xlabel="$\\eta$", ylabel="largest error of $y$")
-    axes.legend(loc="lower right")
-    title(axes, "c", "distance from the flow")
+    label_panel(axes, "c", "distance from the flow", legend="lower right")
 
 
 EXPERIMENT = Experiment(

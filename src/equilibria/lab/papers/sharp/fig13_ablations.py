@@ -10,7 +10,7 @@ import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.curves import POINTS, Window
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, panels
 from equilibria.lab.papers.sharp.full_batch_descent import (
     FINAL_SCALE,
@@ -147,7 +147,7 @@ def _bursts(config: Config, descent: Descent) -> int:
     return returns(descent.loss[descent.since((config.early[1], config.late[1]))], factor=_BURST)
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw a figure per group of variants: sharpness, accuracy and loss."""
     figures = {"figure-14": _DECAY, "figure-15": _RATE, "figure-18": _SCALE}
     return {name: _draw_group(config, findings, group) for name, group in figures.items()}

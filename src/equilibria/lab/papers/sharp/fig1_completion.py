@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, identity, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.sharp.small_problems import among
 from equilibria.lab.problems import Completion, Moment, Simulation
 from equilibria.theory.eos_series import ratio_crossings
@@ -338,7 +338,7 @@ def _ratio(config: Config, look: Arrays) -> Array:
     return ratio
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw figures 1, 6, 7 and 11 of the paper, for the first matrix of every case."""
     others = [(config.small, observed) for observed in config.small_observed if observed != config.closer_look]
     return {
@@ -352,20 +352,17 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
 def _figure_1(config: Config, run: Arrays) -> Figure:
     figure, (test, sharpness, train, singular) = panels(2, 2, height=2.1)
     test.plot(run["step"], run["risk"], lw=0.9)
-    test.set(xlabel="step", ylabel="test loss", yscale="log")
-    title(test, "a", "test loss")
+    label_panel(test, "a", "test loss", xlabel="step", ylabel="test loss", yscale="log")
     _draw_sharpness(sharpness, config, run)
-    title(sharpness, "b", "spherical sharpness")
+    label_panel(sharpness, "b", "spherical sharpness")
     lr = effective_lr(config.lr, config.weight_decay, norm_sq=run["norm"] ** 2)
     train.plot(run["step"], run["loss"], lw=0.7)
     train.plot(
         run["step"], config.rate * 2 / lr / 4, color=THEORY, ls="--", lw=0.9, label="$\\eta_{in}/(2\\tilde\\eta_t)$"
     )
-    train.set(xlabel="step", ylabel="training loss", yscale="log")
-    train.legend(loc="lower right")
-    title(train, "c", "training loss")
+    label_panel(train, "c", "training loss", xlabel="step", ylabel="training loss", yscale="log", legend="lower right")
     _draw_singular(singular, run)
-    title(singular, "d", "singular values")
+    label_panel(singular, "d", "singular values")
     return figure
 
 
@@ -379,8 +376,7 @@ def _figure_rows(config: Config, findings: Findings, cases: Sequence[tuple[int, 
         losses.plot(run["step"], run["risk"], lw=0.9, color=COLOURS[0], label="test")
         losses.set(xlabel="step", ylabel="loss", yscale="log", ylim=(1e-8, 10))
         losses.locator_params(axis="x", nbins=4)
-        losses.legend(loc="lower right")
-        title(losses, "abc"[row], f"$d = {dim}$, $N = {observed}$")
+        label_panel(losses, "abc"[row], f"$d = {dim}$, $N = {observed}$", legend="lower right")
         _draw_sharpness(sharpness, config, run)
         _draw_singular(singular, run)
     return figure
@@ -415,10 +411,8 @@ def _figure_11(config: Config, look: Arrays) -> Figure:
         axes.axvline(float(look["expected_crossing"]), color=THEORY, ls="--", lw=0.8, label="predicted crossing")
         axes.set(xlabel="step")
         axes.legend()
-    sharpness.set(ylabel="spherical sharpness")
-    loss.set(ylabel="training loss", yscale="log")
-    title(sharpness, "a", "$2/\\tilde\\eta_t$ about the sharpness")
-    title(loss, "b", "training loss")
+    label_panel(sharpness, "a", "$2/\\tilde\\eta_t$ about the sharpness", ylabel="spherical sharpness")
+    label_panel(loss, "b", "training loss", ylabel="training loss", yscale="log")
     return figure
 
 

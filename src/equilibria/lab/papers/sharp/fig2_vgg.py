@@ -9,8 +9,8 @@ import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.curves import POINTS
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.sharp.full_batch_descent import (
     Config,
     Descent,
@@ -131,7 +131,7 @@ def _judge_control(config: Config, decayed: Sequence[Descent], control: Sequence
     ]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Fig. 2 with its control, the first steps (fig. 10), and a closer look (fig. 12)."""
     return {
         "figure-2": _draw_whole(config, findings),
@@ -174,9 +174,9 @@ def _draw_part(config: Config, findings: Findings, window: tuple[int, int]) -> F
         axis.set_yscale("log")
     for axis in (edge, loss, gradient):
         axis.set_xlabel("steps")
-    title(edge, "a", f"spherical sharpness, seed {config.seeds[0]}")
-    title(loss, "b", "training loss above its minimum")
-    title(gradient, "c", "norm of the unit gradient")
+    label_panel(edge, "a", f"spherical sharpness, seed {config.seeds[0]}")
+    label_panel(loss, "b", "training loss above its minimum")
+    label_panel(gradient, "c", "norm of the unit gradient")
     return figure
 
 

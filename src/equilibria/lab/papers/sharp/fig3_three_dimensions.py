@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.sharp.small_problems import drift_factor, kept_steps
 from equilibria.lab.problems import Simulation, Sphere3D, SphereValley
 from equilibria.theory.damping import stability_offset, two_cycle_angle
@@ -24,7 +23,6 @@ from equilibria.theory.stability import edge_of_stability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _APPENDIX = Source("sharp", "fig. 3c, Appendix F", law="flow_examples.sphere3d_angle")
@@ -284,7 +282,7 @@ def _judge_motion(config: Config, runs: list[Arrays]) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw norm, gradient and trajectory on the sphere, as in figure 3; below, the flow and its errors."""
     figure, (norm, gradient, globe, flow, errors, valley) = panels(2, 3, width=2.6, height=2.4)
     _draw_norms(norm, gradient, config, findings["figure"])
@@ -295,15 +293,14 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     flow.plot(run["time"], np.tan(run["flow"]), color=THEORY, ls="--", lw=1, label="$e^{-\\tau}$")
     flow.set(yscale="log", xlabel="flow time $\\tau = t\\,\\eta_{in}$", ylabel="$\\tan$ latitude", ylim=(0.04, None))
     flow.legend(title="$\\eta_{in}$", title_fontsize=7, ncols=2, loc="lower left")
-    title(flow, "d", "the flow to the flattest")
+    label_panel(flow, "d", "the flow to the flattest")
     _draw_errors(errors, config, findings)
     for rate, colour in zip(config.valley_lrs, COLOURS[1:], strict=False):
         run = findings[f"valley-{rate:g}"]
         valley.plot(run["time"], run["angle"], color=colour, lw=0.8)
     valley.plot(run["time"], run["flow"], color=THEORY, ls="--", lw=1, label="flow (3)")
     valley.set(xlabel="flow time $\\tau$", ylabel="angle along the valley (rad)")
-    valley.legend()
-    title(valley, "f", "a bent valley")
+    label_panel(valley, "f", "a bent valley", legend="best")
     return {"figure-3": figure}
 
 
@@ -314,12 +311,10 @@ def _draw_norms(norm: Axes, gradient: Axes, config: Config, run: Arrays) -> None
     norm.axhline(
         math.sqrt(3 * config.lr), color=THEORY, ls="--", lw=0.9, label="$(\\eta \\lambda_1/2)^{1/2}$, flattest"
     )
-    norm.set(xlabel="step", ylabel="$||w_t||$")
-    norm.legend()
-    title(norm, "a", "the norm falls ...")
+    label_panel(norm, "a", "the norm falls ...", xlabel="step", ylabel="$||w_t||$", legend="best")
     gradient.plot(run["gradient"][shown], color=COLOURS[1])
     gradient.set(xlabel="step", ylabel="$||\\nabla L(\\theta_t)||$", ylim=(0, None))
-    title(gradient, "b", "... while the gradient is small")
+    label_panel(gradient, "b", "... while the gradient is small")
 
 
 def _draw_globe(axes: Axes, path: Array) -> None:
@@ -347,7 +342,7 @@ def _draw_globe(axes: Axes, path: Array) -> None:
     axes.set(xlim=(-1.05, 1.05), ylim=(-1.05, 1.05))
     axes.set_axis_off()
     axes.legend(loc="lower left", bbox_to_anchor=(-0.28, -0.06))
-    title(axes, "c", "trajectory on the sphere")
+    label_panel(axes, "c", "trajectory on the sphere")
 
 
 def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
@@ -359,8 +354,7 @@ def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
         axes.plot(sizes, worst[-1] * np.sqrt(sizes / sizes[-1]), color=THEORY, ls="--", lw=0.9)
     axes.plot([], [], color=THEORY, ls="--", lw=0.9, label="$\\propto \\eta_{in}^{1/2}$")
     axes.set(xscale="log", yscale="log", xlabel="$\\eta_{in}$ = lr wd", ylabel="largest error")
-    axes.legend()
-    title(axes, "e", "distance from the flow")
+    label_panel(axes, "e", "distance from the flow", legend="best")
 
 
 EXPERIMENT = Experiment(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -12,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, comparison, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome, one_task
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome, one_task
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.sharp.small_problems import among
 from equilibria.lab.problems import Moment, Regression, Simulation
 from equilibria.theory.eos_series import ratio_crossings
@@ -24,7 +23,6 @@ from equilibria.theory.stability import crossing_time, effective_lr, eos_delay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 Array = NDArray[np.float64]
@@ -382,7 +380,7 @@ def _flow(config: Config, run: Arrays, data_set: _RegressionRun, k: int) -> Arra
     return left
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw figure 4 for the data set whose test losses are nearest to the paper's; below, all data sets."""
     run, problem = findings["all"], config.problem
     data_sets = [_read_run(config, problem, run, k) for k in range(config.data_sets)]
@@ -394,9 +392,7 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     train.axhline(
         config.rate * data_sets[k].flattest / 4, color=THEORY, ls="--", lw=0.9, label="$\\eta_{in}\\lambda_1^*/4$"
     )
-    train.set(yscale="log", xlabel="step", ylabel="training loss")
-    train.legend(loc="lower right")
-    title(train, "b", "training loss")
+    label_panel(train, "b", "training loss", yscale="log", xlabel="step", ylabel="training loss", legend="lower right")
     _draw_zoom(ratio, height, config, run, data_sets[k], k)
     _draw_distances(distances, config, run, problem, data_sets)
     for data_set, colour in zip(data_sets, COLOURS * 2, strict=False):
@@ -407,8 +403,7 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     small = float(period_steps(config.rate))
     periods.axhline(small, color=THEORY, ls="--", lw=0.9, label="small: $\\pi/\\sqrt{2\\eta_{in}}$")
     periods.set(xlabel="step", ylabel="period (steps)", ylim=(None, 3.8 * small))
-    periods.legend()
-    title(periods, "f", "periods, all data sets")
+    label_panel(periods, "f", "periods, all data sets", legend="best")
     return {"figure-4": figure}
 
 
@@ -430,9 +425,7 @@ def _draw_test(axes: Axes, config: Config, run: Arrays, data_set: _RegressionRun
     size = float(np.linalg.norm(problem.flattest[k]))
     axes.plot(steps, run["distance"][steps, k], lw=0.8, color=COLOURS[1], label="distance to $w^*$")
     axes.plot(steps, size * _flow(config, run, data_set, k)[steps], color=THEORY, ls="--", lw=0.9, label="flow")
-    axes.set(xlabel="step", ylim=(0, None))
-    axes.legend()
-    title(axes, "a", "test loss and distance")
+    label_panel(axes, "a", "test loss and distance", xlabel="step", ylim=(0, None), legend="best")
 
 
 def _draw_zoom(ratio: Axes, height: Axes, config: Config, run: Arrays, data_set: _RegressionRun, k: int) -> None:
@@ -443,17 +436,14 @@ def _draw_zoom(ratio: Axes, height: Axes, config: Config, run: Arrays, data_set:
     sharpness = data_set.flattest * norm**2 / (norm**2 - null**2)
     ratio.plot(window, sharpness / data_set.ratio[window], lw=0.8, label="$2/\\tilde\\eta_t$")
     ratio.plot(window, sharpness, lw=0.8, label="$\\lambda_1(\\phi_t)$")
-    ratio.set(xlabel="step", ylabel="sharpness")
-    ratio.legend()
-    title(ratio, "c", "$2/\\tilde\\eta_t$ about the sharpness")
+    label_panel(ratio, "c", "$2/\\tilde\\eta_t$ about the sharpness", xlabel="step", ylabel="sharpness", legend="best")
     height.plot(window, run["h"][window, k], ",", color=COLOURS[0])
     height.plot(window, run["h"][window, k], lw=0.15, color=COLOURS[0], alpha=0.5)
     level = math.sqrt(config.rate / 2)
     for side in (-1, 1):
         height.axhline(side * level, color=THEORY, ls="--", lw=0.9, label="rms, $g = 0$" if side > 0 else None)
     height.set(xlabel="step", ylabel="$h_t$ (rad)")
-    height.legend(loc="lower right")
-    title(height, "d", "oscillation along the top eigenvector")
+    label_panel(height, "d", "oscillation along the top eigenvector", legend="lower right")
 
 
 def _draw_distances(
@@ -467,8 +457,7 @@ def _draw_distances(
         axes.plot(steps, _flow(config, run, data_sets[k], k)[steps], color=THEORY, ls="--", lw=0.6)
     axes.plot([], [], color=THEORY, ls="--", lw=0.6, label="flow")
     axes.set(yscale="log", xlabel="step", ylabel="distance/$||w^*||$")
-    axes.legend()
-    title(axes, "e", "to the least norm, all data sets")
+    label_panel(axes, "e", "to the least norm, all data sets", legend="best")
 
 
 # Smoke has ten times the weight decay, to reach the edge within seconds. With so much, the first data set of seed 0

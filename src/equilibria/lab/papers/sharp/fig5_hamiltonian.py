@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.sharp.small_problems import kept_steps
 from equilibria.theory.hamiltonian import orbit, potential, rest_point, rms_drift
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _FIGURE = Source("sharp", "fig. 5, eq. (17)", law="hamiltonian.orbit")
 _MAP = Source(
@@ -165,7 +163,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome(claims, numbers)
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the well and the phase portrait, as in figure 5, the periods and the two maps."""
     figure, (well, portrait, periods, maps) = panels(2, 2)
     _draw_well(well, config)
@@ -185,7 +183,7 @@ def _draw_well(axes: Axes, config: Config) -> None:
         axes.plot(np.clip(ends, -5, None), [rest.energy + energy] * 2, color=colour, lw=0.9, label=f"{energy:g}")
     axes.set(xlabel="position $x = \\log |h|$", ylabel="energy", ylim=(1, 6.2), xlim=(-5, 0.3))
     axes.legend(title="$E - E_{\\min}$", title_fontsize=7, loc="upper center", ncols=2)
-    title(axes, "a", "potential $U(x) = K^2 e^{2x} - C_b x$")
+    label_panel(axes, "a", "potential $U(x) = K^2 e^{2x} - C_b x$")
 
 
 def _draw_portrait(axes: Axes, config: Config, findings: Findings) -> None:
@@ -194,8 +192,7 @@ def _draw_portrait(axes: Axes, config: Config, findings: Findings) -> None:
         axes.plot(path["position"], path["velocity"], color=colour)
     rest = rest_point(config.grad_norm, config.c_b)
     axes.plot([float(rest.position)], [0], ".", color=THEORY)
-    axes.set(xlabel="position $\\log |h|$", ylabel="velocity $-u$", xlim=(-5, 0.8))
-    title(axes, "b", "phase portrait")
+    label_panel(axes, "b", "phase portrait", xlabel="position $\\log |h|$", ylabel="velocity $-u$", xlim=(-5, 0.8))
 
 
 def _draw_periods(axes: Axes, config: Config, findings: Findings) -> None:
@@ -207,8 +204,7 @@ def _draw_periods(axes: Axes, config: Config, findings: Findings) -> None:
     measured = [float(findings[f"orbit-{energy:g}"]["period"]) for energy in config.energies]
     axes.plot(config.energies, measured, "o", label="integrated")
     axes.set(xscale="log", xlabel="energy above the minimum", ylabel="period ($1/\\eta$ steps)")
-    axes.legend()
-    title(axes, "c", "period against energy")
+    label_panel(axes, "c", "period against energy", legend="best")
 
 
 def _draw_maps(axes: Axes, config: Config, drift: Arrays) -> None:
@@ -218,8 +214,7 @@ def _draw_maps(axes: Axes, config: Config, drift: Arrays) -> None:
     growth = drift["printed"][0] * np.exp(4 * config.c_b * times)
     axes.plot(times, growth, color=THEORY, ls="--", lw=0.9, label="$e^{4 C_b \\tau'}$")
     axes.set(yscale="log", xlabel="flow time $\\tau' = t \\eta^2$", ylabel="energy above the minimum")
-    axes.legend()
-    title(axes, "d", "two ways to iterate")
+    label_panel(axes, "d", "two ways to iterate", legend="best")
 
 
 EXPERIMENT = Experiment(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, label_panel, panels
 from equilibria.lab.papers.sharp.full_batch_descent import (
     INVARIANT_RESNET,
     STANDARD_RESNET,
@@ -28,9 +27,6 @@ from equilibria.lab.papers.sharp.full_batch_descent import (
     run_task,
     tasks,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FIGURES = {INVARIANT_RESNET: "fig. 8", STANDARD_RESNET: "fig. 9"}
 # The paper's test accuracy in the end, less that when every training image is right.
@@ -57,7 +53,7 @@ def _judge(config: Config, variant: Variant, descents: Sequence[Descent]) -> lis
     ]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw accuracy, sharpness and loss: fig. 8 above, fig. 9 below."""
     figure, axes = panels(len(config.variants), 3, width=2.4, height=2.0)
     for row, variant in enumerate(config.variants):
@@ -71,9 +67,9 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
         for axis in (accuracy, edge, loss):
             mark_windows(axis, config)
         letters = "abcdef"[3 * row : 3 * row + 3]
-        title(accuracy, letters[0], f"{variant.name}: accuracy, %")
-        title(edge, letters[1], "spherical sharpness" + (", invariant part" if row else ""))
-        title(loss, letters[2], "training loss" + ("" if row else " above its minimum"))
+        label_panel(accuracy, letters[0], f"{variant.name}: accuracy, %")
+        label_panel(edge, letters[1], "spherical sharpness" + (", invariant part" if row else ""))
+        label_panel(loss, letters[2], "training loss" + ("" if row else " above its minimum"))
     axes[0].legend(loc="lower right")
     label_edge(axes[1], loc="best")
     return {"figures-8-9": figure}

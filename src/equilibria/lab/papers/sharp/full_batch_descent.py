@@ -17,7 +17,7 @@ from equilibria.errors import EquilibriaError, one_of
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.curves import POINTS, Array, Window, draw_seeds
 from equilibria.lab.harness.experiment import Arrays, Findings, Outcome
-from equilibria.lab.harness.figures import THEORY, title
+from equilibria.lab.harness.figures import THEORY, label_panel
 from equilibria.lab.harness.task import device, progress_reporter, scratch
 from equilibria.theory.generalization import final_bn_minimum, final_bn_scale
 from equilibria.theory.stability import effective_lr
@@ -483,9 +483,9 @@ def label_edge(axis: Axes, *, loc: Literal["lower left", "best"]) -> None:
 
 def title_panels(accuracy: Axes, edge: Axes, loss: Axes, *, letters: str) -> None:
     """Set the titles of the three panels, in the order of the letters."""
-    title(accuracy, letters[0], "test accuracy, %")
-    title(edge, letters[1], "spherical sharpness")
-    title(loss, letters[2], "training loss above its minimum")
+    label_panel(accuracy, letters[0], "test accuracy, %")
+    label_panel(edge, letters[1], "spherical sharpness")
+    label_panel(loss, letters[2], "training loss above its minimum")
 
 
 def mark_windows(axis: Axes, config: Config) -> None:

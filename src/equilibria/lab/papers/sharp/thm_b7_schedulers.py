@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.sharp.small_problems import kept_steps
 from equilibria.theory.effective_schedulers import (
     gwsi_moment_step,
@@ -22,9 +21,6 @@ from equilibria.theory.effective_schedulers import (
     rmsprop_scheduler_step,
 )
 from equilibria.theory.stability import effective_lr, projected_step
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _GWSI = Source("sharp", "Theorem B.7", law="effective_schedulers.gwsi_step")
@@ -164,7 +160,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
 _WORST = ("gwsi_error", "moment_form_error", "quasi_error", "residual", "turn_error")
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the effective lr, and the error of each scheduler."""
     figure, (lr, errors, order) = panels(1, 3, width=2.7)
     for rate, colour in zip(config.intrinsic_lrs, COLOURS, strict=False):
@@ -173,20 +169,17 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
         errors.plot(run["time"], np.maximum(run["quasi_error"], 1e-18), color=colour, lw=0.7)
         errors.plot(run["time"], np.maximum(run["gwsi_error"], 1e-18), color=colour, lw=0.7, ls=":")
     lr.set(xlabel="flow time $t\\,\\eta_{in}$", ylabel="effective lr $\\tilde\\eta$")
-    lr.legend()
-    title(lr, "a", "descent with weight decay at the edge")
+    label_panel(lr, "a", "descent with weight decay at the edge", legend="best")
     errors.set(yscale="log", xlabel="flow time $t\\,\\eta_{in}$", ylabel="relative error", ylim=(1e-17, 1))
     errors.plot([], [], color=THEORY, lw=0.8, label="quasi-RMSprop")
     errors.plot([], [], color=THEORY, lw=0.8, ls=":", label="GWSI")
-    errors.legend(loc="center right")
-    title(errors, "b", "schedulers fed the same gradients")
+    label_panel(errors, "b", "schedulers fed the same gradients", legend="center right")
     rates = np.array(config.intrinsic_lrs)
     worst = np.array([float(findings[f"lr-wd-{rate:g}"]["worst_quasi_error"]) for rate in rates])
     order.plot(rates, worst, "o", label="quasi-RMSprop, largest error")
     order.plot(rates, worst[-1] * rates / rates[-1], color=THEORY, label="$\\propto \\eta_{in}$")
     order.set(xscale="log", yscale="log", xlabel="$\\eta_{in}$ = lr wd", ylabel="relative error")
-    order.legend()
-    title(order, "c", "first order")
+    label_panel(order, "c", "first order", legend="best")
     return {"theorems-b7-b9": figure}
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import next_order, tangent_noise, walk_heavy_ball
 from equilibria.theory.rules import SGD
 from equilibria.theory.settling import after_lr_drop, minimum_settling_steps, settling_steps, steps_to_tolerance
@@ -21,7 +20,6 @@ from equilibria.theory.transient import evolve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _BOUND = Source(
     "smd",
@@ -171,7 +169,7 @@ def _scatter(config: Config, name: str) -> float:
     return math.sqrt(noise * eps / (2 * (1 - a)) / config.replicas) / 2
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """Norm above, angle below; SGD on the left, momentum on the right."""
     figure, axes = panels(2, 2)
     letters = iter("abcd")
@@ -179,7 +177,7 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
         for column, name in enumerate(_NAMES):
             panel = axes[2 * row + column]
             _draw_panel(panel, config, name, quantity, found)
-            title(panel, next(letters), f"{_NAMES[name]}, lr ÷ {config.drop:g}")
+            label_panel(panel, next(letters), f"{_NAMES[name]}, lr ÷ {config.drop:g}")
     axes[0].legend()
     return {"corollary-3-1": figure}
 

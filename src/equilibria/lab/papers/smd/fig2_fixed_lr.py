@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demanded, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.image_training import (
     IMAGENET,
     IMAGENET_STEPS,
@@ -40,7 +40,6 @@ from equilibria.theory.settling import relaxation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ def _judge_correlation(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[fl
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """Figure 2 for the first seed: unit gradient, norm and angle of one layer; a row per optimizer."""
     figure, axes = panels(len(config.rules), 3, width=2.5, height=1.9)
     for place, sgd in enumerate(config.rules):
@@ -216,9 +215,9 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
         _draw_norm(row[1], config, place, run, column)
         _draw_angle(row[2], run, column)
         letters = "abcdef"[3 * place :]
-        title(row[0], letters[0], f"{sgd.name}: squared unit gradient")
-        title(row[1], letters[1], "norm")
-        title(row[2], letters[2], "angle of a step, rad")
+        label_panel(row[0], letters[0], f"{sgd.name}: squared unit gradient")
+        label_panel(row[1], letters[1], "norm")
+        label_panel(row[2], letters[2], "angle of a step, rad")
         for panel in row:
             panel.set_xlabel("step")
     return {"fixed-lr": figure}

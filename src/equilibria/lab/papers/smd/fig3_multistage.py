@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demanded, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.harness.task import train_branches
 from equilibria.lab.papers.smd.image_training import (
     COLUMNS,
@@ -313,7 +313,7 @@ def _whole(run: Arrays, branch: str) -> dict[str, NDArray[np.generic]]:
     return {**joined, "names": run[f"{branch}_names"]}
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """Figures 3 (a)-(c) and 6, for the first seed."""
     run = found[key(config.seeds[0])]
     runs = {branch: _whole(run, branch) for branch in BRANCHES}
@@ -324,20 +324,16 @@ def _draw_angles(config: Config, runs: Mapping[str, Arrays]) -> Figure:
     figure, (standard, rescaled, norms) = panels(1, 3, width=2.6, height=2.2)
     for axes, branch, letter in ((standard, STANDARD, "a"), (rescaled, RESCALED, "b")):
         draw_layers(axes, runs[branch], average=10)
-        axes.set_yscale("log")
         low = float(runs[branch]["angle_equilibrium"].min())
-        axes.set_ylim(low / 20, 6 * float(runs[branch]["angle_equilibrium"].max()))
-        title(axes, letter, f"angles of all layers, {branch}")
+        axes.set(yscale="log", ylim=(low / 20, 6 * float(runs[branch]["angle_equilibrium"].max())))
+        label_panel(axes, letter, f"angles of all layers, {branch}")
     standard.legend(loc="lower left")
     for colour, branch in zip(COLOURS, BRANCHES, strict=False):
         chosen = runs[branch]
         norms.plot(
             chosen["sampled_step"], chosen["norm"][:, layer_column(chosen, config.layer)], color=colour, label=branch
         )
-    norms.set(xlabel="step")
-    norms.set_ylim(bottom=0)
-    norms.legend()
-    title(norms, "c", "norm of one layer")
+    label_panel(norms, "c", "norm of one layer", xlabel="step", ylim=(0, None), legend="best")
     return figure
 
 
@@ -347,7 +343,7 @@ def _draw_gradients(config: Config, runs: Mapping[str, Arrays]) -> Figure:
         column = layer_column(runs[branch], config.layer)
         draw_unit_gradients(panel, runs[branch], column, average=_average(config))
         panel.axhline(0, color=THEORY, lw=0.4)
-        title(panel, letter, f"squared unit gradient, {branch}")
+        label_panel(panel, letter, f"squared unit gradient, {branch}")
     axes[0].legend(loc="upper left")
     for colour, branch in zip(COLOURS, BRANCHES, strict=False):
         chosen = runs[branch]
@@ -355,10 +351,7 @@ def _draw_gradients(config: Config, runs: Mapping[str, Arrays]) -> Figure:
         axes[2].plot(chosen["sampled_step"], chosen["norm"][:, column], color=colour, label=branch)
         theory = _norm_theory(config, chosen, column)
         axes[2].plot(chosen["sampled_step"], theory, color=colour, lw=0.9, ls="--", label=f"{branch}, theory")
-    axes[2].set_ylim(bottom=0)
-    axes[2].set_xlabel("step")
-    axes[2].legend()
-    title(axes[2], "c", "norm and its theory")
+    label_panel(axes[2], "c", "norm and its theory", ylim=(0, None), xlabel="step", legend="best")
     return figure
 
 

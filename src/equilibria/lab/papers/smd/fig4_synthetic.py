@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, identity
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import next_order
 from equilibria.theory.fluctuation import fluctuation
 from equilibria.theory.rules import SGD
@@ -336,7 +335,7 @@ def _standard_error(config: Config, name: str) -> float:
     return math.sqrt(2 / independent) / 2
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """As in the papers: L_t in orange (right axis), ||w||^2 in blue, its equilibrium dashed."""
     return {f"figure-{number}": _draw_cases(config, name, found) for number, name in ((4, "sgd"), (5, "sgdm"))}
 
@@ -345,7 +344,7 @@ def _draw_cases(config: Config, name: str, found: Findings) -> Figure:
     figure, axes = panels(2, 2)
     for panel, (case, text) in zip(axes, _CASES.items(), strict=True):
         _draw_case(panel, config, name, case, found[f"{name}-{case}-0"])
-        title(panel, case, f"{_NAMES[name]}, {text}")
+        label_panel(panel, case, f"{_NAMES[name]}, {text}")
     axes[2].set_xlabel(f"step ($T$ = {config.sine_steps:,.0f})")
     axes[3].set_xlabel(f"step ($T$ = {config.sine_steps:,.0f})")
     return figure

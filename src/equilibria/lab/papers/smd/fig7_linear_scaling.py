@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.image_training import (
     IMAGENET,
     IMAGENET_DROPS,
@@ -270,7 +269,7 @@ def _expected(config: Config, run: Arrays, place: int, factor: int) -> float:
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """Figures 7 and 8 for the first seed: a row per optimizer, a column per factor."""
     return {"angles": _draw_angles(config, found), "gradients": _draw_gradients(config, found)}
 
@@ -284,7 +283,7 @@ def _draw_angles(config: Config, found: Findings) -> Figure:
             panel = axes[place * len(factors) + factors.index(factor)]
             _draw_pair(panel, config, found, place, factor)
             batch = factor * config.batch_size
-            title(panel, next(letters), f"{sgd.name}: {config.batch_size} against {batch} images a batch")
+            label_panel(panel, next(letters), f"{sgd.name}: {config.batch_size} against {batch} images a batch")
     return figure
 
 
@@ -329,9 +328,8 @@ def _draw_gradients(config: Config, found: Findings) -> Figure:
             )
             panel.plot(runs[0]["step"][there], ratio, "o-", color=COLOURS[place], label=sgd.name)
         panel.axhline(factor**0.5, color=THEORY, lw=0.8, ls="--")
-        panel.set_ylim(0, 2 * factor**0.5)
-        panel.set_xlabel(f"steps with {config.batch_size} images")
-        title(panel, letter, f"gradient of {factor * config.batch_size} images / of {config.batch_size}")
+        panel.set(ylim=(0, 2 * factor**0.5), xlabel=f"steps with {config.batch_size} images")
+        label_panel(panel, letter, f"gradient of {factor * config.batch_size} images / of {config.batch_size}")
     axes[0].legend()
     return figure
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import label_panel, panels
 from equilibria.lab.papers.smd.image_training import (
     IMAGENET,
     IMAGENET_DROPS,
@@ -26,10 +25,6 @@ from equilibria.lab.papers.smd.image_training import (
     run_training,
 )
 from equilibria.lab.papers.smd.layer_angles import draw_layers, explained_after_drop, law_after_drop, rms_ratio
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _SMALL = Images(size=8)
 
@@ -170,17 +165,16 @@ def _judge(config: Config, case: NamedNetwork, seeds: Mapping[str, Sequence[floa
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """Figure 9 for the first seed: angles of all layers and the theory's line, a panel per network."""
     columns = min(3, len(config.cases))
     figure, axes = panels(-(-len(config.cases) // columns), columns, width=2.4, height=2.0)
     for panel, place, letter in zip(axes, range(len(config.cases)), "abcdefgh", strict=False):
         run = found[key(config, place, config.seeds[0])]
         draw_layers(panel, run, average=5)
-        panel.set_yscale("log")
         law = run["angle_equilibrium"]
-        panel.set_ylim(float(law.min()) / 8, 8 * float(law.max()))
-        title(panel, letter, f"{config.cases[place].name}: angles, rad")
+        panel.set(yscale="log", ylim=(float(law.min()) / 8, 8 * float(law.max())))
+        label_panel(panel, letter, f"{config.cases[place].name}: angles, rad")
     axes[0].legend(loc="lower left")
     for panel in axes[len(config.cases) :]:
         panel.set_axis_off()

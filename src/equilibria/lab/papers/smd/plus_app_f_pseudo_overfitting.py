@@ -11,14 +11,13 @@ import numpy as np
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
 from equilibria.lab.harness.curves import draw_seeds, mean_in
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.harness.task import device, train_branches
 from equilibria.lab.papers.smd.layer_angles import rms_ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.optimizer import Optimizer
@@ -280,7 +279,7 @@ def _judge_tests(rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """A row per optimizer: angle, training loss and test accuracy after the drop, with both branches."""
     figure, axes = panels(len(config.rules), 3, width=2.4, height=1.9)
     for row, rule in enumerate(config.rules):
@@ -298,9 +297,9 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
                 axis.axvspan(*window, color="#eef1f4", zorder=0)
             axis.set_xlabel("steps after the drop")
         letters = "abcdefghi"[3 * row : 3 * row + 3]
-        title(angle, letters[0], f"{rule.name}: angle / equilibrium")
-        title(loss, letters[1], "training loss")
-        title(accuracy, letters[2], "test accuracy, %")
+        label_panel(angle, letters[0], f"{rule.name}: angle / equilibrium")
+        label_panel(loss, letters[1], "training loss")
+        label_panel(accuracy, letters[2], "test accuracy, %")
     axes[0].legend(loc="lower right")
     return {"pseudo-overfitting": figure}
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
 from equilibria.lab.harness.curves import draw_seeds, mark_drops
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.image_training import (
     IMAGENET,
     IMAGENET_DROPS,
@@ -34,10 +34,6 @@ from equilibria.lab.papers.smd.image_training import (
     tasks,
 )
 from equilibria.lab.papers.smd.layer_angles import inside, layer_column
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _SMALL = Images(size=8)
 # Layers turn as slowly as in smd-linear-scaling: at high speed a mean gradient drives them back.
@@ -159,20 +155,19 @@ def _judge(config: Config, seeds: Mapping[str, Sequence[Any]]) -> list[Claim]:
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """Squared mean and variance of one layer through training; their ratio in all layers."""
     figure, (both, ratio) = panels(1, 2, width=3.0, height=2.3)
     runs = [found[key(seed)] for seed in config.seeds]
     steps, column = runs[0]["step"], layer_column(runs[0], config.layer)
     for colour, name, label in ((COLOURS[0], "noise_sq", "variance"), (COLOURS[1], "signal_sq", "squared mean")):
         draw_seeds(both, steps, [run[name][:, column] for run in runs], color=colour, label=label)
-    both.legend(loc="upper left")
-    title(both, "a", f"unit gradient of {config.layer.removesuffix('.conv.weight')}")
+    label_panel(both, "a", f"unit gradient of {config.layer.removesuffix('.conv.weight')}", legend="upper left")
     ratios = np.mean([run["signal_sq"] / run["noise_sq"] for run in runs], axis=0)
     for place in range(ratios.shape[1]):
         ratio.plot(steps, ratios[:, place], color=COLOURS[place % len(COLOURS)], lw=0.7)
     ratio.axhline(0, color=THEORY, lw=0.5)
-    title(ratio, "b", "squared mean / variance, all layers")
+    label_panel(ratio, "b", "squared mean / variance, all layers")
     for axes in (both, ratio):
         axes.set_xlabel("step")
         mark_drops(axes, config.drops)

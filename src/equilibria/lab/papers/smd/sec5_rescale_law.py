@@ -12,8 +12,8 @@ import numpy as np
 
 from equilibria.lab import problems
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import tangent_noise, turned
 from equilibria.lab.problems import RandomWalk, Simulation
 from equilibria.theory.rescale import rescale_factors
@@ -23,7 +23,6 @@ from equilibria.theory.transient import evolve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _RULE = Source(
     "smd",
@@ -270,7 +269,7 @@ def _rms(values: Any) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, found: Findings) -> Figures:
     """Angle over new equilibrium after lr / 10: momentum on the walk and by its moments, AdamW by torch.optim."""
     figure, (momentum, adam) = panels(1, 2, width=3.6, height=2.7)
     ten, walk = found["sgdm-10"], found["walk"]
@@ -278,10 +277,10 @@ def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
     for choice, colour in zip(_CHOICES, COLOURS, strict=False):
         steps = np.arange(0, _WALKED, 3)
         momentum.plot(steps + 1, walk[choice][steps], ".", ms=3, color=colour)
-    title(momentum, "a", "SGD with momentum, lr ÷ 10 (dots: walk)")
+    label_panel(momentum, "a", "SGD with momentum, lr ÷ 10 (dots: walk)")
     lines = {label: found[f"adamw-{choice}"]["ratio"] for choice, label in _ADAM_CHOICES.items()}
     _draw_lines(adam, lines, last=_RECORDED)
-    title(adam, "b", f"torch.optim.AdamW, lr ÷ {config.adam_drop:g}")
+    label_panel(adam, "b", f"torch.optim.AdamW, lr ÷ {config.adam_drop:g}")
     return {"section-5-2": figure}
 
 
