@@ -65,4 +65,4 @@ def replace_registry(monkeypatch, experiments):
 
 def experiment(name: str = "small", **changes) -> Experiment[Config]:
     config = replace(Config(), **changes)
-    return Experiment(name, "Draws", "ours", {"smoke": config, "desk": config}, tasks, run_task, collect, draw)
+    return Experiment(name, "Draws", "ours", {"smoke": config, "desk": config}, (tasks, run_task, collect, draw))

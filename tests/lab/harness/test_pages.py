@@ -29,7 +29,7 @@ def judged(config, found):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / "results"
-    other = Experiment("judged", "Judged & drawn", "smd fig. 1", experiment().scales, tasks, run_task, judged, draw)
+    other = Experiment("judged", "Judged & drawn", "smd fig. 1", experiment().scales, (tasks, run_task, judged, draw))
     reproduce([experiment(), other], results=path)
     reproduce([other], scale="smoke", results=path)
     return open_results(path)

@@ -202,7 +202,11 @@ def test_an_error_after_the_tasks_fails_the_experiment_alone(results, monkeypatc
 
     monkeypatch.setattr(impossible, "__module__", small_experiments.__name__)
     bad = small_experiments.Experiment(
-        "bad", "", "", experiment().scales, small_experiments.tasks, small_experiments.run_task, impossible, impossible
+        "bad",
+        "",
+        "",
+        experiment().scales,
+        (small_experiments.tasks, small_experiments.run_task, impossible, impossible),
     )
     (report,) = reproduce([bad], results=results)
     assert report.failure.startswith("after all tasks: Traceback")

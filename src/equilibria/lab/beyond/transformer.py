@@ -433,9 +433,6 @@ EXPERIMENT = Experiment(
     title="Which tensors of a GPT turn as AdamW's law predicts, and which do not",
     source="beyond the papers",
     scales={"smoke": _SMOKE, "desk": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
 )

@@ -147,10 +147,7 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(**PAPER, steps=80 * EPOCH, late=(40 * EPOCH, 80 * EPOCH)),  # the first phase of the training
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=load,
 )

@@ -217,10 +217,7 @@ EXPERIMENT = Experiment(
             late=((70 * EPOCH, 80 * EPOCH), (30 * EPOCH, 40 * EPOCH)),
         ),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=load,
 )

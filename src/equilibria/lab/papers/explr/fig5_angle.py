@@ -177,10 +177,7 @@ EXPERIMENT = Experiment(
             late=(180 * EPOCH, 200 * EPOCH),
         ),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=load,
 )

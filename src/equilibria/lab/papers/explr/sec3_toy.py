@@ -304,8 +304,5 @@ EXPERIMENT = Experiment(
     title="Weight decay, BatchNorm, or both: who leaves the cone around the optimum",
     source="explr §3, thm. 3.1",
     scales={"smoke": Config(steps=10_000, trials=8, samples=400_000), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

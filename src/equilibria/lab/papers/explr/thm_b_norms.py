@@ -200,8 +200,5 @@ EXPERIMENT = Experiment(
     title="Squared norms and steps of a scale-invariant weight: the identities, corrected",
     source="explr thm. B.1, B.2",
     scales={"smoke": Config(steps=200, long_steps=10_000), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -199,8 +199,5 @@ EXPERIMENT = Experiment(
     title="The loss landscape with weight decay, and how an equilibrium arises on it",
     source="nrq fig. 1",
     scales={"smoke": Config(points=500, steps=2000, trials=20, grid=41), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -165,8 +165,5 @@ EXPERIMENT = Experiment(
     title="In equilibrium the angular update decides speed and floor of the risk",
     source="nrq fig. 2 a-d, cor. 1",
     scales={"smoke": Config(steps=2000, trials=500), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

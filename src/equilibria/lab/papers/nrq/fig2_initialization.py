@@ -188,8 +188,5 @@ EXPERIMENT = Experiment(
     title="The scale of the initial weights is undone by lr times k², weight decay / k²",
     source="nrq fig. 2 i-l, cor. 3",
     scales={"smoke": Config(weight_decay=0.04, steps=2500, trials=300), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -377,10 +377,7 @@ EXPERIMENT = Experiment(
     title="Networks with equal lr times weight decay end alike; the scale of the first weights is undone",
     source="nrq fig. 3 a-d, i-l",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=load,
 )

@@ -225,8 +225,5 @@ EXPERIMENT = Experiment(
     title="The PAC-Bayes bound term by term; a fixed final BatchNorm is label smoothing",
     source="sharp app. C, R",
     scales={"smoke": Config(draws=300, cases=((2, 0.3), (5, 1.0))), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -245,10 +245,7 @@ EXPERIMENT = Experiment(
     title="Sharpness reduction without weight decay, from other learning rates, with other targets",
     source="sharp fig. 13, 14, 15, 18",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=load,
 )

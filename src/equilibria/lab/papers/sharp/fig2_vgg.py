@@ -228,10 +228,7 @@ EXPERIMENT = Experiment(
     title="Weight decay makes a fitted VGG less sharp along 2 / effective lr, and better",
     source="sharp fig. 2, 10, 12",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=load,
 )

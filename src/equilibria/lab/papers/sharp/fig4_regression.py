@@ -468,8 +468,5 @@ EXPERIMENT = Experiment(
     title="Linear regression with BatchNorm: the edge of stability leads to the least-norm solution",
     source="sharp fig. 4, thm. 5.1",
     scales={"smoke": Config(data_sets=4, weight_decay=2e-3, steps=5000, seed=1), "desk": Config(), "paper": Config()},
-    tasks=one_task,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(one_task, run_task, collect, draw),
 )

@@ -222,8 +222,5 @@ EXPERIMENT = Experiment(
     title="The oscillation at the edge of stability: phase portrait, energy, period",
     source="sharp fig. 5",
     scales={"smoke": Config(energies=(0.1, 1.0, 5.0), eta=0.005), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

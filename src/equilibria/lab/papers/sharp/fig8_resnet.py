@@ -120,10 +120,7 @@ EXPERIMENT = Experiment(
     title="Sharpness reduction in ResNet-20, scale-invariant and standard",
     source="sharp fig. 8, 9",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=load,
 )

@@ -188,8 +188,5 @@ EXPERIMENT = Experiment(
     title="Weight decay as an effective-lr scheduler: GWSI to rounding, quasi-RMSprop to first order",
     source="sharp thm. B.7, B.9",
     scales={"smoke": Config(intrinsic_lrs=(1e-2, 3e-3, 1e-3), flow_time=2.0), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -268,10 +268,7 @@ EXPERIMENT = Experiment(
     title="Unit gradient, norm and angle of a convolution at a fixed learning rate",
     source="smd fig. 2",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=needs,
 )

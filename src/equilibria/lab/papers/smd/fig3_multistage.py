@@ -401,10 +401,7 @@ EXPERIMENT = Experiment(
     title="All layers' angles over stages of the learning rate: lagging, and on theory at once with rescaled weights",
     source="smd fig. 3, 6; table 1",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=needs,
 )

@@ -373,8 +373,5 @@ EXPERIMENT = Experiment(
     title="The norm follows a unit gradient that is noisy, drifts, or both",
     source="smd fig. 4, 5; smd+ fig. 3, 4",
     scales={"smoke": Config(steps=120_000, sine_steps=2e4, seeds=3), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

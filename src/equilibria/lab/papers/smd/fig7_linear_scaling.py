@@ -365,10 +365,7 @@ EXPERIMENT = Experiment(
     title="The angle over n steps against one step with n times the batch and the learning rate",
     source="smd fig. 7, 8",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=needs,
 )

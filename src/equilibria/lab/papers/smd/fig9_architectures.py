@@ -217,10 +217,7 @@ EXPERIMENT = Experiment(
     title="Depthwise and shuffled convolutions, GroupNorm, LayerNorm and WeightNorm turn at the same rate",
     source="smd fig. 9",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=needs,
 )

@@ -362,10 +362,7 @@ EXPERIMENT = Experiment(
     title="Test accuracy falls while the angle climbs back after a drop of the learning rate",
     source="smd+ appendix F, nrq fig. 3 (e)-(h)",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=load,
 )

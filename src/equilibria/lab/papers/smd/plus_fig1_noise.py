@@ -203,10 +203,7 @@ EXPERIMENT = Experiment(
     title="The mean of the unit gradient against its variance, through training",
     source="smd+ fig. 1",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=needs,
 )
