@@ -10,26 +10,8 @@ from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
 from equilibria.lab.harness.curves import Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.explr.image_training import (
-    DECAY,
-    EPOCH,
-    FOLDED,
-    PAPER,
-    ROUNDED,
-    SMOKE,
-    Setting,
-    Variant,
-    load,
-    run_task,
-    tasks,
-)
-from equilibria.lab.papers.explr.run_comparison import (
-    judge_coincidence,
-    judge_rounding,
-    judge_start,
-    runs_by_name,
-    shows,
-)
+from equilibria.lab.papers.explr import image_training as trainings
+from equilibria.lab.papers.explr import run_comparison as compare
 from equilibria.theory.exponential import constant_schedule, decay_roots
 
 _FIGURE = Source(
@@ -47,10 +29,14 @@ _SAME_NORM = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Setting):
+class Config(trainings.Setting):
     """Constant learning rate; the late window is where the norm has settled."""
 
-    variants: tuple[Variant, ...] = (Variant(DECAY, DECAY), Variant(FOLDED, FOLDED), Variant(ROUNDED, ROUNDED))
+    variants: tuple[trainings.Variant, ...] = (
+        trainings.Variant(trainings.DECAY, trainings.DECAY),
+        trainings.Variant(trainings.FOLDED, trainings.FOLDED),
+        trainings.Variant(trainings.ROUNDED, trainings.ROUNDED),
+    )
     seeds: tuple[int, ...] = (20, 21, 22, 23)
     network: str = "preresnet"
     steps: int = 1500
@@ -60,12 +46,12 @@ class Config(Setting):
 
 def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the training against that with weight decay, and the growth of the squared norm against that of the lr."""
-    lines = runs_by_name(config, findings)
-    decay, folded, rounded = (lines[name] for name in (DECAY, FOLDED, ROUNDED))
-    exact = judge_coincidence("Exponential lr", _FIGURE, decay=decay, other=folded, late=config.late)
+    lines = compare.runs_by_name(config, findings)
+    decay, folded, rounded = (lines[name] for name in (trainings.DECAY, trainings.FOLDED, trainings.ROUNDED))
+    exact = compare.judge_coincidence("Exponential lr", _FIGURE, decay=decay, other=folded, late=config.late)
     claims = [
-        judge_start("Exponential lr", _FIGURE, config, decay=decay, other=folded),
-        judge_rounding("Exponential lr", _FIGURE, decay=decay, other=folded, rounded=rounded),
+        compare.judge_start("Exponential lr", _FIGURE, config, decay=decay, other=folded),
+        compare.judge_rounding("Exponential lr", _FIGURE, decay=decay, other=folded, rounded=rounded),
         _judge_growth(config, folded[0]),
         _FIGURE.says(
             "Exponential lr: ||w||^2 / lr of the shown layer is constant: end over start of the late window, by the "
@@ -82,7 +68,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
             name: [mean_in(run, "test_accuracy", config.late) for run in seed_runs] for name, seed_runs in lines.items()
         },
     }
-    return Outcome([*exact, *demanded_if(shows(config), claims)], numbers)
+    return Outcome([*exact, *demanded_if(compare.shows(config), claims)], numbers)
 
 
 def _judge_growth(config: Config, run: Arrays) -> Claim:
@@ -118,9 +104,9 @@ def _relative_norm(config: Config, folded: Arrays, decay: Arrays) -> float:
 
 def draw(config: Config, findings: Findings) -> Figures:
     """Accuracy of both runs; the learning rate; the norm of a layer and its ratio to the learning rate."""
-    runs = runs_by_name(config, findings)
-    folded = runs[FOLDED]
-    lines = {"weight decay, constant lr": runs[DECAY], "no weight decay, exponential lr": folded}
+    runs = compare.runs_by_name(config, findings)
+    folded = runs[trainings.FOLDED]
+    lines = {"weight decay, constant lr": runs[trainings.DECAY], "no weight decay, exponential lr": folded}
     figure, (accuracy, rate, norm) = panels(1, 3, width=2.5, height=2.3)
     draw_over(accuracy, lines, "test_accuracy", factor=100)
     step = folded[0]["step"]
@@ -143,11 +129,13 @@ EXPERIMENT = Experiment(
     title="A PreResNet trains without weight decay at an exponentially growing learning rate",
     source="explr fig. 1",
     scales={
-        "smoke": Config(**SMOKE, late=(5, 10)),
+        "smoke": Config(**trainings.SMOKE, late=(5, 10)),
         "desk": Config(),
-        "paper": Config(**PAPER, steps=80 * EPOCH, late=(40 * EPOCH, 80 * EPOCH)),  # the first phase of the training
+        "paper": Config(
+            **trainings.PAPER, steps=80 * trainings.EPOCH, late=(40 * trainings.EPOCH, 80 * trainings.EPOCH)
+        ),  # the first phase of the training
     },
-    functions=(tasks, run_task, collect, draw),
+    functions=(trainings.tasks, trainings.run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=trainings.load,
 )

@@ -11,27 +11,8 @@ from equilibria.lab.harness.curves import Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import THEORY, label_panel, panels
 from equilibria.lab.papers.explr import image_training
-from equilibria.lab.papers.explr.image_training import (
-    DECAY,
-    EPOCH,
-    FOLDED,
-    PAPER,
-    ROUNDED,
-    SMOKE,
-    TEXP,
-    Setting,
-    Variant,
-    load,
-)
-from equilibria.lab.papers.explr.run_comparison import (
-    exact_runs,
-    judge_coincidence,
-    judge_rounding,
-    judge_start,
-    named,
-    runs_by_name,
-    shows,
-)
+from equilibria.lab.papers.explr import image_training as trainings
+from equilibria.lab.papers.explr import run_comparison as compare
 from equilibria.theory.folding import fold
 
 _ACROSS = "across"
@@ -40,17 +21,20 @@ DROP = 3
 _STEPS = 6
 
 
-def variants(*drops_at: int) -> tuple[Variant, ...]:
+def variants(*drops_at: int) -> tuple[trainings.Variant, ...]:
     """The four runs for drops at these steps."""
-    return tuple(Variant(way, way, drops_at=drops_at) for way in (DECAY, FOLDED, TEXP, ROUNDED))
+    return tuple(
+        trainings.Variant(way, way, drops_at=drops_at)
+        for way in (trainings.DECAY, trainings.FOLDED, trainings.TEXP, trainings.ROUNDED)
+    )
 
 
-def across(config: Setting) -> Setting:
+def across(config: trainings.Setting) -> trainings.Setting:
     """The settings of a few first steps with a drop among them, all watched."""
     return replace(config, variants=variants(DROP)[:3], steps=_STEPS, epoch=_STEPS, watch_every=1)
 
 
-def across_key(variant: Variant, seed: int) -> str:
+def across_key(variant: trainings.Variant, seed: int) -> str:
     """Key of a task across the drop."""
     return f"{_ACROSS}-{image_training.key(variant, seed)}"
 
@@ -58,7 +42,7 @@ def across_key(variant: Variant, seed: int) -> str:
 Task = tuple[str, tuple[int, int]]
 
 
-def tasks(config: Setting) -> dict[str, Task]:
+def tasks(config: trainings.Setting) -> dict[str, Task]:
     """Trainings of all steps, and of the few across the drop: which of the two, and its task."""
     few = across(config)
     return {
@@ -71,7 +55,7 @@ def tasks(config: Setting) -> dict[str, Task]:
     }
 
 
-def run_task(config: Setting, task: Task) -> Arrays:
+def run_task(config: trainings.Setting, task: Task) -> Arrays:
     """Train once."""
     which, inner = task
     return image_training.run_task(across(config) if which == _ACROSS else config, inner)
@@ -85,38 +69,40 @@ _TAPERED = Source(
     law="texp.texp",
 )
 LABELS = {
-    DECAY: "weight decay",
-    FOLDED: "folded: exact",
-    TEXP: "T-EXP",
-    ROUNDED: "weight decay, first weights rounded up",
+    trainings.DECAY: "weight decay",
+    trainings.FOLDED: "folded: exact",
+    trainings.TEXP: "T-EXP",
+    trainings.ROUNDED: "weight decay, first weights rounded up",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Setting):
+class Config(trainings.Setting):
     """Two drops by ten; the late window lies in the last phase."""
 
-    variants: tuple[Variant, ...] = variants(1200, 1800)
+    variants: tuple[trainings.Variant, ...] = variants(1200, 1800)
     late: Window = (1900, 2400)
 
 
 def collect(config: Config, findings: Findings) -> Outcome:
     """Compare the exact schedule and the approximate one with weight decay."""
-    lines = runs_by_name(config, findings)
-    decay, folded, texp, rounded = (lines[way] for way in (DECAY, FOLDED, TEXP, ROUNDED))
-    exact = judge_coincidence("Folded", _EXACT, decay=decay, other=folded, late=config.late)
+    lines = compare.runs_by_name(config, findings)
+    decay, folded, texp, rounded = (
+        lines[way] for way in (trainings.DECAY, trainings.FOLDED, trainings.TEXP, trainings.ROUNDED)
+    )
+    exact = compare.judge_coincidence("Folded", _EXACT, decay=decay, other=folded, late=config.late)
     claims = [
-        judge_start("Folded", _EXACT, config, decay=decay, other=folded),
-        judge_start("T-EXP", _TAPERED, config, decay=decay, other=texp, same=False),
+        compare.judge_start("Folded", _EXACT, config, decay=decay, other=folded),
+        compare.judge_start("T-EXP", _TAPERED, config, decay=decay, other=texp, same=False),
         *_judge_across(config, findings),
-        judge_rounding("Folded", _EXACT, decay=decay, other=folded, rounded=rounded),
-        *judge_coincidence("T-EXP", _TAPERED, decay=decay, other=texp, late=config.late),
+        compare.judge_rounding("Folded", _EXACT, decay=decay, other=folded, rounded=rounded),
+        *compare.judge_coincidence("T-EXP", _TAPERED, decay=decay, other=texp, late=config.late),
     ]
     numbers = {
         name: {way: [mean_in(run, name, config.late) for run in seed_runs] for way, seed_runs in lines.items()}
         for name in ("test_accuracy", "train_accuracy", "loss")
     }
-    return Outcome([*exact, *demanded_if(shows(config), claims)], numbers)
+    return Outcome([*exact, *demanded_if(compare.shows(config), claims)], numbers)
 
 
 def _judge_across(config: Config, findings: Findings) -> list[Claim]:
@@ -125,23 +111,23 @@ def _judge_across(config: Config, findings: Findings) -> list[Claim]:
     decay, folded, texp = ([findings[across_key(variant, seed)] for seed in few.seeds] for variant in few.variants)
     label = f"lr / {few.variants[0].divisor:g} at step {DROP}"
     return [
-        judge_start(f"Folded, {label}", _EXACT, few, decay=decay, other=folded),
-        judge_start(f"T-EXP, {label}", _TAPERED, few, decay=decay, other=texp, same=False),
+        compare.judge_start(f"Folded, {label}", _EXACT, few, decay=decay, other=folded),
+        compare.judge_start(f"T-EXP, {label}", _TAPERED, few, decay=decay, other=texp, same=False),
     ]
 
 
 def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, accuracies and learning rate of three runs."""
-    variants, runs = named(config), runs_by_name(config, findings)
-    lines = {LABELS[way]: runs[way] for way in (DECAY, FOLDED, TEXP)}
-    lines[LABELS[FOLDED]] = exact_runs(config, findings, variants[FOLDED])
+    variants, runs = compare.named(config), compare.runs_by_name(config, findings)
+    lines = {LABELS[way]: runs[way] for way in (trainings.DECAY, trainings.FOLDED, trainings.TEXP)}
+    lines[LABELS[trainings.FOLDED]] = compare.exact_runs(config, findings, variants[trainings.FOLDED])
     figure, axes = panels(2, 2, width=3.3, height=2.2)
     loss, train, test, rate = axes
     draw_over(loss, lines, "loss")
     draw_over(train, lines, "train_accuracy", factor=100)
     draw_over(test, lines, "test_accuracy", factor=100)
     draw_over(rate, lines, "lr")
-    rates = [config.lr * config.factor(variants[DECAY], step) for step in range(config.steps)]
+    rates = [config.lr * config.factor(variants[trainings.DECAY], step) for step in range(config.steps)]
     exact = fold(rates, config.weight_decay, momentum=config.momentum)
     rate.plot(np.arange(1, config.steps + 1), exact.lr, color=THEORY, lw=0.8, ls=":", label="theorem 2.5, exact")
     label_panel(loss, "a", "training loss", legend="upper right")
@@ -156,13 +142,16 @@ EXPERIMENT = Experiment(
     title="Step decay with weight decay and tapered-exponential learning rates without: the same curves",
     source="explr fig. 2",
     scales={
-        "smoke": Config(**SMOKE, variants=variants(4, 8), late=(5, 10)),
+        "smoke": Config(**trainings.SMOKE, variants=variants(4, 8), late=(5, 10)),
         "desk": Config(),
         "paper": Config(
-            **PAPER, variants=variants(80 * EPOCH, 120 * EPOCH), steps=160 * EPOCH, late=(150 * EPOCH, 160 * EPOCH)
+            **trainings.PAPER,
+            variants=variants(80 * trainings.EPOCH, 120 * trainings.EPOCH),
+            steps=160 * trainings.EPOCH,
+            late=(150 * trainings.EPOCH, 160 * trainings.EPOCH),
         ),
     },
     functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=trainings.load,
 )

@@ -10,54 +10,37 @@ from equilibria.lab.harness.claim import Source, demanded_if
 from equilibria.lab.harness.curves import POINTS, Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import label_panel, panels
-from equilibria.lab.papers.explr.image_training import (
-    COSINE,
-    DECAY,
-    EPOCH,
-    FOLDED,
-    PAPER,
-    ROUNDED,
-    SMOKE,
-    Setting,
-    Variant,
-    load,
-    run_task,
-    tasks,
-)
-from equilibria.lab.papers.explr.run_comparison import (
-    exact_runs,
-    judge_coincidence,
-    judge_rounding,
-    named,
-    runs_by_name,
-    shows,
-)
+from equilibria.lab.papers.explr import image_training as trainings
+from equilibria.lab.papers.explr import run_comparison as compare
 
 _EXACT = Source("explr", "fig. 4, theorem 2.5", law="folding.fold")
 _BETTER = Source("explr", "fig. 4, section 4.2")
 _STEP_DECAY, _STEP_FOLDED = "step-decay", "step-folded"
 LABELS = {
-    DECAY: "cosine, weight decay",
-    FOLDED: "cosine, exponential",
+    trainings.DECAY: "cosine, weight decay",
+    trainings.FOLDED: "cosine, exponential",
     _STEP_DECAY: "step decay, weight decay",
     _STEP_FOLDED: "step decay, exponential",
 }
 
 
-def variants(*drops_at: int) -> tuple[Variant, ...]:
+def variants(*drops_at: int) -> tuple[trainings.Variant, ...]:
     """The cosine in three ways, and step decay with drops at these steps in two."""
     return (
-        *(Variant(way, way, schedule=COSINE) for way in (DECAY, FOLDED, ROUNDED)),
-        Variant(_STEP_DECAY, DECAY, drops_at=drops_at),
-        Variant(_STEP_FOLDED, FOLDED, drops_at=drops_at),
+        *(
+            trainings.Variant(way, way, schedule=trainings.COSINE)
+            for way in (trainings.DECAY, trainings.FOLDED, trainings.ROUNDED)
+        ),
+        trainings.Variant(_STEP_DECAY, trainings.DECAY, drops_at=drops_at),
+        trainings.Variant(_STEP_FOLDED, trainings.FOLDED, drops_at=drops_at),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Setting):
+class Config(trainings.Setting):
     """The cosine over the whole training, and step decay as in explr-stepdecay; the late window is the last tenth."""
 
-    variants: tuple[Variant, ...] = variants(1200, 1800)
+    variants: tuple[trainings.Variant, ...] = variants(1200, 1800)
     late: Window = (2200, 2400)
 
 
@@ -66,26 +49,38 @@ def collect(config: Config, findings: Findings) -> Outcome:
 
     The first steps are not judged again: the first epoch is that of explr-stepdecay.
     """
-    lines = runs_by_name(config, findings)
+    lines = compare.runs_by_name(config, findings)
     late = {name: [mean_in(run, "test_accuracy", config.late) for run in runs] for name, runs in lines.items()}
     exact = [
-        *judge_coincidence("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], late=config.late),
-        *judge_coincidence("Step decay", _EXACT, decay=lines[_STEP_DECAY], other=lines[_STEP_FOLDED], late=config.late),
+        *compare.judge_coincidence(
+            "Cosine", _EXACT, decay=lines[trainings.DECAY], other=lines[trainings.FOLDED], late=config.late
+        ),
+        *compare.judge_coincidence(
+            "Step decay", _EXACT, decay=lines[_STEP_DECAY], other=lines[_STEP_FOLDED], late=config.late
+        ),
     ]
     claims = [
-        judge_rounding("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], rounded=lines[ROUNDED]),
+        compare.judge_rounding(
+            "Cosine",
+            _EXACT,
+            decay=lines[trainings.DECAY],
+            other=lines[trainings.FOLDED],
+            rounded=lines[trainings.ROUNDED],
+        ),
         _BETTER.says(
             "Test accuracy of the exponential cosine less that of exponential step decay, seed by seed"
-        ).at_least(0.0, np.subtract(late[FOLDED], late[_STEP_FOLDED]), unit=POINTS),
+        ).at_least(0.0, np.subtract(late[trainings.FOLDED], late[_STEP_FOLDED]), unit=POINTS),
     ]
-    return Outcome([*exact, *demanded_if(shows(config), claims)], {"test_accuracy": late})
+    return Outcome([*exact, *demanded_if(compare.shows(config), claims)], {"test_accuracy": late})
 
 
 def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, test accuracy and learning rate of four runs."""
-    variants, runs = named(config), runs_by_name(config, findings)
+    variants, runs = compare.named(config), compare.runs_by_name(config, findings)
     lines = {label: runs[name] for name, label in LABELS.items()}
-    lines |= {LABELS[name]: exact_runs(config, findings, variants[name]) for name in (FOLDED, _STEP_FOLDED)}
+    lines |= {
+        LABELS[name]: compare.exact_runs(config, findings, variants[name]) for name in (trainings.FOLDED, _STEP_FOLDED)
+    }
     figure, (loss, test, rate) = panels(1, 3, width=2.6, height=2.5)
     draw_over(loss, lines, "loss")
     draw_over(test, lines, "test_accuracy", factor=100)
@@ -101,13 +96,16 @@ EXPERIMENT = Experiment(
     title="The cosine schedule and its exponential counterpart: the same curves",
     source="explr fig. 4",
     scales={
-        "smoke": Config(**SMOKE, variants=variants(4, 8), late=(5, 10)),
+        "smoke": Config(**trainings.SMOKE, variants=variants(4, 8), late=(5, 10)),
         "desk": Config(),
         "paper": Config(
-            **PAPER, variants=variants(80 * EPOCH, 120 * EPOCH), steps=160 * EPOCH, late=(155 * EPOCH, 160 * EPOCH)
+            **trainings.PAPER,
+            variants=variants(80 * trainings.EPOCH, 120 * trainings.EPOCH),
+            steps=160 * trainings.EPOCH,
+            late=(155 * trainings.EPOCH, 160 * trainings.EPOCH),
         ),
     },
-    functions=(tasks, run_task, collect, draw),
+    functions=(trainings.tasks, trainings.run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=trainings.load,
 )

@@ -10,21 +10,7 @@ import numpy as np
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import panels
-from equilibria.lab.papers.nrq.rayleigh_runs import (
-    LIMIT_TOLERANCE,
-    averages,
-    draw_panels,
-    finite_step_words,
-    interval,
-    judge_curve,
-    judge_limit,
-    mean_above,
-    near_mean,
-    predicted,
-    simulate,
-    starts,
-    window,
-)
+from equilibria.lab.papers.nrq import rayleigh_runs as rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh, equilibrium_angle
 from equilibria.theory.rayleigh_moments import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds, stationary_risk
@@ -74,13 +60,13 @@ def tasks(config: Config) -> dict[str, float]:
 def run_task(config: Config, weight_decay: float) -> Arrays:
     """Simulate the trials, and compute the exact curve of the diffusion."""
     model = config.model(weight_decay)
-    begin = starts(model, config.trials, norm_sq=model.norm_sq, risk=config.risk, seed=config.seed)
-    run = simulate(model, begin, steps=config.steps, every=config.every, seed=config.seed)
-    late = window(run, config.steps // 2)
+    begin = rayleigh.starts(model, config.trials, norm_sq=model.norm_sq, risk=config.risk, seed=config.seed)
+    run = rayleigh.simulate(model, begin, steps=config.steps, every=config.every, seed=config.seed)
+    late = rayleigh.window(run, config.steps // 2)
     curve = exact_risk_curve(model, config.steps, risk=config.risk)
     return {
-        **averages(run, model),
-        **predicted(curve, model, config.every),
+        **rayleigh.averages(run, model),
+        **rayleigh.predicted(curve, model, config.every),
         "late_risk": late["risk"],
         "late_angle": late["angle"],
     }
@@ -118,9 +104,9 @@ def collect(config: Config, findings: Findings) -> Outcome:
 
 def _judge(config: Config, weight_decay: float, line: Arrays) -> list[Claim]:
     model, name = config.model(weight_decay), f"Weight decay {weight_decay:g}"
-    step_effect = finite_step_words(stationary_risk(model).finite_step, LIMIT_TOLERANCE)
+    step_effect = rayleigh.finite_step_words(stationary_risk(model).finite_step, rayleigh.LIMIT_TOLERANCE)
     return [
-        near_mean(
+        rayleigh.near_mean(
             f"{name}: angular update in equilibrium, sqrt(2 lr wd)",
             _ANGLE,
             line["late_angle"],
@@ -128,15 +114,17 @@ def _judge(config: Config, weight_decay: float, line: Arrays) -> list[Claim]:
             relative=0.01,
             unit="rad",
         ),
-        judge_limit(f"{name}: limiting risk by Watson's law, {step_effect}", _FLOOR, line["late_risk"], model=model),
-        mean_above(
+        rayleigh.judge_limit(
+            f"{name}: limiting risk by Watson's law, {step_effect}", _FLOOR, line["late_risk"], model=model
+        ),
+        rayleigh.mean_above(
             f"{name}: the limiting risk is not below the lower bound",
             _BOUND,
             line["late_risk"],
             bound=equilibrium_risk_bounds(model, xi=0.5).risk_low,
             printed=float(np.sqrt(model.unit_grad_sq)) * model.angular_update / model.spread,
         ),
-        judge_curve(name, _CURVE, line, model=model),
+        rayleigh.judge_curve(name, _CURVE, line, model=model),
     ]
 
 
@@ -149,14 +137,14 @@ def _hit(steps: np.ndarray, risk: np.ndarray, level: float) -> float:
 
 def _ratio_interval(pair: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
     (high, high_error), (low, low_error) = pair
-    return interval([high / low, high / low * float(np.hypot(high_error / high, low_error / low))])
+    return rayleigh.interval([high / low, high / low * float(np.hypot(high_error / high, low_error / low))])
 
 
 def draw(config: Config, findings: Findings) -> Figures:
     """Draw the first row of figure 2."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
     lines = {f"wd = {weight_decay:g}": findings[key] for key, weight_decay in tasks(config).items()}
-    draw_panels(figure, axes, lines, letters="abcd", log_time=True)
+    rayleigh.draw_panels(figure, axes, lines, letters="abcd", log_time=True)
     return {"figure-2-a-d": figure}
 
 

@@ -10,19 +10,7 @@ import numpy as np
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.nrq.rayleigh_runs import (
-    ERRORS,
-    averages,
-    draw_panels,
-    interval,
-    judge_limit,
-    mean_above,
-    near_mean,
-    predicted,
-    simulate,
-    starts,
-    window,
-)
+from equilibria.lab.papers.nrq import rayleigh_runs as rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_moments import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds, escape_norm_sq, stationary_risk
@@ -102,8 +90,8 @@ def _drop(config: Config, *, rescale: bool) -> Arrays:
     model, drop = config.model(), config.drop_at
     lr = np.full(config.steps, config.lr)
     lr[drop:] /= config.k
-    begin = starts(model, config.trials, norm_sq=model.norm_sq, seed=config.seed)
-    run = simulate(
+    begin = rayleigh.starts(model, config.trials, norm_sq=model.norm_sq, seed=config.seed)
+    run = rayleigh.simulate(
         model,
         begin,
         steps=config.steps,
@@ -114,14 +102,14 @@ def _drop(config: Config, *, rescale: bool) -> Arrays:
     )
     curve = exact_risk_curve(model, config.steps, lr=lr, rescale=rescale)
     parts = {
-        "before": window(run, drop // 2, drop),
-        "after": window(run, drop, drop + _RIGHT_AFTER),
-        "final": window(run, _final(config)),
+        "before": rayleigh.window(run, drop // 2, drop),
+        "after": rayleigh.window(run, drop, drop + _RIGHT_AFTER),
+        "final": rayleigh.window(run, _final(config)),
     }
     dip = _dip(config, run.steps, run["risk"].mean(1))
     return {
-        **averages(run, model),
-        **predicted(curve, model, config.every),
+        **rayleigh.averages(run, model),
+        **rayleigh.predicted(curve, model, config.every),
         **{f"{part}_{name}": pair for part, means in parts.items() for name, pair in means.items()},
         "theory_after_angle": np.sqrt(np.mean(curve.angular_update[drop : drop + _RIGHT_AFTER : config.every] ** 2)),
         "dip": np.array(dip),
@@ -146,13 +134,13 @@ def _dip(config: Config, steps: np.ndarray, risk: np.ndarray) -> tuple[float, fl
 
 def _start(config: Config, times: float) -> Arrays:
     model, norm_sq = config.model(), times * config.threshold
-    begin = starts(model, config.trials, norm_sq=norm_sq, risk=config.low, seed=config.seed)
-    run = simulate(model, begin, steps=config.corollary_steps, every=config.every, seed=config.seed)
+    begin = rayleigh.starts(model, config.trials, norm_sq=norm_sq, risk=config.low, seed=config.seed)
+    run = rayleigh.simulate(model, begin, steps=config.corollary_steps, every=config.every, seed=config.seed)
     curve = exact_risk_curve(model, config.corollary_steps, risk=config.low, norm_sq=norm_sq)
     return {
-        **averages(run, model),
-        **predicted(curve, model, config.every),
-        "final_risk": window(run, config.corollary_steps * 2 // 3)["risk"],
+        **rayleigh.averages(run, model),
+        **rayleigh.predicted(curve, model, config.every),
+        "final_risk": rayleigh.window(run, config.corollary_steps * 2 // 3)["risk"],
     }
 
 
@@ -181,7 +169,7 @@ def _judge_drop(config: Config, findings: Findings) -> list[Claim]:
     bump = {choice: findings[choice]["dip"][2] / findings[choice]["dip"][1] for choice in _CHOICES}
     # The lowest and the final risk err by the scatter of their windows; that of the final one is known.
     error, mean = plain["final_risk"][1], plain["final_risk"][0]
-    scatter = ERRORS * error / mean * np.sqrt((config.steps - _final(config)) / _SMOOTHED)
+    scatter = rayleigh.ERRORS * error / mean * np.sqrt((config.steps - _final(config)) / _SMOOTHED)
     angles = (
         (
             "No rescale: angular update in the 100 steps after the drop: the old one / k, too small by sqrt(k), and "
@@ -204,7 +192,7 @@ def _judge_drop(config: Config, findings: Findings) -> list[Claim]:
         ),
     )
     return [
-        judge_limit("Before the drop: limiting risk", _FLOOR, plain["before_risk"], model=old),
+        rayleigh.judge_limit("Before the drop: limiting risk", _FLOOR, plain["before_risk"], model=old),
         _DROP.says("No rescale: the risk first falls and then rises; final over lowest risk").at_least(
             config.bump, bump["plain"]
         ),
@@ -213,11 +201,11 @@ def _judge_drop(config: Config, findings: Findings) -> list[Claim]:
         ),
         _RESCALE.says("Weights / k^(1/4) at the drop: no bump; final over lowest risk").at_most(1.2, bump["rescaled"]),
         *(
-            judge_limit(f"{name}: limiting risk after the drop", _FLOOR, line["final_risk"], model=new)
+            rayleigh.judge_limit(f"{name}: limiting risk after the drop", _FLOOR, line["final_risk"], model=new)
             for name, line in (("No rescale", plain), ("Rescaled", rescaled))
         ),
         *(
-            near_mean(text, _RESCALE, pair, expected=expected, relative=relative, unit="rad")
+            rayleigh.near_mean(text, _RESCALE, pair, expected=expected, relative=relative, unit="rad")
             for text, pair, expected, relative in angles
         ),
     ]
@@ -231,9 +219,11 @@ def _judge_start(config: Config, times: float, line: Arrays) -> list[Claim]:
             f"From ||X||^2 = {norm_sq:.3g}, above the threshold {config.threshold:.3g} and {where} the printed "
             f"{2 * config.threshold:.3g}, the risk falls below its start: risk at step {line['step'][lowest]}"
         ).at_most(
-            config.low, line["risk"][lowest], interval=interval([line["risk"][lowest], line["risk_error"][lowest]])
+            config.low,
+            line["risk"][lowest],
+            interval=rayleigh.interval([line["risk"][lowest], line["risk_error"][lowest]]),
         ),
-        mean_above(
+        rayleigh.mean_above(
             f"From ||X||^2 = {norm_sq:.3g}: and returns to no less than its start: limiting risk",
             _THRESHOLD,
             line["final_risk"],
@@ -245,7 +235,7 @@ def _judge_start(config: Config, times: float, line: Arrays) -> list[Claim]:
 def draw(config: Config, findings: Findings) -> Figures:
     """Draw the second row of figure 2, and the starts of corollary 2."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
-    draw_panels(figure, axes, {label: findings[choice] for choice, label in _CHOICES.items()}, letters="efgh")
+    rayleigh.draw_panels(figure, axes, {label: findings[choice] for choice, label in _CHOICES.items()}, letters="efgh")
     model, lowest = config.model(), float(findings["plain"]["risk"].min())
     best = model.spectrum[0] / 2
     axes[0].set_ylim(best, best + 2 * stationary_risk(model).excess_loss)  # hides the descent from the start

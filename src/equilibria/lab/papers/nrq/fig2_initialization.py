@@ -10,19 +10,7 @@ import numpy as np
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import panels
-from equilibria.lab.papers.nrq.rayleigh_runs import (
-    ERRORS,
-    averages,
-    draw_panels,
-    judge_curve,
-    judge_limit,
-    mean_above,
-    near_mean,
-    predicted,
-    simulate,
-    starts,
-    window,
-)
+from equilibria.lab.papers.nrq import rayleigh_runs as rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_moments import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds
@@ -72,17 +60,17 @@ def _line(config: Config, name: str) -> Arrays:
     model, k = config.model(), 1.0 if name == "small" else config.k
     used = model.rescaled(k) if name == "adjusted" else model
     norm_sq = config.dim * k**2  # the mean for standard deviation k
-    run = simulate(
+    run = rayleigh.simulate(
         used,
-        k * starts(model, config.trials, norm_sq=config.dim, seed=config.seed),
+        k * rayleigh.starts(model, config.trials, norm_sq=config.dim, seed=config.seed),
         steps=config.steps,
         every=config.every,
         seed=config.seed,
     )
-    late = window(run, config.steps * 3 // 4)
+    late = rayleigh.window(run, config.steps * 3 // 4)
     return {
-        **averages(run, model),
-        **predicted(exact_risk_curve(used, config.steps, norm_sq=norm_sq), model, config.every),
+        **rayleigh.averages(run, model),
+        **rayleigh.predicted(exact_risk_curve(used, config.steps, norm_sq=norm_sq), model, config.every),
         "late_risk": late["risk"],
         "late_angle": late["angle"],
     }
@@ -91,10 +79,10 @@ def _line(config: Config, name: str) -> Arrays:
 def _trajectory(config: Config, k: float) -> Arrays:
     """Largest distance of X^(k)/k from X over all trials and records, relative to the norm of X."""
     model, count = config.model(), min(config.trials, 100)
-    begin = starts(model, count, norm_sq=config.dim, seed=config.seed)
+    begin = rayleigh.starts(model, count, norm_sq=config.dim, seed=config.seed)
     options = {"steps": min(config.steps, _TRAJECTORY), "every": config.every, "record": ["weights", "norm"]}
-    here = simulate(model, begin, seed=config.seed, **options)
-    there = simulate(model.rescaled(k), k * begin, seed=config.seed, **options)
+    here = rayleigh.simulate(model, begin, seed=config.seed, **options)
+    there = rayleigh.simulate(model.rescaled(k), k * begin, seed=config.seed, **options)
     distance = np.linalg.norm(there["weights"] / k - here["weights"], axis=2) / here["norm"]
     return {"difference": distance.max()}
 
@@ -142,24 +130,26 @@ def _judge_large(config: Config, findings: Findings) -> list[Claim]:
     slope_sq = model.gap**2 * (config.dim - 1) / (config.dim * (config.dim + 2))  # E f(1-f) of a random direction
     first = model.lr * np.sqrt(model.unit_grad_sq + slope_sq) / (config.dim * config.k**2)
     # chi-square with p - 1 degrees of freedom; half its relative scatter is that of the root
-    scatter = ERRORS * np.sqrt(2 / (config.dim - 1) / config.trials) / 2
+    scatter = rayleigh.ERRORS * np.sqrt(2 / (config.dim - 1) / config.trials) / 2
     half_way = int(np.argmax(small["theory_risk"] < 0.45))
     return [
         _ANGLE.says("Larger weights alone: angular update of the first step, smaller by k^2").near(
             first, large["angle"][0], relative=float(scatter), unit="rad"
         ),
-        mean_above(
+        rayleigh.mean_above(
             f"Larger weights alone: slower at first; risk at step {small['step'][half_way]}, where the other's is 0.45",
             _CURVE,
             [large["risk"][half_way], large["risk_error"][half_way]],
             bound=0.45,
         ),
-        judge_curve("Larger weights alone", _CURVE, large, model=model),
+        rayleigh.judge_curve("Larger weights alone", _CURVE, large, model=model),
         *(
-            judge_limit(f"{label}: limiting risk, the same for all three", _LIMIT, line["late_risk"], model=model)
+            rayleigh.judge_limit(
+                f"{label}: limiting risk, the same for all three", _LIMIT, line["late_risk"], model=model
+            )
             for line, label in ((small, "Standard deviation 1"), (large, "Standard deviation k, nothing adjusted"))
         ),
-        near_mean(
+        rayleigh.near_mean(
             "Larger weights alone: the angular update reaches the same equilibrium",
             _ANGLE,
             large["late_angle"],
@@ -179,7 +169,7 @@ def draw(config: Config, findings: Findings) -> Figures:
         f"({lr:g}, {decay:g}, {k:g})": findings["large"],
         f"({lr * k**2:g}, {decay / k**2:g}, {k:g})": findings["adjusted"],
     }
-    draw_panels(figure, axes, lines, letters="ijkl", log_time=True)
+    rayleigh.draw_panels(figure, axes, lines, letters="ijkl", log_time=True)
     return {"figure-2-i-l": figure}
 
 

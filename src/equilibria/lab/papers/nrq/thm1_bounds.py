@@ -10,15 +10,7 @@ import numpy as np
 from equilibria.lab.harness.claim import Claim, Source, identity
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.nrq.rayleigh_runs import (
-    ERRORS,
-    interval,
-    legend_above,
-    plain_ticks,
-    simulate,
-    standard_error,
-    starts,
-)
+from equilibria.lab.papers.nrq import rayleigh_runs as rayleigh
 from equilibria.lab.problems.rayleigh import RayleighQuotient
 from equilibria.theory.rayleigh import NoisyRayleigh, angular_update, norm_sq_at
 from equilibria.theory.rayleigh_risk import alignment_sde, quotient_bounds, risk_lower_bound, risk_upper_bound
@@ -111,9 +103,9 @@ def _case(config: Config, case: Case) -> Arrays:
     """Risk with its error, and the bounds of theorem 1 from the angular update of the law and the measured tail."""
     model = config.model(case)
     norm_sq = model.norm_sq if case.norm_sq is None else case.norm_sq
-    begin = starts(model, config.trials, norm_sq=norm_sq, risk=case.risk, seed=config.seed)
+    begin = rayleigh.starts(model, config.trials, norm_sq=norm_sq, risk=case.risk, seed=config.seed)
     record = ("risk", "loss", "norm")
-    run = simulate(model, begin, steps=config.steps, every=config.every, seed=config.seed, record=record)
+    run = rayleigh.simulate(model, begin, steps=config.steps, every=config.every, seed=config.seed, record=record)
     time, risk = run.steps.astype(np.float64), run["risk"]
     norms = norm_sq_at(time, norm_sq, lr=model.lr, weight_decay=model.weight_decay, unit_grad_sq=model.unit_grad_sq)
     turn, tail = angular_update(norms, model.unit_grad_sq, lr=model.lr), np.mean(1 - risk < case.xi, axis=1)
@@ -136,7 +128,7 @@ def _drift(config: Config, lr: float) -> Arrays:
     """One step from one weight of the second case at unit norm: the mean change of f over pairs of opposite noise."""
     spectrum = config.cases[1].spectrum
     problem = RayleighQuotient(spectrum, noise=config.noise)
-    weight = starts(config.model(config.cases[1]), 1, norm_sq=1.0, risk=0.4, seed=config.seed)
+    weight = rayleigh.starts(config.model(config.cases[1]), 1, norm_sq=1.0, risk=0.4, seed=config.seed)
     rng = np.random.default_rng([config.seed, config.drift_lrs.index(lr)])
     changes = []
     for _ in range(20):
@@ -145,7 +137,7 @@ def _drift(config: Config, lr: float) -> Arrays:
         ends = [weights - lr * problem.gradient(weights, sign * draws) for sign in (1, -1)]
         changes.append(0.4 - sum(problem.risk(end) for end in ends) / 2)
     change = np.concatenate(changes)
-    return {"drift": np.array([change.mean(), standard_error(change)]), "quotient": 2 * problem.value(weight)}
+    return {"drift": np.array([change.mean(), rayleigh.standard_error(change)]), "quotient": 2 * problem.value(weight)}
 
 
 def collect(config: Config, findings: Findings) -> Outcome:
@@ -157,7 +149,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
     claims.append(
         _LOWER.says(
             f"Without the factor 2 the lower bound is violated: share of the records {worst} where the risk is more "
-            f"than {ERRORS:g} standard errors below it"
+            f"than {rayleigh.ERRORS:g} standard errors below it"
         ).at_least(0.5, broken[worst])
     )
     claims += [_judge_drift(config, lr, findings[f"drift-{lr:g}"]) for lr in config.drift_lrs]
@@ -169,7 +161,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
 
 
 def _share_below_printed(line: Arrays) -> float:
-    return float(np.mean((line["printed"] - line["risk"])[1:] > ERRORS * line["error"][1:]))
+    return float(np.mean((line["printed"] - line["risk"])[1:] > rayleigh.ERRORS * line["error"][1:]))
 
 
 def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
@@ -180,9 +172,9 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
     return [
         _LOWER.says(
             f"{name}: the risk is never below the lower bound: least distance, in its standard errors"
-        ).at_least(-ERRORS, float(below.min()), unit="standard errors"),
+        ).at_least(-rayleigh.ERRORS, float(below.min()), unit="standard errors"),
         _UPPER.says(f"{name}: the risk is never above the upper bound: least distance, in its standard errors").at_most(
-            ERRORS, float(above.max()), unit="standard errors"
+            rayleigh.ERRORS, float(above.max()), unit="standard errors"
         ),
         identity(
             _SANDWICH.says(
@@ -207,7 +199,7 @@ def _judge_drift(config: Config, lr: float, line: Arrays) -> Claim:
         expected,
         float(line["drift"][0]),
         relative=lr * model.spread,
-        interval=interval(line["drift"]),
+        interval=rayleigh.interval(line["drift"]),
         printed=expected - pull,
     )
 
@@ -218,7 +210,7 @@ def draw(config: Config, findings: Findings) -> Figures:
     for panel, case, letter in zip(axes, config.cases, "abc", strict=False):
         _draw_case(panel, findings[case.key])
         label_panel(panel, letter, f"p = {len(case.spectrum)}, {case.name}")
-    legend_above(figure, axes[0])
+    rayleigh.legend_above(figure, axes[0])
     return {"theorem-1": figure}
 
 
@@ -238,7 +230,7 @@ def _draw_case(panel: Axes, line: Arrays) -> None:
     panel.plot(step, line["printed"], color=COLOURS[1], ls="--", lw=1.0, label="lower bound without the 2")
     panel.plot(step, line["risk"], color=COLOURS[0], label="risk")
     panel.set(xlabel="step", ylabel="risk", yscale="log")
-    plain_ticks(panel)
+    rayleigh.plain_ticks(panel)
 
 
 EXPERIMENT = Experiment(

@@ -12,14 +12,7 @@ from scipy.stats import kstest, kstwo
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.nrq.rayleigh_runs import (
-    ERRORS,
-    finite_step_words,
-    plain_ticks,
-    simulate,
-    standard_error,
-    starts,
-)
+from equilibria.lab.papers.nrq import rayleigh_runs as rayleigh
 from equilibria.theory.bingham import bingham_moments
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_risk import stationary_risk
@@ -105,9 +98,9 @@ def tasks(config: Config) -> dict[str, Any]:
 def run_task(config: Config, case: Case | None) -> Arrays:
     """Simulate independent trials until they have forgotten the start, and measure their directions."""
     model = config.spread() if case is None else case.model(config.lr)
-    begin = starts(model, config.trials, norm_sq=model.norm_sq, risk=0.0, seed=config.seed)
+    begin = rayleigh.starts(model, config.trials, norm_sq=model.norm_sq, risk=0.0, seed=config.seed)
     slowest = 2 * model.gap * model.angular_update / math.sqrt(model.unit_grad_sq)  # rate of forgetting the start
-    run = simulate(model, begin, steps=math.ceil(config.relaxations / slowest), record=(), seed=config.seed)
+    run = rayleigh.simulate(model, begin, steps=math.ceil(config.relaxations / slowest), record=(), seed=config.seed)
     squares = run.state.weights**2
     squares /= squares.sum(1, keepdims=True)
     if case is None:
@@ -120,7 +113,7 @@ def _pairs(model: NoisyRayleigh, squares: np.ndarray) -> dict[str, np.ndarray]:
     f, risk = squares[:, 0], squares[:, 1:].sum(1)
     excess = squares @ (np.array(model.spectrum) - model.spectrum[0]) / 2
     samples = {"risk": risk, "mixing": f * risk, "excess": excess, "square": (risk - risk.mean()) ** 2}
-    return {name: np.array([values.mean(), standard_error(values)]) for name, values in samples.items()}
+    return {name: np.array([values.mean(), rayleigh.standard_error(values)]) for name, values in samples.items()}
 
 
 def collect(config: Config, findings: Findings) -> Outcome:
@@ -168,7 +161,7 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
             f"{case.label}: Kolmogorov-Smirnov distance of {len(f):,} trials to the law; allowed is chance "
             f"({_CHANCE:g}) and the first-order effect of a finite step"
         ).at_most(chance + finite, float(kstest(f, _cdf(b, case.dim)).statistic)),
-        _LIMIT.says(f"{case.label}: limiting risk, {finite_step_words(limit.finite_step, room)}").near(
+        _LIMIT.says(f"{case.label}: limiting risk, {rayleigh.finite_step_words(limit.finite_step, room)}").near(
             limit.risk * limit.finite_step,
             line["risk"][0],
             relative=room,
@@ -200,7 +193,7 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
 
 def _room(pair: np.ndarray, order: float) -> float:
     """Relative tolerance: standard errors, and the neglected order of the expansion."""
-    return ERRORS * float(pair[1] / pair[0]) + order
+    return rayleigh.ERRORS * float(pair[1] / pair[0]) + order
 
 
 def _judge_spread(config: Config, line: Arrays) -> list[Claim]:
@@ -208,12 +201,14 @@ def _judge_spread(config: Config, line: Arrays) -> list[Claim]:
     limit, law = stationary_risk(model), bingham_moments(model.spectrum, model.inverse_temperature).second_moments
     size = math.sqrt(model.unit_grad_sq)
     first = model.spread * model.angular_update / (2 * size)  # first-order effect of a finite step, at most
-    off = np.abs(line["squares"] / law - 1) / (ERRORS * line["scatter"] / math.sqrt(config.trials) / law + first)
+    off = np.abs(line["squares"] / law - 1) / (
+        rayleigh.ERRORS * line["scatter"] / math.sqrt(config.trials) / law + first
+    )
     name, room = f"Eigenvalues 1 to 2, lr wd = {config.spread_product:g}", _room(line["risk"], first**2)
     return [
-        _ANY.says(f"{name}: limiting risk by Bingham's law, {finite_step_words(limit.finite_step, room)}").near(
-            limit.risk * limit.finite_step, line["risk"][0], relative=room
-        ),
+        _ANY.says(
+            f"{name}: limiting risk by Bingham's law, {rayleigh.finite_step_words(limit.finite_step, room)}"
+        ).near(limit.risk * limit.finite_step, line["risk"][0], relative=room),
         _ANY.says(
             f"{name}: every E x_i^2 is Bingham's: largest deviation over the tolerance for scatter and a finite step"
         ).at_most(1.0, float(off.max())),
@@ -267,18 +262,18 @@ def _draw_risk(config: Config, panel: Axes, findings: Findings) -> None:
     points = [(case.model(config.lr).angular_update, findings[case.key]["risk"][0]) for case in same]
     panel.plot(*zip(*points, strict=True), "o", color=COLOURS[0], label="trials")
     panel.set(xscale="log", yscale="log", xlabel="angular update (rad)", ylabel="limiting risk")
-    plain_ticks(panel)
+    rayleigh.plain_ticks(panel)
     label_panel(panel, "e", f"p = {first.dim}, gap {first.gap:g}", legend="center left")
 
 
 def _draw_spread(config: Config, panel: Axes, line: Arrays) -> None:
     model = config.spread()
     law = bingham_moments(model.spectrum, model.inverse_temperature).second_moments
-    errors = ERRORS * line["scatter"][1:] / math.sqrt(config.trials)
+    errors = rayleigh.ERRORS * line["scatter"][1:] / math.sqrt(config.trials)
     panel.errorbar(model.spectrum[1:], line["squares"][1:], errors, fmt="o", color=COLOURS[0], label="trials")
     panel.plot(model.spectrum[1:], law[1:], color=THEORY, label="law (Bingham)")
     panel.set(xlabel="eigenvalue $a_i$", ylabel="$E\\,x_i^2$", yscale="log")
-    plain_ticks(panel)
+    rayleigh.plain_ticks(panel)
     label_panel(panel, "f", f"many levels, lr wd = {config.spread_product:g}", legend="best")
 
 

@@ -12,25 +12,7 @@ from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.curves import POINTS, Window
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, panels
-from equilibria.lab.papers.sharp.full_batch_descent import (
-    FINAL_SCALE,
-    Config,
-    Descent,
-    Variant,
-    draw_curves,
-    draw_edge,
-    judge_constant,
-    judge_fall,
-    label_edge,
-    load,
-    mark_windows,
-    outcome,
-    read_descents,
-    returns,
-    run_task,
-    tasks,
-    title_panels,
-)
+from equilibria.lab.papers.sharp import full_batch_descent as full_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,33 +36,37 @@ _SAME_LEVEL = 0.5
 _BURST = 10.0
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: full_batch.Config, findings: Findings) -> Outcome:
     """Compare every variant with the base."""
-    descents = {variant.name: read_descents(config, variant, findings) for variant in config.variants}
+    descents = {variant.name: full_batch.read_descents(config, variant, findings) for variant in config.variants}
     claims = [
         *(claim for variant in _of(config, _DECAY) for claim in _judge_decay(config, variant, descents)),
         *(claim for variant in _of(config, _RATE) for claim in _judge_rate(config, variant, descents)),
         *(
-            judge_fall(config, descents[variant.name], _FIGURE_18, f"{variant.name}: spherical sharpness falls too")
+            full_batch.judge_fall(
+                config, descents[variant.name], _FIGURE_18, f"{variant.name}: spherical sharpness falls too"
+            )
             for variant in _of(config, _SCALE)
         ),
         _judge_bursts(config, descents),
     ]
     bursts = {name: [_bursts(config, descent) for descent in runs] for name, runs in descents.items()}
-    return outcome(config, findings, claims, bursts=bursts)
+    return full_batch.outcome(config, findings, claims, bursts=bursts)
 
 
-def _of(config: Config, group: str) -> list[Variant]:
+def _of(config: full_batch.Config, group: str) -> list[full_batch.Variant]:
     return [variant for variant in config.variants if variant.name.startswith(group)]
 
 
-def _judge_decay(config: Config, variant: Variant, descents: Mapping[str, Sequence[Descent]]) -> list[Claim]:
+def _judge_decay(
+    config: full_batch.Config, variant: full_batch.Variant, descents: Mapping[str, Sequence[full_batch.Descent]]
+) -> list[Claim]:
     runs, base = descents[variant.name], descents[BASE]
     if variant.weight_decay:
-        fall = judge_fall(config, runs, _FIGURE_14, f"{variant.name}: spherical sharpness falls too")
+        fall = full_batch.judge_fall(config, runs, _FIGURE_14, f"{variant.name}: spherical sharpness falls too")
         return [fall, _judge_clock(config, variant, runs, base)]
     return [
-        judge_constant(config, runs, _FIGURE_13, "wd 0: spherical sharpness stays"),
+        full_batch.judge_constant(config, runs, _FIGURE_13, "wd 0: spherical sharpness stays"),
         _FIGURE_13.says("wd 0: test accuracy does not rise: from the early to the late window").at_most(
             _STUCK, [descent.rise("test", (config.early, config.late)) for descent in runs], unit=POINTS
         ),
@@ -91,7 +77,12 @@ def _judge_decay(config: Config, variant: Variant, descents: Mapping[str, Sequen
     ]
 
 
-def _judge_clock(config: Config, variant: Variant, runs: Sequence[Descent], base: Sequence[Descent]) -> Claim:
+def _judge_clock(
+    config: full_batch.Config,
+    variant: full_batch.Variant,
+    runs: Sequence[full_batch.Descent],
+    base: Sequence[full_batch.Descent],
+) -> Claim:
     """Claim that sharpness depends on lr * wd * steps."""
     (first,) = _of(config, BASE)
     share = variant.intrinsic_lr / first.intrinsic_lr
@@ -101,7 +92,9 @@ def _judge_clock(config: Config, variant: Variant, runs: Sequence[Descent], base
     ).near(1.0, _sharpness_ratios(config, runs, base, base_window=earlier), relative=_SAME_CLOCK)
 
 
-def _judge_rate(config: Config, variant: Variant, descents: Mapping[str, Sequence[Descent]]) -> list[Claim]:
+def _judge_rate(
+    config: full_batch.Config, variant: full_batch.Variant, descents: Mapping[str, Sequence[full_batch.Descent]]
+) -> list[Claim]:
     runs, base = descents[variant.name], descents[BASE]
     return [
         _FIGURE_15.says(
@@ -113,7 +106,7 @@ def _judge_rate(config: Config, variant: Variant, descents: Mapping[str, Sequenc
     ]
 
 
-def _judge_bursts(config: Config, descents: Mapping[str, Sequence[Descent]]) -> Claim:
+def _judge_bursts(config: full_batch.Config, descents: Mapping[str, Sequence[full_batch.Descent]]) -> Claim:
     """Claim that the largest scale has at least one burst more than the smallest, which may have none."""
     scales = sorted([*_of(config, BASE), *_of(config, _SCALE)], key=lambda variant: variant.scale)
     small, large = scales[0].name, scales[-1].name
@@ -124,7 +117,9 @@ def _judge_bursts(config: Config, descents: Mapping[str, Sequence[Descent]]) -> 
     ).at_least(1.0, counts[large] - counts[small])
 
 
-def _accuracy_differences(config: Config, runs: Sequence[Descent], others: Sequence[Descent]) -> list[float]:
+def _accuracy_differences(
+    config: full_batch.Config, runs: Sequence[full_batch.Descent], others: Sequence[full_batch.Descent]
+) -> list[float]:
     """Differences of test accuracy in the late window, seed by seed."""
     return [
         descent.mean("test", config.late) - other.mean("test", config.late)
@@ -133,7 +128,11 @@ def _accuracy_differences(config: Config, runs: Sequence[Descent], others: Seque
 
 
 def _sharpness_ratios(
-    config: Config, runs: Sequence[Descent], base: Sequence[Descent], *, base_window: Window
+    config: full_batch.Config,
+    runs: Sequence[full_batch.Descent],
+    base: Sequence[full_batch.Descent],
+    *,
+    base_window: Window,
 ) -> list[float]:
     """Sharpness in the late window over that of the base in its window, seed by seed."""
     return [
@@ -142,52 +141,52 @@ def _sharpness_ratios(
     ]
 
 
-def _bursts(config: Config, descent: Descent) -> int:
+def _bursts(config: full_batch.Config, descent: full_batch.Descent) -> int:
     """Number of bursts after the early window; the loss is a mean over all steps, so none is missed."""
-    return returns(descent.loss[descent.since((config.early[1], config.late[1]))], factor=_BURST)
+    return full_batch.returns(descent.loss[descent.since((config.early[1], config.late[1]))], factor=_BURST)
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: full_batch.Config, findings: Findings) -> Figures:
     """Draw a figure per group of variants: sharpness, accuracy and loss."""
     figures = {"figure-14": _DECAY, "figure-15": _RATE, "figure-18": _SCALE}
     return {name: _draw_group(config, findings, group) for name, group in figures.items()}
 
 
-def _draw_group(config: Config, findings: Findings, group: str) -> Figure:
+def _draw_group(config: full_batch.Config, findings: Findings, group: str) -> Figure:
     figure, (edge, accuracy, loss) = panels(1, 3, width=2.4, height=2.1)
     for colour, variant in zip(COLOURS, [*_of(config, BASE), *_of(config, group)], strict=False):
-        descents = read_descents(config, variant, findings)
+        descents = full_batch.read_descents(config, variant, findings)
         label = {_DECAY: f"wd = {variant.weight_decay:g}", _RATE: f"lr = {variant.lr:g}"}.get(
             group, f"scale {variant.scale:.3g}"
         )
-        draw_edge(edge, descents, colour=colour, edge_colour=colour)  # every variant has another edge
-        draw_curves(accuracy, descents, "test", colour=colour, label=label)
-        draw_curves(loss, descents, "excess", colour=colour)
+        full_batch.draw_edge(edge, descents, colour=colour, edge_colour=colour)  # every variant has another edge
+        full_batch.draw_curves(accuracy, descents, "test", colour=colour, label=label)
+        full_batch.draw_curves(loss, descents, "excess", colour=colour)
     loss.set_yscale("log")
     for axis in (edge, accuracy, loss):
-        mark_windows(axis, config)
+        full_batch.mark_windows(axis, config)
     accuracy.legend(loc="lower right")
-    label_edge(edge, loc="lower left")
-    title_panels(accuracy, edge, loss, letters="bac")
+    full_batch.label_edge(edge, loc="lower left")
+    full_batch.title_panels(accuracy, edge, loss, letters="bac")
     return figure
 
 
-def _variants(lr: float, weight_decay: float, *, parts: tuple[tuple[int, int], ...]) -> tuple[Variant, ...]:
+def _variants(lr: float, weight_decay: float, *, parts: tuple[tuple[int, int], ...]) -> tuple[full_batch.Variant, ...]:
     """No and half the weight decay; lr over a factor of 10 at the same lr * wd; half and twice the scale."""
-    base = Variant(BASE, lr, weight_decay, parts)
+    base = full_batch.Variant(BASE, lr, weight_decay, parts)
     return (
         base,
         replace(base, name="wd 0", weight_decay=0.0),
         replace(base, name="wd half", weight_decay=weight_decay / 2),
         replace(base, name="lr small", lr=lr / 2.5, weight_decay=weight_decay * 2.5),
         replace(base, name="lr large", lr=lr * 4, weight_decay=weight_decay / 4),
-        replace(base, name="scale half", scale=FINAL_SCALE / 2),
-        replace(base, name="scale twice", scale=FINAL_SCALE * 2),
+        replace(base, name="scale half", scale=full_batch.FINAL_SCALE / 2),
+        replace(base, name="scale twice", scale=full_batch.FINAL_SCALE * 2),
     )
 
 
-def _paper_variants() -> tuple[Variant, ...]:
-    base = Variant(BASE, 0.1, 5e-4, ((2000, 20), (400_000, 500)))
+def _paper_variants() -> tuple[full_batch.Variant, ...]:
+    base = full_batch.Variant(BASE, 0.1, 5e-4, ((2000, 20), (400_000, 500)))
     shorter = replace(base, parts=((2000, 20), (200_000, 500)))
     return (
         base,
@@ -197,12 +196,12 @@ def _paper_variants() -> tuple[Variant, ...]:
         replace(shorter, name="lr 1e-5", lr=1e-5, weight_decay=5.0),
         replace(shorter, name="lr 1e-3", lr=1e-3, weight_decay=5e-2),
         replace(shorter, name="lr 10", lr=10.0, weight_decay=5e-6),
-        replace(base, name="scale half", scale=FINAL_SCALE / 2),
-        replace(base, name="scale twice", scale=FINAL_SCALE * 2),
+        replace(base, name="scale half", scale=full_batch.FINAL_SCALE / 2),
+        replace(base, name="scale twice", scale=full_batch.FINAL_SCALE * 2),
     )
 
 
-_SMOKE = Config(
+_SMOKE = full_batch.Config(
     variants=tuple(
         variant for variant in _variants(0.05, 0.1, parts=((32, 16),)) if variant.name not in ("lr large", "scale half")
     ),
@@ -218,7 +217,7 @@ _SMOKE = Config(
 )
 # More often within the compared windows than between them: sharpness costs most.
 _PARTS = ((100, 50), (800, 400), (1200, 200), (2000, 400), (3000, 200), (5000, 400), (6000, 200))
-_DESK = Config(
+_DESK = full_batch.Config(
     variants=_variants(0.005, 0.1, parts=_PARTS),
     early=(800, 1200),
     middle=(2000, 3000),
@@ -226,7 +225,7 @@ _DESK = Config(
     size=8,
     stages=(1, 1, 2),
 )
-_PAPER = Config(  # CIFAR-10-2k, all of it in one BatchNorm
+_PAPER = full_batch.Config(  # CIFAR-10-2k, all of it in one BatchNorm
     variants=_paper_variants(),
     seeds=(0, 1, 2),
     early=(1000, 2000),
@@ -245,7 +244,7 @@ EXPERIMENT = Experiment(
     title="Sharpness reduction without weight decay, from other learning rates, with other targets",
     source="sharp fig. 13, 14, 15, 18",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    functions=(tasks, run_task, collect, draw),
+    functions=(full_batch.tasks, full_batch.run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=full_batch.load,
 )

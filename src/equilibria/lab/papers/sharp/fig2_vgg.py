@@ -11,26 +11,7 @@ from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.curves import POINTS
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.sharp.full_batch_descent import (
-    Config,
-    Descent,
-    Variant,
-    draw_curves,
-    draw_edge,
-    judge_constant,
-    judge_fall,
-    judge_fit,
-    judge_rise,
-    label_edge,
-    load,
-    mark_windows,
-    outcome,
-    read_descents,
-    returns,
-    run_task,
-    tasks,
-    title_panels,
-)
+from equilibria.lab.papers.sharp import full_batch_descent as full_batch
 from equilibria.theory.stability import effective_lr
 
 if TYPE_CHECKING:
@@ -61,25 +42,25 @@ _SWING, _RETURNS = 1.2, 2.0
 _STUCK = 1.0
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: full_batch.Config, findings: Findings) -> Outcome:
     """Judge sharpness and accuracy after the fit, with weight decay and without it."""
-    decayed, control = (read_descents(config, variant, findings) for variant in config.variants)
+    decayed, control = (full_batch.read_descents(config, variant, findings) for variant in config.variants)
     claims = [
         *_judge_decayed(config, decayed),
         *_judge_closer(config, decayed),
         *_judge_control(config, decayed, control),
     ]
-    return outcome(config, findings, claims)
+    return full_batch.outcome(config, findings, claims)
 
 
-def _judge_decayed(config: Config, descents: Sequence[Descent]) -> list[Claim]:
+def _judge_decayed(config: full_batch.Config, descents: Sequence[full_batch.Descent]) -> list[Claim]:
     return [
-        judge_fit(config, descents, _FIGURE_2),
-        judge_fall(config, descents, _FIGURE_2, "after it spherical sharpness falls"),
+        full_batch.judge_fit(config, descents, _FIGURE_2),
+        full_batch.judge_fall(config, descents, _FIGURE_2, "after it spherical sharpness falls"),
         _FIGURE_2.says("along 2 / effective lr: sharpness over it, in the middle window").near(
             1.0, [descent.mean("ratio", config.middle) for descent in descents], relative=_AT_EDGE
         ),
-        judge_rise(config, descents, _FIGURE_2, printed=_GAIN),
+        full_batch.judge_rise(config, descents, _FIGURE_2, printed=_GAIN),
         _FIGURE_10.says(
             f"with the paper's lr of {_PAPER_LR:g} the sharpness of our first weights is much larger than "
             "2 / effective lr: over it, at step 0"
@@ -90,7 +71,7 @@ def _judge_decayed(config: Config, descents: Sequence[Descent]) -> list[Claim]:
     ]
 
 
-def _first_ratio(variant: Variant, descent: Descent) -> float:
+def _first_ratio(variant: full_batch.Variant, descent: full_batch.Descent) -> float:
     """Sharpness over 2 / effective learning rate at step 0, at the paper's learning rate and weight decay.
 
     The ratio is proportional to the learning rate; at ours, which is smaller, it would only reflect that choice.
@@ -99,7 +80,7 @@ def _first_ratio(variant: Variant, descent: Descent) -> float:
     return float(descent.ratio[0] * theirs / effective_lr(variant.lr, variant.weight_decay, norm_sq=1.0))
 
 
-def _judge_closer(config: Config, descents: Sequence[Descent]) -> list[Claim]:
+def _judge_closer(config: full_batch.Config, descents: Sequence[full_batch.Descent]) -> list[Claim]:
     return [
         _FIGURE_12.says(
             f"steps {config.closer[0]} to {config.closer[1]}: how often sharpness is above 2 / effective lr"
@@ -112,16 +93,19 @@ def _judge_closer(config: Config, descents: Sequence[Descent]) -> list[Claim]:
             "and yet the training loss comes and goes: how often its distance from the minimum rises by a factor of "
             f"{_SWING:g} after a fall by it"
         ).at_least(
-            _RETURNS, [returns(descent.loss[descent.since(config.closer)], factor=_SWING) for descent in descents]
+            _RETURNS,
+            [full_batch.returns(descent.loss[descent.since(config.closer)], factor=_SWING) for descent in descents],
         ),
     ]
 
 
-def _judge_control(config: Config, decayed: Sequence[Descent], control: Sequence[Descent]) -> list[Claim]:
+def _judge_control(
+    config: full_batch.Config, decayed: Sequence[full_batch.Descent], control: Sequence[full_batch.Descent]
+) -> list[Claim]:
     windows = config.early, config.late
     gains, control_gains = ([descent.rise("test", windows) for descent in runs] for runs in (decayed, control))
     return [
-        judge_constant(config, control, _FIGURE_13, "without weight decay sharpness stays"),
+        full_batch.judge_constant(config, control, _FIGURE_13, "without weight decay sharpness stays"),
         _FIGURE_13.says("without weight decay test accuracy is stuck: from the early to the late window").near(
             _CONTROL_GAIN, control_gains, absolute=_STUCK, unit=POINTS
         ),
@@ -131,7 +115,7 @@ def _judge_control(config: Config, decayed: Sequence[Descent], control: Sequence
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: full_batch.Config, findings: Findings) -> Figures:
     """Fig. 2 with its control, the first steps (fig. 10), and a closer look (fig. 12)."""
     return {
         "figure-2": _draw_whole(config, findings),
@@ -140,28 +124,28 @@ def draw(config: Config, findings: Findings) -> Figures:
     }
 
 
-def _draw_whole(config: Config, findings: Findings) -> Figure:
+def _draw_whole(config: full_batch.Config, findings: Findings) -> Figure:
     figure, (accuracy, edge, loss) = panels(1, 3, width=2.4, height=2.1)
-    lines = [read_descents(config, variant, findings) for variant in config.variants]
+    lines = [full_batch.read_descents(config, variant, findings) for variant in config.variants]
     for colour, variant, descents in zip(COLOURS, config.variants, lines, strict=False):
-        draw_curves(accuracy, descents, "test", colour=colour, label=f"wd = {variant.weight_decay:g}")
-        draw_edge(edge, descents, colour=colour)
-        draw_curves(loss, descents, "excess", colour=colour)
+        full_batch.draw_curves(accuracy, descents, "test", colour=colour, label=f"wd = {variant.weight_decay:g}")
+        full_batch.draw_edge(edge, descents, colour=colour)
+        full_batch.draw_curves(loss, descents, "excess", colour=colour)
     fitted = float(np.mean([descent.fitted() for descent in lines[0]]))
     for axis in (accuracy, edge, loss):
-        mark_windows(axis, config)
+        full_batch.mark_windows(axis, config)
         if np.isfinite(fitted):
             axis.axvline(fitted, color="grey", lw=0.8, ls=":")
-    label_edge(edge, loc="lower left")
+    full_batch.label_edge(edge, loc="lower left")
     loss.set_yscale("log")
     accuracy.legend(loc="lower right")
-    title_panels(accuracy, edge, loss, letters="abc")
+    full_batch.title_panels(accuracy, edge, loss, letters="abc")
     return figure
 
 
-def _draw_part(config: Config, findings: Findings, window: tuple[int, int]) -> Figure:
+def _draw_part(config: full_batch.Config, findings: Findings, window: tuple[int, int]) -> Figure:
     """Draw one seed: a mean would hide the oscillation."""
-    descent = read_descents(config, config.variants[0], findings)[0]
+    descent = full_batch.read_descents(config, config.variants[0], findings)[0]
     figure, (edge, loss, gradient) = panels(1, 3, width=2.4, height=1.9)
     inside, since = descent.within(window), descent.since(window)
     edge.plot(descent.step[inside], descent.sharpness[inside], color=COLOURS[0], label="sharpness")
@@ -183,10 +167,10 @@ def _draw_part(config: Config, findings: Findings, window: tuple[int, int]) -> F
 # More often within the compared windows than between them: a sharpness costs as much as 50 steps.
 _PARTS = ((100, 20), (400, 100), (1000, 200), (1400, 100), (1600, 8), (2600, 200), (3200, 100))
 _CONTROL_PARTS = ((100, 20), (400, 100), (3200, 200))
-_SMOKE = Config(
+_SMOKE = full_batch.Config(
     variants=(
-        Variant("decay", 0.05, 0.1, ((8, 4), (40, 16), (48, 4), (64, 8))),
-        Variant("no decay", 0.05, 0.0, ((8, 4), (64, 16))),
+        full_batch.Variant("decay", 0.05, 0.1, ((8, 4), (40, 16), (48, 4), (64, 8))),
+        full_batch.Variant("no decay", 0.05, 0.0, ((8, 4), (64, 16))),
     ),
     seeds=(0, 1, 2),
     early=(8, 16),
@@ -199,15 +183,18 @@ _SMOKE = Config(
     width=2,
     stages=(1, 1),
 )
-_DESK = Config(
-    variants=(Variant("decay", 0.02, 0.025, _PARTS), Variant("no decay", 0.02, 0.0, _CONTROL_PARTS)),
+_DESK = full_batch.Config(
+    variants=(
+        full_batch.Variant("decay", 0.02, 0.025, _PARTS),
+        full_batch.Variant("no decay", 0.02, 0.0, _CONTROL_PARTS),
+    ),
     seeds=tuple(range(30, 36)),  # with seeds 20 to 22 the claims on accuracy stayed undecided
     closer=(1400, 1600),
 )
-_PAPER = Config(  # 50 ghost batches of 1,000 images; sharpness on the first 5,000
+_PAPER = full_batch.Config(  # 50 ghost batches of 1,000 images; sharpness on the first 5,000
     variants=(
-        Variant("decay", _PAPER_LR, _PAPER_DECAY, ((1500, 10), (25_000, 100), (25_200, 2), (100_000, 100))),
-        Variant("no decay", _PAPER_LR, 0.0, ((1500, 10), (100_000, 100))),
+        full_batch.Variant("decay", _PAPER_LR, _PAPER_DECAY, ((1500, 10), (25_000, 100), (25_200, 2), (100_000, 100))),
+        full_batch.Variant("no decay", _PAPER_LR, 0.0, ((1500, 10), (100_000, 100))),
     ),
     seeds=(0, 1, 2),
     early=(680, 1500),
@@ -228,7 +215,7 @@ EXPERIMENT = Experiment(
     title="Weight decay makes a fitted VGG less sharp along 2 / effective lr, and better",
     source="sharp fig. 2, 10, 12",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    functions=(tasks, run_task, collect, draw),
+    functions=(full_batch.tasks, full_batch.run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=full_batch.load,
 )

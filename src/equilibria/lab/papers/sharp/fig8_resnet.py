@@ -7,82 +7,65 @@ from collections.abc import Sequence
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, label_panel, panels
-from equilibria.lab.papers.sharp.full_batch_descent import (
-    INVARIANT_RESNET,
-    STANDARD_RESNET,
-    Config,
-    Descent,
-    Part,
-    Variant,
-    draw_curves,
-    draw_edge,
-    judge_fall,
-    judge_fit,
-    judge_rise,
-    label_edge,
-    load,
-    mark_windows,
-    outcome,
-    read_descents,
-    run_task,
-    tasks,
-)
+from equilibria.lab.papers.sharp import full_batch_descent as full_batch
 
-_FIGURES = {INVARIANT_RESNET: "fig. 8", STANDARD_RESNET: "fig. 9"}
+_FIGURES = {full_batch.INVARIANT_RESNET: "fig. 8", full_batch.STANDARD_RESNET: "fig. 9"}
 # The paper's test accuracy in the end, less that when every training image is right.
-_GAINS = {INVARIANT_RESNET: 77.4 - 60.8, STANDARD_RESNET: 80.4 - 67.5}
+_GAINS = {full_batch.INVARIANT_RESNET: 77.4 - 60.8, full_batch.STANDARD_RESNET: 80.4 - 67.5}
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: full_batch.Config, findings: Findings) -> Outcome:
     """Judge both networks by the same claims."""
     claims = [
         claim
         for variant in config.variants
-        for claim in _judge(config, variant, read_descents(config, variant, findings))
+        for claim in _judge(config, variant, full_batch.read_descents(config, variant, findings))
     ]
-    return outcome(config, findings, claims)
+    return full_batch.outcome(config, findings, claims)
 
 
-def _judge(config: Config, variant: Variant, descents: Sequence[Descent]) -> list[Claim]:
+def _judge(
+    config: full_batch.Config, variant: full_batch.Variant, descents: Sequence[full_batch.Descent]
+) -> list[Claim]:
     source, label = Source("sharp", _FIGURES[variant.network]), f"{variant.name}: "
-    part = " of its invariant part" if variant.network == STANDARD_RESNET else ""
+    part = " of its invariant part" if variant.network == full_batch.STANDARD_RESNET else ""
     return [
-        judge_fit(config, descents, source, label=label),
-        judge_fall(config, descents, source, f"{label}after it spherical sharpness{part} falls"),
-        judge_rise(config, descents, source, printed=_GAINS[variant.network], label=label),
+        full_batch.judge_fit(config, descents, source, label=label),
+        full_batch.judge_fall(config, descents, source, f"{label}after it spherical sharpness{part} falls"),
+        full_batch.judge_rise(config, descents, source, printed=_GAINS[variant.network], label=label),
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: full_batch.Config, findings: Findings) -> Figures:
     """Draw accuracy, sharpness and loss: fig. 8 above, fig. 9 below."""
     figure, axes = panels(len(config.variants), 3, width=2.4, height=2.0)
     for row, variant in enumerate(config.variants):
         accuracy, edge, loss = axes[3 * row : 3 * row + 3]
-        descents, colour = read_descents(config, variant, findings), COLOURS[row]
-        draw_curves(accuracy, descents, "train", colour="grey", label="training")
-        draw_curves(accuracy, descents, "test", colour=colour, label="test")
-        draw_edge(edge, descents, colour=colour)
-        draw_curves(loss, descents, "excess", colour=colour)
+        descents, colour = full_batch.read_descents(config, variant, findings), COLOURS[row]
+        full_batch.draw_curves(accuracy, descents, "train", colour="grey", label="training")
+        full_batch.draw_curves(accuracy, descents, "test", colour=colour, label="test")
+        full_batch.draw_edge(edge, descents, colour=colour)
+        full_batch.draw_curves(loss, descents, "excess", colour=colour)
         loss.set_yscale("log")
         for axis in (accuracy, edge, loss):
-            mark_windows(axis, config)
+            full_batch.mark_windows(axis, config)
         letters = "abcdef"[3 * row : 3 * row + 3]
         label_panel(accuracy, letters[0], f"{variant.name}: accuracy, %")
         label_panel(edge, letters[1], "spherical sharpness" + (", invariant part" if row else ""))
         label_panel(loss, letters[2], "training loss" + ("" if row else " above its minimum"))
     axes[0].legend(loc="lower right")
-    label_edge(axes[1], loc="best")
+    full_batch.label_edge(axes[1], loc="best")
     return {"figures-8-9": figure}
 
 
-def _variants(lr: float, weight_decay: float, *, parts: tuple[Part, ...]) -> tuple[Variant, ...]:
+def _variants(lr: float, weight_decay: float, *, parts: tuple[full_batch.Part, ...]) -> tuple[full_batch.Variant, ...]:
     return (
-        Variant("scale-invariant", lr, weight_decay, parts, network=INVARIANT_RESNET),
-        Variant("standard", lr, weight_decay, parts, network=STANDARD_RESNET),
+        full_batch.Variant("scale-invariant", lr, weight_decay, parts, network=full_batch.INVARIANT_RESNET),
+        full_batch.Variant("standard", lr, weight_decay, parts, network=full_batch.STANDARD_RESNET),
     )
 
 
-_SMOKE = Config(
+_SMOKE = full_batch.Config(
     variants=_variants(0.05, 0.1, parts=((8, 4),)),
     seeds=(0, 1, 2),
     early=(4, 4),
@@ -94,14 +77,14 @@ _SMOKE = Config(
     width=2,
     depth=8,
 )
-_DESK = Config(
+_DESK = full_batch.Config(
     variants=_variants(0.1, 0.01, parts=((100, 50), (400, 100), (1200, 200), (1600, 100))),
     early=(200, 400),
     middle=(600, 1000),
     late=(1300, 1600),
     size=8,
 )
-_PAPER = Config(  # 50 ghost batches of 1,000 images; sharpness on the first 5,000
+_PAPER = full_batch.Config(  # 50 ghost batches of 1,000 images; sharpness on the first 5,000
     variants=_variants(0.1, 5e-4, parts=((5000, 50), (100_000, 250))),
     seeds=(0, 1, 2),
     early=(4700, 6000),
@@ -120,7 +103,7 @@ EXPERIMENT = Experiment(
     title="Sharpness reduction in ResNet-20, scale-invariant and standard",
     source="sharp fig. 8, 9",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    functions=(tasks, run_task, collect, draw),
+    functions=(full_batch.tasks, full_batch.run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=full_batch.load,
 )

@@ -13,29 +13,8 @@ from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demanded, over_seeds
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.smd.image_training import (
-    IMAGENET,
-    IMAGENET_STEPS,
-    IMAGES,
-    RESNET8,
-    RESNET50,
-    SGDM,
-    Images,
-    ImageTraining,
-    Network,
-    Sgd,
-    needs,
-    run_training,
-)
-from equilibria.lab.papers.smd.layer_angles import (
-    Window,
-    draw_unit_gradients,
-    equilibrium_norm,
-    inside,
-    layer_column,
-    rms_ratio,
-    running_mean,
-)
+from equilibria.lab.papers.smd import image_training as trainings
+from equilibria.lab.papers.smd import layer_angles as angles
 from equilibria.theory.settling import relaxation
 
 if TYPE_CHECKING:
@@ -53,10 +32,10 @@ class Config:
         average: number of steps in running means of the unit gradient.
     """
 
-    rules: tuple[Sgd, ...] = (Sgd("SGD", lr=0.1, weight_decay=5e-3, other_lr=0.1), SGDM)
+    rules: tuple[trainings.Sgd, ...] = (trainings.Sgd("SGD", lr=0.1, weight_decay=5e-3, other_lr=0.1), trainings.SGDM)
     steps: tuple[int, ...] = (6000, 2000)
-    images: Images = IMAGES
-    network: Network = RESNET8
+    images: trainings.Images = trainings.IMAGES
+    network: trainings.Network = trainings.RESNET8
     batch_size: int = 128
     layer: str = "blocks.1.second.conv.weight"
     average: int = 200
@@ -67,9 +46,9 @@ class Config:
         if len(self.steps) != len(self.rules):
             raise EquilibriaError(f"got steps={self.steps}; expected one number for each of {len(self.rules)} rules")
 
-    def training(self, place: int) -> ImageTraining:
+    def training(self, place: int) -> trainings.ImageTraining:
         """The training of one rule."""
-        return ImageTraining.of(self, sgd=self.rules[place], steps=self.steps[place])
+        return trainings.ImageTraining.of(self, sgd=self.rules[place], steps=self.steps[place])
 
     @property
     def average_samples(self) -> int:
@@ -90,7 +69,7 @@ def tasks(config: Config) -> dict[str, tuple[int, int]]:
 def run_task(config: Config, task: tuple[int, int]) -> Arrays:
     """Train once."""
     place, seed = task
-    return run_training(config.training(place), seed=seed)
+    return trainings.run_training(config.training(place), seed=seed)
 
 
 # ---- judging
@@ -116,8 +95,8 @@ _DRIFTS = 3.0
 def _numbers(config: Config, place: int, run: Arrays) -> dict[str, float]:
     """Means over the last quarter of one training, and when its layers arrived."""
     window = last_quarter(config, place)
-    chosen, column = inside(run["sampled_step"], window), layer_column(run, config.layer)
-    ratios = rms_ratio(run, window)
+    chosen, column = angles.inside(run["sampled_step"], window), angles.layer_column(run, config.layer)
+    ratios = angles.rms_ratio(run, window)
     off = run["norm"] / norm_theory(config, place, run)
     with_buffer, alone = (run[name][chosen, column].mean() for name in ("momentum_unit_grad_sq", "unit_grad_sq"))
     return {
@@ -129,7 +108,7 @@ def _numbers(config: Config, place: int, run: Arrays) -> dict[str, float]:
     }
 
 
-def last_quarter(config: Config, place: int) -> Window:
+def last_quarter(config: Config, place: int) -> angles.Window:
     """The judged steps."""
     return config.steps[place] * 3 // 4, config.steps[place]
 
@@ -138,7 +117,7 @@ def norm_theory(config: Config, place: int, run: Arrays) -> Array:
     """The norm of theorems 1 and 2 for the running mean of the unit gradient that the optimizer's norm balances."""
     sgd = config.rules[place]
     name = "momentum_unit_grad_sq" if sgd.momentum else "unit_grad_sq"
-    return equilibrium_norm(sgd.rule, running_mean(run[name], config.average_samples))
+    return angles.equilibrium_norm(sgd.rule, angles.running_mean(run[name], config.average_samples))
 
 
 def arrivals(steps: NDArray[np.int64], off: Array, *, stay: int) -> Array:
@@ -178,7 +157,7 @@ def collect(config: Config, found: Findings) -> Outcome:
     return Outcome(demanded_if(config.images.data != "digits", claims), numbers)
 
 
-def _judge(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> list[Claim]:
+def _judge(config: Config, sgd: trainings.Sgd, seeds: Mapping[str, Sequence[float]]) -> list[Claim]:
     claims = [
         _ANGLE.says(f"{sgd.name}: root mean square angle of {config.layer} over its theory, last quarter").near(
             1.0, seeds["angle"], relative=_ONE_LAYER
@@ -193,7 +172,7 @@ def _judge(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> li
     return [*claims, *([_judge_correlation(config, sgd, seeds)] if sgd.momentum else [])]
 
 
-def _judge_correlation(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> Claim:
+def _judge_correlation(config: Config, sgd: trainings.Sgd, seeds: Mapping[str, Sequence[float]]) -> Claim:
     """Not demanded of small scales, whose steps turn a layer five times as far as the paper's: gradients correlate."""
     claim = _CORRELATION.says(
         f"{sgd.name}: gradient and buffer are hardly correlated: mean h~ over mean squared unit gradient"
@@ -209,8 +188,8 @@ def draw(config: Config, found: Findings) -> Figures:
     figure, axes = panels(len(config.rules), 3, width=2.5, height=1.9)
     for place, sgd in enumerate(config.rules):
         run = found[key(config, place, config.seeds[0])]
-        column, row = layer_column(run, config.layer), axes[3 * place : 3 * place + 3]
-        draw_unit_gradients(row[0], run, column, average=config.average_samples, momentum=bool(sgd.momentum))
+        column, row = angles.layer_column(run, config.layer), axes[3 * place : 3 * place + 3]
+        angles.draw_unit_gradients(row[0], run, column, average=config.average_samples, momentum=bool(sgd.momentum))
         row[0].legend(loc="upper left")
         _draw_norm(row[1], config, place, run, column)
         _draw_angle(row[2], run, column)
@@ -240,23 +219,23 @@ def _draw_angle(axes: Axes, run: Arrays, column: int) -> None:
 
 _SMOKE = Config(
     rules=(
-        Sgd("SGD", lr=0.5, weight_decay=5e-3, other_lr=0.1),
-        Sgd("SGDM", lr=0.1, weight_decay=5e-3, other_lr=0.01, momentum=0.9),
+        trainings.Sgd("SGD", lr=0.5, weight_decay=5e-3, other_lr=0.1),
+        trainings.Sgd("SGDM", lr=0.1, weight_decay=5e-3, other_lr=0.01, momentum=0.9),
     ),
     steps=(64, 48),
-    images=Images("digits", flip=False, label_noise=0.3),
-    network=Network(width=4, blocks=(1, 1)),
+    images=trainings.Images("digits", flip=False, label_noise=0.3),
+    network=trainings.Network(width=4, blocks=(1, 1)),
     batch_size=32,
     average=20,
 )
 _PAPER = Config(
     rules=(
-        Sgd("SGD", lr=0.2, weight_decay=1e-4, other_lr=0.2),
-        Sgd("SGDM", lr=0.2, weight_decay=1e-4, other_lr=0.2, momentum=0.9),
+        trainings.Sgd("SGD", lr=0.2, weight_decay=1e-4, other_lr=0.2),
+        trainings.Sgd("SGDM", lr=0.2, weight_decay=1e-4, other_lr=0.2, momentum=0.9),
     ),
-    steps=(IMAGENET_STEPS, IMAGENET_STEPS),
-    images=IMAGENET,
-    network=RESNET50,
+    steps=(trainings.IMAGENET_STEPS, trainings.IMAGENET_STEPS),
+    images=trainings.IMAGENET,
+    network=trainings.RESNET50,
     batch_size=256,
     layer="net.resnet.encoder.stages.1.layers.0.layer.1.convolution.weight",  # layer2.0.conv2
     watch_every=20,
@@ -270,5 +249,5 @@ EXPERIMENT = Experiment(
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
     functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=needs,
+    needs=trainings.needs,
 )

@@ -15,26 +15,7 @@ from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demande
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.harness.task import train_branches
-from equilibria.lab.papers.smd.image_training import (
-    COLUMNS,
-    IMAGENET,
-    IMAGENET_DROPS,
-    IMAGENET_EPOCH,
-    IMAGENET_SGDM,
-    IMAGENET_STEPS,
-    RESNET8,
-    RESNET50,
-    Images,
-    ImageTraining,
-    Network,
-    Sgd,
-    evaluation,
-    key,
-    load,
-    needs,
-    recipe,
-    tasks,
-)
+from equilibria.lab.papers.smd import image_training as trainings
 from equilibria.lab.papers.smd.layer_angles import (
     Window,
     draw_layers,
@@ -56,8 +37,8 @@ STANDARD, RESCALED = "standard", "rescaled"
 BRANCHES = (STANDARD, RESCALED)
 BEFORE = "before"
 # Norms go with (lr / wd)^(1/4): three drops leave them far above BatchNorm's eps.
-_SGDM = Sgd("SGDM", lr=0.5, weight_decay=5e-4, other_lr=0.01, momentum=0.9)
-_SMALL = Images(size=8)
+_SGDM = trainings.Sgd("SGDM", lr=0.5, weight_decay=5e-4, other_lr=0.01, momentum=0.9)
+_SMALL = trainings.Images(size=8)
 
 
 @dataclass(frozen=True)
@@ -73,9 +54,9 @@ class Config:
         last: number of measurements at the end whose accuracy is averaged.
     """
 
-    sgd: Sgd = _SGDM
-    images: Images = _SMALL
-    network: Network = RESNET8
+    sgd: trainings.Sgd = _SGDM
+    images: trainings.Images = _SMALL
+    network: trainings.Network = trainings.RESNET8
     batch_size: int = 128
     drops: tuple[int, ...] = (1200, 6200, 7000)
     steps: int = 7400
@@ -93,21 +74,24 @@ class Config:
         if len(self.drops) != 3 or not 0 < self.drops[0] < self.drops[1] < self.drops[2] < self.steps:
             raise EquilibriaError(f"got drops={self.drops}; expected three, one after the other, before {self.steps}")
 
-    def training(self) -> ImageTraining:
+    def training(self) -> trainings.ImageTraining:
         """The training without rescaled weights, to its end."""
-        return ImageTraining.of(self)
+        return trainings.ImageTraining.of(self)
 
 
 def run_task(config: Config, task: int) -> Arrays:
     """Train to the first drop, and from there to the end with and without rescaling."""
-    loaded = load(config.images)
-    training = replace(config.training(), measures={"test": evaluation(loaded)})
+    loaded = trainings.load(config.images)
+    training = replace(config.training(), measures={"test": trainings.evaluation(loaded)})
     trained = train_branches(
-        recipe(replace(training, steps=config.drops[0]), loaded, seed=task),
-        {branch: recipe(replace(training, rescale=branch == RESCALED), loaded, seed=task) for branch in BRANCHES},
+        trainings.recipe(replace(training, steps=config.drops[0]), loaded, seed=task),
+        {
+            branch: trainings.recipe(replace(training, rescale=branch == RESCALED), loaded, seed=task)
+            for branch in BRANCHES
+        },
         name=BEFORE,
     )
-    parts = [part.arrays(COLUMNS, prefix=f"{name}_") for name, part in trained.items()]
+    parts = [part.arrays(trainings.COLUMNS, prefix=f"{name}_") for name, part in trained.items()]
     return {name: values for part in parts for name, values in part.items()}
 
 
@@ -209,7 +193,7 @@ def _predicted(config: Config) -> list[float]:
 
 def collect(config: Config, found: Findings) -> Outcome:
     """Judge the angles after every drop in both branches, and the accuracies at the end."""
-    seeds = over_seeds([_numbers(config, found[key(seed)]) for seed in config.seeds])
+    seeds = over_seeds([_numbers(config, found[trainings.key(seed)]) for seed in config.seeds])
     both = {
         name: {branch: [value[branch] for value in seeds[name]] for branch in BRANCHES}
         for name in ("at_once", "explained", "farthest_layer", "test_accuracy")
@@ -308,14 +292,14 @@ def _judge_accuracy(config: Config, numbers: Mapping[str, Any]) -> Claim:
 
 def _whole(run: Arrays, branch: str) -> dict[str, NDArray[np.generic]]:
     """The first stage and a branch joined to one training."""
-    columns = ("sampled_step", *COLUMNS)
+    columns = ("sampled_step", *trainings.COLUMNS)
     joined = {name: np.concatenate([run[f"{BEFORE}_{name}"], run[f"{branch}_{name}"]]) for name in columns}
     return {**joined, "names": run[f"{branch}_names"]}
 
 
 def draw(config: Config, found: Findings) -> Figures:
     """Figures 3 (a)-(c) and 6, for the first seed."""
-    run = found[key(config.seeds[0])]
+    run = found[trainings.key(config.seeds[0])]
     runs = {branch: _whole(run, branch) for branch in BRANCHES}
     return {"angles": _draw_angles(config, runs), "unit-gradients": _draw_gradients(config, runs)}
 
@@ -368,9 +352,11 @@ def _average(config: Config) -> int:
 
 
 _SMOKE = Config(
-    sgd=Sgd("SGDM", lr=1.0, weight_decay=5e-4, other_lr=0.01, momentum=0.9),  # norms far above BatchNorm's eps
-    images=Images("digits", flip=False, label_noise=0.3),
-    network=Network(width=4, blocks=(1,)),
+    sgd=trainings.Sgd(
+        "SGDM", lr=1.0, weight_decay=5e-4, other_lr=0.01, momentum=0.9
+    ),  # norms far above BatchNorm's eps
+    images=trainings.Images("digits", flip=False, label_noise=0.3),
+    network=trainings.Network(width=4, blocks=(1,)),
     batch_size=32,
     drops=(20, 40, 50),
     steps=60,
@@ -381,17 +367,17 @@ _SMOKE = Config(
     measure_every=20,
 )
 _PAPER = Config(  # of ImageNet; COCO is not implemented
-    sgd=IMAGENET_SGDM,
-    images=IMAGENET,
-    network=RESNET50,
+    sgd=trainings.IMAGENET_SGDM,
+    images=trainings.IMAGENET,
+    network=trainings.RESNET50,
     batch_size=256,
-    drops=IMAGENET_DROPS,
-    steps=IMAGENET_STEPS,
+    drops=trainings.IMAGENET_DROPS,
+    steps=trainings.IMAGENET_STEPS,
     layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
     at_once=(10, 1000),
-    settled=5 * IMAGENET_EPOCH,
+    settled=5 * trainings.IMAGENET_EPOCH,
     last=1,
-    measure_every=IMAGENET_EPOCH,
+    measure_every=trainings.IMAGENET_EPOCH,
     watch_every=20,
 )
 _DESK = Config(seeds=tuple(range(33, 39)))  # with 30 to 32 alone five claims were not decided
@@ -401,7 +387,7 @@ EXPERIMENT = Experiment(
     title="All layers' angles over stages of the learning rate: lagging, and on theory at once with rescaled weights",
     source="smd fig. 3, 6; table 1",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    functions=(tasks, run_task, collect, draw),
+    functions=(trainings.tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=needs,
+    needs=trainings.needs,
 )

@@ -12,22 +12,7 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.smd.image_training import (
-    IMAGENET,
-    IMAGENET_DROPS,
-    IMAGENET_EPOCH,
-    IMAGENET_SGDM,
-    IMAGENET_STEPS,
-    RESNET50,
-    Images,
-    ImageTraining,
-    Network,
-    Sgd,
-    batches,
-    load,
-    needs,
-    run_training,
-)
+from equilibria.lab.papers.smd import image_training as trainings
 from equilibria.lab.papers.smd.layer_angles import Window, inside, layer_column
 from equilibria.theory.angles import linear_scaling_ratio, n_step_angles
 
@@ -39,8 +24,8 @@ if TYPE_CHECKING:
 
 
 _OTHER_ORDER = 1000  # added to the seed for the batches on which gradients are measured
-_SMALL = Images(size=8)
-_NETWORK = Network()
+_SMALL = trainings.Images(size=8)
+_NETWORK = trainings.Network()
 
 
 @dataclass(frozen=True)
@@ -59,23 +44,23 @@ class Config:
         norms_images: images in all batches of one size that the gradients are measured on.
     """
 
-    rules: tuple[Sgd, ...] = (
-        Sgd("SGD", lr=0.05, weight_decay=5e-3, other_lr=0.01),
-        Sgd("SGDM", lr=0.02, weight_decay=5e-3, other_lr=0.002, momentum=0.9),
+    rules: tuple[trainings.Sgd, ...] = (
+        trainings.Sgd("SGD", lr=0.05, weight_decay=5e-3, other_lr=0.01),
+        trainings.Sgd("SGDM", lr=0.02, weight_decay=5e-3, other_lr=0.002, momentum=0.9),
     )
     steps: tuple[int, ...] = (6144, 4096)
     factors: tuple[int, ...] = (1, 4, 16)
     drops: tuple[int, ...] = ()
     batch_size: int = 32
     long: int = 1024
-    images: Images = _SMALL
-    network: Network = _NETWORK
+    images: trainings.Images = _SMALL
+    network: trainings.Network = _NETWORK
     layer: str = "blocks.0.second.conv.weight"
     norms_every: int = 512
     norms_images: int = 2048
     seeds: tuple[int, ...] = (50, 51, 52)
 
-    def sgd(self, place: int, factor: int) -> Sgd:
+    def sgd(self, place: int, factor: int) -> trainings.Sgd:
         """The optimizer for ``factor`` times the batch."""
         base = self.rules[place]
         return replace(base, lr=factor * base.lr, other_lr=factor * base.other_lr)
@@ -85,9 +70,9 @@ class Config:
         short = self.factors[1:] if factor == 1 else ()
         return (*short, self.long // factor)
 
-    def training(self, place: int, factor: int) -> ImageTraining:
+    def training(self, place: int, factor: int) -> trainings.ImageTraining:
         """One training, without its measures."""
-        return ImageTraining.of(
+        return trainings.ImageTraining.of(
             self,
             sgd=self.sgd(place, factor),
             batch_size=factor * self.batch_size,
@@ -121,16 +106,18 @@ def run_task(config: Config, task: tuple[int, int, int]) -> Arrays:
     measures: dict[str, Measure] = {"spans": SpanAngles(config.spans(factor))}
     if factor == 1:
         measures["norms"] = _gradient_norms(config, seed=seed)
-    return run_training(replace(config.training(place, factor), measures=measures), seed=seed, columns=_COLUMNS)
+    return trainings.run_training(
+        replace(config.training(place, factor), measures=measures), seed=seed, columns=_COLUMNS
+    )
 
 
 def _gradient_norms(config: Config, *, seed: int) -> Measure:
     from equilibria.lab.papers.smd.measures import GradientNorms
 
-    loaded, by_size = load(config.images), {}
+    loaded, by_size = trainings.load(config.images), {}
     for factor in config.factors:
         size = factor * config.batch_size
-        drawn = batches(config.images, loaded, batch_size=size, seed=seed + _OTHER_ORDER)
+        drawn = trainings.batches(config.images, loaded, batch_size=size, seed=seed + _OTHER_ORDER)
         by_size[f"gradient_{factor}"] = list(islice(drawn, max(1, config.norms_images // size)))
     return GradientNorms(by_size, every=config.norms_every)
 
@@ -336,27 +323,27 @@ def _draw_gradients(config: Config, found: Findings) -> Figure:
 
 _SMOKE = Config(
     rules=(
-        Sgd("SGD", lr=0.05, weight_decay=2e-2, other_lr=0.01),
-        Sgd("SGDM", lr=0.02, weight_decay=1e-2, other_lr=0.002, momentum=0.9),
+        trainings.Sgd("SGD", lr=0.05, weight_decay=2e-2, other_lr=0.01),
+        trainings.Sgd("SGDM", lr=0.02, weight_decay=1e-2, other_lr=0.002, momentum=0.9),
     ),
     steps=(64, 64),
     factors=(1, 2, 4),
     batch_size=16,
     long=8,
-    images=Images("digits", flip=False, label_noise=0.3),
-    network=Network(width=4, blocks=(1,)),
+    images=trainings.Images("digits", flip=False, label_noise=0.3),
+    network=trainings.Network(width=4, blocks=(1,)),
     norms_every=16,
     norms_images=64,
 )
 _PAPER = Config(
-    rules=(replace(IMAGENET_SGDM, name="SGD", momentum=0.0), IMAGENET_SGDM),
-    steps=(IMAGENET_STEPS, IMAGENET_STEPS),
-    drops=IMAGENET_DROPS,
+    rules=(replace(trainings.IMAGENET_SGDM, name="SGD", momentum=0.0), trainings.IMAGENET_SGDM),
+    steps=(trainings.IMAGENET_STEPS, trainings.IMAGENET_STEPS),
+    drops=trainings.IMAGENET_DROPS,
     batch_size=256,
-    images=IMAGENET,
-    network=RESNET50,
+    images=trainings.IMAGENET,
+    network=trainings.RESNET50,
     layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
-    norms_every=4 * IMAGENET_EPOCH,
+    norms_every=4 * trainings.IMAGENET_EPOCH,
     norms_images=8192,
 )
 
@@ -367,5 +354,5 @@ EXPERIMENT = Experiment(
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
     functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=needs,
+    needs=trainings.needs,
 )

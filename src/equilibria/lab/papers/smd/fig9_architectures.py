@@ -12,21 +12,10 @@ from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import label_panel, panels
-from equilibria.lab.papers.smd.image_training import (
-    IMAGENET,
-    IMAGENET_DROPS,
-    IMAGENET_STEPS,
-    SGDM,
-    Images,
-    ImageTraining,
-    Network,
-    Sgd,
-    needs,
-    run_training,
-)
+from equilibria.lab.papers.smd import image_training as trainings
 from equilibria.lab.papers.smd.layer_angles import draw_layers, explained_after_drop, law_after_drop, rms_ratio
 
-_SMALL = Images(size=8)
+_SMALL = trainings.Images(size=8)
 
 
 @dataclass(frozen=True)
@@ -34,7 +23,7 @@ class NamedNetwork:
     """A network with its name in the figure."""
 
     name: str
-    network: Network
+    network: trainings.Network
 
 
 @dataclass(frozen=True)
@@ -47,14 +36,14 @@ class Config:
     """
 
     cases: tuple[NamedNetwork, ...] = (
-        NamedNetwork("MobileNet-V2", Network("mobilenet", blocks=(1, 1, 1))),
-        NamedNetwork("ShuffleNet-V2", Network("shufflenet", width=16, blocks=(2, 2, 2))),
-        NamedNetwork("GroupNorm", Network(norm="group")),
-        NamedNetwork("LayerNorm", Network(norm="layer")),
-        NamedNetwork("WeightNorm", Network(norm="weight")),
+        NamedNetwork("MobileNet-V2", trainings.Network("mobilenet", blocks=(1, 1, 1))),
+        NamedNetwork("ShuffleNet-V2", trainings.Network("shufflenet", width=16, blocks=(2, 2, 2))),
+        NamedNetwork("GroupNorm", trainings.Network(norm="group")),
+        NamedNetwork("LayerNorm", trainings.Network(norm="layer")),
+        NamedNetwork("WeightNorm", trainings.Network(norm="weight")),
     )
-    sgd: Sgd = SGDM
-    images: Images = _SMALL
+    sgd: trainings.Sgd = trainings.SGDM
+    images: trainings.Images = _SMALL
     batch_size: int = 128
     drops: tuple[int, ...] = (1500,)
     steps: int = 1900
@@ -68,9 +57,9 @@ class Config:
         if not self.settled <= self.drops[0] < self.steps:
             raise EquilibriaError(f"got settled={self.settled}, drops={self.drops}; expected both before {self.steps}")
 
-    def training(self, place: int) -> ImageTraining:
+    def training(self, place: int) -> trainings.ImageTraining:
         """The training of one case."""
-        return ImageTraining.of(self, network=self.cases[place].network)
+        return trainings.ImageTraining.of(self, network=self.cases[place].network)
 
 
 def key(config: Config, place: int, seed: int) -> str:
@@ -86,7 +75,7 @@ def tasks(config: Config) -> dict[str, tuple[int, int]]:
 def run_task(config: Config, task: tuple[int, int]) -> Arrays:
     """Train once."""
     place, seed = task
-    return run_training(config.training(place), seed=seed, columns=_COLUMNS)
+    return trainings.run_training(config.training(place), seed=seed, columns=_COLUMNS)
 
 
 # ---- judging
@@ -183,14 +172,14 @@ def draw(config: Config, found: Findings) -> Figures:
 
 _SMOKE = Config(
     cases=(
-        NamedNetwork("MobileNet-V2", Network("mobilenet", width=4, blocks=(1,))),
-        NamedNetwork("ShuffleNet-V2", Network("shufflenet", width=4, blocks=(1,))),
-        NamedNetwork("GroupNorm", Network(width=4, blocks=(1,), norm="group")),
-        NamedNetwork("LayerNorm", Network(width=4, blocks=(1,), norm="layer")),
-        NamedNetwork("WeightNorm", Network(width=4, blocks=(1,), norm="weight")),
+        NamedNetwork("MobileNet-V2", trainings.Network("mobilenet", width=4, blocks=(1,))),
+        NamedNetwork("ShuffleNet-V2", trainings.Network("shufflenet", width=4, blocks=(1,))),
+        NamedNetwork("GroupNorm", trainings.Network(width=4, blocks=(1,), norm="group")),
+        NamedNetwork("LayerNorm", trainings.Network(width=4, blocks=(1,), norm="layer")),
+        NamedNetwork("WeightNorm", trainings.Network(width=4, blocks=(1,), norm="weight")),
     ),
-    sgd=SGDM,
-    images=Images("digits", flip=False, label_noise=0.3),
+    sgd=trainings.SGDM,
+    images=trainings.Images("digits", flip=False, label_noise=0.3),
     batch_size=32,
     drops=(12,),
     steps=20,
@@ -200,15 +189,15 @@ _SMOKE = Config(
 _LARGER = 4  # batches of 1,024 images, for which lr 0.5 is usual; the paper does not give the batch size
 _PAPER = Config(
     cases=(
-        NamedNetwork("MobileNet-V2", Network("mobilenet-v2", width=32)),
-        NamedNetwork("ShuffleNet-V2", Network("shufflenet", width=116, blocks=(4, 8, 4))),
+        NamedNetwork("MobileNet-V2", trainings.Network("mobilenet-v2", width=32)),
+        NamedNetwork("ShuffleNet-V2", trainings.Network("shufflenet", width=116, blocks=(4, 8, 4))),
     ),
-    sgd=Sgd("SGDM", lr=0.5, weight_decay=4e-5, other_lr=0.5, momentum=0.9),
-    images=IMAGENET,
+    sgd=trainings.Sgd("SGDM", lr=0.5, weight_decay=4e-5, other_lr=0.5, momentum=0.9),
+    images=trainings.IMAGENET,
     batch_size=_LARGER * 256,
-    drops=tuple(drop // _LARGER for drop in IMAGENET_DROPS),
-    steps=IMAGENET_STEPS // _LARGER,
-    settled=IMAGENET_DROPS[0] // _LARGER // 4,
+    drops=tuple(drop // _LARGER for drop in trainings.IMAGENET_DROPS),
+    steps=trainings.IMAGENET_STEPS // _LARGER,
+    settled=trainings.IMAGENET_DROPS[0] // _LARGER // 4,
     watch_every=20,
 )
 
@@ -219,5 +208,5 @@ EXPERIMENT = Experiment(
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
     functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=needs,
+    needs=trainings.needs,
 )

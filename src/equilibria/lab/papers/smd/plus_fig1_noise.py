@@ -14,30 +14,12 @@ from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
 from equilibria.lab.harness.curves import draw_seeds, mark_drops
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.smd.image_training import (
-    IMAGENET,
-    IMAGENET_DROPS,
-    IMAGENET_EPOCH,
-    IMAGENET_SGDM,
-    IMAGENET_STEPS,
-    RESNET8,
-    RESNET50,
-    Images,
-    ImageTraining,
-    Network,
-    Sgd,
-    batches,
-    key,
-    load,
-    needs,
-    run_training,
-    tasks,
-)
+from equilibria.lab.papers.smd import image_training as trainings
 from equilibria.lab.papers.smd.layer_angles import inside, layer_column
 
-_SMALL = Images(size=8)
+_SMALL = trainings.Images(size=8)
 # Layers turn as slowly as in smd-linear-scaling: at high speed a mean gradient drives them back.
-_SGDM = Sgd("SGDM", lr=0.02, weight_decay=5e-3, other_lr=0.002, momentum=0.9)
+_SGDM = trainings.Sgd("SGDM", lr=0.02, weight_decay=5e-3, other_lr=0.002, momentum=0.9)
 _OTHER_ORDER = 1000  # added to the seed for the batches on which the noise is measured
 
 
@@ -48,9 +30,9 @@ class Config:
     The measurements of a stage are averaged, except the first ``skip`` of the training, before the layers have settled.
     """
 
-    sgd: Sgd = _SGDM
-    images: Images = _SMALL
-    network: Network = RESNET8
+    sgd: trainings.Sgd = _SGDM
+    images: trainings.Images = _SMALL
+    network: trainings.Network = trainings.RESNET8
     batch_size: int = 32
     drops: tuple[int, ...] = (2000, 3500)
     steps: int = 4000
@@ -63,18 +45,20 @@ class Config:
     watch_every: int = 4
     seeds: tuple[int, ...] = (43, 44, 45)
 
-    def training(self) -> ImageTraining:
+    def training(self) -> trainings.ImageTraining:
         """The training, without its measures."""
-        return ImageTraining.of(self)
+        return trainings.ImageTraining.of(self)
 
 
 def run_task(config: Config, task: int) -> Arrays:
     """Train once; the compared batches are drawn like the training batches, in another order."""
     from equilibria.lab.papers.smd.measures import NoiseMeasure
 
-    others = batches(config.images, load(config.images), batch_size=config.batch_size, seed=task + _OTHER_ORDER)
+    others = trainings.batches(
+        config.images, trainings.load(config.images), batch_size=config.batch_size, seed=task + _OTHER_ORDER
+    )
     measure = NoiseMeasure(list(islice(others, config.count)))
-    return run_training(replace(config.training(), measures={"noise": measure}), seed=task)
+    return trainings.run_training(replace(config.training(), measures={"noise": measure}), seed=task)
 
 
 # ---- judging
@@ -127,7 +111,7 @@ def _same(config: Config, run: Arrays, column: int) -> float:
 
 def collect(config: Config, found: Findings) -> Outcome:
     """Judge how much larger the variance is in every stage, and whether it alone fixes the norm."""
-    seeds = over_seeds([_numbers(config, found[key(seed)]) for seed in config.seeds])
+    seeds = over_seeds([_numbers(config, found[trainings.key(seed)]) for seed in config.seeds])
     return Outcome(demanded_if(config.images.data != "digits", _judge(config, seeds)), seeds)
 
 
@@ -158,7 +142,7 @@ def _judge(config: Config, seeds: Mapping[str, Sequence[Any]]) -> list[Claim]:
 def draw(config: Config, found: Findings) -> Figures:
     """Squared mean and variance of one layer through training; their ratio in all layers."""
     figure, (both, ratio) = panels(1, 2, width=3.0, height=2.3)
-    runs = [found[key(seed)] for seed in config.seeds]
+    runs = [found[trainings.key(seed)] for seed in config.seeds]
     steps, column = runs[0]["step"], layer_column(runs[0], config.layer)
     for colour, name, label in ((COLOURS[0], "noise_sq", "variance"), (COLOURS[1], "signal_sq", "squared mean")):
         draw_seeds(both, steps, [run[name][:, column] for run in runs], color=colour, label=label)
@@ -175,8 +159,8 @@ def draw(config: Config, found: Findings) -> Figures:
 
 
 _SMOKE = Config(
-    images=Images("digits", flip=False, label_noise=0.3),
-    network=Network(width=4, blocks=(1,)),
+    images=trainings.Images("digits", flip=False, label_noise=0.3),
+    network=trainings.Network(width=4, blocks=(1,)),
     batch_size=32,
     drops=(24, 36),
     steps=48,
@@ -186,15 +170,15 @@ _SMOKE = Config(
     measure_every=6,
 )
 _PAPER = Config(
-    sgd=IMAGENET_SGDM,
-    images=IMAGENET,
-    network=RESNET50,
+    sgd=trainings.IMAGENET_SGDM,
+    images=trainings.IMAGENET,
+    network=trainings.RESNET50,
     batch_size=256,
-    drops=IMAGENET_DROPS,
-    steps=IMAGENET_STEPS,
+    drops=trainings.IMAGENET_DROPS,
+    steps=trainings.IMAGENET_STEPS,
     layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
-    settled=5 * IMAGENET_EPOCH,
-    measure_every=IMAGENET_EPOCH,
+    settled=5 * trainings.IMAGENET_EPOCH,
+    measure_every=trainings.IMAGENET_EPOCH,
     watch_every=20,
 )
 
@@ -203,7 +187,7 @@ EXPERIMENT = Experiment(
     title="The mean of the unit gradient against its variance, through training",
     source="smd+ fig. 1",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
-    functions=(tasks, run_task, collect, draw),
+    functions=(trainings.tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=needs,
+    needs=trainings.needs,
 )
