@@ -8,7 +8,7 @@ import pytest
 from equilibria.lab.harness import find
 from equilibria.lab.papers.nrq import fig2_equilibrium as equilibrium
 from equilibria.lab.papers.nrq import fig2_escape as escape
-from equilibria.lab.papers.nrq import rayleigh_runs
+from equilibria.lab.papers.nrq import rayleigh as rayleigh_runs
 from equilibria.lab.problems import SimulationRun
 from equilibria.theory.rayleigh import NoisyRayleigh
 

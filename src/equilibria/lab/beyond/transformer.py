@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim.optimizer import Optimizer
 
-    from equilibria.lab.data.text import TextBatches
+    from equilibria.lab.data.batches import TextBatches
     from equilibria.lab.nets import GPT
     from equilibria.lab.training import Recipe, Training
     from equilibria.symmetry._result import Symmetries
@@ -84,7 +84,7 @@ def run_task(config: Config, task: tuple[str, int]) -> Arrays:
 
 def recipe(config: Config, model: str, *, seed: int) -> Recipe:
     """The training of a model."""
-    from equilibria.lab.data.text import TextBatches
+    from equilibria.lab.data.batches import TextBatches
     from equilibria.lab.training import Recipe
 
     train, test = _texts(config)
@@ -104,7 +104,7 @@ def recipe(config: Config, model: str, *, seed: int) -> Recipe:
 
 def network(config: Config, model: str) -> GPT:
     """The network, with first weights as in GPT-2."""
-    from equilibria.lab.data.text import CHARACTERS
+    from equilibria.lab.data.batches import CHARACTERS
     from equilibria.lab.nets import GPT
 
     return GPT(
@@ -138,7 +138,7 @@ def computed_symmetries(config: Config, model: str) -> Symmetries:
     """The symmetries of the network, computed at its first weights."""
     import torch
 
-    from equilibria.lab.data.text import TextBatches
+    from equilibria.lab.data.batches import TextBatches
     from equilibria.objectives._isolation import preserved_rng
     from equilibria.objectives._objective import objective
     from equilibria.symmetry import symmetries
@@ -152,7 +152,7 @@ def computed_symmetries(config: Config, model: str) -> Symmetries:
 
 def _texts(config: Config) -> tuple[Tensor, Tensor]:
     """The training text, and the end of the text for tests."""
-    from equilibria.lab.data.text import python_documentation
+    from equilibria.lab.data.batches import python_documentation
 
     text = python_documentation()[: config.characters or None]
     cut = len(text) - int(_TEST_SHARE * len(text))

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
-from equilibria.lab.harness.curves import Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.explr import image_training as trainings
-from equilibria.lab.papers.explr import run_comparison as compare
+from equilibria.lab.harness.figures import COLOURS, THEORY, Window, draw_over, label_panel, mean_in, panels
+from equilibria.lab.papers.explr import trainings
 from equilibria.theory.exponential import constant_schedule, decay_roots
 
 _FIGURE = Source(
@@ -46,12 +44,12 @@ class Config(trainings.Setting):
 
 def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the training against that with weight decay, and the growth of the squared norm against that of the lr."""
-    lines = compare.runs_by_name(config, findings)
+    lines = trainings.runs_by_name(config, findings)
     decay, folded, rounded = (lines[name] for name in (trainings.DECAY, trainings.FOLDED, trainings.ROUNDED))
-    exact = compare.judge_coincidence("Exponential lr", _FIGURE, decay=decay, other=folded, late=config.late)
+    exact = trainings.judge_coincidence("Exponential lr", _FIGURE, decay=decay, other=folded, late=config.late)
     claims = [
-        compare.judge_start("Exponential lr", _FIGURE, config, decay=decay, other=folded),
-        compare.judge_rounding("Exponential lr", _FIGURE, decay=decay, other=folded, rounded=rounded),
+        trainings.judge_start("Exponential lr", _FIGURE, config, decay=decay, other=folded),
+        trainings.judge_rounding("Exponential lr", _FIGURE, decay=decay, other=folded, rounded=rounded),
         _judge_growth(config, folded[0]),
         _FIGURE.says(
             "Exponential lr: ||w||^2 / lr of the shown layer is constant: end over start of the late window, by the "
@@ -68,7 +66,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
             name: [mean_in(run, "test_accuracy", config.late) for run in seed_runs] for name, seed_runs in lines.items()
         },
     }
-    return Outcome([*exact, *demanded_if(compare.shows(config), claims)], numbers)
+    return Outcome([*exact, *demanded_if(trainings.shows(config), claims)], numbers)
 
 
 def _judge_growth(config: Config, run: Arrays) -> Claim:
@@ -104,7 +102,7 @@ def _relative_norm(config: Config, folded: Arrays, decay: Arrays) -> float:
 
 def draw(config: Config, findings: Findings) -> Figures:
     """Accuracy of both runs; the learning rate; the norm of a layer and its ratio to the learning rate."""
-    runs = compare.runs_by_name(config, findings)
+    runs = trainings.runs_by_name(config, findings)
     folded = runs[trainings.FOLDED]
     lines = {"weight decay, constant lr": runs[trainings.DECAY], "no weight decay, exponential lr": folded}
     figure, (accuracy, rate, norm) = panels(1, 3, width=2.5, height=2.3)

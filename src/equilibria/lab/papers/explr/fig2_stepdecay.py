@@ -7,12 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.curves import Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import THEORY, label_panel, panels
-from equilibria.lab.papers.explr import image_training
-from equilibria.lab.papers.explr import image_training as trainings
-from equilibria.lab.papers.explr import run_comparison as compare
+from equilibria.lab.harness.figures import THEORY, Window, draw_over, label_panel, mean_in, panels
+from equilibria.lab.papers.explr import trainings
 from equilibria.theory.folding import fold
 
 _ACROSS = "across"
@@ -36,7 +33,7 @@ def across(config: trainings.Setting) -> trainings.Setting:
 
 def across_key(variant: trainings.Variant, seed: int) -> str:
     """Key of a task across the drop."""
-    return f"{_ACROSS}-{image_training.key(variant, seed)}"
+    return f"{_ACROSS}-{trainings.key(variant, seed)}"
 
 
 Task = tuple[str, tuple[int, int]]
@@ -46,7 +43,7 @@ def tasks(config: trainings.Setting) -> dict[str, Task]:
     """Trainings of all steps, and of the few across the drop: which of the two, and its task."""
     few = across(config)
     return {
-        **{key: ("", task) for key, task in image_training.tasks(config).items()},
+        **{key: ("", task) for key, task in trainings.tasks(config).items()},
         **{
             across_key(variant, seed): (_ACROSS, (place, seed))
             for place, variant in enumerate(few.variants)
@@ -58,7 +55,7 @@ def tasks(config: trainings.Setting) -> dict[str, Task]:
 def run_task(config: trainings.Setting, task: Task) -> Arrays:
     """Train once."""
     which, inner = task
-    return image_training.run_task(across(config) if which == _ACROSS else config, inner)
+    return trainings.run_task(across(config) if which == _ACROSS else config, inner)
 
 
 _EXACT = Source("explr", "fig. 2, 4, theorem 2.5", law="folding.fold")
@@ -86,23 +83,23 @@ class Config(trainings.Setting):
 
 def collect(config: Config, findings: Findings) -> Outcome:
     """Compare the exact schedule and the approximate one with weight decay."""
-    lines = compare.runs_by_name(config, findings)
+    lines = trainings.runs_by_name(config, findings)
     decay, folded, texp, rounded = (
         lines[way] for way in (trainings.DECAY, trainings.FOLDED, trainings.TEXP, trainings.ROUNDED)
     )
-    exact = compare.judge_coincidence("Folded", _EXACT, decay=decay, other=folded, late=config.late)
+    exact = trainings.judge_coincidence("Folded", _EXACT, decay=decay, other=folded, late=config.late)
     claims = [
-        compare.judge_start("Folded", _EXACT, config, decay=decay, other=folded),
-        compare.judge_start("T-EXP", _TAPERED, config, decay=decay, other=texp, same=False),
+        trainings.judge_start("Folded", _EXACT, config, decay=decay, other=folded),
+        trainings.judge_start("T-EXP", _TAPERED, config, decay=decay, other=texp, same=False),
         *_judge_across(config, findings),
-        compare.judge_rounding("Folded", _EXACT, decay=decay, other=folded, rounded=rounded),
-        *compare.judge_coincidence("T-EXP", _TAPERED, decay=decay, other=texp, late=config.late),
+        trainings.judge_rounding("Folded", _EXACT, decay=decay, other=folded, rounded=rounded),
+        *trainings.judge_coincidence("T-EXP", _TAPERED, decay=decay, other=texp, late=config.late),
     ]
     numbers = {
         name: {way: [mean_in(run, name, config.late) for run in seed_runs] for way, seed_runs in lines.items()}
         for name in ("test_accuracy", "train_accuracy", "loss")
     }
-    return Outcome([*exact, *demanded_if(compare.shows(config), claims)], numbers)
+    return Outcome([*exact, *demanded_if(trainings.shows(config), claims)], numbers)
 
 
 def _judge_across(config: Config, findings: Findings) -> list[Claim]:
@@ -111,16 +108,16 @@ def _judge_across(config: Config, findings: Findings) -> list[Claim]:
     decay, folded, texp = ([findings[across_key(variant, seed)] for seed in few.seeds] for variant in few.variants)
     label = f"lr / {few.variants[0].divisor:g} at step {DROP}"
     return [
-        compare.judge_start(f"Folded, {label}", _EXACT, few, decay=decay, other=folded),
-        compare.judge_start(f"T-EXP, {label}", _TAPERED, few, decay=decay, other=texp, same=False),
+        trainings.judge_start(f"Folded, {label}", _EXACT, few, decay=decay, other=folded),
+        trainings.judge_start(f"T-EXP, {label}", _TAPERED, few, decay=decay, other=texp, same=False),
     ]
 
 
 def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, accuracies and learning rate of three runs."""
-    variants, runs = compare.named(config), compare.runs_by_name(config, findings)
+    variants, runs = trainings.named(config), trainings.runs_by_name(config, findings)
     lines = {LABELS[way]: runs[way] for way in (trainings.DECAY, trainings.FOLDED, trainings.TEXP)}
-    lines[LABELS[trainings.FOLDED]] = compare.exact_runs(config, findings, variants[trainings.FOLDED])
+    lines[LABELS[trainings.FOLDED]] = trainings.exact_runs(config, findings, variants[trainings.FOLDED])
     figure, axes = panels(2, 2, width=3.3, height=2.2)
     loss, train, test, rate = axes
     draw_over(loss, lines, "loss")

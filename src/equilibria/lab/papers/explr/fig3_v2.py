@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.curves import (
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import (
+    COLOURS,
     POINTS,
+    THEORY,
     Array,
     Window,
     binned_angles,
     draw_over,
+    label_panel,
     mark_drops,
     mean_in,
+    panels,
     rms_angle,
 )
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.explr import image_training as trainings
-from equilibria.lab.papers.explr.run_comparison import SAME_ACCURACY, runs_by_name, shows
+from equilibria.lab.papers.explr import trainings
+from equilibria.lab.papers.explr.trainings import SAME_ACCURACY, runs_by_name, shows
 from equilibria.theory import SGD, evolve, settled
 from equilibria.theory.schedules import MultiStep
 

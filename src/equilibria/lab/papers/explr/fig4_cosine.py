@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from equilibria.lab.harness.claim import Source, demanded_if
-from equilibria.lab.harness.curves import POINTS, Window, draw_over, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import label_panel, panels
-from equilibria.lab.papers.explr import image_training as trainings
-from equilibria.lab.papers.explr import run_comparison as compare
+from equilibria.lab.harness.figures import POINTS, Window, draw_over, label_panel, mean_in, panels
+from equilibria.lab.papers.explr import trainings
 
 _EXACT = Source("explr", "fig. 4, theorem 2.5", law="folding.fold")
 _BETTER = Source("explr", "fig. 4, section 4.2")
@@ -49,18 +47,18 @@ def collect(config: Config, findings: Findings) -> Outcome:
 
     The first steps are not judged again: the first epoch is that of explr-stepdecay.
     """
-    lines = compare.runs_by_name(config, findings)
+    lines = trainings.runs_by_name(config, findings)
     late = {name: [mean_in(run, "test_accuracy", config.late) for run in runs] for name, runs in lines.items()}
     exact = [
-        *compare.judge_coincidence(
+        *trainings.judge_coincidence(
             "Cosine", _EXACT, decay=lines[trainings.DECAY], other=lines[trainings.FOLDED], late=config.late
         ),
-        *compare.judge_coincidence(
+        *trainings.judge_coincidence(
             "Step decay", _EXACT, decay=lines[_STEP_DECAY], other=lines[_STEP_FOLDED], late=config.late
         ),
     ]
     claims = [
-        compare.judge_rounding(
+        trainings.judge_rounding(
             "Cosine",
             _EXACT,
             decay=lines[trainings.DECAY],
@@ -71,15 +69,16 @@ def collect(config: Config, findings: Findings) -> Outcome:
             "Test accuracy of the exponential cosine less that of exponential step decay, seed by seed"
         ).at_least(0.0, np.subtract(late[trainings.FOLDED], late[_STEP_FOLDED]), unit=POINTS),
     ]
-    return Outcome([*exact, *demanded_if(compare.shows(config), claims)], {"test_accuracy": late})
+    return Outcome([*exact, *demanded_if(trainings.shows(config), claims)], {"test_accuracy": late})
 
 
 def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, test accuracy and learning rate of four runs."""
-    variants, runs = compare.named(config), compare.runs_by_name(config, findings)
+    variants, runs = trainings.named(config), trainings.runs_by_name(config, findings)
     lines = {label: runs[name] for name, label in LABELS.items()}
     lines |= {
-        LABELS[name]: compare.exact_runs(config, findings, variants[name]) for name in (trainings.FOLDED, _STEP_FOLDED)
+        LABELS[name]: trainings.exact_runs(config, findings, variants[name])
+        for name in (trainings.FOLDED, _STEP_FOLDED)
     }
     figure, (loss, test, rate) = panels(1, 3, width=2.6, height=2.5)
     draw_over(loss, lines, "loss")

@@ -9,11 +9,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.curves import Window, draw_seeds, rms_angle
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.explr.image_training import EPOCH, PAPER, SMOKE, Setting, Variant, load, run_task, tasks
-from equilibria.lab.papers.explr.run_comparison import named, runs_by_name, shows
+from equilibria.lab.harness.figures import COLOURS, THEORY, Window, draw_seeds, label_panel, panels, rms_angle
+from equilibria.lab.papers.explr.trainings import (
+    EPOCH,
+    PAPER,
+    SMOKE,
+    Setting,
+    Variant,
+    load,
+    named,
+    run_task,
+    runs_by_name,
+    shows,
+    tasks,
+)
 from equilibria.theory import SGD, evolve, settled
 from equilibria.theory.angles import n_step_angles
 

@@ -11,9 +11,19 @@ import numpy as np
 
 from equilibria.errors import one_of
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
-from equilibria.lab.harness.curves import POINTS, Window, binned_angles, draw_over, line_style, mean_in, rms_angle
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import THEORY, label_panel, panels
+from equilibria.lab.harness.figures import (
+    POINTS,
+    THEORY,
+    Window,
+    binned_angles,
+    draw_over,
+    label_panel,
+    line_style,
+    mean_in,
+    panels,
+    rms_angle,
+)
 from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory import SGD
 

@@ -10,7 +10,7 @@ import numpy as np
 from equilibria.lab.harness.claim import Claim, Source, identity
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.nrq import rayleigh_runs as rayleigh
+from equilibria.lab.papers.nrq import rayleigh
 from equilibria.lab.problems.rayleigh import RayleighQuotient
 from equilibria.theory.rayleigh import NoisyRayleigh, angular_update, norm_sq_at
 from equilibria.theory.rayleigh_risk import alignment_sde, quotient_bounds, risk_lower_bound, risk_upper_bound

@@ -12,7 +12,7 @@ from scipy.stats import kstest, kstwo
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.nrq import rayleigh_runs as rayleigh
+from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.bingham import bingham_moments
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_risk import stationary_risk

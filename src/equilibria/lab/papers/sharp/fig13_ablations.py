@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.curves import POINTS, Window
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, panels
-from equilibria.lab.papers.sharp import full_batch_descent as full_batch
+from equilibria.lab.harness.figures import COLOURS, POINTS, Window, panels
+from equilibria.lab.papers.sharp import full_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

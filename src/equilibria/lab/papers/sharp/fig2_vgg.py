@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.curves import POINTS
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.sharp import full_batch_descent as full_batch
+from equilibria.lab.harness.figures import COLOURS, POINTS, THEORY, label_panel, panels
+from equilibria.lab.papers.sharp import full_batch
 from equilibria.theory.stability import effective_lr
 
 if TYPE_CHECKING:

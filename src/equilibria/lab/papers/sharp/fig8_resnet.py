@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, label_panel, panels
-from equilibria.lab.papers.sharp import full_batch_descent as full_batch
+from equilibria.lab.papers.sharp import full_batch
 
 _FIGURES = {full_batch.INVARIANT_RESNET: "fig. 8", full_batch.STANDARD_RESNET: "fig. 9"}
 # The paper's test accuracy in the end, less that when every training image is right.

@@ -13,8 +13,8 @@ from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demanded, over_seeds
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.smd import image_training as trainings
 from equilibria.lab.papers.smd import layer_angles as angles
+from equilibria.lab.papers.smd import trainings
 from equilibria.theory.settling import relaxation
 
 if TYPE_CHECKING:

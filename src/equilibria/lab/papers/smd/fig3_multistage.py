@@ -15,7 +15,7 @@ from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demande
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.harness.task import train_branches
-from equilibria.lab.papers.smd import image_training as trainings
+from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import (
     Window,
     draw_layers,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.smd import image_training as trainings
+from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import Window, inside, layer_column
 from equilibria.theory.angles import linear_scaling_ratio, n_step_angles
 

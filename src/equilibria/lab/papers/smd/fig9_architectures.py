@@ -12,7 +12,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import label_panel, panels
-from equilibria.lab.papers.smd import image_training as trainings
+from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import draw_layers, explained_after_drop, law_after_drop, rms_ratio
 
 _SMALL = trainings.Images(size=8)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equilibria.lab.papers.smd.image_training import is_convolution
+from equilibria.lab.papers.smd.trainings import is_convolution
 from equilibria.lab.training import Training, angle_between
 from equilibria.theory.noise import noise_split
 

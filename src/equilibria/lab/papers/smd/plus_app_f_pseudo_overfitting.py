@@ -10,9 +10,8 @@ import numpy as np
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
-from equilibria.lab.harness.curves import draw_seeds, mean_in
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
+from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, mean_in, panels
 from equilibria.lab.harness.task import device, train_branches
 from equilibria.lab.papers.smd.layer_angles import rms_ratio
 

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
-from equilibria.lab.harness.curves import draw_seeds, mark_drops
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.smd import image_training as trainings
+from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, mark_drops, panels
+from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import inside, layer_column
 
 _SMALL = trainings.Images(size=8)

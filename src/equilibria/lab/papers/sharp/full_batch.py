@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.curves import POINTS, Array, Window, draw_seeds
 from equilibria.lab.harness.experiment import Arrays, Findings, Outcome
-from equilibria.lab.harness.figures import THEORY, label_panel
+from equilibria.lab.harness.figures import POINTS, THEORY, Array, Window, draw_seeds, label_panel
 from equilibria.lab.harness.task import device, progress_reporter, scratch
 from equilibria.theory.generalization import final_bn_minimum, final_bn_scale
 from equilibria.theory.stability import effective_lr
