@@ -22,7 +22,6 @@ from equilibria.lab.harness.claim import (
     identity,
     not_demanded,
 )
-from equilibria.lab.papers.sharp.small_problems import among
 
 SOURCE = Source("smd", "eq. (4)", corrected="a root is missing", law="equilibrium.sgd")
 FINITE = st.floats(-1e6, 1e6)
@@ -125,7 +124,7 @@ def test_a_number_of_the_paper_among_ours():
     values = np.exp([0.0, 1.0, 2.0])
     half = 4.302653 * math.sqrt(4 / 3)
     for printed, verdict in ((math.exp(1 + half - 0.01), SHOWN), (math.exp(1 - half - 0.01), CONTRADICTED)):
-        claim = among("", SOURCE, printed=printed, values=values)
+        claim = SOURCE.says("").among(printed, values)
         assert claim.verdict == verdict and not claim.fails
         assert Claim.from_dict(json.loads(json.dumps(claim.as_dict()))) == claim
     np.testing.assert_allclose(np.log(claim.interval), [1 - half, 1 + half], rtol=1e-6)
@@ -151,8 +150,8 @@ def test_digits_show_what_the_paper_is_off_by_and_the_tolerance():
     ("values", "agrees"), [([0.0, 1.0, 2.0, 3.0], "shown"), ([0.0, 0.0, -1.0, 3.0], "contradicted")]
 )
 def test_a_draw_without_a_logarithm_is_left_out_of_a_comparison_and_said(values, agrees):
-    claim = among("edge", Source("sharp", "fig. 4"), printed=2.5, values=np.array(values))
+    claim = Source("sharp", "fig. 4").says("edge").among(2.5, values)
     left = [value for value in values if value > 0]
     assert claim.text == f"edge ({len(left)} of 4 draws)" and claim.verdict == agrees and not claim.fails
     if len(left) > 1:
-        assert claim.interval == among("", claim.source, printed=2.5, values=np.array(left)).interval
+        assert claim.interval == claim.source.says("").among(2.5, left).interval

@@ -234,9 +234,9 @@ _COVERED = (0.85, 0.95)
 _SOURCE = Source("", "beyond", law="transient.evolve")
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the goals over all layers and remaining steps, for each family and schedule and for all trainings."""
-    tests = {key: backtest(PackedRun(arrays), start=config.start) for key, arrays in found.items()}
+    tests = {key: backtest(PackedRun(arrays), start=config.start) for key, arrays in findings.items()}
     claims: list[Claim] = []
     for family in config.families:
         for schedule in config.schedules:
@@ -252,10 +252,10 @@ def _claims(what: str, tests: list[BackTest]) -> list[Claim]:
     errors = {"angle": _errors(tests, "angle_error"), "norm": _errors(tests, "norm_error")}
     claims = []
     for name, (median, most) in _GOALS.items():
-        found = np.percentile(errors[name], [50, 90])
+        percentiles = np.percentile(errors[name], [50, 90])
         claims += [
-            _SOURCE.says(f"{what}: median error of the {name}").at_most(median, float(found[0])),
-            _SOURCE.says(f"{what}: 90th percentile of it").at_most(most, float(found[1])),
+            _SOURCE.says(f"{what}: median error of the {name}").at_most(median, float(percentiles[0])),
+            _SOURCE.says(f"{what}: 90th percentile of it").at_most(most, float(percentiles[1])),
         ]
     for name in ("angle", "norm"):
         share = _covered(tests, name)
@@ -299,14 +299,14 @@ def _numbers(test: BackTest) -> dict[str, Any]:
     }
 
 
-def draw(config: Config, found: Findings) -> Figures:
+def draw(config: Config, findings: Findings) -> Figures:
     """One layer of every training: measured angles, the forecast and its band."""
     figures = {}
     for family in config.families:
         figure, axes = panels(len(OPTIMIZERS), len(config.schedules), width=2.4, height=2.0)
         for place, (optimizer, schedule) in enumerate((o, s) for o in OPTIMIZERS for s in config.schedules):
             key = f"{family}-{optimizer}-{schedule}"
-            _draw(axes[place], found[key], backtest(PackedRun(found[key]), start=config.start))
+            _draw(axes[place], findings[key], backtest(PackedRun(findings[key]), start=config.start))
             label_panel(axes[place], "abcdefgh"[place], f"{optimizer}, {schedule}")
         axes[0].legend()
         figures[f"forecast-{family}"] = figure

@@ -297,9 +297,9 @@ def _rms(values: Array) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the table of all tensors."""
-    runs = {model: [found[key(model, seed)] for seed in config.seeds] for model in MODELS}
+    runs = {model: [findings[key(model, seed)] for seed in config.seeds] for model in MODELS}
     tables = {model: tensors(config, seeds) for model, seeds in runs.items()}
     measured = [
         *_judge_invariant(tables[QK_NORM]),
@@ -377,11 +377,11 @@ def _judge_reasons(config: Config, model: str, table: Sequence[WatchedTensor], r
     ]
 
 
-def draw(config: Config, found: Findings) -> Figures:
+def draw(config: Config, findings: Findings) -> Figures:
     """Both models: every tensor's angle over the law's, and the same against its radial gradient."""
     figure, axes = panels(2, 2, width=3.6, height=2.9)
     for row, model in enumerate(MODELS):
-        runs = [found[key(model, seed)] for seed in config.seeds]
+        runs = [findings[key(model, seed)] for seed in config.seeds]
         table = tensors(config, runs)
         bars, scatter = axes[2 * row : 2 * row + 2]
         _draw_table(bars, table)

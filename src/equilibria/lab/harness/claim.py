@@ -256,6 +256,39 @@ class Statement:
         """
         return self._claim("order", expected, float(np.polyfit(np.log(sizes), np.log(errors), 1)[0]), absolute)
 
+    def among(self, printed: float, values: Values, *, unit: str = "") -> Claim:
+        """Compare the paper's number, from one draw of the data, with the interval of one more draw of ours.
+
+        Student's 95 % prediction interval about the geometric mean: of logarithms, because the numbers are positive and
+        skewed. The wider ours scatter, the more agrees with them, so this is a comparison and no claim. Draws that are
+        not positive, such as the step of an event that a short run lacks, are left out; the text states how many
+        remain.
+
+        Args:
+            printed: the paper's number.
+            values: ours, one per draw of the data.
+            unit: of both.
+
+        Example:
+            >>> claim = Source("sharp", "fig. 4").says("loss").among(2.5, [1.0, 2.0, 3.0])
+            >>> claim.verdict, claim.role, claim.fails
+            ('shown', 'comparison', False)
+        """
+        from scipy.stats import t as student
+
+        draws = np.asarray(values, dtype=np.float64)
+        if len(draws) < 2:
+            raise EquilibriaError(f"got {len(draws)} draw of the data; expected at least 2, to know how they scatter")
+        logs = np.log(draws[draws > 0])
+        count = len(logs)
+        text = self.text + (f" ({count} of {len(draws)} draws)" if count < len(draws) else "")
+        if count < 2:
+            return comparison(Claim(text, self.source, "among", float(printed), math.nan, 0.0, unit))
+        mean = float(logs.mean())
+        half = float(student.ppf((1 + _CONFIDENCE) / 2, count - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / count))
+        ends = (math.exp(mean - half), math.exp(mean + half))
+        return comparison(Claim(text, self.source, "among", float(printed), math.exp(mean), 0.0, unit, ends))
+
     def _claim(
         self, kind: str, expected: float, measured: float | Values, tolerance: float, **details: Unpack[_Details]
     ) -> Claim:

@@ -98,6 +98,11 @@ def label_panel(axes: Axes, letter: str, text: str, *, legend: str | None = None
         axes.legend(loc=cast("Any", legend))
 
 
+def shown_steps(count: int, most: int = 1500) -> NDArray[np.int_]:
+    """Indices of at most so many of the steps to draw, evenly spread from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, most).astype(int))
+
+
 def save(figure: Figure, folder: Path, name: str) -> None:
     """Write the figure as .png for the screen and as .pdf for print; the same figure gives the same bytes."""
     logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns about the dates in matplotlib's own fonts

@@ -173,8 +173,8 @@ class Regression(Problem):
     @cached_property
     def flattest(self) -> Array:
         """Coefficients of the flattest minimum, the interpolant of least norm, (trials, d)."""
-        found = [regression_geometry(x, y).min_norm_weight for x, y in zip(self.inputs, self.targets, strict=True)]
-        return np.stack(found)
+        minima = [regression_geometry(x, y).min_norm_weight for x, y in zip(self.inputs, self.targets, strict=True)]
+        return np.stack(minima)
 
     def risk(self, weights: Array) -> Array:
         """The test loss: expected square error on new inputs, in closed form."""

@@ -118,12 +118,12 @@ def recorders_of(record: Iterable[str] | Mapping[str, str | Recorder]) -> dict[s
         record = [record]
     if not isinstance(record, Mapping):
         record = {name: name for name in record}
-    found: dict[str, Recorder] = {}
+    recorders: dict[str, Recorder] = {}
     for name, value in record.items():
         if isinstance(value, str):
-            found[name] = RECORDERS[one_of("record", value, RECORDERS)]
+            recorders[name] = RECORDERS[one_of("record", value, RECORDERS)]
         elif callable(value):
-            found[name] = value
+            recorders[name] = value
         else:
             raise EquilibriaError(f"got record[{name!r}]={value!r}; expected a name or a function of a Moment")
-    return found
+    return recorders

@@ -106,22 +106,20 @@ def _judge(config: Config, weight_decay: float, line: Arrays) -> list[Claim]:
     model, name = config.model(weight_decay), f"Weight decay {weight_decay:g}"
     step_effect = rayleigh.finite_step_words(stationary_risk(model).finite_step, rayleigh.LIMIT_TOLERANCE)
     return [
-        rayleigh.near_mean(
-            f"{name}: angular update in equilibrium, sqrt(2 lr wd)",
-            _ANGLE,
-            line["late_angle"],
-            expected=float(equilibrium_angle(config.lr, weight_decay)),
+        _ANGLE.says(f"{name}: angular update in equilibrium, sqrt(2 lr wd)").near(
+            float(equilibrium_angle(config.lr, weight_decay)),
+            line["late_angle"][0],
             relative=0.01,
             unit="rad",
+            interval=rayleigh.interval(line["late_angle"]),
         ),
         rayleigh.judge_limit(
             f"{name}: limiting risk by Watson's law, {step_effect}", _FLOOR, line["late_risk"], model=model
         ),
-        rayleigh.mean_above(
-            f"{name}: the limiting risk is not below the lower bound",
-            _BOUND,
-            line["late_risk"],
-            bound=equilibrium_risk_bounds(model, xi=0.5).risk_low,
+        _BOUND.says(f"{name}: the limiting risk is not below the lower bound").at_least(
+            equilibrium_risk_bounds(model, xi=0.5).risk_low,
+            line["late_risk"][0],
+            interval=rayleigh.interval(line["late_risk"]),
             printed=float(np.sqrt(model.unit_grad_sq)) * model.angular_update / model.spread,
         ),
         rayleigh.judge_curve(name, _CURVE, line, model=model),

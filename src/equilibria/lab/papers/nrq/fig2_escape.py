@@ -205,7 +205,7 @@ def _judge_drop(config: Config, findings: Findings) -> list[Claim]:
             for name, line in (("No rescale", plain), ("Rescaled", rescaled))
         ),
         *(
-            rayleigh.near_mean(text, _RESCALE, pair, expected=expected, relative=relative, unit="rad")
+            _RESCALE.says(text).near(expected, pair[0], relative=relative, unit="rad", interval=rayleigh.interval(pair))
             for text, pair, expected, relative in angles
         ),
     ]
@@ -223,11 +223,8 @@ def _judge_start(config: Config, times: float, line: Arrays) -> list[Claim]:
             line["risk"][lowest],
             interval=rayleigh.interval([line["risk"][lowest], line["risk_error"][lowest]]),
         ),
-        rayleigh.mean_above(
-            f"From ||X||^2 = {norm_sq:.3g}: and returns to no less than its start: limiting risk",
-            _THRESHOLD,
-            line["final_risk"],
-            bound=config.low,
+        _THRESHOLD.says(f"From ||X||^2 = {norm_sq:.3g}: and returns to no less than its start: limiting risk").at_least(
+            config.low, line["final_risk"][0], interval=rayleigh.interval(line["final_risk"])
         ),
     ]
 

@@ -136,11 +136,12 @@ def _judge_large(config: Config, findings: Findings) -> list[Claim]:
         _ANGLE.says("Larger weights alone: angular update of the first step, smaller by k^2").near(
             first, large["angle"][0], relative=float(scatter), unit="rad"
         ),
-        rayleigh.mean_above(
-            f"Larger weights alone: slower at first; risk at step {small['step'][half_way]}, where the other's is 0.45",
-            _CURVE,
-            [large["risk"][half_way], large["risk_error"][half_way]],
-            bound=0.45,
+        _CURVE.says(
+            f"Larger weights alone: slower at first; risk at step {small['step'][half_way]}, where the other's is 0.45"
+        ).at_least(
+            0.45,
+            large["risk"][half_way],
+            interval=rayleigh.interval([large["risk"][half_way], large["risk_error"][half_way]]),
         ),
         rayleigh.judge_curve("Larger weights alone", _CURVE, large, model=model),
         *(
@@ -149,13 +150,12 @@ def _judge_large(config: Config, findings: Findings) -> list[Claim]:
             )
             for line, label in ((small, "Standard deviation 1"), (large, "Standard deviation k, nothing adjusted"))
         ),
-        rayleigh.near_mean(
-            "Larger weights alone: the angular update reaches the same equilibrium",
-            _ANGLE,
-            large["late_angle"],
-            expected=model.angular_update,
+        _ANGLE.says("Larger weights alone: the angular update reaches the same equilibrium").near(
+            model.angular_update,
+            large["late_angle"][0],
             relative=0.01,
             unit="rad",
+            interval=rayleigh.interval(large["late_angle"]),
         ),
     ]
 

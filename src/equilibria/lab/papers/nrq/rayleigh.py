@@ -99,24 +99,12 @@ def finite_step(line: Arrays, model: NoisyRayleigh) -> float:
     return float(np.max(share * np.abs(line["step"] * np.gradient(line["theory_risk"], line["step"]))))
 
 
-def near_mean(
-    text: str, source: Source, pair: Sequence[float] | Array, *, expected: float, relative: float, unit: str = ""
-) -> Claim:
-    """Claim that a mean, given with its standard error, equals a number."""
-    return source.says(text).near(expected, pair[0], relative=relative, unit=unit, interval=interval(pair))
-
-
-def mean_above(
-    text: str, source: Source, pair: Sequence[float] | Array, *, bound: float, printed: float | None = None
-) -> Claim:
-    """Claim that a mean, given with its standard error, reaches a bound."""
-    return source.says(text).at_least(bound, pair[0], interval=interval(pair), printed=printed)
-
-
 def judge_limit(text: str, source: Source, pair: Sequence[float] | Array, *, model: NoisyRayleigh) -> Claim:
     """Claim that a mean risk is the limiting one of the law, the effect of a finite step included."""
     limit = stationary_risk(model)
-    return near_mean(text, source, pair, expected=limit.risk * limit.finite_step, relative=LIMIT_TOLERANCE)
+    return source.says(text).near(
+        limit.risk * limit.finite_step, pair[0], relative=LIMIT_TOLERANCE, interval=interval(pair)
+    )
 
 
 def judge_curve(label: str, source: Source, line: Arrays, *, model: NoisyRayleigh) -> Claim:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, not_demanded
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.sharp.small_problems import drift_factor, kept_steps
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.lab.problems import ScalarRMSpropRule, Simulation, Valley
+from equilibria.lab.problems.valleys import drift_factor
 from equilibria.theory.damping import full_space_energy_rate
 from equilibria.theory.flow_examples import rmsprop_valley_position
 from equilibria.theory.hamiltonian import energy, mean_square_displacement, rest_point
@@ -98,7 +98,7 @@ def _along(config: Config, c_b: float, eta: float) -> Arrays:
     offset = ((rate * (1 + y**2) / 2) ** -2 - 1) / eta
     slope = 2 * y / (1 + y**2)
     expected = mean_square_displacement(eta, grad_norm=np.abs(slope), c_b=c_b)  # y may overshoot 0 at large eta
-    keep = kept_steps(len(x))
+    keep = shown_steps(len(x))
     return {
         "time": time[keep],
         "y": y[keep],

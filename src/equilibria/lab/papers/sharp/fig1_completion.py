@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Claim, Source, identity, not_demanded
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.sharp.small_problems import among
 from equilibria.lab.problems import Completion, Moment, Simulation
 from equilibria.theory.eos_series import ratio_crossings
 from equilibria.theory.rules import SGD
@@ -228,17 +227,11 @@ def _judge_figure_1(config: Config, runs: Sequence[_CompletionRun]) -> list[Clai
             relative=0.1,  # read off a figure, with one digit
             unit="steps",
         ),
-        among(
-            "Test loss before: the paper's one matrix among ours",
-            _FIGURE_1,
-            printed=1.12,
-            values=np.array([run.plateau for run in runs]),
+        _FIGURE_1.says("Test loss before: the paper's one matrix among ours").among(
+            1.12, [run.plateau for run in runs]
         ),
-        among(
-            "Test loss at the end: the paper's one matrix among ours",
-            _FIGURE_1,
-            printed=0.013,
-            values=np.array([run.end for run in runs]),
+        _FIGURE_1.says("Test loss at the end: the paper's one matrix among ours").among(
+            0.013, [run.end for run in runs]
         ),
         _FIGURE_1.says("The third singular value collapses: largest sigma_3/sigma_2 at the end, of any matrix").at_most(
             0.1, max(float(run.singular[1][2] / run.singular[1][1]) for run in runs)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.sharp.small_problems import drift_factor, kept_steps
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.lab.problems import Simulation, Sphere3D, SphereValley
+from equilibria.lab.problems.valleys import drift_factor
 from equilibria.theory.damping import stability_offset, two_cycle_angle
 from equilibria.theory.flow import curve_position, integrate_flow
 from equilibria.theory.flow_examples import sphere3d_angle
@@ -148,7 +148,7 @@ def _valley_slope(config: Config, angle: Array) -> Array:
 
 
 def _thinned(time: Array, angle: Array, flow: Array, h: Array) -> dict[str, Array]:
-    keep = kept_steps(len(time))
+    keep = shown_steps(len(time))
     return {"time": time[keep], "angle": angle[keep], "flow": flow[keep], "h": h[keep]}
 
 

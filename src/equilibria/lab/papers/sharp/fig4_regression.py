@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from equilibria.lab.harness.claim import Claim, Source, comparison, not_demanded
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome, one_task
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.sharp.small_problems import among
 from equilibria.lab.problems import Moment, Regression, Simulation
 from equilibria.theory.eos_series import ratio_crossings
 from equilibria.theory.flow_examples import regression_geometry
@@ -359,7 +358,7 @@ def _judge_likeness(config: Config, run: Arrays, data_sets: list[_RegressionRun]
     return [
         collapsed,
         *(
-            among(f"{name}: the paper's one data set among ours", _FIGURE, printed=printed, values=values, unit=unit)
+            _FIGURE.says(f"{name}: the paper's one data set among ours").among(printed, values, unit=unit)
             for name, (printed, values, unit) in ours.items()
         ),
     ]

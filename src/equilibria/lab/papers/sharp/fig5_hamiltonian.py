@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.sharp.small_problems import kept_steps
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.theory.hamiltonian import orbit, potential, rest_point, rms_drift
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def _maps(config: Config) -> Arrays:
     path = rms_drift(start, offset, pairs=pairs, eta=eta, grad_norm=config.grad_norm, c_b=config.c_b)
     well = potential(np.log(path.displacement), grad_norm=config.grad_norm, c_b=config.c_b)
     symplectic = path.offset**2 / 2 + well - rest.energy
-    keep = kept_steps(pairs + 1, 401)
+    keep = shown_steps(pairs + 1, 401)
     return {"flow_time": 2 * eta**2 * keep, "printed": excess[keep], "symplectic": symplectic[keep]}
 
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
-from equilibria.lab.papers.sharp.small_problems import kept_steps
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.theory.effective_schedulers import (
     gwsi_moment_step,
     gwsi_parameters,
@@ -113,7 +112,7 @@ def _gap(w: Array, theta: Array) -> float:
 
 def _summary(series: Mapping[str, Array], rate: float) -> Arrays:
     true = series["effective_lr"]
-    keep = kept_steps(len(true))
+    keep = shown_steps(len(true))
     errors = {f"{name}_error": np.abs(series[name] / true - 1) for name in ("gwsi", "moment_form", "quasi")}
     return {
         "time": keep * rate,

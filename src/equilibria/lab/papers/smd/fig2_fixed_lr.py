@@ -135,12 +135,12 @@ def arrivals(steps: NDArray[np.int64], off: Array, *, stay: int) -> Array:
     return arrived
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge angle and norm of both optimizers, and which arrives sooner."""
     claims: list[Claim] = []
     numbers = {}
     for place, sgd in enumerate(config.rules):
-        seeds = over_seeds([_numbers(config, place, found[key(config, place, seed)]) for seed in config.seeds])
+        seeds = over_seeds([_numbers(config, place, findings[key(config, place, seed)]) for seed in config.seeds])
         claims += _judge(config, sgd, seeds)
         numbers[sgd.name] = seeds
     slow, fast = config.rules
@@ -183,11 +183,11 @@ def _judge_correlation(config: Config, sgd: trainings.Sgd, seeds: Mapping[str, S
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> Figures:
+def draw(config: Config, findings: Findings) -> Figures:
     """Figure 2 for the first seed: unit gradient, norm and angle of one layer; a row per optimizer."""
     figure, axes = panels(len(config.rules), 3, width=2.5, height=1.9)
     for place, sgd in enumerate(config.rules):
-        run = found[key(config, place, config.seeds[0])]
+        run = findings[key(config, place, config.seeds[0])]
         column, row = angles.layer_column(run, config.layer), axes[3 * place : 3 * place + 3]
         angles.draw_unit_gradients(row[0], run, column, average=config.average_samples, momentum=bool(sgd.momentum))
         row[0].legend(loc="upper left")

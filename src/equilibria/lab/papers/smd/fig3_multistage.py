@@ -191,9 +191,9 @@ def _predicted(config: Config) -> list[float]:
     return angles
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the angles after every drop in both branches, and the accuracies at the end."""
-    seeds = over_seeds([_numbers(config, found[trainings.key(seed)]) for seed in config.seeds])
+    seeds = over_seeds([_numbers(config, findings[trainings.key(seed)]) for seed in config.seeds])
     both = {
         name: {branch: [value[branch] for value in seeds[name]] for branch in BRANCHES}
         for name in ("at_once", "explained", "farthest_layer", "test_accuracy")
@@ -297,9 +297,9 @@ def _whole(run: Arrays, branch: str) -> dict[str, NDArray[np.generic]]:
     return {**joined, "names": run[f"{branch}_names"]}
 
 
-def draw(config: Config, found: Findings) -> Figures:
+def draw(config: Config, findings: Findings) -> Figures:
     """Figures 3 (a)-(c) and 6, for the first seed."""
-    run = found[trainings.key(config.seeds[0])]
+    run = findings[trainings.key(config.seeds[0])]
     runs = {branch: _whole(run, branch) for branch in BRANCHES}
     return {"angles": _draw_angles(config, runs), "unit-gradients": _draw_gradients(config, runs)}
 

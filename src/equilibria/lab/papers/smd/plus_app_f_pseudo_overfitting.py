@@ -214,12 +214,12 @@ def _median_ratio(config: Config, run: Arrays, branch: str, window: tuple[int, i
     return float(np.median(rms_ratio(run, steps, prefix=f"{branch}_")))
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the angle, and test accuracy and loss after the drop, for every optimizer."""
     claims: list[Claim] = []
     numbers = {}
     for rule in config.rules:
-        seeds = over_seeds([_numbers(config, found[key(rule, seed)]) for seed in rule.seeds])
+        seeds = over_seeds([_numbers(config, findings[key(rule, seed)]) for seed in rule.seeds])
         claims += [*_judge_angles(config, rule, seeds), *_judge_tests(rule, seeds)]
         numbers[rule.name] = {"seeds": rule.seeds, **seeds}
     return Outcome(demanded_if(config.data != "digits", claims), numbers)
@@ -278,11 +278,11 @@ def _judge_tests(rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> Figures:
+def draw(config: Config, findings: Findings) -> Figures:
     """A row per optimizer: angle, training loss and test accuracy after the drop, with both branches."""
     figure, axes = panels(len(config.rules), 3, width=2.4, height=1.9)
     for row, rule in enumerate(config.rules):
-        runs = [found[key(rule, seed)] for seed in rule.seeds]
+        runs = [findings[key(rule, seed)] for seed in rule.seeds]
         angle, loss, accuracy = axes[3 * row : 3 * row + 3]
         for colour, branch in zip(COLOURS, BRANCHES, strict=False):
             _draw_angles(angle, config, runs, branch, colour=colour)

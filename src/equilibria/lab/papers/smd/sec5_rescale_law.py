@@ -86,16 +86,16 @@ def _moments(config: Config, drop: float) -> Arrays:
     goal = new.equilibrium().angle
     eps = new.lr * new.weight_decay
     slow = round(8 * (1 - config.momentum) / (4 * eps))
-    found: dict[str, Any] = {}
+    ratios: dict[str, Any] = {}
     for choice in _CHOICES:
         steps = slow if choice == "nothing" else 2000
         path = evolve(new, steps, start=_after(settled(old), choice, rescale_factors(old, new).weight))
         ratio = path.angle / goal
         outside = np.flatnonzero(np.abs(ratio - 1) > 0.01)
-        found[choice] = ratio[:_RECORDED]
-        found[f"{choice}_worst"] = np.asarray(np.max(np.abs(ratio - 1)))
-        found[f"{choice}_settled"] = np.asarray(outside[-1] + 1 if len(outside) else 0)
-    return found
+        ratios[choice] = ratio[:_RECORDED]
+        ratios[f"{choice}_worst"] = np.asarray(np.max(np.abs(ratio - 1)))
+        ratios[f"{choice}_settled"] = np.asarray(outside[-1] + 1 if len(outside) else 0)
+    return ratios
 
 
 def _after(state: State, choice: str, r: float) -> State:
@@ -126,11 +126,11 @@ def _walk(config: Config, drop: float) -> Arrays:
     before = Simulation(problem, start, rule=old, steps=_BEFORE, record=["angle"], seed=config.seed).run()
     usual = np.sqrt(np.mean(before["angle"][-_BEFORE // 2 :] ** 2)) / old.equilibrium().angle
     after = Simulation(problem, start, rule=new, steps=_BEFORE + _WALKED, record=["angle"], seed=config.seed)
-    found = {}
+    angles = {}
     for choice in _CHOICES:
         run = after.run(state=_rescaled(before.state, choice, rescale_factors(old, new).weight))
-        found[choice] = np.sqrt(np.mean(run["angle"] ** 2, axis=1)) / usual / new.equilibrium().angle
-    return found
+        angles[choice] = np.sqrt(np.mean(run["angle"] ** 2, axis=1)) / usual / new.equilibrium().angle
+    return angles
 
 
 def _rescaled(state: problems.SimulationState, choice: str, r: float) -> problems.SimulationState:
@@ -183,18 +183,18 @@ def _rescale_adam(w: Any, optimizer: Any, choice: str, factors: Any) -> None:
         optimizer.state[w]["exp_avg_sq"].mul_(factors.second_moment)
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the transients of all choices."""
     table = {
-        choice: {f"{drop:g}": float(found[f"sgdm-{drop:g}"][f"{choice}_worst"]) for drop in config.drops}
+        choice: {f"{drop:g}": float(findings[f"sgdm-{drop:g}"][f"{choice}_worst"]) for drop in config.drops}
         for choice in _CHOICES
     }
-    ten = found["sgdm-10"]
+    ten = findings["sgdm-10"]
     a, eps = config.momentum, config.lr * config.weight_decay
-    adam = {choice: found[f"adamw-{choice}"]["ratio"] for choice in _ADAM_CHOICES}
+    adam = {choice: findings[f"adamw-{choice}"]["ratio"] for choice in _ADAM_CHOICES}
     noise = 4 / np.sqrt(config.replicas * 2 * config.dim)  # four standard errors of one step's rms angle
     claims = [
-        *_judge_walk(config, found["walk"]),
+        *_judge_walk(config, findings["walk"]),
         _RULE.says(
             "Momentum, weights and buffer (inversely): largest deviation of the angle over all drops, by its moments"
         ).at_most(
@@ -227,10 +227,10 @@ def collect(config: Config, found: Findings) -> Outcome:
             1.0, _rms(adam["all"][:100]), absolute=0.02 + noise
         ),
     ]
-    at = {
+    ratio_at_step = {
         choice: {str(step): float(ratio[step - 1]) for step in (1, 5, 20, 100, 500)} for choice, ratio in adam.items()
     }
-    return Outcome(claims, {"largest_deviation_of_the_angle": table, "adamw_angle_ratio_at_step": at})
+    return Outcome(claims, {"largest_deviation_of_the_angle": table, "adamw_angle_ratio_at_step": ratio_at_step})
 
 
 def _judge_walk(config: Config, walk: Arrays) -> list[Claim]:
@@ -269,16 +269,16 @@ def _rms(values: Any) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def draw(config: Config, found: Findings) -> Figures:
+def draw(config: Config, findings: Findings) -> Figures:
     """Angle over new equilibrium after lr / 10: momentum on the walk and by its moments, AdamW by torch.optim."""
     figure, (momentum, adam) = panels(1, 2, width=3.6, height=2.7)
-    ten, walk = found["sgdm-10"], found["walk"]
+    ten, walk = findings["sgdm-10"], findings["walk"]
     _draw_lines(momentum, {label: ten[choice] for choice, label in _CHOICES.items()}, last=_WALKED)
     for choice, colour in zip(_CHOICES, COLOURS, strict=False):
         steps = np.arange(0, _WALKED, 3)
         momentum.plot(steps + 1, walk[choice][steps], ".", ms=3, color=colour)
     label_panel(momentum, "a", "SGD with momentum, lr ÷ 10 (dots: walk)")
-    lines = {label: found[f"adamw-{choice}"]["ratio"] for choice, label in _ADAM_CHOICES.items()}
+    lines = {label: findings[f"adamw-{choice}"]["ratio"] for choice, label in _ADAM_CHOICES.items()}
     _draw_lines(adam, lines, last=_RECORDED)
     label_panel(adam, "b", f"torch.optim.AdamW, lr ÷ {config.adam_drop:g}")
     return {"section-5-2": figure}
