@@ -10,6 +10,7 @@ from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, Window, draw_over, label_panel, mean_in, panels
 from equilibria.lab.papers.explr import trainings
+from equilibria.lab.papers.explr.trainings import DECAY, EPOCH, FOLDED, PAPER, ROUNDED, SMOKE, Setting, Variant
 from equilibria.theory.exponential import constant_schedule, decay_roots
 
 _FIGURE = Source(
@@ -27,14 +28,10 @@ _SAME_NORM = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(trainings.Setting):
+class Config(Setting):
     """Constant learning rate; the late window is where the norm has settled."""
 
-    variants: tuple[trainings.Variant, ...] = (
-        trainings.Variant(trainings.DECAY, trainings.DECAY),
-        trainings.Variant(trainings.FOLDED, trainings.FOLDED),
-        trainings.Variant(trainings.ROUNDED, trainings.ROUNDED),
-    )
+    variants: tuple[Variant, ...] = (Variant(DECAY, DECAY), Variant(FOLDED, FOLDED), Variant(ROUNDED, ROUNDED))
     seeds: tuple[int, ...] = (20, 21, 22, 23)
     network: str = "preresnet"
     steps: int = 1500
@@ -45,7 +42,7 @@ class Config(trainings.Setting):
 def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the training against that with weight decay, and the growth of the squared norm against that of the lr."""
     lines = trainings.runs_by_name(config, findings)
-    decay, folded, rounded = (lines[name] for name in (trainings.DECAY, trainings.FOLDED, trainings.ROUNDED))
+    decay, folded, rounded = (lines[name] for name in (DECAY, FOLDED, ROUNDED))
     exact = trainings.judge_coincidence("Exponential lr", _FIGURE, decay=decay, other=folded, late=config.late)
     claims = [
         trainings.judge_start("Exponential lr", _FIGURE, config, decay=decay, other=folded),
@@ -103,8 +100,8 @@ def _relative_norm(config: Config, folded: Arrays, decay: Arrays) -> float:
 def draw(config: Config, findings: Findings) -> Figures:
     """Accuracy of both runs; the learning rate; the norm of a layer and its ratio to the learning rate."""
     runs = trainings.runs_by_name(config, findings)
-    folded = runs[trainings.FOLDED]
-    lines = {"weight decay, constant lr": runs[trainings.DECAY], "no weight decay, exponential lr": folded}
+    folded = runs[FOLDED]
+    lines = {"weight decay, constant lr": runs[DECAY], "no weight decay, exponential lr": folded}
     figure, (accuracy, rate, norm) = panels(1, 3, width=2.5, height=2.3)
     draw_over(accuracy, lines, "test_accuracy", factor=100)
     step = folded[0]["step"]
@@ -127,11 +124,9 @@ EXPERIMENT = Experiment(
     title="A PreResNet trains without weight decay at an exponentially growing learning rate",
     source="explr fig. 1",
     scales={
-        "smoke": Config(**trainings.SMOKE, late=(5, 10)),
+        "smoke": Config(**SMOKE, late=(5, 10)),
         "desk": Config(),
-        "paper": Config(
-            **trainings.PAPER, steps=80 * trainings.EPOCH, late=(40 * trainings.EPOCH, 80 * trainings.EPOCH)
-        ),  # the first phase of the training
+        "paper": Config(**PAPER, steps=80 * EPOCH, late=(40 * EPOCH, 80 * EPOCH)),  # the first phase of the training
     },
     functions=(trainings.tasks, trainings.run_task, collect, draw),
     kind=NETWORKS,

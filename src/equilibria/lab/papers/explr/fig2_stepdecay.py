@@ -10,6 +10,7 @@ from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import THEORY, Window, draw_over, label_panel, mean_in, panels
 from equilibria.lab.papers.explr import trainings
+from equilibria.lab.papers.explr.trainings import DECAY, EPOCH, FOLDED, PAPER, ROUNDED, SMOKE, TEXP, Setting, Variant
 from equilibria.theory.folding import fold
 
 _ACROSS = "across"
@@ -18,20 +19,17 @@ DROP = 3
 _STEPS = 6
 
 
-def variants(*drops_at: int) -> tuple[trainings.Variant, ...]:
+def variants(*drops_at: int) -> tuple[Variant, ...]:
     """The four runs for drops at these steps."""
-    return tuple(
-        trainings.Variant(way, way, drops_at=drops_at)
-        for way in (trainings.DECAY, trainings.FOLDED, trainings.TEXP, trainings.ROUNDED)
-    )
+    return tuple(Variant(way, way, drops_at=drops_at) for way in (DECAY, FOLDED, TEXP, ROUNDED))
 
 
-def across(config: trainings.Setting) -> trainings.Setting:
+def across(config: Setting) -> Setting:
     """The settings of a few first steps with a drop among them, all watched."""
     return replace(config, variants=variants(DROP)[:3], steps=_STEPS, epoch=_STEPS, watch_every=1)
 
 
-def across_key(variant: trainings.Variant, seed: int) -> str:
+def across_key(variant: Variant, seed: int) -> str:
     """Key of a task across the drop."""
     return f"{_ACROSS}-{trainings.key(variant, seed)}"
 
@@ -39,7 +37,7 @@ def across_key(variant: trainings.Variant, seed: int) -> str:
 Task = tuple[str, tuple[int, int]]
 
 
-def tasks(config: trainings.Setting) -> dict[str, Task]:
+def tasks(config: Setting) -> dict[str, Task]:
     """Trainings of all steps, and of the few across the drop: which of the two, and its task."""
     few = across(config)
     return {
@@ -52,7 +50,7 @@ def tasks(config: trainings.Setting) -> dict[str, Task]:
     }
 
 
-def run_task(config: trainings.Setting, task: Task) -> Arrays:
+def run_task(config: Setting, task: Task) -> Arrays:
     """Train once."""
     which, inner = task
     return trainings.run_task(across(config) if which == _ACROSS else config, inner)
@@ -66,27 +64,25 @@ _TAPERED = Source(
     law="texp.texp",
 )
 LABELS = {
-    trainings.DECAY: "weight decay",
-    trainings.FOLDED: "folded: exact",
-    trainings.TEXP: "T-EXP",
-    trainings.ROUNDED: "weight decay, first weights rounded up",
+    DECAY: "weight decay",
+    FOLDED: "folded: exact",
+    TEXP: "T-EXP",
+    ROUNDED: "weight decay, first weights rounded up",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(trainings.Setting):
+class Config(Setting):
     """Two drops by ten; the late window lies in the last phase."""
 
-    variants: tuple[trainings.Variant, ...] = variants(1200, 1800)
+    variants: tuple[Variant, ...] = variants(1200, 1800)
     late: Window = (1900, 2400)
 
 
 def collect(config: Config, findings: Findings) -> Outcome:
     """Compare the exact schedule and the approximate one with weight decay."""
     lines = trainings.runs_by_name(config, findings)
-    decay, folded, texp, rounded = (
-        lines[way] for way in (trainings.DECAY, trainings.FOLDED, trainings.TEXP, trainings.ROUNDED)
-    )
+    decay, folded, texp, rounded = (lines[way] for way in (DECAY, FOLDED, TEXP, ROUNDED))
     exact = trainings.judge_coincidence("Folded", _EXACT, decay=decay, other=folded, late=config.late)
     claims = [
         trainings.judge_start("Folded", _EXACT, config, decay=decay, other=folded),
@@ -116,15 +112,15 @@ def _judge_across(config: Config, findings: Findings) -> list[Claim]:
 def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, accuracies and learning rate of three runs."""
     variants, runs = trainings.named(config), trainings.runs_by_name(config, findings)
-    lines = {LABELS[way]: runs[way] for way in (trainings.DECAY, trainings.FOLDED, trainings.TEXP)}
-    lines[LABELS[trainings.FOLDED]] = trainings.exact_runs(config, findings, variants[trainings.FOLDED])
+    lines = {LABELS[way]: runs[way] for way in (DECAY, FOLDED, TEXP)}
+    lines[LABELS[FOLDED]] = trainings.exact_runs(config, findings, variants[FOLDED])
     figure, axes = panels(2, 2, width=3.3, height=2.2)
     loss, train, test, rate = axes
     draw_over(loss, lines, "loss")
     draw_over(train, lines, "train_accuracy", factor=100)
     draw_over(test, lines, "test_accuracy", factor=100)
     draw_over(rate, lines, "lr")
-    rates = [config.lr * config.factor(variants[trainings.DECAY], step) for step in range(config.steps)]
+    rates = [config.lr * config.factor(variants[DECAY], step) for step in range(config.steps)]
     exact = fold(rates, config.weight_decay, momentum=config.momentum)
     rate.plot(np.arange(1, config.steps + 1), exact.lr, color=THEORY, lw=0.8, ls=":", label="theorem 2.5, exact")
     label_panel(loss, "a", "training loss", legend="upper right")
@@ -139,13 +135,10 @@ EXPERIMENT = Experiment(
     title="Step decay with weight decay and tapered-exponential learning rates without: the same curves",
     source="explr fig. 2",
     scales={
-        "smoke": Config(**trainings.SMOKE, variants=variants(4, 8), late=(5, 10)),
+        "smoke": Config(**SMOKE, variants=variants(4, 8), late=(5, 10)),
         "desk": Config(),
         "paper": Config(
-            **trainings.PAPER,
-            variants=variants(80 * trainings.EPOCH, 120 * trainings.EPOCH),
-            steps=160 * trainings.EPOCH,
-            late=(150 * trainings.EPOCH, 160 * trainings.EPOCH),
+            **PAPER, variants=variants(80 * EPOCH, 120 * EPOCH), steps=160 * EPOCH, late=(150 * EPOCH, 160 * EPOCH)
         ),
     },
     functions=(tasks, run_task, collect, draw),

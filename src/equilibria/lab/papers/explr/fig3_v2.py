@@ -25,7 +25,18 @@ from equilibria.lab.harness.figures import (
     rms_angle,
 )
 from equilibria.lab.papers.explr import trainings
-from equilibria.lab.papers.explr.trainings import SAME_ACCURACY, runs_by_name, shows
+from equilibria.lab.papers.explr.trainings import (
+    EPOCH,
+    PAPER,
+    SAME_ACCURACY,
+    SMOKE,
+    TEXP,
+    TEXP_V2,
+    Setting,
+    Variant,
+    runs_by_name,
+    shows,
+)
 from equilibria.theory import SGD, evolve, settled
 from equilibria.theory.schedules import MultiStep
 
@@ -34,20 +45,20 @@ if TYPE_CHECKING:
 
 _FIGURE = Source("explr", "fig. 3, section 4.1, eq. (7)")
 _ANGLE = Source("explr", "fig. 3, theorem B.2", law="texp.texp_without_drop")
-LABELS = {trainings.TEXP: "T-EXP", trainings.TEXP_V2: "T-EXP v2, no instant drop"}
+LABELS = {TEXP: "T-EXP", TEXP_V2: "T-EXP v2, no instant drop"}
 # The theory here is for a unit gradient of constant norm. It grows after a drop, as the network fits better: with T-EXP
 # at once, with T-EXP v2 later. In a trial with seed 7 the angle of T-EXP was about a fifth above the law's after the
 # first drop and a third after the second, which is a fifth per drop; that of T-EXP v2 was less than a tenth above it.
-_COURSE = {trainings.TEXP: 0.4, trainings.TEXP_V2: 0.2}
+_COURSE = {TEXP: 0.4, TEXP_V2: 0.2}
 
 
-def variants(*drops_at: int) -> tuple[trainings.Variant, ...]:
+def variants(*drops_at: int) -> tuple[Variant, ...]:
     """T-EXP and T-EXP v2 with drops at these steps."""
-    return tuple(trainings.Variant(way, way, drops_at=drops_at) for way in (trainings.TEXP, trainings.TEXP_V2))
+    return tuple(Variant(way, way, drops_at=drops_at) for way in (TEXP, TEXP_V2))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(trainings.Setting):
+class Config(Setting):
     """Growth of the learning rate divided by 10 at the first drop and by 100 at the second, as in the paper.
 
     Windows are in steps after a drop. At desk scale the first phase after a drop has 3.2 time constants (the paper's 70
@@ -55,7 +66,7 @@ class Config(trainings.Setting):
     T-EXP at 0.85 of it. After the second drop either would need longer than the training.
     """
 
-    variants: tuple[trainings.Variant, ...] = variants(1200, 2800)
+    variants: tuple[Variant, ...] = variants(1200, 2800)
     steps: int = 3600
     at_once: Window = (5, 50)
     early: Window = (100, 500)
@@ -84,9 +95,9 @@ class Config(trainings.Setting):
         T-EXP is equivalent to step decay of the learning rate, T-EXP v2 to step decay of weight decay.
         """
         rule = SGD(self.lr, self.weight_decay, momentum=self.momentum)
-        base = rule.lr if way == trainings.TEXP else rule.weight_decay
+        base = rule.lr if way == TEXP else rule.weight_decay
         falls = MultiStep(base, milestones=self.variants[0].drops_at, factor=1 / self.variants[0].divisor)
-        lr, weight_decay = (falls, None) if way == trainings.TEXP else (None, falls)
+        lr, weight_decay = (falls, None) if way == TEXP else (None, falls)
         return evolve(rule, self.steps, start=settled(rule), lr=lr, weight_decay=weight_decay).angle
 
 
@@ -126,15 +137,15 @@ def _judge_angles(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> 
     among the numbers and not judged.
     """
     windows = {
-        trainings.TEXP: (config.at_once, config.late[drop]) if drop > 0 else (config.at_once,),
-        trainings.TEXP_V2: (config.at_once, config.late[drop]),
+        TEXP: (config.at_once, config.late[drop]) if drop > 0 else (config.at_once,),
+        TEXP_V2: (config.at_once, config.late[drop]),
     }
     return [
         _ANGLE.says(
             f"Growth / {config.divisor(drop):g}: angle of {name} over its equilibrium, {window[0]} to {window[1]} "
             "steps after the drop, by the law for gradients as before the drop"
         ).near(_predicted(config, way, drop, window), _ratios(config, lines[way], drop, window), relative=_COURSE[way])
-        for way, name in ((trainings.TEXP, "T-EXP"), (trainings.TEXP_V2, "T-EXP v2"))
+        for way, name in ((TEXP, "T-EXP"), (TEXP_V2, "T-EXP v2"))
         for window in windows[way]
     ]
 
@@ -147,15 +158,12 @@ def _predicted(config: Config, way: str, drop: int, window: Window) -> float:
 
 def _judge_tests(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> list[Claim]:
     early, late = (
-        np.subtract(
-            _accuracies(config, lines[trainings.TEXP], drop, window),
-            _accuracies(config, lines[trainings.TEXP_V2], drop, window),
-        )
+        np.subtract(_accuracies(config, lines[TEXP], drop, window), _accuracies(config, lines[TEXP_V2], drop, window))
         for window in (config.early, config.late[drop])
     )
     text = f"Growth / {config.divisor(drop):g}: test accuracy of T-EXP less that of T-EXP v2, "
     window = config.late[drop]
-    texp, v2 = (_predicted(config, way, drop, window) for way in (trainings.TEXP, trainings.TEXP_V2))
+    texp, v2 = (_predicted(config, way, drop, window) for way in (TEXP, TEXP_V2))
     then = (
         f"{window[0]} to {window[1]} steps after it, their angles at {texp:.2f} and {v2:.2f} of equilibrium by the law"
     )
@@ -201,17 +209,15 @@ EXPERIMENT = Experiment(
     title="What the instant drop of the learning rate buys",
     source="explr fig. 3",
     scales={
-        "smoke": Config(
-            **trainings.SMOKE, variants=variants(2, 6), at_once=(0, 2), early=(2, 4), late=((2, 4), (2, 4))
-        ),
+        "smoke": Config(**SMOKE, variants=variants(2, 6), at_once=(0, 2), early=(2, 4), late=((2, 4), (2, 4))),
         "desk": Config(),
         "paper": Config(
-            **trainings.PAPER,
-            variants=variants(80 * trainings.EPOCH, 160 * trainings.EPOCH),
-            steps=200 * trainings.EPOCH,
-            at_once=(5, trainings.EPOCH // 4),
-            early=(2 * trainings.EPOCH, 10 * trainings.EPOCH),
-            late=((70 * trainings.EPOCH, 80 * trainings.EPOCH), (30 * trainings.EPOCH, 40 * trainings.EPOCH)),
+            **PAPER,
+            variants=variants(80 * EPOCH, 160 * EPOCH),
+            steps=200 * EPOCH,
+            at_once=(5, EPOCH // 4),
+            early=(2 * EPOCH, 10 * EPOCH),
+            late=((70 * EPOCH, 80 * EPOCH), (30 * EPOCH, 40 * EPOCH)),
         ),
     },
     functions=(trainings.tasks, trainings.run_task, collect, draw),

@@ -10,35 +10,33 @@ from equilibria.lab.harness.claim import Source, demanded_if
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import POINTS, Window, draw_over, label_panel, mean_in, panels
 from equilibria.lab.papers.explr import trainings
+from equilibria.lab.papers.explr.trainings import COSINE, DECAY, EPOCH, FOLDED, PAPER, ROUNDED, SMOKE, Setting, Variant
 
 _EXACT = Source("explr", "fig. 4, theorem 2.5", law="folding.fold")
 _BETTER = Source("explr", "fig. 4, section 4.2")
 _STEP_DECAY, _STEP_FOLDED = "step-decay", "step-folded"
 LABELS = {
-    trainings.DECAY: "cosine, weight decay",
-    trainings.FOLDED: "cosine, exponential",
+    DECAY: "cosine, weight decay",
+    FOLDED: "cosine, exponential",
     _STEP_DECAY: "step decay, weight decay",
     _STEP_FOLDED: "step decay, exponential",
 }
 
 
-def variants(*drops_at: int) -> tuple[trainings.Variant, ...]:
+def variants(*drops_at: int) -> tuple[Variant, ...]:
     """The cosine in three ways, and step decay with drops at these steps in two."""
     return (
-        *(
-            trainings.Variant(way, way, schedule=trainings.COSINE)
-            for way in (trainings.DECAY, trainings.FOLDED, trainings.ROUNDED)
-        ),
-        trainings.Variant(_STEP_DECAY, trainings.DECAY, drops_at=drops_at),
-        trainings.Variant(_STEP_FOLDED, trainings.FOLDED, drops_at=drops_at),
+        *(Variant(way, way, schedule=COSINE) for way in (DECAY, FOLDED, ROUNDED)),
+        Variant(_STEP_DECAY, DECAY, drops_at=drops_at),
+        Variant(_STEP_FOLDED, FOLDED, drops_at=drops_at),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(trainings.Setting):
+class Config(Setting):
     """The cosine over the whole training, and step decay as in explr-stepdecay; the late window is the last tenth."""
 
-    variants: tuple[trainings.Variant, ...] = variants(1200, 1800)
+    variants: tuple[Variant, ...] = variants(1200, 1800)
     late: Window = (2200, 2400)
 
 
@@ -50,24 +48,16 @@ def collect(config: Config, findings: Findings) -> Outcome:
     lines = trainings.runs_by_name(config, findings)
     late = {name: [mean_in(run, "test_accuracy", config.late) for run in runs] for name, runs in lines.items()}
     exact = [
-        *trainings.judge_coincidence(
-            "Cosine", _EXACT, decay=lines[trainings.DECAY], other=lines[trainings.FOLDED], late=config.late
-        ),
+        *trainings.judge_coincidence("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], late=config.late),
         *trainings.judge_coincidence(
             "Step decay", _EXACT, decay=lines[_STEP_DECAY], other=lines[_STEP_FOLDED], late=config.late
         ),
     ]
     claims = [
-        trainings.judge_rounding(
-            "Cosine",
-            _EXACT,
-            decay=lines[trainings.DECAY],
-            other=lines[trainings.FOLDED],
-            rounded=lines[trainings.ROUNDED],
-        ),
+        trainings.judge_rounding("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], rounded=lines[ROUNDED]),
         _BETTER.says(
             "Test accuracy of the exponential cosine less that of exponential step decay, seed by seed"
-        ).at_least(0.0, np.subtract(late[trainings.FOLDED], late[_STEP_FOLDED]), unit=POINTS),
+        ).at_least(0.0, np.subtract(late[FOLDED], late[_STEP_FOLDED]), unit=POINTS),
     ]
     return Outcome([*exact, *demanded_if(trainings.shows(config), claims)], {"test_accuracy": late})
 
@@ -76,10 +66,7 @@ def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, test accuracy and learning rate of four runs."""
     variants, runs = trainings.named(config), trainings.runs_by_name(config, findings)
     lines = {label: runs[name] for name, label in LABELS.items()}
-    lines |= {
-        LABELS[name]: trainings.exact_runs(config, findings, variants[name])
-        for name in (trainings.FOLDED, _STEP_FOLDED)
-    }
+    lines |= {LABELS[name]: trainings.exact_runs(config, findings, variants[name]) for name in (FOLDED, _STEP_FOLDED)}
     figure, (loss, test, rate) = panels(1, 3, width=2.6, height=2.5)
     draw_over(loss, lines, "loss")
     draw_over(test, lines, "test_accuracy", factor=100)
@@ -95,13 +82,10 @@ EXPERIMENT = Experiment(
     title="The cosine schedule and its exponential counterpart: the same curves",
     source="explr fig. 4",
     scales={
-        "smoke": Config(**trainings.SMOKE, variants=variants(4, 8), late=(5, 10)),
+        "smoke": Config(**SMOKE, variants=variants(4, 8), late=(5, 10)),
         "desk": Config(),
         "paper": Config(
-            **trainings.PAPER,
-            variants=variants(80 * trainings.EPOCH, 120 * trainings.EPOCH),
-            steps=160 * trainings.EPOCH,
-            late=(155 * trainings.EPOCH, 160 * trainings.EPOCH),
+            **PAPER, variants=variants(80 * EPOCH, 120 * EPOCH), steps=160 * EPOCH, late=(155 * EPOCH, 160 * EPOCH)
         ),
     },
     functions=(trainings.tasks, trainings.run_task, collect, draw),

@@ -12,6 +12,7 @@ from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, POINTS, Window, panels
 from equilibria.lab.papers.sharp import full_batch
+from equilibria.lab.papers.sharp.full_batch import FINAL_SCALE, Config, Descent, Variant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +36,7 @@ _SAME_LEVEL = 0.5
 _BURST = 10.0
 
 
-def collect(config: full_batch.Config, findings: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Compare every variant with the base."""
     descents = {variant.name: full_batch.read_descents(config, variant, findings) for variant in config.variants}
     claims = [
@@ -53,13 +54,11 @@ def collect(config: full_batch.Config, findings: Findings) -> Outcome:
     return full_batch.outcome(config, findings, claims, bursts=bursts)
 
 
-def _of(config: full_batch.Config, group: str) -> list[full_batch.Variant]:
+def _of(config: Config, group: str) -> list[Variant]:
     return [variant for variant in config.variants if variant.name.startswith(group)]
 
 
-def _judge_decay(
-    config: full_batch.Config, variant: full_batch.Variant, descents: Mapping[str, Sequence[full_batch.Descent]]
-) -> list[Claim]:
+def _judge_decay(config: Config, variant: Variant, descents: Mapping[str, Sequence[Descent]]) -> list[Claim]:
     runs, base = descents[variant.name], descents[BASE]
     if variant.weight_decay:
         fall = full_batch.judge_fall(config, runs, _FIGURE_14, f"{variant.name}: spherical sharpness falls too")
@@ -76,12 +75,7 @@ def _judge_decay(
     ]
 
 
-def _judge_clock(
-    config: full_batch.Config,
-    variant: full_batch.Variant,
-    runs: Sequence[full_batch.Descent],
-    base: Sequence[full_batch.Descent],
-) -> Claim:
+def _judge_clock(config: Config, variant: Variant, runs: Sequence[Descent], base: Sequence[Descent]) -> Claim:
     """Claim that sharpness depends on lr * wd * steps."""
     (first,) = _of(config, BASE)
     share = variant.intrinsic_lr / first.intrinsic_lr
@@ -91,9 +85,7 @@ def _judge_clock(
     ).near(1.0, _sharpness_ratios(config, runs, base, base_window=earlier), relative=_SAME_CLOCK)
 
 
-def _judge_rate(
-    config: full_batch.Config, variant: full_batch.Variant, descents: Mapping[str, Sequence[full_batch.Descent]]
-) -> list[Claim]:
+def _judge_rate(config: Config, variant: Variant, descents: Mapping[str, Sequence[Descent]]) -> list[Claim]:
     runs, base = descents[variant.name], descents[BASE]
     return [
         _FIGURE_15.says(
@@ -105,7 +97,7 @@ def _judge_rate(
     ]
 
 
-def _judge_bursts(config: full_batch.Config, descents: Mapping[str, Sequence[full_batch.Descent]]) -> Claim:
+def _judge_bursts(config: Config, descents: Mapping[str, Sequence[Descent]]) -> Claim:
     """Claim that the largest scale has at least one burst more than the smallest, which may have none."""
     scales = sorted([*_of(config, BASE), *_of(config, _SCALE)], key=lambda variant: variant.scale)
     small, large = scales[0].name, scales[-1].name
@@ -116,9 +108,7 @@ def _judge_bursts(config: full_batch.Config, descents: Mapping[str, Sequence[ful
     ).at_least(1.0, counts[large] - counts[small])
 
 
-def _accuracy_differences(
-    config: full_batch.Config, runs: Sequence[full_batch.Descent], others: Sequence[full_batch.Descent]
-) -> list[float]:
+def _accuracy_differences(config: Config, runs: Sequence[Descent], others: Sequence[Descent]) -> list[float]:
     """Differences of test accuracy in the late window, seed by seed."""
     return [
         descent.mean("test", config.late) - other.mean("test", config.late)
@@ -127,11 +117,7 @@ def _accuracy_differences(
 
 
 def _sharpness_ratios(
-    config: full_batch.Config,
-    runs: Sequence[full_batch.Descent],
-    base: Sequence[full_batch.Descent],
-    *,
-    base_window: Window,
+    config: Config, runs: Sequence[Descent], base: Sequence[Descent], *, base_window: Window
 ) -> list[float]:
     """Sharpness in the late window over that of the base in its window, seed by seed."""
     return [
@@ -140,18 +126,18 @@ def _sharpness_ratios(
     ]
 
 
-def _bursts(config: full_batch.Config, descent: full_batch.Descent) -> int:
+def _bursts(config: Config, descent: Descent) -> int:
     """Number of bursts after the early window; the loss is a mean over all steps, so none is missed."""
     return full_batch.returns(descent.loss[descent.since((config.early[1], config.late[1]))], factor=_BURST)
 
 
-def draw(config: full_batch.Config, findings: Findings) -> Figures:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw a figure per group of variants: sharpness, accuracy and loss."""
     figures = {"figure-14": _DECAY, "figure-15": _RATE, "figure-18": _SCALE}
     return {name: _draw_group(config, findings, group) for name, group in figures.items()}
 
 
-def _draw_group(config: full_batch.Config, findings: Findings, group: str) -> Figure:
+def _draw_group(config: Config, findings: Findings, group: str) -> Figure:
     figure, (edge, accuracy, loss) = panels(1, 3, width=2.4, height=2.1)
     for colour, variant in zip(COLOURS, [*_of(config, BASE), *_of(config, group)], strict=False):
         descents = full_batch.read_descents(config, variant, findings)
@@ -170,22 +156,22 @@ def _draw_group(config: full_batch.Config, findings: Findings, group: str) -> Fi
     return figure
 
 
-def _variants(lr: float, weight_decay: float, *, parts: tuple[tuple[int, int], ...]) -> tuple[full_batch.Variant, ...]:
+def _variants(lr: float, weight_decay: float, *, parts: tuple[tuple[int, int], ...]) -> tuple[Variant, ...]:
     """No and half the weight decay; lr over a factor of 10 at the same lr * wd; half and twice the scale."""
-    base = full_batch.Variant(BASE, lr, weight_decay, parts)
+    base = Variant(BASE, lr, weight_decay, parts)
     return (
         base,
         replace(base, name="wd 0", weight_decay=0.0),
         replace(base, name="wd half", weight_decay=weight_decay / 2),
         replace(base, name="lr small", lr=lr / 2.5, weight_decay=weight_decay * 2.5),
         replace(base, name="lr large", lr=lr * 4, weight_decay=weight_decay / 4),
-        replace(base, name="scale half", scale=full_batch.FINAL_SCALE / 2),
-        replace(base, name="scale twice", scale=full_batch.FINAL_SCALE * 2),
+        replace(base, name="scale half", scale=FINAL_SCALE / 2),
+        replace(base, name="scale twice", scale=FINAL_SCALE * 2),
     )
 
 
-def _paper_variants() -> tuple[full_batch.Variant, ...]:
-    base = full_batch.Variant(BASE, 0.1, 5e-4, ((2000, 20), (400_000, 500)))
+def _paper_variants() -> tuple[Variant, ...]:
+    base = Variant(BASE, 0.1, 5e-4, ((2000, 20), (400_000, 500)))
     shorter = replace(base, parts=((2000, 20), (200_000, 500)))
     return (
         base,
@@ -195,12 +181,12 @@ def _paper_variants() -> tuple[full_batch.Variant, ...]:
         replace(shorter, name="lr 1e-5", lr=1e-5, weight_decay=5.0),
         replace(shorter, name="lr 1e-3", lr=1e-3, weight_decay=5e-2),
         replace(shorter, name="lr 10", lr=10.0, weight_decay=5e-6),
-        replace(base, name="scale half", scale=full_batch.FINAL_SCALE / 2),
-        replace(base, name="scale twice", scale=full_batch.FINAL_SCALE * 2),
+        replace(base, name="scale half", scale=FINAL_SCALE / 2),
+        replace(base, name="scale twice", scale=FINAL_SCALE * 2),
     )
 
 
-_SMOKE = full_batch.Config(
+_SMOKE = Config(
     variants=tuple(
         variant for variant in _variants(0.05, 0.1, parts=((32, 16),)) if variant.name not in ("lr large", "scale half")
     ),
@@ -216,7 +202,7 @@ _SMOKE = full_batch.Config(
 )
 # More often within the compared windows than between them: sharpness costs most.
 _PARTS = ((100, 50), (800, 400), (1200, 200), (2000, 400), (3000, 200), (5000, 400), (6000, 200))
-_DESK = full_batch.Config(
+_DESK = Config(
     variants=_variants(0.005, 0.1, parts=_PARTS),
     early=(800, 1200),
     middle=(2000, 3000),
@@ -224,7 +210,7 @@ _DESK = full_batch.Config(
     size=8,
     stages=(1, 1, 2),
 )
-_PAPER = full_batch.Config(  # CIFAR-10-2k, all of it in one BatchNorm
+_PAPER = Config(  # CIFAR-10-2k, all of it in one BatchNorm
     variants=_paper_variants(),
     seeds=(0, 1, 2),
     early=(1000, 2000),

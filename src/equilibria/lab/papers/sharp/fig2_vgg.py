@@ -11,6 +11,7 @@ from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, POINTS, THEORY, label_panel, panels
 from equilibria.lab.papers.sharp import full_batch
+from equilibria.lab.papers.sharp.full_batch import Config, Descent, Variant
 from equilibria.theory.stability import effective_lr
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _SWING, _RETURNS = 1.2, 2.0
 _STUCK = 1.0
 
 
-def collect(config: full_batch.Config, findings: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge sharpness and accuracy after the fit, with weight decay and without it."""
     decayed, control = (full_batch.read_descents(config, variant, findings) for variant in config.variants)
     claims = [
@@ -52,7 +53,7 @@ def collect(config: full_batch.Config, findings: Findings) -> Outcome:
     return full_batch.outcome(config, findings, claims)
 
 
-def _judge_decayed(config: full_batch.Config, descents: Sequence[full_batch.Descent]) -> list[Claim]:
+def _judge_decayed(config: Config, descents: Sequence[Descent]) -> list[Claim]:
     return [
         full_batch.judge_fit(config, descents, _FIGURE_2),
         full_batch.judge_fall(config, descents, _FIGURE_2, "after it spherical sharpness falls"),
@@ -70,7 +71,7 @@ def _judge_decayed(config: full_batch.Config, descents: Sequence[full_batch.Desc
     ]
 
 
-def _first_ratio(variant: full_batch.Variant, descent: full_batch.Descent) -> float:
+def _first_ratio(variant: Variant, descent: Descent) -> float:
     """Sharpness over 2 / effective learning rate at step 0, at the paper's learning rate and weight decay.
 
     The ratio is proportional to the learning rate; at ours, which is smaller, it would only reflect that choice.
@@ -79,7 +80,7 @@ def _first_ratio(variant: full_batch.Variant, descent: full_batch.Descent) -> fl
     return float(descent.ratio[0] * theirs / effective_lr(variant.lr, variant.weight_decay, norm_sq=1.0))
 
 
-def _judge_closer(config: full_batch.Config, descents: Sequence[full_batch.Descent]) -> list[Claim]:
+def _judge_closer(config: Config, descents: Sequence[Descent]) -> list[Claim]:
     return [
         _FIGURE_12.says(
             f"steps {config.closer[0]} to {config.closer[1]}: how often sharpness is above 2 / effective lr"
@@ -98,9 +99,7 @@ def _judge_closer(config: full_batch.Config, descents: Sequence[full_batch.Desce
     ]
 
 
-def _judge_control(
-    config: full_batch.Config, decayed: Sequence[full_batch.Descent], control: Sequence[full_batch.Descent]
-) -> list[Claim]:
+def _judge_control(config: Config, decayed: Sequence[Descent], control: Sequence[Descent]) -> list[Claim]:
     windows = config.early, config.late
     gains, control_gains = ([descent.rise("test", windows) for descent in runs] for runs in (decayed, control))
     return [
@@ -114,7 +113,7 @@ def _judge_control(
     ]
 
 
-def draw(config: full_batch.Config, findings: Findings) -> Figures:
+def draw(config: Config, findings: Findings) -> Figures:
     """Fig. 2 with its control, the first steps (fig. 10), and a closer look (fig. 12)."""
     return {
         "figure-2": _draw_whole(config, findings),
@@ -123,7 +122,7 @@ def draw(config: full_batch.Config, findings: Findings) -> Figures:
     }
 
 
-def _draw_whole(config: full_batch.Config, findings: Findings) -> Figure:
+def _draw_whole(config: Config, findings: Findings) -> Figure:
     figure, (accuracy, edge, loss) = panels(1, 3, width=2.4, height=2.1)
     lines = [full_batch.read_descents(config, variant, findings) for variant in config.variants]
     for colour, variant, descents in zip(COLOURS, config.variants, lines, strict=False):
@@ -142,7 +141,7 @@ def _draw_whole(config: full_batch.Config, findings: Findings) -> Figure:
     return figure
 
 
-def _draw_part(config: full_batch.Config, findings: Findings, window: tuple[int, int]) -> Figure:
+def _draw_part(config: Config, findings: Findings, window: tuple[int, int]) -> Figure:
     """Draw one seed: a mean would hide the oscillation."""
     descent = full_batch.read_descents(config, config.variants[0], findings)[0]
     figure, (edge, loss, gradient) = panels(1, 3, width=2.4, height=1.9)
@@ -166,10 +165,10 @@ def _draw_part(config: full_batch.Config, findings: Findings, window: tuple[int,
 # More often within the compared windows than between them: a sharpness costs as much as 50 steps.
 _PARTS = ((100, 20), (400, 100), (1000, 200), (1400, 100), (1600, 8), (2600, 200), (3200, 100))
 _CONTROL_PARTS = ((100, 20), (400, 100), (3200, 200))
-_SMOKE = full_batch.Config(
+_SMOKE = Config(
     variants=(
-        full_batch.Variant("decay", 0.05, 0.1, ((8, 4), (40, 16), (48, 4), (64, 8))),
-        full_batch.Variant("no decay", 0.05, 0.0, ((8, 4), (64, 16))),
+        Variant("decay", 0.05, 0.1, ((8, 4), (40, 16), (48, 4), (64, 8))),
+        Variant("no decay", 0.05, 0.0, ((8, 4), (64, 16))),
     ),
     seeds=(0, 1, 2),
     early=(8, 16),
@@ -182,18 +181,15 @@ _SMOKE = full_batch.Config(
     width=2,
     stages=(1, 1),
 )
-_DESK = full_batch.Config(
-    variants=(
-        full_batch.Variant("decay", 0.02, 0.025, _PARTS),
-        full_batch.Variant("no decay", 0.02, 0.0, _CONTROL_PARTS),
-    ),
+_DESK = Config(
+    variants=(Variant("decay", 0.02, 0.025, _PARTS), Variant("no decay", 0.02, 0.0, _CONTROL_PARTS)),
     seeds=tuple(range(30, 36)),  # with seeds 20 to 22 the claims on accuracy stayed undecided
     closer=(1400, 1600),
 )
-_PAPER = full_batch.Config(  # 50 ghost batches of 1,000 images; sharpness on the first 5,000
+_PAPER = Config(  # 50 ghost batches of 1,000 images; sharpness on the first 5,000
     variants=(
-        full_batch.Variant("decay", _PAPER_LR, _PAPER_DECAY, ((1500, 10), (25_000, 100), (25_200, 2), (100_000, 100))),
-        full_batch.Variant("no decay", _PAPER_LR, 0.0, ((1500, 10), (100_000, 100))),
+        Variant("decay", _PAPER_LR, _PAPER_DECAY, ((1500, 10), (25_000, 100), (25_200, 2), (100_000, 100))),
+        Variant("no decay", _PAPER_LR, 0.0, ((1500, 10), (100_000, 100))),
     ),
     seeds=(0, 1, 2),
     early=(680, 1500),

@@ -8,13 +8,14 @@ from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, label_panel, panels
 from equilibria.lab.papers.sharp import full_batch
+from equilibria.lab.papers.sharp.full_batch import INVARIANT_RESNET, STANDARD_RESNET, Config, Descent, Part, Variant
 
-_FIGURES = {full_batch.INVARIANT_RESNET: "fig. 8", full_batch.STANDARD_RESNET: "fig. 9"}
+_FIGURES = {INVARIANT_RESNET: "fig. 8", STANDARD_RESNET: "fig. 9"}
 # The paper's test accuracy in the end, less that when every training image is right.
-_GAINS = {full_batch.INVARIANT_RESNET: 77.4 - 60.8, full_batch.STANDARD_RESNET: 80.4 - 67.5}
+_GAINS = {INVARIANT_RESNET: 77.4 - 60.8, STANDARD_RESNET: 80.4 - 67.5}
 
 
-def collect(config: full_batch.Config, findings: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge both networks by the same claims."""
     claims = [
         claim
@@ -24,11 +25,9 @@ def collect(config: full_batch.Config, findings: Findings) -> Outcome:
     return full_batch.outcome(config, findings, claims)
 
 
-def _judge(
-    config: full_batch.Config, variant: full_batch.Variant, descents: Sequence[full_batch.Descent]
-) -> list[Claim]:
+def _judge(config: Config, variant: Variant, descents: Sequence[Descent]) -> list[Claim]:
     source, label = Source("sharp", _FIGURES[variant.network]), f"{variant.name}: "
-    part = " of its invariant part" if variant.network == full_batch.STANDARD_RESNET else ""
+    part = " of its invariant part" if variant.network == STANDARD_RESNET else ""
     return [
         full_batch.judge_fit(config, descents, source, label=label),
         full_batch.judge_fall(config, descents, source, f"{label}after it spherical sharpness{part} falls"),
@@ -36,7 +35,7 @@ def _judge(
     ]
 
 
-def draw(config: full_batch.Config, findings: Findings) -> Figures:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw accuracy, sharpness and loss: fig. 8 above, fig. 9 below."""
     figure, axes = panels(len(config.variants), 3, width=2.4, height=2.0)
     for row, variant in enumerate(config.variants):
@@ -58,14 +57,14 @@ def draw(config: full_batch.Config, findings: Findings) -> Figures:
     return {"figures-8-9": figure}
 
 
-def _variants(lr: float, weight_decay: float, *, parts: tuple[full_batch.Part, ...]) -> tuple[full_batch.Variant, ...]:
+def _variants(lr: float, weight_decay: float, *, parts: tuple[Part, ...]) -> tuple[Variant, ...]:
     return (
-        full_batch.Variant("scale-invariant", lr, weight_decay, parts, network=full_batch.INVARIANT_RESNET),
-        full_batch.Variant("standard", lr, weight_decay, parts, network=full_batch.STANDARD_RESNET),
+        Variant("scale-invariant", lr, weight_decay, parts, network=INVARIANT_RESNET),
+        Variant("standard", lr, weight_decay, parts, network=STANDARD_RESNET),
     )
 
 
-_SMOKE = full_batch.Config(
+_SMOKE = Config(
     variants=_variants(0.05, 0.1, parts=((8, 4),)),
     seeds=(0, 1, 2),
     early=(4, 4),
@@ -77,14 +76,14 @@ _SMOKE = full_batch.Config(
     width=2,
     depth=8,
 )
-_DESK = full_batch.Config(
+_DESK = Config(
     variants=_variants(0.1, 0.01, parts=((100, 50), (400, 100), (1200, 200), (1600, 100))),
     early=(200, 400),
     middle=(600, 1000),
     late=(1300, 1600),
     size=8,
 )
-_PAPER = full_batch.Config(  # 50 ghost batches of 1,000 images; sharpness on the first 5,000
+_PAPER = Config(  # 50 ghost batches of 1,000 images; sharpness on the first 5,000
     variants=_variants(0.1, 5e-4, parts=((5000, 50), (100_000, 250))),
     seeds=(0, 1, 2),
     early=(4700, 6000),

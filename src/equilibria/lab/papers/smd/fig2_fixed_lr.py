@@ -15,6 +15,7 @@ from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figu
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd import layer_angles as angles
 from equilibria.lab.papers.smd import trainings
+from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd
 from equilibria.theory.settling import relaxation
 
 if TYPE_CHECKING:
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config:
-    """SGD and SGDM at one learning rate and weight decay, so that they differ in momentum alone.
+    """SGD and trainings.SGDM at one learning rate and weight decay, so that they differ in momentum alone.
 
-    At desk scale lr * wd is 5e-4: a layer settles in a few times 500 steps under SGD, in a few times 50 under SGDM. The
+    At desk scale lr * wd is 5e-4: a layer settles in a few times 500 steps under SGD, in a few times 50 under trainings.SGDM. The
     last quarter of each training is judged.
 
     Attributes:
         average: number of steps in running means of the unit gradient.
     """
 
-    rules: tuple[trainings.Sgd, ...] = (trainings.Sgd("SGD", lr=0.1, weight_decay=5e-3, other_lr=0.1), trainings.SGDM)
+    rules: tuple[Sgd, ...] = (Sgd("SGD", lr=0.1, weight_decay=5e-3, other_lr=0.1), trainings.SGDM)
     steps: tuple[int, ...] = (6000, 2000)
-    images: trainings.Images = trainings.IMAGES
-    network: trainings.Network = trainings.RESNET8
+    images: Images = trainings.IMAGES
+    network: Network = trainings.RESNET8
     batch_size: int = 128
     layer: str = "blocks.1.second.conv.weight"
     average: int = 200
@@ -46,9 +47,9 @@ class Config:
         if len(self.steps) != len(self.rules):
             raise EquilibriaError(f"got steps={self.steps}; expected one number for each of {len(self.rules)} rules")
 
-    def training(self, place: int) -> trainings.ImageTraining:
+    def training(self, place: int) -> ImageTraining:
         """The training of one rule."""
-        return trainings.ImageTraining.of(self, sgd=self.rules[place], steps=self.steps[place])
+        return ImageTraining.of(self, sgd=self.rules[place], steps=self.steps[place])
 
     @property
     def average_samples(self) -> int:
@@ -157,7 +158,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome(demanded_if(config.images.data != "digits", claims), numbers)
 
 
-def _judge(config: Config, sgd: trainings.Sgd, seeds: Mapping[str, Sequence[float]]) -> list[Claim]:
+def _judge(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> list[Claim]:
     claims = [
         _ANGLE.says(f"{sgd.name}: root mean square angle of {config.layer} over its theory, last quarter").near(
             1.0, seeds["angle"], relative=_ONE_LAYER
@@ -172,7 +173,7 @@ def _judge(config: Config, sgd: trainings.Sgd, seeds: Mapping[str, Sequence[floa
     return [*claims, *([_judge_correlation(config, sgd, seeds)] if sgd.momentum else [])]
 
 
-def _judge_correlation(config: Config, sgd: trainings.Sgd, seeds: Mapping[str, Sequence[float]]) -> Claim:
+def _judge_correlation(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> Claim:
     """Not demanded of small scales, whose steps turn a layer five times as far as the paper's: gradients correlate."""
     claim = _CORRELATION.says(
         f"{sgd.name}: gradient and buffer are hardly correlated: mean h~ over mean squared unit gradient"
@@ -219,19 +220,19 @@ def _draw_angle(axes: Axes, run: Arrays, column: int) -> None:
 
 _SMOKE = Config(
     rules=(
-        trainings.Sgd("SGD", lr=0.5, weight_decay=5e-3, other_lr=0.1),
-        trainings.Sgd("SGDM", lr=0.1, weight_decay=5e-3, other_lr=0.01, momentum=0.9),
+        Sgd("SGD", lr=0.5, weight_decay=5e-3, other_lr=0.1),
+        Sgd("SGDM", lr=0.1, weight_decay=5e-3, other_lr=0.01, momentum=0.9),
     ),
     steps=(64, 48),
-    images=trainings.Images("digits", flip=False, label_noise=0.3),
-    network=trainings.Network(width=4, blocks=(1, 1)),
+    images=Images("digits", flip=False, label_noise=0.3),
+    network=Network(width=4, blocks=(1, 1)),
     batch_size=32,
     average=20,
 )
 _PAPER = Config(
     rules=(
-        trainings.Sgd("SGD", lr=0.2, weight_decay=1e-4, other_lr=0.2),
-        trainings.Sgd("SGDM", lr=0.2, weight_decay=1e-4, other_lr=0.2, momentum=0.9),
+        Sgd("SGD", lr=0.2, weight_decay=1e-4, other_lr=0.2),
+        Sgd("SGDM", lr=0.2, weight_decay=1e-4, other_lr=0.2, momentum=0.9),
     ),
     steps=(trainings.IMAGENET_STEPS, trainings.IMAGENET_STEPS),
     images=trainings.IMAGENET,

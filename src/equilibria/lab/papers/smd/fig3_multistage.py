@@ -27,6 +27,7 @@ from equilibria.lab.papers.smd.layer_angles import (
     rms_ratio,
     running_mean,
 )
+from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd
 from equilibria.theory.settling import after_lr_drop, minimum_settling_steps
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ STANDARD, RESCALED = "standard", "rescaled"
 BRANCHES = (STANDARD, RESCALED)
 BEFORE = "before"
 # Norms go with (lr / wd)^(1/4): three drops leave them far above BatchNorm's eps.
-_SGDM = trainings.Sgd("SGDM", lr=0.5, weight_decay=5e-4, other_lr=0.01, momentum=0.9)
-_SMALL = trainings.Images(size=8)
+_SGDM = Sgd("SGDM", lr=0.5, weight_decay=5e-4, other_lr=0.01, momentum=0.9)
+_SMALL = Images(size=8)
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Config:
         last: number of measurements at the end whose accuracy is averaged.
     """
 
-    sgd: trainings.Sgd = _SGDM
-    images: trainings.Images = _SMALL
-    network: trainings.Network = trainings.RESNET8
+    sgd: Sgd = _SGDM
+    images: Images = _SMALL
+    network: Network = trainings.RESNET8
     batch_size: int = 128
     drops: tuple[int, ...] = (1200, 6200, 7000)
     steps: int = 7400
@@ -74,9 +75,9 @@ class Config:
         if len(self.drops) != 3 or not 0 < self.drops[0] < self.drops[1] < self.drops[2] < self.steps:
             raise EquilibriaError(f"got drops={self.drops}; expected three, one after the other, before {self.steps}")
 
-    def training(self) -> trainings.ImageTraining:
+    def training(self) -> ImageTraining:
         """The training without rescaled weights, to its end."""
-        return trainings.ImageTraining.of(self)
+        return ImageTraining.of(self)
 
 
 def run_task(config: Config, task: int) -> Arrays:
@@ -352,11 +353,9 @@ def _average(config: Config) -> int:
 
 
 _SMOKE = Config(
-    sgd=trainings.Sgd(
-        "SGDM", lr=1.0, weight_decay=5e-4, other_lr=0.01, momentum=0.9
-    ),  # norms far above BatchNorm's eps
-    images=trainings.Images("digits", flip=False, label_noise=0.3),
-    network=trainings.Network(width=4, blocks=(1,)),
+    sgd=Sgd("SGDM", lr=1.0, weight_decay=5e-4, other_lr=0.01, momentum=0.9),  # norms far above BatchNorm's eps
+    images=Images("digits", flip=False, label_noise=0.3),
+    network=Network(width=4, blocks=(1,)),
     batch_size=32,
     drops=(20, 40, 50),
     steps=60,

@@ -14,6 +14,7 @@ from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figu
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import Window, inside, layer_column
+from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd
 from equilibria.theory.angles import linear_scaling_ratio, n_step_angles
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 
 _OTHER_ORDER = 1000  # added to the seed for the batches on which gradients are measured
-_SMALL = trainings.Images(size=8)
-_NETWORK = trainings.Network()
+_SMALL = Images(size=8)
+_NETWORK = Network()
 
 
 @dataclass(frozen=True)
@@ -44,23 +45,23 @@ class Config:
         norms_images: images in all batches of one size that the gradients are measured on.
     """
 
-    rules: tuple[trainings.Sgd, ...] = (
-        trainings.Sgd("SGD", lr=0.05, weight_decay=5e-3, other_lr=0.01),
-        trainings.Sgd("SGDM", lr=0.02, weight_decay=5e-3, other_lr=0.002, momentum=0.9),
+    rules: tuple[Sgd, ...] = (
+        Sgd("SGD", lr=0.05, weight_decay=5e-3, other_lr=0.01),
+        Sgd("SGDM", lr=0.02, weight_decay=5e-3, other_lr=0.002, momentum=0.9),
     )
     steps: tuple[int, ...] = (6144, 4096)
     factors: tuple[int, ...] = (1, 4, 16)
     drops: tuple[int, ...] = ()
     batch_size: int = 32
     long: int = 1024
-    images: trainings.Images = _SMALL
-    network: trainings.Network = _NETWORK
+    images: Images = _SMALL
+    network: Network = _NETWORK
     layer: str = "blocks.0.second.conv.weight"
     norms_every: int = 512
     norms_images: int = 2048
     seeds: tuple[int, ...] = (50, 51, 52)
 
-    def sgd(self, place: int, factor: int) -> trainings.Sgd:
+    def sgd(self, place: int, factor: int) -> Sgd:
         """The optimizer for ``factor`` times the batch."""
         base = self.rules[place]
         return replace(base, lr=factor * base.lr, other_lr=factor * base.other_lr)
@@ -70,9 +71,9 @@ class Config:
         short = self.factors[1:] if factor == 1 else ()
         return (*short, self.long // factor)
 
-    def training(self, place: int, factor: int) -> trainings.ImageTraining:
+    def training(self, place: int, factor: int) -> ImageTraining:
         """One training, without its measures."""
-        return trainings.ImageTraining.of(
+        return ImageTraining.of(
             self,
             sgd=self.sgd(place, factor),
             batch_size=factor * self.batch_size,
@@ -323,15 +324,15 @@ def _draw_gradients(config: Config, findings: Findings) -> Figure:
 
 _SMOKE = Config(
     rules=(
-        trainings.Sgd("SGD", lr=0.05, weight_decay=2e-2, other_lr=0.01),
-        trainings.Sgd("SGDM", lr=0.02, weight_decay=1e-2, other_lr=0.002, momentum=0.9),
+        Sgd("SGD", lr=0.05, weight_decay=2e-2, other_lr=0.01),
+        Sgd("SGDM", lr=0.02, weight_decay=1e-2, other_lr=0.002, momentum=0.9),
     ),
     steps=(64, 64),
     factors=(1, 2, 4),
     batch_size=16,
     long=8,
-    images=trainings.Images("digits", flip=False, label_noise=0.3),
-    network=trainings.Network(width=4, blocks=(1,)),
+    images=Images("digits", flip=False, label_noise=0.3),
+    network=Network(width=4, blocks=(1,)),
     norms_every=16,
     norms_images=64,
 )

@@ -14,8 +14,9 @@ from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figu
 from equilibria.lab.harness.figures import label_panel, panels
 from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import draw_layers, explained_after_drop, law_after_drop, rms_ratio
+from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd
 
-_SMALL = trainings.Images(size=8)
+_SMALL = Images(size=8)
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class NamedNetwork:
     """A network with its name in the figure."""
 
     name: str
-    network: trainings.Network
+    network: Network
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class Config:
     """
 
     cases: tuple[NamedNetwork, ...] = (
-        NamedNetwork("MobileNet-V2", trainings.Network("mobilenet", blocks=(1, 1, 1))),
-        NamedNetwork("ShuffleNet-V2", trainings.Network("shufflenet", width=16, blocks=(2, 2, 2))),
-        NamedNetwork("GroupNorm", trainings.Network(norm="group")),
-        NamedNetwork("LayerNorm", trainings.Network(norm="layer")),
-        NamedNetwork("WeightNorm", trainings.Network(norm="weight")),
+        NamedNetwork("MobileNet-V2", Network("mobilenet", blocks=(1, 1, 1))),
+        NamedNetwork("ShuffleNet-V2", Network("shufflenet", width=16, blocks=(2, 2, 2))),
+        NamedNetwork("GroupNorm", Network(norm="group")),
+        NamedNetwork("LayerNorm", Network(norm="layer")),
+        NamedNetwork("WeightNorm", Network(norm="weight")),
     )
-    sgd: trainings.Sgd = trainings.SGDM
-    images: trainings.Images = _SMALL
+    sgd: Sgd = trainings.SGDM
+    images: Images = _SMALL
     batch_size: int = 128
     drops: tuple[int, ...] = (1500,)
     steps: int = 1900
@@ -57,9 +58,9 @@ class Config:
         if not self.settled <= self.drops[0] < self.steps:
             raise EquilibriaError(f"got settled={self.settled}, drops={self.drops}; expected both before {self.steps}")
 
-    def training(self, place: int) -> trainings.ImageTraining:
+    def training(self, place: int) -> ImageTraining:
         """The training of one case."""
-        return trainings.ImageTraining.of(self, network=self.cases[place].network)
+        return ImageTraining.of(self, network=self.cases[place].network)
 
 
 def key(config: Config, place: int, seed: int) -> str:
@@ -172,14 +173,14 @@ def draw(config: Config, findings: Findings) -> Figures:
 
 _SMOKE = Config(
     cases=(
-        NamedNetwork("MobileNet-V2", trainings.Network("mobilenet", width=4, blocks=(1,))),
-        NamedNetwork("ShuffleNet-V2", trainings.Network("shufflenet", width=4, blocks=(1,))),
-        NamedNetwork("GroupNorm", trainings.Network(width=4, blocks=(1,), norm="group")),
-        NamedNetwork("LayerNorm", trainings.Network(width=4, blocks=(1,), norm="layer")),
-        NamedNetwork("WeightNorm", trainings.Network(width=4, blocks=(1,), norm="weight")),
+        NamedNetwork("MobileNet-V2", Network("mobilenet", width=4, blocks=(1,))),
+        NamedNetwork("ShuffleNet-V2", Network("shufflenet", width=4, blocks=(1,))),
+        NamedNetwork("GroupNorm", Network(width=4, blocks=(1,), norm="group")),
+        NamedNetwork("LayerNorm", Network(width=4, blocks=(1,), norm="layer")),
+        NamedNetwork("WeightNorm", Network(width=4, blocks=(1,), norm="weight")),
     ),
     sgd=trainings.SGDM,
-    images=trainings.Images("digits", flip=False, label_noise=0.3),
+    images=Images("digits", flip=False, label_noise=0.3),
     batch_size=32,
     drops=(12,),
     steps=20,
@@ -189,10 +190,10 @@ _SMOKE = Config(
 _LARGER = 4  # batches of 1,024 images, for which lr 0.5 is usual; the paper does not give the batch size
 _PAPER = Config(
     cases=(
-        NamedNetwork("MobileNet-V2", trainings.Network("mobilenet-v2", width=32)),
-        NamedNetwork("ShuffleNet-V2", trainings.Network("shufflenet", width=116, blocks=(4, 8, 4))),
+        NamedNetwork("MobileNet-V2", Network("mobilenet-v2", width=32)),
+        NamedNetwork("ShuffleNet-V2", Network("shufflenet", width=116, blocks=(4, 8, 4))),
     ),
-    sgd=trainings.Sgd("SGDM", lr=0.5, weight_decay=4e-5, other_lr=0.5, momentum=0.9),
+    sgd=Sgd("SGDM", lr=0.5, weight_decay=4e-5, other_lr=0.5, momentum=0.9),
     images=trainings.IMAGENET,
     batch_size=_LARGER * 256,
     drops=tuple(drop // _LARGER for drop in trainings.IMAGENET_DROPS),

@@ -15,10 +15,11 @@ from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figu
 from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, mark_drops, panels
 from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import inside, layer_column
+from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd
 
-_SMALL = trainings.Images(size=8)
+_SMALL = Images(size=8)
 # Layers turn as slowly as in smd-linear-scaling: at high speed a mean gradient drives them back.
-_SGDM = trainings.Sgd("SGDM", lr=0.02, weight_decay=5e-3, other_lr=0.002, momentum=0.9)
+_SGDM = Sgd("SGDM", lr=0.02, weight_decay=5e-3, other_lr=0.002, momentum=0.9)
 _OTHER_ORDER = 1000  # added to the seed for the batches on which the noise is measured
 
 
@@ -29,9 +30,9 @@ class Config:
     The measurements of a stage are averaged, except the first ``skip`` of the training, before the layers have settled.
     """
 
-    sgd: trainings.Sgd = _SGDM
-    images: trainings.Images = _SMALL
-    network: trainings.Network = trainings.RESNET8
+    sgd: Sgd = _SGDM
+    images: Images = _SMALL
+    network: Network = trainings.RESNET8
     batch_size: int = 32
     drops: tuple[int, ...] = (2000, 3500)
     steps: int = 4000
@@ -44,9 +45,9 @@ class Config:
     watch_every: int = 4
     seeds: tuple[int, ...] = (43, 44, 45)
 
-    def training(self) -> trainings.ImageTraining:
+    def training(self) -> ImageTraining:
         """The training, without its measures."""
-        return trainings.ImageTraining.of(self)
+        return ImageTraining.of(self)
 
 
 def run_task(config: Config, task: int) -> Arrays:
@@ -158,8 +159,8 @@ def draw(config: Config, findings: Findings) -> Figures:
 
 
 _SMOKE = Config(
-    images=trainings.Images("digits", flip=False, label_noise=0.3),
-    network=trainings.Network(width=4, blocks=(1,)),
+    images=Images("digits", flip=False, label_noise=0.3),
+    network=Network(width=4, blocks=(1,)),
     batch_size=32,
     drops=(24, 36),
     steps=48,
