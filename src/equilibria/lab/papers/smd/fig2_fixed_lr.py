@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config:
-    """SGD and trainings.SGDM at one learning rate and weight decay, so that they differ in momentum alone.
+    """SGD and SGDM at one learning rate and weight decay, so that they differ in momentum alone.
 
-    At desk scale lr * wd is 5e-4: a layer settles in a few times 500 steps under SGD, in a few times 50 under trainings.SGDM. The
+    At desk scale lr * wd is 5e-4: a layer settles in a few times 500 steps under SGD, in a few times 50 under SGDM. The
     last quarter of each training is judged.
 
     Attributes:
