@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
+# Python keeps the bytecode of what it imports, also in a container that says not to: otherwise each of the tests'
+# processes compiles all of torch again, which takes longer than most tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all lint demo reproduce reproduce-networks bench bench-peers docs docs-figures docs-generated lock clean
