@@ -8,6 +8,7 @@ import os
 import pytest
 from hypothesis import settings
 
+from equilibria import errors
 from tests.helpers import ROOT
 
 # Processes that tests start import `tests.helpers` too.
@@ -34,3 +35,16 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+_printed: list[str] = []
+errors._print_warning = _printed.append
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test in which the library warned unexpectedly during training: it prints where others would raise."""
+    _printed.clear()
+    result = yield
+    assert not _printed, f"unexpected warnings: {_printed}"
+    return result
