@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch import Tensor
 from equilibria.monitor.settings_log import SettingsLog
 from equilibria.optimizers.rules import GroupRule
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
-from equilibria.tensors.layout import copy_of, densify, flat, local, matrix
+from equilibria.tensors.layout import aligned, copy_of, densify, flat, local
 from equilibria.tensors.parameters import Watched
 
 PRODUCTS = 9  # inner products per row of a reading
@@ -81,8 +81,7 @@ class StepReading:
     grad_scale: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Combination:
+class Combination(NamedTuple):
     """Coefficients of an update: w' - w = gradient * g + buffer * v - shrink * w."""
 
     gradient: float
@@ -119,8 +118,8 @@ def sgd_combination(group: Mapping[str, Any], *, first: bool) -> Combination:
 
 def add_products(one_pass: ProductsPass, row: int, watched: Watched, gradient: Tensor, buffer: Tensor | None) -> None:
     """Add the products of weight, gradient and buffer to a pass, from a row of its table on."""
-    weight = local(watched.param)
-    one_pass.add(row, *_matrices(watched, weight, local(gradient), None if buffer is None else local(buffer)))
+    tensors = aligned(watched.param, gradient, buffer, axis=watched.axis)
+    one_pass.add(row, *tensors, rows=1 if watched.axis is None else tensors[0].shape[0])
 
 
 class CopyProbe:
@@ -163,25 +162,20 @@ class CopyProbe:
             refresh: whether the next step is compared too: then the copy becomes the weight in the same pass.
         """
         assert self._copy is not None  # remember() was called before the step
-        param = local(self._watched.param)
-        self._version = self._watched.param._version if refresh else -1
-        dense = None if gradient is None else local(densify(gradient))
-        after, before, grad = _matrices(self._watched, param, self._copy, dense)
+        param, axis = self._watched.param, self._watched.axis
+        self._version = param._version if refresh else -1
+        after, before, grad = aligned(param, self._copy, None if gradient is None else densify(gradient), axis=axis)
         in_place = before.data_ptr() == self._copy.data_ptr()
-        one_pass.add(row, before, after, grad, shrink=shrink, refresh=refresh and in_place)
+        rows = 1 if axis is None else before.shape[0]
+        one_pass.add(row, before, after, grad, shrink=shrink, refresh=refresh and in_place, rows=rows)
         if refresh and not in_place:
-            self._copy.copy_(param)  # ``before`` is a rearranged copy, which the pass reads instead
+            self._copy.copy_(local(param))  # ``before`` is a rearranged copy, which the pass reads instead
 
     def _looks_the_same(self, param: Tensor) -> bool:
         """Whether a few entries agree: a change through ``.data`` leaves the version as it was."""
         if param.device.type != "cpu":  # the comparison would wait for the device
             return False
         return torch.equal(_some_entries(param, like=param), _some_entries(self._copy, like=param))  # type: ignore[arg-type]
-
-
-def _matrices(watched: Watched, weight: Tensor, *others: Tensor | None) -> Any:
-    """All tensors as matrices whose entries are in the order in which the weight stores its own."""
-    return [None if tensor is None else matrix(tensor, axis=watched.axis, like=weight) for tensor in (weight, *others)]
 
 
 def _some_entries(tensor: Tensor, *, like: Tensor) -> Tensor:
