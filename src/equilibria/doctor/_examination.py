@@ -16,7 +16,7 @@ from equilibria.doctor._setup import TrainingSetup, input_and_target
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
 from equilibria.objectives._objective import objective, unwrap_model
-from equilibria.optimizers.rules import rule_of_group, setting
+from equilibria.optimizers.rules import rule_of_group
 from equilibria.symmetry import Symmetries, symmetries
 from equilibria.tensors.parameters import names_of, roles_of
 from equilibria.theory.rules import SGD, AdamL2, Rule
@@ -112,8 +112,8 @@ def examine(setup: TrainingSetup, *, progress: bool | None = None) -> Examinatio
 
 def _groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, _Settings]]:
     for index, group in enumerate(optimizer.param_groups):
-        decay = setting(group.get("weight_decay", 0.0))
-        settings = _Settings(index, setting(group["lr"]), decay, rule_of_group(optimizer, group).rule)
+        decay = float(group.get("weight_decay", 0.0))
+        settings = _Settings(index, float(group["lr"]), decay, rule_of_group(optimizer, group).rule)
         yield from ((id(param), settings) for param in group["params"])
 
 

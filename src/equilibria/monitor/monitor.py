@@ -30,7 +30,8 @@ from equilibria.monitor.history import History
 from equilibria.monitor.hooks import OptimizerHooks
 from equilibria.monitor.reading import PRODUCTS, StepReading
 from equilibria.monitor.sample_rows import SampleBuilder
-from equilibria.monitor.sampler import Every, Sampler
+from equilibria.monitor.sampler import Sampler
+from equilibria.optimizers.budget import Every
 from equilibria.optimizers.rules import GroupRule, rule_of_group, rule_text
 from equilibria.tensors.invariance import Invariant, with_invariance
 from equilibria.tensors.layout import local
@@ -322,7 +323,11 @@ class Monitor:
                 awaited = False
                 reading.products, wish = self._sum(optimizer, reading.products, wish)
             self._sampler.plan_next(optimizer, reading.step, wish)
-            self._queue(optimizer, reading)
+            # In main memory there is nothing to wait for; on a device, wait for a few more readings.
+            self._pending.append((optimizer, reading))
+            waited = time.monotonic() - self._flushed > _LONGEST_WAIT
+            if _in_main_memory(reading.products) or len(self._pending) >= _MOST_PENDING or waited:
+                self._process_pending()
 
         if reading is not None:
             self._sampler.attempt(take)
@@ -347,13 +352,6 @@ class Monitor:
         nothing = torch.zeros(shape, dtype=torch.float64, device=local(watched[0].param).device)
         with contextlib.suppress(Exception):
             self._sum(optimizer, nothing, 1.0)
-
-    def _queue(self, optimizer: int, reading: StepReading) -> None:
-        """Process a reading now if it is in main memory; on a device, wait for a few more."""
-        self._pending.append((optimizer, reading))
-        waited = time.monotonic() - self._flushed > _LONGEST_WAIT
-        if _in_main_memory(reading.products) or len(self._pending) >= _MOST_PENDING or waited:
-            self._process_pending()
 
     def _process_pending(self) -> None:
         self._flushed = time.monotonic()

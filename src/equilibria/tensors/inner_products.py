@@ -126,7 +126,9 @@ class ProductsPass(_Pass):
 
     _loop = "sum_products"
 
-    def add(self, row: int, weight: Tensor, gradient: Tensor, buffer: Tensor | None, *, rows: int | None = None) -> None:
+    def add(
+        self, row: int, weight: Tensor, gradient: Tensor, buffer: Tensor | None, *, rows: int | None = None
+    ) -> None:
         """Add three contiguous tensors of one shape; their sums go to the rows from ``row`` on.
 
         Without a buffer nothing is added to the last three columns.

@@ -15,8 +15,8 @@ from equilibria._display import Printable
 from equilibria.curvature._tracker import SharpnessMonitor, SharpnessSink
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted
-from equilibria.monitor.sampler import Every
 from equilibria.objectives._objective import Objective
+from equilibria.optimizers.budget import Every
 from equilibria.records.tables import SAMPLE_FIELDS, SHARPNESS, SHARPNESS_FIELDS
 from equilibria.tensors.parameters import Select
 from equilibria.watching._recording import Recording, is_first_process
