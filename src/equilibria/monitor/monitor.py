@@ -149,6 +149,7 @@ class Monitor:
         """Versions, sampling, optimizers and every watched weight with its law, in values that JSON can hold."""
         optimizers = [hooks.optimizer for hooks in self._hooks]
         laws = [[rule_of_group(optimizer, group) for group in optimizer.param_groups] for optimizer in optimizers]
+        rules = [[None if law.rule is None else _describe_rule(law.rule) for law in of_groups] for of_groups in laws]
         return {
             "equilibria": __version__,
             "torch": str(torch.__version__),
@@ -158,9 +159,9 @@ class Monitor:
             "optimizers": [_describe_optimizer(*pair) for pair in zip(optimizers, laws, strict=True)],
             "params": [
                 unit
-                for hooks, of_groups in zip(self._hooks, laws, strict=True)
+                for hooks, of_groups, described in zip(self._hooks, laws, rules, strict=True)
                 for layer in hooks.watched
-                for unit in _describe_units(layer, of_groups[layer.group])
+                for unit in _describe_units(layer, of_groups[layer.group], described[layer.group])
             ],
         }
 
@@ -417,7 +418,7 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer, laws: Sequence[GroupRu
     return {"class": kind, "settings": "; ".join(dict.fromkeys(texts))}
 
 
-def _describe_units(layer: Watched, law: GroupRule) -> Iterator[dict[str, Any]]:
+def _describe_units(layer: Watched, law: GroupRule, rule: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     labels = layer.invariant or (None,) * layer.units
     for name, invariant in zip(layer.unit_names, labels, strict=True):
         yield {
@@ -433,14 +434,14 @@ def _describe_units(layer: Watched, law: GroupRule) -> Iterator[dict[str, Any]]:
             "group": layer.group,
             "law": None if law.rule is None else type(law.rule).__name__,
             "no_law": law.reason or None,
-            "rule": None if law.rule is None else _describe_rule(law.rule),
+            "rule": rule,
         }
 
 
 def _describe_rule(rule: Rule) -> dict[str, Any]:
-    fields = dataclasses.asdict(rule).items()
+    values = ((field.name, getattr(rule, field.name)) for field in dataclasses.fields(rule))
     return {"kind": type(rule).__name__} | {
-        name: list(value) if isinstance(value, tuple) else value for name, value in fields
+        name: list(value) if isinstance(value, tuple) else value for name, value in values
     }
 
 

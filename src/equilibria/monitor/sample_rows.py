@@ -267,7 +267,10 @@ def _prediction_columns(prediction: Prediction, *, steps_per_epoch: int | None) 
         "steps_to_settle": prediction.steps_to_settle,
         "epochs_to_settle": prediction.steps_to_settle / epoch,
     }
-    return {name: np.where(np.isnan(values), None, values.astype(object)) for name, values in columns.items()}
+    nullable: dict[str, NDArray[Any]] = {name: values.astype(object) for name, values in columns.items()}
+    for name, values in columns.items():
+        nullable[name][np.isnan(values)] = None
+    return nullable
 
 
 def _notes(measured: MeasuredStep, *, changed: Flags, missing: Flags, unread: Flags, skipped: bool) -> list[str | None]:
