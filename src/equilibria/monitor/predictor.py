@@ -370,7 +370,7 @@ class Predictor:
 
         Settings are rounded to half a per cent, so that the cache also helps under a schedule: computing this is slow.
         """
-        near = dataclasses.replace(rule, lr=_digits(rule.lr, 3), weight_decay=_digits(rule.weight_decay, 3))
+        near = _rounded(rule)
         if not isinstance(rule, AdamL2):
             return _relaxation(near)
         known = self._grad_sq.value[np.isfinite(self._grad_sq.value)]
@@ -420,6 +420,11 @@ def _with_momentum(rule: Rule, unit_grad_sq: Array, correlation: Array) -> Array
     total = momentum_unit_grad_sq(rule, n, buffer_dot_grad=np.where(known, correlation, 0.0) * n)
     result: Array = np.where(known, total, np.nan)
     return result
+
+
+@lru_cache(maxsize=1024)
+def _rounded(rule: Rule) -> Rule:
+    return dataclasses.replace(rule, lr=_digits(rule.lr, 3), weight_decay=_digits(rule.weight_decay, 3))
 
 
 def _digits(value: float, count: int) -> float:
