@@ -10,10 +10,10 @@ import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from tests.helpers.page_reader import read_page, words
 
 from equilibria.errors import EquilibriaError
 from equilibria.planning import Finding, plan
@@ -47,41 +47,6 @@ PAGES = {name: page_html(result) for name, result in PLANS.items()}
 each_plan = pytest.mark.parametrize("name", PLANS)
 
 
-class Reader(HTMLParser):
-    """Elements, their attributes, and the text inside each kind of element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[tuple[str, str]] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag, f"</{tag}> closes another element"
-
-    def handle_data(self, data):
-        self.text.append((self.open[-1] if self.open else "", data))
-
-
-def read(page: str) -> Reader:
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    assert reader.open == []
-    return reader
-
-
-def words(page: str) -> str:
-    """What a person reads, without styles and scripts; spaces that keep words together are plain ones again."""
-    shown = "".join(text for tag, text in read(page).text if tag not in {"script", "style"})
-    return re.sub(r"\s+", " ", shown)
-
-
 def data(page: str) -> dict:
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
@@ -93,9 +58,9 @@ def data(page: str) -> dict:
 
 @each_plan
 def test_nothing_is_loaded_from_anywhere(name):
-    reader = read(PAGES[name])
+    reader = read_page(PAGES[name])
     for tag, attributes in reader.elements:
-        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form", "a"}
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form", "input", "wbr", "a"}
         assert not {"src", "href", "srcset", "action", "style", "data"} & set(attributes)
         assert not any(key.startswith("on") for key in attributes)
     styles = "".join(text for tag, text in reader.text if tag == "style")
@@ -105,7 +70,7 @@ def test_nothing_is_loaded_from_anywhere(name):
 
 def test_the_policy_allows_exactly_the_scripts_of_the_page():
     page = PAGES["steps"]
-    policy = next(a["content"] for _, a in read(page).elements if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(a["content"] for _, a in read_page(page).elements if a.get("http-equiv") == "Content-Security-Policy")
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digests = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts}
     assert len(scripts) == 2
@@ -231,7 +196,7 @@ def test_a_ramp_to_zero_does_not_stretch_the_axes():
 def test_text_from_outside_stays_text():
     evil = dataclasses.replace(step_plan(), findings=(Finding("warning", EVIL, EVIL, EVIL, EVIL),))
     page = page_html(evil, title=EVIL)
-    plain, reader = read(PAGES["steps"]), read(page)
+    plain, reader = read_page(PAGES["steps"]), read_page(page)
     count = len([tag for tag, _ in plain.elements if tag == "script"])
     assert len([tag for tag, _ in reader.elements if tag == "script"]) == count == 3
     assert not any(tag == "img" for tag, _ in reader.elements)

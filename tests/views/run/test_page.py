@@ -7,11 +7,11 @@ import dataclasses
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.helpers.page_reader import read_page, words
 from tests.helpers.report_helpers import layer_names, metadata, run, table
 
 from equilibria.diagnosis import diagnose
@@ -66,40 +66,6 @@ PAGES = {
 each_page = pytest.mark.parametrize("name", PAGES)
 
 
-class Reader(HTMLParser):
-    """Elements, their attributes, and the text inside each kind of element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[tuple[str, str]] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in {"meta", "input", "wbr"}:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag, f"</{tag}> closes another element"
-
-    def handle_data(self, data):
-        self.text.append((self.open[-1] if self.open else "", data))
-
-
-def read(page: str) -> Reader:
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    assert reader.open == []
-    return reader
-
-
-def words(page: str) -> str:
-    shown = "".join(text for tag, text in read(page).text if tag not in {"script", "style"})
-    return re.sub(r"\s+", " ", shown)
-
-
 def rows(page: str) -> list[list[str]]:
     found = re.findall(r"<tr data-layer[^>]*>(.*?)</tr>", page)
     return [[re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in found]
@@ -107,7 +73,7 @@ def rows(page: str) -> list[list[str]]:
 
 @each_page
 def test_nothing_is_loaded_from_anywhere(name):
-    reader = read(PAGES[name])
+    reader = read_page(PAGES[name])
     for tag, attributes in reader.elements:
         assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form", "a"}
         assert not {"src", "href", "srcset", "action", "style", "data"} & set(attributes)
@@ -119,7 +85,7 @@ def test_nothing_is_loaded_from_anywhere(name):
 
 @each_page
 def test_the_policy_allows_exactly_the_scripts_of_the_page(name):
-    policy = next(a["content"] for _, a in read(PAGES[name]).elements if a.get("http-equiv"))
+    policy = next(a["content"] for _, a in read_page(PAGES[name]).elements if a.get("http-equiv"))
     scripts = re.findall(r"<script>(.*?)</script>", PAGES[name], re.DOTALL)
     digests = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts}
     assert len(scripts) == 2
@@ -283,7 +249,7 @@ def test_many_findings_are_folded(monkeypatch, count, folded):
 
 
 def test_text_from_outside_stays_text():
-    reader = read(PAGES["evil"])
+    reader = read_page(PAGES["evil"])
     assert len([tag for tag, _ in reader.elements if tag == "script"]) == 3
     assert "".join(text for tag, text in reader.text if tag == "title") == EVIL
     assert words(PAGES["evil"]).count(EVIL) >= 4  # title twice, a note, the table
