@@ -6,6 +6,9 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Severity: TypeAlias = Literal["warning", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class Finding:
         law: the law of `equilibria.theory` it rests on, for `equilibria.cite`; "" for none.
     """
 
-    severity: str
+    severity: Severity
     subject: str
     evidence: str
     remedy: str
