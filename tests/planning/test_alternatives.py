@@ -11,10 +11,9 @@ import pytest
 from equilibria.planning import alternatives, plan
 from equilibria.planning._alternatives import BOTH, CONSTANT_PRODUCT, RESCALED
 from equilibria.theory import SGD, AdamW, Lion, evolve
-from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.rules import AdamL2
 from equilibria.theory.schedules import Cosine, FromValues, MultiStep
-from equilibria.theory.states import rescaled, settled
+from equilibria.theory.states import rescale_factors, rescaled, settled
 from equilibria.views.plan.page import page_html
 
 DROP = MultiStep(0.1, milestones=[300, 700], factor=0.1)

@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equilibria._display import Printable, renderer
 from equilibria.errors import EquilibriaError, whole
@@ -25,8 +24,7 @@ from equilibria.forecasting._forecast import LayerForecast, layer_forecast
 from equilibria.forecasting._layers import Cohort, RunLike, as_run, read_layers, whole_record
 from equilibria.forecasting._paths import integrate
 from equilibria.forecasting._scenario import recorded_schedule
-
-Array = NDArray[np.float64]
+from equilibria.theory._reals import Array
 
 RMS_SAMPLES = 50  # whose root mean square is compared: with momentum 0.9 it scatters by 3 %, a single angle by 10 %
 FORECAST = "forecast"

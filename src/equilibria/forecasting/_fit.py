@@ -11,7 +11,6 @@ all.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +18,10 @@ from numpy.typing import NDArray
 
 from equilibria.forecasting._layers import Cohort, Steps
 from equilibria.forecasting._prior import Prior, Rows, prior_of, widening_of
+from equilibria.theory._reals import Array
 from equilibria.theory.moments import adam_step
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
-from equilibria.theory.states import step_of
-
-Array = NDArray[np.float64]
+from equilibria.theory.states import adam_settings, step_of
 
 _SKIPPED = 0.5  # share of the recorded steps left out: the start of training says little about the rest
 _MOST_SAMPLES = 2_000
@@ -298,8 +296,6 @@ def _recursion(
     r, v = grad_sq * (1 - b1) / (1 + b1), grad_sq / cohort.entries
     share = (1 - b2) / cohort.entries
     for row, p in enumerate(norm_sq):
-        lost, coupled = (lr[row] * wd[row], 0.0) if isinstance(rule, AdamW) else (0.0, wd[row])
-        done = float(steps[row]) + 1
-        size = lr[row] * math.sqrt(1 - b2**done) / (1 - b1**done)
-        p, q, r, v, moved[row] = adam_step(p, q, r, v, unit_grad_sq[row], share, size, lost, coupled, b1, b2)
+        settings = adam_settings(rule, lr[row], wd[row], float(steps[row]) + 1)
+        p, q, r, v, moved[row] = adam_step(p, q, r, v, unit_grad_sq[row], share, *settings, b1, b2)
     return p, q, r, v, moved

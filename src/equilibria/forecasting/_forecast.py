@@ -19,10 +19,9 @@ from equilibria.forecasting._layers import Cohort, RunLike, read_layers
 from equilibria.forecasting._paths import NINETY, Paths, integrate
 from equilibria.forecasting._scenario import GroupSchedule, Scenario, group_schedules
 from equilibria.planning._phases import cut, thinned
+from equilibria.theory._reals import Array
 from equilibria.theory.rules import Rule
 from equilibria.theory.schedules import ScheduleLike
-
-Array = NDArray[np.float64]
 
 _CURVE_POINTS = 500
 _MOST_STEPS = 100_000_000

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.forecasting._layers import Cohort
+from equilibria.theory._reals import Array
 from equilibria.theory.rules import AdamL2, AdamW
 
-Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
 from equilibria.theory import Lion, Muon, Rule
+from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, SGDW, AdamL2, AdamW
 from equilibria.theory.settling import settling_steps, steps_to_tolerance
 from equilibria.theory.states import State, cold_start, rescaled, settled
-from equilibria.theory.validity import ROUNDED_AWAY
 
 if TYPE_CHECKING:
     from equilibria.planning._plan import Phase, PlannedStep, Situation

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from equilibria._display import Printable, renderer
 from equilibria.findings import Finding
 from equilibria.theory import SGD, SGDW, AdamW, Lion, Rule
-
-Array = NDArray[np.float64]
+from equilibria.theory._reals import Array
 
 WeightDtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 """Number formats in which weights may be stored."""

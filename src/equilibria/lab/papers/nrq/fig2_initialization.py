@@ -25,7 +25,7 @@ from equilibria.lab.papers.nrq.rayleigh_runs import (
     window,
 )
 from equilibria.theory.rayleigh import NoisyRayleigh
-from equilibria.theory.rayleigh_moments import exact_risk_curve
+from equilibria.theory.rayleigh_curve import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _EXACT = Source("nrq", "corollary 3, fig. 2 (i)-(k)", law="rayleigh.NoisyRayleigh")
 _ANGLE = Source("nrq", "fig. 2 (k), eq. (14)", law="rayleigh.angular_update")
-_CURVE = Source("nrq", "fig. 2 (j)", law="rayleigh_moments.exact_risk_curve")
+_CURVE = Source("nrq", "fig. 2 (j)", law="rayleigh_curve.exact_risk_curve")
 _LIMIT = Source("nrq", "fig. 2 (i)-(l), section 3.2", law="rayleigh_risk.stationary_risk")
 _TRAJECTORY = 5000  # steps over which trajectories are compared number by number
 _OPERATIONS = 20  # roundings of one coordinate in one step

@@ -15,10 +15,15 @@ from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outc
 from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
 from equilibria.lab.papers.sharp.small_problems import drift_factor, kept_steps
 from equilibria.lab.problems import Simulation, Sphere3D, SphereValley
-from equilibria.theory.damping import stability_offset, two_cycle_angle
 from equilibria.theory.flow import curve_position, integrate_flow
 from equilibria.theory.flow_examples import sphere3d_angle
-from equilibria.theory.hamiltonian import energy, mean_square_displacement, rest_point
+from equilibria.theory.hamiltonian import (
+    energy,
+    mean_square_displacement,
+    rest_point,
+    stability_offset,
+    two_cycle_angle,
+)
 from equilibria.theory.rules import SGD
 from equilibria.theory.stability import edge_of_stability
 
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 _APPENDIX = Source("sharp", "fig. 3c, Appendix F", law="flow_examples.sphere3d_angle")
 _FLOW = Source("sharp", "Theorem 4.6, eq. (3)", law="flow.integrate_flow")
-_CYCLE = Source("", "ours, on Appendix F's run", law="damping.two_cycle_angle")
+_CYCLE = Source("", "ours, on Appendix F's run", law="hamiltonian.two_cycle_angle")
 _DRIFT = Source(
     "sharp",
     "Section 4.2.3",
@@ -200,7 +205,7 @@ def _judge_figure(config: Config, run: Arrays) -> list[Claim]:
         ),
         near(
             "The stability ratio there is 1 - q lr wd/4 with q = -9",
-            Source("", "ours, on Appendix F's run", law="damping.stability_offset"),
+            Source("", "ours, on Appendix F's run", law="hamiltonian.stability_offset"),
             expected=offset,
             measured=effective * 6 / 2,
             absolute=(offset - 1) ** 2,  # the square of the first-order term
