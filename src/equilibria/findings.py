@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -25,6 +25,11 @@ class Finding:
     evidence: str
     remedy: str
     law: str
+
+
+def warnings_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings, warnings first, otherwise in their order."""
+    return tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:

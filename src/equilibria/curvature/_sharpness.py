@@ -135,7 +135,7 @@ class Sharpness:
             )
 
     def _repr_html_(self) -> str:
-        html: str = renderer("sharpness.sharpness_card")(self)
+        html: str = renderer("notebook.sharpness_card")(self)
         return html
 
     def __str__(self) -> str:

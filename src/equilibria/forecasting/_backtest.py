@@ -11,10 +11,9 @@ import numpy as np
 
 from equilibria._display import Printable, renderer
 from equilibria.errors import EquilibriaError, whole
-from equilibria.findings import Finding, counted
+from equilibria.findings import Finding, counted, warnings_first
 from equilibria.forecasting._findings import (
     backtest_accuracy,
-    warnings_first,
     was_rescaled,
     weights_changed,
     wide_bands,
@@ -127,7 +126,7 @@ class BackTest:
 
     def table(self) -> Printable:
         """Errors and coverage: of the forecast and the guesses, by horizon, by layer."""
-        shown: Printable = renderer("forecast.terminal.backtest_table")(self)
+        shown: Printable = renderer("forecast.tables.backtest_table")(self)
         return shown
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
@@ -137,7 +136,7 @@ class BackTest:
             path: the file to write; an existing file is replaced.
             title: shown above the headline.
         """
-        written: Path = renderer("forecast.backtest.write_backtest_page")(self, path, title=title)
+        written: Path = renderer("forecast.backtest.backtest_page")(self, title=title).write(path)
         return written
 
 

@@ -112,7 +112,7 @@ class Suggestion:
         Args:
             unit: steps per unit of the positions in the flags: 1, or the steps per epoch.
         """
-        shown: Printable = renderer("forecast.terminal.suggestion_table")(self, unit=unit)
+        shown: Printable = renderer("forecast.tables.suggestion_table")(self, unit=unit)
         return shown
 
 

@@ -189,10 +189,10 @@ class Plan:
         return f"<Plan of {type(self.situation.rule).__name__} over {self.situation.steps:,} steps: {names}>"
 
     def _repr_html_(self) -> str:
-        shown: str = renderer("plan.card.plan_card")(self)
+        shown: str = renderer("plan.tables.plan_card")(self)
         return shown
 
     def table(self) -> Printable:
         """One line per phase: its settings, predicted angle over equilibrium, and the time it needs to settle."""
-        shown: Printable = renderer("plan.terminal.plan_table")(self)
+        shown: Printable = renderer("plan.tables.plan_table")(self)
         return shown

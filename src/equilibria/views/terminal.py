@@ -8,9 +8,11 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
+from typing import TypeVar
 
 _DECADES = 3
+Cell = TypeVar("Cell", bound=Sized)
 
 
 def width() -> int:
@@ -50,8 +52,8 @@ def table(rows: list[list[str]], *, left: int = 1) -> str:
 
 
 def fitting(
-    columns: Mapping[str, Sequence[str]], *, spare: Sequence[str], width: int, gap: int = 2
-) -> dict[str, Sequence[str]]:
+    columns: Mapping[str, Sequence[Cell]], *, spare: Sequence[str], width: int, gap: int = 2
+) -> dict[str, Sequence[Cell]]:
     """Drop columns of a table until it fits.
 
     Args:
@@ -69,7 +71,7 @@ def fitting(
     """
     kept = dict(columns)
     for title in spare:
-        if sum(max(map(len, (heading, *cells))) + gap for heading, cells in kept.items()) <= width:
+        if sum(max([len(heading), *map(len, cells)]) + gap for heading, cells in kept.items()) <= width:
             break
         kept.pop(title, None)
     return kept

@@ -149,7 +149,7 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
             f"A verdict takes {LEAST_WINDOW} samples of a layer since its settings last jumped.",
         )
     if off:
-        return "Nothing is surely wrong", (
+        return "Nothing is clearly wrong", (
             f"{counted(off, 'layer')} of {len(compared):,} {'is' if off == 1 else 'are'} more than "
             f"{percent(TOLERANCE)} off the prediction, but with so few samples that may be chance."
         )
