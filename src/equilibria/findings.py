@@ -64,7 +64,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.2g} %"
 
 
-def number(value: float, *, digits: int = 3, all_digits: bool = False) -> str:
+def rounded(value: float, *, digits: int = 3, all_digits: bool = False) -> str:
     """A number with so many significant digits; a dash where it is not finite.
 
     Args:
@@ -73,7 +73,7 @@ def number(value: float, *, digits: int = 3, all_digits: bool = False) -> str:
         all_digits: whether to keep zeros at the end.
 
     Example:
-        >>> number(0.00725), number(5e-7), number(0.029, all_digits=True), number(float("nan"))
+        >>> rounded(0.00725), rounded(5e-7), rounded(0.029, all_digits=True), rounded(float("nan"))
         ('0.00725', '5e-7', '0.0290', '–')
     """
     if not math.isfinite(value):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._flags import flag, named
-from equilibria.cli._options import PATH, WHOLE, example, json_option
+from equilibria.cli._options import PATH, WHOLE, example, flag, json_option, named
 from equilibria.cli._output import jsonable, print_json
 from equilibria.cli._scenarios import EXAMPLES, scenario_options, scenarios
 from equilibria.cli._schedule import build_run

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._flags import named
 from equilibria.cli._options import (
     NUMBER,
     PATH,
     build_rule,
     example,
     json_option,
+    named,
     optimizer_of,
     refuse_unused_scale,
     rule_options,

@@ -217,8 +217,8 @@ def _falls_behind(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
         f"{percent(last.middle.angle_ratio or 0)} in the middle of phase {last.number}: the equilibrium norm falls "
         f"with lr, but so does lr x wd, the speed at which the weights follow; they end at "
         f"{last.end.norm / peak.end.norm:.2f} of their norm at the peak",
-        "often this is wanted: the angle falls faster than its equilibrium. To stay in equilibrium, end at a larger lr, "
-        "or rescale the scale-invariant weights and their optimizer state as lr falls",
+        "often this is wanted: the angle falls faster than its equilibrium. To stay in equilibrium, end at a larger "
+        "lr, or rescale the scale-invariant weights and their optimizer state as lr falls",
         "settling.relaxation",
     )
 

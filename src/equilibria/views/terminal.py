@@ -33,10 +33,11 @@ def paint(text: str, code: str) -> str:
 def wrap(text: str, *, indent: str = "  ", hang: str | None = None) -> str:
     """A paragraph wrapped to the terminal; colours in the indent take no room."""
     shown = re.sub(r"\033\[[\d;]*m", "", indent)
+    kept = text.replace(" %", "\u00a0%")  # a number stays with its unit
     filled = textwrap.fill(
-        text, width(), initial_indent=shown, subsequent_indent=shown if hang is None else hang, break_long_words=False
+        kept, width(), initial_indent=shown, subsequent_indent=shown if hang is None else hang, break_long_words=False
     )
-    return indent + filled[len(shown) :]
+    return indent + filled[len(shown) :].replace("\u00a0%", " %")
 
 
 def table(rows: list[list[str]], *, left: int = 1) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from equilibria.errors import EquilibriaError
-from equilibria.findings import counted, number
+from equilibria.findings import counted, rounded
 from equilibria.forecasting import (
     FORECAST,
     BackTest,
@@ -107,7 +107,7 @@ def forecast_headline(result: WhatIf) -> str:
     base, *others = result.forecasts
     worst, left = result.worst(base), _left(result.forecasts[base])
     if math.isnan(worst.steps_out.value):  # without weight decay there is no equilibrium
-        return f"{worst.layer} turns by {number(worst.final_angle.value)} rad in the last step"
+        return f"{worst.layer} turns by {rounded(worst.final_angle.value)} rad in the last step"
     sentence = f"{worst.layer} is out of equilibrium for {_share(worst.steps_out.value, left)} of the remaining steps"
     if worst.steps_out.value < TOLERANCE * left:
         sentence = "every layer stays near its equilibrium for the rest of the run"
@@ -132,10 +132,10 @@ def layer_options(names: Sequence[str]) -> str:
 
 def _interval(estimate: Estimate) -> str:
     """A number with the ends of its band."""
-    low, high = number(estimate.low, digits=2), number(estimate.high, digits=2)
+    low, high = rounded(estimate.low, digits=2), rounded(estimate.high, digits=2)
     if low == high:  # a band narrower than two digits show
-        low, high = number(estimate.low), number(estimate.high)
-    return number(estimate.value) if low == high else f"{number(estimate.value)} ({low}–{high})"
+        low, high = rounded(estimate.low), rounded(estimate.high)
+    return rounded(estimate.value) if low == high else f"{rounded(estimate.value)} ({low}–{high})"
 
 
 def _words_cell(words: str) -> str:
@@ -169,8 +169,8 @@ def _sentence(result: WhatIf, name: str) -> str:
         else f"out of equilibrium for {_time(worst.steps_out.value, forecast)}"
     )
     return (
-        f"Worst layer: {worst.layer}, {out}, {number(worst.final_angle.value)} rad in the last step, "
-        f"{number(worst.integrated_angle.value)} rad travelled."
+        f"Worst layer: {worst.layer}, {out}, {rounded(worst.final_angle.value)} rad in the last step, "
+        f"{rounded(worst.integrated_angle.value)} rad travelled."
     )
 
 
@@ -248,7 +248,7 @@ def _suggestion(suggestion: Suggestion) -> str:
                 _words_cell("; ".join(proposal.changes) or "the plan as given"),
                 f"{proposal.off:.2f}×",
                 f"{proposal.median_off:.2f}×",
-                number(proposal.integrated_angle),
+                rounded(proposal.integrated_angle),
                 f"{proposal.steps_out:,.0f}",
             ],
         )

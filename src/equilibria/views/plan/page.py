@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.findings import number, percent
+from equilibria.findings import percent, rounded
 from equilibria.planning._alternatives import AS_TYPED, MEANING
 from equilibria.planning._plan import Phase, Plan
 from equilibria.views.document import (
@@ -120,7 +120,7 @@ def _deviations(plan: Plan) -> tuple[float, float, float]:
 
 def _default_title(plan: Plan) -> str:
     rule = plan.situation.rule
-    return f"Plan: {type(rule).__name__}, lr {number(rule.lr)}, wd {number(rule.weight_decay)}"
+    return f"Plan: {type(rule).__name__}, lr {rounded(rule.lr)}, wd {rounded(rule.weight_decay)}"
 
 
 def _settings(plan: Plan) -> str:
@@ -139,7 +139,7 @@ def _settings(plan: Plan) -> str:
     else:
         epochs = f"{situation.steps / situation.steps_per_epoch:,.4g} epochs"
         pairs.append(("length", epochs, f"{steps}, {situation.steps_per_epoch:,} per epoch"))
-    start = "in equilibrium" if situation.init_norm is None else f"‖w‖ = {number(situation.init_norm)}"
+    start = "in equilibrium" if situation.init_norm is None else f"‖w‖ = {rounded(situation.init_norm)}"
     pairs.append(("start", start, ""))
     if not _is_free(plan):
         pairs.append(("settled means", f"within {percent(situation.tolerance)}", ""))
@@ -151,9 +151,9 @@ def _settings(plan: Plan) -> str:
 def _start_sentence(plan: Plan) -> str:
     norm = plan.situation.init_norm
     if norm is not None:
-        return f"training <strong>starts</strong> at ‖w‖ = {number(norm)}, with an empty optimizer state."
+        return f"training <strong>starts</strong> at ‖w‖ = {rounded(norm)}, with an empty optimizer state."
     return (
-        f"training <strong>starts in equilibrium</strong> of lr {number(plan.situation.start_rule.lr)}; give the "
+        f"training <strong>starts in equilibrium</strong> of lr {rounded(plan.situation.start_rule.lr)}; give the "
         "initial norm to see the approach from your own initialisation."
     )
 
@@ -178,9 +178,9 @@ def _compared_row(name: str, plan: Plan, typed: Plan) -> str:
     last = plan.phases[-1].end
     cells = (
         percent(1 - plan.settled_share),
-        number(float(plan.curve.weight_decay.max())),
-        number(last.angle),
-        number(plan.travelled),
+        rounded(float(plan.curve.weight_decay.max())),
+        rounded(last.angle),
+        rounded(plan.travelled),
         f"{plan.travelled / typed.travelled:.2f}×",
     )
     return html_row(name, cells)
@@ -219,8 +219,8 @@ def _free_row(phase: Phase, plan: Plan) -> str:
         f'<th scope="row">{phase.number}</th>',
         f"<td>{_span(phase, plan)}</td>",
         f"<td>{_arrow(phase, 'lr')}</td>",
-        *(f"<td>{number(step.angle)}</td>" for step in steps),
-        *(f"<td>{number(step.norm)}</td>" for step in steps),
+        *(f"<td>{rounded(step.angle)}</td>" for step in steps),
+        *(f"<td>{rounded(step.norm)}</td>" for step in steps),
     ]
     return f"<tr>{''.join(cells)}</tr>"
 
@@ -235,8 +235,8 @@ def _span(phase: Phase, plan: Plan) -> str:
 def _arrow(phase: Phase, name: str) -> str:
     first, last = (float(getattr(step, name)) for step in (phase.start, phase.end))
     if np.isclose(first, last, rtol=5e-3, atol=0):
-        return number(last)
-    return f"{number(first, digits=2)} →\u00a0{number(last, digits=2)}"
+        return rounded(last)
+    return f"{rounded(first, digits=2)} →\u00a0{rounded(last, digits=2)}"
 
 
 def _needs(phase: Phase, plan: Plan) -> str:
@@ -278,7 +278,7 @@ def _norm_label(plan: Plan) -> str:
 
 def _from_to(values: Array) -> str:
     low, high = float(values.min()), float(values.max())
-    return number(high) if low == high else f"{number(low)} to {number(high)}"
+    return rounded(high) if low == high else f"{rounded(low)} to {rounded(high)}"
 
 
 # ---- texts with and without an equilibrium

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.diagnosis.summary import LayerSummary, summarise
-from equilibria.findings import Finding, number, percent
+from equilibria.findings import Finding, percent, rounded
 from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
 from equilibria.views.document import Page, finding_card, finding_cards, scrolling_table
 from equilibria.views.run.curves import MOST_LAYERS, MOST_STRETCHES, curves
@@ -232,7 +232,7 @@ def _breakable(name: str) -> str:
 
 
 def _number_cell(value: float | None) -> str:
-    return f'<td class="wide">{"–" if value is None else number(value, all_digits=True)}</td>'
+    return f'<td class="wide">{"–" if value is None else rounded(value, all_digits=True)}</td>'
 
 
 def _settles_in(layer: LayerSummary) -> str:
