@@ -130,12 +130,7 @@ class BackTest:
         return shown
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
-        """Write the back-test as one HTML page that needs no network.
-
-        Args:
-            path: the file to write; an existing file is replaced.
-            title: shown above the headline.
-        """
+        """Write the back-test as one HTML page that needs no network; see `Forecast.report`."""
         written: Path = renderer("forecast.backtest.backtest_page")(self, title=title).write(path)
         return written
 

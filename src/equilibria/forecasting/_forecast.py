@@ -357,12 +357,7 @@ class WhatIf:
         return shown
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
-        """Write one HTML page that needs no network, with a button for every scenario.
-
-        Args:
-            path: the file to write; an existing file is replaced.
-            title: shown above the headline.
-        """
+        """Write one HTML page that needs no network, with a button for every scenario; see `Forecast.report`."""
         written: Path = renderer("forecast.page.forecast_page")(self, title=title).write(path)
         return written
 

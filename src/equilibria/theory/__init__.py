@@ -1,5 +1,7 @@
 """The laws of spherical motion: numbers in, numbers out (numpy and scipy, never torch).
 
+Every function raises EquilibriaError, with the argument's name, for a value that is not finite or out of range.
+
 Most people need only the names exported here. Everything else is in submodules, imported on first use:
 
 Optimizers and their equilibria

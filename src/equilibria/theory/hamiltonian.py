@@ -46,9 +46,6 @@ def potential(position: ArrayLike, *, grad_norm: ArrayLike = 0.0, c_b: ArrayLike
     Returns:
         Potential energy, dimensionless.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> float(potential(0.0, grad_norm=2**0.5, c_b=1.0))  # K = 2
         4.0
@@ -118,9 +115,6 @@ def rest_point(grad_norm: ArrayLike = 0.0, c_b: ArrayLike = 2.0) -> RestPoint:
     Returns:
         The rest point.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> rest = rest_point(2**0.5, 1.0)
         >>> [round(float(value), 6) for value in (rest.displacement, rest.position, rest.energy, rest.period)]
@@ -150,9 +144,6 @@ def mean_square_displacement(eta: ArrayLike, *, grad_norm: ArrayLike = 0.0, c_b:
 
     Returns:
         Mean squared displacement (unscaled), rad^2 on the sphere.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
 
     Example:
         >>> round(float(mean_square_displacement((2 * 1e-3) ** 0.5, grad_norm=2.0)), 12)  # 2e-3 / 8
@@ -348,9 +339,6 @@ def rms_drift(
     Returns:
         The path; time runs along the first axis.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> path = rms_drift(0.5, 0.0, pairs=1, eta=0.1, c_b=2.0)  # K^2 = 4: u' = 0.4 - 0.4
         >>> path.displacement.tolist(), path.offset.round(12).tolist(), path.descent.round(12).tolist()
@@ -391,9 +379,6 @@ def sphere_anharmonicity(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> 
     Returns:
         ``q``.
 
-    Raises:
-        EquilibriaError: a value is not finite.
-
     Example:
         >>> round(float(sphere_anharmonicity(cubic=-2 / 3)), 12)  # normalised quadratic x^2/|w|^2
         -4.0
@@ -418,9 +403,6 @@ def sphere_energy_rate(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> Ar
     Returns:
         Rate per unit of ``tau``.
 
-    Raises:
-        EquilibriaError: a value is not finite.
-
     Example:
         >>> round(float(sphere_energy_rate(cubic=-19 / 6)), 12)  # the paper's 3-D example
         -5.0
@@ -444,9 +426,6 @@ def full_space_energy_rate(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0, *
     Returns:
         Rate per unit of ``tau``.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> float(full_space_energy_rate(cubic=-2.0, c_b=2.0))
         0.0
@@ -468,9 +447,6 @@ def stability_offset(intrinsic_lr: ArrayLike, *, quadratic: ArrayLike = 0.0, cub
 
     Returns:
         Mean stability ratio, dimensionless.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
 
     Example:
         >>> round(float(stability_offset(0.01, cubic=-19 / 6)), 12)  # q = -9

@@ -104,9 +104,6 @@ def norm_step(norm_sq: ArrayLike, unit_grad_sq: ArrayLike, *, lr: ArrayLike, wei
     Returns:
         ``|w|^2`` after the step.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> float(norm_step(4.0, 0.0, lr=0.1, weight_decay=5.0))  # no gradient: only (1 - 0.5)^2
         1.0
@@ -184,9 +181,6 @@ def raw_threshold(lr: ArrayLike, weight_decay: ArrayLike) -> Array:
     Returns:
         Raw Hessian eigenvalue at the edge of stability.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> float(raw_threshold(0.5, 0.25))
         3.5
@@ -211,9 +205,6 @@ def descent_bound(
 
     Returns:
         Bound on the next loss; below ``loss`` exactly when ``eta < 2/max_sharpness``.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
 
     Example:
         >>> float(descent_bound(1.0, 4.0, effective_lr=0.25, max_sharpness=4.0))
@@ -297,9 +288,6 @@ def crossing_time(
 
     Returns:
         Step number (real); before ``start`` if ``R`` already exceeds 1.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
 
     Example:
         >>> round(float(crossing_time(1.0, 1.0, intrinsic_lr=1e-3)), 1)  # ln 2 / (2e-3)
@@ -388,9 +376,6 @@ def edge_of_stability(
     Returns:
         The observables.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> state = edge_of_stability(0.5, 2e-4, sharpness=4.0)
         >>> round(float(state.loss_above_minimum), 12), round(float(state.period))
@@ -445,9 +430,6 @@ def momentum_threshold(
 
     Returns:
         Raw Hessian eigenvalue at the edge of stability.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
 
     Example:
         >>> float(momentum_threshold(0.5, 0.25, momentum=0.0))  # raw_threshold(0.5, 0.25)
@@ -526,9 +508,6 @@ def adam_threshold(lr: ArrayLike, weight_decay: ArrayLike = 0.0, *, beta1: Array
 
     Returns:
         Preconditioned Hessian eigenvalue at the edge of stability.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
 
     Example:
         >>> round(float(adam_threshold(1e-3)), 6)
