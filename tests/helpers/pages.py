@@ -6,47 +6,11 @@ import base64
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 from typing import Any
 
+from tests.helpers.page_reader import read_page
+
 EVIL = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\"'&%{x}$data"
-_VOID = {"meta", "input", "wbr"}
-
-
-class Reader(HTMLParser):
-    """Elements, their attributes, and the text inside each kind of element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[tuple[str, str]] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, f"</{tag}> closes another element"
-
-    def handle_data(self, data: str) -> None:
-        self.text.append((self.open[-1] if self.open else "", data))
-
-
-def read_page(page: str) -> Reader:
-    """The elements of a page, all of which are closed."""
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    assert reader.open == []
-    return reader
-
-
-def words_of(page: str) -> str:
-    """What a person reads, without styles and scripts; spaces that keep words together are plain ones again."""
-    shown = "".join(text for tag, text in read_page(page).text if tag not in {"script", "style"})
-    return re.sub(r"\s+", " ", shown)
 
 
 def data_of(page: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_caller
+from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_in_training
 from equilibria.findings import Finding, counted
 from equilibria.monitor.monitor import Granularity, Sink
 from equilibria.monitor.sampler import Every
@@ -146,7 +146,7 @@ def training_goes_on(consequence: str) -> Iterator[None]:
         yield
     except Exception as error:
         cause = str(error) if isinstance(error, EquilibriaError) else f"{type(error).__name__}: {error}"
-        warn_caller(f"{consequence}: {cause}; training goes on", WatchWarning)
+        warn_in_training(f"{consequence}: {cause}; training goes on", WatchWarning)
 
 
 def print_summary(monitor: WatchedRun) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from equilibria._version import __version__
-from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_caller, whole
+from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_in_training, whole
 from equilibria.findings import Finding
 from equilibria.monitor.history import History
 from equilibria.monitor.hooks import OptimizerHooks
@@ -316,7 +316,7 @@ class Monitor:
             nonlocal awaited
             assert reading is not None
             if reading.grown and (unwatched := self._unwatched()):
-                warn_caller(f"{_added_later(unwatched).subject}: call equilibria.watch again", WatchWarning)
+                warn_in_training(f"{_added_later(unwatched).subject}: call equilibria.watch again", WatchWarning)
             wish = self._sampler.wish(optimizer, reading.step)
             if self._is_sharded:
                 awaited = False
@@ -371,7 +371,7 @@ class Monitor:
             work()
         except Exception as error:
             self.remove_sink(sink)
-            warn_caller(
+            warn_in_training(
                 f"{type(sink).__name__} takes no more samples: {type(error).__name__}: {error}; watching goes on",
                 WatchWarning,
             )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Literal, TypeAlias, TypeVar
 
-from equilibria.errors import WatchWarning, warn_caller
+from equilibria.errors import WatchWarning, warn_in_training
 from equilibria.optimizers.budget import Cadence
 
 Every: TypeAlias = int | Literal["auto"]
@@ -103,4 +103,4 @@ class Sampler:
         """Stop, with one warning. The hooks stay on the optimizer: torch may be iterating over them."""
         if self.failure is None:
             self.failure = f"{type(error).__name__}: {error}"
-            warn_caller(f"watching has stopped: {self.failure}; training goes on", WatchWarning)
+            warn_in_training(f"watching has stopped: {self.failure}; training goes on", WatchWarning)

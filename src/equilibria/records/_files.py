@@ -6,6 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
+from equilibria.errors import EquilibriaError
+
 
 def write_whole(path: Path, content: bytes, *, temporary: Path | None = None) -> None:
     """Replace a file in one step: a reader, a kill or a power cut finds the old content or the new, never a part.
@@ -25,3 +27,14 @@ def write_whole(path: Path, content: bytes, *, temporary: Path | None = None) ->
         written.replace(path)
     finally:
         written.unlink(missing_ok=True)
+
+
+def check_outside_runs(path: Path) -> None:
+    """Raise EquilibriaError for a path inside the directory of a run, where a written file could replace its record."""
+    directory = path.resolve().parent
+    if (directory / "run.json").exists() or any(directory.glob("*-[0-9][0-9][0-9]*.arrows")):
+        raise EquilibriaError(
+            f"got path={str(path)!r}, inside the run {directory}; expected a path outside it, such as "
+            f"{directory.parent / (directory.name + (path.suffix or '.html'))}",
+            argument="path",
+        )

@@ -7,7 +7,6 @@ torch forms them one by one. A whole tensor is a matrix of one row.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibria.errors import warn_caller
+from equilibria.errors import warn_in_training
 
 _STRETCH = 1 << 16  # numbers that are converted to float64 at a time
 _MANY = 1_000_000  # numbers in a pass from which on numba makes a difference that people notice
@@ -229,12 +228,11 @@ def _compiled_loops() -> ModuleType | None:
 
 @cache
 def _recommend_numba() -> None:
-    with contextlib.suppress(UserWarning):  # also if the program turns warnings into errors: this is only advice
-        warn_caller(
-            "numba is not installed, so torch measures the weights, about six times slower; install it: "
-            "pip install 'equilibria[fast]'",
-            UserWarning,
-        )
+    warn_in_training(
+        "numba is not installed, so torch measures the weights, about six times slower; install it: "
+        "pip install 'equilibria[fast]'",
+        UserWarning,
+    )
 
 
 def _call(loop: Callable[..., None], items: list[_Item], kind: torch.dtype, sums: Tensor) -> None:

@@ -18,11 +18,12 @@ from numpy.typing import ArrayLike
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
-from equilibria.records._files import write_whole
+from equilibria.records._files import check_outside_runs, write_whole
 from equilibria.theory.citations import PAPERS, Citation, cite
 from equilibria.views.words import full_stop, sentence_case, text
 
 MOST_CHOICES = 12  # for which the shared style has rules
+_GENERATOR, _HEAD_BYTES = b'<meta name="generator" content="equilibria ', 4096
 
 
 # ---- pages
@@ -135,14 +136,16 @@ def write_document(path: str | Path, text: str) -> Path:
     """Write a page, which appears complete or not at all.
 
     Args:
-        path: the file to write, in a folder that exists; an existing file is replaced.
+        path: the file to write, in a folder that exists and is not that of a run; replaces an earlier page or an empty
+            file, and nothing else.
         text: the page.
 
     Returns:
         The path.
 
     Raises:
-        EquilibriaError: if the folder does not exist, the path is not a file, or it cannot be written.
+        EquilibriaError: if the folder does not exist or holds a run, the path is a file that this library has not
+            written, or it cannot be written.
     """
     try:
         target = _checked_target(Path(path))
@@ -162,7 +165,18 @@ def _checked_target(path: Path) -> Path:
     if target.exists() and not target.is_file():
         kind = "a folder" if target.is_dir() else "not a regular file"
         raise EquilibriaError(f"got path={str(path)!r}, which is {kind}; expected the name of an HTML file")
+    check_outside_runs(path)
+    if target.exists() and target.stat().st_size and not _is_own_page(target):
+        raise EquilibriaError(
+            f"got path={str(path)!r}, a file that equilibria has not written; expected a new name, or a page to replace"
+        )
     return target
+
+
+def _is_own_page(path: Path) -> bool:
+    """Whether the beginning of a file names this library as its generator, as the head of every page does."""
+    with path.open("rb") as file:
+        return _GENERATOR in file.read(_HEAD_BYTES)
 
 
 # ---- pieces that pages share

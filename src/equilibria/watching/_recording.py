@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from equilibria.errors import EquilibriaError, warn_caller
+from equilibria.errors import EquilibriaError, warn_in_training
 from equilibria.records import RecordWarning, RecordWriter
 from equilibria.records._lock import RunLock
 from equilibria.records._manifest import read_manifest
@@ -148,7 +148,7 @@ class Recording:
             return self._begin(self._requested, resume=True)
         writer = self._begin_numbered()
         sentence = f"{self._requested} holds a run already; this one is recorded into {writer.directory}"
-        warn_caller(". ".join(filter(None, [sentence, self._advice])), RecordWarning)
+        warn_in_training(". ".join(filter(None, [sentence, self._advice])), RecordWarning)
         return writer
 
     def _begin_numbered(self) -> RecordWriter:

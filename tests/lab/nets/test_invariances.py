@@ -1,6 +1,6 @@
 """Every network's invariances: derived by hand, and all that `symmetries` finds, no more and no less.
 
-Those of ResNet, VGG-11 and pre-activation ResNet-20 with BatchNorm are in tests/measure/symmetry.
+Those of ResNet, VGG-11 and pre-activation ResNet-20 with BatchNorm are in tests/symmetry.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ import sys
 
 import numpy as np
 import pytest
-from tests.helpers.pages import EVIL, check_nothing_is_loaded, check_policy, data_of, read_page, words_of
+from tests.helpers.page_reader import read_page, words
+from tests.helpers.pages import EVIL, check_nothing_is_loaded, check_policy, data_of
 
 from equilibria.errors import EquilibriaError
 from equilibria.planning import Finding, plan
@@ -75,7 +76,7 @@ def test_a_step_without_lr_is_a_hole_in_the_curves():
     for key in ("angle", "equilibrium", "norm_ratio", "lr"):
         holes = [index for index, value in enumerate(shown[key]) if value is None]
         assert holes == [0, 1, 2, 197, 198, 199], key
-    assert "in 3 % of the run lr or wd is 0" in words_of(PAGES["lr 0 at both ends"])
+    assert "in 3 % of the run lr or wd is 0" in words(PAGES["lr 0 at both ends"])
 
 
 @each_plan
@@ -102,7 +103,7 @@ def test_the_table_of_the_step_schedule():
 
 @each_plan
 def test_every_finding_is_shown(name):
-    page, told = PAGES[name], words_of(PAGES[name])
+    page, told = PAGES[name], words(PAGES[name])
     assert page.count('<article class="finding') == max(1, len(PLANS[name].findings))
     for finding in PLANS[name].findings:
         for text in (finding.subject, finding.evidence, finding.remedy, finding.law):
@@ -120,7 +121,7 @@ def test_every_finding_is_shown(name):
 )
 def test_the_headline_sums_up_the_schedule(name, sentence):
     assert plan_headline(PLANS[name]) == sentence
-    assert sentence in words_of(PAGES[name])
+    assert sentence in words(PAGES[name])
 
 
 @pytest.mark.parametrize(("norm", "word"), [(40.0, "slower"), (4.0, "faster")])
@@ -175,11 +176,11 @@ def test_text_from_outside_stays_text():
     assert len([tag for tag, _ in reader.elements if tag == "script"]) == count == 3
     assert not any(tag == "img" for tag, _ in reader.elements)
     assert "".join(text for tag, text in reader.text if tag == "title") == EVIL
-    assert words_of(page).count(EVIL) >= 6  # title twice, subject, evidence, remedy, law
+    assert words(page).count(EVIL) >= 6  # title twice, subject, evidence, remedy, law
 
 
 def test_a_dollar_in_the_title_is_not_a_placeholder():
-    assert "costs $data and $" in words_of(plan_page(PLANS["constant"], title="costs $data and $").document())
+    assert "costs $data and $" in words(plan_page(PLANS["constant"], title="costs $data and $").document())
 
 
 def test_the_page_is_the_same_every_time():
@@ -188,7 +189,7 @@ def test_the_page_is_the_same_every_time():
 
 def test_writing_leaves_one_file(tmp_path):
     path = tmp_path / "plan.html"
-    path.write_text("old")
+    plan_page(PLANS["constant"]).write(path)  # an older page
     assert plan_page(PLANS["steps"], title="ResNet-18").write(str(path)) == path
     assert path.read_text(encoding="utf-8") == plan_page(PLANS["steps"], title="ResNet-18").document()
     assert list(tmp_path.iterdir()) == [tmp_path / "plan.html"]
@@ -223,7 +224,7 @@ def test_a_pipe_is_not_replaced(tmp_path):
 def test_without_weight_decay_the_page_shows_what_there_is():
     free = plan(SGD(0.1, 0.0), FromValues([0.1] * 100 + [0.02] * 100), steps=200, init_norm=3.0, unit_grad_sq=40.0)
     page = plan_page(free).document()
-    told, drawn = words_of(page), data_of(page)
+    told, drawn = words(page), data_of(page)
     assert drawn["band"] is None and set(drawn["equilibrium"]) == {None}
     assert drawn["norm"] == [float(f"{norm:.6g}") for norm in free.curve.norm]
     low, high = drawn["norm_range"]
@@ -237,7 +238,7 @@ def test_without_weight_decay_the_page_shows_what_there_is():
 
 def test_the_page_names_the_equilibrium_that_training_starts_in():
     values = FromValues([0.0] * 10 + [0.02] * 90 + [0.1] * 100)
-    assert "starts in equilibrium of lr 0.02;" in words_of(plan_page(plan(RULE, values, steps=200)).document())
+    assert "starts in equilibrium of lr 0.02;" in words(plan_page(plan(RULE, values, steps=200)).document())
 
 
 def test_plotly_is_imported_for_a_page_only():

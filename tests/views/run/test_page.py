@@ -8,7 +8,8 @@ import re
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.helpers.pages import EVIL, check_nothing_is_loaded, check_policy, data_of, read_page, words_of
+from tests.helpers.page_reader import read_page, words
+from tests.helpers.pages import EVIL, check_nothing_is_loaded, check_policy, data_of
 from tests.helpers.report_helpers import layer_names, metadata, run, table
 
 from equilibria.diagnosis import diagnose
@@ -82,7 +83,7 @@ def test_the_data_are_strict_json(name):
 
 
 def test_the_headline_counts_and_names_the_worst():
-    shown = words_of(PAGES["twenty"])
+    shown = words(PAGES["twenty"])
     ratios = [layer.angle_vs_predicted for layer in summarise(SAMPLES, metadata=METADATA)]
     good = sum(ratio is not None and 0.95 <= ratio <= 1.05 for ratio in ratios)
     off = [finding.subject for finding in diagnose(SAMPLES, metadata=METADATA) if "than predicted" in finding.subject]
@@ -93,15 +94,15 @@ def test_the_headline_counts_and_names_the_worst():
         shown,
     )
     assert f"Furthest off: {OUTLIER} turns 0.0" in shown
-    assert "The layer turns as predicted" in words_of(PAGES["one"])
+    assert "The layer turns as predicted" in words(PAGES["one"])
 
 
 def test_the_headline_says_when_there_is_nothing_to_compare():
-    assert "3 layers measured; there is no prediction to compare with" in words_of(PAGES["no law"])
-    assert "No law for Adagrad." in words_of(PAGES["no law"])
-    assert "Nothing was measured yet" in words_of(PAGES["nothing"])
-    assert "train a few steps" in words_of(PAGES["nothing"])
-    assert "No layer was measured." in words_of(PAGES["nothing"])
+    assert "3 layers measured; there is no prediction to compare with" in words(PAGES["no law"])
+    assert "No law for Adagrad." in words(PAGES["no law"])
+    assert "Nothing was measured yet" in words(PAGES["nothing"])
+    assert "train a few steps" in words(PAGES["nothing"])
+    assert "No layer was measured." in words(PAGES["nothing"])
 
 
 def test_all_layers_as_predicted():
@@ -119,8 +120,8 @@ def test_the_length_is_the_number_of_steps_that_were_taken_where_known():
     samples, told = run(1)
     told = {**told, "steps_per_epoch": None}
     last = max(samples["step"].to_pylist())
-    assert f"{last + 1:,} steps" in words_of(page_of(samples, metadata=told))
-    longer = words_of(page_of(samples, metadata={**told, "steps": last + 8}))
+    assert f"{last + 1:,} steps" in words(page_of(samples, metadata=told))
+    longer = words(page_of(samples, metadata={**told, "steps": last + 8}))
     assert f"{last + 8:,} steps" in longer and f"steps 0 to {last + 7:,}" in longer
 
 
@@ -208,7 +209,7 @@ def test_states_are_words_with_a_mark_and_a_time():
 
 
 def test_every_finding_is_shown():
-    shown = words_of(PAGES["twenty"])
+    shown = words(PAGES["twenty"])
     findings = diagnose(SAMPLES, metadata=METADATA)
     assert PAGES["twenty"].count('<article class="finding') == len(findings) >= 2
     for finding in findings:
@@ -222,8 +223,8 @@ def test_many_findings_are_folded(monkeypatch, count, folded):
     monkeypatch.setattr("equilibria.views.run.page.diagnose", lambda samples, metadata: findings)
     page = page_of(SAMPLES, metadata=METADATA)
     assert (f"<summary>{folded} more findings</summary>" in page) == (folded > 0)
-    assert all(f"Evidence {i}." in words_of(page) for i in range(count))
-    assert ("Nothing is clearly wrong" in words_of(page)) == (count == 0)  # two layers are off in these samples
+    assert all(f"Evidence {i}." in words(page) for i in range(count))
+    assert ("Nothing is clearly wrong" in words(page)) == (count == 0)  # two layers are off in these samples
     assert '<p class="law">' not in page
 
 
@@ -231,7 +232,7 @@ def test_text_from_outside_stays_text():
     reader = read_page(PAGES["evil"])
     assert len([tag for tag, _ in reader.elements if tag == "script"]) == 3
     assert "".join(text for tag, text in reader.text if tag == "title") == EVIL
-    assert words_of(PAGES["evil"]).count(EVIL) >= 4  # title twice, a note, the table
+    assert words(PAGES["evil"]).count(EVIL) >= 4  # title twice, a note, the table
 
 
 def test_notes_about_the_record_are_shown():
@@ -244,7 +245,7 @@ def test_more_layers_than_the_page_has_room_for():
     names = [f"w[{i}]" for i in range(count)]
     page = page_of(table(np.arange(3), names, {"angle": np.full((3, count), 0.1)}), metadata=metadata(names))
     assert len(rows(page)) == MOST_LAYERS
-    assert "7 more layers" in words_of(page)
+    assert "7 more layers" in words(page)
 
 
 def test_layers_without_a_prediction_keep_their_order():
