@@ -20,8 +20,8 @@ from equilibria.errors import EquilibriaError, warn_caller
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import is_sharded
-from equilibria.theory.rescale import RescaleFactors, rescale_factors
 from equilibria.theory.rules import AdamL2, Rule
+from equilibria.theory.states import RescaleFactors, rescale_factors
 
 _FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 _SECOND_MOMENTS = ("exp_avg_sq",)

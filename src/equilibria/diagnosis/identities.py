@@ -20,9 +20,9 @@ from equilibria.diagnosis.metadata import entries_by_name, invariance_from_metad
 from equilibria.diagnosis.series import SETTINGS, Array, Series, by_parameter, setting_changes, steps_taken
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
 from equilibria.theory.angles import log_cos_balance
+from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.norms import window_identity
 from equilibria.theory.rules import SGD, SGDW
-from equilibria.theory.validity import ROUNDED_AWAY
 
 _LEAST_STEPS = 10  # over fewer steps the rounding of the two norms at the ends hides everything else
 _NORM_ROUNDING = 1e-6  # relative error of ||w||^2 at the two ends together, if summed in float32

@@ -15,10 +15,9 @@ from equilibria.diagnosis.series import SETTINGS, Array
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import STATES
-from equilibria.theory.equilibrium import Equilibrium
+from equilibria.theory.equilibrium import ROUNDED_AWAY, Equilibrium
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.settling import relaxation
-from equilibria.theory.validity import ROUNDED_AWAY
 
 _LEAST_SAMPLES = 30  # for a trend or a correlation
 _BLOCKS = 10  # a trend is fitted to the means of so many blocks, whose scatter gives its error

@@ -38,10 +38,9 @@ from equilibria.monitor.reading import MeasuredStep
 from equilibria.monitor.recursion import group_equilibrium, remembered, run
 from equilibria.theory.adam import adam_settling_steps
 from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, momentum_unit_grad_sq
 from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import State, memory_size
-from equilibria.theory.unit_gradient import momentum_unit_grad_sq
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
