@@ -77,7 +77,7 @@ docs: setup  ## run every example of the documentation, then build its site into
 	$(BIN)/python docs/check_site.py build/docs
 
 docs-figures: setup  ## draw the figures of the concept pages again
-	@for script in $(filter-out docs/figures/_style.py docs/figures/demo.py,$(wildcard docs/figures/*.py)); do \
+	@for script in $(filter-out docs/figures/_style.py docs/figures/demo.py docs/figures/serve.py,$(wildcard docs/figures/*.py)); do \
 	  $(BIN)/python $$script || exit 1; done
 
 docs-generated: setup  ## write again the pages that come from the laws and from results

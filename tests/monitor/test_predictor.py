@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.helpers.monitored_walks import Walk, walk
 
 from equilibria.monitor import recursion
-from equilibria.monitor.geometry import MeasuredStep
 from equilibria.monitor.predictor import OptimizerMemory, Prediction, Predictor
+from equilibria.monitor.reading import MeasuredStep
 from equilibria.theory import states
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.settling import relaxation, settling_steps

@@ -76,13 +76,13 @@ def test_no_page_is_written_into_a_run(tmp_path, marker, name):
 
 
 def test_a_card_is_a_sentence_with_advice_and_source():
-    finding = Finding("warning", "fc1.weight rests", "lr x wd is 5 %", "raise it", "rescale.rescale_factors")
+    finding = Finding("warning", "fc1.weight rests", "lr x wd is 5 %", "raise it", "states.rescale_factors")
     shown = finding_card(finding)
     plain = re.sub(r"<[^>]+>", " ", shown)
     assert "fc1.weight rests" in plain  # a name keeps its small letter
     assert "lr\u00a0×\u00a0wd is 5\u00a0%." in plain
     assert "Raise it." in plain
-    assert "rescale.rescale_factors" in plain and "Spherical Motion Dynamics" in plain
+    assert "states.rescale_factors" in plain and "Spherical Motion Dynamics" in plain
 
 
 def test_a_card_without_a_law_does_not_speak_of_one():

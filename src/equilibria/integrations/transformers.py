@@ -14,7 +14,7 @@ from equilibria.errors import WatchWarning, warn_in_training
 from equilibria.integrations._watched_training import WatchedTraining, training_goes_on
 from equilibria.integrations.scalars import require
 from equilibria.monitor.monitor import Granularity, Sink
-from equilibria.monitor.sampler import Every
+from equilibria.optimizers.budget import Every
 from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
 from equilibria.watching import WatchedRun

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from equilibria.findings import number
+from equilibria.findings import rounded
 from equilibria.lab.harness.claim import CLAIM, COMPARISON, CONTRADICTED, IDENTITY, NOT_SHOWN, SHOWN, Claim
 
 BEYOND = "beyond the papers"
@@ -39,8 +39,8 @@ def expected_text(claim: Claim) -> str:
     if claim.kind in ("at most", "at least"):
         return f"{'≤' if claim.kind == 'at most' else '≥'} {amount}"
     if claim.kind == "rounding":
-        return f"0 to rounding (≤ {number(claim.tolerance, digits=2)})"
-    room = f"{number(100 * claim.tolerance)} %" if claim.kind == "relative" else number(claim.tolerance)
+        return f"0 to rounding (≤ {rounded(claim.tolerance, digits=2)})"
+    room = f"{rounded(100 * claim.tolerance)} %" if claim.kind == "relative" else rounded(claim.tolerance)
     return f"{amount} ± {room}"
 
 
@@ -206,7 +206,7 @@ def _amount(value: float, claim: Claim) -> str:
 def _shown(value: float, claim: Claim) -> str:
     digits = _digits(claim)
     if not 1e3 <= abs(value) < 1e7:
-        return number(value, digits=digits)
+        return rounded(value, digits=digits)
     decimals = 0 if float(value).is_integer() else max(0, digits - len(str(int(abs(value)))))
     return f"{value:,.{decimals}f}"
 

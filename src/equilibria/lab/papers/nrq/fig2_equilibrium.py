@@ -12,7 +12,7 @@ from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findi
 from equilibria.lab.harness.figures import panels
 from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh, equilibrium_angle
-from equilibria.theory.rayleigh_moments import exact_risk_curve
+from equilibria.theory.rayleigh_curve import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds, stationary_risk
 
 _ANGLE = Source("nrq", "fig. 2 (c), lemma 1", law="rayleigh.equilibrium_angle")
@@ -27,7 +27,7 @@ _CURVE = Source(
     "nrq",
     "fig. 2 (b), eq. (16)",
     corrected="the drift of f needs a factor 2, and its L is the quotient 2 L",
-    law="rayleigh_moments.exact_risk_curve",
+    law="rayleigh_curve.exact_risk_curve",
 )
 
 

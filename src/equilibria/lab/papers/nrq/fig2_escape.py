@@ -12,15 +12,15 @@ from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findi
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh
-from equilibria.theory.rayleigh_moments import exact_risk_curve
+from equilibria.theory.rayleigh_curve import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds, escape_norm_sq, stationary_risk
 from equilibria.theory.watson import watson_cdf
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DROP = Source("nrq", "fig. 2 (e)-(h)", law="rayleigh_moments.exact_risk_curve")
-_RESCALE = Source("nrq", "fig. 2 (e)-(h), section 3.2", law="rescale.rescale_factors")
+_DROP = Source("nrq", "fig. 2 (e)-(h)", law="rayleigh_curve.exact_risk_curve")
+_RESCALE = Source("nrq", "fig. 2 (e)-(h), section 3.2", law="states.rescale_factors")
 _THRESHOLD = Source(
     "nrq",
     "corollary 2",

@@ -12,12 +12,12 @@ from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findi
 from equilibria.lab.harness.figures import panels
 from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh
-from equilibria.theory.rayleigh_moments import exact_risk_curve
+from equilibria.theory.rayleigh_curve import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds
 
 _EXACT = Source("nrq", "corollary 3, fig. 2 (i)-(k)", law="rayleigh.NoisyRayleigh")
 _ANGLE = Source("nrq", "fig. 2 (k), eq. (14)", law="rayleigh.angular_update")
-_CURVE = Source("nrq", "fig. 2 (j)", law="rayleigh_moments.exact_risk_curve")
+_CURVE = Source("nrq", "fig. 2 (j)", law="rayleigh_curve.exact_risk_curve")
 _LIMIT = Source("nrq", "fig. 2 (i)-(l), section 3.2", law="rayleigh_risk.stationary_risk")
 _TRAJECTORY = 5000  # steps over which trajectories are compared number by number
 _OPERATIONS = 20  # roundings of one coordinate in one step

@@ -13,10 +13,9 @@ from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.nrq import rayleigh
-from equilibria.theory.bingham import bingham_moments
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_risk import stationary_risk
-from equilibria.theory.watson import watson_cdf, watson_log_density, watson_moments, watson_risk
+from equilibria.theory.watson import bingham_moments, watson_cdf, watson_log_density, watson_moments, watson_risk
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +33,7 @@ _LIMIT = Source(
     law="watson.watson_risk",
 )
 _MOMENTS = Source("nrq", "theorem 2", law="watson.watson_moments")
-_ANY = Source("", "beyond nrq theorem 2", law="bingham.bingham_moments")
+_ANY = Source("", "beyond nrq theorem 2", law="watson.bingham_moments")
 _SPREAD = "spread"
 _CHANCE = 1e-4  # probability that a sample of the law itself exceeds the allowed distance
 _BINS = 60

@@ -14,9 +14,8 @@ from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findi
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.lab.problems import ScalarRMSpropRule, Simulation, Valley
 from equilibria.lab.problems.valleys import drift_factor
-from equilibria.theory.damping import full_space_energy_rate
 from equilibria.theory.flow_examples import rmsprop_valley_position
-from equilibria.theory.hamiltonian import energy, mean_square_displacement, rest_point
+from equilibria.theory.hamiltonian import energy, full_space_energy_rate, mean_square_displacement, rest_point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +30,7 @@ _DECAY = Source(
 )
 _MEAN = Source("sharp", "Appendix N.2", law="hamiltonian.mean_square_displacement")
 _DRIFT = Source("sharp", "Definition H.2", law="flow.flow_velocity")
-_ENERGY = Source("", "ours, on Theorem H.22", law="damping.full_space_energy_rate")
+_ENERGY = Source("", "ours, on Theorem H.22", law="hamiltonian.full_space_energy_rate")
 _GRID = 601
 
 

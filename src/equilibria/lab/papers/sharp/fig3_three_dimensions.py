@@ -14,10 +14,15 @@ from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findi
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.lab.problems import Simulation, Sphere3D, SphereValley
 from equilibria.lab.problems.valleys import drift_factor
-from equilibria.theory.damping import stability_offset, two_cycle_angle
 from equilibria.theory.flow import curve_position, integrate_flow
 from equilibria.theory.flow_examples import sphere3d_angle
-from equilibria.theory.hamiltonian import energy, mean_square_displacement, rest_point
+from equilibria.theory.hamiltonian import (
+    energy,
+    mean_square_displacement,
+    rest_point,
+    stability_offset,
+    two_cycle_angle,
+)
 from equilibria.theory.rules import SGD
 from equilibria.theory.stability import edge_of_stability
 
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 _APPENDIX = Source("sharp", "fig. 3c, Appendix F", law="flow_examples.sphere3d_angle")
 _FLOW = Source("sharp", "Theorem 4.6, eq. (3)", law="flow.integrate_flow")
-_CYCLE = Source("", "ours, on Appendix F's run", law="damping.two_cycle_angle")
+_CYCLE = Source("", "ours, on Appendix F's run", law="hamiltonian.two_cycle_angle")
 _DRIFT = Source(
     "sharp",
     "Section 4.2.3",
@@ -191,7 +196,7 @@ def _judge_figure(config: Config, run: Arrays) -> list[Claim]:
         _CYCLE.says("It ends in a 2-cycle at the angle asin(sqrt(lr wd/2)) from the minimiser").near(
             float(two_cycle_angle(rate)), turned, relative=100 * float(np.finfo(np.float64).eps), unit="rad"
         ),
-        Source("", "ours, on Appendix F's run", law="damping.stability_offset")
+        Source("", "ours, on Appendix F's run", law="hamiltonian.stability_offset")
         .says("The stability ratio there is 1 - q lr wd/4 with q = -9")
         .near(
             offset,

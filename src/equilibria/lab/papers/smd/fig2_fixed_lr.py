@@ -78,7 +78,7 @@ def run_task(config: Config, task: tuple[int, int]) -> Arrays:
 Array = NDArray[np.float64]
 _ANGLE = Source("smd", "fig. 2 (c), (f); Thm 3", law="equilibrium.heavy_ball")
 _NORM = Source("smd", "fig. 2 (b), (e); Thm 1, 2", law="equilibrium.heavy_ball")
-_CORRELATION = Source("smd", "fig. 2 (d), assumption 5", law="unit_gradient.momentum_unit_grad_sq")
+_CORRELATION = Source("smd", "fig. 2 (d), assumption 5", law="rules.momentum_unit_grad_sq")
 _SOONER = Source("smd", "§5.1, remark 2", law="settling.relaxation")
 # The angle is off by the drift of the norm, and that by half of how much L drifts in a time constant: a unit gradient
 # that grows by 10 % in it gives 2.5 % in the norm and 5 % in the angle.

@@ -104,7 +104,7 @@ _AT_ONCE = Source(
     "smd",
     "fig. 3 (b), §5.2",
     corrected="the momentum buffer and BatchNorm's statistics must be rescaled too",
-    law="rescale.rescale_factors",
+    law="states.rescale_factors",
 )
 _BOUND = Source(
     "smd",

@@ -130,7 +130,7 @@ _COLUMNS = ("angle", "angle_equilibrium", "norm", "unit_grad_sq")
 _EXCESS = "the excess under momentum is intra-momentum correlation, not a failure of linear scaling"
 _ANGLES = Source("smd", "fig. 7, §C.3", corrected=_EXCESS, law="angles.linear_scaling_ratio")
 _LONG = Source("smd", "fig. 7, §C.3", corrected=_EXCESS, law="angles.n_step_angles")
-_GRADIENTS = Source("smd", "fig. 8", law="noise.noise_split")
+_GRADIENTS = Source("smd", "fig. 8", law="fluctuation.noise_split")
 # The law assumes uncorrelated gradients. A mean gradient of a tenth of the noise, as smd-noise allows, adds up over n
 # steps: 5 % of the angle, and as much for unit gradients that drift.
 _NEAR = 0.10

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equilibria.lab.papers.smd.trainings import is_convolution
 from equilibria.lab.training import Training, angle_between
-from equilibria.theory.noise import noise_split
+from equilibria.theory.fluctuation import noise_split
 
 Batch = tuple[Tensor, Tensor]
 Array = NDArray[np.float64]

@@ -178,7 +178,7 @@ def _optimizer(rule: SeededOptimizer, model: nn.Module) -> Optimizer:
 # ---- judging
 
 _SHOWN = Source("smd+", "appendix F; nrq fig. 3 (e)-(h)")
-_LAW = Source("smd", "§5.2", law="rescale.rescale_factors")
+_LAW = Source("smd", "§5.2", law="states.rescale_factors")
 _POINTS = "points"
 # Half of the smallest fall of any seed in the trials that fixed these settings, which were of other seeds.
 _NO_FALL = -0.25

@@ -63,8 +63,8 @@ def run_task(config: Config, task: int) -> Arrays:
 
 # ---- judging
 
-_SPLIT = Source("smd+", "fig. 1, eq. (183)", law="noise.noise_split")
-_SDE = Source("smd+", "Lemma D.1, eq. (184)", law="noise.sde_norm_fourth")
+_SPLIT = Source("smd+", "fig. 1, eq. (183)", law="fluctuation.noise_split")
+_SDE = Source("smd+", "Lemma D.1, eq. (184)", law="rayleigh.sde_norm_fourth")
 # "Much larger": ten times. It is then within 2.5 % to which norm the noise alone leads.
 _MUCH = 0.1
 # 2.5 % for what the mean gradient adds, 2.5 % for the drift of the unit gradient.
@@ -130,7 +130,7 @@ def _judge(config: Config, seeds: Mapping[str, Sequence[Any]]) -> list[Claim]:
         _SDE.says("The noise alone fixes the norm: norm over the one that the variance leads to, end of stage 1").near(
             1.0, seeds["norm"], relative=_NORM_OFF
         ),
-        Source("smd+", "eq. (182)", law="noise.noise_split")
+        Source("smd+", "eq. (182)", law="fluctuation.noise_split")
         .says("Squared mean and variance add up to the mean squared unit gradient of the steps themselves")
         .near(1.0, seeds["same"], relative=_SAME),
     ]

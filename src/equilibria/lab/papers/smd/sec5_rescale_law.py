@@ -16,9 +16,8 @@ from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findi
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import tangent_noise, turned
 from equilibria.lab.problems import RandomWalk, Simulation
-from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.rules import SGD, AdamW
-from equilibria.theory.states import State, settled
+from equilibria.theory.states import State, rescale_factors, settled
 from equilibria.theory.transient import evolve
 
 if TYPE_CHECKING:
@@ -28,9 +27,9 @@ _RULE = Source(
     "smd",
     "section 5.2",
     corrected="the momentum buffer is rescaled too, by the inverse factor; the paper rescales the weights alone",
-    law="rescale.rescale_factors",
+    law="states.rescale_factors",
 )
-_ADAM = Source("", "beyond smd section 5.2", law="rescale.rescale_factors")
+_ADAM = Source("", "beyond smd section 5.2", law="states.rescale_factors")
 _CHOICES = {
     "nothing": "no rescale",
     "weights": "weights only (the paper)",
@@ -239,7 +238,7 @@ def _judge_walk(config: Config, walk: Arrays) -> list[Claim]:
     scaled = {"weights": 1.0, "wrong-way": k**-0.25, "zero": 0.0, "whole": k**0.25, "split": k**0.25}
     first = {choice: math.sqrt(a**2 * s**2 * k**-0.5 + 1 - a**2) for choice, s in scaled.items()}
     return [
-        (_RULE if choice != "zero" else Source("", "beyond smd section 5.2", law="rescale.rescale_factors"))
+        (_RULE if choice != "zero" else Source("", "beyond smd section 5.2", law="states.rescale_factors"))
         .says(
             f"Momentum on a random walk, lr / {k:g}, {_CHOICES[choice]}: angle of the first step over new equilibrium"
         )
