@@ -98,16 +98,16 @@ def cycles(random: random.Random, folder: Path) -> Trials:
 def long_run(random: random.Random, folder: Path) -> Trials:
     """One watched training of many steps, recorded: memory and descriptors stay."""
     torch.manual_seed(random.getrandbits(32))
-    weight, inputs = nn.Parameter(torch.randn(4, 4)), torch.randn(4, 4)
-    optimizer = torch.optim.SGD([weight], lr=0.01, weight_decay=0.01)
-    monitor = eq.watch([weight], optimizer, log_dir=folder / "run", every="auto")
+    model, gradient = nn.Linear(4, 4, bias=False), torch.randn(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=0.01)
+    monitor = eq.watch(model, optimizer, log_dir=folder / "run", every="auto")
     baseline: tuple[float, int] | None = None
     number = 0
     try:
         while True:
             number += 1
             for _ in range(_STEPS_PER_TRIAL):
-                weight.grad = inputs
+                model.weight.grad = gradient
                 optimizer.step()
             present = _resident_bytes(), len(list(Path("/proc/self/fd").iterdir()))
             if number == 10:

@@ -148,7 +148,7 @@ class Monitor:
     def metadata(self) -> dict[str, Any]:
         """Versions, sampling, optimizers and every watched weight with its law, in values that JSON can hold."""
         optimizers = [hooks.optimizer for hooks in self._hooks]
-        laws = [[rule_of_group(optimizer, group) for group in optimizer.param_groups] for optimizer in optimizers]
+        laws = [[rule_of_group(hooks.optimizer, group) for group in hooks.groups] for hooks in self._hooks]
         rules = [[None if law.rule is None else _describe_rule(law.rule) for law in of_groups] for of_groups in laws]
         return {
             "equilibria": __version__,
