@@ -160,10 +160,7 @@ class _Rows:
         self.manifest_note = manifest.note
         self._sessions = manifest.sessions
         self.segments: dict[str, dict[int, Segment]] = {
-            table: {
-                number: Segment(path, table=table if table in TABLES else None)  # type: ignore[arg-type]
-                for number, path in paths.items()
-            }
+            table: {number: Segment(path, table=table if table in TABLES else None) for number, path in paths.items()}
             for table, paths in all_segments(directory).items()
         }
         for table in TABLES:  # raises if the sessions disagree

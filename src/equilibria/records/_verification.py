@@ -103,7 +103,8 @@ def missing_rows(sessions: Sequence[Session], segments: Mapping[str, Mapping[int
     notes = []
     for session in sessions:
         number = session_number(session.file)
-        for table, rows in (session.rows or {SAMPLES: None}).items() if session.ended else ():
+        promised: Mapping[str, int | None] = session.rows or {SAMPLES: None}
+        for table, rows in promised.items() if session.ended else ():
             segment = None if number is None else segments.get(table, {}).get(number)
             name = session.file if table == SAMPLES else session.file.replace(SAMPLES, table, 1)
             if segment is None:
@@ -162,7 +163,14 @@ def _check(number: int, table: str, segment: Segment, *, is_written: bool) -> Ta
     rows = segment.table
     steps = rows["step"] if "step" in rows.column_names and rows.num_rows else None
     damage = segment.notes[:-1] if is_written and segment.is_torn else segment.notes
-    ends = (None, None) if steps is None else (steps[0].as_py(), steps[-1].as_py())
     return TableCheck(
-        number, table, segment.name, rows.num_rows, *ends, segment.is_checked, segment.is_closed, tuple(damage)
+        session=number,
+        table=table,
+        file=segment.name,
+        rows=rows.num_rows,
+        first_step=None if steps is None else steps[0].as_py(),
+        last_step=None if steps is None else steps[-1].as_py(),
+        checked=segment.is_checked,
+        closed=segment.is_closed,
+        damage=tuple(damage),
     )

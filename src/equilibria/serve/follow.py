@@ -227,10 +227,7 @@ class FollowedRun:
             raise EquilibriaError(f"{RUN_FILE} is not a file")
         if (stat.st_mtime_ns, stat.st_size) == self._manifest_stat:
             return
-        try:
-            before, self._manifest = self._manifest, read_manifest(self._directory)
-        except RecursionError:
-            raise EquilibriaError(f"{RUN_FILE}: not the description of a run (lists in lists)") from None
+        before, self._manifest = self._manifest, read_manifest(self._directory)
         self._manifest_stat = stat.st_mtime_ns, stat.st_size
         if before and self._manifest and before.id != self._manifest.id:  # another run in the same place
             self.forget()
@@ -318,6 +315,7 @@ class FollowedRun:
         """Sentences about the record, and about samples that are not in memory."""
         samples, counts = self._samples, self._samples.counts
         notes = list(self._tail.notes) if self.status.state != TRAINING else []
+        notes += [self._manifest.note] if self._manifest and self._manifest.note else []
         went_back = Counter(rollback.step for rollback in samples.rollbacks)
         notes += [
             f"the run went back to step {step:,}{_times(count)}; the samples that this superseded are left out"
