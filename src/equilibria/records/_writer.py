@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
 import threading
@@ -16,6 +15,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from equilibria.errors import EquilibriaError, one_of, positive, warn_caller
+from equilibria.records._at_exit import close_at_exit, forget
 from equilibria.records._batches import Column, to_batch
 from equilibria.records._lock import LOCK_FILE, RunLock
 from equilibria.records._manifest import (
@@ -99,7 +99,7 @@ class RecordWriter:
             raise EquilibriaError(f"cannot record into {directory}: {_reason(error)}") from error
         self._thread = threading.Thread(target=self._flush_on_time, name="equilibria-record", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        close_at_exit(self)
         if not self._lock.certain:
             self._warn(f"{directory} is on a file system without locks: a second writer may go unnoticed")
 
@@ -156,7 +156,7 @@ class RecordWriter:
             return
         self._closed = True
         self._ended.set()
-        atexit.unregister(self.close)
+        forget(self)
         with self._write_lock:
             self._write_pending()
             if self._failure is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import re
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from equilibria.errors import EquilibriaError, warn_caller
 from equilibria.records import RecordWarning, RecordWriter
+from equilibria.records._at_exit import forget
 from equilibria.records._lock import RunLock
 from equilibria.records._manifest import find_manifest
 from equilibria.records.tables import SAMPLES, TableName
@@ -188,7 +188,7 @@ class Recording:
             after=self._last_step if resume else None,
         )
         # At exit the monitor closes it, after the last samples. The writer itself would close before they come.
-        atexit.unregister(writer.close)
+        forget(writer)
         return writer
 
 

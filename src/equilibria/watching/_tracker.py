@@ -15,9 +15,9 @@ from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted
 from equilibria.monitor.sampler import Every
 from equilibria.objectives._objective import Objective
+from equilibria.records._at_exit import close_at_exit, forget
 from equilibria.records.tables import SAMPLE_FIELDS, SHARPNESS, SHARPNESS_FIELDS
 from equilibria.tensors.parameters import Select
-from equilibria.watching._at_exit import close_at_exit, is_closed
 from equilibria.watching._recording import Recording, is_first_process
 from equilibria.watching._watch import WatchedRun
 
@@ -160,7 +160,7 @@ class SharpnessTracker:
     def close(self) -> None:
         """Stop tracking: remove the hook and close all sinks. A second call does nothing."""
         self._monitor.close()
-        is_closed(self._monitor)
+        forget(self._monitor)
 
     def __enter__(self) -> Self:
         return self

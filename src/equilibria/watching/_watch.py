@@ -16,10 +16,10 @@ from equilibria._display import Printable
 from equilibria.findings import Finding, counted
 from equilibria.monitor.monitor import Granularity, Monitor, Sink
 from equilibria.monitor.sampler import Every
+from equilibria.records._at_exit import close_at_exit, forget
 from equilibria.records.tables import STATES
 from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
-from equilibria.watching._at_exit import close_at_exit, is_closed
 from equilibria.watching._recording import Recording, is_first_process
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class WatchedRun:
     def close(self) -> None:
         """Stop watching: remove the hooks, write the last samples and close all sinks. A second call does nothing."""
         self._monitor.close()
-        is_closed(self._monitor)
+        forget(self._monitor)
 
     def __enter__(self) -> Self:
         return self

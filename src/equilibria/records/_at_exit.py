@@ -1,4 +1,4 @@
-"""Runs that are still open when the interpreter exits are closed then, the latest first."""
+"""What is still open when the interpreter exits is closed then, the latest first."""
 
 from __future__ import annotations
 
@@ -16,19 +16,16 @@ _open: weakref.WeakValueDictionary[int, _Closable] = weakref.WeakValueDictionary
 
 
 def close_at_exit(run: _Closable) -> None:
-    """Close a run when the interpreter exits, if it still exists."""
-    if not _open:
-        atexit.register(_close_all)
+    """Close an object when the interpreter exits, if it still exists and was not forgotten."""
     _open[id(run)] = run
 
 
-def is_closed(run: _Closable) -> None:
-    """Forget a run; once all are closed, nothing is left to do at exit."""
+def forget(run: _Closable) -> None:
+    """Leave an object alone at exit, because it is closed or somebody else closes it."""
     _open.pop(id(run), None)
-    if not _open:
-        atexit.unregister(_close_all)
 
 
+@atexit.register  # once: atexit keeps a slot for every function that it ever had
 def _close_all() -> None:
     for run in reversed(list(_open.values())):
         run.close()
