@@ -123,7 +123,7 @@ class History:
             kept = pa.array(rows[begin : begin + block.num_rows])
             begin += block.num_rows
             self._add_block(block.filter(kept).combine_chunks())
-        self._places, self._counts = array("q", places[stays].tolist()), array("q", counts[stays].tolist())
+        self._places, self._counts = (array("q", values[stays].tobytes()) for values in (places, counts))
         self._rows, self._stride = int(counts[stays].sum()), 2 * self._stride
 
 
