@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
+# Python keeps the bytecode of what it imports, also in a container that says not to: otherwise each of the tests'
+# processes compiles all of torch again, which takes longer than most tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all lint demo reproduce reproduce-networks bench bench-peers docs docs-figures docs-generated lock clean
@@ -39,13 +42,13 @@ lint: setup  ## ruff, mypy, and the workflows' linters
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --quiet --offline .github
 
-# One thread each: the processes have the cores.
+# One thread each: the processes have the cores. Each begins with half of the files, so that few fixtures are made twice.
 # What is left out repeats at length what quicker tests check.
 test: setup lint  ## lint, type check, then the tests on two processes (some minutes)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: setup lint  ## the same with the slow tests, and more examples of each property
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --hypothesis-profile=thorough
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile=thorough
 
 # What the demo needs is a fifth of what development needs; it is there already where that is installed.
 demo: $(if $(wildcard $(STAMP)),setup,$(DEMO_STAMP))  ## train a small network for about a minute, watched, and write a report
@@ -71,7 +74,7 @@ docs: setup  ## run every example of the documentation, then build its site into
 	$(BIN)/python docs/check_site.py build/docs
 
 docs-figures: setup  ## draw the figures of the concept pages again
-	@for script in $(filter-out docs/figures/_style.py docs/figures/demo.py,$(wildcard docs/figures/*.py)); do \
+	@for script in $(filter-out docs/figures/_style.py docs/figures/demo.py docs/figures/serve.py,$(wildcard docs/figures/*.py)); do \
 	  $(BIN)/python $$script || exit 1; done
 
 docs-generated: setup  ## write again the pages that come from the laws and from results

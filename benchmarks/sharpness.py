@@ -41,7 +41,7 @@ from torch.nn import functional
 
 import equilibria as eq
 from equilibria.curvature import HessianProducts
-from equilibria.lab.data.digits import load_digits
+from equilibria.lab.data.image_set import load_digits
 from publishing import publish
 
 STARTS, POINTS, EVERY = 3, 100, 20

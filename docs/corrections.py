@@ -42,7 +42,7 @@ SHARES = {
     "rayleigh.equilibrium_angle": "rayleigh.angular_update",
     "rayleigh.norm_sq_along": "rayleigh.equilibrium_norm_sq",
     "rayleigh.norm_sq_at": "rayleigh.equilibrium_norm_sq",
-    "rescale.rescale_factors": "states.rescaled",
+    "states.rescale_factors": "states.rescaled",
     "rules.Lion": "memory.lion_memory",
     "stability.edge_of_stability": "hamiltonian.mean_square_displacement",
     "switching.to_folded": "folding.fold",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
 from hypothesis import settings
 
+from equilibria import errors
 from tests.helpers import ROOT
 
 # Processes that tests start import `tests.helpers` too.
@@ -17,9 +19,32 @@ settings.register_profile("thorough", deadline=None, max_examples=20, derandomiz
 settings.load_profile("fast")
 
 
+def pytest_collection():
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """Searches for garbage leave alone what collecting has imported: a million objects, nearly a second each time."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     """Small tensors are faster on one thread, and the sums then have one order: the same numbers everywhere."""
     import torch
 
     torch.set_num_threads(1)
+
+
+_printed: list[str] = []
+errors._print_warning = _printed.append
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test in which the library warned unexpectedly during training: it prints where others would raise."""
+    _printed.clear()
+    result = yield
+    assert not _printed, f"unexpected warnings: {_printed}"
+    return result

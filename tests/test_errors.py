@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -34,3 +36,28 @@ def test_copies_keep_message_and_argument(again, argument):
     error = again(EquilibriaError("got lr=0; expected 0 < lr", argument=argument))
     assert (str(error), error.argument) == ("got lr=0; expected 0 < lr", argument)
     assert isinstance(error, ValueError)
+
+
+_TRAINING = """
+import torch, equilibria as eq
+model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-3)
+class Broken:
+    def append(self, columns): raise OSError("disk full")
+    def close(self): pass
+monitor = eq.watch(model, optimizer, every=1, sinks=[Broken()])
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().sum().backward()
+    optimizer.step()
+monitor.close()
+print("trained", len(monitor.samples()))
+"""
+
+
+def test_no_warning_becomes_an_exception_in_training():
+    """With ``-W error`` the sentence goes to stderr."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", _TRAINING], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("trained") and not done.stdout.startswith("trained 0")
+    assert "WatchWarning: Broken takes no more samples" in done.stderr

@@ -14,7 +14,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.nn import functional
 
-from equilibria.lab.data.digits import load_digits
+from equilibria.lab.data.image_set import load_digits
 from peers import failure
 
 Batch = tuple[Tensor, Tensor]

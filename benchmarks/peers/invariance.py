@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from equilibria.lab.data.digits import load_digits
+from equilibria.lab.data.image_set import load_digits
 from equilibria.lab.nets import GPT, BasicBlockResNet
 from peers import adamp, failure, ours
 from peers.eigenvalue import Batch

@@ -6,10 +6,11 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any, ClassVar
+from types import ModuleType, UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -71,26 +72,41 @@ def _described_at(module: ModuleType, name: str, value: Any, *, modules: bool) -
 
 
 def _words_about(module: ModuleType, name: str) -> str:
-    """What is written below a constant in the module that makes it."""
-    for found in [module.__name__, *submodules(module)]:
-        words = ModuleAnalyzer.for_module(found).find_attr_docs().get(("", name))
-        if words:
-            return " ".join(line.strip() for line in words).strip()
-    return _words_for(getattr(module, name))
+    """What is written below a constant in the module that makes it, and the values of a choice of strings."""
+    value = getattr(module, name)
+    choice = _choice(value)
+    for home in [module.__name__, *submodules(module, private=True)]:
+        lines = ModuleAnalyzer.for_module(home).find_attr_docs().get(("", name))
+        if lines:
+            return " ".join([*(line.strip() for line in lines if line.strip()), *choice])
+    return " ".join(choice) or _words_for(value)
+
+
+def _choice(value: object) -> list[str]:
+    """The values of a ``Literal``, in a sentence; nothing for anything else."""
+    if get_origin(value) is not Literal:
+        return []
+    return ["One of " + ", ".join(f"``{argument!r}``" for argument in get_args(value)) + "."]
 
 
 def _words_for(value: object) -> str:
     """What can be said of a constant that says nothing itself."""
     if isinstance(value, Mapping):
         return "A mapping with the keys " + ", ".join(f"``{key}``" for key in value) + "."
-    return f"``{value}``" if isinstance(value, str | int | float) else f"A ``{type(value).__name__}``."
+    if get_origin(value) in (Union, UnionType):
+        return "One of " + ", ".join(f"``{_type_name(argument)}``" for argument in get_args(value)) + "."
+    return f"``{value}``" if isinstance(value, str | int | float | tuple) else f"A ``{type(value).__name__}``."
 
 
-def submodules(module: ModuleType) -> list[str]:
-    """The public modules of a package, by full name."""
-    return [
-        f"{module.__name__}.{found.name}" for found in pkgutil.iter_modules(module.__path__) if found.name[0] != "_"
-    ]
+def _type_name(value: Any) -> str:
+    plain = isinstance(value, type) and not get_args(value)
+    return value.__qualname__ if plain else re.sub(r"\b(?:[a-z_]+\.)+", "", str(value))
+
+
+def submodules(module: ModuleType, *, private: bool = False) -> list[str]:
+    """The modules of a package by full name, the public ones or all."""
+    names = [info.name for info in pkgutil.iter_modules(getattr(module, "__path__", []))]
+    return [f"{module.__name__}.{name}" for name in names if private or name[0] != "_"]
 
 
 class PublicNames(SphinxDirective):

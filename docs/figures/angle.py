@@ -64,7 +64,7 @@ for (name, layer), colour in zip(train().items(), (style.BLUE, style.ORANGE, sty
     middle.plot(layer["step"], layer["effective_lr"], color=colour, label=f"layer {name.split('.')[0]}")
     smooth = np.sqrt(np.convolve(layer["angle"] ** 2, np.ones(8) / 8, mode="valid"))
     right.plot(layer["step"][7:], smooth, color=colour)
-right.axhline(layer["angle_equilibrium"][-1], **style.THEORY, label="predicted by lr x wd")
+right.axhline(layer["angle_equilibrium"][-1], **style.THEORY, label="equilibrium of lr x wd")
 middle.set(xlabel="step", ylabel="effective lr = lr / norm²", yscale="log")
 right.set(xlabel="step", ylabel="angle per step (rad)", ylim=(0, 0.06))
 middle.legend()

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def renderer(name: str) -> Callable[..., Any]:
-    """A function of `equilibria.views` by its dotted name there, such as "plan.card.plan_card"."""
+    """A function of `equilibria.views` by its dotted name there, such as "plan.tables.plan_card"."""
     module, _, function = name.rpartition(".")
     found: Callable[..., Any] = getattr(importlib.import_module(f"equilibria.views.{module}"), function)
     return found

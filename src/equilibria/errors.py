@@ -120,3 +120,19 @@ def warn_caller(message: str, kind: type[Warning]) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, kind, stacklevel=level)
+
+
+def warn_in_training(message: str, kind: type[Warning]) -> None:
+    """Warn at the user's own line, and never raise.
+
+    Where a filter such as ``-W error`` turns warnings into exceptions, this one would leave `optimizer.step` and end
+    the training: the sentence goes to the standard error stream instead.
+    """
+    try:
+        warn_caller(message, kind)
+    except Warning:
+        _print_warning(f"{kind.__name__}: {message}")
+
+
+def _print_warning(sentence: str) -> None:
+    print(sentence, file=sys.stderr)  # noqa: T201  # a warning's own place

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Severity: TypeAlias = Literal["warning", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +23,16 @@ class Finding:
         law: the law of `equilibria.theory` it rests on, for `equilibria.cite`; "" for none.
     """
 
-    severity: str
+    severity: Severity
     subject: str
     evidence: str
     remedy: str
     law: str
+
+
+def warnings_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings, warnings first, otherwise in their order."""
+    return tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
@@ -59,7 +67,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.2g} %"
 
 
-def number(value: float, *, digits: int = 3, all_digits: bool = False) -> str:
+def rounded(value: float, *, digits: int = 3, all_digits: bool = False) -> str:
     """A number with so many significant digits; a dash where it is not finite.
 
     Args:
@@ -68,7 +76,7 @@ def number(value: float, *, digits: int = 3, all_digits: bool = False) -> str:
         all_digits: whether to keep zeros at the end.
 
     Example:
-        >>> number(0.00725), number(5e-7), number(0.029, all_digits=True), number(float("nan"))
+        >>> rounded(0.00725), rounded(5e-7), rounded(0.029, all_digits=True), rounded(float("nan"))
         ('0.00725', '5e-7', '0.0290', '–')
     """
     if not math.isfinite(value):

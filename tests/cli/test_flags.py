@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from equilibria.cli._flags import in_flags
+from equilibria.cli._options import in_flags
 
 FLAGS = {
     "wd": "--wd",

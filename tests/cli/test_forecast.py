@@ -109,7 +109,7 @@ def test_the_back_test(recorded, tmp_path):
         ("--from 200 --wd x2", "got --wd with --from"),
         ("--from 10", "at least 20 are needed"),
         ("--from 299", "expected at least"),
-        ("--steps 400 --wd 10:x2,x3", "or POSITION:THAT"),
+        ("--steps 400 --wd 10:x2,x3", "or POSITION:VALUE"),
         ("--steps 400 --wd 500:x2", "expected a position within the run of 400 steps"),
         ("--from 200 --start 100", "got --start with --from"),
         ("--steps 400 --html /no/such/folder/page.html", "is not a folder"),

@@ -499,3 +499,20 @@ def test_a_list_that_ends_holds_its_last_value():
         world.step()
         scheduler.step()
     assert scheduler.report(1)[0].requested == 0.02
+
+
+def test_weight_decay_waits_while_lr_is_zero():
+    """Nothing moves at lr 0: the decay stays, and steering goes on when the lr is back."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    scheduler = AngularSchedule(optimizer, 0.05, model=model, invariant=["0.weight"], by="weight_decay")
+    inputs, decays = torch.randn(64, 16, 8, generator=torch.Generator().manual_seed(0)), []
+    for step, batch in enumerate(inputs):
+        optimizer.param_groups[0]["lr"] = 0.0 if 20 <= step < 40 else 0.1
+        optimizer.zero_grad()
+        (model(batch) * batch.roll(1, dims=1)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+        decays.append(optimizer.param_groups[0]["weight_decay"])
+    assert len(set(decays[20:39])) == 1
+    assert len(set(decays[41:])) > 1 and all(math.isfinite(decay) for decay in decays)

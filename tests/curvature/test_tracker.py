@@ -18,7 +18,7 @@ import equilibria as eq
 from equilibria.curvature._tracker import SharpnessMonitor
 from equilibria.diagnosis.sharpness import slow_period
 from equilibria.errors import EquilibriaError, WatchWarning
-from equilibria.lab.data.digits import load_digits
+from equilibria.lab.data.image_set import load_digits
 from equilibria.records.tables import APPROACHING_EDGE, DIVERGING, EDGE, PAST, SHARPNESS_FIELDS, STABLE
 
 

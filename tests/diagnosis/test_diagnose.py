@@ -21,7 +21,7 @@ from equilibria.lab.demo import DemoSettings
 from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, NUMBERS, STATES
 from equilibria.theory import SGD, SGDW, AdamW
 from equilibria.theory.citations import cite
-from equilibria.theory.rescale import rescale_factors
+from equilibria.theory.states import rescale_factors
 
 PLAIN, HEAVY_BALL = SGD(0.1, 5e-3), SGD(0.1, 2e-3, momentum=0.9)
 NESTEROV, ADAMW = SGD(0.1, 2e-3, momentum=0.9, nesterov=True), AdamW(1e-2, 0.1, betas=(0.9, 0.99))
@@ -61,13 +61,13 @@ PLANTED = {
         AdamW(1e-2, 0.0), 800, {}, "warning", "norms.decay_free_norm", "have no weight decay",
     ),
     "correlated": (
-        HEAVY_BALL, 1500, {"correlation": 0.3}, "note", "unit_gradient.momentum_unit_grad_sq", "point the same way",
+        HEAVY_BALL, 1500, {"correlation": 0.3}, "note", "rules.momentum_unit_grad_sq", "point the same way",
     ),
     "anti-correlated": (
-        HEAVY_BALL, 1500, {"correlation": -0.3}, "note", "unit_gradient.momentum_unit_grad_sq", "they point back",
+        HEAVY_BALL, 1500, {"correlation": -0.3}, "note", "rules.momentum_unit_grad_sq", "they point back",
     ),
     "correlated under nesterov": (
-        NESTEROV, 1500, {"correlation": 0.3}, "note", "unit_gradient.momentum_unit_grad_sq", "are correlated",
+        NESTEROV, 1500, {"correlation": 0.3}, "note", "rules.momentum_unit_grad_sq", "are correlated",
     ),
     "correlated under adam": (
         ADAMW, 4000, {"correlation": 0.3}, "note", "transient.evolve",
@@ -86,20 +86,20 @@ PLANTED = {
         "warning", "settling.tracking_lag", r"near interpolation.*e-fold (2|1\.9|2\.1) times",
     ),
     "lr dropped": (
-        HEAVY_BALL, 1500, {"lr": lambda step: 0.1 if step < 1000 else 0.01}, "warning", "rescale.rescale_factors",
+        HEAVY_BALL, 1500, {"lr": lambda step: 0.1 if step < 1000 else 0.01}, "warning", "states.rescale_factors",
         r"all 3 layers .* are still disturbed by a change at step 1,000: lr was divided by 10"
         r".* fell to 0\.3\d? .*expected: 0\.32",
     ),
     "lr dropped, adam": (
-        ADAMW, 1500, {"lr": lambda step: 0.01 if step < 1000 else 0.001}, "warning", "rescale.rescale_factors",
+        ADAMW, 1500, {"lr": lambda step: 0.01 if step < 1000 else 0.001}, "warning", "states.rescale_factors",
         r"lr was divided by 10.* fell to 0\.3\d? .*expected: 0\.32",
     ),
     "lr raised": (
-        HEAVY_BALL, 1030, {"lr": lambda step: 0.02 if step < 1000 else 0.1}, "warning", "rescale.rescale_factors",
+        HEAVY_BALL, 1030, {"lr": lambda step: 0.02 if step < 1000 else 0.1}, "warning", "states.rescale_factors",
         r"lr was multiplied by 5.* rose to (1\.9|2|2\.\d) .*expected: (2|2\.[01])\)",
     ),
     "lr dropped and settled again": (
-        HEAVY_BALL, 2600, {"lr": lambda step: 0.1 if step < 1000 else 0.05}, "note", "rescale.rescale_factors",
+        HEAVY_BALL, 2600, {"lr": lambda step: 0.1 if step < 1000 else 0.05}, "note", "states.rescale_factors",
         r"were disturbed by a change at step 1,000: lr was divided by 2.*was settled again \d+ steps later",
     ),
     "radial gradient": (

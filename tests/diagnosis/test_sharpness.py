@@ -118,12 +118,12 @@ def test_the_loss_is_compared_above_the_lowest_seen():
 @pytest.mark.parametrize(
     ("make", "law"),
     [
-        (lambda params: torch.optim.AdamW(params, lr=1e-3), "thresholds.adam_threshold"),
+        (lambda params: torch.optim.AdamW(params, lr=1e-3), "stability.adam_threshold"),
         (lambda params: torch.optim.SGD(params, lr=1e-3), "stability.raw_threshold"),
-        (lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9), "thresholds.momentum_threshold"),
+        (lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9), "stability.momentum_threshold"),
         (
             lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9, nesterov=True),
-            "thresholds.nesterov_threshold",
+            "stability.nesterov_threshold",
         ),
     ],
 )
@@ -131,7 +131,7 @@ def test_the_law_is_that_of_the_optimizer_and_the_ratio_that_of_the_tracker(make
     objective, weights, optimizer = quadratic(make)
     with SharpnessMonitor(objective, optimizer, None, every=3, spherical=False) as tracker:
         train(objective, weights, optimizer, 4)
-        adam = law == "thresholds.adam_threshold"
+        adam = law == "stability.adam_threshold"
         (finding,) = tracker.findings()
         assert finding.law == law and eq.cite(law)
         assert finding.subject.startswith("stable: preconditioned sharpness" if adam else "stable: sharpness")

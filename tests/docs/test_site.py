@@ -137,7 +137,7 @@ def test_a_merged_row_names_all_its_laws_and_an_extension_corrects_nothing():
 
 
 def test_a_test_is_found_only_if_it_uses_the_law():
-    assert corrections.tests_of("rescale.rescale_factors")[0] == "tests/theory/test_rescale.py"
+    assert corrections.tests_of("states.rescale_factors")[0] == "tests/theory/test_states.py"
     assert corrections.tests_of("nothing.no_such_law") == []
 
 

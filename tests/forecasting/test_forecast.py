@@ -18,9 +18,8 @@ from equilibria.forecasting._layers import read_layers
 from equilibria.forecasting._paths import integrate
 from equilibria.forecasting._scenario import GroupSchedule, group_schedules
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW
-from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.schedules import Cosine, FromValues, MultiStep
-from equilibria.theory.states import State
+from equilibria.theory.states import State, rescale_factors
 from equilibria.theory.transient import evolve
 
 DROP = np.where(np.arange(1400) < 700, 0.1, 0.01)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.monitor.geometry import MeasuredStep
 from equilibria.monitor.predictor import OptimizerMemory
+from equilibria.monitor.reading import MeasuredStep
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 
 Array = NDArray[np.float64]

@@ -30,8 +30,8 @@ from equilibria.records.tables import (
     SKIPPED,
 )
 from equilibria.theory import SGD, SGDW, AdamW, Rule, cold_start, evolve, settled
+from equilibria.theory.rules import momentum_unit_grad_sq
 from equilibria.theory.settling import relaxation
-from equilibria.theory.unit_gradient import momentum_unit_grad_sq
 
 SMOOTHED = 100  # steps over which L is averaged before it drives a prediction: h~ may be negative in one step
 STEPS_PER_EPOCH = 100

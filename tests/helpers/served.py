@@ -53,6 +53,19 @@ def write_run(directory: Path, count: int = 3, *, steps: int = 3000, every: int 
     return samples
 
 
+def write_hostile_run(directory: Path) -> None:
+    """Write a finished run whose layers, optimizer and metadata have names that a page could take for HTML."""
+    samples, metadata = run(3, steps=3000, every=10, outlier=1)
+    evil = directory.name.replace("_", "/")
+    names = {layer["name"]: f"{layer['name']}{evil}" for layer in metadata["params"]}
+    text = json.dumps(metadata)
+    for name, longer in names.items():
+        text = text.replace(json.dumps(name), json.dumps(longer))
+    hostile = {**json.loads(text), evil: evil, "every": evil}
+    with RecordWriter(directory, metadata=hostile) as writer:
+        writer.append(columns(samples) | {"param": [names[name] for name in columns(samples)["param"]]})
+
+
 def write_damaged(directory: Path) -> None:
     directory.mkdir(parents=True)
     (directory / "run.json").write_text('{"format": "1.1"')

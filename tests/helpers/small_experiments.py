@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from equilibria.lab.harness import registry
-from equilibria.lab.harness.claim import Source, near
+from equilibria.lab.harness.claim import Source
 from equilibria.lab.harness.experiment import Experiment, Outcome
 from equilibria.lab.harness.figures import panels
 
@@ -47,7 +47,7 @@ def run_task(config, index):
 
 def collect(config, found):
     values = np.concatenate([arrays["values"] for arrays in found.values()])
-    claim = near("the mean", Source("", "ours"), expected=config.expected, measured=values.mean(), absolute=0.5)
+    claim = Source("", "ours").says("the mean").near(config.expected, values.mean(), absolute=0.5)
     return Outcome([claim], {"mean": values.mean(), "keys": list(found), "count": values.size})
 
 
@@ -65,4 +65,4 @@ def replace_registry(monkeypatch, experiments):
 
 def experiment(name: str = "small", **changes) -> Experiment[Config]:
     config = replace(Config(), **changes)
-    return Experiment(name, "Draws", "ours", {"smoke": config, "desk": config}, tasks, run_task, collect, draw)
+    return Experiment(name, "Draws", "ours", {"smoke": config, "desk": config}, (tasks, run_task, collect, draw))

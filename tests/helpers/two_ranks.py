@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,9 +33,9 @@ def plain(folder: Path) -> int:
 def with_lightning(folder: Path) -> int:
     import lightning.pytorch as pl
     from lightning.pytorch.loggers import TensorBoardLogger
-    from test_lightning import Classifier, data
 
     from equilibria.integrations.lightning import EquilibriaCallback
+    from tests.integrations.test_lightning import Classifier, data
 
     callback = EquilibriaCallback(folder / "run", every=1)
     trainer = pl.Trainer(
@@ -53,9 +54,8 @@ def with_lightning(folder: Path) -> int:
 
 
 def with_transformers(folder: Path) -> int:
-    from test_transformers import make_trainer
-
     from equilibria.integrations.transformers import EquilibriaCallback
+    from tests.integrations.test_transformers import make_trainer
 
     sinks = [TensorBoardSink(folder / "tensorboard")]
     callback = EquilibriaCallback(folder / "run", every=1, sinks=sinks)
@@ -72,7 +72,7 @@ KINDS: dict[str, Callable[[Path], int]] = {
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder, rank = Path(sys.argv[2]), sys.argv[3]
+    folder, rank = Path(sys.argv[2]), os.environ["RANK"]
     steps = KINDS[sys.argv[1]](folder)
     (folder / f"{rank}.json").write_text(json.dumps({"steps": steps, "world": dist.get_world_size()}))
     if dist.is_initialized():

@@ -25,15 +25,6 @@ from equilibria.records import RecordWarning, read_record
 STEPS = 6
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_collections():
-    """Every training begins with a collection of all that was ever imported: most of a second, and nothing found."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 class Classifier(nn.Module):
     """What the trainer expects of a model."""
 

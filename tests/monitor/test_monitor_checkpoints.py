@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 import weakref
@@ -40,35 +41,39 @@ def through_a_file(state):
 
 def steps(net, optimizers, first, last):
     """Train from one step to another, the learning rate falling at step 7 and rising a little with every step."""
-    each_own = optimizers if isinstance(optimizers, list) else [optimizers]
-    base = [0.1, 1e-3] if len(each_own) == 2 else [each_own[0].defaults["lr"]]
+    all_optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+    base = [0.1, 1e-3] if len(all_optimizers) == 2 else [all_optimizers[0].defaults["lr"]]
     for step in range(first, last):
-        for optimizer, lr in zip(each_own, base, strict=True):
+        for optimizer, lr in zip(all_optimizers, base, strict=True):
             optimizer.param_groups[0]["lr"] = lr * (1 + 0.01 * step) * (0.1 if step >= 7 else 1.0)
-        for number, optimizer in enumerate(each_own):
+        for number, optimizer in enumerate(all_optimizers):
             train(net, optimizer, 1, seed=100 + 2 * step + number)
+
+
+@functools.cache
+def uninterrupted(name, every, granularity):
+    net = make_net()
+    optimizers = OPTIMIZERS[name](net)
+    with Monitor(net, optimizers, every=every, granularity=granularity, steps_per_epoch=5) as monitor:
+        steps(net, optimizers, 0, 14)
+        return monitor.samples().to_pylist()
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("stop", [0, 1, 7, 8])
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_resumed_as_if_it_had_not_stopped(make, stop, every, granularity):
-    net = make_net()
-    optimizers = make(net)
-    with Monitor(net, optimizers, every=every, granularity=granularity, steps_per_epoch=5) as whole:
-        steps(net, optimizers, 0, 14)
-        expected = whole.samples().to_pylist()
-
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_resumed_as_if_it_had_not_stopped(optimizer, stop, every, granularity):
+    make = OPTIMIZERS[optimizer]
     net = make_net()
     optimizers = make(net)
     with Monitor(net, optimizers, every=every, granularity=granularity, steps_per_epoch=5) as first:
         steps(net, optimizers, 0, stop)
-        found = first.samples().to_pylist()
-        each_own = optimizers if isinstance(optimizers, list) else [optimizers]
+        rows = first.samples().to_pylist()
+        all_optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         saved = {
             "model": net.state_dict(),
-            "optimizers": [each.state_dict() for each in each_own],
+            "optimizers": [one.state_dict() for one in all_optimizers],
             "monitor": first.state_dict(),
         }
         saved = through_a_file(saved)
@@ -77,16 +82,17 @@ def test_resumed_as_if_it_had_not_stopped(make, stop, every, granularity):
     optimizers = make(net)
     with Monitor(net, optimizers, every=every, granularity=granularity, steps_per_epoch=5) as second:
         net.load_state_dict(saved["model"])
-        each_own = optimizers if isinstance(optimizers, list) else [optimizers]
-        for each, state in zip(each_own, saved["optimizers"], strict=True):
-            each.load_state_dict(state)
+        all_optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+        for one, state in zip(all_optimizers, saved["optimizers"], strict=True):
+            one.load_state_dict(state)
         second.load_state_dict(saved["monitor"])
         assert second.step == stop
         steps(net, optimizers, stop, 14)
-        found += second.samples().to_pylist()
-    if granularity == "row" or make is OPTIMIZERS["SGD"]:
-        assert [str(row) for row in found] == [str(row) for row in expected]  # NaN is equal to itself in words
-    for a, b in zip(found, expected, strict=True):  # the first comparison with a copy is made in float64
+        rows += second.samples().to_pylist()
+    expected = uninterrupted(optimizer, every, granularity)
+    if granularity == "row" or optimizer == "SGD":
+        assert [str(row) for row in rows] == [str(row) for row in expected]  # NaN is equal to itself in words
+    for a, b in zip(rows, expected, strict=True):  # the first comparison with a copy is made in float64
         assert {name: a[name] for name in WORDS} == {name: b[name] for name in WORDS}
         for name in NUMBERS:
             assert (a[name] is None) == (b[name] is None)
@@ -100,12 +106,12 @@ def test_a_state_is_a_copy():
     with Monitor(net, optimizer, every=1) as monitor:
         train(net, optimizer, 3)
         state = monitor.state_dict()
-        held = str(state)
+        written = str(state)
         train(net, optimizer, 3)
-        assert str(state) == held
+        assert str(state) == written
         monitor.load_state_dict(state)
         train(net, optimizer, 3)
-        assert str(state) == held
+        assert str(state) == written
 
 
 def test_rolling_back_inside_a_run():

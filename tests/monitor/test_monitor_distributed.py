@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 import torch.distributed as dist
+from tests.helpers.ranks import run_two_ranks
 
 pytestmark = [
     pytest.mark.slow,  # starting the processes is
@@ -25,31 +21,7 @@ SECONDS = 60  # for everything; the work itself takes a few
 def results(tmp_path_factory):
     """What both processes found, or the reason why they did not finish."""
     folder = tmp_path_factory.mktemp("two")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.two_processes", str(folder)],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    end = time.monotonic() + SECONDS
-    said = []
-    try:
-        for process in processes:
-            said.append(process.communicate(timeout=max(1.0, end - time.monotonic()))[0])
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    run_two_ranks("tests.helpers.two_processes", folder, seconds=SECONDS)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], folder
 
 

@@ -32,7 +32,7 @@ def fail(*_, **__):
 PLACES = {
     "before the step": (hooks_module.OptimizerHooks, "_look_before"),
     "reading": (hooks_module.OptimizerHooks, "_read_before"),
-    "after the step": (hooks_module.OptimizerHooks, "_read_after"),
+    "after the step": (hooks_module.OptimizerHooks, "_look_after"),
     "a law": (hooks_module, "rule_of_group"),
     "taking": (monitor_module, "_in_main_memory"),
     "building": (SampleBuilder, "build"),
@@ -66,7 +66,7 @@ def test_an_error_inside_is_one_warning_and_training_goes_on(monkeypatch, place,
     assert monitor.failure == "ZeroDivisionError: oops"
     assert same_bits(net, plainly_trained(30))
     assert len(calls) == (120 if others else 0)
-    if place[1] in ("_look_before", "_read_before", "_read_after", "rule_of_group"):
+    if place[1] in ("_look_before", "_read_before", "_look_after", "rule_of_group"):
         assert column(monitor, "step", "0.weight") == [0, 1, 2]  # what was measured before is there
     assert monitor.findings() is not None
     monitor.close()
@@ -97,7 +97,7 @@ def test_interrupts_pass_through_and_watching_can_go_on(monkeypatch, interrupt):
     with Monitor(net, optimizer, every=1) as monitor:
         train(net, optimizer, 2)
         with monkeypatch.context() as patch, pytest.raises(interrupt):
-            patch.setattr(hooks_module.OptimizerHooks, "_read_after", stop)
+            patch.setattr(hooks_module.OptimizerHooks, "_look_after", stop)
             train(net, optimizer, 1)
         train(net, optimizer, 2)
         assert monitor.failure is None

@@ -106,7 +106,7 @@ def test_a_pause_after_samples_step_by_step_raises_no_alarm(make, monkeypatch):
     optimizer = make(net)
     with Monitor(net, optimizer, every="auto") as monitor:
         for pace in (1.0, 1.0, 4.0, 1.0, 1.0, 3.0):
-            monkeypatch.setattr(monitor._sampler._cadence, "wish", lambda _, pace=pace: pace)
+            monkeypatch.setattr(monitor._sampler._budget, "interval", lambda pace=pace: pace)
             train(net, optimizer, 4)
         assert len(column(monitor, "step", "0.weight")) > 10
         assert max(np.diff(column(monitor, "step", "0.weight"))) >= 3

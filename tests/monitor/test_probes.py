@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.helpers.odd_tensors import LAYOUTS, exact, laid_out, slow_angle, tangent
 from torch import Tensor, nn
 
-from equilibria.monitor.geometry import MeasuredStep
-from equilibria.monitor.reading import CopyProbe, add_products, sgd_combination
+from equilibria.monitor.reading import CopyProbe, MeasuredStep, add_products, sgd_combination
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 from equilibria.tensors.layout import row_axis_of
 from equilibria.tensors.parameters import Watched

@@ -29,7 +29,7 @@ def test_every_step_has_the_settings_it_was_taken_with(lrs, cut, ends):
     first, after = sorted(min(end, len(lrs)) for end in ends)
     assert [log.at(step).lr for step in range(len(lrs))] == lrs
     assert [settings.lr for settings in log.between(first, after)] == lrs[first:after]
-    log.forget_before(cut)
+    log.hand_over(cut)
     kept = range(min(cut, len(lrs) - 1), len(lrs))
     assert [log.at(step).lr for step in kept] == [lrs[step] for step in kept]
     assert [settings.lr for settings in log.between(kept[0], len(lrs))] == lrs[kept[0] :]
@@ -40,9 +40,9 @@ def test_only_changes_are_kept_and_old_ones_dropped():
     for step in range(1000):
         log.note(step, group(0.1 if step < 500 else 0.2), sampled=False)
     assert len(log.state_dict()) == 2
-    log.forget_before(-1)
+    log.hand_over(-1)
     assert len(log.state_dict()) == 2
-    log.forget_before(600)
+    log.hand_over(600)
     assert len(log.state_dict()) == 1
     assert log.at(600).lr == 0.2
 

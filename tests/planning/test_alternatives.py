@@ -11,11 +11,10 @@ import pytest
 from equilibria.planning import alternatives, plan
 from equilibria.planning._alternatives import BOTH, CONSTANT_PRODUCT, RESCALED
 from equilibria.theory import SGD, AdamW, Lion, evolve
-from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.rules import AdamL2
 from equilibria.theory.schedules import Cosine, FromValues, MultiStep
-from equilibria.theory.states import rescaled, settled
-from equilibria.views.plan.page import page_html
+from equilibria.theory.states import rescale_factors, rescaled, settled
+from equilibria.views.plan.page import plan_page
 
 DROP = MultiStep(0.1, milestones=[300, 700], factor=0.1)
 RULE = SGD(0.1, 5e-3, momentum=0.9)
@@ -89,7 +88,7 @@ def test_only_what_differs_is_offered():
 
 def test_the_page_holds_every_alternative():
     typed, others = plan(RULE, DROP, steps=1000), alternatives(RULE, DROP, steps=1000)
-    page = page_html(typed, alternatives=others)
+    page = plan_page(typed, alternatives=others).document()
     assert len(re.findall(r'<input type="radio" name="choice"', page)) == 4
     assert page.count('<div class="choice choice-3">') == 3  # its sentence, its phases, its findings
-    assert len(page) - len(page_html(typed)) < 300_000
+    assert len(page) - len(plan_page(typed).document()) < 300_000

@@ -184,7 +184,7 @@ def test_undershoot(example):
     assert "phase 2" in finding.subject
     assert "dividing lr by 5 divides the angle by 5 at once" in finding.evidence
     asked = math.acos(1 - 5e-5 / 1.9) / math.acos(1 - 1e-5 / 1.9)
-    assert f"asks for {asked:.3g}:" in finding.evidence and f"{asked:.3g}" == "2.24"
+    assert f"but its equilibrium by {asked:.3g}:" in finding.evidence and f"{asked:.3g}" == "2.24"
     assert "starts at 45 %" in finding.evidence and "reaches 100 % over 23 epochs" in finding.evidence
     assert "test accuracy can dip" in finding.evidence
     r = heavy_ball_norm(0.02) / heavy_ball_norm(0.1)
@@ -335,7 +335,7 @@ def test_undershoot_by_a_rise_of_weight_decay():
     finding = the(result, "undershoot")
     assert "dividing lr" not in finding.evidence and "accuracy" not in finding.evidence
     asked = math.acos(1 - 5e-4 / 1.9) / math.acos(1 - 5e-5 / 1.9)
-    assert f"{asked:.3g} times the angle" in finding.evidence
+    assert f"the new equilibrium is {asked:.3g} times the angle" in finding.evidence
     r = heavy_ball_norm(0.1, wd=5e-3) / heavy_ball_norm(0.1)
     assert stated_factors(finding.remedy)["weights"] == pytest.approx(r, abs=6e-4)
 
@@ -451,7 +451,7 @@ def test_a_start_thrown_far_away_tells_the_whole_range_of_angles():
     result = plan(AdamW(1e-3, 0.1), 1e-3, steps=100, init_norm=1e-4, dim=100.0)
     (phase,) = result.phases
     ratios = [moment.angle_ratio for moment in (phase.start, phase.middle, phase.end)]
-    stated = f"{min(ratios):.2g} to {max(ratios):.3g} times what lr x wd asks for"
+    stated = f"{min(ratios):.2g} to {max(ratios):.3g} times their equilibrium angle"
     assert max(ratios) > 10 and stated in the(result, "never settles").evidence
 
 

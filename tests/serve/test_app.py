@@ -151,6 +151,7 @@ def test_the_host_option_adds_a_name(folder, option, host, code):
         "/asset/wrong/plotly.js",
         "/gallery/secret.txt",
         "/run/99999999999999999999",
+        "/run/" + 5000 * "9",
     ],
 )
 def test_there_is_no_way_to_a_file(client, path):

@@ -10,9 +10,10 @@ pytest.importorskip("starlette", reason='the server needs pip install "equilibri
 pytest.importorskip("uvicorn", reason='the server needs pip install "equilibria[serve]"')
 
 from tests.helpers.browser import Browser, find
-from tests.helpers.served import serving, training, wait_for, write_damaged, write_run
+from tests.helpers.served import serving, training, wait_for, write_damaged, write_hostile_run, write_run
 
 VIEW = "document.documentElement.dataset.view"
+EVIL = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2><b>\"'&%{x}"
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +22,7 @@ def folder(tmp_path_factory):
     write_run(folder / "first", 3, outlier=1)
     write_run(folder / "second", 2)
     write_damaged(folder / "spoilt")
+    write_hostile_run(folder / f"{EVIL.replace('/', '_')}")
     return folder
 
 
@@ -181,3 +183,23 @@ def test_keyboard_and_narrow_screen(browser, base, path):
         assert outline != "none" or browser.run("document.activeElement.type") == "radio"
     assert len(seen) >= min(controls, 4)
     quiet(browser, base)
+
+
+def test_hostile_names_stay_text_on_every_live_page(browser, base):
+    browser.open(base)
+    until(browser, "[...document.querySelectorAll('#runs a')].some((a) => a.textContent.includes('onerror'))")
+    link = "[...document.querySelectorAll('#runs a')].find((a) => a.textContent.includes('onerror')).pathname"
+    number = browser.run(link).rpartition("/")[2]
+    pages = {
+        f"/run/{number}": VIEW,
+        f"/run/{number}/forecast": "document.querySelector('#page, .problem') !== null",
+        f"/compare?run={number}&run=1": "document.querySelector('main') !== null",
+    }
+    for path, is_shown in pages.items():
+        browser.open(f"{base}{path}")
+        until(browser, is_shown)
+        time.sleep(0.5)  # for the scripts that the page would run
+        assert browser.run("document.querySelectorAll('img[src=x]').length") == 0
+        assert browser.run("window.hit === undefined")
+        assert browser.run("document.documentElement.textContent.includes('onerror=window.hit')")
+        quiet(browser, base)

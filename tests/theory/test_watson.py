@@ -11,8 +11,9 @@ from scipy.integrate import dblquad, quad
 from scipy.special import betainc, dawsn, gammaln, hyp1f1, ive
 
 from equilibria.errors import EquilibriaError
-from equilibria.theory.bingham import bingham_log_density, bingham_moments
 from equilibria.theory.watson import (
+    bingham_log_density,
+    bingham_moments,
     watson_cdf,
     watson_concentration,
     watson_log_density,

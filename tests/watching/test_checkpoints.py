@@ -18,6 +18,7 @@ from tests.helpers.watched_worlds import make_net, train
 
 import equilibria as eq
 import equilibria.records._at_exit as at_exit
+from equilibria import errors
 from equilibria.records import RecordWarning, RecordWriter, read_record
 from equilibria.watching._recording import Recording
 
@@ -98,6 +99,8 @@ def test_a_state_is_on_disk_before_it_is_returned(tmp_path):
 
 @pytest.mark.parametrize("action", ["default", "error"])
 def test_a_record_that_cannot_be_written_is_noted_in_the_state(tmp_path, monkeypatch, action):
+    printed: list[str] = []
+    monkeypatch.setattr(errors, "_print_warning", printed.append)
     net, optimizer, monitor = watched(tmp_path / "run")
     train(net, optimizer, 2)
     monitor.flush()
@@ -113,6 +116,7 @@ def test_a_record_that_cannot_be_written_is_noted_in_the_state(tmp_path, monkeyp
         state = monitor.state_dict()
         assert state["record"]["failure"] == "No space left on device"
         monitor.close()
+    assert len(printed) == (action == "error")
     again_net, again_optimizer, again = watched(tmp_path / "run")  # the disk has room again
     for part, saved in zip(
         (again_net, again_optimizer, again), (net.state_dict(), optimizer.state_dict(), state), strict=True

@@ -70,10 +70,10 @@ def test_the_command_shows_a_recorded_tracker(tmp_path):
     assert 'id="sharpness-chart"' in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_beside_a_watched_run_it_shares_directory_and_report(tmp_path):
+def test_with_the_monitor_of_a_watched_run_it_shares_directory_and_report(tmp_path):
     net, optimizer = make()
     with eq.watch(net, optimizer, every=1, log_dir=tmp_path / "run") as monitor:
-        tracker = track(net, optimizer, beside=monitor)
+        tracker = track(net, optimizer, monitor=monitor)
         train(net, optimizer, 12)
         tracker.close()
         train(net, optimizer, 1)  # the recording goes on
@@ -111,10 +111,10 @@ def test_bad_places_are_refused_and_leave_no_hook(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EquilibriaError, match="is a file"):
         track(net, optimizer, log_dir=tmp_path / "file")
-    with pytest.raises(EquilibriaError, match="got beside of type Linear"):
-        track(net, optimizer, beside=nn.Linear(1, 1))
-    with eq.watch(net, optimizer) as monitor, pytest.raises(EquilibriaError, match="got log_dir and beside"):
-        track(net, optimizer, beside=monitor, log_dir=tmp_path / "run")
+    with pytest.raises(EquilibriaError, match="got monitor of type Linear"):
+        track(net, optimizer, monitor=nn.Linear(1, 1))
+    with eq.watch(net, optimizer) as monitor, pytest.raises(EquilibriaError, match="got log_dir and monitor"):
+        track(net, optimizer, monitor=monitor, log_dir=tmp_path / "run")
     assert not optimizer._optimizer_step_pre_hooks
 
 
@@ -165,13 +165,13 @@ def test_why_tracking_stopped_is_in_the_record(tmp_path):
     net, optimizer = make()
     monitor = eq.watch(net, optimizer, every=1, log_dir=tmp_path / "both")
     alone = track(net, optimizer, log_dir=tmp_path / "alone")
-    beside = track(net, optimizer, beside=monitor)
+    shared = track(net, optimizer, monitor=monitor)
     train(net, optimizer, 2)
     net[0].weight.requires_grad_(False)
     with pytest.warns(WatchWarning, match="sharpness tracking has stopped"):
         train(net, optimizer, 5)
-    for each in (alone, beside, monitor):
-        each.close()
+    for watcher in (alone, shared, monitor):
+        watcher.close()
     for name in ("alone", "both"):
         run = eq.read_run(tmp_path / name)
         assert run.metadata["sharpness"]["stopped"]["step"] == 5
@@ -182,9 +182,9 @@ def test_why_tracking_stopped_is_in_the_record(tmp_path):
     assert repr(alone).startswith("<SharpnessTracker: 6 steps, 1 query; ")
 
 
-def test_the_directory_of_a_watched_run_is_shared_by_beside(tmp_path):
+def test_the_directory_of_a_watched_run_is_shared_by_monitor(tmp_path):
     net, optimizer = make()
-    refused = pytest.raises(EquilibriaError, match=r"this one; close that run, .*by beside=monitor")
+    refused = pytest.raises(EquilibriaError, match=r"this one; close that run, .*by monitor=monitor")
     with eq.watch(net, optimizer, every=1, log_dir=tmp_path / "run"), refused:
         track(net, optimizer, log_dir=tmp_path / "run")
 

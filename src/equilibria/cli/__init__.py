@@ -15,7 +15,7 @@ from typing import TextIO
 import click
 
 from equilibria._version import __version__
-from equilibria.cli._flags import FlagNames
+from equilibria.cli._options import FlagNames
 from equilibria.cli._output import INTERRUPTED, OutputError, discard, guard_streams, print_error
 from equilibria.errors import EquilibriaError
 

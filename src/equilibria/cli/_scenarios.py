@@ -42,7 +42,7 @@ class Decay(click.ParamType):  # type: ignore[type-arg]  # not subscriptable bef
             return tuple(_decay_part(part, alone="," not in value) for part in value.split(","))
         except ValueError:
             self.fail(
-                f"got {value!r}; expected a weight decay such as 5e-4, a factor such as x2, or POSITION:THAT,... "
+                f"got {value!r}; expected a weight decay such as 5e-4, a factor such as x2, or POSITION:VALUE,... "
                 "such as 800:x10",
                 param,
                 ctx,
@@ -71,7 +71,7 @@ scenario_options = apply(
         "--wd",
         "--weight-decay",
         type=Decay(),
-        help="Weight decay from now on, or xN for N times the recorded one; POSITION:THAT,... from positions on, such "
+        help="Weight decay from now on, or xN for N times the recorded one; POSITION:VALUE,... from positions on, such "
         "as 800:x10.",
     ),
     click.option("--batch-factor", type=NUMBER, default=1.0, help="Batch size from now on over that of the record."),

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._flags import flag, named
-from equilibria.cli._options import NUMBER, PATH, WHOLE, apply, completes, numbers
+from equilibria.cli._options import NUMBER, PATH, WHOLE, apply, completes, flag, named, numbers
 from equilibria.errors import EquilibriaError, one_of, positive, whole, within
 
 if TYPE_CHECKING:

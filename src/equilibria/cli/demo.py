@@ -103,7 +103,7 @@ def _sentences(result: DemoResult) -> Iterator[tuple[bool, str]]:
     """A sentence per comparison with the theory, and whether it agrees."""
     from equilibria.lab.demo.results import TOLERANCE
     from equilibria.lab.demo.training import RESCALED
-    from equilibria.theory.rescale import rescale_factors
+    from equilibria.theory.states import rescale_factors
 
     settings = result.settings
     within = "Every layer turns" if result.as_predicted else "Not every layer turns"

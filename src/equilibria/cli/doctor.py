@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._options import PATH, example, json_option
+from equilibria.cli._options import PATH, example, json_option, named
 from equilibria.cli._output import jsonable, print_json
 from equilibria.errors import EquilibriaError
 
@@ -37,6 +37,11 @@ def command(*, target: str | None, save: Path | None, diff: tuple[Path, Path] | 
         raise EquilibriaError("got --save with --diff; expected it with TARGET only: --diff compares saved outputs")
     if save is not None and (save.is_dir() or not save.parent.is_dir()):
         raise EquilibriaError(f"got --save {save}; expected the name of a file in a folder that exists")
+    if save is not None:
+        from equilibria.records._files import check_outside_runs, write_whole
+
+        with named({"path": "--save"}):
+            check_outside_runs(save)
     if diff is not None:
         _compare(*diff, as_json=as_json)
         return
@@ -45,8 +50,6 @@ def command(*, target: str | None, save: Path | None, diff: tuple[Path, Path] | 
     with redirect_stdout(sys.stderr):  # stdout is for the answer; a factory may print, too
         examination = examine(load_setup(str(target)))
     if save is not None:
-        from equilibria.records._files import write_whole
-
         write_whole(save, json.dumps(jsonable(_contract(examination)), allow_nan=False, indent=1).encode())
     if as_json:
         print_json(_contract(examination))

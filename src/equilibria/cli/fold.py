@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._flags import named
-from equilibria.cli._options import build_rule, example, json_option, optimizer_of, rule_options
+from equilibria.cli._options import build_rule, example, json_option, named, optimizer_of, rule_options
 from equilibria.cli._output import print_json
 from equilibria.cli._schedule import build_run, schedule_options
 from equilibria.errors import EquilibriaError

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._flags import flag, named
-from equilibria.cli._options import PATH, WHOLE, example, json_option
+from equilibria.cli._options import PATH, WHOLE, example, flag, json_option, named
 from equilibria.cli._output import jsonable, print_json
 from equilibria.cli._scenarios import EXAMPLES, scenario_options, scenarios
 from equilibria.cli._schedule import build_run
@@ -59,8 +58,8 @@ def command(
 ) -> None:
     """Forecast every layer of the run recorded in RUN over the rest of a schedule, with 90 % bands.
 
-    The schedule is that of the whole run, from its step 0. --what-if compares several scenarios, --suggest searches a
-    plan that comes closer to a target, and --from checks a forecast against a finished run.
+    The schedule is that of the whole run, from its step 0. --what-if compares several scenarios, --suggest searches
+    for a plan closer to a target, and --from checks a forecast against a finished run.
     """
     with named(_FLAGS):
         if start is not None:
@@ -101,7 +100,7 @@ def _forecast(run: Path, options: dict[str, Any], *, html: Path | None, as_json:
     from equilibria.forecasting import suggest, what_if
     from equilibria.forecasting._layers import read_layers
     from equilibria.views.document import MOST_CHOICES
-    from equilibria.views.forecast.page import write_page
+    from equilibria.views.forecast.page import forecast_page
     from equilibria.watching import read_run
 
     what_ifs, wanted, begin = options.pop("what_ifs"), options.pop("suggest"), options.pop("begin")
@@ -132,7 +131,7 @@ def _forecast(run: Path, options: dict[str, Any], *, html: Path | None, as_json:
         if suggestion is not None and suggestion.best.changes and len(by_name) < MOST_CHOICES:
             with_suggestion = {**by_name, _SUGGESTED: suggestion.best.scenario}
             on_page = what_if(recorded, with_suggestion, steps=planned.steps, start=begin)
-        write_page(on_page, html, title=f"Forecast: {run.resolve().name}", suggestion=suggestion)
+        forecast_page(on_page, title=f"Forecast: {run.resolve().name}", suggestion=suggestion).write(html)
     if as_json:
         print_json(_contract(comparison, suggestion))
         return

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._flags import named
 from equilibria.cli._options import (
     NUMBER,
     PATH,
     build_rule,
     example,
     json_option,
+    named,
     optimizer_of,
     refuse_unused_scale,
     rule_options,
@@ -23,7 +23,8 @@ from equilibria.cli._options import (
 from equilibria.cli._output import jsonable, print_json
 from equilibria.cli._schedule import ScheduledRun, build_run, schedule_options
 from equilibria.errors import EquilibriaError
-from equilibria.views.plan.terminal import phase_table
+from equilibria.findings import percent
+from equilibria.views.plan.tables import phase_table
 from equilibria.views.terminal import chart, paint, width, wrap
 
 if TYPE_CHECKING:
@@ -57,10 +58,10 @@ def command(**options: Any) -> None:
     with named({"norm": "--init-norm"}):
         result = plan(rule, run.schedule, **settings)
     if options["html"] is not None:
-        from equilibria.views.plan.page import write_page
+        from equilibria.views.plan.page import plan_page
 
         with named({"path": "--html"}):
-            write_page(result, options["html"], alternatives=alternatives(rule, run.schedule, **settings))
+            plan_page(result, alternatives=alternatives(rule, run.schedule, **settings)).write(options["html"])
     if options["as_json"]:
         print_json(_contract(result))
         return
@@ -108,8 +109,6 @@ def _contract(result: Plan) -> dict[str, Any]:
 
 
 def _show(result: Plan) -> None:
-    from equilibria.planning._findings import percent
-
     print()
     print(phase_table(result))
     print()

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._flags import named
-from equilibria.cli._options import PATH, example, json_option
+from equilibria.cli._options import PATH, example, json_option, named
 from equilibria.cli._output import jsonable, print_json
 
 if TYPE_CHECKING:

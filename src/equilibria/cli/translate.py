@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._flags import flag, named
-from equilibria.cli._options import NUMBER, build_rule, example, json_option, numbers, rule_options, scale_options
+from equilibria.cli._options import (
+    NUMBER,
+    build_rule,
+    example,
+    flag,
+    json_option,
+    named,
+    numbers,
+    rule_options,
+    scale_options,
+)
 from equilibria.cli._output import jsonable, print_json
 from equilibria.errors import EquilibriaError, one_of, positive
 from equilibria.views.terminal import table, wrap

@@ -295,6 +295,9 @@ class AngularSchedule(Hooked, LRScheduler):
                 self.optimizer.param_groups[loop.group]["weight_decay"] = decay
 
     def _weight_decay(self, loop: GroupLoop) -> float:
+        rule = self._rule(loop)
+        if rule.lr == 0:  # nothing moves, whatever the weight decay: keep it until lr rises
+            return rule.weight_decay
         aim, gain = self._aim(loop, self.last_epoch), loop.gain(self._power(loop))
         if aim.wanted == 0:
             return 0.0

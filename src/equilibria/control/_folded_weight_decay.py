@@ -28,7 +28,7 @@ from equilibria.control._scheduler import (
     unshare_lr,
 )
 from equilibria.errors import EquilibriaError
-from equilibria.optimizers.rules import follows, setting
+from equilibria.optimizers.rules import follows
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import is_sharded
 from equilibria.theory.exponential import LARGEST
@@ -214,7 +214,7 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         unshare_lr(self.optimizer)
         for index, group_step in steps.items():
             group = self.optimizer.param_groups[index]
-            if setting(group["momentum"]) == 0:
+            if float(group["momentum"]) == 0:
                 self._park(group)
             set_value(group, "lr", group_step.step.lr)
             group["weight_decay"] = 0.0
@@ -250,7 +250,7 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
     def _fold(self, index: int) -> _GroupStep:
         group = self.optimizer.param_groups[index]
         refuse_unequal(group, index)
-        lr, decay = setting(group["lr"]), setting(group["weight_decay"])
+        lr, decay = float(group["lr"]), float(group["weight_decay"])
         try:
             step, extra = self._next(group, _state(group), lr=lr, weight_decay=decay)
         except EquilibriaError as error:
@@ -266,11 +266,11 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         self, group: Mapping[str, Any], state: FoldState, *, lr: float, weight_decay: float
     ) -> tuple[FoldStep, Mapping[str, Any]]:
         """The step of the recursion, and further entries for the group."""
-        return advance(state, lr, weight_decay=weight_decay, momentum=setting(group["momentum"])), {}
+        return advance(state, lr, weight_decay=weight_decay, momentum=float(group["momentum"])), {}
 
     def _advance(self, group: dict[str, Any], group_step: _GroupStep) -> None:
         step, state, members = group_step.step, group_step.step.state, self._members(group)
-        if setting(group["momentum"]) == 0:
+        if float(group["momentum"]) == 0:
             for _, buffer in self._buffers(members):
                 buffer.mul_(step.alpha)  # a parked buffer stays that of the run with weight decay
         self._statistics.rescale(self._names_of(members), step.running_mean)
@@ -372,9 +372,9 @@ def refuse_unequal(group: Mapping[str, Any], index: int) -> None:
             f"got nesterov=True in parameter group {index}; expected False: the look-ahead update has no "
             "weight-decay-free equivalent with the same momentum"
         )
-    if setting(group["dampening"]) != 0 and setting(group["momentum"]) != 0:
+    if float(group["dampening"]) != 0 and float(group["momentum"]) != 0:
         raise EquilibriaError(
-            f"got dampening={setting(group['dampening']):g} in parameter group {index}; expected 0: the recursion "
+            f"got dampening={float(group['dampening']):g} in parameter group {index}; expected 0: the recursion "
             "holds for gradient and decay that enter the momentum buffer with weight 1"
         )
 

@@ -17,11 +17,11 @@ from equilibria.control._invariance_check import InvarianceCheck
 from equilibria.control._running_statistics import RunningStatistics, require_network
 from equilibria.control._scheduler import Hooked, SchedulerWrapper, closure_of, restoring_scheduler
 from equilibria.errors import EquilibriaError, warn_caller
-from equilibria.optimizers.rules import rule_of_group, setting
+from equilibria.optimizers.rules import rule_of_group
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import is_sharded
-from equilibria.theory.rescale import RescaleFactors, rescale_factors
 from equilibria.theory.rules import AdamL2, Rule
+from equilibria.theory.states import RescaleFactors, rescale_factors
 
 _FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 _SECOND_MOMENTS = ("exp_avg_sq",)
@@ -136,7 +136,7 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
     def _check(self, index: int) -> None:
         group = self.optimizer.param_groups[index]
         self._rules()
-        if setting(group["weight_decay"]) == 0:
+        if float(group["weight_decay"]) == 0:
             raise EquilibriaError(
                 f"got weight_decay=0 in parameter group {index}, which has scale-invariant weights; expected more: "
                 "without weight decay there is no equilibrium to rescale to. Leave these weights out of `invariant`"

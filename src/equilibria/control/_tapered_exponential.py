@@ -10,7 +10,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from equilibria.control._folded_weight_decay import FoldedWeightDecay
-from equilibria.optimizers.rules import setting
 from equilibria.tensors.invariance import Invariant
 from equilibria.theory.folding import FoldState, FoldStep
 from equilibria.theory.texp import Taper, taper, unfold_step
@@ -51,7 +50,7 @@ class TaperedExponential(FoldedWeightDecay):
     def _next(
         self, group: Mapping[str, Any], state: FoldState, *, lr: float, weight_decay: float
     ) -> tuple[FoldStep, Mapping[str, Any]]:
-        momentum = setting(group["momentum"])
+        momentum = float(group["momentum"])
         before = Taper(*group[_TAPER]) if _TAPER in group else None
         now = taper(before, lr, weight_decay=weight_decay, momentum=momentum, instant_drop=self._instant_drop)
         decay = weight_decay if self._instant_drop else weight_decay * lr / now.first_lr

@@ -13,7 +13,7 @@ from equilibria.control._folded_weight_decay import FoldedWeightDecay
 from equilibria.control._rescale_on_decay import RescaleOnDecay
 from equilibria.control._scheduler import SchedulerWrapper, restoring_scheduler
 from equilibria.errors import EquilibriaError, one_of, whole
-from equilibria.optimizers.rules import rule_of_group, setting
+from equilibria.optimizers.rules import rule_of_group
 from equilibria.theory.requested import HOLDS, Hold, holding_weight_decay
 from equilibria.theory.rules import Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
@@ -78,7 +78,7 @@ class WeightDecayScheduler(SchedulerWrapper):
 
     def get_last_weight_decay(self) -> list[float]:
         """The present weight decay, one per parameter group."""
-        return [setting(group["weight_decay"]) for group in self.optimizer.param_groups]
+        return [float(group["weight_decay"]) for group in self.optimizer.param_groups]
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step the wrapped scheduler, then set weight decay; an error in either leaves all as it was."""
@@ -100,9 +100,9 @@ class WeightDecayScheduler(SchedulerWrapper):
 
     def _chosen(self, groups: Iterable[int] | None) -> list[int]:
         every = self.optimizer.param_groups
-        decaying = [index for index, group in enumerate(every) if setting(group.get("weight_decay", 0.0)) > 0]
+        decaying = [index for index, group in enumerate(every) if float(group.get("weight_decay", 0.0)) > 0]
         if groups is None:
-            levels = {setting(every[index]["weight_decay"]) for index in decaying}
+            levels = {float(every[index]["weight_decay"]) for index in decaying}
             if not decaying or (self._schedule is not None and len(levels) > 1):
                 raise EquilibriaError(
                     f"got parameter groups with weight decay {sorted(levels) or 'nowhere'}; expected one level for one "
@@ -127,8 +127,8 @@ class WeightDecayScheduler(SchedulerWrapper):
 
     def _holding(self, index: int) -> float:
         group = self.optimizer.param_groups[index]
-        if setting(group["lr"]) == 0:
-            return setting(group["weight_decay"])
+        if float(group["lr"]) == 0:
+            return float(group["weight_decay"])
         assert self._hold is not None
         return holding_weight_decay(self._references[index], self._rule(index), hold=self._hold)
 

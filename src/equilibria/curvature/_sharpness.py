@@ -20,7 +20,7 @@ from equilibria.curvature._warm_start import update_eigenpairs
 from equilibria.errors import EquilibriaError, whole
 from equilibria.objectives._objective import Objective, Params
 from equilibria.tensors.parameters import Select, unwrap_optimizer
-from equilibria.theory.thresholds import momentum_threshold, nesterov_threshold
+from equilibria.theory.stability import momentum_threshold, nesterov_threshold
 
 _DENSE_UP_TO = 64  # parameters: the whole Hessian is computed
 
@@ -135,7 +135,7 @@ class Sharpness:
             )
 
     def _repr_html_(self) -> str:
-        html: str = renderer("sharpness.sharpness_card")(self)
+        html: str = renderer("notebook.sharpness_card")(self)
         return html
 
     def __str__(self) -> str:

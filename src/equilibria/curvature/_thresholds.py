@@ -17,7 +17,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.objectives._objective import Objective, Params
 from equilibria.optimizers.rules import follows
 from equilibria.tensors.parameters import unwrap_optimizer
-from equilibria.theory.thresholds import adam_threshold, momentum_threshold, nesterov_threshold
+from equilibria.theory.stability import adam_threshold, momentum_threshold, nesterov_threshold
 
 _KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _MUST_AGREE = ("lr", "momentum", "dampening", "nesterov", "betas")
@@ -101,11 +101,11 @@ def stability_limit(
 
 def _law(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, scale_invariant: bool) -> str:
     if is_adam(optimizer):
-        return "thresholds.adam_threshold"
+        return "stability.adam_threshold"
     if group["nesterov"]:
-        return "thresholds.nesterov_threshold"
+        return "stability.nesterov_threshold"
     if group["momentum"] or (group["weight_decay"] and not scale_invariant):
-        return "thresholds.momentum_threshold"  # at momentum 0 the one law of 2/lr - wd
+        return "stability.momentum_threshold"  # at momentum 0 the one law of 2/lr - wd
     return "stability.raw_threshold"
 
 
@@ -145,7 +145,7 @@ def adam_preconditioner(objective: Objective, optimizer: object) -> Params:
     """Adam's preconditioner P by parameter name, with the second moments of the last step.
 
     ``P = sqrt(v / (1 - beta2^t)) + eps``: Adam moves by ``-lr m/(1 - beta1^t) / P``. Compare the largest eigenvalue of
-    ``P^(-1/2) H P^(-1/2)`` with `equilibria.theory.thresholds.adam_threshold`.
+    ``P^(-1/2) H P^(-1/2)`` with `equilibria.theory.stability.adam_threshold`.
 
     Args:
         objective: the loss of the network in training.

@@ -1,6 +1,6 @@
 """Samples of a run -> summaries and findings that a person can act on.
 
-- `checks`: `diagnose`, the list of all checks.
+- `diagnose`: every check of a run, most serious findings first.
 - `summary`: one summary per layer, over its last samples.
 - `layers`: the evidence about one layer, with a number for every assumption of the predictions.
 - `equilibrium`: findings about layers far from equilibrium, disturbed by a change, or without one.
@@ -13,6 +13,84 @@
 
 from __future__ import annotations
 
-from equilibria.diagnosis.checks import diagnose
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from equilibria.diagnosis import assumptions, equilibrium, faults
+from equilibria.diagnosis.identities import check_identities
+from equilibria.diagnosis.layers import Layer
+from equilibria.diagnosis.metadata import entries_by_name
+from equilibria.diagnosis.series import Series, by_parameter, last_true, setting_jumps, steps_taken
+from equilibria.diagnosis.summary import summarise
+from equilibria.findings import Finding
 
 __all__ = ["diagnose"]
+
+_Evidence = TypeVar("_Evidence", Series, list[Layer])
+
+
+def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """Check a run and return its findings, warnings first; layers that share a problem share one finding.
+
+    Args:
+        samples: the sample table of a monitor or of a recorded run.
+        metadata: the metadata of the run.
+
+    Returns:
+        The findings; none for a run in which every layer turns as predicted.
+    """
+    series = by_parameter(samples, metadata=metadata)
+    if not series.names:
+        return ()
+    taken, entries = steps_taken(series), entries_by_name(metadata)
+    since = last_true(taken, setting_jumps(taken)) - taken.first[:-1]
+    layers = [
+        Layer(summary, entries.get(summary.name, {}), taken.of(position), int(since[position]))
+        for position, summary in enumerate(summarise(samples, metadata=metadata))
+    ]
+
+    def identities_fail(layers: list[Layer]) -> Iterable[Finding]:
+        return faults.failed_identities(check_identities(samples, metadata=metadata), layers)
+
+    findings = [
+        *_guarded(faults.not_finite, series),
+        *_guarded(faults.skipped, series),
+        *_guarded(equilibrium.decay_missing, layers),
+        *_guarded(assumptions.rounded_away, layers),
+        *_guarded(assumptions.near_interpolation, layers),
+        *_guarded(equilibrium.disturbed, layers),
+        *_guarded(equilibrium.out_of_equilibrium, layers),
+        *_guarded(assumptions.radial_gradient, layers),
+        *_guarded(assumptions.flipped, layers),
+        *_guarded(assumptions.partly_invariant, layers),
+        *_guarded(faults.too_few_samples, layers),
+        *_guarded(assumptions.angle_off, layers),
+        *_guarded(assumptions.norm_off, layers),
+        *_guarded(equilibrium.weights_changed_outside, layers),
+        *_guarded(identities_fail, layers),
+        *_guarded(assumptions.drifting, layers),
+        *_guarded(assumptions.correlated, layers),
+        *_guarded(equilibrium.oscillating, layers),
+        *_guarded(faults.without_gradient, series),
+        *_guarded(faults.without_law, layers),
+    ]
+    return tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))
+
+
+def _guarded(check: Callable[[_Evidence], Iterable[Finding]], evidence: _Evidence) -> tuple[Finding, ...]:
+    """The findings of a check; a defect in one check becomes a finding and does not cost the run its report."""
+    try:
+        return tuple(check(evidence))
+    except Exception as error:
+        return (
+            Finding(
+                "note",
+                f"the check {check.__name__!r} failed",
+                f"{type(error).__name__}: {error}",
+                "nothing to do: all other findings and all numbers are valid. This is a defect of equilibria; please "
+                "report it",
+                "",
+            ),
+        )

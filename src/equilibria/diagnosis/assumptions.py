@@ -16,8 +16,8 @@ from equilibria.diagnosis.layers import Layer, verb, which_layers
 from equilibria.diagnosis.metadata import INVARIANT
 from equilibria.diagnosis.summary import ACCURACY, LEAST_WINDOW
 from equilibria.findings import Finding, percent
+from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, Muon
-from equilibria.theory.validity import ROUNDED_AWAY
 
 _FAR_OFF = 0.1  # |ln(measured / predicted angle)|: a warning
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
@@ -135,7 +135,7 @@ def correlated(layers: Sequence[Layer]) -> Iterator[Finding]:
         + ("; they point back: the end of training, or lr too large" if ratio < 1 else "; they point the same way"),
         "nothing to do if the angle is as predicted: norm and one-step angle include the correlation. Angles over many "
         f"steps are {'smaller' if ratio < 1 else 'larger'} than under noise",
-        "unit_gradient.momentum_unit_grad_sq",
+        "rules.momentum_unit_grad_sq",
     )
 
 

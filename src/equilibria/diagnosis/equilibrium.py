@@ -14,9 +14,9 @@ from equilibria.diagnosis.summary import how_long, times
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted, percent
 from equilibria.records.tables import CHANGED_OUTSIDE, DISTURBED, NOTES, SETTLED, SETTLING, STATES
-from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.rules import SGD, SGDW, Rule
 from equilibria.theory.settling import relaxation
+from equilibria.theory.states import rescale_factors
 
 _FAR = math.log(1.25)  # an angle that far from equilibrium is worth a warning
 _NEAR = 0.05  # what "settled" allows
@@ -296,7 +296,7 @@ def disturbed(layers: Sequence[Layer]) -> Iterator[Finding]:
             f"{which_layers(thrown, predictable, worst.layer)} {state} disturbed by a change {worst.when}: {change}",
             _dip_and_recovery(worst, thrown),
             _remedy_for_a_jump(worst),
-            "rescale.rescale_factors",
+            "states.rescale_factors",
         )
 
 

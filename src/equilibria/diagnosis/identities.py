@@ -20,9 +20,9 @@ from equilibria.diagnosis.metadata import entries_by_name, invariance_from_metad
 from equilibria.diagnosis.series import SETTINGS, Array, Series, by_parameter, setting_changes, steps_taken
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
 from equilibria.theory.angles import log_cos_balance
+from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.norms import window_identity
-from equilibria.theory.rules import SGD, SGDW, Rule
-from equilibria.theory.validity import ROUNDED_AWAY
+from equilibria.theory.rules import SGD, SGDW
 
 _LEAST_STEPS = 10  # over fewer steps the rounding of the two norms at the ends hides everything else
 _NORM_ROUNDING = 1e-6  # relative error of ||w||^2 at the two ends together, if summed in float32
@@ -91,7 +91,8 @@ def _not_consecutive(series: Series) -> Array:
     return np.asarray(broken)
 
 
-Identity = Callable[[Rule, Mapping[str, Array]], tuple[str, float, float] | None]
+_COLUMNS = ("step", "angle", "norm", "update_norm", "cosine", "grad_norm", *SETTINGS)
+Identity = Callable[[SGD | SGDW, Mapping[str, Array]], tuple[str, float, float] | None]
 
 
 def _checks(
@@ -101,10 +102,12 @@ def _checks(
         steps = end - begin - 1  # the last row only gives the norm after the step before
         if steps < _LEAST_STEPS:
             continue
-        stretch = {column: values[begin:end] for column, values in rows.items()}
-        rule = rule_from_metadata(entry, {name: float(stretch[name][0]) for name in SETTINGS})
-        cosine = math.sqrt(float(np.mean(stretch["cosine"] ** 2)))
-        sides = identity(rule, stretch) if rule and invariance_from_metadata(entry, cosine) else None
+        rule = rule_from_metadata(entry, {name: float(rows[name][begin]) for name in SETTINGS})
+        if not isinstance(rule, SGD | SGDW):
+            continue
+        stretch = {column: rows[column][begin:end] for column in _COLUMNS}
+        cosine = math.sqrt(float(stretch["cosine"] @ stretch["cosine"]) / (end - begin))
+        sides = identity(rule, stretch) if invariance_from_metadata(entry, cosine) else None
         if sides is not None:
             law, left, right = sides
             larger = max(abs(left), abs(right))
@@ -129,17 +132,18 @@ def _tolerance(dtype: str, stretch: Mapping[str, Array], steps: int) -> float:
     return _SLACK + (steps * every_step + _NORM_ROUNDING + radial) / turned_sq if turned_sq else math.inf
 
 
-def _log_cos(rule: Rule, stretch: Mapping[str, Array]) -> tuple[str, float, float] | None:
+def _log_cos(_rule: SGD | SGDW, stretch: Mapping[str, Array]) -> tuple[str, float, float] | None:
     """The balance of angles and norms: plain SGD with coupled or decoupled decay, any schedule."""
-    plain = isinstance(rule, SGD | SGDW) and not np.any(stretch["momentum"] > 0)
+    if np.any(stretch["momentum"] > 0):
+        return None
     angles, lr, decay = (stretch[name][:-1] for name in ("angle", "lr", "weight_decay"))
-    if not plain or not np.all(lr * decay < 1) or np.any(angles >= math.pi / 2):  # NaN is not below 1
+    if not np.all(lr * decay < 1) or np.any(angles >= math.pi / 2):  # NaN is not below 1
         return None
     balance = log_cos_balance(angles, lr, weight_decay=decay, norm_sq=stretch["norm"][[0, -1]] ** 2)
     return "angles.log_cos_balance", balance.turned, balance.decayed + balance.grown
 
 
-def _window(rule: Rule, stretch: Mapping[str, Array]) -> tuple[str, float, float] | None:
+def _window(rule: SGD | SGDW, stretch: Mapping[str, Array]) -> tuple[str, float, float] | None:
     """The balance of squared steps and norms: SGD with momentum and constant settings; dampening scales lr."""
     if not isinstance(rule, SGD) or rule.nesterov or rule.lr == 0 or np.any(np.isnan(stretch["update_norm"])):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,9 @@ from equilibria.diagnosis.series import SETTINGS, Array
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import STATES
-from equilibria.theory.equilibrium import Equilibrium
+from equilibria.theory.equilibrium import ROUNDED_AWAY, Equilibrium
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.settling import relaxation
-from equilibria.theory.validity import ROUNDED_AWAY
 
 _LEAST_SAMPLES = 30  # for a trend or a correlation
 _BLOCKS = 10  # a trend is fitted to the means of so many blocks, whose scatter gives its error
@@ -127,12 +126,12 @@ class Layer:
 
         None also while lr moves, since the time constant moves with it, and if that is far longer than the run.
         """
-        if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None or self.lr_is_moving:
+        slope, error = _trend(self.late("step"), self.late("unit_grad_sq"))
+        if slope == 0 or not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None or self.lr_is_moving:
             return None
-        rate = relaxation(self.rule).rate
+        rate = _rate(self.rule)
         if rate * self.length < _OUT_OF_REACH:
             return None
-        slope, error = _trend(self.late("step"), self.late("unit_grad_sq"))
         drift, error = slope / rate, error / rate
         return drift if abs(drift) > max(_DRIFTING, _SURE * error) else None
 
@@ -155,9 +154,11 @@ class Layer:
     @cached_property
     def vanishing(self) -> bool:
         """Whether L is small, and the equilibrium falls faster than weight decay can shrink the norm."""
+        if not self.remaining < _FALLING:  # also where it is unknown
+            return False
         if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None:
             return False  # under other rules L does not set the norm
-        if self.drift is not None and self.drift <= -1 and self.remaining < _FALLING:
+        if self.drift is not None and self.drift <= -1:
             return True
         return self.remaining < _VANISHED and (self.summary.norm_vs_equilibrium or 1.0) > _LEFT_BEHIND
 
@@ -182,8 +183,10 @@ class Layer:
         coupled = isinstance(self.rule, SGD | AdamL2)
         change = self.rows["angle_predicted"] if coupled else self.rows["lr"] * self.rows["weight_decay"]
         change = change[np.isfinite(change)]
+        if not len(change) or change.min() >= limit:
+            return None
         # The median: the end of a schedule that falls to zero is no reason for alarm.
-        typical = float(np.median(change)) if len(change) else 0.0
+        typical = float(np.median(change))
         return typical if 0 < typical < limit else None
 
     @property
@@ -193,6 +196,11 @@ class Layer:
             return True
         # Heavy ball's prediction is driven by h~ and holds for correlated gradients too; Nesterov's does not quite.
         return self.correlation is not None and getattr(self.rule, "nesterov", False)
+
+
+@lru_cache(maxsize=1024)
+def _rate(rule: SGD | SGDW) -> float:
+    return relaxation(rule).rate
 
 
 def _trend(step: Array, values: Array) -> tuple[float, float]:

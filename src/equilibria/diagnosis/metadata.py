@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from equilibria.errors import EquilibriaError
@@ -31,18 +32,26 @@ def rule_from_metadata(entry: Mapping[str, Any], settings: Mapping[str, float]) 
         >>> rule_from_metadata(entry, {"lr": 1e-3, "weight_decay": 0.1, "momentum": 0.8})
         AdamW(lr=0.001, weight_decay=0.1, betas=(0.8, 0.95))
     """
-    recorded = dict(entry.get("rule") or {})
+    recorded = entry.get("rule") or {}
+    options = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in recorded.items())
+    return _rule(options, settings["lr"], settings["weight_decay"], settings["momentum"])
+
+
+@lru_cache(maxsize=1024)
+def _rule(options: tuple[tuple[str, Any], ...], lr: float, weight_decay: float, momentum: float) -> Rule | None:
+    """The rule; the layers of a group share one, which is checked once."""
+    recorded = dict(options)
     kind = _RULES.get(recorded.pop("kind", ""))
     if kind is None:
         return None
-    if math.isfinite(settings["momentum"]):
-        recorded["momentum"] = settings["momentum"]
+    if math.isfinite(momentum):
+        recorded["momentum"] = momentum
     if recorded.get("betas"):
         recorded["betas"] = (recorded.get("momentum", recorded["betas"][0]), recorded["betas"][1])
     fields = {field.name for field in dataclasses.fields(kind)} - {"lr", "weight_decay"}
-    options: dict[str, Any] = {name: value for name, value in recorded.items() if name in fields and value is not None}
+    known: dict[str, Any] = {name: value for name, value in recorded.items() if name in fields and value is not None}
     try:
-        return kind(settings["lr"], settings["weight_decay"], **options)
+        return kind(lr, weight_decay, **known)
     except EquilibriaError:
         return None  # these settings have no law
 
@@ -76,12 +85,17 @@ def settings_text(entry: Mapping[str, Any], settings: Mapping[str, float], metad
     rule = rule_from_metadata(entry, settings)
     optimizers, position = metadata.get("optimizers", ()), entry.get("optimizer", 0)
     kind = optimizers[position]["class"] if position < len(optimizers) else "optimizer"
-    words = [f"{name}={short(settings[key])}" for name, key in (("lr", "lr"), ("wd", "weight_decay"))]
+    return _settings_text(kind, rule, settings["lr"], settings["weight_decay"], settings["momentum"])
+
+
+@lru_cache(maxsize=1024)
+def _settings_text(kind: str, rule: Rule | None, lr: float, weight_decay: float, momentum: float) -> str:
+    words = [f"lr={short(lr)}", f"wd={short(weight_decay)}"]
     betas = getattr(rule, "betas", None)
     if betas:
         words.append(f"betas=({', '.join(map(short, betas))})")
-    elif settings["momentum"] > 0:
-        words.append(f"momentum={short(settings['momentum'])}")
+    elif momentum > 0:
+        words.append(f"momentum={short(momentum)}")
     if getattr(rule, "nesterov", False):
         words.append("nesterov=True")
     return f"{kind}({', '.join(words)})"

@@ -28,7 +28,7 @@ _PER_PERIOD = 5  # queries: with fewer a period cannot be measured
 _LOOSE = 0.05  # error bound beyond which a value is unreliable
 _SWINGS = 0.5  # share of steps that turn back
 _OTHER_GRADIENT = 0.1  # relative difference beyond which training and tracker have different losses
-_MOMENTUM = "thresholds.momentum_threshold"
+_MOMENTUM = "stability.momentum_threshold"
 
 
 def sharpness_findings(samples: pa.Table, *, metadata: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from torch import Tensor
 from equilibria.control._split_decay import decay_reason, is_scale_invariant
 from equilibria.doctor._setup import TrainingSetup, input_and_target
 from equilibria.errors import EquilibriaError
-from equilibria.findings import Finding
+from equilibria.findings import Finding, Severity, joined
 from equilibria.objectives._objective import objective, unwrap_model
-from equilibria.optimizers.rules import rule_of_group, setting
+from equilibria.optimizers.rules import rule_of_group
 from equilibria.symmetry import Symmetries, symmetries
 from equilibria.tensors.parameters import names_of, roles_of
 from equilibria.theory.rules import SGD, AdamL2, Rule
@@ -54,7 +54,7 @@ class ParameterRow:
     decay_per_step: float | None
     angle: float | None
     time_constant: float | None
-    severity: str
+    severity: Severity | Literal[""]
     problem: str
     remedy: str
 
@@ -112,8 +112,8 @@ def examine(setup: TrainingSetup, *, progress: bool | None = None) -> Examinatio
 
 def _groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, _Settings]]:
     for index, group in enumerate(optimizer.param_groups):
-        decay = setting(group.get("weight_decay", 0.0))
-        settings = _Settings(index, setting(group["lr"]), decay, rule_of_group(optimizer, group).rule)
+        decay = float(group.get("weight_decay", 0.0))
+        settings = _Settings(index, float(group["lr"]), decay, rule_of_group(optimizer, group).rule)
         yield from ((id(param), settings) for param in group["params"])
 
 
@@ -161,7 +161,9 @@ def _equilibrium(group: _Settings, param: Tensor) -> dict[str, float]:
     return {"angle": float(result.angle), "time_constant": float(result.time_constant)}
 
 
-def _problem(name: str, param: Tensor, role: str, group: _Settings | None, sym: Symmetries) -> tuple[str, str, str]:
+def _problem(
+    name: str, param: Tensor, role: str, group: _Settings | None, sym: Symmetries
+) -> tuple[Severity | Literal[""], str, str]:
     """Severity, problem and remedy; empty where nothing is wrong."""
     if name in sym.no_effect:
         why = "a later operation (a normalisation, a softmax) removes it, or it is unused"
@@ -180,9 +182,8 @@ def _problem(name: str, param: Tensor, role: str, group: _Settings | None, sym: 
             "keep a float32 copy of the weights, or a larger lr x wd",
         )
     if group.weight_decay == 0 and should_decay and is_scale_invariant(name, sym):
-        severity = "warning" if param.ndim >= 2 else "note"
         return (
-            severity,
+            "warning" if param.ndim >= 2 else "note",
             "invariant but not decayed: its norm grows and its effective lr falls like t^-1/2",
             "let it decay",
         )
@@ -197,19 +198,15 @@ def _rounded_away(group: _Settings, param: Tensor) -> bool:
 
 def _findings(rows: tuple[ParameterRow, ...]) -> tuple[Finding, ...]:
     """One finding for all rows with the same problem, warnings first."""
-    by_problem: dict[tuple[str, str, str], list[str]] = {}
+    by_problem: dict[tuple[Severity, str, str], list[str]] = {}
     for row in rows:
-        if row.problem:
+        if row.severity:
             by_problem.setdefault((row.severity, row.problem, row.remedy), []).append(row.name)
     ordered = sorted(by_problem.items(), key=lambda item: item[0][0] != "warning")
     return tuple(
-        Finding(severity, _listed(names), problem, remedy, "heavy_ball")
+        Finding(severity, joined(names), problem, remedy, "heavy_ball")
         for (severity, problem, remedy), names in ordered
     )
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 def _fix(rows: tuple[ParameterRow, ...], params: Mapping[str, Tensor], sym: Symmetries) -> str:

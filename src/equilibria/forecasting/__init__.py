@@ -1,10 +1,19 @@
 """The rest of a run, forecast from its record so far."""
 
 from equilibria.forecasting._backtest import BASELINES, FORECAST, BackTest, LayerTest, Score, backtest
-from equilibria.forecasting._forecast import Band, Estimate, Forecast, LayerForecast, LayerSamples, forecast
+from equilibria.forecasting._forecast import (
+    Band,
+    Estimate,
+    Forecast,
+    LayerForecast,
+    LayerOutcome,
+    LayerSamples,
+    WhatIf,
+    forecast,
+    what_if,
+)
 from equilibria.forecasting._scenario import Scenario
 from equilibria.forecasting._suggest import AngleTarget, Proposal, Suggestion, suggest
-from equilibria.forecasting._what_if import LayerOutcome, WhatIf, what_if
 
 __all__ = [
     "BASELINES",

@@ -8,14 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equilibria._display import Printable, renderer
 from equilibria.errors import EquilibriaError, whole
-from equilibria.findings import Finding, counted
+from equilibria.findings import Finding, counted, warnings_first
 from equilibria.forecasting._findings import (
     backtest_accuracy,
-    warnings_first,
     was_rescaled,
     weights_changed,
     wide_bands,
@@ -25,8 +23,7 @@ from equilibria.forecasting._forecast import LayerForecast, layer_forecast
 from equilibria.forecasting._layers import Cohort, RunLike, as_run, read_layers, whole_record
 from equilibria.forecasting._paths import integrate
 from equilibria.forecasting._scenario import recorded_schedule
-
-Array = NDArray[np.float64]
+from equilibria.theory._reals import Array
 
 RMS_SAMPLES = 50  # whose root mean square is compared: with momentum 0.9 it scatters by 3 %, a single angle by 10 %
 FORECAST = "forecast"
@@ -129,17 +126,12 @@ class BackTest:
 
     def table(self) -> Printable:
         """Errors and coverage: of the forecast and the guesses, by horizon, by layer."""
-        shown: Printable = renderer("forecast.terminal.backtest_table")(self)
+        shown: Printable = renderer("forecast.tables.backtest_table")(self)
         return shown
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
-        """Write the back-test as one HTML page that needs no network.
-
-        Args:
-            path: the file to write; an existing file is replaced.
-            title: shown above the headline.
-        """
-        written: Path = renderer("forecast.backtest.write_backtest_page")(self, path, title=title)
+        """Write the back-test as one HTML page that needs no network; see `Forecast.report`."""
+        written: Path = renderer("forecast.backtest.backtest_page")(self, title=title).write(path)
         return written
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.findings import Finding, counted
+from equilibria.findings import Finding, counted, joined, warnings_first
+from equilibria.forecasting._fit import NEAR_INTERPOLATION
 from equilibria.forecasting._layers import Cohort
-from equilibria.forecasting._prior import NEAR_INTERPOLATION
 from equilibria.forecasting._scenario import JUMP, GroupSchedule, Scenario
 
 if TYPE_CHECKING:
@@ -26,11 +26,6 @@ _LEAST_COVERED = 0.75  # share of the measurements inside the 90 % bands
 _GOOD = 0.05  # median error of the angle that is good enough, however good a guess is
 _USELESS = 0.3  # median error of the angle that is not, even if every guess is worse
 _LAW, _RESCALED_LAW = "transient.evolve", "states.rescaled"
-
-
-def warnings_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings, warnings first."""
-    return tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))
 
 
 def wide_bands(layers: Sequence[LayerForecast]) -> Iterator[Finding]:
@@ -53,14 +48,10 @@ def wide_bands(layers: Sequence[LayerForecast]) -> Iterator[Finding]:
     yield Finding(
         "warning",
         f"the bands of {widened} of {counted(len(layers), 'layer')} are wider than usual",
-        "; ".join(f"{_listed(names)}: {reason}" for reason, names in names_by_reason.items()),
+        "; ".join(f"{joined(names, most=3)}: {reason}" for reason, names in names_by_reason.items()),
         "; ".join(remedies),
         _LAW,
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"
 
 
 # ---- of a forecast

@@ -18,9 +18,9 @@ from equilibria.diagnosis.series import SETTINGS, by_parameter, steps_taken
 from equilibria.errors import EquilibriaError, whole
 from equilibria.records import read_record
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
+from equilibria.theory._reals import Array
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
 
-Array = NDArray[np.float64]
 Steps = NDArray[np.int64]
 
 _VANISHED = 1e-3  # share of the record's largest ||g||^2 ||w||^2 below which a gradient has vanished

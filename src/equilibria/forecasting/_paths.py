@@ -19,12 +19,11 @@ from equilibria._compiled import compiled, inner
 from equilibria.forecasting._fit import Fit
 from equilibria.forecasting._layers import Cohort, Steps
 from equilibria.forecasting._scenario import GroupSchedule
-from equilibria.planning._targets import targets_per_step
+from equilibria.theory._reals import Array
 from equilibria.theory.moments import step_map
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
-from equilibria.theory.states import step_of
-
-Array = NDArray[np.float64]
+from equilibria.theory.rules import SGD, SGDW, AdamL2, Rule
+from equilibria.theory.states import adam_settings, step_of
+from equilibria.theory.targets import targets_per_step
 
 NINETY = 1.6449  # a normal distribution has 90 % within this many standard deviations of its mean
 _DISPLACED = 6  # three directions of level, power and drift; angle; entries; level again, for its wander
@@ -84,7 +83,9 @@ def integrate(cohort: Cohort, fitted: Fit, schedule: GroupSchedule, *, shown: St
         size = np.repeat(fitted.size[:, np.newaxis], members, axis=1)
         size[:, 5:6] *= np.exp(fitted.size_error[:, np.newaxis])
         share = ((1 - cohort.rule.betas[1]) / size).ravel()
-        _integrate_adam(_adam_settings(cohort.rule, fitted, schedule), share, *cohort.rule.betas, *shared)
+        count = fitted.replay.steps_done + np.arange(1, schedule.steps + 1)
+        settings = np.stack(adam_settings(cohort.rule, schedule.lr, schedule.weight_decay, count), axis=1)
+        _integrate_adam(np.ascontiguousarray(settings), share, *cohort.rule.betas, *shared)
     norm_sq, angle, log_unit_grad_sq = (out[:, row].reshape(len(shown), layers, members) for row in range(3))
     centre = law.reshape(_LAW_ROWS, layers, members)[:, :, 0]
     factor = np.exp(centre[_EQUILIBRIUM_POWER] * (log_unit_grad_sq[:, :, 0] - centre[_LEVEL]))
@@ -128,14 +129,6 @@ def _start_states(fitted: Fit, schedule: GroupSchedule, members: int) -> Array:
 def _maps(rule: SGD | SGDW, schedule: GroupSchedule) -> Array:
     step, *settings = step_of(rule, schedule.lr, schedule.weight_decay, np.full(schedule.steps, rule.momentum))
     return np.ascontiguousarray(step_map(step, *settings))
-
-
-def _adam_settings(rule: AdamW | AdamL2, fitted: Fit, schedule: GroupSchedule) -> Array:
-    (b1, b2), lr, wd = rule.betas, schedule.lr, schedule.weight_decay
-    count = fitted.replay.steps_done + np.arange(1, schedule.steps + 1)
-    size = lr * np.sqrt(1 - b2**count) / (1 - b1**count)
-    lost, coupled = (lr * wd, 0 * wd) if isinstance(rule, AdamW) else (0 * wd, wd)
-    return np.ascontiguousarray(np.stack([size, lost, coupled], axis=1))
 
 
 def _base_equilibrium(rule: Rule, schedule: GroupSchedule) -> Array:

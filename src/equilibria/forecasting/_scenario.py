@@ -6,14 +6,12 @@ from collections.abc import Sized
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, positive
 from equilibria.forecasting._layers import Cohort, RecordedLayers
-from equilibria.planning._targets import rescale_sq_factors
+from equilibria.theory._reals import Array
 from equilibria.theory.schedules import FromValues, ScheduleLike, as_schedule
-
-Array = NDArray[np.float64]
+from equilibria.theory.targets import rescale_sq_factors
 
 JUMP = 0.1  # relative change of lr or weight decay from one step to the next that counts as a jump
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equilibria._display import Printable, renderer
 from equilibria.errors import EquilibriaError, positive, whole
@@ -19,9 +18,9 @@ from equilibria.forecasting._layers import RecordedLayers, RunLike, Steps, read_
 from equilibria.forecasting._paths import Paths, integrate
 from equilibria.forecasting._scenario import Scenario, group_schedules
 from equilibria.planning._phases import cut, thinned
+from equilibria.theory._reals import Array
 from equilibria.theory.schedules import Constant, FromValues, Schedule, ScheduleLike, as_schedule
 
-Array = NDArray[np.float64]
 AngleTarget: TypeAlias = float | Literal["as now", "now", "equilibrium"] | ScheduleLike
 """Radians per step, a schedule of them, or a name: the present angle of each layer, or its equilibrium."""
 
@@ -113,7 +112,7 @@ class Suggestion:
         Args:
             unit: steps per unit of the positions in the flags: 1, or the steps per epoch.
         """
-        shown: Printable = renderer("forecast.terminal.suggestion_table")(self, unit=unit)
+        shown: Printable = renderer("forecast.tables.suggestion_table")(self, unit=unit)
         return shown
 
 

@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_caller
+from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_in_training
 from equilibria.findings import Finding, counted
 from equilibria.monitor.monitor import Granularity, Sink
-from equilibria.monitor.sampler import Every
-from equilibria.optimizers.budget import Cadence
+from equilibria.optimizers.budget import Every, TimeBudget
 from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
 from equilibria.watching import WatchedRun, watch
@@ -56,7 +55,7 @@ class WatchedTraining:
         sinks: Iterable[Sink],
         summary: bool,
     ) -> None:
-        Cadence(every)  # raises if it is neither "auto" nor a number of steps
+        TimeBudget(every, share=1.0)  # raises if it is neither "auto" nor a number of steps
         one_of("granularity", granularity, ["tensor", "row"])
         self.log_dir = None if log_dir is None else Path(log_dir)
         self.monitor: WatchedRun | None = None
@@ -146,7 +145,7 @@ def training_goes_on(consequence: str) -> Iterator[None]:
         yield
     except Exception as error:
         cause = str(error) if isinstance(error, EquilibriaError) else f"{type(error).__name__}: {error}"
-        warn_caller(f"{consequence}: {cause}; training goes on", WatchWarning)
+        warn_in_training(f"{consequence}: {cause}; training goes on", WatchWarning)
 
 
 def print_summary(monitor: WatchedRun) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from equilibria.integrations._watched_training import WatchedTraining, training_goes_on
 from equilibria.integrations.scalars import METRICS, MOST_LAYERS, ScalarSink, Tags, require
 from equilibria.monitor.monitor import Granularity, Sink
-from equilibria.monitor.sampler import Every
+from equilibria.optimizers.budget import Every
 from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
 from equilibria.watching import WatchedRun

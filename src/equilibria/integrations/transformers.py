@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from equilibria.errors import WatchWarning, warn_caller
+from equilibria.errors import WatchWarning, warn_in_training
 from equilibria.integrations._watched_training import WatchedTraining, training_goes_on
 from equilibria.integrations.scalars import require
 from equilibria.monitor.monitor import Granularity, Sink
-from equilibria.monitor.sampler import Every
+from equilibria.optimizers.budget import Every
 from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
 from equilibria.watching import WatchedRun
@@ -117,7 +117,7 @@ def _load(args: Any, step: int) -> dict[str, Any] | None:
     folders = [Path(named)] if isinstance(named, str) and named not in ("True", "true") else []
     folders = [folder for folder in (*folders, _checkpoint(args, step)) if (folder / _STATE).is_file()]
     if not folders:
-        warn_caller(
+        warn_in_training(
             f"training goes on from step {step:,}, but there is no {_checkpoint(args, step) / _STATE}: the record of "
             "this run starts again at step 0",
             WatchWarning,

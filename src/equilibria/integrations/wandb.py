@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from equilibria.errors import EquilibriaError, WatchWarning, warn_caller
+from equilibria.errors import EquilibriaError, WatchWarning, warn_in_training
 from equilibria.integrations.scalars import METRICS, MOST_LAYERS, PREFIX, ScalarSink, require
 
 __all__ = ["WandbSink"]
@@ -67,7 +67,7 @@ class WandbSink(ScalarSink):
             return
         kept = last - first + 1  # the last one is still open
         if kept < sent / 2:
-            warn_caller(
+            warn_in_training(
                 f"W&B keeps at most {kept:,} of {sent:,} samples: the last one before each of your own run.log calls. "
                 "If you never log with step=, WandbSink(commit=True) keeps all",
                 WatchWarning,

@@ -53,7 +53,8 @@ from equilibria.theory.rules import SGDW, AdamW, Lion, Muon
 OnReading: TypeAlias = Callable[[int, StepReading | None], None]
 """Called after every sampled step with the index of the optimizer and the reading, None if an error prevented it."""
 
-_EXACT = (torch.float32, torch.float64)
+_EXACT = (torch.float32, torch.float64)  # types in which SGD's step can be recomputed from its products
+_EMPTY: dict[str, Any] = {}
 
 
 class OptimizerHooks:
@@ -91,8 +92,9 @@ class OptimizerHooks:
         self._index, self._sampler, self._on_reading = index, sampler, on_reading
         self._rows = _row_slices(self.watched)
         # Compared at every step. Sharded tensors are left out: gathering and scattering them counts as changes.
-        self._versioned = [layer.param for layer in watched if not is_sharded(layer.param)]
-        self._versions: list[int] = []
+        self._plain = [layer.param for layer in watched if not is_sharded(layer.param)]
+        self._units = sum(layer.units for layer in watched)
+        self._versions: list[int] = []  # of the plain tensors after the last step
         self._addresses: list[int] = []  # of the tensors after the last sampled step
         self._changed = [False] * len(watched)
         self._reading: StepReading | None = None
@@ -126,14 +128,14 @@ class OptimizerHooks:
 
     def mark_weights(self) -> None:
         """Count every change of a weight from now until the next step as a change from outside."""
-        self._versions = [param._version for param in self._versioned]
+        self._versions = [param._version for param in self._plain]
 
     @property
     def changes_since_last_step(self) -> int:
         """In-place changes since this optimizer's last step, of the tensor with the most."""
         if not self._versions:
             return 0
-        return max(param._version - version for param, version in zip(self._versioned, self._versions, strict=True))
+        return max(param._version - version for param, version in zip(self._plain, self._versions, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers for a checkpoint."""
@@ -165,7 +167,9 @@ class OptimizerHooks:
         self._in_step, self._in_hook, self._reading = True, True, None
         try:
             self.step = max(self.last_step + 1, self._sampler.latest)
-            jumps = self._sampler.automatic and self._settings_jump()
+            jumps = self._sampler.automatic and any(
+                log.jumps(group) for log, group in zip(self.settings, self.optimizer.param_groups, strict=False)
+            )
             self._is_due = self._sampler.is_due(self._index, count=self.count, step=self.step, jumps=jumps)
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
             self._sampler.attempt(lambda: self._look_before(has_closure=closure is not None))
@@ -186,15 +190,11 @@ class OptimizerHooks:
         finally:
             self._in_hook = False
 
-    def _settings_jump(self) -> bool:
-        """Whether the settings of the coming step are quite different from the last step's."""
-        return any(log.jumps(group) for log, group in zip(self.settings, self.optimizer.param_groups, strict=False))
-
     def _look_before(self, *, has_closure: bool) -> None:
         for log, group in zip(self.settings, self.optimizer.param_groups, strict=False):
             log.note(self.count, group, sampled=self._is_due)
-        if self._versions and self._versions != [param._version for param in self._versioned]:
-            self._note_changes()
+        if self._versions and self._versions != (now := [param._version for param in self._plain]):
+            self._mark_changed(self._versions, now)
         if self._is_due:
             with torch.no_grad():
                 self._reading = self._read_before(has_closure=has_closure)
@@ -202,16 +202,18 @@ class OptimizerHooks:
     def _look_after(self) -> StepReading | None:
         reading, self._reading = self._reading, None
         if reading is not None:
-            with torch.no_grad():
-                self._read_after(reading)
+            if any(reading.copied) or any(reading.missing):
+                with torch.no_grad():
+                    self._read_after(reading)
             # Only now: a step that raises leaves no reading, and its settings then belong to the next one.
             reading.settings = [log.hand_over(reading.count) for log in self.settings]
-            reading.grown = self._has_grown()
+            before, self._parameters = self._parameters, _count_parameters(self.optimizer)
+            reading.grown = self._parameters > before
             self._last_sampled = reading.count
             self._changed = [False] * len(self.watched)
             self._started = [not missing for missing in reading.missing]
             # An optimizer that moves its tensors in memory by itself says nothing about changes from outside.
-            self._addresses = [] if self._addresses_before != self._addresses_now() else self._addresses_before
+            self._addresses = reading.addresses if reading.addresses == self._addresses_now() else []
             if not self._comes_last():
                 self._handles[0].remove()
                 self._handles[0] = self.optimizer.register_step_pre_hook(self._before)
@@ -223,62 +225,67 @@ class OptimizerHooks:
         hooks: Mapping[int, Any] = getattr(self.optimizer, "_optimizer_step_pre_hooks", {})
         return not hooks or next(reversed(hooks)) == self._handles[0].id
 
-    def _has_grown(self) -> bool:
-        """Whether parameters were added to the optimizer since the last call."""
-        before, self._parameters = self._parameters, _count_parameters(self.optimizer)
-        return self._parameters > before
-
     # ---- changes from outside
 
-    def _note_changes(self) -> None:
-        versions = {id(param): version for param, version in zip(self._versioned, self._versions, strict=True)}
+    def _mark_changed(self, before: Sequence[int], now: Sequence[int]) -> None:
+        """Mark the tensors whose version or address differs."""
+        changed = {id(param) for param, old, new in zip(self._plain, before, now, strict=True) if old != new}
         for index, layer in enumerate(self.watched):
-            version = layer.param._version
-            self._changed[index] |= versions.get(id(layer.param), version) != version
-
-    def _moved_in_memory(self) -> list[bool]:
-        """Tensors at another address than after the last sample: ``p.data = other``, which torch does not count."""
-        self._addresses_before = now = self._addresses_now()
-        return [old != new for old, new in zip(self._addresses or now, now, strict=True)]
+            self._changed[index] |= id(layer.param) in changed
 
     def _addresses_now(self) -> list[int]:
-        return [0 if is_sharded(layer.param) else layer.param.data_ptr() for layer in self.watched]
+        return [param.data_ptr() for param in self._plain]
 
     # ---- a reading
 
     def _read_before(self, *, has_closure: bool) -> StepReading:
-        laws = [rule_of_group(self.optimizer, group) for group in self.optimizer.param_groups]
-        sgd, is_last, moved = follows(self.optimizer, SGD), self._comes_last(), self._moved_in_memory()
+        groups, states = self.optimizer.param_groups, self.optimizer.state
+        laws = [rule_of_group(self.optimizer, group) for group in groups]
+        sgd, is_last, addresses = follows(self.optimizer, SGD), self._comes_last(), self._addresses_now()
+        if self._addresses and self._addresses != addresses:
+            self._mark_changed(self._addresses, addresses)  # ``p.data = other``, which torch does not count
+        if sgd:
+            first, later = ([sgd_combination(group, first=first) for group in groups] for first in (True, False))
+        else:
+            first = later = [_decay_alone(law) for law in laws]
+        on_cpu = any(layer.param.is_cpu for layer in self.watched)  # the products on other devices are sent there
+        device = torch.device("cpu") if on_cpu else self.watched[0].param.device
         none = [False] * len(self.watched)
         reading = StepReading(
             count=self.count,
             step=self.step,
             laws=laws,
             settings=[],
-            combinations=self._combinations(laws, sgd=sgd),
-            combined=[sgd and not has_closure and is_last and _is_plain(layer.param) for layer in self.watched],
+            addresses=addresses,
+            combinations=[],
+            combined=list(none),
             copied=list(none),
-            products=self._no_products(),
-            missing=[layer.param.grad is None for layer in self.watched],
+            products=torch.zeros(self._units, PRODUCTS, dtype=torch.float64, device=device),
+            missing=list(none),
             late=list(none),
             unread=list(none),
-            changed=[counted or elsewhere for counted, elsewhere in zip(self._changed, moved, strict=True)],
+            changed=list(self._changed),
             starts=list(none),
             found_inf=getattr(self.optimizer, "found_inf", None),
             grad_scale=getattr(self.optimizer, "grad_scale", None),
         )
+        can_combine = sgd and is_last and not has_closure
         one_pass = ProductsPass(reading.products)
         for index, layer in enumerate(self.watched):
-            gradient = layer.param.grad
+            param, group = layer.param, layer.group
+            gradient, buffer = param.grad, states.get(param, _EMPTY).get("momentum_buffer") if sgd else None
+            reading.combinations.append((first if buffer is None else later)[group])
+            # In half precision the step rounds the new weight by more than the products can know.
+            combined = can_combine and param.dtype in _EXACT and (gradient is None or gradient.layout == torch.strided)
+            reading.combined[index], reading.missing[index] = combined, gradient is None
             if gradient is None and not has_closure:
                 continue
             reading.starts[index] = not self._started[index]
-            if reading.combined[index] and gradient is not None:
-                buffer = self._state(layer).get("momentum_buffer")
+            if combined and gradient is not None:
                 add_products(one_pass, self._rows[index].start, layer, gradient, buffer)
                 continue
             reading.copied[index] = True
-            overwritten = reading.grad_scale is not None or self._may_overwrite(laws[layer.group], layer, sgd=sgd)
+            overwritten = reading.grad_scale is not None or self._may_overwrite(laws[group], layer, sgd=sgd)
             reading.late[index], reading.unread[index] = not overwritten, overwritten and has_closure
             if overwritten and gradient is not None and not has_closure:
                 self._read_pair(layer, densify(gradient), self._products(reading, index)[:, 1:3])
@@ -309,7 +316,7 @@ class OptimizerHooks:
     def _read_optimizer_state(self, reading: StepReading) -> None:
         """Read momentum and second moments of the tensors whose prediction starts."""
         for index, layer in enumerate(self.watched):
-            state = self._state(layer)
+            state = self.optimizer.state.get(layer.param, _EMPTY)
             first, second = state.get("exp_avg", state.get("momentum_buffer")), state.get("exp_avg_sq")
             if first is None or not reading.starts[index] or not _is_readable(first, layer.param):
                 continue
@@ -327,12 +334,6 @@ class OptimizerHooks:
         one_pass.run()
         out.copy_(products[:, 1:3])
 
-    def _no_products(self) -> Tensor:
-        devices = [layer.param.device for layer in self.watched]
-        shared = next((device for device in devices if device.type == "cpu"), devices[0])  # the others' are sent there
-        units = sum(layer.units for layer in self.watched)
-        return torch.zeros(units, PRODUCTS, dtype=torch.float64, device=shared)
-
     def _products(self, reading: StepReading, index: int) -> Tensor:
         """The rows of a reading for the part of a tensor that this process holds."""
         return reading.products[self._rows[index]]
@@ -343,22 +344,6 @@ class OptimizerHooks:
             group = self.optimizer.param_groups[layer.group]
             return bool(group["nesterov"]) and float(group["weight_decay"]) == 0
         return law.rule is None
-
-    def _state(self, layer: Watched) -> dict[str, Any]:
-        state: dict[str, Any] = self.optimizer.state.get(layer.param, {})
-        return state
-
-    def _combinations(self, laws: Sequence[GroupRule], *, sgd: bool) -> list[Combination]:
-        if not sgd:
-            of_group = [_decay_alone(law) for law in laws]
-            return [of_group[layer.group] for layer in self.watched]
-        first, later = (
-            [sgd_combination(group, first=first) for group in self.optimizer.param_groups] for first in (True, False)
-        )
-        return [
-            (first if self._state(layer).get("momentum_buffer") is None else later)[layer.group]
-            for layer in self.watched
-        ]
 
 
 def _decay_alone(law: GroupRule) -> Combination:
@@ -379,15 +364,6 @@ def _row_slices(watched: Sequence[Watched]) -> list[slice]:
 
 def _count_parameters(optimizer: Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-def _is_plain(param: Tensor) -> bool:
-    """Whether SGD's arithmetic on it is exact enough to be recomputed, and its gradient is dense.
-
-    In half precision the step rounds the new weight by more than the products can know.
-    """
-    grad = param.grad
-    return param.dtype in _EXACT and (grad is None or grad.layout == torch.strided)
 
 
 def _is_readable(state: Tensor, param: Tensor) -> bool:

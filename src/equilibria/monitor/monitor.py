@@ -24,13 +24,14 @@ import torch
 from torch import nn
 
 from equilibria._version import __version__
-from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_caller, whole
+from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_in_training, whole
 from equilibria.findings import Finding
 from equilibria.monitor.history import History, read_only
 from equilibria.monitor.hooks import OptimizerHooks
 from equilibria.monitor.reading import PRODUCTS, StepReading
 from equilibria.monitor.sample_rows import SampleBuilder
-from equilibria.monitor.sampler import Every, Sampler
+from equilibria.monitor.sampler import Sampler
+from equilibria.optimizers.budget import Every
 from equilibria.optimizers.rules import GroupRule, rule_of_group, rule_text
 from equilibria.tensors.invariance import Invariant, with_invariance
 from equilibria.tensors.layout import local
@@ -148,6 +149,7 @@ class Monitor:
         """Versions, sampling, optimizers and every watched weight with its law, in values that JSON can hold."""
         optimizers = [hooks.optimizer for hooks in self._hooks]
         laws = [[rule_of_group(optimizer, group) for group in optimizer.param_groups] for optimizer in optimizers]
+        rules = [[None if law.rule is None else _describe_rule(law.rule) for law in of_groups] for of_groups in laws]
         return {
             "equilibria": __version__,
             "torch": str(torch.__version__),
@@ -157,9 +159,9 @@ class Monitor:
             "optimizers": [_describe_optimizer(*pair) for pair in zip(optimizers, laws, strict=True)],
             "params": [
                 unit
-                for hooks, of_groups in zip(self._hooks, laws, strict=True)
+                for hooks, of_groups, described in zip(self._hooks, laws, rules, strict=True)
                 for layer in hooks.watched
-                for unit in _describe_units(layer, of_groups[layer.group])
+                for unit in _describe_units(layer, of_groups[layer.group], described[layer.group])
             ],
         }
 
@@ -316,13 +318,17 @@ class Monitor:
             nonlocal awaited
             assert reading is not None
             if reading.grown and (unwatched := self._unwatched()):
-                warn_caller(f"{_added_later(unwatched).subject}: call equilibria.watch again", WatchWarning)
+                warn_in_training(f"{_added_later(unwatched).subject}: call equilibria.watch again", WatchWarning)
             wish = self._sampler.wish(optimizer, reading.step)
             if self._is_sharded:
                 awaited = False
                 reading.products, wish = self._sum(optimizer, reading.products, wish)
             self._sampler.plan_next(optimizer, reading.step, wish)
-            self._queue(optimizer, reading)
+            # In main memory there is nothing to wait for; on a device, wait for a few more readings.
+            self._pending.append((optimizer, reading))
+            waited = time.monotonic() - self._flushed > _LONGEST_WAIT
+            if _in_main_memory(reading.products) or len(self._pending) >= _MOST_PENDING or waited:
+                self._process_pending()
 
         if reading is not None:
             self._sampler.attempt(take)
@@ -348,13 +354,6 @@ class Monitor:
         with contextlib.suppress(Exception):
             self._sum(optimizer, nothing, 1.0)
 
-    def _queue(self, optimizer: int, reading: StepReading) -> None:
-        """Process a reading now if it is in main memory; on a device, wait for a few more."""
-        self._pending.append((optimizer, reading))
-        waited = time.monotonic() - self._flushed > _LONGEST_WAIT
-        if _in_main_memory(reading.products) or len(self._pending) >= _MOST_PENDING or waited:
-            self._process_pending()
-
     def _process_pending(self) -> None:
         self._flushed = time.monotonic()
         pending, self._pending = self._pending, []
@@ -372,7 +371,7 @@ class Monitor:
             work()
         except Exception as error:
             self.remove_sink(sink)
-            warn_caller(
+            warn_in_training(
                 f"{type(sink).__name__} takes no more samples: {type(error).__name__}: {error}; watching goes on",
                 WatchWarning,
             )
@@ -420,7 +419,7 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer, laws: Sequence[GroupRu
     return {"class": kind, "settings": "; ".join(dict.fromkeys(texts))}
 
 
-def _describe_units(layer: Watched, law: GroupRule) -> Iterator[dict[str, Any]]:
+def _describe_units(layer: Watched, law: GroupRule, rule: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     labels = layer.invariant or (None,) * layer.units
     for name, invariant in zip(layer.unit_names, labels, strict=True):
         yield {
@@ -436,14 +435,14 @@ def _describe_units(layer: Watched, law: GroupRule) -> Iterator[dict[str, Any]]:
             "group": layer.group,
             "law": None if law.rule is None else type(law.rule).__name__,
             "no_law": law.reason or None,
-            "rule": None if law.rule is None else _describe_rule(law.rule),
+            "rule": rule,
         }
 
 
 def _describe_rule(rule: Rule) -> dict[str, Any]:
-    fields = dataclasses.asdict(rule).items()
+    values = ((field.name, getattr(rule, field.name)) for field in dataclasses.fields(rule))
     return {"kind": type(rule).__name__} | {
-        name: list(value) if isinstance(value, tuple) else value for name, value in fields
+        name: list(value) if isinstance(value, tuple) else value for name, value in values
     }
 
 

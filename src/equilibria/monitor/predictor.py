@@ -34,14 +34,13 @@ import torch
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.monitor.geometry import MeasuredStep
+from equilibria.monitor.reading import MeasuredStep
 from equilibria.monitor.recursion import group_equilibrium, remembered, run
 from equilibria.theory.adam import adam_settling_steps
 from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, momentum_unit_grad_sq
 from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import State, memory_size
-from equilibria.theory.unit_gradient import momentum_unit_grad_sq
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -118,6 +117,9 @@ class Predictor:
         entries: numbers per weight.
         invariant: 1 for scale-invariant weights, 0 for others, NaN for those whose cosine with the gradient decides;
             None if it decides for all.
+
+    Attributes:
+        next_step: the first step whose settings the next prediction needs; the recursion's state precedes it.
     """
 
     def __init__(self, entries: Array, *, invariant: Array | None = None) -> None:
@@ -125,17 +127,12 @@ class Predictor:
         self._entries = entries
         self._labels = np.full(count, np.nan) if invariant is None else invariant
         self._state: State | None = None
-        self._next = 0  # the step that the state precedes
+        self.next_step = 0
         self._momentum_grad_sq = np.full(count, np.nan)  # L at the last sample
         self._grad_sq, self._pull, self._pulled = (RunningMean(count) for _ in range(3))
         self._update_sq, self._cosine_sq, self._angle_sq, self._recall = (RunningMean(count) for _ in range(4))
         self._settled = np.zeros(count, dtype=bool)
         self._countdown = Countdown(count)
-
-    @property
-    def next_step(self) -> int:
-        """The first step whose settings the next prediction needs."""
-        return self._next
 
     def state_dict(self) -> dict[str, object]:
         """Numbers and tensors for a checkpoint."""
@@ -145,7 +142,7 @@ class Predictor:
             else {name: torch.from_numpy(np.array(getattr(self._state, name))) for name in _MOMENTS}
         )
         return {
-            "next": self._next,
+            "next": self.next_step,
             "momentum_grad_sq": torch.from_numpy(self._momentum_grad_sq.copy()),
             "settled": torch.from_numpy(self._settled.copy()),
             "moments": moments,
@@ -156,7 +153,7 @@ class Predictor:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from a checkpoint."""
-        self._next = int(state["next"])
+        self.next_step = int(state["next"])
         arrays = (state[name].cpu().numpy().copy() for name in ("momentum_grad_sq", "settled"))
         self._momentum_grad_sq, self._settled = arrays
         for name in _MEANS:
@@ -196,13 +193,19 @@ class Predictor:
                 rules, memory = rules[-1:], None
             now = np.maximum(_with_momentum(rule, unit_grad_sq, correlation), 0.0)
             norm, angle = self._follow(rules, now, correlation, measured=measured, memory=memory, skipped=skipped)
-            self._next = step + 1
+            self.next_step = step + 1
             mean = np.maximum(_with_momentum(rule, self._grad_sq.value, correlation), 0.0)
             angle_equilibrium, norm_equilibrium = group_equilibrium(
                 rule, mean, correlation, sizes=self._sizes(rule), recall=self._recalled()
             )
-            steps, settled = self._settling(relax, measured.norm / norm_equilibrium)
-            turns = self._turns_like(angle_equilibrium)
+            steps, settled = np.full(len(mean), np.nan), np.zeros(len(mean), dtype=bool)
+            if relax is not None:
+                ratio = measured.norm / norm_equilibrium
+                steps = relax.steps(ratio, tolerance=TOLERANCE)
+                within = relax.steps(ratio, tolerance=_LEFT) == 0
+                settled = self._settled = (steps == 0) | (self._settled & within)
+            # With a vanishing gradient the norm alone may fit: it must also turn about as in equilibrium.
+            turns = np.abs(np.log(np.sqrt(self._angle_sq.value) / angle_equilibrium)) < _ABOUT
             if isinstance(rule, AdamW | AdamL2) and relax is not None:
                 # The second moment lags behind the norm, so that the norm alone does not tell the steps left.
                 settings = rule.lr, rule.weight_decay
@@ -287,11 +290,6 @@ class Predictor:
         within = where & (measured.ww > _SMALLEST) & (measured.ww < _LARGEST)
         self._state = dataclasses.replace(self._state, norm_sq=np.where(within, measured.ww, self._state.norm_sq))
 
-    def _first_gradients(self, measured: MeasuredStep) -> Flags:
-        """Weights that get their first gradient at this step: until now their optimizer state was 0."""
-        assert self._state is not None
-        return np.asarray(np.isnan(self._state.norm_sq) & ~_has_memory(self._state) & (measured.gg > 0))
-
     def _follow(
         self,
         rules: Sequence[Rule],
@@ -306,9 +304,13 @@ class Predictor:
         nothing = np.full(len(momentum_grad_sq), np.nan)
         if self._state is None:
             return nothing, nothing
-        ramp = _ramp(self._momentum_grad_sq, momentum_grad_sq, len(rules))
-        self._keep_momentum_grad_sq(momentum_grad_sq)
-        late = self._first_gradients(measured)
+        # L from the last sample's value, exclusive, to this one's, inclusive; steps x weights.
+        begin = np.where(np.isfinite(self._momentum_grad_sq), self._momentum_grad_sq, momentum_grad_sq)
+        end = np.where(np.isfinite(momentum_grad_sq), momentum_grad_sq, self._momentum_grad_sq)
+        ramp = begin + np.arange(1, len(rules) + 1)[:, np.newaxis] / len(rules) * (end - begin)
+        self._momentum_grad_sq = end
+        # Weights that get their first gradient at this step: until now their optimizer state was 0.
+        late = np.isnan(self._state.norm_sq) & ~_has_memory(self._state) & (measured.gg > 0)
         if (skipped or late.any() or memory is not None) and len(rules) > 1:
             # The last step is special for some weights: bring all of them up to it first.
             self._advance(rules[:-1], ramp[:-1], correlation)
@@ -316,15 +318,13 @@ class Predictor:
         if memory is not None:
             self._start(rules[-1], measured, memory)
             ramp = np.where(memory.starts, momentum_grad_sq, ramp)
-            self._keep_momentum_grad_sq(momentum_grad_sq)
+            known = np.isfinite(momentum_grad_sq)
+            self._momentum_grad_sq = np.where(known, momentum_grad_sq, self._momentum_grad_sq)
         if skipped:
             return (nothing if self._state is None else np.sqrt(self._state.norm_sq)), nothing
         if self._state is not None and late.any():
             self._set_norms(measured, late)
         return self._advance(rules, ramp, correlation)
-
-    def _keep_momentum_grad_sq(self, values: Array) -> None:
-        self._momentum_grad_sq = np.where(np.isfinite(values), values, self._momentum_grad_sq)
 
     def _advance(self, rules: Sequence[Rule], momentum_grad_sq: Array, correlation: Array) -> tuple[Array, Array]:
         """Run the recursion over some steps: norm before the last of them, and its angle."""
@@ -369,26 +369,13 @@ class Predictor:
 
         Settings are rounded to half a per cent, so that the cache also helps under a schedule: computing this is slow.
         """
-        near = dataclasses.replace(rule, lr=_digits(rule.lr, 3), weight_decay=_digits(rule.weight_decay, 3))
+        near = _rounded(rule)
         if not isinstance(rule, AdamL2):
             return _relaxation(near)
         known = self._grad_sq.value[np.isfinite(self._grad_sq.value)]
         if not known.size or not known.min() > 0:
             return None
         return _relaxation(near, _digits(np.exp(np.log(known).mean()), 2), float(np.median(self._entries)))
-
-    def _settling(self, relax: Relaxation | None, ratio: Array) -> tuple[Array, Flags]:
-        """Steps until the angle is within its tolerance, and whether the weight counts as settled now."""
-        if relax is None:
-            return np.full(len(ratio), np.nan), np.zeros(len(ratio), dtype=bool)
-        steps = relax.steps(ratio, tolerance=TOLERANCE)
-        within = relax.steps(ratio, tolerance=_LEFT) == 0
-        self._settled = (steps == 0) | (self._settled & within)
-        return steps, self._settled.copy()
-
-    def _turns_like(self, angle_equilibrium: Array) -> Flags:
-        """Whether the weight turns about as in equilibrium: with a vanishing gradient the norm alone may fit."""
-        return np.asarray(np.abs(np.log(np.sqrt(self._angle_sq.value) / angle_equilibrium)) < _ABOUT)
 
     def _adam_steps(
         self, rule: AdamW | AdamL2, measured: MeasuredStep, norm_equilibrium: Array, momentum_grad_sq: Array
@@ -425,15 +412,6 @@ def _window(relax: Relaxation | None, *, spacing: int) -> float:
     return max(_FEWEST_SAMPLES, min(_ENOUGH_SAMPLES, approach / 2), _SHARE_OF_APPROACH * approach)
 
 
-def _ramp(first: Array, last: Array, steps: int) -> Array:
-    """From the last sample's value, exclusive, to this one's, inclusive; steps x weights."""
-    begin = np.where(np.isfinite(first), first, last)
-    end = np.where(np.isfinite(last), last, first)
-    share = np.arange(1, steps + 1)[:, np.newaxis] / steps
-    ramp: Array = begin + share * (end - begin)
-    return ramp
-
-
 def _with_momentum(rule: Rule, unit_grad_sq: Array, correlation: Array) -> Array:
     """L of the rule from N = ||g||^2 ||w||^2 and the correlation of gradient and buffer; NaN where either is."""
     known = np.isfinite(unit_grad_sq) & np.isfinite(correlation)
@@ -441,6 +419,11 @@ def _with_momentum(rule: Rule, unit_grad_sq: Array, correlation: Array) -> Array
     total = momentum_unit_grad_sq(rule, n, buffer_dot_grad=np.where(known, correlation, 0.0) * n)
     result: Array = np.where(known, total, np.nan)
     return result
+
+
+@lru_cache(maxsize=1024)
+def _rounded(rule: Rule) -> Rule:
+    return dataclasses.replace(rule, lr=_digits(rule.lr, 3), weight_decay=_digits(rule.weight_decay, 3))
 
 
 def _digits(value: float, count: int) -> float:

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from equilibria.errors import EquilibriaError
 from equilibria.theory import equilibrium
 from equilibria.theory.moments import adam_step, angle_from_chord_sq
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, nesterov_angle_factor
 from equilibria.theory.states import State, memory_size, step_of
 from equilibria.theory.targets import Targets, targets
 from equilibria.theory.transient import evolve
-from equilibria.theory.unit_gradient import nesterov_angle_factor
 
 Array = NDArray[np.float64]
 
@@ -182,12 +181,9 @@ def group_equilibrium(
 
 def _adam_l2(rule: AdamL2, unit_grad_sq: Array, entries: Array) -> tuple[Array, Array]:
     """Angle and norm of Adam with L2: both depend on the gradient of each weight."""
-    b1 = rule.betas[0]
-    norm_sq = equilibrium.adam_l2_norm_sq(rule.lr, rule.weight_decay, b1=b1, dim=entries, unit_grad_sq=unit_grad_sq)
-    size = equilibrium.adam_step_size(norm_sq, rule.weight_decay, dim=entries, unit_grad_sq=unit_grad_sq)
-    chord = 2 * rule.lr * rule.weight_decay * size * (1 - b1) / (1 + b1)
-    good = np.asarray((unit_grad_sq > 0) & (norm_sq > 0))
-    angle, norm = angle_from_chord_sq(chord), np.sqrt(norm_sq)
+    point = equilibrium.adam_l2_point(rule.lr, rule.weight_decay, rule.betas[0], dim=entries, unit_grad_sq=unit_grad_sq)
+    good = np.asarray((unit_grad_sq > 0) & (point.norm_sq > 0))
+    angle, norm = angle_from_chord_sq(2 * point.one_minus_cos), np.sqrt(point.norm_sq)
     return np.where(good, angle, np.nan), np.where(good, norm, np.nan)
 
 

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.monitor.geometry import MeasuredStep
 from equilibria.monitor.predictor import OptimizerMemory, Prediction, Predictor
-from equilibria.monitor.reading import StepReading
+from equilibria.monitor.reading import MeasuredStep, StepReading
 from equilibria.monitor.settings_log import Settings
 from equilibria.records.tables import (
     CHANGED_OUTSIDE,
@@ -36,7 +35,6 @@ Flags = NDArray[np.bool_]
 _MOVED_BETWEEN = 1e-5  # relative change of the norm between two steps that rounding cannot explain
 _FURTHER = 5  # times the length of the sampled steps, which the steps between them do not reach on average
 _ABOUT_GRADIENT = ("grad_norm", "cosine", "unit_grad_sq")
-_SETTINGS = ("lr", "weight_decay", "momentum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,10 @@ class SampleBuilder:
         invariant = np.concatenate([[], *labels]).astype(np.float64)
         self._predictors = {
             int(group): Predictor(self._entries[self._groups == group], invariant=invariant[self._groups == group])
-            for group in set(self._groups)
+            for group in sorted(set(self._groups))
         }
+        self._distinct = list(self._predictors)
+        self._group_rows = np.searchsorted(self._distinct, self._groups)  # position of each row's group among these
         single = len(self._predictors) == 1  # then all rows are its own
         self._rows: dict[int, Any] = {
             group: slice(None) if single else self._groups == group for group in self._predictors
@@ -91,33 +91,27 @@ class SampleBuilder:
             reading: the reading.
             products: its inner products, (rows, 9), summed over all processes.
         """
-        if reading.grad_scale is not None:
-            products = self._unscaled(reading, products)
-        with np.errstate(all="ignore"):  # gradients and weights may be anything, and the samples say so
-            return self._build(reading, products)
-
-    def _build(self, reading: StepReading, products: Array) -> SampleRows:
-        measured = self._measured(reading, products)
         skipped = reading.found_inf is not None and bool(reading.found_inf)
         settings = {group: reading.settings[group].at(reading.count) for group in self._predictors}
-        lr = np.array([settings[group].lr for group in self._groups])
         missing, unread = self._per_row(reading.missing), self._per_row(reading.unread)
-        changed = self._changed(reading, measured, lr)
-        prediction, restart = self._predict(reading, measured, products, changed=changed, skipped=skipped)
-        columns = self._measured_columns(measured, settings, skipped=skipped)
-        columns = _with_nulls(columns, missing=missing, unread=unread)
-        columns |= self._prediction_columns(prediction)
+        with np.errstate(all="ignore"):  # gradients and weights may be anything, and the samples say so
+            if reading.grad_scale is not None:
+                products = self._unscaled(reading, products)
+            measured = self._measured(reading, products)
+            lr, weight_decay, momentum = np.array([settings[group][:3] for group in self._distinct])[self._group_rows].T
+            changed, jumped = self._changed(reading, measured, lr)
+            prediction, restart = self._predict(reading, measured, products, changed=changed, skipped=skipped)
+            columns = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+            columns |= _measured_columns(measured, lr, missing=missing, unread=unread, skipped=skipped)
+            columns |= _prediction_columns(prediction, steps_per_epoch=self._steps_per_epoch)
+            self._norm_after = measured.norm if skipped else np.sqrt(measured.norm_sq_after)
+            self._speed = measured.moved / lr
         columns["step"] = np.full(len(self.names), reading.step, dtype=np.int64)
         columns["param"] = self.names
-        columns["state"] = self._labels.update(
-            prediction.settled,
-            changed=changed | self._jumped(reading),
-            balanced=np.isfinite(prediction.norm_equilibrium),
-        )
+        balanced = np.isfinite(prediction.norm_equilibrium)
+        columns["state"] = self._labels.update(prediction.settled, changed=changed | jumped, balanced=balanced)
         columns["note"] = _notes(measured, changed=changed, missing=missing, unread=unread, skipped=skipped)
         self._last = reading.count, settings
-        self._norm_after = measured.norm if skipped else np.sqrt(measured.norm_sq_after)
-        self._speed = measured.moved / lr
         return SampleRows(columns, restart)
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,8 +157,7 @@ class SampleBuilder:
 
     def _measured(self, reading: StepReading, products: Array) -> MeasuredStep:
         """The step, from the products of weight, gradient and buffer or from those of the measured move."""
-        table = [(update.gradient, update.buffer, update.shrink) for update in reading.combinations]
-        combined, (own, kept, shrink) = self._per_row(reading.combined), self._per_row(table).T
+        combined, (own, kept, shrink) = self._per_row(reading.combined), self._per_row(reading.combinations).T
         ww, wg, gg, x, y, z = products.T[:6]
         we = np.where(combined, own * wg + kept * x, x)
         ee = np.where(combined, own * own * gg + 2 * own * kept * y + kept * kept * z, y)
@@ -172,50 +165,22 @@ class SampleBuilder:
         vg = np.where(combined & (kept != 0), np.where(uphill, -y, y), np.nan)
         return MeasuredStep(ww=ww, wg=wg, gg=gg, we=we, ee=ee, vg=vg, shrink=shrink)
 
-    def _changed(self, reading: StepReading, measured: MeasuredStep, lr: Array) -> Flags:
-        """Weights that somebody else changed since the last sample, as far as this can be seen.
+    def _changed(self, reading: StepReading, measured: MeasuredStep, lr: Array) -> tuple[Flags, Flags]:
+        """Weights that somebody else changed since the last sample, if this can be seen; weights whose settings jumped.
 
         Torch counts the changes of a tensor, but not those through ``.data``. These show in the norm, if it differs
         from the norm after the last sample by more than the steps between could do.
         """
         changed = self._per_row(reading.changed).astype(bool)
-        if self._last is None:
-            return changed
-        first = self._last[0] + 1
-        lr_sums = {
-            group: sum(settings.lr for settings in reading.settings[group].between(first, reading.count))
-            for group in self._predictors
-        }
-        lr_sum = np.array([lr_sums[group] for group in self._groups])
-        reach = np.where(lr_sum > 0, _FURTHER * lr_sum * np.fmax(self._speed, measured.moved / lr), 0.0)
-        changed |= np.abs(measured.norm - self._norm_after) > reach + _MOVED_BETWEEN * measured.norm
-        return changed
-
-    def _jumped(self, reading: StepReading) -> Flags:
-        """Weights whose settings jumped since the last sample."""
         first = reading.count if self._last is None else self._last[0] + 1
-        jumped = {group: reading.settings[group].jumped(first, reading.count + 1) for group in self._predictors}
-        return np.array([jumped[group] for group in self._groups])
-
-    def _measured_columns(
-        self, measured: MeasuredStep, settings: Mapping[int, Settings], *, skipped: bool
-    ) -> dict[str, Any]:
-        by_row = [settings[group] for group in self._groups]
-        lr, norm = np.array([row.lr for row in by_row]), measured.norm
-        moved, angle = (np.zeros_like(norm), np.zeros_like(norm)) if skipped else (measured.moved, measured.angle)
-        return {
-            "lr": lr,
-            "weight_decay": np.array([row.weight_decay for row in by_row]),
-            "momentum": np.array([row.momentum for row in by_row]),
-            "norm": norm,
-            "grad_norm": np.sqrt(measured.gg),
-            "cosine": measured.cosine,
-            "update_norm": moved,
-            "angle": angle,
-            "relative_update": moved / norm,
-            "effective_lr": lr / measured.ww,
-            "unit_grad_sq": measured.gg * measured.ww,
-        }
+        logs = [reading.settings[group] for group in self._distinct]
+        jumped = np.array([log.jumped(first, reading.count + 1) for log in logs])[self._group_rows]
+        if self._last is not None:
+            lr_sums = [sum(settings.lr for settings in log.between(first, reading.count)) for log in logs]
+            lr_sum = np.array(lr_sums, dtype=np.float64)[self._group_rows]
+            reach = np.where(lr_sum > 0, _FURTHER * lr_sum * np.fmax(self._speed, measured.moved / lr), 0.0)
+            changed |= np.abs(measured.norm - self._norm_after) > reach + _MOVED_BETWEEN * measured.norm
+        return changed, jumped
 
     # ---- predicted
 
@@ -253,19 +218,6 @@ class SampleBuilder:
         parts["angle"][self._stale] = parts["norm"][self._stale] = np.nan
         return Prediction(**parts), restart
 
-    def _prediction_columns(self, prediction: Prediction) -> dict[str, Any]:
-        epoch = np.nan if self._steps_per_epoch is None else float(self._steps_per_epoch)
-        columns = {
-            "momentum_unit_grad_sq": prediction.momentum_unit_grad_sq,
-            "angle_equilibrium": prediction.angle_equilibrium,
-            "norm_equilibrium": prediction.norm_equilibrium,
-            "angle_predicted": prediction.angle,
-            "norm_predicted": prediction.norm,
-            "steps_to_settle": prediction.steps_to_settle,
-            "epochs_to_settle": prediction.steps_to_settle / epoch,
-        }
-        return {name: _nulls(values) for name, values in columns.items()}
-
 
 def _optimizer_memory(
     reading: StepReading, rule: Rule, products: Array, entries: Array, combined: Flags, starts: Flags
@@ -280,21 +232,45 @@ def _optimizer_memory(
     return OptimizerMemory(radial, buffer_sq, np.zeros(len(entries)), steps_done, starts)
 
 
-def _nulls(values: Array) -> NDArray[Any]:
-    """None for values without a law; a measured value that is not a number stays NaN."""
-    column: NDArray[Any] = values.astype(object)
-    column[np.isnan(values)] = None
-    return column
-
-
-def _with_nulls(columns: dict[str, Any], *, missing: Flags, unread: Flags) -> dict[str, Any]:
-    """None for values that could not be measured: all without a gradient, or only those about the gradient."""
-    about_weight = [name for name in columns if name not in _SETTINGS]
-    for where, names in ((missing, about_weight), (unread, _ABOUT_GRADIENT)):
+def _measured_columns(
+    measured: MeasuredStep, lr: Array, *, missing: Flags, unread: Flags, skipped: bool
+) -> dict[str, NDArray[Any]]:
+    """The measured columns; None where a value could not be measured: all without a gradient, or those about it."""
+    norm = measured.norm
+    moved, angle = (np.zeros_like(norm), np.zeros_like(norm)) if skipped else (measured.moved, measured.angle)
+    columns: dict[str, NDArray[Any]] = {
+        "norm": norm,
+        "grad_norm": np.sqrt(measured.gg),
+        "cosine": measured.cosine,
+        "update_norm": moved,
+        "angle": angle,
+        "relative_update": moved / norm,
+        "effective_lr": lr / measured.ww,
+        "unit_grad_sq": measured.gg * measured.ww,
+    }
+    for where, names in ((missing, tuple(columns)), (unread, _ABOUT_GRADIENT)):
         for name in names if where.any() else ():
             columns[name] = columns[name].astype(object)
             columns[name][where] = None
     return columns
+
+
+def _prediction_columns(prediction: Prediction, *, steps_per_epoch: int | None) -> dict[str, NDArray[Any]]:
+    """The predicted columns; None where there is no law, while a measured value that is not a number stays NaN."""
+    epoch = np.nan if steps_per_epoch is None else float(steps_per_epoch)
+    columns = {
+        "momentum_unit_grad_sq": prediction.momentum_unit_grad_sq,
+        "angle_equilibrium": prediction.angle_equilibrium,
+        "norm_equilibrium": prediction.norm_equilibrium,
+        "angle_predicted": prediction.angle,
+        "norm_predicted": prediction.norm,
+        "steps_to_settle": prediction.steps_to_settle,
+        "epochs_to_settle": prediction.steps_to_settle / epoch,
+    }
+    nullable: dict[str, NDArray[Any]] = {name: values.astype(object) for name, values in columns.items()}
+    for name, values in columns.items():
+        nullable[name][np.isnan(values)] = None
+    return nullable
 
 
 def _notes(measured: MeasuredStep, *, changed: Flags, missing: Flags, unread: Flags, skipped: bool) -> list[str | None]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeVar
 
-from equilibria.errors import WatchWarning, warn_caller
-from equilibria.optimizers.budget import Cadence
+from equilibria.errors import WatchWarning, warn_in_training
+from equilibria.optimizers.budget import Every, TimeBudget
 
-Every: TypeAlias = int | Literal["auto"]
-"""Steps from one sample to the next; "auto" keeps the cost below one per cent of the training time."""
+_SHARE = 0.006  # of the training time that sampling may take with every="auto"
+_LONGEST_INTERVAL = 1000  # steps between samples, however cheap the steps are
 
 Result = TypeVar("Result")
 
@@ -29,27 +30,28 @@ class Sampler:
             processes must start it at the same step.
 
     Attributes:
+        automatic: whether the interval follows the measured times.
+        every: steps from one sample to the next at present.
         latest: number of the latest step of any optimizer.
         failure: the error that stopped the sampling, or None.
+
+    Example:
+        >>> sampler = Sampler(3)
+        >>> [step for step in range(8) if sampler.is_due(0, count=step, step=step, jumps=False)]
+        [0, 3, 6]
     """
 
-    def __init__(self, every: Every, *, optimizers: int, leaders: Collection[int]) -> None:
-        self._cadence = Cadence(every)
+    def __init__(self, every: Every, *, optimizers: int = 1, leaders: Collection[int] = (0,)) -> None:
+        self._budget = TimeBudget(every, share=_SHARE, longest=_LONGEST_INTERVAL)
+        self.automatic, self.every = self._budget.automatic, self._budget.fixed or 1
         self._optimizers, self._leaders = optimizers, leaders
         self._owed: set[int] = set()  # optimizers whose next step completes the present round
         self._leader: int | None = None  # the optimizer whose step started it
+        self._next = 0  # the step that starts the next round
+        self._spent = 0.0  # seconds of sampling, including the bookkeeping at steps without a sample
+        self._last: tuple[int, float, float] | None = None  # step, time and seconds spent at the last sample
         self.latest = 0
         self.failure: str | None = None
-
-    @property
-    def automatic(self) -> bool:
-        """Whether the sampler chooses the pace."""
-        return self._cadence.automatic
-
-    @property
-    def every(self) -> int:
-        """Steps from one sample to the next at present."""
-        return self._cadence.every
 
     def is_due(self, optimizer: int, *, count: int, step: int, jumps: bool) -> bool:
         """Whether the step that an optimizer begins is sampled; call it once per step.
@@ -60,28 +62,39 @@ class Sampler:
             step: number of the step.
             jumps: whether its settings jump at this step.
         """
-        if not self._cadence.automatic:
+        if not self.automatic:
             self._leader = optimizer
-            return self._cadence.is_due(count)
-        if (self._cadence.is_due(step) or jumps) and optimizer in self._leaders:
+            return count % self.every == 0
+        if (step >= self._next or jumps) and optimizer in self._leaders:
             self._owed, self._leader = set(range(self._optimizers)), optimizer
         return optimizer in self._owed
 
     def wish(self, optimizer: int, step: int) -> float:
         """Steps until the next sample that this process's time budget asks for, after a sample of an optimizer."""
         self._owed.discard(optimizer)
-        return self._cadence.wish(step) if optimizer == self._leader else float(self._cadence.every)
+        if optimizer != self._leader:
+            return float(self.every)
+        now = time.perf_counter()
+        if self._last is not None and step > self._last[0]:
+            last_step, then, spent = self._last
+            cost = self._spent - spent
+            self._budget.add_cost(cost)
+            self._budget.add_step(max(now - then - cost, 1e-9) / (step - last_step))
+        if self._last is None or step > self._last[0]:
+            self._last = step, now, self._spent
+        return self._budget.interval()
 
     def plan_next(self, optimizer: int, step: int, wish: float) -> None:
         """Schedule the next sample; processes that sample together pass the same ``wish``."""
         if optimizer == self._leader:
-            self._cadence.plan_next(step, wish)
+            self.every = math.ceil(wish) if self.automatic else self.every
+            self._next = step + self.every
 
     def resume(self, step: int) -> None:
         """Continue from a checkpoint that was written before ``step``."""
         self.latest = max(0, step - 1)
         self._owed.clear()
-        self._cadence.resume(step)
+        self._next, self._last = step, None
 
     def attempt(self, work: Callable[[], Result]) -> Result | None:
         """Do some work within the budget; None after an error, which stops the sampling, and from then on.
@@ -97,10 +110,10 @@ class Sampler:
             self.fail(error)
             return None
         finally:
-            self._cadence.spent(time.perf_counter() - begun)
+            self._spent += time.perf_counter() - begun
 
     def fail(self, error: Exception) -> None:
         """Stop, with one warning. The hooks stay on the optimizer: torch may be iterating over them."""
         if self.failure is None:
             self.failure = f"{type(error).__name__}: {error}"
-            warn_caller(f"watching has stopped: {self.failure}; training goes on", WatchWarning)
+            warn_in_training(f"watching has stopped: {self.failure}; training goes on", WatchWarning)

@@ -115,12 +115,8 @@ class SettingsLog:
     def hand_over(self, step: int) -> SettingsLog:
         """Return a copy of all settings up to a sampled step, and keep only what the next sample needs."""
         copy = SettingsLog(self._changes)
-        self.forget_before(step)
-        return copy
-
-    def forget_before(self, step: int) -> None:
-        """Drop the changes that no step from ``step`` on depends on."""
         del self._changes[: self._index(step)]
+        return copy
 
     def _index(self, step: int) -> int:
         """The position of the change that holds at a step."""

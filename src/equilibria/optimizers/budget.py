@@ -1,22 +1,19 @@
 """Time budgets for work inside optimizer hooks: which steps are measured, so that it costs a share of training time.
 
-`TimeBudget` turns measured costs into an interval in steps. `Cadence` is the monitor's schedule of samples on top of
-it. The sharpness tracker builds another schedule on it (`equilibria.curvature`), because its first query costs ten
-times the others.
+`TimeBudget` turns measured costs into an interval in steps. The monitor's `Sampler` and the sharpness tracker's
+`QuerySchedule` choose their steps by it; they differ because the tracker's first query costs ten times the others.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from typing import Literal, TypeAlias
 
 from equilibria.errors import EquilibriaError, whole
 
 Every: TypeAlias = int | Literal["auto"]
+"""Steps from one measurement to the next; "auto" keeps the cost to a small share of the training time."""
 
-_SAMPLING_SHARE = 0.006  # of the training time that sampling may take with every="auto"
-_LONGEST_INTERVAL = 1000  # steps between samples, however cheap the steps are
 _NEWEST_WEIGHT = 0.2  # of the newest measurement in the running means
 _OUTLIER = 4.0  # times the mean: one measurement counts for at most this, so that a hiccup does not stop the sampling
 
@@ -68,65 +65,6 @@ class TimeBudget:
         if not self.step_time:
             return 1.0
         return min(max(1.0, measurements * self.cost / (self._share * self.step_time)), self._longest)
-
-
-class Cadence:
-    """Decides which steps the monitor samples.
-
-    Args:
-        every: 1, 2, ... or "auto".
-
-    Attributes:
-        every: the present number of steps between samples.
-
-    Example:
-        >>> cadence = Cadence(3)
-        >>> [step for step in range(8) if cadence.is_due(step)]
-        [0, 3, 6]
-    """
-
-    def __init__(self, every: int | str) -> None:
-        self._budget = TimeBudget(every, share=_SAMPLING_SHARE, longest=_LONGEST_INTERVAL)
-        self.every = self._budget.fixed or 1
-        self._next = 0
-        self._spent = 0.0
-        self._last: tuple[int, float, float] | None = None  # step, time and sampling time spent at the last sample
-
-    @property
-    def automatic(self) -> bool:
-        """Whether the interval follows the measured times."""
-        return self._budget.automatic
-
-    def is_due(self, step: int) -> bool:
-        """Whether to sample this step."""
-        return step >= self._next if self.automatic else step % self.every == 0
-
-    def spent(self, seconds: float) -> None:
-        """Record time that sampling took, including the bookkeeping at steps without a sample."""
-        self._spent += seconds
-
-    def wish(self, step: int) -> float:
-        """After a sample: how many steps this process would wait for the next one."""
-        now = time.perf_counter()
-        if self._last is None:
-            self._last = step, now, self._spent
-        elif step > self._last[0]:
-            last_step, then, spent = self._last
-            cost = self._spent - spent
-            self._budget.add_cost(cost)
-            self._budget.add_step(max(now - then - cost, 1e-9) / (step - last_step))
-            self._last = step, now, self._spent
-        return self._budget.interval()
-
-    def plan_next(self, step: int, wish: float) -> None:
-        """Set the next sample; processes that sample together must pass the same ``wish``."""
-        if self.automatic:
-            self.every = math.ceil(wish)
-        self._next = step + self.every
-
-    def resume(self, step: int) -> None:
-        """Continue from a checkpoint that was written before ``step``."""
-        self._next, self._last = step, None
 
 
 def steady_mean(before: float, newest: float) -> float:

@@ -99,28 +99,23 @@ def rule_of_optimizer(optimizer: TorchOptimizer, *, scheduled: Sequence[str] = (
     rules: dict[int, Rule] = {}
     groups = list(enumerate(optimizer.param_groups))
     for index, group in [pair for pair in groups if pair[1].get("weight_decay")] or groups:
-        found = rule_of_group(optimizer, group)
-        if found.rule is None:
+        law = rule_of_group(optimizer, group)
+        if law.rule is None:
             raise EquilibriaError(
-                f"got optimizer={type(optimizer).__name__} ({found.reason}); expected SGD, Adam, AdamW, Muon, one with "
+                f"got optimizer={type(optimizer).__name__} ({law.reason}); expected SGD, Adam, AdamW, Muon, one with "
                 "a method equilibria_rule(group), or a rule of equilibria.theory such as SGD(lr, weight_decay)"
             )
-        rules[index] = found.rule
+        rules[index] = law.rule
     first = next(iter(rules.values()))
     settings = {name: getattr(first, name) for name in scheduled}
     for index, rule in rules.items():
         if type(rule) is not type(first) or dataclasses.replace(rule, **settings) != first:
-            listed = "; ".join(f"group {number}: {rule_text(each)}" for number, each in rules.items())
+            listed = "; ".join(f"group {number}: {rule_text(other)}" for number, other in rules.items())
             raise EquilibriaError(
                 f"got optimizer={type(optimizer).__name__}, whose parameter groups follow different rules ({listed}); "
                 f"expected one rule: pass that of one group, such as {rule!r} for group {index}"
             )
     return first
-
-
-def setting(value: object) -> float:
-    """A group's setting as a number; a learning rate may be a tensor."""
-    return float(value)  # type: ignore[arg-type]
 
 
 def follows(optimizer: object, kind: type) -> bool:
@@ -149,27 +144,36 @@ def rule_text(rule: Rule) -> str:
 _Builder = Callable[[Mapping[str, Any]], Rule]
 
 
+@functools.lru_cache(maxsize=1024)
+def _rule(kind: type[Any], **settings: Any) -> Rule:
+    """A rule; equal settings share one, which is checked once and not at every sampled step."""
+    rule: Rule = kind(**settings)
+    return rule
+
+
 def _sgd(group: Mapping[str, Any]) -> Rule:
-    return SGD(
-        setting(group["lr"]),
-        setting(group["weight_decay"]),
-        momentum=setting(group["momentum"]),
-        dampening=setting(group["dampening"]),
+    return _rule(
+        SGD,
+        lr=float(group["lr"]),  # a learning rate may be a tensor
+        weight_decay=float(group["weight_decay"]),
+        momentum=float(group["momentum"]),
+        dampening=float(group["dampening"]),
         nesterov=bool(group["nesterov"]),
     )
 
 
 def _adam(group: Mapping[str, Any], *, decoupled: bool) -> Rule:
     kind = AdamW if group.get("decoupled_weight_decay", decoupled) else AdamL2
-    first, second = (setting(beta) for beta in group["betas"])
-    return kind(setting(group["lr"]), setting(group["weight_decay"]), betas=(first, second))
+    first, second = (float(beta) for beta in group["betas"])
+    return _rule(kind, lr=float(group["lr"]), weight_decay=float(group["weight_decay"]), betas=(first, second))
 
 
 def _muon(group: Mapping[str, Any]) -> Rule:
-    return Muon(
-        setting(group["lr"]),
-        setting(group["weight_decay"]),
-        momentum=setting(group["momentum"]),
+    return _rule(
+        Muon,
+        lr=float(group["lr"]),
+        weight_decay=float(group["weight_decay"]),
+        momentum=float(group["momentum"]),
         nesterov=bool(group["nesterov"]),
         adjust_lr_fn=group.get("adjust_lr_fn") or "original",
     )

@@ -9,12 +9,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from equilibria.errors import EquilibriaError
-from equilibria.findings import Finding
+from equilibria.findings import Finding, percent, warnings_first
 from equilibria.theory import Lion, Muon, Rule
+from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, SGDW, AdamL2, AdamW
 from equilibria.theory.settling import settling_steps, steps_to_tolerance
 from equilibria.theory.states import State, cold_start, rescaled, settled
-from equilibria.theory.validity import ROUNDED_AWAY
 
 if TYPE_CHECKING:
     from equilibria.planning._plan import Phase, PlannedStep, Situation
@@ -36,17 +36,12 @@ def plan_findings(phases: Sequence[Phase], situation: Situation) -> tuple[Findin
         *_falls_behind(phases, situation),
         *_rounded_away(phases, situation),
     ]
-    return tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))
+    return warnings_first(findings)
 
 
 def _numbers(phases: Sequence[Phase]) -> str:
     names = [str(phase.number) for phase in phases]
     return f"phase {names[0]}" if len(names) == 1 else f"phases {', '.join(names[:-1])} and {names[-1]}"
-
-
-def percent(share: float) -> str:
-    """A share of 1 in per cent: 0.45 -> 45 %."""
-    return f"{100 * share:.0f} %"
 
 
 def _range(low: float, high: float) -> str:
@@ -65,9 +60,9 @@ def _never_settles(phases: Sequence[Phase], situation: Situation) -> Iterator[Fi
         "warning",
         f"{_numbers(stuck)} never reach{'es' if len(stuck) == 1 else ''} equilibrium",
         f"for {situation.time(sum(phase.steps for phase in stuck))} the weights turn at "
-        f"{_range(min(ratios), max(ratios))} what lr x wd asks for; phase {worst.number} has "
-        f"{situation.time(worst.steps)} and would need {situation.time(worst.settle_steps or worst.steps)}",
-        f"to be settled at once, {_rescale_stuck(situation, stuck)}. {_other_decay(situation, stuck[0])}",
+        f"{_range(min(ratios), max(ratios))} their equilibrium angle; phase {worst.number} lasts "
+        f"{situation.time(worst.steps)} and would need {situation.time(worst.settle_steps or worst.steps)} to settle",
+        f"to settle at once, {_rescale_stuck(situation, stuck)}. {_other_decay(situation, stuck[0])}",
         "settling.settling_steps",
     )
 
@@ -139,28 +134,28 @@ def _jumps(phases: Sequence[Phase], situation: Situation) -> Iterator[Finding]:
         if (end <= 0.8) if under else (end >= 1.25):
             continue  # it does not come back: _never_settles reports it
         drop = before.end.lr / after.start.lr
-        asked = before.end.angle_equilibrium / after.start.angle_equilibrium
+        fall = before.end.angle_equilibrium / after.start.angle_equilibrium
         what = "undershoots" if under else "overshoots"
         dip = ", which is where test accuracy can dip (pseudo-overfitting)" if under and drop > 1 else ""
         yield Finding(
             "warning",
             f"the angle {what} when phase {after.number} begins and comes back",
-            _jump_evidence(drop, asked)
+            _jump_evidence(drop, fall)
             + f": it starts at {percent(start)} of its new equilibrium and reaches {percent(end)} over "
             f"{situation.time(min(after.settle_steps or after.steps, after.steps))}{dip}",
-            f"to be settled at once: {_rescale(situation, after.start)}",
+            f"to settle at once: {_rescale(situation, after.start)}",
             "settling.after_lr_drop",
         )
 
 
-def _jump_evidence(drop: float, asked: float) -> str:
+def _jump_evidence(drop: float, fall: float) -> str:
+    """The effect of a jump; lr is divided by ``drop``, the equilibrium angle by ``fall``."""
     if drop > 1.001:
-        done, wanted = f"dividing lr by {drop:.3g} divides the angle by {drop:.3g}", asked
-    elif drop < 0.999:
-        done, wanted = f"lr times {1 / drop:.3g} multiplies the angle by {1 / drop:.3g}", 1 / asked
-    else:
-        return f"the new weight decay asks for {1 / asked:.3g} times the angle, which comes only as the norm follows"
-    return f"{done} at once, although equilibrium asks for {wanted:.3g}"
+        return f"dividing lr by {drop:.3g} divides the angle by {drop:.3g} at once, but its equilibrium by {fall:.3g}"
+    if drop < 0.999:
+        rise = f"{1 / drop:.3g}"
+        return f"lr times {rise} multiplies the angle by {rise} at once, but its equilibrium by {1 / fall:.3g}"
+    return f"the new equilibrium is {1 / fall:.3g} times the angle, which gets there only as the norm follows"
 
 
 def _rule_at(rule: Rule, step: PlannedStep) -> Rule:
@@ -222,8 +217,8 @@ def _falls_behind(phases: Sequence[Phase], situation: Situation) -> Iterator[Fin
         f"{percent(last.middle.angle_ratio or 0)} in the middle of phase {last.number}: the equilibrium norm falls "
         f"with lr, but so does lr x wd, the speed at which the weights follow; they end at "
         f"{last.end.norm / peak.end.norm:.2f} of their norm at the peak",
-        "often this is wanted: the anneal is steeper than lr x wd says. To turn as lr x wd says, end at a larger lr, "
-        "or rescale the scale-invariant weights and their optimizer state as lr falls",
+        "often this is wanted: the angle falls faster than its equilibrium. To stay in equilibrium, end at a larger "
+        "lr, or rescale the scale-invariant weights and their optimizer state as lr falls",
         "settling.relaxation",
     )
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from equilibria.theory._reals import Array
+
 Steps = NDArray[np.int64]
 
 _FLAT_SHARE = 0.02  # a constant stretch of at least this share of the run is a phase by itself

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from equilibria._display import Printable, renderer
 from equilibria.findings import Finding
 from equilibria.theory import SGD, SGDW, AdamW, Lion, Rule
-
-Array = NDArray[np.float64]
+from equilibria.theory._reals import Array
 
 WeightDtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 """Number formats in which weights may be stored."""
@@ -190,10 +189,10 @@ class Plan:
         return f"<Plan of {type(self.situation.rule).__name__} over {self.situation.steps:,} steps: {names}>"
 
     def _repr_html_(self) -> str:
-        shown: str = renderer("plan.card.plan_card")(self)
+        shown: str = renderer("plan.tables.plan_card")(self)
         return shown
 
     def table(self) -> Printable:
         """One line per phase: its settings, predicted angle over equilibrium, and the time it needs to settle."""
-        shown: Printable = renderer("plan.terminal.plan_table")(self)
+        shown: Printable = renderer("plan.tables.plan_table")(self)
         return shown

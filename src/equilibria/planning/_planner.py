@@ -14,12 +14,13 @@ from equilibria.errors import EquilibriaError, one_of, positive, whole, within
 from equilibria.optimizers.rules import TorchOptimizer, rule_of_optimizer
 from equilibria.planning._findings import plan_findings
 from equilibria.planning._phases import Span, cut, first_equilibrium_step, thinned
-from equilibria.planning._plan import Array, Curve, Phase, Plan, PlannedStep, Situation, WeightDtype
-from equilibria.planning._targets import rescale_sq_factors, targets_per_step, unscaled_settings
+from equilibria.planning._plan import Curve, Phase, Plan, PlannedStep, Situation, WeightDtype
 from equilibria.theory import SGD, SGDW, AdamL2, Muon, Rule
+from equilibria.theory._reals import Array
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 from equilibria.theory.settling import settling_steps
 from equilibria.theory.states import State, cold_start, rescaled, settled
+from equilibria.theory.targets import rescale_sq_factors, targets_per_step, unscaled_settings
 from equilibria.theory.transient import Trajectory, evolve
 
 MOST_STEPS = 10_000_000  # ten seconds and a gigabyte; plan longer runs in coarser steps or in parts

@@ -42,3 +42,14 @@ def check_own_file(path: Path) -> None:
         raise EquilibriaError(f"{path.name} is a link that leads out of the run")
     if not S_ISREG(path.stat().st_mode):
         raise EquilibriaError(f"{path.name} is not a file")
+
+
+def check_outside_runs(path: Path) -> None:
+    """Raise EquilibriaError for a path inside the directory of a run, where a written file could replace its record."""
+    directory = path.resolve().parent
+    if (directory / "run.json").exists() or any(directory.glob("*-[0-9][0-9][0-9]*.arrows")):
+        raise EquilibriaError(
+            f"got path={str(path)!r}, inside the run {directory}; expected a path outside it, such as "
+            f"{directory.parent / (directory.name + (path.suffix or '.html'))}",
+            argument="path",
+        )

@@ -130,7 +130,7 @@ class RunLock:
     def _taken(self) -> EquilibriaError:
         holder = read_holder(self._path.parent)
         own = holder is not None and holder.pid == os.getpid() and holder.is_on_this_machine()
-        hint = " (a tracker records into the directory of equilibria.watch by beside=monitor)" if own else ""
+        hint = " (a tracker records into the directory of equilibria.watch by monitor=monitor)" if own else ""
         return EquilibriaError(
             f"{self._path.parent} is being recorded by {holder or 'another process'}{', this one' if own else ''}; "
             f"close that run, or choose another directory{hint}"

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from equilibria.errors import EquilibriaError, one_of, positive, warn_caller
+from equilibria.errors import EquilibriaError, one_of, positive, warn_in_training
 from equilibria.records._at_exit import close_at_exit, forget
 from equilibria.records._batches import Column, to_batch
 from equilibria.records._lock import LOCK_FILE, RunLock
@@ -260,7 +260,7 @@ class RecordWriter:
             )
 
     def _warn(self, message: str) -> None:
-        warn_caller(message, RecordWarning)
+        warn_in_training(message, RecordWarning)
 
 
 def _check_no_other_files(directory: Path) -> None:

@@ -68,11 +68,11 @@ class App:
             "/": self._list_page,
             "/runs": self._list,
             "/events": self._list_events,
-            "/run/{number:int}": self._run_page,
-            "/run/{number:int}/view": self._run_view,
-            "/run/{number:int}/events": self._run_events,
-            "/run/{number:int}/forecast": self._forecast_page,
-            "/run/{number:int}/forecast/view": self._forecast_view,
+            "/run/{number}": self._run_page,
+            "/run/{number}/view": self._run_view,
+            "/run/{number}/events": self._run_events,
+            "/run/{number}/forecast": self._forecast_page,
+            "/run/{number}/forecast/view": self._forecast_view,
             "/compare": self._compare_page,
             "/compare/view": self._compare_view,
             "/plan": self._plan_page,
@@ -135,7 +135,7 @@ class App:
 
     async def _run_number(self, request: Request) -> int:
         """The number in the path; status 404 if there is no such run."""
-        number: int = request.path_params["number"]
+        number = _number(request.path_params["number"], status=404)
         if number not in self.hub.catalogue.runs:
             await self.hub.worker.do(self.hub.catalogue.scan)
         if number not in self.hub.catalogue.runs:
@@ -279,9 +279,9 @@ def _allow_only(request: Request, names: set[str]) -> None:
         raise HTTPException(400, f"got {unknown[0]}; expected only: {', '.join(sorted(names))}.")
 
 
-def _number(word: str) -> int:
+def _number(word: str, *, status: int = 400) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", word):
-        raise HTTPException(400, f"got run={word!r}; expected the number of a run, such as 1.")
+        raise HTTPException(status, f"got run={word[:40]!r}; expected the number of a run, such as 1.")
     return int(word)
 
 

@@ -30,7 +30,7 @@
     const drawn = comparison.runs.filter((run) => run.x.length);
     const measured = drawn.map((run, place) => line(run, run[kind()], place, { dash: "solid" }));
     const equilibriumLines = kind() === "angle" ? drawn.map((run, place) => line(run, run.angle_equilibrium, place, { width: 1.5, dash: "3px,3px" }, "equilibrium")) : [];
-    const one = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: color("equilibrium"), width: 4 }, layer: "below" };
+    const one = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: color("equilibrium-band"), width: 4 }, layer: "below" };
     const traces = [...equilibriumLines, ...measured];
     const ends = range(traces, kind() === "ratio" ? 2 : 4);
     const steps = drawn.flatMap((run) => run.x);

@@ -22,6 +22,7 @@ from equilibria.findings import Finding, counted
 from equilibria.records._lock import is_writer_alive
 from equilibria.records._manifest import RUN_FILE, Manifest, read_manifest
 from equilibria.records._reader import RecordTail, not_superseded
+from equilibria.records._segment import segment_paths
 from equilibria.records._thinning import ThinnedSamples
 from equilibria.records.tables import SHARPNESS, TABLES
 from equilibria.views.run.page import report_page
@@ -222,7 +223,12 @@ class FollowedRun:
     # ---- reading
 
     def _read_manifest(self) -> None:
-        stat = (self._directory / RUN_FILE).stat()
+        try:
+            stat = (self._directory / RUN_FILE).stat()
+        except FileNotFoundError:
+            if not segment_paths(self._directory):
+                raise
+            raise EquilibriaError(f"{RUN_FILE} is missing; equilibria report reads the run without it") from None
         if not S_ISREG(stat.st_mode):  # opening a pipe would block
             raise EquilibriaError(f"{RUN_FILE} is not a file")
         if (stat.st_mtime_ns, stat.st_size) == self._manifest_stat:

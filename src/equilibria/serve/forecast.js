@@ -2,27 +2,8 @@
 (() => {
   const { byId, count } = live;
   const form = byId("form"), number = form.dataset.number;
-  let update = null;
-
-  const refresh = live.oneAtATime(async () => {
-    const query = live.formQuery(form);
-    live.setStatus(query.has("suggest") ? "Searching among some hundred plans …" : "Computing …");
-    try {
-      const view = await live.get("/run/" + number + "/forecast/view?" + query);
-      live.showProblem("");
-      live.showPage(view.inside);
-      await live.loadCharts();
-      if (update) update(view.data); else update = drawForecast(view.data);
-      byId("page").classList.remove("stale");
-      live.setStatus("Up to date");
-      history.replaceState(null, "", "?" + query);
-    } catch (error) {
-      live.showProblem(error.message);
-      live.setStatus("Not computed");
-      byId("page").classList.add("stale");
-    }
-    document.documentElement.dataset.query = query;
-  });
+  const busy = (query) => (query.has("suggest") ? "Searching among some hundred plans …" : "Computing …");
+  const refresh = live.formPage(form, { address: "/run/" + number + "/forecast/view", draw: drawForecast, wait: 250, busy });
 
   const round = (value) => Number(value.toPrecision(2));
   const begin = async () => {
@@ -37,11 +18,5 @@
     live.fillForm(form);
     refresh();
   };
-
-  const soon = live.debounce(refresh, 250);
-  form.addEventListener("input", () => { live.hideUnneeded(form); soon(); });
-  form.addEventListener("submit", (event) => { event.preventDefault(); refresh(); });
-  live.linkSliders(form);
-  live.hideUnneeded(form);
   begin().catch((error) => live.showProblem(error.message));
 })();

@@ -171,5 +171,41 @@ const live = (() => {
     hideUnneeded(form);
   };
 
-  return { ago, byId, count, debounce, fillForm, formQuery, get, hideUnneeded, linkSliders, listen, loadCharts, oneAtATime, setStatus, showPage, showProblem, stateKind };
+  // A form whose page the server computes: asks again after every change, and keeps the query in the address. Returns the
+  // function that asks. `busy` is the status while it waits, from the query; none without it.
+  const formPage = (form, { address, draw, wait, busy, changed, shown }) => {
+    let update = null;
+    const refresh = oneAtATime(async () => {
+      const query = formQuery(form);
+      if (busy) setStatus(busy(query));
+      try {
+        const view = await get(address + "?" + query);
+        showProblem("");
+        showPage(view.inside);
+        await loadCharts();
+        if (update) update(view.data); else update = draw(view.data);
+        if (shown) shown(view);
+        byId("page").classList.remove("stale");
+        setStatus("Up to date");
+        history.replaceState(null, "", "?" + query);
+      } catch (error) {
+        showProblem(error.message);
+        setStatus("Not computed");
+        byId("page").classList.add("stale");
+      }
+      document.documentElement.dataset.query = query;
+    });
+    const soon = debounce(refresh, wait);
+    form.addEventListener("input", (event) => {
+      if (changed) changed(event);
+      hideUnneeded(form);
+      soon();
+    });
+    form.addEventListener("submit", (event) => { event.preventDefault(); refresh(); });
+    linkSliders(form);
+    hideUnneeded(form);
+    return refresh;
+  };
+
+  return { ago, byId, count, fillForm, formPage, get, listen, loadCharts, oneAtATime, setStatus, showPage, showProblem, stateKind };
 })();

@@ -7,40 +7,16 @@
     adamw: { lr: "1e-3", wd: "0.1", betas: "0.9,0.999" }, adam: { lr: "1e-3", wd: "1e-4", betas: "0.9,0.999", unit_grad_sq: "10", dim: "100000" },
     lion: { lr: "1e-4", wd: "1", betas: "0.9,0.99" }, muon: { lr: "0.02", wd: "0.1", momentum: "0.95" },
   };
-  let update = null;
 
-  const refresh = live.oneAtATime(async () => {
-    const query = live.formQuery(form);
-    try {
-      const view = await live.get("/plan/view?" + query);
-      live.showProblem("");
-      live.showPage(view.inside);
-      await live.loadCharts();
-      if (update) update(view.data); else update = drawPlan(view.data);
-      byId("command").textContent = view.command;
-      byId("page").classList.remove("stale");
-      live.setStatus("Up to date");
-      history.replaceState(null, "", "?" + query);
-    } catch (error) {
-      live.showProblem(error.message);
-      live.setStatus("Not computed");
-      byId("page").classList.add("stale");
-    }
-    document.documentElement.dataset.query = query;
-  });
-
-  const soon = live.debounce(refresh, 80);
-  form.addEventListener("input", (event) => {
+  const changed = (event) => {
     if (event.target.id === "optimizer") {
       for (const [name, value] of Object.entries(DEFAULTS[event.target.value])) byId(name).value = value;
       form.dispatchEvent(new Event("refilled"));
     }
     if (event.target.id === "schedule") byId("factor").value = event.target.value === "exponential" ? "0.98" : "0.2";
-    live.hideUnneeded(form);
-    soon();
-  });
-  form.addEventListener("submit", (event) => { event.preventDefault(); refresh(); });
-  live.linkSliders(form);
+  };
+  const shown = (view) => { byId("command").textContent = view.command; };
+  const refresh = live.formPage(form, { address: "/plan/view", draw: drawPlan, wait: 80, changed, shown });
   live.fillForm(form);
   refresh();
 })();

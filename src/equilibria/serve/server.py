@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -17,6 +18,7 @@ from equilibria.errors import EquilibriaError
 if TYPE_CHECKING:
     from equilibria.serve.app import App
 
+_HEADER_SECONDS = 10  # from the first byte of a request's header to its last, and from connecting to the first byte
 _NICENESS = 5  # training on the same cores goes first
 
 
@@ -29,8 +31,9 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind)
-    except OSError as error:
-        raise EquilibriaError(f"got --host {host}; expected an address of this machine: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: a part of the name is empty, too long, or no name at all
+        reason = getattr(error, "strerror", None) or error
+        raise EquilibriaError(f"got --host {host[:80]!r}; expected an address of this machine: {reason}") from error
     try:
         if sys.platform != "win32":  # where it would let two servers share a port
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,7 +65,39 @@ def run(app: App, listening: socket.socket, *, on_start: Callable[[str], None], 
         on_start: called with the server's address once it answers requests.
         browser: whether to open a browser.
     """
+    import h11
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class TimedProtocol(H11Protocol):
+        """Closes a connection whose request header is not complete within `_HEADER_SECONDS`.
+
+        uvicorn waits for it forever: each silent socket would hold a descriptor until there are none left.
+        """
+
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._await_header()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._await_header()
+
+        def _await_header(self) -> None:
+            """Start the clock at the first byte of a header, and stop it at the last."""
+            is_waiting = self.conn.their_state is h11.IDLE
+            if is_waiting and self._deadline is None:
+                self._deadline = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
+            elif not is_waiting and self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            super().connection_lost(exc)
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -78,7 +113,12 @@ def run(app: App, listening: socket.socket, *, on_start: Callable[[str], None], 
     with contextlib.suppress(AttributeError, OSError):  # Windows has no os.nice
         os.nice(_NICENESS)
     config = uvicorn.Config(
-        app.asgi, log_level="warning", access_log=False, timeout_graceful_shutdown=1, server_header=False
+        app.asgi,
+        http=TimedProtocol,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        server_header=False,
     )
     with contextlib.suppress(KeyboardInterrupt):
         Server(config).run(sockets=[listening])

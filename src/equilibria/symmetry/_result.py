@@ -137,7 +137,7 @@ class Symmetries:
         return f"<Symmetries: {len(self.alone)} of {len(self.elements)} tensors alone: {_some(list(self.alone))}>"
 
     def _repr_html_(self) -> str:
-        html: str = renderer("symmetries.symmetries_card")(self)
+        html: str = renderer("notebook.symmetries_card")(self)
         return html
 
     def _how_jointly(self, name: str, vector: Mapping[str, int]) -> str:

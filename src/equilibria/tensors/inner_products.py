@@ -7,7 +7,6 @@ torch forms them one by one. A whole tensor is a matrix of one row.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
@@ -17,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibria.errors import warn_caller
+from equilibria.errors import warn_in_training
+from equilibria.tensors.layout import PLAIN
 
 _STRETCH = 1 << 16  # numbers that are converted to float64 at a time
 _MANY = 1_000_000  # numbers in a pass from which on numba makes a difference that people notice
@@ -25,10 +25,90 @@ _MANY = 1_000_000  # numbers in a pass from which on numba makes a difference th
 _COMPILED = (torch.float32, torch.float64)  # types that the compiled loops read
 
 Matrices = tuple[Tensor, Tensor, Tensor | None]
-_Item = tuple[int, Matrices, float, bool]  # first row, matrices, shrink, refresh
+_Item = tuple[tuple[int, ...], float, Matrices]  # a row of a loop's ``work``, the shrink, and the tensors
 
 
-class ProductsPass:
+class _Pass:
+    """Collects three tensors at a time, then adds inner products of their rows to a table.
+
+    Args:
+        sums: (rows, products), float64; on the device of the tensors, or in main memory.
+    """
+
+    _loop: str  # name of the compiled loop in `equilibria.tensors._product_loops`
+
+    def __init__(self, sums: Tensor) -> None:
+        self._sums, self._room = sums, len(sums)
+        self._items: dict[torch.dtype | None, list[_Item]] = {}  # by the type that a compiled loop reads, or None
+
+    @staticmethod
+    def _by_torch(matrices: Matrices, shrink: float, out: Tensor) -> None:
+        """Do the same as the compiled loop with three matrices, their shrink and their rows of the table."""
+        raise NotImplementedError
+
+    def _add(self, row: int, tensors: Matrices, rows: int | None, shrink: float, refresh: bool) -> None:
+        """Collect contiguous tensors; ``refresh`` copies the second into the first when the products are formed.
+
+        Shapes and memory are checked here: the compiled loops read and write by address, wherever that leads.
+        """
+        first, second, third = tensors
+        shape, kind = first.shape, first.dtype
+        count = shape[0] if rows is None else rows
+        if second.shape != shape or (third is not None and third.shape != shape):
+            shapes = sorted({tuple(tensor.shape) for tensor in tensors if tensor is not None})
+            raise ValueError(f"got tensors of shapes {', '.join(map(str, shapes))}; expected one shape for all")
+        if row + count > self._room:
+            raise ValueError(f"got {count} rows, for {self._room - row} of which there is room: the tensor has grown")
+        size = first.numel()
+        columns = size // count if count else 0
+        if not first.is_cpu:
+            matrices: Any = tuple(None if tensor is None else tensor.view(count, columns) for tensor in tensors)
+            self._by_torch(matrices, shrink, self._sums[row : row + count])
+            if refresh:
+                first.copy_(second)
+            return
+        addresses = [0, 0, 0]
+        for position, tensor in enumerate(tensors):
+            if tensor is None:
+                addresses[position] = addresses[0]  # any address that can be read
+                continue
+            addresses[position] = tensor.data_ptr() if type(tensor) in PLAIN else 0
+            if not addresses[position] and (size or type(tensor) not in PLAIN):
+                kind_of = type(tensor).__name__
+                raise TypeError(f"got a tensor of type {kind_of}, whose numbers have no place in memory to read")
+        alike = kind in _COMPILED and second.dtype is kind and (third is None or third.dtype is kind)
+        work = (*addresses, third is not None, count, columns, row, refresh)
+        self._items.setdefault(kind if alike else None, []).append((work, shrink, tensors))
+
+    def run(self) -> None:
+        """Form the products."""
+        if not self._items:
+            return
+        loops = _compiled_loops()
+        numbers = (tensors[0].numel() for items in self._items.values() for _, _, tensors in items)
+        if loops is None and sum(numbers) >= _MANY:
+            _recommend_numba()
+        for kind, items in self._items.items():
+            if loops is not None and kind is not None:
+                _call(getattr(loops, self._loop), items, self._sums, double=kind is torch.float64)
+            else:
+                self._run_converted(loops, items)
+
+    def _run_converted(self, loops: ModuleType | None, items: list[_Item]) -> None:
+        """Convert stretches to float64, for a compiled loop or for torch."""
+        for (*_, count, columns, row, refresh), shrink, tensors in items:
+            for part in _stretches(tensors, count, columns):
+                if loops is None:
+                    self._by_torch(part, shrink, self._sums[row : row + count])
+                else:
+                    converted = type(self)(self._sums)
+                    converted._add(row, part, None, shrink, False)
+                    converted.run()
+            if refresh:
+                tensors[0].copy_(tensors[1])
+
+
+class ProductsPass(_Pass):
     """Collects weights, gradients and momentum buffers, then adds ww, wg, gg, wv, gv, vv of each to a table.
 
     Args:
@@ -43,27 +123,30 @@ class ProductsPass:
         [[25.0, 3.0, 1.0, 0.0, 0.0, 0.0]]
     """
 
-    def __init__(self, sums: Tensor) -> None:
-        self._sums = sums
-        self._work = _Work("sum_products", lambda matrices, _shrink, out: _add_products(*matrices, out))
+    _loop = "sum_products"
 
-    def add(self, row: int, weight: Tensor, gradient: Tensor, buffer: Tensor | None) -> None:
-        """Add three contiguous matrices of one shape; their sums go to the rows from ``row`` on.
+    def add(
+        self, row: int, weight: Tensor, gradient: Tensor, buffer: Tensor | None, *, rows: int | None = None
+    ) -> None:
+        """Add three contiguous tensors of one shape; their sums go to the rows from ``row`` on.
 
         Without a buffer nothing is added to the last three columns.
+
+        Args:
+            row: the first row.
+            weight: the weight.
+            gradient: its gradient.
+            buffer: its momentum buffer, None if there is none.
+            rows: into how many equal rows the numbers of each tensor fall; None for the length of its first axis.
         """
-        _check_fit(row, len(self._sums), weight, gradient, buffer)
-        if weight.device.type == "cpu":
-            self._work.add(row, weight, gradient, buffer)
-        else:
-            _add_products(weight, gradient, buffer, self._sums[row : row + len(weight)])
+        self._add(row, (weight, gradient, buffer), rows, 0.0, False)
 
-    def run(self) -> None:
-        """Form the products."""
-        self._work.run(self._sums)
+    @staticmethod
+    def _by_torch(matrices: Matrices, shrink: float, out: Tensor) -> None:
+        _add_products(*matrices, out)
 
 
-class MovesPass:
+class MovesPass(_Pass):
     """Collects weights before and after a step and gradients, then adds ww, wg, gg, we, ee of each to a table.
 
     The step has moved a weight by e - shrink w.
@@ -80,14 +163,20 @@ class MovesPass:
         ([[1.0, 0.0, 0.0, 0.0, 0.25]], [[0.5, 0.5]])
     """
 
-    def __init__(self, sums: Tensor) -> None:
-        self._sums = sums
-        self._work = _Work("sum_moves", lambda matrices, shrink, out: _add_move(*matrices, shrink, out))
+    _loop = "sum_moves"
 
     def add(
-        self, row: int, before: Tensor, after: Tensor, gradient: Tensor | None, *, shrink: float, refresh: bool
+        self,
+        row: int,
+        before: Tensor,
+        after: Tensor,
+        gradient: Tensor | None,
+        *,
+        shrink: float,
+        refresh: bool,
+        rows: int | None = None,
     ) -> None:
-        """Add three contiguous matrices of one shape; their sums go to the rows from ``row`` on.
+        """Add three contiguous tensors of one shape; their sums go to the rows from ``row`` on.
 
         Args:
             row: the first row.
@@ -96,18 +185,13 @@ class MovesPass:
             gradient: None if it is known already: then nothing is added to wg and gg.
             shrink: share of the weight that decay removed.
             refresh: whether ``before`` becomes ``after`` in the same pass.
+            rows: into how many equal rows the numbers of each tensor fall; None for the length of its first axis.
         """
-        _check_fit(row, len(self._sums), before, after, gradient)
-        if before.device.type == "cpu":
-            self._work.add(row, before, after, gradient, shrink=shrink, refresh=refresh)
-            return
-        _add_move(before, after, gradient, shrink, self._sums[row : row + len(before)])
-        if refresh:
-            before.copy_(after)
+        self._add(row, (before, after, gradient), rows, shrink, refresh)
 
-    def run(self) -> None:
-        """Form the products."""
-        self._work.run(self._sums)
+    @staticmethod
+    def _by_torch(matrices: Matrices, shrink: float, out: Tensor) -> None:
+        _add_move(*matrices, shrink, out)
 
 
 def products_of(first: Tensor, second: Tensor) -> tuple[float, float, float]:
@@ -141,80 +225,7 @@ def moved_products(before: Tensor, after: Tensor) -> tuple[float, float, float]:
     return ww, we, ee
 
 
-def _check_fit(row: int, room: int, *matrices: Tensor | None) -> None:
-    """Check shapes and memory: compiled code reads and writes by address, wherever that leads."""
-    tensors = [matrix for matrix in matrices if matrix is not None]
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) > 1:
-        raise ValueError(f"got tensors of shapes {', '.join(map(str, sorted(shapes)))}; expected one shape for all")
-    if row + len(tensors[0]) > room:
-        raise ValueError(f"got {len(tensors[0])} rows, for {room - row} of which there is room: the tensor has grown")
-    for tensor in tensors:
-        has_memory = type(tensor) is Tensor and (not tensor.numel() or tensor.data_ptr())
-        if not has_memory and tensor.device.type == "cpu":
-            raise TypeError(
-                f"got a tensor of type {type(tensor).__name__}, whose numbers have no place in memory to read"
-            )
-
-
 # ---- in main memory
-
-
-class _Work:
-    """Matrices in main memory: one compiled call for all of a type, or torch on stretches of each.
-
-    Args:
-        loop: name of the compiled loop in `equilibria.tensors._product_loops`.
-        by_torch: does the same with three matrices, their shrink and their rows of the table.
-    """
-
-    def __init__(self, loop: str, by_torch: Callable[[Matrices, float, Tensor], None]) -> None:
-        self._loop, self._by_torch = loop, by_torch
-        self._items: dict[torch.dtype | None, list[_Item]] = {}  # by the type that a compiled loop reads, or None
-
-    def add(
-        self,
-        row: int,
-        first: Tensor,
-        second: Tensor,
-        third: Tensor | None,
-        shrink: float = 0.0,
-        refresh: bool = False,
-    ) -> None:
-        kind: torch.dtype | None = first.dtype
-        alike = second.dtype is kind and (third is None or third.dtype is kind)
-        kind = kind if alike and kind in _COMPILED else None
-        self._items.setdefault(kind, []).append((row, (first, second, third), shrink, refresh))
-
-    def run(self, sums: Tensor) -> None:
-        if not self._items:
-            return
-        loops = _compiled_loops()
-        if loops is None:
-            self._run_torch(sums)
-        else:
-            self._run_compiled(getattr(loops, self._loop), sums)
-
-    def _run_compiled(self, loop: Callable[..., None], sums: Tensor) -> None:
-        for kind, items in self._items.items():
-            if kind is not None:
-                _call(loop, items, kind, sums)
-                continue
-            for row, matrices, shrink, refresh in items:
-                for part in _stretches(matrices):
-                    _call(loop, [(row, part, shrink, False)], torch.float64, sums)
-                if refresh:
-                    matrices[0].copy_(matrices[1])
-
-    def _run_torch(self, sums: Tensor) -> None:
-        items = [item for of_kind in self._items.values() for item in of_kind]
-        if sum(matrices[0].numel() for _, matrices, _, _ in items) >= _MANY:
-            _recommend_numba()
-        for row, matrices, shrink, refresh in items:
-            for part in _stretches(matrices):
-                self._by_torch(part, shrink, sums[row : row + len(matrices[0])])
-            if refresh:
-                matrices[0].copy_(matrices[1])
 
 
 @cache
@@ -229,32 +240,26 @@ def _compiled_loops() -> ModuleType | None:
 
 @cache
 def _recommend_numba() -> None:
-    with contextlib.suppress(UserWarning):  # also if the program turns warnings into errors: this is only advice
-        warn_caller(
-            "numba is not installed, so torch measures the weights, about six times slower; install it: "
-            "pip install 'equilibria[fast]'",
-            UserWarning,
-        )
+    warn_in_training(
+        "numba is not installed, so torch measures the weights, about six times slower; install it: "
+        "pip install 'equilibria[fast]'",
+        UserWarning,
+    )
 
 
-def _call(loop: Callable[..., None], items: list[_Item], kind: torch.dtype, sums: Tensor) -> None:
-    """Call a compiled loop for matrices of one type."""
-    work, shrinks = [], []
-    for row, (first, second, third), shrink, refresh in items:
-        readable = first if third is None else third  # any address that can be read
-        addresses = first.data_ptr(), second.data_ptr(), readable.data_ptr()
-        work.append((*addresses, third is not None, *first.shape, row, refresh))
-        shrinks.append(shrink)
-    loop(np.array(work, np.int64), np.array(shrinks), kind is torch.float64, sums.numpy())
+def _call(loop: Callable[..., None], items: list[_Item], sums: Tensor, *, double: bool) -> None:
+    """Call a compiled loop for tensors of one type."""
+    work, shrinks, _ = zip(*items, strict=True)
+    loop(np.array(work, np.int64), np.array(shrinks), double, sums.numpy())
 
 
-def _stretches(matrices: Matrices) -> Iterator[Matrices]:
-    """The matrices in float64, a range of columns at a time: no large copy is made."""
-    rows, columns = matrices[0].shape
+def _stretches(tensors: Matrices, rows: int, columns: int) -> Iterator[Matrices]:
+    """The tensors as matrices in float64, a range of columns at a time: no large copy is made."""
     width = max(1, _STRETCH // max(1, rows))
+    wide = [None if tensor is None else tensor.detach().view(rows, columns) for tensor in tensors]
     for begin in range(0, columns, width):
         part: Any = tuple(
-            None if matrix is None else matrix[:, begin : begin + width].double().contiguous() for matrix in matrices
+            None if matrix is None else matrix[:, begin : begin + width].double().contiguous() for matrix in wide
         )
         yield part
 

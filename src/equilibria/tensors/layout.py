@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equilibria.errors import EquilibriaError
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)  # their numbers are where data_ptr() says
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def as_real(tensor: Tensor) -> Tensor:
 
 def is_sharded(tensor: object) -> bool:
     """Whether this is a DTensor; by its methods, because importing the class costs as much as a training step."""
-    return type(tensor) not in _PLAIN and hasattr(tensor, "to_local") and hasattr(tensor, "placements")
+    return type(tensor) not in PLAIN and hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
 def flat(tensor: Tensor, *, like: Tensor | None = None) -> Tensor:
@@ -79,6 +79,22 @@ def matrix(tensor: Tensor, *, axis: int | None, like: Tensor) -> Tensor:
     if like.numel() and is_dense(like) and like.stride(axis) * count == like.numel():
         return flat(tensor, like=like).view(count, -1)
     return rows(tensor, axis=axis).contiguous()
+
+
+def aligned(weight: Tensor, *others: Tensor | None, axis: int | None) -> Any:
+    """The weight and tensors of its shape as contiguous ones whose numbers are in the same order, row after row.
+
+    Tensors that are so already are returned as they are, by a few comparisons: where thousands of small tensors are
+    read, these are most of the work. The others become matrices (`matrix`).
+    """
+    for tensor in (weight, *others):
+        if tensor is not None and (
+            type(tensor) not in PLAIN or axis or not tensor.is_contiguous() or tensor.is_complex() or tensor.is_neg()
+        ):
+            like = local(weight)
+            parts = (None if tensor is None else local(tensor) for tensor in others)
+            return [None if part is None else matrix(part, axis=axis, like=like) for part in (like, *parts)]
+    return (weight, *others)
 
 
 def densify(gradient: Tensor) -> Tensor:

@@ -107,11 +107,13 @@ def find_watched(
     called = [names.get(id(param)) or (f"optimizer{opt}.group{group}.{index}",) for opt, group, index, param in trained]
     wanted = selection(select, [name for all_names in called for name in all_names])
     watched: list[Watched] = []
+    taken: set[int] = set()
     for (opt, group, _, param), all_names in zip(trained, called, strict=True):
         if param.requires_grad and any(wanted(name, param) for name in all_names):
             axis = axes.get(id(param), 0) if by_row and param.ndim >= 2 else None
             # Two optimizers may share a tensor, but samples must not share a name.
-            twice = any(other.param is param for other in watched)
+            twice = id(param) in taken
+            taken.add(id(param))
             own_names = [f"{name} (optimizer {opt})" for name in all_names] if twice else all_names
             has_bias = any(f"{name.removesuffix('weight')}bias" in every_name for name in all_names)
             watched.append(_watched(param, own_names, optimizer=opt, group=group, axis=axis, has_bias=has_bias))

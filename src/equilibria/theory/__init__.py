@@ -1,16 +1,18 @@
 """The laws of spherical motion: numbers in, numbers out (numpy and scipy, never torch).
 
+Every function raises EquilibriaError, with the argument's name, for a value that is not finite or out of range.
+
 Most people need only the names exported here. Everything else is in submodules, imported on first use:
 
 Optimizers and their equilibria
-    - `rules`: SGD, SGDW, AdamW, AdamL2, Lion, Muon as settings; `equilibrium`: where each of them settles;
-      `validity`: the assumptions of a prediction.
+    - `rules`: SGD, SGDW, AdamW, AdamL2, Lion, Muon as settings, and the unit gradient L of each; `equilibrium`: where
+      each of them settles, and the assumptions of that prediction.
     - `approach`: how fast and how smoothly; `settling`, `adam`: in how many steps; `targets`: equilibria along a
       schedule.
-    - `states`: states to start from; `transient`: norm and angle step by step; `fluctuation`: their variances.
-    - `moments`, `memory`: the recursions and autocorrelations behind these; `unit_gradient`: L of each optimizer.
-    - `angles`: angles over many steps; `noise`: share of noise in a gradient, the diffusion view of the norm.
-    - `rescale`, `translation`: the same dynamics after a change of lr, wd, scale, batch size or optimizer.
+    - `states`: states to start from, and the factors that rescale one into another equilibrium; `transient`: norm and
+      angle step by step; `fluctuation`: their variances, and the share of noise in a gradient.
+    - `moments`, `memory`: the recursions and autocorrelations behind these; `angles`: angles over many steps.
+    - `translation`: the same dynamics after a change of scale, batch size, weight decay or optimizer.
     - `requested`: settings for a requested angle, or for an equilibrium to keep; `schedules`: learning rates over time.
 
 Weight decay folded into the learning rate
@@ -19,13 +21,13 @@ Weight decay folded into the learning rate
 
 The noisy Rayleigh quotient
     - `rayleigh`: the model and its norm; `rayleigh_risk`: limits and bounds of its risk; `rayleigh_curve`: the whole
-      curve; `rayleigh_moments`: the same curve without a closure.
-    - `watson`, `bingham`: its stationary distributions.
+      curve, with and without a closure.
+    - `watson`: its stationary distributions, Watson's and Bingham's.
 
 Sharpness
-    - `stability`: effective learning rate and entry to the edge of stability; `effective_schedulers`: GWSI and RMSprop.
-    - `thresholds`: the curvature at which momentum, Nesterov and Adam become unstable.
-    - `eos_series`: reading a measured run; `hamiltonian`, `damping`: the slow oscillation at the edge.
+    - `stability`: effective learning rate, entry to the edge of stability, and the curvature at which momentum,
+      Nesterov and Adam become unstable; `effective_schedulers`: GWSI and RMSprop.
+    - `eos_series`: reading a measured run; `hamiltonian`: the slow oscillation at the edge, and its damping.
     - `flow`, `flow_examples`: the sharpness-reduction flow and its closed forms; `generalization`: bounds from
       sharpness.
 
@@ -39,11 +41,10 @@ import pkgutil
 from types import ModuleType
 
 from equilibria.theory.citations import PAPERS, Citation, Paper, cite
-from equilibria.theory.equilibrium import Equilibrium
+from equilibria.theory.equilibrium import Assumption, Equilibrium
 from equilibria.theory.rules import RULES, SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.states import State, cold_start, rescaled, settled
 from equilibria.theory.transient import Trajectory, evolve
-from equilibria.theory.validity import Assumption
 
 __all__ = [
     "PAPERS",

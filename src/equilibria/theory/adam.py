@@ -15,15 +15,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from equilibria.errors import positive, whole, within
+from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import adam_step_size
 from equilibria.theory.rules import AdamL2, AdamW
 from equilibria.theory.schedules import ScheduleLike, as_schedule
-
-Array = NDArray[np.float64]
 
 _GAMMA = 1 - math.sqrt(0.5)  # coefficient of the stiffly stable Rosenbrock method of order 2
 _STRIDES = 64

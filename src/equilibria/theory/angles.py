@@ -6,16 +6,14 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, whole
-from equilibria.theory._reals import reals
+from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.memory import Memory, ema_memory
 from equilibria.theory.moments import angle_from_chord_sq
 from equilibria.theory.rules import SGD, AdamL2, Lion, Muon, Rule, check_rule
-
-Array = NDArray[np.float64]
 
 
 @law(

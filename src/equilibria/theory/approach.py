@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from equilibria.errors import one_of, positive, within
 from equilibria.theory import moments
+from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
 
-Array = NDArray[np.float64]
 ComplexArray = NDArray[np.complex128]
 MomentumKind: TypeAlias = Literal["heavy_ball", "nesterov", "sgdw"]
 

@@ -178,8 +178,9 @@ def cite(target: object = None) -> Citation | tuple[Citation, ...]:
     """The source of one law, or of all laws.
 
     Args:
-        target: a law of `equilibria.theory` (the function or class itself, or its dotted name). Without it,
-            the citations of every registered law.
+        target: a law of `equilibria.theory` (the function or class itself, or its name). A name is found by its last
+            part, whatever module stands before it: records and results keep the name that a law had when they were
+            written. Without a target, the citations of every registered law.
 
     Returns:
         One `Citation`, or all of them sorted by name. `Citation.bibtex` is the entry to paste.
@@ -203,7 +204,8 @@ def cite(target: object = None) -> Citation | tuple[Citation, ...]:
     else:
         module = str(getattr(target, "__module__", "")).removeprefix("equilibria.theory.")
         name = f"{module}.{getattr(target, '__qualname__', '')}"
-    matches = [key for key in _LAWS if key == name or key.rsplit(".", 1)[-1] == name]
+    last = name.rsplit(".", 1)[-1]
+    matches = [name] if name in _LAWS else [key for key in _LAWS if key.rsplit(".", 1)[-1] == last]
     if len(matches) != 1:
         raise EquilibriaError(
             f"got {target!r}; expected one law of equilibria.theory, such as 'equilibrium.heavy_ball' "

@@ -32,9 +32,6 @@ def gwsi_step(effective_lr: ArrayLike, unit_grad_sq: ArrayLike, *, intrinsic_lr:
     Returns:
         Effective learning rate of the next step.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> float(gwsi_step(0.25, 0.0, intrinsic_lr=0.5))  # no gradient: grows by 1/c^2
         1.0
@@ -124,9 +121,6 @@ def gwsi_moment_step(moment: ArrayLike, unit_grad_sq: ArrayLike, *, parameters: 
     Returns:
         The next moment.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> moment = gwsi_moment_step(16.0, 0.5, parameters=gwsi_parameters(0.01))
         >>> abs(float(moment) ** -0.5 - float(gwsi_step(0.25, 0.5, intrinsic_lr=0.01))) < 1e-15
@@ -154,9 +148,6 @@ def rmsprop_scheduler_step(moment: ArrayLike, grad_sq: ArrayLike, *, parameters:
 
     Returns:
         The next moment.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
 
     Example:
         >>> float(rmsprop_scheduler_step(16.0, 1.0, parameters=SchedulerParameters(base_lr=0.5, decay=0.5)))

@@ -4,6 +4,8 @@ One function per optimizer takes numbers and returns an `Equilibrium`. The datac
 At equilibrium the norm is stationary, hence ``relative update = 2 sin(angle / 2)`` for every optimizer, and each law
 below gives half the squared relative update, 1 - cos(angle), in a form without cancellation.
 
+An `Assumption` states a condition of the law as data: whether it holds, and how large the error is otherwise.
+
 The fixed points themselves, the ``..._point`` functions, check nothing and take numbers and arrays alike: `targets`
 evaluates them along a schedule.
 """
@@ -15,24 +17,91 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, number, positive, within
 from equilibria.theory import approach, moments
-from equilibria.theory._reals import reals
+from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.memory import Memory, ema_memory
-from equilibria.theory.validity import (
-    Assumption,
-    invariant_weight,
-    no_oscillation,
-    noise_dominated,
-    stationary_gradient,
-)
-
-Array = NDArray[np.float64]
 
 SMALLEST_SETTING = 1e-150  # of lr, weight decay and their product: float64 still holds their squares and quotients
+
+ROUNDED_AWAY = {"float32": 2.0**-25, "bfloat16": 2.0**-9, "float16": 2.0**-12}
+"""Relative change per step below which rounding to nearest leaves every weight unchanged: half an ulp at worst."""
+
+
+# ---- the assumptions
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """One condition under which a prediction holds.
+
+    Attributes:
+        name: short name of the assumption.
+        met: True or False where the inputs decide it, None where only a measurement of the run can.
+        error: relative error of the affected quantity (of ||w||^2 where that is the norm), at these inputs if ``met``
+            is decided, else the size seen when the assumption fails; None where no single number is known.
+        affects: the predicted quantities that it affects.
+        detail: one sentence with the condition and the consequence if it fails.
+    """
+
+    name: str
+    met: bool | None
+    error: float | None
+    affects: str
+    detail: str
+
+
+def _invariant_weight() -> Assumption:
+    """The loss does not change when the weight is scaled; only a measurement can decide this."""
+    return Assumption(
+        "scale-invariant weight",
+        None,
+        None,
+        "norm, angle",
+        "the weight must feed a normalisation layer: |cos(w, gradient)| < 1e-3, and it must be decayed",
+    )
+
+
+def _stationary_gradient(time_constant: float) -> Assumption:
+    """The unit gradient changes little within three time constants."""
+    return Assumption(
+        "stationary unit gradient",
+        None,
+        None,
+        "norm, angle",
+        f"L must stay put for about {3 * time_constant:.3g} steps (3 time constants); "
+        "if it drifts, ||w||^2 lags by half the relative drift per time constant",
+    )
+
+
+def _noise_dominated() -> Assumption:
+    """Successive gradients are nearly uncorrelated."""
+    return Assumption(
+        "noise-dominated gradient",
+        None,
+        0.1,
+        "norm, angle",
+        "successive gradients must be nearly uncorrelated: 1-2 % off at small batch, 10-25 % near interpolation",
+    )
+
+
+def _no_oscillation(product: float, threshold: float, *, saturates: bool) -> Assumption:
+    """The approach is monotone near equilibrium: lr·wd is below the oscillation threshold."""
+    met = product <= threshold
+    faster = "more weight decay no longer speeds it up" if saturates else "it still speeds up with weight decay"
+    return Assumption(
+        "no oscillation near equilibrium",
+        met,
+        None,
+        "rate, time_constant",
+        f"lr*wd = {product:.3g} against the threshold {threshold:.3g}; above it the norm overshoots and {faster}",
+    )
+
+
+# ---- fixed points
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +174,13 @@ def adam_l2_norm_sq(lr: Any, weight_decay: Any, *, b1: float, dim: Any, unit_gra
     return p
 
 
+def adam_l2_point(lr: Any, weight_decay: Any, b1: float, *, dim: Any, unit_grad_sq: Any) -> FixedPoint:
+    """Fixed point of Adam with L2, whose norm and angle both depend on the gradient: ``norm_sq`` is ||w||^2 itself."""
+    norm_sq = adam_l2_norm_sq(lr, weight_decay, b1=b1, dim=dim, unit_grad_sq=unit_grad_sq)
+    size = adam_step_size(norm_sq, weight_decay, dim=dim, unit_grad_sq=unit_grad_sq)
+    return FixedPoint(norm_sq, lr * weight_decay * size * (1 - b1) / (1 + b1))
+
+
 @dataclass(frozen=True, slots=True)
 class Equilibrium:
     """Equilibrium of one rule.
@@ -167,7 +243,7 @@ def _result(
     norm: float | Array | None, one_minus_cos: float, how: approach.Approach, *assumptions: Assumption
 ) -> Equilibrium:
     relative = math.sqrt(2 * one_minus_cos)
-    validity = (invariant_weight(), stationary_gradient(how.time_constant), *assumptions)
+    validity = (_invariant_weight(), _stationary_gradient(how.time_constant), *assumptions)
     angle = 2 * math.asin(relative / 2)
     return Equilibrium(norm, angle, relative, how.rate, how.time_constant, how.monotone, validity)
 
@@ -215,9 +291,9 @@ def heavy_ball(
     how = approach.heavy_ball_approach(eps, momentum=a)
     point = heavy_ball_point(lr, weight_decay, a, dampening)
     threshold = approach.oscillation_threshold(a)
-    checks = [no_oscillation(eps, threshold, saturates=True)]
+    checks = [_no_oscillation(eps, threshold, saturates=True)]
     if a > 0:
-        checks.append(noise_dominated())
+        checks.append(_noise_dominated())
     return _result(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how, *checks)
 
 
@@ -265,7 +341,7 @@ def nesterov(
         unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a, correlation)
         state, unit_grad_sq_star = approach.fixed_point(moments.nesterov_step, 1.0, eps, a, correlation)
         one_minus_cos = float(unit_map[3] @ [*state, unit_grad_sq_star]) / 2
-    return _result(_grad_norm(point, unit_grad_sq), one_minus_cos, how, noise_dominated())
+    return _result(_grad_norm(point, unit_grad_sq), one_minus_cos, how, _noise_dominated())
 
 
 @law("rotational", "SGDM with decoupled decay", derived="exact fixed point")
@@ -293,7 +369,7 @@ def sgdw(
     a = momentum
     eps = decay_product(lr, weight_decay, below=1)
     point = sgdw_point(lr, weight_decay, a)
-    checks = [noise_dominated()] if a > 0 else []
+    checks = [_noise_dominated()] if a > 0 else []
     how = approach.sgdw_approach(eps, momentum=a)
     return _result(_grad_norm(point, unit_grad_sq), point.one_minus_cos, how, *checks)
 
@@ -342,7 +418,7 @@ def constant_update(
         "rate, time_constant",
         f"2 lr*wd / (1 - slowest memory) = {2 * lag:.2g} must be small; the transient is off by about that share",
     )
-    return _result(norm, point.one_minus_cos, how, noise_dominated(), fast_memory)
+    return _result(norm, point.one_minus_cos, how, _noise_dominated(), fast_memory)
 
 
 def homogeneous_coordinates(error: float) -> Assumption:
@@ -399,7 +475,7 @@ def adamw(
         f"an average over 1/(1-beta2) = {1 / (1 - b2):,.4g} steps scatters, and shares gradients with the update: "
         f"||w||^2 is {'higher' if shift > 0 else 'lower'} by some {100 * abs(shift):.2g} % (below 1 % if beta2 >= .99)",
     )
-    return _result(norm, point.one_minus_cos, how, noise_dominated(), averaged, homogeneous_coordinates(0.13))
+    return _result(norm, point.one_minus_cos, how, _noise_dominated(), averaged, homogeneous_coordinates(0.13))
 
 
 def _second_moment_shift(b1: float, b2: float) -> float:
@@ -463,7 +539,7 @@ def adam_l2(
         f"wd ||w||^2 / sqrt(L) = {ratio:.2g} must be small (tested at .01 to .04)",
     )
     return _result(
-        math.sqrt(squared), one_minus_cos, how, noise_dominated(), small_decay, homogeneous_coordinates(0.27)
+        math.sqrt(squared), one_minus_cos, how, _noise_dominated(), small_decay, homogeneous_coordinates(0.27)
     )
 
 

@@ -73,9 +73,6 @@ def log_sharpness_rate(grad_norm: ArrayLike, *, c_b: float | None = None) -> Arr
     Returns:
         Change of ``log lambda1`` per unit of time.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> float(log_sharpness_rate(2.0))
         -1.0

@@ -31,9 +31,6 @@ def sphere3d_angle(start: ArrayLike, *, time: ArrayLike) -> Array:
     Returns:
         Angle in radians.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> round(float(np.sin(sphere3d_angle(np.arcsin(0.8), time=np.log(4 / 3)))), 12)  # tan: 4/3 -> 1
         0.707106781187
@@ -56,9 +53,6 @@ def rmsprop_valley_position(start: float, *, time: float, c_b: float) -> float:
 
     Returns:
         ``y`` at ``time``.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
 
     Example:
         >>> [round(rmsprop_valley_position(2.0, time=3.0, c_b=c_b), 4) for c_b in (0.25, 1.0, 2.0, 4.0)]
@@ -213,9 +207,6 @@ def gap_closing_step(
 
     Returns:
         Step number (real); ``crossing`` itself if the gap is small enough already.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
 
     Example:
         >>> round(float(gap_closing_step(1.0, 0.02, intrinsic_lr=1e-4)))

@@ -1,4 +1,4 @@
-"""How much norm and angle fluctuate in equilibrium, because gradients are noisy."""
+"""The share of noise in a gradient, and how much norm and angle fluctuate in equilibrium because of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from equilibria.errors import EquilibriaError, within
+from equilibria.errors import EquilibriaError, positive, within
 from equilibria.theory import approach, moments
+from equilibria.theory._reals import reals
 from equilibria.theory.approach import Linearisation
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import constant_update_point
@@ -219,3 +221,57 @@ def random_walk_variance(dim: float, *, momentum: float = 0.0, nesterov: bool = 
     d = within("dim", dim, low=2)
     a = within("momentum", momentum, low=0, below=1)
     return 2 / (d - 1) * (_nesterov_noise(a) if nesterov else (1 + a * a) / (1 - a * a))
+
+
+# ---- the share of noise in a gradient
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseSplit:
+    """A mean square gradient split into signal and noise.
+
+    Attributes:
+        signal_sq: ||E g||^2, unbiased (may come out slightly negative when it is small).
+        noise_sq: trace of the covariance of one micro-batch gradient.
+        batches: number of micro-batches m that one step averages.
+    """
+
+    signal_sq: float
+    noise_sq: float
+    batches: int
+
+    @property
+    def fraction(self) -> float:
+        """Share of noise in the mean square gradient of the averaged step; 1 is the noise-dominated regime."""
+        noise = self.noise_sq / self.batches
+        total = noise + max(self.signal_sq, 0.0)
+        return noise / total if total > 0 else 0.0
+
+    def mean_square(self, batches: float) -> float:
+        """E||g||^2 when one step averages ``batches`` such micro-batches: signal + noise / batches."""
+        return self.signal_sq + self.noise_sq / positive("batches", batches)
+
+
+@law("smd+", "Fig. 1, assumption 1", derived="unbiased estimators from m micro-batch gradients")
+def noise_split(gradients: ArrayLike) -> NoiseSplit:
+    """Split the gradient of one step into signal and noise, from its micro-batch gradients.
+
+    ``noise = sum ||g_i - mean||^2 / (m-1)``, ``signal = ||mean||^2 - noise / m``.
+
+    Args:
+        gradients: m micro-batch gradients, shape (m, entries), m >= 2.
+
+    Returns:
+        The split.
+
+    Example:
+        >>> split = noise_split([[1.0, 1.0], [1.0, -1.0]])
+        >>> split.noise_sq, split.signal_sq, split.fraction
+        (2.0, 0.0, 1.0)
+    """
+    g = reals("gradients", gradients)
+    if g.ndim != 2 or len(g) < 2:
+        raise EquilibriaError(f"got gradients of shape {g.shape}; expected (m, entries) with m >= 2 micro-batches")
+    mean = g.mean(axis=0)
+    noise = float(np.sum((g - mean) ** 2) / (len(g) - 1))
+    return NoiseSplit(float(mean @ mean) - noise / len(g), noise, len(g))

@@ -7,8 +7,8 @@ K^2 exp(2x) - c_b x`` its potential, ``K^2 = 2 c_b + g^2``; time is ``steps * et
 on the sphere divided by ``eta``; ``R = (1 + eta u)^(-1/2)`` is the stability ratio.
 
 Gradient descent with weight decay on a scale-invariant loss has ``eta = sqrt(2 lr wd)`` and ``c_b = 2``.
-``grad_norm`` is ``g = |grad log lambda1|`` along the manifold. To this order the energy is conserved; `damping`
-has the terms that damp or amplify the oscillation.
+``grad_norm`` is ``g = |grad log lambda1|`` along the manifold. To this order the energy is conserved; the
+laws at the end have the terms that damp or amplify the oscillation.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from equilibria.errors import EquilibriaError, whole
 from equilibria.theory._reals import Array, intrinsic_rate, nonnegative_reals, positive_reals, reals
 from equilibria.theory.citations import law
+from equilibria.theory.moments import angle_from_chord_sq
 
 _NEWTON_STEPS = 100  # monotone convergence from outside; ten are enough unless the energy is enormous
 _MAX_NODES = 1 << 16
@@ -45,9 +46,6 @@ def potential(position: ArrayLike, *, grad_norm: ArrayLike = 0.0, c_b: ArrayLike
     Returns:
         Potential energy, dimensionless.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> float(potential(0.0, grad_norm=2**0.5, c_b=1.0))  # K = 2
         4.0
@@ -65,7 +63,7 @@ def energy(displacement: ArrayLike, offset: ArrayLike, *, grad_norm: ArrayLike =
     """Energy of the oscillation, constant along its continuous form.
 
     ``E = u^2/2 + K^2 h^2 - c_b log|h|`` with ``K^2 = 2 c_b + g^2``. On the time-scale of the flow (``1/eta^2`` steps)
-    the true dynamics damp or amplify it: see `damping.sphere_energy_rate` and `damping.full_space_energy_rate`.
+    the true dynamics damp or amplify it: see `hamiltonian.sphere_energy_rate` and `hamiltonian.full_space_energy_rate`.
 
     Args:
         displacement: ``h``, not zero.
@@ -117,9 +115,6 @@ def rest_point(grad_norm: ArrayLike = 0.0, c_b: ArrayLike = 2.0) -> RestPoint:
     Returns:
         The rest point.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> rest = rest_point(2**0.5, 1.0)
         >>> [round(float(value), 6) for value in (rest.displacement, rest.position, rest.energy, rest.period)]
@@ -149,9 +144,6 @@ def mean_square_displacement(eta: ArrayLike, *, grad_norm: ArrayLike = 0.0, c_b:
 
     Returns:
         Mean squared displacement (unscaled), rad^2 on the sphere.
-
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
 
     Example:
         >>> round(float(mean_square_displacement((2 * 1e-3) ** 0.5, grad_norm=2.0)), 12)  # 2e-3 / 8
@@ -347,9 +339,6 @@ def rms_drift(
     Returns:
         The path; time runs along the first axis.
 
-    Raises:
-        EquilibriaError: a value is not finite or out of range.
-
     Example:
         >>> path = rms_drift(0.5, 0.0, pairs=1, eta=0.1, c_b=2.0)  # K^2 = 4: u' = 0.4 - 0.4
         >>> path.displacement.tolist(), path.offset.round(12).tolist(), path.descent.round(12).tolist()
@@ -367,3 +356,128 @@ def rms_drift(
         h[t + 1] = h[t] * np.exp(-2 * step * u[t])
         u[t + 1] = u[t] + 4 * step * coupling * h[t + 1] ** 2 - 2 * step * c
     return DriftPath(h, u, 2 * step**2 * h[:-1] ** 2)
+
+
+# ---- damping
+#
+# On the time-scale of the flow the shape of the valley changes the energy: with the slope across the valley
+# lambda1 (a + p2 a^2 + p3 a^3) at displacement a, `quadratic` is p2 and `cubic` is p3.
+
+
+@law("sharp", "Appendix H.2", derived="third-order expansion of the two-step map on the sphere, for g = 0")
+def sphere_anharmonicity(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> Array:
+    """Anharmonicity q of the valley under gradient descent with weight decay, which damps or amplifies the oscillation.
+
+    ``q = -(8/3 - 2 p3 + 4 p2^2)``. The slope across the valley at geodesic angle ``a`` is ``lambda1 (a + p2 a^2 + p3
+    a^3)``. ``q`` sets the rate of `sphere_energy_rate` and shifts the stability ratio (`stability_offset`). Derived for
+    ``g = 0`` and for losses whose transverse plane decouples from the manifold; unverified for general ``g``.
+
+    Args:
+        quadratic: ``p2``.
+        cubic: ``p3``.
+
+    Returns:
+        ``q``.
+
+    Example:
+        >>> round(float(sphere_anharmonicity(cubic=-2 / 3)), 12)  # normalised quadratic x^2/|w|^2
+        -4.0
+    """
+    return -(8 / 3 - 2 * reals("cubic", cubic) + 4 * reals("quadratic", quadratic) ** 2)
+
+
+@law(
+    "sharp",
+    "Theorem H.22",
+    derived="the energy changes at O(1) rate in tau although the theorem's O(1) bound holds",
+)
+def sphere_energy_rate(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> Array:
+    """Growth rate of the oscillation's excess energy per flow time, for gradient descent with weight decay.
+
+    The excess energy goes as ``exp((4+q) tau)``, ``tau = steps*lr*wd``: negative rates damp the oscillation.
+
+    Args:
+        quadratic: ``p2`` of the transverse slope (see `sphere_anharmonicity`).
+        cubic: ``p3``.
+
+    Returns:
+        Rate per unit of ``tau``.
+
+    Example:
+        >>> round(float(sphere_energy_rate(cubic=-19 / 6)), 12)  # the paper's 3-D example
+        -5.0
+    """
+    return 4 + sphere_anharmonicity(quadratic, cubic)
+
+
+@law("sharp", "Theorem H.22", derived="as on the sphere, for scalar RMSprop in the full space with g = 0")
+def full_space_energy_rate(quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0, *, c_b: ArrayLike = 2.0) -> Array:
+    """Growth rate of the oscillation's excess energy per flow time, for scalar RMSprop.
+
+    ``rate = c_b + p3 - 2 p2^2``. The excess energy goes as ``exp(rate*tau)``, here with ``tau = steps*eta^2``; ``p2,
+    p3`` expand the slope across the valley in the Euclidean distance. An exactly quadratic valley amplifies at rate
+    ``c_b``.
+
+    Args:
+        quadratic: ``p2``.
+        cubic: ``p3``.
+        c_b: ``(1 - decay)/eta^2``.
+
+    Returns:
+        Rate per unit of ``tau``.
+
+    Example:
+        >>> float(full_space_energy_rate(cubic=-2.0, c_b=2.0))
+        0.0
+    """
+    return positive_reals("c_b", c_b) + reals("cubic", cubic) - 2 * reals("quadratic", quadratic) ** 2
+
+
+@law("sharp", "Section 4.2", derived="fixed point of the two-step map to second order, for g = 0")
+def stability_offset(intrinsic_lr: ArrayLike, *, quadratic: ArrayLike = 0.0, cubic: ArrayLike = 0.0) -> Array:
+    """Mean stability ratio at the fixed point of the oscillation on the sphere, slightly off 1.
+
+    ``R = 1 - q lr wd/4``, ``q`` of `sphere_anharmonicity`. Negative ``q`` puts the sharpness slightly above ``2/eta``
+    even after averaging.
+
+    Args:
+        intrinsic_lr: ``lr*wd``.
+        quadratic: ``p2`` of the transverse slope (see `sphere_anharmonicity`).
+        cubic: ``p3``.
+
+    Returns:
+        Mean stability ratio, dimensionless.
+
+    Example:
+        >>> round(float(stability_offset(0.01, cubic=-19 / 6)), 12)  # q = -9
+        1.0225
+    """
+    return 1 - sphere_anharmonicity(quadratic, cubic) * intrinsic_rate(intrinsic_lr) / 4
+
+
+@law(
+    "sharp",
+    "Appendix F",
+    derived="symmetry: both steps turn by 2*angle, and a stationary norm needs cos = 1 - lr*wd",
+)
+def two_cycle_angle(intrinsic_lr: ArrayLike) -> Array:
+    """Angle between the minimum and the exact 2-cycle around it, at the flattest point of the valley (``g = 0``).
+
+    ``sin^2(angle) = lr wd/2``. Exact for every ``lr*wd`` and every transverse profile that is even about the minimum.
+
+    Args:
+        intrinsic_lr: ``lr*wd``.
+
+    Returns:
+        Angle in radians; the direction turns by twice this at every step.
+
+    Raises:
+        EquilibriaError: ``intrinsic_lr`` is outside (0, 1).
+
+    Example:
+        >>> import math
+        >>> angle = float(two_cycle_angle(0.04))  # the paper's run ends in (0.8, 0.6, 0) <-> (0.6, 0.8, 0)
+        >>> round(math.cos(math.pi / 4 - angle), 12)
+        0.8
+    """
+    return angle_from_chord_sq(2 * intrinsic_rate(intrinsic_lr)) / 2

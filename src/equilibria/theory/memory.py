@@ -20,12 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, within
+from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
-
-Array = NDArray[np.float64]
 
 _NEGLIGIBLE = 1e-12  # the arcsine series ends where its rest is below this; the law itself is good to 3e-3
 

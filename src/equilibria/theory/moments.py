@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from equilibria.theory._reals import Array
 from equilibria.theory.citations import law
 
-Array = NDArray[np.float64]
 MomentStep = Callable[..., tuple[Any, Any, Any, Any]]
 
 
@@ -53,7 +53,7 @@ def nesterov_step(p: Any, q: Any, r: Any, n: Any, lr: Any, wd: Any, a: Any, rho:
     """One step of torch's Nesterov momentum with coupled decay on the moments P, Q, R, N.
 
     ``v' = a v + h;  w' = w - lr (h + a v')``, h = g + wd w; rho = E<v, g> / E||g||^2. Under correlated gradients n is L
-    / P with Nesterov's own L; see `unit_gradient.momentum_unit_grad_sq`.
+    / P with Nesterov's own L; see `rules.momentum_unit_grad_sq`.
 
     Returns:
         (P', Q', R', D).

@@ -221,6 +221,33 @@ def norm_sq_at(
     return result
 
 
+@law("smd+", "Lemma D.1, eq. (180), (181)")
+def sde_norm_fourth(steps: ArrayLike, norm: float, *, lr: float, weight_decay: float, noise_sq: float) -> Array:
+    """E||w_t||^4 over time by the diffusion approximation of SGD.
+
+    The diffusion is ``dw = -lr wd w dt - lr grad dt + lr Sigma^(1/2) dB``, one time unit per step. With gamma = ||w||^4
+    / lr^2 and e = lr wd: ``gamma_t = exp(-4 e t) gamma_0 + noise_sq / (2 e) (1 - exp(-4 e t))``. The diffusion drops
+    the squared mean gradient, which the discrete step keeps: use L = noise + ||E g||^2 for the latter.
+
+    Args:
+        steps: t, a number or an array.
+        norm: ||w_0||.
+        lr: learning rate.
+        weight_decay: weight decay.
+        noise_sq: trace of the covariance of the unit gradient.
+
+    Returns:
+        ||w_t||^4; its limit is noise_sq lr / (2 wd). The square root is `norm_sq_at`.
+
+    Example:
+        >>> round(float(sde_norm_fourth(1e6, 1.0, lr=0.05, weight_decay=0.2, noise_sq=3.0)), 6)
+        0.375
+    """
+    decay, noise = positive("weight_decay", weight_decay), within("noise_sq", noise_sq, low=0)
+    times, start = reals("steps", steps, low=0), positive("norm", norm) ** 2
+    return norm_sq_at(times, start, lr=positive("lr", lr), weight_decay=decay, unit_grad_sq=noise) ** 2
+
+
 def _relax(times: Array, rate: Array, *, source: Array, start: Array) -> Array:
     """Solve ``y' = -rate(t) y + source(t)`` on a grid, along the first axis.
 

@@ -13,10 +13,9 @@ from numpy.typing import ArrayLike
 
 from equilibria.errors import positive, within
 from equilibria.theory._reals import Array, reals
-from equilibria.theory.bingham import bingham_moments
 from equilibria.theory.citations import law
 from equilibria.theory.rayleigh import NoisyRayleigh, _grid, _on_grid, _relax
-from equilibria.theory.watson import watson_risk
+from equilibria.theory.watson import bingham_moments, watson_risk
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,14 @@ from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, number, one_of, positive, within
-from equilibria.theory._reals import reals
+from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Rule, check_rule
 from equilibria.theory.states import State, rescaled, settled
 from equilibria.theory.transient import Trajectory, evolve
-
-Array = NDArray[np.float64]
 
 Quantity: TypeAlias = Literal["angle", "norm", "norm_sq"]
 

@@ -1,4 +1,7 @@
-"""The equilibrium of every step of a schedule: where the weight would settle if the settings stayed as they are."""
+"""The equilibrium of every step of a schedule, and the rescaling that keeps a weight in it.
+
+A target is where the weight would settle if the settings of that step stayed as they are.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError, positive
 from equilibria.theory import equilibrium
-from equilibria.theory._reals import reals
+from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import SMALLEST_SETTING, FixedPoint
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule, check_rule
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,12 @@ def targets(
     eta, lam = np.where(still, np.nan, eta), np.where(still, np.nan, lam)
     with np.errstate(all="ignore"):  # NaN and infinite results raise below
         if isinstance(rule, AdamL2):
-            norm_sq, one_minus_cos = _adam_l2(rule, eta, lam, unit_grad_sq=grad_sq, dim=d)
+            point = equilibrium.adam_l2_point(eta, lam, rule.betas[0], dim=d, unit_grad_sq=grad_sq)
+            norm_sq = point.norm_sq
         else:
             point = _point(rule, eta, lam, momentum)
             norm_sq = point.norm_sq * (grad_sq**0.5 if isinstance(rule, SGD | SGDW) else d)
-            one_minus_cos = point.one_minus_cos
-        relative = np.sqrt(2 * np.where(still, 0.0, one_minus_cos))
+        relative = np.sqrt(2 * np.where(still, 0.0, point.one_minus_cos))
         angle = 2 * np.arcsin(relative / 2)
     tiny = ~still & (np.minimum(np.minimum(eta, lam), product) < SMALLEST_SETTING)
     if tiny.any():
@@ -108,8 +109,69 @@ def _point(rule: Rule, lr: Array, weight_decay: Array, momentum: ArrayLike | Non
     return equilibrium.constant_update_point(lr, weight_decay, rule.memory)
 
 
-def _adam_l2(rule: AdamL2, lr: Array, weight_decay: Array, *, unit_grad_sq: float, dim: float) -> tuple[Array, Array]:
-    b1 = rule.betas[0]
-    norm_sq = equilibrium.adam_l2_norm_sq(lr, weight_decay, b1=b1, dim=dim, unit_grad_sq=unit_grad_sq)
-    k = equilibrium.adam_step_size(norm_sq, weight_decay, dim=dim, unit_grad_sq=unit_grad_sq)
-    return norm_sq, lr * weight_decay * k * (1 - b1) / (1 + b1)
+# ---- every step of a schedule, and the rescaling that keeps a weight in equilibrium
+
+
+Steps = NDArray[np.int64]
+
+
+def targets_per_step(
+    rule: Rule, lr: Array, weight_decay: Array, *, unit_grad_sq: float = 1.0, dim: float = 1.0
+) -> Targets:
+    """`theory.targets` of every step, solved once per stretch of constant lr and weight decay."""
+    firsts = _constant_stretches(lr, weight_decay)
+    solved = targets(rule, lr[firsts], weight_decay=weight_decay[firsts], unit_grad_sq=unit_grad_sq, dim=dim)
+    lengths = np.diff(firsts, append=len(lr))
+    return Targets(np.repeat(solved.angle, lengths), np.repeat(solved.norm_sq, lengths))
+
+
+def rescale_sq_factors(
+    rule: Rule, lr: Array, weight_decay: Array, *, unit_grad_sq: float = 1.0, dim: float = 1.0
+) -> Array:
+    """The factors of ||w||^2 before every step that start each change of lr or weight decay in its new equilibrium.
+
+    `equilibria.control.RescaleOnDecay` applies the same factors.
+
+    Args:
+        rule: the optimizer.
+        lr: learning rate of every step.
+        weight_decay: weight decay of every step.
+        unit_grad_sq: L; matters for Adam with L2 only.
+        dim: number of entries; matters for Adam with L2 only.
+
+    Returns:
+        One factor per step, 1 where nothing changes. Steps without an equilibrium (lr or weight decay 0) have 1; the
+        next step with an equilibrium gets the factor from the last equilibrium before them.
+
+    Example:
+        >>> from equilibria.theory import SGD
+        >>> factors = rescale_sq_factors(SGD(0.1, 5e-4), np.array([0.1, 0.1, 0.0, 0.025]), np.full(4, 5e-4))
+        >>> factors.round(3).tolist()
+        [1.0, 1.0, 1.0, 0.5]
+    """
+    firsts = _constant_stretches(lr, weight_decay)
+    solved = targets(rule, lr[firsts], weight_decay=weight_decay[firsts], unit_grad_sq=unit_grad_sq, dim=dim)
+    moving = lr[firsts] * weight_decay[firsts] > 0
+    factors = np.ones(len(lr))
+    if np.count_nonzero(moving) > 1:
+        norm_sq = solved.norm_sq[moving]
+        factors[firsts[moving][1:]] = norm_sq[1:] / norm_sq[:-1]
+    return factors
+
+
+def unscaled_settings(rule: Rule, lr: Array, weight_decay: Array, scale: Array) -> tuple[Array, Array]:
+    """The lr and weight decay under which w / scale moves without rescaling as the rescaled w does.
+
+    With c the scale, gradients grow as 1/c, momentum buffers are divided by c and second moments by c^2. What remains
+    is lr / c^2 and wd c^2 (SGD, SGDW), lr / c and wd c (updates of a fixed size), or lr / c and wd c^2 (Adam with L2).
+    So a rescaling at every step costs no more than none.
+    """
+    if isinstance(rule, SGD | SGDW):
+        return lr / scale**2, weight_decay * scale**2
+    return lr / scale, weight_decay * scale ** (2 if isinstance(rule, AdamL2) else 1)
+
+
+def _constant_stretches(lr: Array, weight_decay: Array) -> Steps:
+    """The first step of every stretch of constant lr and weight decay."""
+    changed = (lr[1:] != lr[:-1]) | (weight_decay[1:] != weight_decay[:-1])
+    return np.flatnonzero(np.concatenate([[True], changed]))

@@ -122,18 +122,7 @@ def texp_without_drop(
 
     ``lr~_0 = lr_0`` and ``lr~_t = lr~_{t-1} z_I^-2``. It emulates a constant ``lr_0`` with the weight decay
     reduced to ``weight_decay · lr_I/lr_0`` in phase I, up to transients of about ``1/(1 - momentum)`` steps.
-
-    Args:
-        phases: pairs ``(first_step, lr)`` starting at step 0.
-        weight_decay: coupled weight decay, at least 0.
-        steps: total number of steps.
-        momentum: in [0, 1).
-
-    Returns:
-        `TaperedSchedule`.
-
-    Raises:
-        EquilibriaError: bad phases, or complex roots in one of them.
+    Arguments, result and errors are those of `texp`.
 
     Example:
         >>> schedule = texp_without_drop([(0, 0.1), (1000, 0.01)], 5e-4, steps=2000, momentum=0.9)

@@ -19,18 +19,16 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, number, whole
 from equilibria.theory import moments
-from equilibria.theory._reals import reals
+from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.memory import LionPull, MuonPull
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, check_rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
-from equilibria.theory.states import State, memory_size, step_of
-
-Array = NDArray[np.float64]
+from equilibria.theory.states import State, adam_settings, memory_size, step_of
 
 _BLOCK = 1 << 18  # numbers per block of temporaries: they stay in the cache
 
@@ -314,13 +312,10 @@ def _evolve_adam(
     rule: AdamW | AdamL2, start: State, lrs: Array, decays: Array, unit_grads: Array, sizes: Array
 ) -> Trajectory:
     shape = np.broadcast_shapes(_layers(start, unit_grads), sizes.shape)
-    b1, b2 = rule.betas
     p, q, r, v = (_per_layer(x, shape) for x in (start.norm_sq, start.radial, start.buffer_sq, start.second))
-    share = (1 - b2) / (sizes if shape else float(sizes))
-    lost, coupled = (lrs * decays, 0 * decays) if isinstance(rule, AdamW) else (0 * decays, decays)
-    count = start.steps_done + np.arange(1, len(lrs) + 1)
-    step_sizes = lrs * np.sqrt(1 - b2**count) / (1 - b1**count)
-    columns = (values.tolist() for values in (step_sizes, lost, coupled))
+    share = (1 - rule.betas[1]) / (sizes if shape else float(sizes))
+    settings = adam_settings(rule, lrs, decays, start.steps_done + np.arange(1, len(lrs) + 1))
+    columns = (values.tolist() for values in settings)
     rows = zip(_series(unit_grads, shape, len(lrs)), *columns, strict=False)
     norm_sq, moved_sq, (p, _, q, r, v) = _follow(_adam_steps(p, q, r, v, share, rule.betas, rows))
     after = {"norm_sq": p, "radial": q, "buffer_sq": r, "second": v}

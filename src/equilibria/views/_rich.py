@@ -37,12 +37,12 @@ def collected_text(console: Console) -> str:
 
 
 def columns_table(
-    columns: Mapping[str, Sequence[str]], *, words: Collection[str] = (), folded: str | None = None, gap: int = 2
+    columns: Mapping[str, Sequence[str | Text]], *, words: Collection[str] = (), folded: str | None = None, gap: int = 2
 ) -> Table:
     """A table without lines.
 
     Args:
-        columns: cells by title, from left to right.
+        columns: cells by title, from left to right; plain text, or `Text` with a style.
         words: titles of the columns that are flush left; numbers are flush right.
         folded: title of the column whose cells are folded where the table is too wide.
         gap: spaces after each column.
@@ -54,7 +54,7 @@ def columns_table(
         else:
             table.add_column(title, justify="left" if title in words else "right", no_wrap=True)
     for row in zip(*columns.values(), strict=True):
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from equilibria.control._split_decay import is_scale_invariant
 from equilibria.doctor._examination import Examination, ParameterRow
-from equilibria.views._rich import Console, Table, Text
+from equilibria.views._rich import Console, Text, columns_table
+from equilibria.views.terminal import fitting
 
 _STYLE = {"warning": "yellow", "note": "cyan", "": ""}
 _MARK = {"warning": "!", "note": "i", "": ""}
-_UNLIMITED = 10_000  # columns
 _LEGEND = {
     "invariant": "jointly (n): n parameters may be scaled together; against (n): some up as others go down (--json "
     "names them)",
@@ -24,12 +23,12 @@ _LEGEND = {
 def print_examination(examination: Examination, *, console: Console | None = None) -> None:
     """Print the table, then every finding with its remedy, then the code."""
     out = Console() if console is None else console
-    table = _table(examination, console=out)
-    out.print(table)
+    columns = fitting(_columns(examination), spare=_SPARE, width=out.width)
+    out.print(columns_table(columns, words=_WORDS, folded="parameter"))
     sym = examination.symmetries
     evidence = f"{len(sym.basis)} scaling symmetries, gap {sym.gap:.0e}, {sym.probes} backward passes"
     out.print(Text(evidence, style="dim"))
-    shown = [text for title, text in _LEGEND.items() if any(column.header == title for column in table.columns)]
+    shown = [text for title, text in _LEGEND.items() if title in columns]
     out.print(Text("; ".join(shown), style="dim"))
     for note in sym.notes:
         out.print(Text(f"- {note}"))
@@ -44,28 +43,11 @@ def print_examination(examination: Examination, *, console: Console | None = Non
         out.print(Text(examination.fix), soft_wrap=True)
 
 
-def _table(examination: Examination, *, console: Console) -> Table:
-    """A table with as many columns as fit: the least informative are left out first."""
-    left_out: set[str] = set()
-    for title in ("", "shape", "decay", "role", "settles in", "lr"):
-        left_out.add(title)
-        table = _table_without(left_out, examination)
-        if console.measure(table, options=console.options.update(width=_UNLIMITED)).maximum <= console.width:
-            break
-    return table
-
-
-def _table_without(left_out: set[str], examination: Examination) -> Table:
-    columns = [column for column in _COLUMNS if column.title not in left_out]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    table.add_column("parameter", overflow="fold")
-    for column in columns:
-        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True)
-    for row in examination.rows:
-        mark = Text(_MARK[row.severity], style=_STYLE[row.severity])
-        table.add_row(mark, Text(row.name), *(column.cell(row, examination) for column in columns))
-    return table
+def _columns(examination: Examination) -> dict[str, list[Text]]:
+    """The cells of the table by title."""
+    marks = [Text(_MARK[row.severity], style=_STYLE[row.severity]) for row in examination.rows]
+    columns = {title: [Text(cell(row, examination)) for row in examination.rows] for title, cell in _CELLS.items()}
+    return {"": marks, **columns}
 
 
 def _short(row: ParameterRow, examination: Examination) -> str:
@@ -86,20 +68,16 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    title: str
-    cell: Callable[[ParameterRow, Examination], str]
-    is_number: bool = True
-
-
-_COLUMNS = (
-    _Column("role", lambda row, _: row.role, is_number=False),
-    _Column("shape", lambda row, _: "x".join(map(str, row.shape)) or "1", is_number=False),
-    _Column("invariant", _short, is_number=False),
-    _Column("lr", lambda row, _: _number(row.lr)),
-    _Column("wd", lambda row, _: _number(row.weight_decay)),
-    _Column("decay", lambda row, _: _number(row.decay_per_step)),
-    _Column("angle", lambda row, _: _number(row.angle)),
-    _Column("settles in", lambda row, _: _steps(row)),
-)
+_CELLS: dict[str, Callable[[ParameterRow, Examination], str]] = {
+    "parameter": lambda row, _: row.name,
+    "role": lambda row, _: row.role,
+    "shape": lambda row, _: "x".join(map(str, row.shape)) or "1",
+    "invariant": _short,
+    "lr": lambda row, _: _number(row.lr),
+    "wd": lambda row, _: _number(row.weight_decay),
+    "decay": lambda row, _: _number(row.decay_per_step),
+    "angle": lambda row, _: _number(row.angle),
+    "settles in": lambda row, _: _steps(row),
+}
+_WORDS = ("", "parameter", "role", "shape", "invariant")
+_SPARE = ("shape", "decay", "role", "settles in", "lr")  # the least informative first

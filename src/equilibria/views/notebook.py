@@ -7,6 +7,7 @@ cards are readable on light and on dark.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MEASURED, PREDICTED, GOAL, OTHER = "#009e73", "#0072b2", "#d55e00", "#868e97"
+    from equilibria.curvature._sharpness import Sharpness
+    from equilibria.symmetry._result import Symmetries
+
+MEASURED, PREDICTED, EQUILIBRIUM, OTHER = "#009e73", "#0072b2", "#d55e00", "#868e97"
 """Colours of lines that the colour-blind can tell apart too."""
 
 _WIDTH, _HEIGHT = 560, 204
@@ -204,3 +208,50 @@ def _svg(title: str, parts: Sequence[str], *, height: int = _HEIGHT) -> str:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+# ---- the cards of `Sharpness` and `Symmetries`
+
+_KINDS = ("jointly", "against", "groups of", "undecided", "no effect", "alone", "rows")
+
+
+def sharpness_card(sharpness: Sharpness) -> str:
+    """A card with the shares of the first eigenvector by tensor, and one row per eigenvalue."""
+    shares = {name: float(part.square().sum()) for name, part in sharpness.vectors[0].items()}
+    ranked = sorted(shares.items(), key=lambda item: item[1], reverse=True)
+    rows = zip(sharpness.values, sharpness.bound, sharpness.residuals, strict=True)
+    certainty = "99.9 %" if sharpness.certified else "estimate"
+    return card(
+        str(sharpness),
+        picture=svg_bars(ranked, label="share of the first eigenvector by tensor"),
+        headings=("eigenvalue", "value", f"relative error, at most ({certainty})", "residual"),
+        rows=[
+            [f"{place}", f"{value:.6g}", f"{bound:.1e}", f"{residual:.1e}"]
+            for place, (value, bound, residual) in enumerate(rows, 1)
+        ],
+        notes=["The bars are the shares of the first eigenvector in each tensor."],
+    )
+
+
+def symmetries_card(symmetries: Symmetries) -> str:
+    """A card with the share of entries by kind of invariance, one row per tensor, and the notes."""
+    shares = Counter[str]()
+    for name, how in symmetries.how.items():
+        shares[_kind(how)] += symmetries.elements[name]
+    total = max(sum(shares.values()), 1)
+    return card(
+        f"{len(symmetries.alone)} of {len(symmetries.elements)} tensors are scale-invariant by themselves; "
+        f"{len(symmetries.basis)} independent symmetries",
+        picture=svg_bars(
+            [(kind, count / total) for kind, count in shares.most_common()], label="entries by invariance"
+        ),
+        headings=("tensor", "entries", "invariant"),
+        rows=[[name, f"{symmetries.elements[name]:,}", how] for name, how in symmetries.how.items()],
+        notes=symmetries.notes,
+    )
+
+
+def _kind(how: str) -> str:
+    if " of " in how and how.endswith(" rows") and not how.startswith("groups of"):
+        return "some rows"
+    return next((kind for kind in _KINDS if how.startswith(kind)), how)

@@ -109,11 +109,11 @@ const charting = (() => {
     window.addEventListener("afterprint", () => print(false));
   };
 
-  // The data of a page that is complete in itself stand in it; a live page gets them otherwise.
-  const whenInside = (id, draw) => {
-    const data = document.getElementById(id);
+  // A self-contained page holds its data; a live page fetches them.
+  const whenComplete = (draw) => {
+    const data = document.getElementById("page-data");
     if (data) draw(JSON.parse(data.textContent));
   };
 
-  return { whenInside, color, touch, area, look, size, draw, linkZoom, keepDrawn, chosen, onChoice };
+  return { whenComplete, color, touch, area, look, size, draw, linkZoom, keepDrawn, chosen, onChoice };
 })();

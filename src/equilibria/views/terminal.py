@@ -8,9 +8,11 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
+from typing import TypeVar
 
 _DECADES = 3
+Cell = TypeVar("Cell", bound=Sized)
 
 
 def width() -> int:
@@ -31,10 +33,11 @@ def paint(text: str, code: str) -> str:
 def wrap(text: str, *, indent: str = "  ", hang: str | None = None) -> str:
     """A paragraph wrapped to the terminal; colours in the indent take no room."""
     shown = re.sub(r"\033\[[\d;]*m", "", indent)
+    kept = text.replace(" %", "\u00a0%")  # a number stays with its unit
     filled = textwrap.fill(
-        text, width(), initial_indent=shown, subsequent_indent=shown if hang is None else hang, break_long_words=False
+        kept, width(), initial_indent=shown, subsequent_indent=shown if hang is None else hang, break_long_words=False
     )
-    return indent + filled[len(shown) :]
+    return indent + filled[len(shown) :].replace("\u00a0%", " %")
 
 
 def table(rows: list[list[str]], *, left: int = 1) -> str:
@@ -50,8 +53,8 @@ def table(rows: list[list[str]], *, left: int = 1) -> str:
 
 
 def fitting(
-    columns: Mapping[str, Sequence[str]], *, spare: Sequence[str], width: int, gap: int = 2
-) -> dict[str, Sequence[str]]:
+    columns: Mapping[str, Sequence[Cell]], *, spare: Sequence[str], width: int, gap: int = 2
+) -> dict[str, Sequence[Cell]]:
     """Drop columns of a table until it fits.
 
     Args:
@@ -69,7 +72,7 @@ def fitting(
     """
     kept = dict(columns)
     for title in spare:
-        if sum(max(map(len, (heading, *cells))) + gap for heading, cells in kept.items()) <= width:
+        if sum(max([len(heading), *map(len, cells)]) + gap for heading, cells in kept.items()) <= width:
             break
         kept.pop(title, None)
     return kept

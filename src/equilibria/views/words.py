@@ -6,7 +6,7 @@ import math
 import re
 from html import escape
 
-from equilibria.findings import number
+from equilibria.findings import rounded
 
 SLOWER, FASTER = "▼", "▲"
 
@@ -72,7 +72,7 @@ def ratio_cell(ratio: float | None, tolerance: float, *, words: tuple[str, str] 
     """
     if ratio is None or not math.isfinite(ratio):
         return "<td>–</td>"
-    shown = f"{ratio:.2f}" if 0.005 <= ratio < 100 else number(ratio)
+    shown = f"{ratio:.2f}" if 0.005 <= ratio < 100 else rounded(ratio)
     sign = ratio_mark(ratio, tolerance)
     if not sign:
         return f'<td>{shown}<span class="mark"></span></td>'

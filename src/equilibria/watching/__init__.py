@@ -14,7 +14,7 @@ from equilibria._lazy import lazy_names
 
 if TYPE_CHECKING:
     from equilibria.monitor.monitor import Granularity, Sink
-    from equilibria.monitor.sampler import Every
+    from equilibria.optimizers.budget import Every
     from equilibria.tensors.invariance import Invariant
     from equilibria.tensors.parameters import Select
     from equilibria.watching._recorded import RecordedRun, read_run

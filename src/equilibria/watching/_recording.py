@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from equilibria.errors import EquilibriaError, warn_caller
+from equilibria.errors import EquilibriaError, warn_in_training
 from equilibria.records import RecordWarning, RecordWriter
 from equilibria.records._at_exit import forget
 from equilibria.records._lock import RunLock
@@ -108,7 +108,7 @@ class Recording:
         failure = None
         try:
             self.flush()
-        except Exception as error:  # of any kind: also a warning that the user turned into an error
+        except Exception as error:  # of any kind: a checkpoint must not fail because of the record
             failure = str(error)
         run_id = _run_id(self.directory)
         if run_id is None:
@@ -166,7 +166,7 @@ class Recording:
             return self._begin(self._requested, resume=True)
         writer = self._begin_numbered()
         sentence = f"{self._requested} holds a run already; this one is recorded into {writer.directory}"
-        warn_caller(". ".join(filter(None, [sentence, self._advice])), RecordWarning)
+        warn_in_training(". ".join(filter(None, [sentence, self._advice])), RecordWarning)
         return writer
 
     def _begin_numbered(self) -> RecordWriter:

@@ -13,8 +13,8 @@ from equilibria._display import Printable
 from equilibria.curvature._tracker import SharpnessMonitor, SharpnessSink
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted
-from equilibria.monitor.sampler import Every
 from equilibria.objectives._objective import Objective
+from equilibria.optimizers.budget import Every
 from equilibria.records._at_exit import close_at_exit, forget
 from equilibria.records.tables import SAMPLE_FIELDS, SHARPNESS, SHARPNESS_FIELDS
 from equilibria.tensors.parameters import Select
@@ -45,7 +45,7 @@ class SharpnessTracker:
         tol: relative error of each value, estimated if the query started from the previous result.
         recheck: after this many queries that started from the previous result, one starts at random.
         log_dir: a directory to record into, for `equilibria report` and `equilibria.read_run`.
-        beside: the result of `equilibria.watch` for the same run: record into its directory and appear in its report.
+        monitor: the result of `equilibria.watch` for the same run: record into its directory and appear in its report.
         sinks: objects with ``append(columns)`` and ``close()`` that receive the rows as they are measured.
 
     Raises:
@@ -78,17 +78,17 @@ class SharpnessTracker:
         tol: float = 1e-2,
         recheck: int = 100,
         log_dir: str | Path | None = None,
-        beside: WatchedRun | None = None,
+        monitor: WatchedRun | None = None,
         sinks: Iterable[SharpnessSink] = (),
     ) -> None:
-        if log_dir is not None and beside is not None:
-            raise EquilibriaError("got log_dir and beside; expected one of them: beside= records where that run does")
-        if beside is not None and not isinstance(beside, WatchedRun):
+        if log_dir is not None and monitor is not None:
+            raise EquilibriaError("got log_dir and monitor; expected one of them: monitor= records where that run does")
+        if monitor is not None and not isinstance(monitor, WatchedRun):
             raise EquilibriaError(
-                f"got beside of type {type(beside).__name__}; expected the result of equilibria.watch for this run"
+                f"got monitor of type {type(monitor).__name__}; expected the result of equilibria.watch for this run"
             )
         table = _SharpnessTable()
-        self._monitor = monitor = SharpnessMonitor(
+        self._monitor = tracker = SharpnessMonitor(
             objective,
             optimizer,
             batch,
@@ -99,18 +99,18 @@ class SharpnessTracker:
             recheck=recheck,
             sinks=[*sinks, table],
         )
-        if beside is not None:
-            table.recording = beside._attach_tracker(self)
+        if monitor is not None:
+            table.recording = monitor._attach_tracker(self)
         elif log_dir is not None and is_first_process():
             try:
-                table.recording, table.is_owner = _recording(monitor, log_dir), True
+                table.recording, table.is_owner = _recording(tracker, log_dir), True
             except BaseException:
-                monitor.close()
+                tracker.close()
                 raise
         if table.recording is not None:
-            table.recording.add_final_metadata(lambda: {"sharpness": monitor.metadata["sharpness"]})
+            table.recording.add_final_metadata(lambda: {"sharpness": tracker.metadata["sharpness"]})
         self._recording = table.recording
-        close_at_exit(monitor)
+        close_at_exit(tracker)
 
     # ---- the measurement
 

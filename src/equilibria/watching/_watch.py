@@ -15,7 +15,7 @@ from torch import nn
 from equilibria._display import Printable
 from equilibria.findings import Finding, counted
 from equilibria.monitor.monitor import Granularity, Monitor, Sink
-from equilibria.monitor.sampler import Every
+from equilibria.optimizers.budget import Every
 from equilibria.records._at_exit import close_at_exit, forget
 from equilibria.records.tables import STATES
 from equilibria.tensors.invariance import Invariant

@@ -19,7 +19,7 @@ from equilibria.lab.beyond.transformer import (
     stream_ratio,
     tasks,
 )
-from equilibria.lab.data.text import CHARACTERS, TextBatches, python_documentation
+from equilibria.lab.data.batches import CHARACTERS, TextBatches, python_documentation
 from equilibria.lab.harness.claim import CONTRADICTED, SHOWN
 
 NAMES = {

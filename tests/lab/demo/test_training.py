@@ -13,7 +13,7 @@ from tests.helpers.slow_monitor import SlowMonitor
 
 from equilibria.lab.demo.training import ARMS, LESS_DECAY, PLAIN, RESCALED, DemoSettings, arm_recipe, invariant_names
 from equilibria.lab.training import Training, recomputed_statistics, train
-from equilibria.theory.rescale import rescale_factors
+from equilibria.theory.states import rescale_factors
 
 SETTINGS = DemoSettings()
 SHORT = {"steps_before": 30, "steps_after": 5, "steady_window": 5, "drop_window": 5}

@@ -18,16 +18,10 @@ from equilibria.lab.harness.claim import (
     SHOWN,
     Claim,
     Source,
-    at_least,
-    at_most,
     comparison,
-    convergence_order,
     identity,
-    near,
     not_demanded,
-    to_rounding,
 )
-from equilibria.lab.papers.sharp.small_problems import among
 
 SOURCE = Source("smd", "eq. (4)", corrected="a root is missing", law="equilibrium.sgd")
 FINITE = st.floats(-1e6, 1e6)
@@ -36,18 +30,18 @@ FINITE = st.floats(-1e6, 1e6)
 @pytest.mark.parametrize(
     ("claim", "verdict"),
     [
-        (near("", SOURCE, expected=-2, measured=-2.09, relative=0.05), SHOWN),
-        (near("", SOURCE, expected=-2, measured=-2.11, relative=0.05), CONTRADICTED),
-        (near("", SOURCE, expected=0, measured=0.1, absolute=0.1), SHOWN),
-        (near("", SOURCE, expected=0, measured=-0.11, absolute=0.1), CONTRADICTED),
-        (at_most("", SOURCE, bound=1, measured=1), SHOWN),
-        (at_most("", SOURCE, bound=1, measured=1.001), CONTRADICTED),
-        (at_least("", SOURCE, bound=1, measured=1), SHOWN),
-        (at_least("", SOURCE, bound=1, measured=0.999), CONTRADICTED),
-        (to_rounding("", SOURCE, error=2**-50, operations=4), SHOWN),
-        (to_rounding("", SOURCE, error=2**-49, operations=4), CONTRADICTED),
-        (near("", SOURCE, expected=1, measured=math.nan, relative=9), CONTRADICTED),
-        (at_least("", SOURCE, bound=1, measured=math.inf), CONTRADICTED),
+        (SOURCE.says("").near(-2, -2.09, relative=0.05), SHOWN),
+        (SOURCE.says("").near(-2, -2.11, relative=0.05), CONTRADICTED),
+        (SOURCE.says("").near(0, 0.1, absolute=0.1), SHOWN),
+        (SOURCE.says("").near(0, -0.11, absolute=0.1), CONTRADICTED),
+        (SOURCE.says("").at_most(1, 1), SHOWN),
+        (SOURCE.says("").at_most(1, 1.001), CONTRADICTED),
+        (SOURCE.says("").at_least(1, 1), SHOWN),
+        (SOURCE.says("").at_least(1, 0.999), CONTRADICTED),
+        (SOURCE.says("").to_rounding(2**-50, operations=4), SHOWN),
+        (SOURCE.says("").to_rounding(2**-49, operations=4), CONTRADICTED),
+        (SOURCE.says("").near(1, math.nan, relative=9), CONTRADICTED),
+        (SOURCE.says("").at_least(1, math.inf), CONTRADICTED),
     ],
 )
 def test_a_number_without_scatter_is_shown_or_contradicted(claim, verdict):
@@ -60,40 +54,38 @@ def test_a_number_without_scatter_is_shown_or_contradicted(claim, verdict):
 )
 def test_with_an_interval_only_all_of_it_shows(interval, verdict):
     measured = sum(interval) / 2
-    assert at_least("", SOURCE, bound=0, measured=measured, interval=interval).verdict == verdict
+    assert SOURCE.says("").at_least(0, measured, interval=interval).verdict == verdict
     flipped = (-interval[1], -interval[0])
-    assert at_most("", SOURCE, bound=0, measured=-measured, interval=flipped).verdict == verdict
+    assert SOURCE.says("").at_most(0, -measured, interval=flipped).verdict == verdict
 
 
 def test_an_interval_wider_than_the_tolerance_shows_nothing():
-    assert near("", SOURCE, expected=1, measured=1, relative=0.1, interval=(0.5, 1.5)).verdict == NOT_SHOWN
+    assert SOURCE.says("").near(1, 1, relative=0.1, interval=(0.5, 1.5)).verdict == NOT_SHOWN
 
 
 def test_the_order_is_the_slope_of_the_logarithms():
     sizes = [1e-2, 1e-3, 1e-4]
-    claim = convergence_order(
-        "", SOURCE, expected=0.5, sizes=sizes, errors=[3 * size**0.53 for size in sizes], absolute=0.05
-    )
+    claim = SOURCE.says("").of_order(0.5, sizes=sizes, errors=[3 * size**0.53 for size in sizes], absolute=0.05)
     assert claim.measured == pytest.approx(0.53, abs=1e-12)
     assert claim.verdict == SHOWN
 
 
 def test_what_is_not_demanded_keeps_its_verdict_and_fails_nothing():
-    claim = not_demanded(at_most("", SOURCE, bound=1, measured=2))
+    claim = not_demanded(SOURCE.says("").at_most(1, 2))
     assert (claim.verdict, claim.fails) == (CONTRADICTED, False)
 
 
 @given(expected=FINITE, measured=st.one_of(FINITE, st.just(math.nan)), tolerance=st.floats(0, 10), wide=st.floats(0, 5))
 def test_json_gives_the_same_claim(expected, measured, tolerance, wide):
     interval = None if math.isnan(measured) else (measured - wide, measured + wide)
-    claim = near("t", SOURCE, expected=expected, measured=measured, absolute=tolerance, interval=interval, unit="rad")
+    claim = SOURCE.says("t").near(expected, measured, absolute=tolerance, interval=interval, unit="rad")
     again = Claim.from_dict(json.loads(json.dumps(claim.as_dict(), allow_nan=False)))
     assert again.verdict == claim.verdict
     assert again.as_dict() == claim.as_dict()
 
 
 def test_a_typed_verdict_is_noticed():
-    values = at_most("the bound", SOURCE, bound=1, measured=2).as_dict() | {"verdict": SHOWN}
+    values = SOURCE.says("the bound").at_most(1, 2).as_dict() | {"verdict": SHOWN}
     with pytest.raises(EquilibriaError, match="got the verdict 'shown' for 'the bound'; expected 'contradicted'"):
         Claim.from_dict(values)
 
@@ -101,11 +93,11 @@ def test_a_typed_verdict_is_noticed():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: near("", SOURCE, expected=1, measured=1), "expected one of the two"),
-        (lambda: near("", SOURCE, expected=1, measured=1, relative=1, absolute=1), "expected one of the two"),
-        (lambda: near("", SOURCE, expected=math.nan, measured=1, relative=1), "got expected=nan"),
-        (lambda: near("", SOURCE, expected=1, measured=1, relative=-1), "expected 0 <= tolerance"),
-        (lambda: near("", SOURCE, expected=1, measured=1, relative=1, interval=(2, 3)), "expected one around measured"),
+        (lambda: SOURCE.says("").near(1, 1), "expected one of the two"),
+        (lambda: SOURCE.says("").near(1, 1, relative=1, absolute=1), "expected one of the two"),
+        (lambda: SOURCE.says("").near(math.nan, 1, relative=1), "got expected=nan"),
+        (lambda: SOURCE.says("").near(1, 1, relative=-1), "expected 0 <= tolerance"),
+        (lambda: SOURCE.says("").near(1, 1, relative=1, interval=(2, 3)), "expected one around measured"),
         (lambda: Source("smdd", "eq. (4)"), "got paper='smdd'; expected one of: smd"),
     ],
 )
@@ -115,8 +107,8 @@ def test_an_impossible_claim_raises(build, message):
 
 
 def test_only_claims_are_counted_as_claims():
-    good = at_most("", SOURCE, bound=1, measured=0.5)
-    bad = at_most("", SOURCE, bound=1, measured=2)
+    good = SOURCE.says("").at_most(1, 0.5)
+    bad = SOURCE.says("").at_most(1, 2)
     headline = claim_text.claims_headline([good, bad, identity(good), comparison(bad), comparison(good)])
     assert headline == "1 of 2 claims shown, 1 contradicted; 1 of 1 identity holds; 1 of 2 comparisons agree"
     assert identity(bad).fails and not comparison(bad).fails
@@ -132,25 +124,25 @@ def test_a_number_of_the_paper_among_ours():
     values = np.exp([0.0, 1.0, 2.0])
     half = 4.302653 * math.sqrt(4 / 3)
     for printed, verdict in ((math.exp(1 + half - 0.01), SHOWN), (math.exp(1 - half - 0.01), CONTRADICTED)):
-        claim = among("", SOURCE, printed=printed, values=values)
+        claim = SOURCE.says("").among(printed, values)
         assert claim.verdict == verdict and not claim.fails
         assert Claim.from_dict(json.loads(json.dumps(claim.as_dict()))) == claim
     np.testing.assert_allclose(np.log(claim.interval), [1 - half, 1 + half], rtol=1e-6)
 
 
 def test_digits_show_what_the_paper_is_off_by_and_the_tolerance():
-    claim = near("", SOURCE, expected=22.361239, measured=22.361239, relative=1.12e-12, printed=22.360680)
+    claim = SOURCE.says("").near(22.361239, 22.361239, relative=1.12e-12, printed=22.360680)
     shown = [
         claim_text.printed_text(claim),
         claim_text.expected_text(claim).split(" ")[0],
         claim_text.measured_text(claim),
     ]
     assert shown == ["22.36068", "22.361239", "22.361239"]
-    steps = near("", SOURCE, expected=30471.4, measured=30439, relative=0.01, unit="steps", interval=(30400, 30480))
+    steps = SOURCE.says("").near(30471.4, 30439, relative=0.01, unit="steps", interval=(30400, 30480))
     assert claim_text.expected_text(steps) == "30,471 steps ± 1 %" and claim_text.measured_text(steps).endswith(
         "[30,400, 30,480]"
     )
-    fine = near("", SOURCE, expected=0.0632614, measured=0.0632598, relative=6e-5)
+    fine = SOURCE.says("").near(0.0632614, 0.0632598, relative=6e-5)
     assert (claim_text.expected_text(fine).split(" ")[0], claim_text.measured_text(fine)) == ("0.0632614", "0.0632598")
 
 
@@ -158,8 +150,8 @@ def test_digits_show_what_the_paper_is_off_by_and_the_tolerance():
     ("values", "agrees"), [([0.0, 1.0, 2.0, 3.0], "shown"), ([0.0, 0.0, -1.0, 3.0], "contradicted")]
 )
 def test_a_draw_without_a_logarithm_is_left_out_of_a_comparison_and_said(values, agrees):
-    claim = among("edge", Source("sharp", "fig. 4"), printed=2.5, values=np.array(values))
+    claim = Source("sharp", "fig. 4").says("edge").among(2.5, values)
     left = [value for value in values if value > 0]
     assert claim.text == f"edge ({len(left)} of 4 draws)" and claim.verdict == agrees and not claim.fails
     if len(left) > 1:
-        assert claim.interval == among("", claim.source, printed=2.5, values=np.array(left)).interval
+        assert claim.interval == claim.source.says("").among(2.5, left).interval

@@ -65,7 +65,7 @@ def test_a_worker_has_the_folder_of_its_task_and_reports_its_progress(two_worker
     monkeypatch.setitem(ProgressPoll.__init__.__kwdefaults__, "seconds", 0.05)
     device = tmp_path / "device"
     config = Config(slow=0.5, device_to=str(device))
-    small = replace(experiment(), scales={"desk": config}, tasks=tasks, run_task=run_task)
+    small = replace(experiment(), scales={"desk": config}, functions=(tasks, run_task, *experiment().functions[2:]))
     shares: list[float] = []
     cluster = DaskCluster(two_workers.scheduler_address, timeout=20)
     try:

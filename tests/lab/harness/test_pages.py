@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.small_experiments import collect, draw, experiment, replace_registry, run_task, tasks
 
 from equilibria.lab.harness import claim_text, registry, reproduce
-from equilibria.lab.harness.claim import Source, at_most, comparison, near, not_demanded
+from equilibria.lab.harness.claim import Source, comparison, not_demanded
 from equilibria.lab.harness.experiment import Experiment, Outcome
 from equilibria.lab.harness.pages import results_page, write_gallery
 from equilibria.lab.harness.results import open_results
@@ -19,9 +19,9 @@ CORRECTED = Source("smd", "Theorem 1", corrected="a <root> is missing", law="equ
 
 def judged(config, found):
     claims = [
-        near("norm | of <w>", CORRECTED, expected=2.5, measured=2.49, relative=0.01, unit="rad", printed=7.125),
-        at_most("error", Source("smd", "eq. (4)"), bound=0.5, measured=0.75),
-        not_demanded(at_most("too small here", Source("smd", "fig. 2"), bound=0.5, measured=0.75)),
+        CORRECTED.says("norm | of <w>").near(2.5, 2.49, relative=0.01, unit="rad", printed=7.125),
+        Source("smd", "eq. (4)").says("error").at_most(0.5, 0.75),
+        not_demanded(Source("smd", "fig. 2").says("too small here").at_most(0.5, 0.75)),
     ]
     return Outcome([*collect(config, found).claims, *claims])
 
@@ -29,7 +29,7 @@ def judged(config, found):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / "results"
-    other = Experiment("judged", "Judged & drawn", "smd fig. 1", experiment().scales, tasks, run_task, judged, draw)
+    other = Experiment("judged", "Judged & drawn", "smd fig. 1", experiment().scales, (tasks, run_task, judged, draw))
     reproduce([experiment(), other], results=path)
     reproduce([other], scale="smoke", results=path)
     return open_results(path)
@@ -50,8 +50,8 @@ def test_the_gallery_shows_everything_and_asks_for_nothing(folder):
 
 
 def test_a_comparison_that_does_not_agree_is_neither_good_nor_bad():
-    claim = at_most("", Source("", "ours"), bound=1, measured=0.5)
-    other = comparison(at_most("", Source("", "ours"), bound=1, measured=2))
+    claim = Source("", "ours").says("").at_most(1, 0.5)
+    other = comparison(Source("", "ours").says("").at_most(1, 2))
     assert [
         claim_text.verdict_class(claims) for claims in ([claim], [claim, other], [replace(other, role="claim"), other])
     ] == [
@@ -78,7 +78,7 @@ def test_a_claim_without_a_paper_is_worded_in_english(tmp_path):
     reproduce([replace(experiment(), source="beyond the papers")], results=path)
     page = (path / "RESULTS.md").read_text()
     assert "\nBeyond the papers. `equilibria" in page and "After beyond" not in page
-    assert claim_text.source_text(at_most("", Source("", "beyond"), bound=1, measured=1)) == "beyond the papers"
+    assert claim_text.source_text(Source("", "beyond").says("").at_most(1, 1)) == "beyond the papers"
 
 
 def test_the_results_page_has_the_largest_scale_of_each(folder):

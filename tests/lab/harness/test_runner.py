@@ -201,9 +201,8 @@ def test_an_error_after_the_tasks_fails_the_experiment_alone(results, monkeypatc
         raise ValueError("no line through one point")
 
     monkeypatch.setattr(impossible, "__module__", small_experiments.__name__)
-    bad = small_experiments.Experiment(
-        "bad", "", "", experiment().scales, small_experiments.tasks, small_experiments.run_task, impossible, impossible
-    )
+    functions = (small_experiments.tasks, small_experiments.run_task, impossible, impossible)
+    bad = small_experiments.Experiment("bad", "", "", experiment().scales, functions)
     (report,) = reproduce([bad], results=results)
     assert report.failure.startswith("after all tasks: Traceback")
     assert "ValueError: no line through one point" in report.failure

@@ -12,19 +12,7 @@ from hypothesis import strategies as st
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness import claim_text
-from equilibria.lab.harness.claim import (
-    CONTRADICTED,
-    NOT_SHOWN,
-    SHOWN,
-    Claim,
-    Source,
-    at_least,
-    mean_at_least,
-    mean_at_most,
-    mean_interval,
-    mean_near,
-    not_demanded,
-)
+from equilibria.lab.harness.claim import CONTRADICTED, NOT_SHOWN, SHOWN, Claim, Source, mean_interval, not_demanded
 
 SOURCE = Source("smd", "fig. 2")
 
@@ -49,27 +37,27 @@ def test_the_interval_moves_and_stretches_with_the_values(values, shift, factor)
     ("values", "verdict"), [([0.9, 1.0, 1.1], SHOWN), ([-0.5, 1.0, 1.5], NOT_SHOWN), ([-1.1, -1.0, -0.9], CONTRADICTED)]
 )
 def test_verdicts(values, verdict):
-    claim = mean_at_least("", SOURCE, bound=0, values=values)
+    claim = SOURCE.says("").at_least(0, values)
     assert (claim.verdict, claim.seeds) == (verdict, 3)
-    assert mean_at_most("", SOURCE, bound=0, values=[-value for value in values]).verdict == verdict
+    assert SOURCE.says("").at_most(0, [-value for value in values]).verdict == verdict
 
 
 def test_near_needs_the_whole_interval():
-    assert mean_near("", SOURCE, expected=1, values=[0.99, 1.0, 1.01], relative=0.1).verdict == SHOWN
-    assert mean_near("", SOURCE, expected=1, values=[0.9, 1.0, 1.1], absolute=0.1).verdict == NOT_SHOWN
+    assert SOURCE.says("").near(1, [0.99, 1.0, 1.01], relative=0.1).verdict == SHOWN
+    assert SOURCE.says("").near(1, [0.9, 1.0, 1.1], absolute=0.1).verdict == NOT_SHOWN
 
 
 def test_doubt_is_no_failure_and_contradiction_is():
-    doubtful = mean_at_least("", SOURCE, bound=0, values=[-0.5, 1.0, 1.5])
+    doubtful = SOURCE.says("").at_least(0, [-0.5, 1.0, 1.5])
     assert not doubtful.fails and claim_text.verdict_text(doubtful) == "not shown at this scale"
-    assert mean_at_least("", SOURCE, bound=0, values=[-1.1, -1.0, -0.9]).fails
-    exact = at_least("", SOURCE, bound=0, measured=0.5, interval=(-0.1, 1.1))
+    assert SOURCE.says("").at_least(0, [-1.1, -1.0, -0.9]).fails
+    exact = SOURCE.says("").at_least(0, 0.5, interval=(-0.1, 1.1))
     assert exact.fails and claim_text.verdict_text(exact) == "not shown"  # there the scatter is ours to reduce
     assert claim_text.verdict_text(not_demanded(doubtful)) == "not shown (not demanded at this scale)"
 
 
 def test_the_number_of_seeds_is_shown_and_survives_json():
-    claim = mean_at_most("", SOURCE, bound=0, values=[-3.0, -2.0, -1.0], unit="points", printed=-1.5)
+    claim = SOURCE.says("").at_most(0, [-3.0, -2.0, -1.0], unit="points", printed=-1.5)
     assert (
         claim_text.measured_text(claim) == "-2 points [-4.484, 0.4841], 3 seeds"
         and claim_text.printed_text(claim) == "-1.5 points"
@@ -78,7 +66,7 @@ def test_the_number_of_seeds_is_shown_and_survives_json():
 
 
 def test_a_training_that_diverged_contradicts():
-    claim = mean_at_least("", SOURCE, bound=0, values=[1.0, math.nan, 2.0])
+    claim = SOURCE.says("").at_least(0, [1.0, math.nan, 2.0])
     assert claim.verdict == CONTRADICTED and claim.fails
 
 

@@ -33,7 +33,7 @@ from equilibria.records._lock import RunLock
 def keeping(**settings) -> Experiment[Config]:
     """Its tasks note in their folders how far they are, and go on from there."""
     config = Config(**settings)
-    return Experiment("keeping", "Keeps", "ours", {"desk": config}, tasks, run_task, collect, draw)
+    return Experiment("keeping", "Keeps", "ours", {"desk": config}, (tasks, run_task, collect, draw))
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def needs(config):
 
 def needy(path: Path) -> Experiment[Needy]:
     config = Needy(file=str(path))
-    return Experiment("needy", "Needs", "ours", {"desk": config}, tasks, run_task, collect, draw, needs=needs)
+    return Experiment("needy", "Needs", "ours", {"desk": config}, (tasks, run_task, collect, draw), needs=needs)
 
 
 def test_what_lacks_its_data_is_left_out_and_the_others_run(tmp_path):

@@ -18,8 +18,7 @@ from equilibria.lab.nets import (
     resnet8,
     resnet18,
 )
-from equilibria.lab.nets.mobilenet import InvertedResidual
-from equilibria.lab.nets.shufflenet import ShuffleUnit
+from equilibria.lab.nets.mobile_nets import InvertedResidual, ShuffleUnit
 
 
 def count(net: nn.Module) -> int:

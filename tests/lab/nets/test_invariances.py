@@ -1,6 +1,6 @@
 """Every network's invariances: derived by hand, and all that `symmetries` finds, no more and no less.
 
-Those of ResNet, VGG-11 and pre-activation ResNet-20 with BatchNorm are in tests/measure/symmetry.
+Those of ResNet, VGG-11 and pre-activation ResNet-20 with BatchNorm are in tests/symmetry.
 """
 
 from __future__ import annotations
@@ -16,15 +16,7 @@ from tests.helpers.small_nets import Vector, against, basic_block_basis, one, pa
 from torch import Tensor, nn
 from torch.nn import functional
 
-from equilibria.lab.nets import (
-    GPT,
-    MobileNetV2,
-    ScaleInvariantVGG,
-    ShuffleNetV2,
-    preresnet32,
-    resnet8,
-    resnet18,
-)
+from equilibria.lab.nets import GPT, MobileNetV2, ScaleInvariantVGG, ShuffleNetV2, preresnet32, resnet8, resnet18
 from equilibria.objectives._objective import objective
 from equilibria.symmetry import Symmetries, symmetries
 

@@ -11,11 +11,11 @@ import torch
 from equilibria.lab.data import ImageSet, load_digits
 from equilibria.lab.harness import find
 from equilibria.lab.harness.claim import CONTRADICTED, IDENTITY, SHOWN
-from equilibria.lab.harness.curves import mean_in, rms_angle
-from equilibria.lab.papers.explr import image_training
+from equilibria.lab.harness.figures import mean_in, rms_angle
+from equilibria.lab.papers.explr import trainings
 from equilibria.lab.papers.explr.fig2_stepdecay import across, across_key
 from equilibria.lab.papers.explr.fig5_angle import FALLS, KEEPS, LESS_DECAY
-from equilibria.lab.papers.explr.image_training import (
+from equilibria.lab.papers.explr.trainings import (
     COSINE,
     DECAY,
     EPOCH,
@@ -26,8 +26,9 @@ from equilibria.lab.papers.explr.image_training import (
     TEXP_V2,
     Setting,
     Variant,
+    exact_runs,
+    runs,
 )
-from equilibria.lab.papers.explr.run_comparison import exact_runs, runs
 from equilibria.lab.papers.nrq import fig3_networks
 from equilibria.lab.training import angle_between, train
 from equilibria.theory.exponential import constant_schedule, decay_roots
@@ -53,10 +54,10 @@ def test_every_weight_declared_invariant_is_invariant(network):
     """Doubling all of them changes the outputs by what eps does."""
     images, setting = load_digits(), small(network=network)
     torch.manual_seed(0)
-    model, batch = image_training.network(setting, images), images.train_images[:32]
+    model, batch = trainings.network(setting, images), images.train_images[:32]
     before = model(batch)
     with torch.no_grad():
-        for name in image_training.invariant_names(setting, model):
+        for name in trainings.invariant_names(setting, model):
             model.get_parameter(name).mul_(64.0)
     assert torch.allclose(model(batch), before, rtol=0, atol=0.01 * float(before.detach().abs().max()))
 
@@ -64,11 +65,11 @@ def test_every_weight_declared_invariant_is_invariant(network):
 def test_all_that_the_resnet_trains_is_invariant_and_one_rounding_is_one_rounding():
     images, setting = load_digits(), small()
     torch.manual_seed(0)
-    plain = image_training._first(setting, Variant(DECAY), images)
+    plain = trainings._first(setting, Variant(DECAY), images)
     torch.manual_seed(0)
-    rounded = image_training._first(setting, Variant(ROUNDED, ROUNDED), images)
+    rounded = trainings._first(setting, Variant(ROUNDED, ROUNDED), images)
     trained = [name for name, param in plain.named_parameters() if param.requires_grad]
-    assert trained == image_training.invariant_names(setting, plain)
+    assert trained == trainings.invariant_names(setting, plain)
     for (name, one), other in zip(plain.named_parameters(), rounded.parameters(), strict=True):
         assert torch.equal(one, other) == (name not in trained)
         assert torch.allclose(one, other, rtol=2e-7, atol=0)
@@ -81,7 +82,7 @@ def test_settings_of_every_step_are_the_variants():
     for variant in find(["explr-angle"])[0].config("smoke").variants:
         early = replace(variant, drops_at=(2,))
         setting = small(early, steps=3, epoch=3)
-        state = train(image_training.recipe(setting, early, seed=0, images=images)).state
+        state = train(trainings.recipe(setting, early, seed=0, images=images)).state
         group = state["optimizer"]["param_groups"][0]
         settings[variant.name] = (group["lr"], group["weight_decay"])
     assert settings[KEEPS] == pytest.approx((0.01, 0.05))
@@ -91,10 +92,10 @@ def test_settings_of_every_step_are_the_variants():
 def test_epoch_angles_continue_after_an_interruption():
     images, variant = load_digits(), Variant(FOLDED, FOLDED, drops_at=(4,))
     setting = small(variant, steps=6, epoch=2)
-    recipe = image_training.recipe(setting, variant, seed=0, images=images)
+    recipe = trainings.recipe(setting, variant, seed=0, images=images)
     whole = train(recipe).curves
     half = train(replace(recipe, steps=4))
-    rest = train(image_training.recipe(setting, variant, seed=0, images=images), start=half.state).curves
+    rest = train(trainings.recipe(setting, variant, seed=0, images=images), start=half.state).curves
     np.testing.assert_array_equal(rest["epoch_angle"][-1], whole["epoch_angle"][-1])
     assert np.isnan(whole["epoch_angle"][0]).all() and (whole["epoch_angle"][1:] > 0).all()
 
@@ -102,9 +103,7 @@ def test_epoch_angles_continue_after_an_interruption():
 def test_the_lr_that_is_drawn_is_that_of_the_step_also_where_powers_of_two_are_taken_out_after_it():
     images, variant = load_digits(), Variant(FOLDED, FOLDED, drops_at=(20,))
     setting = small(variant, seeds=(0,), steps=40, epoch=1, weight_decay=0.5, momentum=0.0)
-    findings = {
-        image_training.key(variant, 0): train(image_training.recipe(setting, variant, seed=0, images=images)).curves
-    }
+    findings = {trainings.key(variant, 0): train(trainings.recipe(setting, variant, seed=0, images=images)).curves}
     (raw,), (shown,) = runs(setting, findings, variant), exact_runs(setting, findings, variant)
     exact = fold([0.1] * 20 + [0.01] * 20, 0.5, momentum=0.0).lr
     np.testing.assert_allclose(shown["lr"][1:], exact, rtol=1e-6)
@@ -132,7 +131,7 @@ def planted(name: str, angle=lambda variant, step: 1e-2, shift=lambda variant: 0
     """An experiment's desk config, and curves that are level but for noise: those of a variant shifted by so much."""
     config = find([name])[0].config("desk")
     findings = {
-        image_training.key(variant, seed): level(config, variant, seed, angle, shift)
+        trainings.key(variant, seed): level(config, variant, seed, angle, shift)
         for variant in config.variants
         for seed in config.seeds
     }
@@ -277,10 +276,10 @@ def stand_in() -> ImageSet:
 def test_all_that_the_papers_presets_train_is_invariant_and_decays(name):
     paper = find([name])[0].config("paper")
     with torch.device("meta"):
-        model = image_training.network(paper, stand_in())
+        model = trainings.network(paper, stand_in())
     (group,) = [
         group
-        for group in image_training._optimizer(paper, model).param_groups
+        for group in trainings._optimizer(paper, model).param_groups
         if any(param.requires_grad for param in group["params"])
     ]
     trained = [param for param in model.parameters() if param.requires_grad]
@@ -296,7 +295,7 @@ def test_all_that_the_papers_presets_train_is_invariant_and_decays(name):
 def test_the_papers_settings_start_and_run_on_a_stand_in(name, place):
     paper = find([name])[0].config("paper")
     tiny = replace(paper, batch_size=4, width=2, epoch=10, statistics=(1, 4), train_images=4)
-    recipe = image_training.recipe(tiny, paper.variants[place], seed=0, images=stand_in())
+    recipe = trainings.recipe(tiny, paper.variants[place], seed=0, images=stand_in())
     trained = train(replace(recipe, steps=10))
     assert trained.curves["step"].tolist() == [0, 10] and np.isfinite(trained.curves["test_loss"]).all()
 

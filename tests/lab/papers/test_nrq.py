@@ -8,7 +8,7 @@ import pytest
 from equilibria.lab.harness import find
 from equilibria.lab.papers.nrq import fig2_equilibrium as equilibrium
 from equilibria.lab.papers.nrq import fig2_escape as escape
-from equilibria.lab.papers.nrq import rayleigh_runs
+from equilibria.lab.papers.nrq import rayleigh
 from equilibria.lab.problems import SimulationRun
 from equilibria.theory.rayleigh import NoisyRayleigh
 
@@ -26,7 +26,7 @@ def run():
 
 def test_averages_over_trials(run):
     model = NoisyRayleigh.two_level(2.0, 3, noise=1.0, lr=0.1, weight_decay=0.1)
-    means = rayleigh_runs.averages(run, model)
+    means = rayleigh.averages(run, model)
     assert means["risk"].tolist() == pytest.approx([0.6, 0.3, 0.3])
     assert means["risk_error"].tolist() == pytest.approx([0.1, 0.1, 0.2])  # half the difference of two
     assert means["loss"].tolist() == pytest.approx([0.5 + 0.6, 0.5 + 0.3, 0.5 + 0.3])
@@ -35,11 +35,11 @@ def test_averages_over_trials(run):
 
 
 def test_windows_have_the_error_of_independent_trials(run):
-    means = rayleigh_runs.window(run, 10)
+    means = rayleigh.window(run, 10)
     assert means["risk"].tolist() == pytest.approx([0.3, 0.15])  # trials 0.15 and 0.45
     assert means["angle"][0] == pytest.approx(np.sqrt((4.5 + 10) / 2))
-    assert rayleigh_runs.window(run, 0, 10)["risk"][0] == pytest.approx(0.6)
-    assert rayleigh_runs.interval([1.0, 0.1]) == pytest.approx((0.6, 1.4))
+    assert rayleigh.window(run, 0, 10)["risk"][0] == pytest.approx(0.6)
+    assert rayleigh.interval([1.0, 0.1]) == pytest.approx((0.6, 1.4))
 
 
 def test_first_step_below_a_level_lies_between_records():

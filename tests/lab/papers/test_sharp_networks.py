@@ -14,7 +14,7 @@ from equilibria.lab.harness.claim import CONTRADICTED, SHOWN
 from equilibria.lab.papers.sharp import fig2_vgg as vgg
 from equilibria.lab.papers.sharp import fig8_resnet as resnet
 from equilibria.lab.papers.sharp import fig13_ablations as ablations
-from equilibria.lab.papers.sharp.full_batch_descent import (
+from equilibria.lab.papers.sharp.full_batch import (
     FINAL_SCALE,
     INVARIANT_RESNET,
     STANDARD_RESNET,
@@ -182,7 +182,7 @@ def test_the_papers_settings_start_and_run_on_a_stand_in(module, name):
 def test_the_parts_of_a_descent_are_one_descent(monkeypatch):
     """Measured at other intervals, the weights are the same."""
     images = stand_in(8, classes=4, count=12)
-    monkeypatch.setattr("equilibria.lab.papers.sharp.full_batch_descent.load", lambda config, seed: images)
+    monkeypatch.setattr("equilibria.lab.papers.sharp.full_batch.load", lambda config, seed: images)
     cut = Variant("cut", 0.05, 0.1, ((4, 2), (10, 5)))
     whole = replace(cut, name="whole", parts=((10, 10),))
     config = Config((cut, whole), early=(0, 4), late=(8, 10), size=8, width=2, stages=(1, 1))

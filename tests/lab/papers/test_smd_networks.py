@@ -13,31 +13,14 @@ from torch.nn import functional
 from equilibria.errors import EquilibriaError
 from equilibria.lab.data import ImageSet, imagenet
 from equilibria.lab.harness.registry import experiments
-from equilibria.lab.papers.smd import (
-    fig3_multistage as multistage,
-)
-from equilibria.lab.papers.smd import (
-    fig7_linear_scaling as linear_scaling,
-)
-from equilibria.lab.papers.smd import (
-    fig7_linear_scaling as linear_scaling_runs,
-)
-from equilibria.lab.papers.smd import (
-    fig9_architectures as architectures,
-)
+from equilibria.lab.papers.smd import fig3_multistage as multistage
+from equilibria.lab.papers.smd import fig7_linear_scaling as linear_scaling
+from equilibria.lab.papers.smd import fig7_linear_scaling as linear_scaling_runs
+from equilibria.lab.papers.smd import fig9_architectures as architectures
 from equilibria.lab.papers.smd.fig2_fixed_lr import arrivals
-from equilibria.lab.papers.smd.image_training import (
-    Images,
-    ImageTraining,
-    Network,
-    Sgd,
-    batches,
-    load,
-    make_network,
-    recipe,
-)
 from equilibria.lab.papers.smd.layer_angles import inside, layer_column, running_mean
 from equilibria.lab.papers.smd.measures import GradientNorms, NoiseMeasure, SpanAngles, batch_gradients, convolutions
+from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd, batches, load, make_network, recipe
 from equilibria.lab.training import Training, by_layer, train
 
 DIGITS = Images("digits", flip=False)

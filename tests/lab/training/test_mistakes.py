@@ -16,7 +16,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.lab.data import Batches, load_digits
 from equilibria.lab.nets import BasicBlockResNet
 from equilibria.lab.training import Evaluation, FullBatch, Recipe, Training, decay_groups, drops, train
-from equilibria.lab.training.checkpoint import Checkpoint, read_checkpoint
+from equilibria.lab.training.training import Checkpoint, read_checkpoint
 
 
 def plain(**changes) -> Recipe:

@@ -19,7 +19,7 @@ from equilibria.control._rescale_on_decay import RescaleOnDecay
 from equilibria.errors import EquilibriaError
 from equilibria.lab.data import load_digits
 from equilibria.lab.training import Trained, Training, by_layer, train
-from equilibria.lab.training.checkpoint import read_checkpoint
+from equilibria.lab.training.training import read_checkpoint
 from equilibria.records import read_record
 
 

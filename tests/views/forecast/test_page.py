@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
 import pytest
 from tests.helpers.browser import Browser, find
+from tests.helpers.pages import check_nothing_is_loaded, check_policy, data_of
 from tests.helpers.planted_walks import Walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.forecasting import BASELINES, Scenario, backtest, suggest, what_if
 from equilibria.theory.schedules import MultiStep
-from equilibria.views.forecast.page import page_html, write_page
+from equilibria.views.forecast.page import forecast_page
 
 EVIL = "</script><script>alert(1)</script>\"'&"
 LRS = np.where(np.arange(420) < 300, 0.1, 0.01)
@@ -21,16 +21,11 @@ FINISHED = Walk(layers=3).run(LRS)
 DROP = MultiStep(0.1, milestones=[300], factor=0.1)
 RESULT = what_if(FINISHED, {"as planned": DROP, EVIL: Scenario(DROP, rescale=True)}, steps=420, start=200)
 SUGGESTED = suggest(FINISHED, schedule=0.1, steps=420, start=200, target="as now")
-PAGE = page_html(RESULT, suggestion=SUGGESTED, title=EVIL)
-
-
-def data(page: str) -> dict:
-    (content,) = re.findall(r'<script type="application/json" id="forecast-data">(.*?)</script>', page, re.DOTALL)
-    return json.loads(content)
+PAGE = forecast_page(RESULT, suggestion=SUGGESTED, title=EVIL).document()
 
 
 def test_the_curves_are_those_of_the_forecasts():
-    shown = data(PAGE)
+    shown = data_of(PAGE)
     assert (shown["first"], shown["end"], shown["unit"]) == (200, 420, "step")
     assert [scenario["name"] for scenario in shown["scenarios"]] == ["as planned", EVIL]
     for scenario, forecast in zip(shown["scenarios"], RESULT.forecasts.values(), strict=True):
@@ -48,11 +43,16 @@ def test_the_curves_are_those_of_the_forecasts():
 
 
 def test_measured_samples_end_where_the_forecast_begins():
-    shown = data(PAGE)
+    shown = data_of(PAGE)
     measured = RESULT.forecasts["as planned"].measured(shown["names"][0])
     at = np.array(shown["measured"][0]["x"], dtype=int)
     assert at.max() == 199
     np.testing.assert_allclose(shown["measured"][0]["angle"], measured.angle[at], rtol=1e-4)
+
+
+def test_the_page_is_self_contained():
+    check_nothing_is_loaded(PAGE, style="--sure")
+    check_policy(PAGE)
 
 
 def test_text_stays_text_and_every_scenario_has_its_part():
@@ -65,7 +65,7 @@ def test_text_stays_text_and_every_scenario_has_its_part():
 
 
 def test_the_axes_hold_every_scenario():
-    shown = data(PAGE)
+    shown = data_of(PAGE)
     for at, ranges in enumerate(shown["ranges"]):
         for scenario in shown["scenarios"]:
             assert ranges["angle"][0] < min(scenario["layers"][at]["angle_low"])
@@ -75,7 +75,7 @@ def test_the_axes_hold_every_scenario():
 def test_the_page_of_a_back_test(tmp_path):
     test = backtest(FINISHED, start=200)
     page = test.report(tmp_path / "test.html").read_text()
-    shown = data(page)
+    shown = data_of(page)
     assert [scenario["name"] for scenario in shown["scenarios"]] == ["forecast", *BASELINES]
     guess = shown["scenarios"][1]["layers"][0]
     assert guess["angle_low"] is None and guess["norm"] is None and max(guess["angle"]) > 0
@@ -88,12 +88,12 @@ def test_the_page_of_a_back_test(tmp_path):
 def test_more_scenarios_than_buttons_raise(tmp_path):
     many = what_if(FINISHED, {str(n): DROP for n in range(13)}, steps=301, start=290)
     with pytest.raises(EquilibriaError, match="at most 12"):
-        write_page(many, tmp_path / "page.html")
+        forecast_page(many).write(tmp_path / "page.html")
 
 
 @pytest.mark.skipif(find() is None, reason="no browser: apt-get install chromium, or name one in EQUILIBRIA_BROWSER")
 def test_the_buttons_change_the_curves(tmp_path):
-    page = write_page(RESULT, tmp_path / "page.html")
+    page = forecast_page(RESULT).write(tmp_path / "page.html")
     drawn = "document.getElementById('angle-chart').data.map((trace) => trace.name).at(-2)"
     seen = "[...document.querySelectorAll('.choice')].filter((part) => part.offsetParent).map((part) => part.className)"
     browser = Browser(find(), tmp_path / "profile")

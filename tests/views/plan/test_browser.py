@@ -8,7 +8,7 @@ from tests.helpers.browser import Browser, find
 from equilibria.planning import alternatives, plan
 from equilibria.theory import SGD
 from equilibria.theory.schedules import MultiStep
-from equilibria.views.plan.page import write_page
+from equilibria.views.plan.page import plan_page
 
 
 @pytest.mark.slow
@@ -17,7 +17,7 @@ from equilibria.views.plan.page import write_page
 def test_the_page_of_a_plan(tmp_path, wd, start, lines):
     schedule = MultiStep(0.1, milestones=[600, 1200], factor=0.2)
     result = plan(SGD(0.1, wd, momentum=0.9), schedule, steps=2000, steps_per_epoch=10, **start)
-    page = write_page(result, tmp_path / "plan.html")
+    page = plan_page(result).write(tmp_path / "plan.html")
     browser = Browser(find(), tmp_path / "profile")
     try:
         for width, dark in ((1200, False), (390, True)):
@@ -34,7 +34,7 @@ def test_the_page_of_a_plan(tmp_path, wd, start, lines):
 def test_the_buttons_of_a_plan(tmp_path):
     rule, schedule = SGD(0.1, 5e-3, momentum=0.9), MultiStep(0.1, milestones=[600], factor=0.2)
     typed, others = plan(rule, schedule, steps=2000), alternatives(rule, schedule, steps=2000)
-    page = write_page(typed, tmp_path / "plan.html", alternatives=others)
+    page = plan_page(typed, alternatives=others).write(tmp_path / "plan.html")
     lowest = "Math.min(...document.getElementById('angle-chart').data.find((trace) => trace.name === 'predicted').y)"
     shown = (
         "[...document.querySelectorAll('.choice')].filter((part) => part.offsetParent).map((part) => part.className)"

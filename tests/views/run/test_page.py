@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
-import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.helpers.page_reader import read_page, words
+from tests.helpers.pages import EVIL, check_nothing_is_loaded, check_policy, data_of
 from tests.helpers.report_helpers import layer_names, metadata, run, table
 
 from equilibria.diagnosis import diagnose
@@ -22,8 +20,6 @@ from equilibria.records.tables import SAMPLE_FIELDS
 from equilibria.views.run.curves import MOST_LAYERS
 from equilibria.views.run.headline import as_predicted, no_findings, run_headline, worst_first, worst_layer
 from equilibria.views.run.page import report_page, write_report
-
-EVIL = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\"'&%{x}$data"
 
 SAMPLES, METADATA = run(20, outlier=7, lawless=13)
 OUTLIER = layer_names(20)[7]
@@ -66,40 +62,6 @@ PAGES = {
 each_page = pytest.mark.parametrize("name", PAGES)
 
 
-class Reader(HTMLParser):
-    """Elements, their attributes, and the text inside each kind of element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[tuple[str, str]] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in {"meta", "input", "wbr"}:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag, f"</{tag}> closes another element"
-
-    def handle_data(self, data):
-        self.text.append((self.open[-1] if self.open else "", data))
-
-
-def read(page: str) -> Reader:
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    assert reader.open == []
-    return reader
-
-
-def words(page: str) -> str:
-    shown = "".join(text for tag, text in read(page).text if tag not in {"script", "style"})
-    return re.sub(r"\s+", " ", shown)
-
-
 def rows(page: str) -> list[list[str]]:
     found = re.findall(r"<tr data-layer[^>]*>(.*?)</tr>", page)
     return [[re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in found]
@@ -107,33 +69,17 @@ def rows(page: str) -> list[list[str]]:
 
 @each_page
 def test_nothing_is_loaded_from_anywhere(name):
-    reader = read(PAGES[name])
-    for tag, attributes in reader.elements:
-        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form", "a"}
-        assert not {"src", "href", "srcset", "action", "style", "data"} & set(attributes)
-        assert not any(key.startswith("on") for key in attributes)
-    styles = "".join(text for tag, text in reader.text if tag == "style")
-    assert "--c11" in styles
-    assert not re.search(r"url\(|@import|@font-face|//", styles)
+    check_nothing_is_loaded(PAGES[name], style="--c11")
 
 
 @each_page
 def test_the_policy_allows_exactly_the_scripts_of_the_page(name):
-    policy = next(a["content"] for _, a in read(PAGES[name]).elements if a.get("http-equiv"))
-    scripts = re.findall(r"<script>(.*?)</script>", PAGES[name], re.DOTALL)
-    digests = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts}
-    assert len(scripts) == 2
-    assert set(re.findall(r"'sha256-([^']+)'", policy)) == digests
-    assert policy.startswith("default-src 'none';")
+    check_policy(PAGES[name])
 
 
 @each_page
 def test_the_data_are_strict_json(name):
-    def refuse(constant):
-        raise AssertionError(f"{constant} is not JSON")
-
-    (found,) = re.findall(r'<script type="application/json" id="report-data">(.*?)</script>', PAGES[name], re.DOTALL)
-    assert set(json.loads(found, parse_constant=refuse)) == {"unit", "range", "layers", "middle", "arrays", "sharpness"}
+    assert set(data_of(PAGES[name])) == {"unit", "range", "layers", "middle", "arrays", "sharpness"}
 
 
 def test_the_headline_counts_and_names_the_worst():
@@ -278,12 +224,12 @@ def test_many_findings_are_folded(monkeypatch, count, folded):
     page = page_of(SAMPLES, metadata=METADATA)
     assert (f"<summary>{folded} more findings</summary>" in page) == (folded > 0)
     assert all(f"Evidence {i}." in words(page) for i in range(count))
-    assert ("Nothing is surely wrong" in words(page)) == (count == 0)  # two layers are off in these samples
+    assert ("Nothing is clearly wrong" in words(page)) == (count == 0)  # two layers are off in these samples
     assert '<p class="law">' not in page
 
 
 def test_text_from_outside_stays_text():
-    reader = read(PAGES["evil"])
+    reader = read_page(PAGES["evil"])
     assert len([tag for tag, _ in reader.elements if tag == "script"]) == 3
     assert "".join(text for tag, text in reader.text if tag == "title") == EVIL
     assert words(PAGES["evil"]).count(EVIL) >= 4  # title twice, a note, the table

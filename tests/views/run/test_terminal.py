@@ -10,6 +10,8 @@ import pytest
 
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
+from equilibria.views._rich import collected_text, columns_table, text_console
+from equilibria.views.run import terminal
 from equilibria.views.run.terminal import run_table
 
 LAYER = LayerSummary(
@@ -195,3 +197,22 @@ def test_rich_and_plotly_are_imported_only_to_show_something():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("gap", [1, 2])
+def test_lines_that_need_no_folding_are_those_of_rich(gap):
+    columns = {
+        "layer": ["conv1", "layer1.0"],
+        "norm": ["1.23", ""],
+        "state": ["settled", ""],
+        "invariant": ["", "rows"],
+    }
+    out = text_console()
+    out.print(columns_table(columns, words=("state", "invariant"), folded="layer", gap=gap))
+    lines = terminal._lines(columns, gap=gap, width=80)
+    assert [line.rstrip() for line in lines] == collected_text(out).splitlines()
+
+
+@pytest.mark.parametrize(("name", "width"), [("layer1.0.conv1", 20), ("сеть", 80)])
+def test_rich_folds_what_does_not_fit_and_measures_wide_characters(name, width):
+    assert terminal._lines({"layer": [name], "state": ["settled"]}, gap=2, width=width) is None

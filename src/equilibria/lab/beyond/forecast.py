@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 
 from equilibria.forecasting import BASELINES, FORECAST, BackTest, backtest
 from equilibria.forecasting._backtest import rms
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, demanded_if
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Claim, Source, demanded_if
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.records.tables import NUMBERS, SAMPLE_FIELDS
 
 if TYPE_CHECKING:
     import torch
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from torch import Tensor
 
 
@@ -78,10 +77,7 @@ _CIFAR = {"data": "cifar", "blocks": (1, 1, 1), "batch_size": 128, "label_noise"
 _OTHER: dict[str, Any] = {"seed": 2, "width": 12, "drop": 5.0, "label_noise": 0.2, "batch_size": 48}
 _FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "digits": {"sgdm": {"drop_at": 0.5}, "adamw": {"drop_at": 0.5, **_ADAMW}},
-    "digits-other": {
-        "sgdm": {**_OTHER, "lr": 0.2, "weight_decay": 2e-3},
-        "adamw": {**_OTHER, **_ADAMW, "lr": 3e-3},
-    },
+    "digits-other": {"sgdm": {**_OTHER, "lr": 0.2, "weight_decay": 2e-3}, "adamw": {**_OTHER, **_ADAMW, "lr": 3e-3}},
     "cifar": {"sgdm": _CIFAR, "adamw": {**_CIFAR, **_ADAMW}},
 }
 
@@ -180,11 +176,7 @@ def _optimizer(training: WatchedTraining, model: Any) -> torch.optim.Optimizer:
     names = [f"{name}.conv.weight" for name, _ in model.normalised()]
     lr, is_adamw = training.lr, training.optimizer == "adamw"
     groups = decay_groups(
-        model,
-        names,
-        lr=lr,
-        weight_decay=training.weight_decay,
-        other_lr=lr if is_adamw else min(lr, _OTHERS_LR),
+        model, names, lr=lr, weight_decay=training.weight_decay, other_lr=lr if is_adamw else min(lr, _OTHERS_LR)
     )
     return torch.optim.AdamW(groups) if is_adamw else torch.optim.SGD(groups, momentum=_MOMENTUM)
 
@@ -242,9 +234,9 @@ _COVERED = (0.85, 0.95)
 _SOURCE = Source("", "beyond", law="transient.evolve")
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the goals over all layers and remaining steps, for each family and schedule and for all trainings."""
-    tests = {key: backtest(PackedRun(arrays), start=config.start) for key, arrays in found.items()}
+    tests = {key: backtest(PackedRun(arrays), start=config.start) for key, arrays in findings.items()}
     claims: list[Claim] = []
     for family in config.families:
         for schedule in config.schedules:
@@ -260,16 +252,16 @@ def _claims(what: str, tests: list[BackTest]) -> list[Claim]:
     errors = {"angle": _errors(tests, "angle_error"), "norm": _errors(tests, "norm_error")}
     claims = []
     for name, (median, most) in _GOALS.items():
-        found = np.percentile(errors[name], [50, 90])
+        percentiles = np.percentile(errors[name], [50, 90])
         claims += [
-            at_most(f"{what}: median error of the {name}", _SOURCE, bound=median, measured=float(found[0])),
-            at_most(f"{what}: 90th percentile of it", _SOURCE, bound=most, measured=float(found[1])),
+            _SOURCE.says(f"{what}: median error of the {name}").at_most(median, float(percentiles[0])),
+            _SOURCE.says(f"{what}: 90th percentile of it").at_most(most, float(percentiles[1])),
         ]
     for name in ("angle", "norm"):
         share = _covered(tests, name)
         claims += [
-            at_least(f"{what}: share of {name}s inside the 90 % band", _SOURCE, bound=_COVERED[0], measured=share),
-            at_most(f"{what}: the same is no more than", _SOURCE, bound=_COVERED[1], measured=share),
+            _SOURCE.says(f"{what}: share of {name}s inside the 90 % band").at_least(_COVERED[0], share),
+            _SOURCE.says(f"{what}: the same is no more than").at_most(_COVERED[1], share),
         ]
     own = float(np.median(errors["angle"]))
     for name in BASELINES:
@@ -277,9 +269,7 @@ def _claims(what: str, tests: list[BackTest]) -> list[Claim]:
             [rms(layer.guesses[name]) / layer.rms_angle - 1 for test in tests for layer in test.layers]
         )
         bound = float(np.median(np.abs(guess)))
-        claims.append(
-            at_most(f"{what}: median error of the angle, against {name!r}", _SOURCE, bound=bound, measured=own)
-        )
+        claims.append(_SOURCE.says(f"{what}: median error of the angle, against {name!r}").at_most(bound, own))
     return claims
 
 
@@ -309,15 +299,15 @@ def _numbers(test: BackTest) -> dict[str, Any]:
     }
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """One layer of every training: measured angles, the forecast and its band."""
     figures = {}
     for family in config.families:
         figure, axes = panels(len(OPTIMIZERS), len(config.schedules), width=2.4, height=2.0)
         for place, (optimizer, schedule) in enumerate((o, s) for o in OPTIMIZERS for s in config.schedules):
             key = f"{family}-{optimizer}-{schedule}"
-            _draw(axes[place], found[key], backtest(PackedRun(found[key]), start=config.start))
-            title(axes[place], "abcdefgh"[place], f"{optimizer}, {schedule}")
+            _draw(axes[place], findings[key], backtest(PackedRun(findings[key]), start=config.start))
+            label_panel(axes[place], "abcdefgh"[place], f"{optimizer}, {schedule}")
         axes[0].legend()
         figures[f"forecast-{family}"] = figure
     return figures
@@ -348,10 +338,7 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=needs,
 )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_most, near, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Claim, Source, not_demanded
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import tangent_noise, turned
 from equilibria.theory.equilibrium import Equilibrium
 from equilibria.theory.fluctuation import fluctuation, random_walk_variance
@@ -23,7 +23,6 @@ from equilibria.theory.transient import evolve
 if TYPE_CHECKING:
     import torch
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 Array = NDArray[np.float64]
@@ -210,11 +209,11 @@ def _muon_update(config: Config, name: str, rng: np.random.Generator) -> Arrays:
 _SHOWN_APPROACH = ("sgd", "heavy-ball", "adamw-short", "lion")
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge squared norm and rms angle of each optimizer, and of Muon also without measuring its update."""
-    claims = [claim for name in LABELS for claim in _judge(config, name, found[name])]
-    claims += [_judge_unmeasured(config, name, found[name]) for name in ("muon-square", "muon-tall")]
-    return Outcome(claims, {name: _numbers(config, name, found[name]) for name in LABELS})
+    claims = [claim for name in LABELS for claim in _judge(config, name, findings[name])]
+    claims += [_judge_unmeasured(config, name, findings[name]) for name in ("muon-square", "muon-tall")]
+    return Outcome(claims, {name: _numbers(config, name, findings[name]) for name in LABELS})
 
 
 def _judge(config: Config, name: str, run: Arrays) -> list[Claim]:
@@ -226,11 +225,9 @@ def _judge(config: Config, name: str, run: Arrays) -> list[Claim]:
     measured = {"norm_sq": run["norm_sq"], "angle": np.sqrt(run["angle_sq"])}
     texts = {"norm_sq": "||w||^2 in equilibrium", "angle": "rms angle per step"}
     claims = [
-        near(
-            f"{label}: {text}",
-            source,
-            expected=expected[key],
-            measured=float(measured[key].mean()),
+        source.says(f"{label}: {text}").near(
+            expected[key],
+            float(measured[key].mean()),
             relative=error[key] + resolution[key],
             interval=_interval(measured[key]),
             unit="rad" if key == "angle" else "",
@@ -346,11 +343,12 @@ def _stated(law: Equilibrium, about: str) -> float:
 
 def _judge_unmeasured(config: Config, name: str, run: Arrays) -> Claim:
     law = config.equilibrium(name)
-    return at_most(
-        f"{LABELS[name]}, its update not measured: how far the rms angle is off, against what the law states",
-        Source("", "beyond", law="equilibrium.constant_update"),
-        bound=_stated(law, "measured update memory"),
-        measured=abs(float(np.sqrt(run["angle_sq"]).mean()) / float(law.angle) - 1),
+    return (
+        Source("", "beyond", law="equilibrium.constant_update")
+        .says(f"{LABELS[name]}, its update not measured: how far the rms angle is off, against what the law states")
+        .at_most(
+            _stated(law, "measured update memory"), abs(float(np.sqrt(run["angle_sq"]).mean()) / float(law.angle) - 1)
+        )
     )
 
 
@@ -366,24 +364,23 @@ def _numbers(config: Config, name: str, run: Arrays) -> dict[str, float]:
     return numbers
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Norm and angle of all optimizers over theory, and the approach of some of them."""
     figure, (norms, angles, approach) = panels(1, 3, width=2.9, height=3.0)
-    _draw_ratios(norms, config, found, key="norm_sq")
-    norms.set_xlabel("$||w||^2$ / theory")
-    title(norms, "a", "norm in equilibrium")
-    _draw_ratios(angles, config, found, key="angle")
+    _draw_ratios(norms, config, findings, key="norm_sq")
+    label_panel(norms, "a", "norm in equilibrium", xlabel="$||w||^2$ / theory")
+    _draw_ratios(angles, config, findings, key="angle")
     angles.set_xlabel("rms angle / theory")
     angles.set_yticklabels([])
-    title(angles, "b", "angle per step")
-    _draw_approach(approach, config, found)
-    title(approach, "c", "approach")
+    label_panel(angles, "b", "angle per step")
+    _draw_approach(approach, config, findings)
+    label_panel(approach, "c", "approach")
     return {"optimizers": figure}
 
 
-def _draw_ratios(axes: Axes, config: Config, found: Findings, *, key: str) -> None:
+def _draw_ratios(axes: Axes, config: Config, findings: Findings, *, key: str) -> None:
     for row, name in enumerate(LABELS):
-        run = found[name]
+        run = findings[name]
         measured = run["norm_sq"] if key == "norm_sq" else np.sqrt(run["angle_sq"])
         ratio = measured / _expected(config, name, run)[key]
         room = _left_out(config, name)[key] + _resolution(config, name)[key]
@@ -396,9 +393,9 @@ def _draw_ratios(axes: Axes, config: Config, found: Findings, *, key: str) -> No
     axes.grid(axis="y", visible=False)
 
 
-def _draw_approach(axes: Axes, config: Config, found: Findings) -> None:
+def _draw_approach(axes: Axes, config: Config, findings: Findings) -> None:
     for name, colour in zip(_SHOWN_APPROACH, COLOURS, strict=False):
-        run, law, rule = found[name], config.equilibrium(name), config.rule(name)
+        run, law, rule = findings[name], config.equilibrium(name), config.rule(name)
         assert law.norm is not None
         steps = run["shown"]
         axes.plot(steps / law.time_constant, run["path"] / law.norm**2, color=colour, label=LABELS[name])
@@ -430,8 +427,5 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

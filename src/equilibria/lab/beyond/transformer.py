@@ -10,28 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from equilibria.lab.harness.claim import (
-    Claim,
-    Source,
-    demanded_if,
-    identity,
-    mean_at_least,
-    mean_interval,
-    mean_near,
-    near,
-)
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity, mean_interval
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory.rules import AdamW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from torch import Tensor
     from torch.optim.optimizer import Optimizer
 
-    from equilibria.lab.data.text import TextBatches
+    from equilibria.lab.data.batches import TextBatches
     from equilibria.lab.nets import GPT
     from equilibria.lab.training import Recipe, Training
     from equilibria.symmetry._result import Symmetries
@@ -94,7 +84,7 @@ def run_task(config: Config, task: tuple[str, int]) -> Arrays:
 
 def recipe(config: Config, model: str, *, seed: int) -> Recipe:
     """The training of a model."""
-    from equilibria.lab.data.text import TextBatches
+    from equilibria.lab.data.batches import TextBatches
     from equilibria.lab.training import Recipe
 
     train, test = _texts(config)
@@ -114,7 +104,7 @@ def recipe(config: Config, model: str, *, seed: int) -> Recipe:
 
 def network(config: Config, model: str) -> GPT:
     """The network, with first weights as in GPT-2."""
-    from equilibria.lab.data.text import CHARACTERS
+    from equilibria.lab.data.batches import CHARACTERS
     from equilibria.lab.nets import GPT
 
     return GPT(
@@ -148,7 +138,7 @@ def computed_symmetries(config: Config, model: str) -> Symmetries:
     """The symmetries of the network, computed at its first weights."""
     import torch
 
-    from equilibria.lab.data.text import TextBatches
+    from equilibria.lab.data.batches import TextBatches
     from equilibria.objectives._isolation import preserved_rng
     from equilibria.objectives._objective import objective
     from equilibria.symmetry import symmetries
@@ -162,7 +152,7 @@ def computed_symmetries(config: Config, model: str) -> Symmetries:
 
 def _texts(config: Config) -> tuple[Tensor, Tensor]:
     """The training text, and the end of the text for tests."""
-    from equilibria.lab.data.text import python_documentation
+    from equilibria.lab.data.batches import python_documentation
 
     text = python_documentation()[: config.characters or None]
     cut = len(text) - int(_TEST_SHARE * len(text))
@@ -307,9 +297,9 @@ def _rms(values: Array) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the table of all tensors."""
-    runs = {model: [found[key(model, seed)] for seed in config.seeds] for model in MODELS}
+    runs = {model: [findings[key(model, seed)] for seed in config.seeds] for model in MODELS}
     tables = {model: tensors(config, seeds) for model, seeds in runs.items()}
     measured = [
         *_judge_invariant(tables[QK_NORM]),
@@ -342,18 +332,12 @@ def _row(tensor: WatchedTensor) -> dict[str, object]:
 def _judge_symmetries(config: Config, tables: dict[str, list[WatchedTensor]]) -> list[Claim]:
     alone = {model: [tensor for tensor in table if tensor.kind == _ALONE] for model, table in tables.items()}
     return [
-        near(
-            "matrices that are scale-invariant alone, in a GPT without normalised queries and keys",
-            _OURS,
-            expected=0,
-            measured=len(alone[PLAIN]),
-            absolute=0,
+        _OURS.says("matrices that are scale-invariant alone, in a GPT without normalised queries and keys").near(
+            0, len(alone[PLAIN]), absolute=0
         ),
-        near(
-            "the same where queries and keys are normalised: those of every layer",
-            _OURS,
-            expected=2 * config.layers,
-            measured=len([tensor for tensor in alone[QK_NORM] if tensor.name.endswith(("query.weight", "key.weight"))]),
+        _OURS.says("the same where queries and keys are normalised: those of every layer").near(
+            2 * config.layers,
+            len([tensor for tensor in alone[QK_NORM] if tensor.name.endswith(("query.weight", "key.weight"))]),
             absolute=0,
         ),
     ]
@@ -363,19 +347,12 @@ def _judge_invariant(table: Sequence[WatchedTensor]) -> list[Claim]:
     alone = [tensor for tensor in table if tensor.kind == _ALONE]
     others = [tensor for tensor in table if tensor.kind != _ALONE]
     return [
-        mean_near(
-            "normalised queries and keys: rms angle per step over AdamW's law, mean over tensors",
-            _LAW,
-            expected=1.0,
-            values=np.mean([tensor.ratio for tensor in alone], axis=0),
-            relative=_AS_PREDICTED,
+        _LAW.says("normalised queries and keys: rms angle per step over AdamW's law, mean over tensors").near(
+            1.0, np.mean([tensor.ratio for tensor in alone], axis=0), relative=_AS_PREDICTED
         ),
-        mean_at_least(
-            "all other matrices are farther from it: mean |ln(angle / law)| less that of queries and keys",
-            _LAW,
-            bound=0.0,
-            values=_distance(others) - _distance(alone),
-        ),
+        _LAW.says(
+            "all other matrices are farther from it: mean |ln(angle / law)| less that of queries and keys"
+        ).at_least(0.0, _distance(others) - _distance(alone)),
     ]
 
 
@@ -389,35 +366,28 @@ def _judge_reasons(config: Config, model: str, table: Sequence[WatchedTensor], r
     others = [tensor for tensor in table if tensor.kind != _ALONE]
     radial, ratio = (np.array([getattr(tensor, what) for tensor in others]).T for what in ("radial", "ratio"))
     return [
-        mean_at_least(
+        _OURS.says(
             f"{model}: what the loss pulls inwards turns faster than the law: rank correlation of pull and angle over "
-            "matrices that are not invariant alone",
-            _OURS,
-            bound=_RELATED,
-            values=[float(spearmanr(*pair).statistic) for pair in zip(radial, ratio, strict=True)],
-        ),
-        mean_near(
+            "matrices that are not invariant alone"
+        ).at_least(_RELATED, [float(spearmanr(*pair).statistic) for pair in zip(radial, ratio, strict=True)]),
+        _LAW.says(
             f"{model}: all that writes into the stream, as one vector, which is invariant as a whole and whose entries "
-            "AdamW treats alike: rms angle per step over its law",
-            _LAW,
-            expected=1.0,
-            values=[stream_ratio(config, run) for run in runs],
-            relative=_AS_PREDICTED,
-        ),
+            "AdamW treats alike: rms angle per step over its law"
+        ).near(1.0, [stream_ratio(config, run) for run in runs], relative=_AS_PREDICTED),
     ]
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Both models: every tensor's angle over the law's, and the same against its radial gradient."""
     figure, axes = panels(2, 2, width=3.6, height=2.9)
     for row, model in enumerate(MODELS):
-        runs = [found[key(model, seed)] for seed in config.seeds]
+        runs = [findings[key(model, seed)] for seed in config.seeds]
         table = tensors(config, runs)
         bars, scatter = axes[2 * row : 2 * row + 2]
         _draw_table(bars, table)
         _draw_reasons(scatter, table)
-        title(bars, "ac"[row], f"{model}: angle per step / law")
-        title(scatter, "bd"[row], "and the gradient along the weight")
+        label_panel(bars, "ac"[row], f"{model}: angle per step / law")
+        label_panel(scatter, "bd"[row], "and the gradient along the weight")
     axes[1].legend(loc="upper left")
     return {"transformer": figure}
 
@@ -463,9 +433,6 @@ EXPERIMENT = Experiment(
     title="Which tensors of a GPT turn as AdamW's law predicts, and which do not",
     source="beyond the papers",
     scales={"smoke": _SMOKE, "desk": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
 )

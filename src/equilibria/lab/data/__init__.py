@@ -7,9 +7,8 @@ from typing import Literal
 from equilibria.errors import one_of
 from equilibria.lab.data.batches import Batches
 from equilibria.lab.data.cifar import cifar10, cifar10_2k
-from equilibria.lab.data.digits import load_digits
 from equilibria.lab.data.idx import fashion_mnist, mnist
-from equilibria.lab.data.image_set import ImageSet, Standardise
+from equilibria.lab.data.image_set import ImageSet, Standardise, load_digits
 from equilibria.lab.data.imagenet import imagenet
 
 __all__ = [

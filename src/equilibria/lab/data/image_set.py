@@ -1,4 +1,4 @@
-"""`ImageSet`: labelled images split into training and test, the form of every data set."""
+"""Images and labels as tensors: the set, its standardisation, and the digits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from equilibria.errors import EquilibriaError, whole
+from equilibria.lab import import_extra
 
 _CHUNK = 4096  # images converted to floats at once: a whole set would cost eight times its memory
 _LISTED = 20  # class names in a message, at most
@@ -217,3 +218,32 @@ def _pool(images: Tensor, size: int) -> Tensor:
     for pooled, chunk in zip(torch.split(result, _CHUNK), torch.split(images, _CHUNK), strict=True):
         pooled.copy_(functional.avg_pool2d(chunk.to(torch.float32), images.shape[2] // size))
     return result
+
+
+# ---- the 1,797 handwritten digits that come with scikit-learn: real images, no download
+
+
+CLASSES = 10
+_TEST_IMAGES = 360
+
+
+def load_digits() -> ImageSet:
+    """Handwritten digits of 8x8 pixels with a fixed split, float32.
+
+    They are standardised with the mean and the deviation of the training images.
+
+    Example:
+        >>> digits = load_digits()
+        >>> digits.train_images.shape, digits.test_images.shape
+        (torch.Size([1437, 1, 8, 8]), torch.Size([360, 1, 8, 8]))
+    """
+    source = import_extra("sklearn.datasets").load_digits()
+    images = torch.from_numpy(source.images).to(torch.float32).unsqueeze(1)
+    labels = torch.from_numpy(source.target).to(torch.int64)
+    # Shuffled, because neighbours in the file are by the same writer.
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    test, train = order[:_TEST_IMAGES], order[_TEST_IMAGES:]
+    mean, deviation = images[train].mean(), images[train].std()
+    images = (images - mean) / deviation
+    names = tuple(str(digit) for digit in range(CLASSES))
+    return ImageSet(images[train], labels[train], images[test], labels[test], names, "scikit-learn")

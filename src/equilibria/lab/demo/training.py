@@ -117,11 +117,7 @@ def _optimizer(settings: DemoSettings, model: nn.Module) -> Optimizer:
     from equilibria.lab.training import decay_groups
 
     groups = decay_groups(
-        model,
-        invariant_names(model),
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        other_lr=settings.lr,
+        model, invariant_names(model), lr=settings.lr, weight_decay=settings.weight_decay, other_lr=settings.lr
     )
     return torch.optim.SGD(groups, momentum=settings.momentum)
 

@@ -3,7 +3,7 @@
 - `experiment`: settings, tasks and outcome of an experiment; `registry`: all experiments by id.
 - `runner`: `reproduce`, which runs them on `workers` and stores them in `results`; `task`: services for a running task.
 - `claim`: claims and their verdicts; `claim_text`: the same as text; `pages`: RESULTS.md and the gallery.
-- `figures`, `curves`: the style of the figures, and training curves.
+- `figures`: the style of the figures, panels, and training curves.
 """
 
 from __future__ import annotations

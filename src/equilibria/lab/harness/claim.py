@@ -1,7 +1,7 @@
 """Claims of the papers with our measurements; the verdict follows from the numbers.
 
-Build a claim of one number with `near`, `at_most`, `at_least`, `to_rounding` or `convergence_order`, and one of a mean
-over seeds with `mean_near`, `mean_at_most` or `mean_at_least`, which compare its whole confidence interval.
+A claim reads ``source.says("the period").near(4.44, measured, relative=0.01)``: where it is from, the sentence, the
+comparison and its numbers. The comparisons are the methods of `Statement`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,12 @@ ROLES = (CLAIM, IDENTITY, COMPARISON)
 FEWEST_SEEDS = 3
 _CONFIDENCE = 0.95
 _EPSILON = float(np.finfo(np.float64).eps)
+
+
+class _Details(TypedDict, total=False):
+    unit: str
+    interval: tuple[float, float] | None
+    printed: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +58,14 @@ class Source:
     def __str__(self) -> str:
         return f"{self.paper} {self.where}".strip()
 
+    def says(self, text: str) -> Statement:
+        """A sentence of this source; its methods compare it with a measurement."""
+        return Statement(text, self)
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One sentence of a paper, its number and our measurement. Build it with the functions below.
+    """One sentence of a paper, its number and our measurement. Build it with `Source.says`.
 
     Attributes:
         text: the sentence.
@@ -173,90 +183,123 @@ def _pair(ends: Any) -> tuple[float, float]:
     return number("interval", low), number("interval", high)
 
 
-def near(
-    text: str,
-    source: Source,
-    *,
-    expected: float,
-    measured: float,
-    relative: float | None = None,
-    absolute: float | None = None,
-    unit: str = "",
-    interval: tuple[float, float] | None = None,
-    printed: float | None = None,
-) -> Claim:
-    """Claim that a measurement equals the expected number within ``relative`` or ``absolute``: give one of the two.
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A sentence of a source, to be compared with a measurement by one of the methods: each returns the claim.
+
+    ``measured`` is a number, or the numbers of at least three trainings with different seeds: their mean is then
+    compared, with its whole confidence interval. In every method ``unit``, ``interval`` and ``printed`` are those of
+    `Claim`; a mean over seeds has an interval of its own.
+
+    Attributes:
+        text: the sentence.
+        source: the paper and the place in it.
 
     Example:
-        >>> claim = near("the period", Source("sharp", "fig. 5"), expected=4.44, measured=4.45, relative=0.01)
-        >>> claim.verdict, claim.allowed[1] > 4.48
-        ('shown', True)
+        >>> gain = Source("smd", "fig. 1").says("gain")
+        >>> gain.at_least(0, 1.0).verdict, gain.at_least(0, [0.8, 1.0, 1.2]).verdict
+        ('shown', 'shown')
+        >>> gain.at_least(0, [-0.2, 1.0, 1.2]).verdict
+        'not shown'
     """
-    if (relative is None) == (absolute is None):
-        raise EquilibriaError(f"got relative={relative}, absolute={absolute}; expected one of the two")
-    kind = "absolute" if relative is None else "relative"
-    tolerance = float(absolute if relative is None else relative)  # type: ignore[arg-type]
-    return Claim(text, source, kind, float(expected), float(measured), tolerance, unit, interval, printed)
 
+    text: str
+    source: Source
 
-def at_most(
-    text: str,
-    source: Source,
-    *,
-    bound: float,
-    measured: float,
-    unit: str = "",
-    interval: tuple[float, float] | None = None,
-    printed: float | None = None,
-) -> Claim:
-    """Claim that a measurement does not exceed the bound."""
-    return Claim(text, source, "at most", float(bound), float(measured), 0.0, unit, interval, printed)
+    def near(
+        self,
+        expected: float,
+        measured: float | Values,
+        *,
+        relative: float | None = None,
+        absolute: float | None = None,
+        **details: Unpack[_Details],
+    ) -> Claim:
+        """Claim that a measurement equals the expected number within ``relative`` or ``absolute``: give one of the two.
 
+        Example:
+            >>> claim = Source("sharp", "fig. 5").says("the period").near(4.44, 4.45, relative=0.01)
+            >>> claim.verdict, claim.allowed[1] > 4.48
+            ('shown', True)
+        """
+        if (relative is None) == (absolute is None):
+            raise EquilibriaError(f"got relative={relative}, absolute={absolute}; expected one of the two")
+        if relative is not None:
+            return self._claim("relative", expected, measured, relative, **details)
+        return self._claim("absolute", expected, measured, absolute or 0.0, **details)
 
-def at_least(
-    text: str,
-    source: Source,
-    *,
-    bound: float,
-    measured: float,
-    unit: str = "",
-    interval: tuple[float, float] | None = None,
-    printed: float | None = None,
-) -> Claim:
-    """Claim that a measurement reaches the bound."""
-    return Claim(text, source, "at least", float(bound), float(measured), 0.0, unit, interval, printed)
+    def at_most(self, bound: float, measured: float | Values, **details: Unpack[_Details]) -> Claim:
+        """Claim that a measurement does not exceed the bound."""
+        return self._claim("at most", bound, measured, 0.0, **details)
 
+    def at_least(self, bound: float, measured: float | Values, **details: Unpack[_Details]) -> Claim:
+        """Claim that a measurement reaches the bound."""
+        return self._claim("at least", bound, measured, 0.0, **details)
 
-def to_rounding(text: str, source: Source, *, error: float, operations: float) -> Claim:
-    """Claim that a relative error is at most the rounding of this number of float64 operations.
+    def to_rounding(self, error: float, *, operations: float) -> Claim:
+        """Claim that a relative error is at most the rounding of this number of float64 operations.
 
-    Example:
-        >>> to_rounding("P is conserved", Source("", "ours"), error=3e-16, operations=10).verdict
-        'shown'
-    """
-    return Claim(text, source, "rounding", 0.0, float(error), operations * _EPSILON)
+        Example:
+            >>> Source("", "ours").says("P is conserved").to_rounding(3e-16, operations=10).verdict
+            'shown'
+        """
+        return self._claim("rounding", 0.0, error, operations * _EPSILON)
 
+    def of_order(self, expected: float, *, sizes: Sequence[float], errors: Sequence[float], absolute: float) -> Claim:
+        """Claim that errors fall as a power of sizes: the slope of the least-squares line through their logarithms.
 
-def convergence_order(
-    text: str,
-    source: Source,
-    *,
-    expected: float,
-    sizes: Sequence[float],
-    errors: Sequence[float],
-    absolute: float,
-) -> Claim:
-    """Claim that errors fall as a power of sizes: the slope of the least-squares line through their logarithms.
+        Example:
+            >>> second_order = Source("", "ours").says("second order")
+            >>> claim = second_order.of_order(2, sizes=[1, 0.1], errors=[3, 0.03], absolute=0.1)
+            >>> round(claim.measured, 6), claim.verdict
+            (2.0, 'shown')
+        """
+        return self._claim("order", expected, float(np.polyfit(np.log(sizes), np.log(errors), 1)[0]), absolute)
 
-    Example:
-        >>> claim = convergence_order(
-        ...     "second order", Source("", "ours"), expected=2, sizes=[1, 0.1], errors=[3, 0.03], absolute=0.1
-        ... )
-        >>> round(claim.measured, 6), claim.verdict
-        (2.0, 'shown')
-    """
-    slope = float(np.polyfit(np.log(sizes), np.log(errors), 1)[0])
-    return Claim(text, source, "order", float(expected), slope, absolute)
+    def among(self, printed: float, values: Values, *, unit: str = "") -> Claim:
+        """Compare the paper's number, from one draw of the data, with the interval of one more draw of ours.
+
+        Student's 95 % prediction interval about the geometric mean: of logarithms, because the numbers are positive and
+        skewed. The wider ours scatter, the more agrees with them, so this is a comparison and no claim. Draws that are
+        not positive, such as the step of an event that a short run lacks, are left out; the text states how many
+        remain.
+
+        Args:
+            printed: the paper's number.
+            values: ours, one per draw of the data.
+            unit: of both.
+
+        Example:
+            >>> claim = Source("sharp", "fig. 4").says("loss").among(2.5, [1.0, 2.0, 3.0])
+            >>> claim.verdict, claim.role, claim.fails
+            ('shown', 'comparison', False)
+        """
+        from scipy.stats import t as student
+
+        draws = np.asarray(values, dtype=np.float64)
+        if len(draws) < 2:
+            raise EquilibriaError(f"got {len(draws)} draw of the data; expected at least 2, to know how they scatter")
+        logs = np.log(draws[draws > 0])
+        count = len(logs)
+        text = self.text + (f" ({count} of {len(draws)} draws)" if count < len(draws) else "")
+        if count < 2:
+            return comparison(Claim(text, self.source, "among", float(printed), math.nan, 0.0, unit))
+        mean = float(logs.mean())
+        half = float(student.ppf((1 + _CONFIDENCE) / 2, count - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / count))
+        ends = (math.exp(mean - half), math.exp(mean + half))
+        return comparison(Claim(text, self.source, "among", float(printed), math.exp(mean), 0.0, unit, ends))
+
+    def _claim(
+        self, kind: str, expected: float, measured: float | Values, tolerance: float, **details: Unpack[_Details]
+    ) -> Claim:
+        seeds = 0
+        if np.ndim(measured) > 0:
+            seeds = len(cast("Values", measured))
+            measured, ends = mean_interval(cast("Values", measured))
+            # If a training diverged there is no interval, and the mean contradicts every claim.
+            details["interval"] = ends if np.isfinite(ends).all() else None
+        value = float(cast("float", measured))
+        return Claim(self.text, self.source, kind, float(expected), value, float(tolerance), **details, seeds=seeds)
 
 
 def not_demanded(claim: Claim) -> Claim:
@@ -316,57 +359,3 @@ def mean_interval(values: Values) -> tuple[float, tuple[float, float]]:
     mean = float(array.mean())
     half = float(student.ppf((1 + _CONFIDENCE) / 2, len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array)))
     return mean, (mean - half, mean + half)
-
-
-def mean_at_least(
-    text: str, source: Source, *, bound: float, values: Values, unit: str = "", printed: float | None = None
-) -> Claim:
-    """Claim that the mean over seeds reaches the bound.
-
-    Example:
-        >>> source = Source("smd", "fig. 1")
-        >>> mean_at_least("gain", source, bound=0, values=[0.8, 1.0, 1.2]).verdict
-        'shown'
-        >>> mean_at_least("gain", source, bound=0, values=[-0.2, 1.0, 1.2]).verdict
-        'not shown'
-    """
-    return _of_mean(at_least(text, source, bound=bound, measured=0.0, unit=unit, printed=printed), values)
-
-
-def mean_at_most(
-    text: str, source: Source, *, bound: float, values: Values, unit: str = "", printed: float | None = None
-) -> Claim:
-    """Claim that the mean over seeds does not exceed the bound."""
-    return _of_mean(at_most(text, source, bound=bound, measured=0.0, unit=unit, printed=printed), values)
-
-
-def mean_near(
-    text: str,
-    source: Source,
-    *,
-    expected: float,
-    values: Values,
-    relative: float | None = None,
-    absolute: float | None = None,
-    unit: str = "",
-    printed: float | None = None,
-) -> Claim:
-    """Claim that the mean over seeds equals the expected number within ``relative`` or ``absolute``: give one."""
-    claim = near(
-        text,
-        source,
-        expected=expected,
-        measured=0.0,
-        relative=relative,
-        absolute=absolute,
-        unit=unit,
-        printed=printed,
-    )
-    return _of_mean(claim, values)
-
-
-def _of_mean(claim: Claim, values: Values) -> Claim:
-    """The claim about the mean; if a training diverged there is no interval, and the mean contradicts every claim."""
-    mean, interval = mean_interval(values)
-    finite = interval if np.isfinite(interval).all() else None
-    return replace(claim, measured=mean, interval=finite, seeds=len(values))

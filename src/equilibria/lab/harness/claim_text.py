@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from equilibria.findings import number
+from equilibria.findings import rounded
 from equilibria.lab.harness.claim import CLAIM, COMPARISON, CONTRADICTED, IDENTITY, NOT_SHOWN, SHOWN, Claim
 
 BEYOND = "beyond the papers"
@@ -24,13 +24,13 @@ def expected_text(claim: Claim) -> str:
     """The expected number and its tolerance.
 
     Example:
-        >>> from equilibria.lab.harness.claim import Source, at_most, near, to_rounding
-        >>> source = Source("sharp", "fig. 5")
-        >>> expected_text(near("", source, expected=4.4429, measured=4.44, relative=0.01, unit="steps"))
+        >>> from equilibria.lab.harness.claim import Source
+        >>> period = Source("sharp", "fig. 5").says("the period")
+        >>> expected_text(period.near(4.4429, 4.44, relative=0.01, unit="steps"))
         '4.443 steps ± 1 %'
-        >>> expected_text(at_most("", source, bound=0.05, measured=0.01))
+        >>> expected_text(period.at_most(0.05, 0.01))
         '≤ 0.05'
-        >>> expected_text(near("", source, expected=4.442883, measured=4.44, relative=1e-5))
+        >>> expected_text(period.near(4.442883, 4.44, relative=1e-5))
         '4.442883 ± 0.001 %'
     """
     amount = _amount(claim.expected, claim)
@@ -39,8 +39,8 @@ def expected_text(claim: Claim) -> str:
     if claim.kind in ("at most", "at least"):
         return f"{'≤' if claim.kind == 'at most' else '≥'} {amount}"
     if claim.kind == "rounding":
-        return f"0 to rounding (≤ {number(claim.tolerance, digits=2)})"
-    room = f"{number(100 * claim.tolerance)} %" if claim.kind == "relative" else number(claim.tolerance)
+        return f"0 to rounding (≤ {rounded(claim.tolerance, digits=2)})"
+    room = f"{rounded(100 * claim.tolerance)} %" if claim.kind == "relative" else rounded(claim.tolerance)
     return f"{amount} ± {room}"
 
 
@@ -150,8 +150,8 @@ def claims_headline(claims: Sequence[Claim]) -> str:
     """All verdicts in a sentence; identities and comparisons are counted separately.
 
     Example:
-        >>> from equilibria.lab.harness.claim import Source, at_most, identity, not_demanded
-        >>> claim = at_most("", Source("", "ours"), bound=1, measured=0.5)
+        >>> from equilibria.lab.harness.claim import Source, identity, not_demanded
+        >>> claim = Source("", "ours").says("").at_most(1, 0.5)
         >>> claims_headline([claim])
         '1 of 1 claim shown'
         >>> claims_headline([claim, claim, identity(claim)])
@@ -206,7 +206,7 @@ def _amount(value: float, claim: Claim) -> str:
 def _shown(value: float, claim: Claim) -> str:
     digits = _digits(claim)
     if not 1e3 <= abs(value) < 1e7:
-        return number(value, digits=digits)
+        return rounded(value, digits=digits)
     decimals = 0 if float(value).is_integer() else max(0, digits - len(str(int(abs(value)))))
     return f"{value:,.{decimals}f}"
 

@@ -40,6 +40,8 @@ Arrays = Mapping[str, NDArray[Any]]
 """Result of a task, by name."""
 Findings = Mapping[str, Arrays]
 """Results of all tasks of an experiment, by the key of the task."""
+Figures = Mapping[str, "Figure"]
+"""Figures of an experiment, by the name of the file."""
 
 
 @runtime_checkable
@@ -80,10 +82,7 @@ class Experiment(Generic[Config]):
         title: one line.
         source: the figures, equations and theorems it reproduces, as "sharp fig. 5".
         scales: settings by scale, a frozen dataclass of plain values each.
-        tasks: settings -> tasks by key; a key names a file: letters, digits, dots, dashes and underscores.
-        run_task: settings, task -> arrays by name; does the work.
-        collect: settings, arrays of all tasks by key -> claims and numbers; quick.
-        draw: settings, arrays of all tasks by key -> figures by the name of the file; quick.
+        functions: the four that the properties `tasks`, `run_task`, `collect` and `draw` describe, in this order.
         kind: "synthetic" for exact small problems, which need no data; "networks" for experiments that train networks.
         needs: settings -> the data they need, or an EquilibriaError that says what this machine lacks. None if they
             need nothing.
@@ -94,10 +93,12 @@ class Experiment(Generic[Config]):
     title: str
     source: str
     scales: Mapping[str, Config]
-    tasks: Callable[[Config], Mapping[str, Any]]
-    run_task: Callable[[Config, Any], Arrays]
-    collect: Callable[[Config, Findings], Outcome]
-    draw: Callable[[Config, Findings], Mapping[str, Figure]]
+    functions: tuple[
+        Callable[[Config], Mapping[str, Any]],
+        Callable[[Config, Any], Arrays],
+        Callable[[Config, Findings], Outcome],
+        Callable[[Config, Findings], Figures],
+    ]
     kind: str = SYNTHETIC
     needs: Callable[[Config], object] | None = None
     version: int = 1
@@ -108,6 +109,26 @@ class Experiment(Generic[Config]):
             one_of("scale", scale, SCALES)
             if not is_dataclass(config) or isinstance(config, type):
                 raise EquilibriaError(f"got {self.id} with settings {config!r}; expected a frozen dataclass")
+
+    @property
+    def tasks(self) -> Callable[[Config], Mapping[str, Any]]:
+        """Settings -> tasks by key; a key names a file: letters, digits, dots, dashes and underscores."""
+        return self.functions[0]
+
+    @property
+    def run_task(self) -> Callable[[Config, Any], Arrays]:
+        """Settings, task -> arrays by name; does the work."""
+        return self.functions[1]
+
+    @property
+    def collect(self) -> Callable[[Config, Findings], Outcome]:
+        """Settings, arrays of all tasks by key -> claims and numbers; quick."""
+        return self.functions[2]
+
+    @property
+    def draw(self) -> Callable[[Config, Findings], Figures]:
+        """Settings, arrays of all tasks by key -> figures by the name of the file; quick."""
+        return self.functions[3]
 
     def config(self, scale: str) -> Config:
         """The settings at a scale.

@@ -1,14 +1,18 @@
-"""The style of all figures: colours, sizes for print, and saving without a window."""
+"""Figures: colours, sizes for print, panels, training curves with all their seeds, and saving without a window."""
 
 from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibria.lab.harness.experiment import Arrays
 from equilibria.records._files import write_whole
 
 if TYPE_CHECKING:
@@ -78,9 +82,25 @@ def panels(
     return figure, list(axes.flat)
 
 
-def title(axes: Axes, letter: str, text: str) -> None:
-    """Set the title: the letter of the panel in the paper, and its subject."""
+def label_panel(axes: Axes, letter: str, text: str, *, legend: str | None = None, **properties: Any) -> None:
+    """Set the title of a panel, its legend and its axes.
+
+    Args:
+        axes: the panel, drawn.
+        letter: of the panel in the paper.
+        text: what it shows.
+        legend: where the legend goes, as "upper right"; None for none.
+        properties: of `Axes.set`, as ``xlabel`` and ``yscale``.
+    """
+    axes.set(**properties)
     axes.set_title(f"({letter}) {text}", loc="left")
+    if legend is not None:
+        axes.legend(loc=cast("Any", legend))
+
+
+def shown_steps(count: int, most: int = 1500) -> NDArray[np.int_]:
+    """Indices of at most so many of the steps to draw, evenly spread from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, most).astype(int))
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
@@ -91,3 +111,76 @@ def save(figure: Figure, folder: Path, name: str) -> None:
         undated = {"Software": None} if suffix == "png" else {"CreationDate": None}
         figure.savefig(content, format=suffix, metadata=undated)
         write_whole(folder / f"{name}.{suffix}", content.getvalue())
+
+
+# ---- training curves: means over windows, angles of layers, several seeds in one panel
+
+
+Array = NDArray[np.float64]
+Window = tuple[int, int]
+"""First and last step."""
+POINTS = "points"
+
+
+def mean_in(run: Arrays, name: str, window: Window, *, origin: int = 0, prefix: str = "") -> float:
+    """Mean over the measurements in a window of steps; accuracies in points.
+
+    A loss is the mean since the previous measurement, so the one at the first step of the window is left out: it is of
+    steps before the window.
+
+    Args:
+        run: measurements by name, with their ``step``.
+        name: of the measurement.
+        window: first and last step, counted from ``origin``.
+        origin: step that the window counts from.
+        prefix: of all names in ``run``.
+    """
+    steps = run[f"{prefix}step"] - origin
+    begins = window[0] < steps if name == "loss" else window[0] <= steps
+    values = run[f"{prefix}{name}"][begins & (steps <= window[1])]
+    return float(values.mean()) * (100 if name.endswith("accuracy") else 1)
+
+
+def rms_angle(run: Arrays, window: Window) -> float:
+    """Root mean square angle per step of the median layer, radians."""
+    inside = (window[0] <= run["sampled_step"]) & (run["sampled_step"] < window[1])
+    return float(np.median(np.sqrt(np.mean(run["layer_angle"][inside] ** 2, axis=0))))
+
+
+def binned_angles(runs: Sequence[Arrays], *, bins: int) -> tuple[Array, Array]:
+    """Middle of every bin of samples, and the root mean square angle of the median layer in it."""
+    count = len(runs[0]["sampled_step"]) // bins * bins
+    square = np.mean([np.median(run["layer_angle"], axis=1)[:count] ** 2 for run in runs], axis=0)
+    middle = runs[0]["sampled_step"][:count].reshape(-1, bins).mean(1)
+    return middle, np.sqrt(square.reshape(-1, bins).mean(1))
+
+
+def line_style(place: int) -> dict[str, Any]:
+    """Colour of the line at a place; every other line is dashed, so that a line below it stays visible."""
+    return {"color": COLOURS[place], "ls": "-" if place % 2 == 0 else (0, (3, 2))}
+
+
+def draw_seeds(
+    axis: Axes, steps: NDArray[Any], curves: Sequence[Array], *, label: str | None = None, **style: Any
+) -> None:
+    """Draw the curve of every seed thin and their mean thick."""
+    for curve in curves:
+        axis.plot(steps, curve, color=style["color"], lw=0.4, alpha=0.5)
+    axis.plot(steps, np.mean(curves, axis=0), label=label, **style)
+
+
+def draw_over(
+    axis: Axes, lines: Mapping[str, Sequence[Arrays]], name: str, *, factor: float = 1.0, from_step: int = 0
+) -> None:
+    """Draw one measurement of several lines into a panel, each with all its seeds and their mean."""
+    for place, (label, runs) in enumerate(lines.items()):
+        steps = runs[0]["step"]
+        shown = steps >= from_step
+        draw_seeds(axis, steps[shown], [factor * run[name][shown] for run in runs], label=label, **line_style(place))
+    axis.set_xlabel("step")
+
+
+def mark_drops(axis: Axes, drops: Iterable[float]) -> None:
+    """Draw a dotted vertical line at every drop of the learning rate."""
+    for drop in drops:
+        axis.axvline(drop, color=THEORY, lw=0.5, ls=":")

@@ -16,7 +16,7 @@ from equilibria.lab.harness.claim import Claim
 from equilibria.lab.harness.experiment import KINDS
 from equilibria.lab.harness.results import Result, ResultsFolder, ScaleFolder
 from equilibria.records._files import write_whole
-from equilibria.theory.citations import PAPERS
+from equilibria.theory.citations import PAPERS, Citation, cite
 from equilibria.views.document import still_document
 from equilibria.views.words import settings_list, text
 
@@ -132,8 +132,15 @@ def _literal(words: str) -> str:
 
 
 def _correction(claim: Claim) -> str:
-    derivation = f" (derivation: `equilibria.theory.{claim.source.law}`)" if claim.source.law else ""
+    derivation = f" (derivation: `{_derivation(claim)}`)" if claim.source.law else ""
     return f"{_literal(claim.source.corrected)}{derivation}"
+
+
+def _derivation(claim: Claim) -> str:
+    """Where the law of a claim is now: a result may be older than its module."""
+    citation = cite(claim.source.law)
+    assert isinstance(citation, Citation)
+    return f"equilibria.theory.{citation.law}"
 
 
 def _missing(there: set[str]) -> str:
@@ -247,7 +254,7 @@ def _html_row(claim: Claim) -> str:
     elif claim.printed is not None:
         remarks.append(f"as printed: {claim_text.printed_text(claim)}")
     if claim.source.law:
-        remarks.append(f"derivation: equilibria.theory.{claim.source.law}")
+        remarks.append(f"derivation: {_derivation(claim)}")
     small = "<br>".join(text(remark) for remark in remarks)
     verdict = f'<td class="{claim_text.verdict_class([claim])}">{escape(claim_text.verdict_text(claim))}</td>'
     return (

@@ -8,10 +8,8 @@
 
 from __future__ import annotations
 
-from equilibria.lab.manifold.decomposition import Decomposition, decompose
-from equilibria.lab.manifold.projection import Projection, project
-from equilibria.lab.manifold.sharpness_flow import SharpnessFlow, sharpness_flow
-from equilibria.lab.manifold.slope import SharpnessSlope, grad_log_sharpness
+from equilibria.lab.manifold.projection import Decomposition, Projection, decompose, project
+from equilibria.lab.manifold.sharpness_flow import SharpnessFlow, SharpnessSlope, grad_log_sharpness, sharpness_flow
 
 __all__ = [
     "Decomposition",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from equilibria.lab.nets.basic_block_resnet import BasicBlockResNet, resnet8, resnet18
 from equilibria.lab.nets.conv_norm import ConvNorm
 from equilibria.lab.nets.gpt import GPT
-from equilibria.lab.nets.mobilenet import MobileNetV2
-from equilibria.lab.nets.preactivation_resnet import PreActivationBlock, PreActivationResNet, preresnet20, preresnet32
-from equilibria.lab.nets.shufflenet import ShuffleNetV2
+from equilibria.lab.nets.mobile_nets import MobileNetV2, ShuffleNetV2
+from equilibria.lab.nets.resnets import (
+    BasicBlockResNet,
+    PreActivationBlock,
+    PreActivationResNet,
+    preresnet20,
+    preresnet32,
+    resnet8,
+    resnet18,
+)
 from equilibria.lab.nets.vgg import FINAL_SCALE, ScaledNorm, ScaleInvariantVGG, ScaleInvariantVGG11
 
 __all__ = [

@@ -36,11 +36,11 @@ class Attention(nn.Module):
         result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return result
 
-    def _turned(self, each: Tensor) -> Tensor:
+    def _turned(self, vectors: Tensor) -> Tensor:
         if self.turns is None:
-            return each
-        cosine, sine = self.turns[:, : each.shape[2]].to(each.dtype)
-        first, second = each.chunk(2, dim=-1)
+            return vectors
+        cosine, sine = self.turns[:, : vectors.shape[2]].to(vectors.dtype)
+        first, second = vectors.chunk(2, dim=-1)
         return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 

@@ -41,12 +41,11 @@ Example:
 from __future__ import annotations
 
 from equilibria.lab.problems._trials import ScalarRMSpropRule
-from equilibria.lab.problems.completion import Completion
+from equilibria.lab.problems.batch_norm import Completion, Regression
 from equilibria.lab.problems.logistic import LogisticToy
 from equilibria.lab.problems.problem import Problem
 from equilibria.lab.problems.rayleigh import RandomWalk, RayleighQuotient
 from equilibria.lab.problems.recorders import RECORDERS, Moment, Recorder
-from equilibria.lab.problems.regression import Regression
 from equilibria.lab.problems.simulation import DivergenceError, Simulation, SimulationRun
 from equilibria.lab.problems.state import SimulationState
 from equilibria.lab.problems.valleys import Sphere3D, SphereValley, Valley

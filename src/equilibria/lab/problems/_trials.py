@@ -137,15 +137,7 @@ class Trials:
             return
         moving, rates = (self.weights, self.buffers, self.moments), (block.lr, block.weight_decay)
         _loops.advance(
-            self.problem.kind,
-            *moving,
-            block.draws,
-            self.data,
-            *rates,
-            *inside,
-            fresh,
-            self.settings,
-            self.problem.room,
+            self.problem.kind, *moving, block.draws, self.data, *rates, *inside, fresh, self.settings, self.problem.room
         )
 
     def rescale(self, factor: float) -> None:

@@ -119,13 +119,14 @@ class Problem(ABC):
 
     def weights(self, start: ArrayLike) -> Array:
         """``start`` as fresh weights (trials, size), checked: one vector, or one per trial."""
-        found = np.atleast_2d(reals("start", start)).copy()
+        weights = np.atleast_2d(reals("start", start)).copy()
         rows = "any number of trials" if self.trials is None else f"{self.trials} trials"
-        if found.ndim != 2 or found.shape[1] != self.size or self.trials not in (None, len(found)) or not len(found):
+        count = len(weights)
+        if weights.ndim != 2 or weights.shape[1] != self.size or self.trials not in (None, count) or not count:
             raise EquilibriaError(f"got start of shape {np.shape(start)}; expected {rows} of {self.size} numbers")
-        if self.invariant and not np.all(np.any(found, axis=1)):
+        if self.invariant and not np.all(np.any(weights, axis=1)):
             raise EquilibriaError("got a start of norm 0; expected a direction: the loss is not defined at 0")
-        return found
+        return weights
 
 
 def lengths(weights: Array) -> Array:

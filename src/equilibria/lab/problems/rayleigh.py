@@ -79,13 +79,13 @@ class RayleighQuotient(Problem):
         Returns:
             (trials, size).
         """
-        found = directions(whole("trials", trials, low=1), self.size, seed=seed)
+        weights = directions(whole("trials", trials, low=1), self.size, seed=seed)
         if risk is not None:
             share = within("risk", risk, low=0, high=1)
-            found[:, 1:] *= np.sqrt(share) / lengths(found[:, 1:])
-            found[:, 0] = np.copysign(np.sqrt(1 - share), found[:, 0])
-        found *= np.sqrt(positive("norm_sq", norm_sq))
-        return found
+            weights[:, 1:] *= np.sqrt(share) / lengths(weights[:, 1:])
+            weights[:, 0] = np.copysign(np.sqrt(1 - share), weights[:, 0])
+        weights *= np.sqrt(positive("norm_sq", norm_sq))
+        return weights
 
     def value(self, weights: Array, draws: Array | None = None) -> Array:
         """Half the Rayleigh quotient, and the noise along the weight."""

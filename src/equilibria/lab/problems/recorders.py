@@ -108,17 +108,7 @@ def weights(moment: Moment) -> Array:
 
 RECORDERS: dict[str, Recorder] = {
     recorder.__name__: recorder
-    for recorder in (
-        norm,
-        angle,
-        loss,
-        risk,
-        gradient_norm,
-        sharpness,
-        secant_sharpness,
-        effective_lr,
-        weights,
-    )
+    for recorder in (norm, angle, loss, risk, gradient_norm, sharpness, secant_sharpness, effective_lr, weights)
 }
 
 
@@ -128,12 +118,12 @@ def recorders_of(record: Iterable[str] | Mapping[str, str | Recorder]) -> dict[s
         record = [record]
     if not isinstance(record, Mapping):
         record = {name: name for name in record}
-    found: dict[str, Recorder] = {}
+    recorders: dict[str, Recorder] = {}
     for name, value in record.items():
         if isinstance(value, str):
-            found[name] = RECORDERS[one_of("record", value, RECORDERS)]
+            recorders[name] = RECORDERS[one_of("record", value, RECORDERS)]
         elif callable(value):
-            found[name] = value
+            recorders[name] = value
         else:
             raise EquilibriaError(f"got record[{name!r}]={value!r}; expected a name or a function of a Moment")
-    return found
+    return recorders

@@ -61,8 +61,8 @@ def _at(high: int, low: int, inc_high: int, inc_low: int) -> Generator:
 
 def directions(trials: int, size: int, *, seed: int) -> Array:
     """Uniformly random unit vectors, (trials, size)."""
-    found = np.stack([generator(seed, k, purpose=_DIRECTIONS).standard_normal(size) for k in range(trials)])
-    unit: Array = found / np.linalg.norm(found, axis=1, keepdims=True)
+    normal = np.stack([generator(seed, k, purpose=_DIRECTIONS).standard_normal(size) for k in range(trials)])
+    unit: Array = normal / np.linalg.norm(normal, axis=1, keepdims=True)
     return unit
 
 

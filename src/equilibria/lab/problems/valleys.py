@@ -227,8 +227,8 @@ class SphereValley(_OnSphere):
 
     def minimiser(self, angle: ArrayLike) -> Array:
         """The minimisers of unit norm with ``y = sin(angle)``, (trials, 3)."""
-        found = np.atleast_1d(reals("angle", angle))
-        return self.at(np.stack([np.zeros_like(found), np.sin(found), np.cos(found)], axis=1))
+        angles = np.atleast_1d(reals("angle", angle))
+        return self.at(np.stack([np.zeros_like(angles), np.sin(angles), np.cos(angles)], axis=1))
 
     def data(self) -> Array:
         """a, b and the rotation."""
@@ -285,3 +285,15 @@ def _share_curvature(u: Array, i: int) -> Array:
     curvature[:, i, i] += 1
     curvature *= 2 / norm_sq
     return curvature
+
+
+def drift_factor(position: Array, slope: Array, h: Array) -> float:
+    """Least-squares factor of h^2 grad log lambda1 in the motion of two steps, with h^2 the mean of both steps.
+
+    Args:
+        position: along the minimisers, at every step.
+        slope: of log lambda1 there.
+        h: displacement across the valley.
+    """
+    pull = slope[:-2] * (h[:-2] ** 2 + h[1:-1] ** 2) / 2
+    return float(pull @ (position[2:] - position[:-2]) / (pull @ pull))

@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 
 from equilibria.curvature._batches import ONE_BATCH, as_weighted_batches
 from equilibria.errors import EquilibriaError, positive, whole
-from equilibria.lab.training.checkpoint import (
+from equilibria.lab.training.recipe import Recipe, first_batch, present_device
+from equilibria.lab.training.training import (
     CHECKPOINT,
     RECORD,
     Checkpoint,
     State,
+    Training,
     read_checkpoint,
     refuse_foreign,
     remove_leftovers,
 )
-from equilibria.lab.training.fingerprint import first_batch
-from equilibria.lab.training.recipe import Recipe, present_device
-from equilibria.lab.training.training import Training
 from equilibria.objectives._isolation import preserved_rng
 from equilibria.objectives._objective import objective
 from equilibria.records import read_record

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from equilibria.forecasting import FORECAST, BackTest, LayerTest, Score
-from equilibria.views.document import document, finding_card, toggles, write_document
-from equilibria.views.forecast.page import (
-    backtest_data,
-    html_row,
-    html_section,
-    layer_options,
-    refused_list,
-    shown_layers,
-)
+from equilibria.views.document import Page, finding_card, html_row, html_section, legend_entry, toggles
+from equilibria.views.forecast.page import backtest_data, layer_options, refused_list, shown_layers
 from equilibria.views.words import sentence_case, settings_list, text
 
 _DECK = (
@@ -35,35 +27,28 @@ _GUESSES = (
 )
 
 
-def write_backtest_page(test: BackTest, path: str | Path, *, title: str | None = None) -> Path:
-    """Write a back-test as one offline HTML page; as `equilibria.views.forecast.page.write_page`."""
-    return write_document(path, backtest_html(test, title=title))
-
-
-def backtest_html(test: BackTest, *, title: str | None = None) -> str:
-    """A back-test as the text of one HTML page; its scripts, styles and data are inside."""
+def backtest_page(test: BackTest, *, title: str | None = None) -> Page:
+    """The page of a back-test."""
     worst = max(test.layers, key=_median_error).forecast.name
     names = shown_layers(worst, [layer.forecast.name for layer in test.layers])
     sentence = backtest_headline(test)
-    return document(
-        "equilibria.views.forecast",
-        title="Back-test" if title is None else title,
-        data=backtest_data(test, names=names),
-        headline=text(sentence_case(sentence)),
-        deck=_DECK,
-        settings=_settings(test),
-        toggles=toggles("Shown", {name: _sentence(name, score) for name, score in test.scores.items()}),
-        layers=layer_options(names),
-        chosen="forecast or guess",
-        others_legend='<li><svg viewBox="0 0 34 8" aria-hidden="true"><path d="M0 4h34" class="line-other"/></svg>'
-        "the others</li>\n",
-        angle_label=text(f"Chart of the angle per step of a layer, measured and forecast. {sentence}"),
-        tables=_tables(test),
-        findings=_verdict(test),
-        reading="\n".join(f"<li>{line}</li>" for line in _READING),
-        assumptions=f"<li>{_GUESSES}</li>",
-        made="Back-tested",
-    )
+    parts = {
+        "headline": text(sentence_case(sentence)),
+        "deck": _DECK,
+        "settings": _settings(test),
+        "toggles": toggles("Shown", {name: _sentence(name, score) for name, score in test.scores.items()}),
+        "layers": layer_options(names),
+        "chosen": "forecast or guess",
+        "others_legend": legend_entry("line-other", "the others"),
+        "angle_label": text(f"Chart of the angle per step of a layer, measured and forecast. {sentence}"),
+        "tables": _tables(test),
+        "findings": _verdict(test),
+        "reading": "\n".join(f"<li>{line}</li>" for line in _READING),
+        "assumptions": f"<li>{_GUESSES}</li>",
+        "made": "Back-tested",
+    }
+    shown = "Back-test" if title is None else title
+    return Page("equilibria.views.forecast", shown, backtest_data(test, names=names), parts)
 
 
 def backtest_headline(test: BackTest) -> str:

@@ -38,7 +38,7 @@ const drawForecast = (first) => {
     if (layer[kind + "_low"]) lines.unshift(charting.area(x, layer[kind + "_high"], layer[kind + "_low"], color("sure")));
     if (layer[kind]) lines.push(line(x, layer[kind], scenario.name, { color: color("predicted"), width: 4 }, unit));
     if (kind === "angle") {
-      lines.push(line(x, layer.equilibrium, "equilibrium", { color: color("goal"), width: 2, dash: "dash" }, unit));
+      lines.push(line(x, layer.equilibrium, "equilibrium", { color: color("equilibrium"), width: 2, dash: "dash" }, unit));
     }
     return lines;
   };
@@ -71,4 +71,4 @@ const drawForecast = (first) => {
   return (next) => { data = next; across[1] = next.end; drawAll(); };
 };
 
-charting.whenInside("forecast-data", drawForecast);
+charting.whenComplete(drawForecast);

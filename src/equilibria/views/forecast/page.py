@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from equilibria.errors import EquilibriaError
-from equilibria.findings import Finding, counted, number
+from equilibria.findings import counted, rounded
 from equilibria.forecasting import (
     FORECAST,
     BackTest,
@@ -23,12 +22,23 @@ from equilibria.forecasting import (
     Suggestion,
     WhatIf,
 )
+from equilibria.forecasting._fit import NEAR_INTERPOLATION
 from equilibria.forecasting._layers import Steps
 from equilibria.forecasting._paths import TOLERANCE
-from equilibria.forecasting._prior import NEAR_INTERPOLATION
 from equilibria.planning._phases import thinned
-from equilibria.views.chart_data import column, log_column
-from equilibria.views.document import MOST_CHOICES, Page, finding_card, per_choice, toggles, write_document
+from equilibria.views.document import (
+    MOST_CHOICES,
+    Page,
+    column,
+    finding_cards,
+    html_row,
+    html_section,
+    html_table,
+    legend_entry,
+    log_column,
+    per_choice,
+    toggles,
+)
 from equilibria.views.words import full_stop, ratio_cell, sentence_case, settings_list, text
 
 MOST_LAYERS = 60  # with curves; more would take megabytes
@@ -36,9 +46,7 @@ _POINTS, _SAMPLES, _DIGITS, _X_DIGITS = 160, 150, 5, 9  # of a curve; five digit
 _JUMP = 0.05  # relative change of lr or weight decay of which both sides are shown
 _ROOM = 1.3  # factor left free above and below on an axis
 _OUTLIERS = 0.5  # per cent of the measured samples at each end that may lie outside the chart
-_OTHERS = (
-    '<li><svg viewBox="0 0 34 8" aria-hidden="true"><path d="M0 4h34" class="line-other"/></svg>the other {what}</li>\n'
-)
+_NO_FINDINGS = "No findings", "No layer of this scenario stands out."
 _READING = (
     "The <strong>angle</strong> is the effective learning rate: how far one step turns the direction of a weight. The "
     "length of a normalised weight does not change the network's output.",
@@ -48,55 +56,38 @@ _READING = (
 )
 
 
-def write_page(
-    result: WhatIf | Forecast, path: str | Path, *, title: str | None = None, suggestion: Suggestion | None = None
-) -> Path:
-    """Write a forecast, or several side by side, as one offline HTML page.
-
-    The write is atomic: the page appears complete or not at all.
+def forecast_page(result: WhatIf | Forecast, *, title: str | None = None, suggestion: Suggestion | None = None) -> Page:
+    """The page of a forecast, or of several side by side: one file, or filled into the frame of the live server.
 
     Args:
         result: the forecast, or several.
-        path: the file to write, in an existing folder; an existing file is replaced.
         title: shown above the headline.
         suggestion: shown as a table too, if there is one.
 
-    Returns:
-        The path.
-
     Raises:
-        EquilibriaError: more scenarios than a page has buttons for, the folder does not exist, the path is not a file,
-            or writing fails.
+        EquilibriaError: more scenarios than a page has buttons for.
     """
     if isinstance(result, Forecast):
         result = WhatIf({result.scenario.name or "forecast": result})
-    return write_document(path, page_html(result, title=title, suggestion=suggestion))
-
-
-def page_html(result: WhatIf, *, title: str | None = None, suggestion: Suggestion | None = None) -> str:
-    """Forecasts as the text of one HTML page; its scripts, styles and data are inside."""
-    return forecast_page(result, title=title, suggestion=suggestion).document()
-
-
-def forecast_page(result: WhatIf, *, title: str | None = None, suggestion: Suggestion | None = None) -> Page:
-    """The page in parts, for the live server, which fills them into its own frame."""
     forecasts = result.forecasts
     if len(forecasts) > MOST_CHOICES:
         raise EquilibriaError(f"got {len(forecasts)} scenarios for one page; expected at most {MOST_CHOICES}")
     base = next(iter(forecasts))
     names = shown_layers(result.worst(base).layer, [layer.name for layer in forecasts[base].layers])
-    several = len(forecasts) > 1
+    several, sentence = len(forecasts) > 1, forecast_headline(result)
     parts = {
-        "headline": text(sentence_case(headline(result))),
+        "headline": text(sentence_case(sentence)),
         "deck": _DECK,
         "settings": _settings(forecasts[base]),
         "toggles": toggles("Scenario", {name: _sentence(result, name) for name in forecasts}),
         "layers": layer_options(names),
         "chosen": "forecast",
-        "others_legend": _OTHERS.format(what="scenarios") if several else "",
-        "angle_label": text(f"Chart of the angle per step of a layer, measured and forecast. {headline(result)}"),
+        "others_legend": legend_entry("line-other", "the other scenarios") if several else "",
+        "angle_label": text(f"Chart of the angle per step of a layer, measured and forecast. {sentence}"),
         "tables": _tables(result, suggestion),
-        "findings": per_choice([_findings(forecast.findings) for forecast in forecasts.values()]),
+        "findings": per_choice(
+            [finding_cards(forecast.findings, otherwise=_NO_FINDINGS) for forecast in forecasts.values()]
+        ),
         "reading": "\n".join(f"<li>{line}</li>" for line in _READING),
         "assumptions": "\n".join(f"<li>{text(full_stop(sentence))}</li>" for sentence in forecasts[base].assumptions),
         "made": "Forecast",
@@ -111,19 +102,19 @@ _DECK = (
 )
 
 
-def headline(result: WhatIf) -> str:
+def forecast_headline(result: WhatIf) -> str:
     """The effect of the first scenario on its worst layer, and the scenario that does better, if there is one."""
     base, *others = result.forecasts
     worst, left = result.worst(base), _left(result.forecasts[base])
     if math.isnan(worst.steps_out.value):  # without weight decay there is no equilibrium
-        return f"{worst.layer} turns by {number(worst.final_angle.value)} rad in the last step"
+        return f"{worst.layer} turns by {rounded(worst.final_angle.value)} rad in the last step"
     sentence = f"{worst.layer} is out of equilibrium for {_share(worst.steps_out.value, left)} of the remaining steps"
     if worst.steps_out.value < TOLERANCE * left:
         sentence = "every layer stays near its equilibrium for the rest of the run"
     better = min(others, key=lambda name: result.worst(name).steps_out.value, default=None)
     if better is not None and result.worst(better).steps_out.value < 0.8 * worst.steps_out.value:
         share = _share(result.worst(better).steps_out.value, left)
-        sentence += f"; with “{better}” the worst layer is out for {share}"
+        sentence += f"; with “{better}” the worst layer is out of it for {share}"
     if any(NEAR_INTERPOLATION in layer.validity for layer in result.forecasts[base].layers):
         sentence += " (near interpolation: trust the direction more than the numbers)"
     return sentence
@@ -141,31 +132,10 @@ def layer_options(names: Sequence[str]) -> str:
 
 def _interval(estimate: Estimate) -> str:
     """A number with the ends of its band."""
-    low, high = number(estimate.low, digits=2), number(estimate.high, digits=2)
+    low, high = rounded(estimate.low, digits=2), rounded(estimate.high, digits=2)
     if low == high:  # a band narrower than two digits show
-        low, high = number(estimate.low), number(estimate.high)
-    return number(estimate.value) if low == high else f"{number(estimate.value)} ({low}–{high})"
-
-
-def html_section(heading: str, head: Sequence[str], rows: Sequence[str], *, name: str) -> str:
-    """A table with a heading."""
-    shown = html_table(head, rows, name=name)
-    return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{text(heading)}</h2>\n{shown}\n</section>\n'
-
-
-def html_table(head: Sequence[str], rows: Sequence[str], *, name: str) -> str:
-    """A table that scrolls sideways on a narrow screen; ``name`` is the id of the heading above it."""
-    cells = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
-    return (
-        f'<div class="scroll" role="region" aria-labelledby="{name}" tabindex="0">\n<table>\n'
-        f"<thead><tr>{cells}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody>\n</table>\n</div>"
-    )
-
-
-def html_row(first: str, cells: Sequence[str]) -> str:
-    """One row; a cell that begins with <td is taken as HTML."""
-    shown = "".join(cell if cell.startswith("<td") else f"<td>{text(cell)}</td>" for cell in cells)
-    return f'<tr><th scope="row">{text(first)}</th>{shown}</tr>'
+        low, high = rounded(estimate.low), rounded(estimate.high)
+    return rounded(estimate.value) if low == high else f"{rounded(estimate.value)} ({low}–{high})"
 
 
 def _words_cell(words: str) -> str:
@@ -199,8 +169,8 @@ def _sentence(result: WhatIf, name: str) -> str:
         else f"out of equilibrium for {_time(worst.steps_out.value, forecast)}"
     )
     return (
-        f"Worst layer: {worst.layer}, {out}, {number(worst.final_angle.value)} rad in the last step, "
-        f"{number(worst.integrated_angle.value)} rad travelled."
+        f"Worst layer: {worst.layer}, {out}, {rounded(worst.final_angle.value)} rad in the last step, "
+        f"{rounded(worst.integrated_angle.value)} rad travelled."
     )
 
 
@@ -278,25 +248,15 @@ def _suggestion(suggestion: Suggestion) -> str:
                 _words_cell("; ".join(proposal.changes) or "the plan as given"),
                 f"{proposal.off:.2f}×",
                 f"{proposal.median_off:.2f}×",
-                number(proposal.integrated_angle),
+                rounded(proposal.integrated_angle),
                 f"{proposal.steps_out:,.0f}",
             ],
         )
         for proposal in suggestion.proposals
     ]
-    heading = f"Suggested so that {suggestion.target}"
     assumptions = "".join(f"<li>{text(full_stop(sentence))}</li>" for sentence in suggestion.assumptions)
-    shown = html_table(head, rows, name="suggested")
-    return (
-        f'<section aria-labelledby="suggested">\n<h2 id="suggested">{text(heading)}</h2>\n{shown}\n'
-        f'<ul class="caption widened">{assumptions}</ul>\n</section>\n'
-    )
-
-
-def _findings(findings: Sequence[Finding]) -> str:
-    if findings:
-        return "\n".join(finding_card(finding) for finding in findings)
-    return '<article class="finding"><h3>No findings</h3><p>No layer of this scenario stands out.</p></article>'
+    after = f'<ul class="caption widened">{assumptions}</ul>\n'
+    return html_section(f"Suggested so that {suggestion.target}", head, rows, name="suggested", after=after)
 
 
 # ---- the data of the charts

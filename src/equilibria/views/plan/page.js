@@ -40,7 +40,7 @@ const drawPlan = (first) => {
       alone,
       ...before,
       predicted,
-      line(plan.equilibrium, "equilibrium", { color: color("goal"), width: 2, dash: "dash" }, " rad"),
+      line(plan.equilibrium, "equilibrium", { color: color("equilibrium"), width: 2, dash: "dash" }, " rad"),
     ] : [alone, ...before, predicted], layout(size, plan.angle_range, "angle per step, rad")];
   };
 
@@ -52,7 +52,7 @@ const drawPlan = (first) => {
     const band = { type: "rect", xref: "paper", yref: "y", x0: 0, x1: 1, y0: plan.band[0], y1: plan.band[1],
       fillcolor: color("band"), line: { width: 0 }, layer: "below" };
     const one = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, layer: "above",
-      line: { color: color("goal"), width: 2, dash: "dash" } };
+      line: { color: color("equilibrium"), width: 2, dash: "dash" } };
     return [
       [line(plan.norm_ratio, "norm", { color: color("predicted"), width: 3 }, " × equilibrium norm")],
       layout(size, plan.norm_range, "norm ÷ equilibrium", { shapes: [...phaseShapes(), band, one] }),
@@ -78,4 +78,4 @@ const drawPlan = (first) => {
   return (next) => { typed = next; across[1] = next.end; drawAll(); };
 };
 
-charting.whenInside("plan-data", drawPlan);
+charting.whenComplete(drawPlan);

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.findings import number, percent
+from equilibria.findings import percent, rounded
 from equilibria.planning._alternatives import AS_TYPED, MEANING
 from equilibria.planning._plan import Phase, Plan
-from equilibria.views.chart_data import column, log_column
-from equilibria.views.document import Page, finding_card, per_choice, toggles, write_document
+from equilibria.views.document import (
+    Page,
+    column,
+    finding_cards,
+    html_row,
+    html_section,
+    legend_entry,
+    log_column,
+    per_choice,
+    scrolling_table,
+    toggles,
+)
 from equilibria.views.words import ratio_cell, ratio_mark, sentence_case, settings_list, text
 
 Array = NDArray[np.float64]
@@ -23,79 +32,51 @@ _WORTH_SAYING = 0.005  # a smaller share of the run rounds to 0 %
 _RUN_OFF = 5  # a ramp to zero has no lower end on a log axis: its last per cent may run out of the chart
 
 
-def write_page(
-    plan: Plan, path: str | Path, *, title: str | None = None, alternatives: Mapping[str, Plan] | None = None
-) -> Path:
-    """Write a plan as one offline HTML page.
-
-    The write is atomic: the page appears complete or not at all.
+def plan_page(plan: Plan, *, title: str | None = None, alternatives: Mapping[str, Plan] | None = None) -> Page:
+    """The page of a plan: written as one file, or filled into the frame of the live server.
 
     Args:
         plan: the plan to show.
-        path: the file to write, in an existing folder; an existing file is replaced.
         title: shown above the headline; the optimizer and its settings if not given.
         alternatives: plans to switch to by buttons, by name; see `equilibria.planning.alternatives`.
-
-    Returns:
-        The path.
-
-    Raises:
-        EquilibriaError: the folder does not exist, the path is not a file, or writing fails.
-    """
-    return write_document(path, page_html(plan, title=title, alternatives=alternatives))
-
-
-def page_html(plan: Plan, *, title: str | None = None, alternatives: Mapping[str, Plan] | None = None) -> str:
-    """A plan as the text of one HTML page; its scripts, styles and data are inside.
-
-    Args:
-        plan: the plan to show.
-        title: shown above the headline; the optimizer and its settings if not given.
-        alternatives: plans to switch to by buttons, by name.
-
-    Returns:
-        HTML.
 
     Example:
         >>> from equilibria.planning import plan
         >>> from equilibria.theory import SGD
-        >>> "for the whole run</h1>" in page_html(plan(SGD(0.1, 5e-4, momentum=0.9), 0.1, steps=1000))
+        >>> page = plan_page(plan(SGD(0.1, 5e-4, momentum=0.9), 0.1, steps=1000))
+        >>> "for the whole run</h1>" in page.document()
         True
     """
-    return plan_page(plan, title=title, alternatives=alternatives).document()
-
-
-def plan_page(plan: Plan, *, title: str | None = None, alternatives: Mapping[str, Plan] | None = None) -> Page:
-    """The page in parts, for the live server, which fills them into its own frame."""
     unit = "step" if plan.situation.steps_per_epoch is None else "epoch"
     plans = {AS_TYPED: plan, **(alternatives or {})}
     texts = _texts(plan, unit=f"{unit}s")
     head = texts.pop("phase_head")
     parts = {
         **texts,
-        "headline": text(headline(plan)),
+        "headline": text(plan_headline(plan)),
         "settings": _settings(plan),
         "toggles": toggles("What if?", {name: _meaning(name, other) for name, other in plans.items()}),
-        "typed_legend": _TYPED_LEGEND if alternatives else "",
+        "typed_legend": legend_entry("line-typed", "as typed, for comparison") if alternatives else "",
         "compared": _compared(plans) if alternatives else "",
-        "angle_label": text(f"Chart of the angle per step over the run. {headline(plan)}"),
+        "angle_label": text(f"Chart of the angle per step over the run. {plan_headline(plan)}"),
         "norm_label": text(_norm_label(plan)),
         "schedule_label": f"Chart of lr ({_from_to(plan.curve.lr)}) and wd ({_from_to(plan.curve.weight_decay)})",
         "phases": per_choice([_phase_table(other, head) for other in plans.values()]),
-        "findings": per_choice([_cards(other) for other in plans.values()]),
+        "findings": per_choice([finding_cards(other.findings, otherwise=_NOTHING_FOUND) for other in plans.values()]),
         "start": _start_sentence(plan),
+        "made": "Predicted",
     }
     shown = _default_title(plan) if title is None else title
     return Page("equilibria.views.plan", shown, page_data(plans), parts)
 
 
-def headline(plan: Plan) -> str:
+def plan_headline(plan: Plan) -> str:
     """The effect of the schedule in one sentence.
 
     Example:
         >>> from equilibria.planning import plan
         >>> from equilibria.theory import SGD
-        >>> headline(plan(SGD(0.1, 5e-4, momentum=0.9), lambda step: 0.1 if step < 500 else 0.01, steps=1000))
+        >>> plan_headline(plan(SGD(0.1, 5e-4, momentum=0.9), lambda step: 0.1 if step < 500 else 0.01, steps=1000))
         'Phase 2 never reaches equilibrium: 50 % of the run turns slower than in equilibrium'
     """
     warning = next((finding.subject for finding in plan.findings if finding.severity == "warning"), None)
@@ -139,7 +120,7 @@ def _deviations(plan: Plan) -> tuple[float, float, float]:
 
 def _default_title(plan: Plan) -> str:
     rule = plan.situation.rule
-    return f"Plan: {type(rule).__name__}, lr {number(rule.lr)}, wd {number(rule.weight_decay)}"
+    return f"Plan: {type(rule).__name__}, lr {rounded(rule.lr)}, wd {rounded(rule.weight_decay)}"
 
 
 def _settings(plan: Plan) -> str:
@@ -158,7 +139,7 @@ def _settings(plan: Plan) -> str:
     else:
         epochs = f"{situation.steps / situation.steps_per_epoch:,.4g} epochs"
         pairs.append(("length", epochs, f"{steps}, {situation.steps_per_epoch:,} per epoch"))
-    start = "in equilibrium" if situation.init_norm is None else f"‖w‖ = {number(situation.init_norm)}"
+    start = "in equilibrium" if situation.init_norm is None else f"‖w‖ = {rounded(situation.init_norm)}"
     pairs.append(("start", start, ""))
     if not _is_free(plan):
         pairs.append(("settled means", f"within {percent(situation.tolerance)}", ""))
@@ -170,61 +151,47 @@ def _settings(plan: Plan) -> str:
 def _start_sentence(plan: Plan) -> str:
     norm = plan.situation.init_norm
     if norm is not None:
-        return f"training <strong>starts</strong> at ‖w‖ = {number(norm)}, with an empty optimizer state."
+        return f"training <strong>starts</strong> at ‖w‖ = {rounded(norm)}, with an empty optimizer state."
     return (
-        f"training <strong>starts in equilibrium</strong> of lr {number(plan.situation.start_rule.lr)}; give the "
+        f"training <strong>starts in equilibrium</strong> of lr {rounded(plan.situation.start_rule.lr)}; give the "
         "initial norm to see the approach from your own initialisation."
     )
 
 
 # ---- the alternatives
 
-_TYPED_LEGEND = (
-    '<li><svg viewBox="0 0 34 8" aria-hidden="true"><path d="M0 4h34" class="line-typed"/></svg>as typed, for '
-    "comparison</li>\n"
-)
-
 
 def _meaning(name: str, plan: Plan) -> str:
-    return f"{MEANING.get(name, name)} {headline(plan)}."
+    return f"{MEANING.get(name, name)} {plan_headline(plan)}."
 
 
 def _compared(plans: Mapping[str, Plan]) -> str:
     """All alternatives in one table."""
-    rows = "\n".join(_compared_row(name, other, plans[AS_TYPED]) for name, other in plans.items())
-    return (
-        '<section aria-labelledby="compared-heading">\n<h2 id="compared-heading">The alternatives side by side</h2>\n'
-        '<div class="scroll" role="region" aria-labelledby="compared-heading" tabindex="0">\n<table>\n<thead><tr>'
-        '<th scope="col">plan</th><th scope="col">out of equilibrium</th><th scope="col">largest wd</th>'
-        '<th scope="col">last angle, rad</th><th scope="col">angle travelled, rad</th>'
-        '<th scope="col">against as typed</th></tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody>\n</table>\n</div>\n"
-        '<p class="caption">Angle travelled: the sum of the angles of all steps, the distance on the sphere.</p>\n'
-        "</section>\n"
-    )
+    head = ("plan", "out of equilibrium", "largest wd", "last angle, rad", "angle travelled, rad", "against as typed")
+    rows = [_compared_row(name, other, plans[AS_TYPED]) for name, other in plans.items()]
+    caption = "Angle travelled: the sum of the angles of all steps, the distance on the sphere."
+    after = f'<p class="caption">{caption}</p>\n'
+    return html_section("The alternatives side by side", head, rows, name="compared-heading", after=after)
 
 
 def _compared_row(name: str, plan: Plan, typed: Plan) -> str:
     last = plan.phases[-1].end
     cells = (
         percent(1 - plan.settled_share),
-        number(float(plan.curve.weight_decay.max())),
-        number(last.angle),
-        number(plan.travelled),
+        rounded(float(plan.curve.weight_decay.max())),
+        rounded(last.angle),
+        rounded(plan.travelled),
         f"{plan.travelled / typed.travelled:.2f}×",
     )
-    return f'<tr><th scope="row">{text(name)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+    return html_row(name, cells)
 
 
 # ---- the phases
 
 
 def _phase_table(plan: Plan, head: str) -> str:
-    rows = "\n".join((_free_row if _is_free(plan) else _row)(phase, plan) for phase in plan.phases)
-    return (
-        '<div class="scroll" role="region" aria-labelledby="phases-heading" tabindex="0">\n'
-        f"<table>\n<thead>\n{head}\n</thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
-    )
+    rows = [(_free_row if _is_free(plan) else _row)(phase, plan) for phase in plan.phases]
+    return scrolling_table(head, rows, name="phases-heading")
 
 
 def _row(phase: Phase, plan: Plan) -> str:
@@ -252,8 +219,8 @@ def _free_row(phase: Phase, plan: Plan) -> str:
         f'<th scope="row">{phase.number}</th>',
         f"<td>{_span(phase, plan)}</td>",
         f"<td>{_arrow(phase, 'lr')}</td>",
-        *(f"<td>{number(step.angle)}</td>" for step in steps),
-        *(f"<td>{number(step.norm)}</td>" for step in steps),
+        *(f"<td>{rounded(step.angle)}</td>" for step in steps),
+        *(f"<td>{rounded(step.norm)}</td>" for step in steps),
     ]
     return f"<tr>{''.join(cells)}</tr>"
 
@@ -268,8 +235,8 @@ def _span(phase: Phase, plan: Plan) -> str:
 def _arrow(phase: Phase, name: str) -> str:
     first, last = (float(getattr(step, name)) for step in (phase.start, phase.end))
     if np.isclose(first, last, rtol=5e-3, atol=0):
-        return number(last)
-    return f"{number(first, digits=2)} →\u00a0{number(last, digits=2)}"
+        return rounded(last)
+    return f"{rounded(first, digits=2)} →\u00a0{rounded(last, digits=2)}"
 
 
 def _needs(phase: Phase, plan: Plan) -> str:
@@ -294,17 +261,7 @@ def _verdict(phase: Phase) -> tuple[str, bool]:
     return f"✕ too {'slow' if ratio < 1 else 'fast'}", False
 
 
-# ---- the findings
-
-
-def _cards(plan: Plan) -> str:
-    return "\n".join(finding_card(finding) for finding in plan.findings) or _NOTHING_FOUND
-
-
-_NOTHING_FOUND = (
-    '<article class="finding"><h3>Nothing to change</h3><p>The weights stay in equilibrium; '
-    "this schedule needs no change.</p></article>"
-)
+_NOTHING_FOUND = "Nothing to change", "The weights stay in equilibrium; this schedule needs no change."
 
 
 # ---- labels of the charts
@@ -321,7 +278,7 @@ def _norm_label(plan: Plan) -> str:
 
 def _from_to(values: Array) -> str:
     low, high = float(values.min()), float(values.max())
-    return number(high) if low == high else f"{number(low)} to {number(high)}"
+    return rounded(high) if low == high else f"{rounded(low)} to {rounded(high)}"
 
 
 # ---- texts with and without an equilibrium
@@ -344,14 +301,12 @@ def _texts(plan: Plan, *, unit: str) -> dict[str, str]:
     return {name: value.format(unit=unit, tolerance=tolerance) for name, value in texts.items()}
 
 
-_KEY = '<li><svg viewBox="0 0 34 {height}" aria-hidden="true"><path d="{path}" class="{kind}"/></svg>{words}</li>\n'
-
 _WITH_DECAY = {
     "deck": "Each step turns a normalised weight by an angle. In equilibrium lr × wd sets that angle, but after every "
     "change of lr the norm needs time to get there. This page compares the predicted angle with its equilibrium, "
     "before anything runs.",
-    "goal_legend": _KEY.format(height=8, path="M0 4h34", kind="line-goal", words="equilibrium of lr × wd"),
-    "gap_legend": _KEY.format(height=12, path="M0 0h34v12H0z", kind="area-gap", words="the gap"),
+    "equilibrium_legend": legend_entry("line-equilibrium", "equilibrium of lr × wd"),
+    "gap_legend": legend_entry("area-gap", "the gap", area=True),
     "norm_heading": "Why: the norm against its equilibrium",
     "norm_caption": "Above 1 the weights are too long and turn too slowly; below 1 too short and too fast. Inside the "
     "band the angle is within {tolerance}.",
@@ -373,7 +328,7 @@ _WITH_DECAY = {
 _WITHOUT_DECAY = {
     "deck": "Each step turns a normalised weight by an angle. Without weight decay nothing limits its norm: every "
     "step lengthens it, and the same lr turns it less and less. This page predicts how much, before anything runs.",
-    "goal_legend": "",
+    "equilibrium_legend": "",
     "gap_legend": "",
     "norm_heading": "Why: the norm only grows",
     "norm_caption": "It has no equilibrium to reach.",

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
-from equilibria.views.notebook import GOAL, MEASURED, PREDICTED, Line, card, svg_chart
+from equilibria.views.notebook import EQUILIBRIUM, MEASURED, PREDICTED, Line, card, svg_chart
 from equilibria.views.run.headline import run_headline, worst_first, worst_layer
 from equilibria.views.run.terminal import state_word
 from equilibria.views.thinning import stretches
@@ -51,7 +51,7 @@ def tracker_card(queries: pa.Table, *, title: str, findings: Sequence[Finding] =
     columns = queries.to_pydict()
     x = columns["step"]
     lines = [
-        Line("edge of stability", x, [1.0] * len(x), GOAL, dashed=True),
+        Line("edge of stability", x, [1.0] * len(x), EQUILIBRIUM, dashed=True),
         Line("R = sharpness / threshold", x, columns["ratio"], MEASURED),
     ]
     rows = list(zip(*(columns[name] for name in ("step", "sharpness", "threshold", "ratio", "state")), strict=True))
@@ -76,7 +76,7 @@ def _angles(samples: pa.Table, name: str) -> str:
         for label, column, colour, dashed in (
             ("measured", "angle", MEASURED, False),
             ("predicted", "angle_predicted", PREDICTED, True),
-            ("equilibrium", "angle_equilibrium", GOAL, True),
+            ("equilibrium", "angle_equilibrium", EQUILIBRIUM, True),
         )
     ]
     return svg_chart(lines, x="steps", y=f"rad per step of {name}", log=True)

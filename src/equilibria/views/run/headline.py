@@ -76,7 +76,7 @@ def _verdicts(compared: Sequence[LayerSummary]) -> list[tuple[list[LayerSummary]
     verdicts: list[tuple[list[LayerSummary], Phrase]] = [
         ([layer for layer in compared if as_predicted(layer)], _agree),
         ([layer for layer in compared if as_predicted(layer) is False], _off),
-        (unsure, lambda layers: f"{_off(layers)} (too few samples to be sure)"),
+        (unsure, _maybe_off),
         (few, lambda layers: f"{'has' if len(layers) == 1 else 'have'} too few samples to judge"),
     ]
     return [(layers, phrase) for layers, phrase in verdicts if layers]
@@ -89,6 +89,11 @@ def _agree(layers: Sequence[LayerSummary]) -> str:
 def _off(layers: Sequence[LayerSummary]) -> str:
     distance = _distance(worst_first(layers)[0].angle_vs_predicted or 0.0)
     return f"is {distance}" if len(layers) == 1 else f"are off (worst: {distance})"
+
+
+def _maybe_off(layers: Sequence[LayerSummary]) -> str:
+    off, why = _off(layers), "too few samples to be sure"
+    return f"{off[:-1]}; {why})" if off.endswith(")") else f"{off} ({why})"
 
 
 def _distance(ratio: float) -> str:
@@ -149,7 +154,7 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
             f"A verdict takes {LEAST_WINDOW} samples of a layer since its settings last jumped.",
         )
     if off:
-        return "Nothing is surely wrong", (
+        return "Nothing is clearly wrong", (
             f"{counted(off, 'layer')} of {len(compared):,} {'is' if off == 1 else 'are'} more than "
             f"{percent(TOLERANCE)} off the prediction, but with so few samples that may be chance."
         )

@@ -29,15 +29,15 @@ const drawSharpness = (first) => {
     charting.look(charting.size(charts[index]), { across, unit: "step", range, title, more }));
 
   const drawAll = () => {
-    const goal = { color: color("goal"), width: 2.5, dash: "8px,5px" };
+    const limit = { color: color("threshold"), width: 2.5, dash: "8px,5px" };
     const ink = { color: color("ink"), width: 1.8 };
-    chart(0, [line("threshold", "threshold", goal), line("sharpness", "sharpness", ink)],
+    chart(0, [line("threshold", "threshold", limit), line("sharpness", "sharpness", ink)],
       bounds(["threshold", "sharpness"], 4), "sharpness", shaded());
-    const one = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: goal };
+    const one = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: limit };
     const [low, high] = bounds(["ratio"], 2);
     chart(1, [line("ratio", "R", ink)], [Math.min(low, 0.7), Math.max(high, 1.4)], "R", shaded([one]));
     const least = tracked.loss_floor;
-    chart(2, [line("loss_predicted", "lowest loss so far plus the most that the edge adds", goal), line("loss", "loss", { color: color("predicted"), width: 1.8 })],
+    chart(2, [line("loss_predicted", "lowest loss so far plus the most that the edge adds", limit), line("loss", "loss", { color: color("predicted"), width: 1.8 })],
       bounds(["loss", "loss_predicted"], 4, least), "loss", shaded());
   };
 
@@ -165,7 +165,7 @@ const drawLayers = (first) => {
   };
 
   const equilibria = (indexes) => once(indexes, "equilibrium", (index) => line(curve(layers[index].line_x),
-    curve(layers[index].equilibrium), { kind: "equilibrium" }, { color: color("equilibrium"), width: 7 },
+    curve(layers[index].equilibrium), { kind: "equilibrium" }, { color: color("equilibrium-band"), width: 7 },
     "<b>equilibrium</b><br>" + where + ": %{y:.3~g} rad"));
 
   // ---- the charts
@@ -186,7 +186,7 @@ const drawLayers = (first) => {
 
   const aroundOne = () => ({ shapes: [
     { type: "rect", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 0.95, y1: 1.05, fillcolor: color("band"), line: { width: 0 }, layer: "below" },
-    { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: color("equilibrium"), width: 4 }, layer: "below" },
+    { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: color("equilibrium-band"), width: 4 }, layer: "below" },
   ] });
 
   const ratios = (chart, kind, title, reference, { coloured, rest }) => {
@@ -360,4 +360,4 @@ const drawReport = (data) => {
   return update;
 };
 
-charting.whenInside("report-data", drawReport);
+charting.whenComplete(drawReport);

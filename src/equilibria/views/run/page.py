@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.diagnosis.summary import LayerSummary, summarise
-from equilibria.findings import Finding, number, percent
+from equilibria.findings import Finding, percent, rounded
 from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
-from equilibria.views.document import Page, finding_card, write_document
+from equilibria.views.document import Page, finding_card, finding_cards, scrolling_table
 from equilibria.views.run.curves import MOST_LAYERS, MOST_STRETCHES, curves
 from equilibria.views.run.headline import STATE_MARKS, TOLERANCE, no_findings, run_headline, worst_first, worst_layer
 from equilibria.views.run.sharpness import sharpness_curves, sharpness_section, sharpness_settings
@@ -69,7 +69,7 @@ def write_report(
             be written.
     """
     page = report_page(samples, metadata=metadata, title=title, notes=notes, findings=findings, sharpness=sharpness)
-    return write_document(path, page.document())
+    return page.write(path)
 
 
 def report_page(
@@ -123,7 +123,8 @@ def report_page(
     parts = {
         "tolerance": text(percent(TOLERANCE)),
         "headline": text(headline),
-        "worst": text(deck),
+        "deck": text(deck),
+        "made": "Measured",
         "settings": settings_list(settings),
         "notes": "".join(f'<p class="notice">{text(full_stop(note))}</p>' for note in notes),
         "findings": _findings(findings, layers),
@@ -170,18 +171,13 @@ def _length(first: int, last: int, steps_per_epoch: int | None) -> tuple[str, st
 def _findings(findings: Sequence[Finding], layers: Sequence[LayerSummary]) -> str:
     """The findings as cards; those after the first few are folded away."""
     if not findings:
-        return _nothing_found(layers) if layers else _NO_SAMPLE
+        return finding_cards((), otherwise=no_findings(layers)) if layers else _NO_SAMPLE
     cards = [finding_card(finding) for finding in findings]
     count = len(cards) if len(cards) == _FIRST_FINDINGS + 1 else _FIRST_FINDINGS  # folding a single card saves nothing
     first, others = cards[:count], cards[count:]
     if others:
         first += [f'<details class="more"><summary>{len(others):,} more findings</summary>', *others, "</details>"]
     return "\n".join(first)
-
-
-def _nothing_found(layers: Sequence[LayerSummary]) -> str:
-    title, sentence = no_findings(layers)
-    return f'<article class="finding"><h3>{text(title)}</h3><p>{text(sentence)}</p></article>'
 
 
 def _layer_table(layers: Sequence[LayerSummary], *, most: int) -> str:
@@ -191,11 +187,9 @@ def _layer_table(layers: Sequence[LayerSummary], *, most: int) -> str:
     labelled = any(layer.how for layer in layers)
     headings = _HEADINGS | ({"invariant": "wide"} if labelled else {})
     head = "".join(_heading(name, kind) for name, kind in headings.items())
-    body = "\n".join(_row(place, layer, labelled=labelled) for place, layer in enumerate(layers[:most]))
-    return _LAYERS.format(
-        '<div class="scroll" role="region" aria-labelledby="layers-heading" tabindex="0">\n<table class="layers">\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>\n{_caption(layers, most)}"
-    )
+    rows = [_row(place, layer, labelled=labelled) for place, layer in enumerate(layers[:most])]
+    shown = scrolling_table(f"<tr>{head}</tr>", rows, name="layers-heading", kind="layers")
+    return _LAYERS.format(f"{shown}\n{_caption(layers, most)}")
 
 
 def _heading(name: str, kind: str) -> str:
@@ -238,7 +232,7 @@ def _breakable(name: str) -> str:
 
 
 def _number_cell(value: float | None) -> str:
-    return f'<td class="wide">{"–" if value is None else number(value, all_digits=True)}</td>'
+    return f'<td class="wide">{"–" if value is None else rounded(value, all_digits=True)}</td>'
 
 
 def _settles_in(layer: LayerSummary) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding, counted
@@ -15,6 +15,7 @@ from equilibria.views.terminal import fitting
 _ROOMY, _NARROW = 92, 72  # columns of a terminal: with fewer than the first it is spaced closely
 _LEAST_WIDTH = {"predicted": _NARROW, "rad/step*": _ROOMY, "norm*": _NARROW}
 _SPARE = ("rad/step*", "norm*", "predicted", "norm", "ep. left", "steps left")  # what is left out first
+_WORDS = ("state", "invariant")  # columns that are flush left
 _PARTNERS = ("jointly with ", "against ")
 _LEGEND_OF_PARTNERS = (
     "jointly (n): n may be scaled together; against (n): some up as others go down (print(sym) names them)"
@@ -54,7 +55,11 @@ def run_table(
     layers = worst_first(summaries)[:most]
     gap = 2 if out.width >= _ROOMY else 1
     columns = fitting(_columns(layers, width=out.width), spare=_SPARE, width=out.width, gap=gap)
-    out.print(columns_table(columns, words=("state", "invariant"), folded="layer", gap=gap))
+    if (lines := _lines(columns, gap=gap, width=out.width)) is None:
+        out.print(columns_table(columns, words=_WORDS, folded="layer", gap=gap))
+    else:
+        out.print(Text(lines[0], style="bold", no_wrap=True))
+        out.file.write("\n".join(lines[1:]) + "\n")
     out.print(Text(_window(summaries), style="dim"))
     if legend := _legend(layers, columns):
         out.print(Text(legend, style="dim"))
@@ -70,6 +75,17 @@ def run_table(
         if finding.remedy:
             out.print(marked(" ", finding.remedy))
     return collected_text(out)
+
+
+def _lines(columns: Mapping[str, Sequence[str]], *, gap: int, width: int) -> list[str] | None:
+    """The lines of the table, titles first, if nothing must be folded: rich takes seconds for thousands of layers."""
+    aligned = []
+    for title, cells in columns.items():
+        longest = max([len(title), *map(len, cells)])
+        is_left = title == "layer" or title in _WORDS
+        aligned.append([f"{cell:{'<' if is_left else '>'}{longest}}" for cell in (title, *cells)])
+    lines = [(" " * gap).join(row) for row in zip(*aligned, strict=True)]
+    return lines if len(lines[0]) + gap <= width and all(map(str.isascii, lines)) else None
 
 
 def _columns(layers: Sequence[LayerSummary], *, width: int) -> dict[str, list[str]]:

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity, mean_near, near
-from equilibria.lab.harness.curves import Window, draw_over, mean_in
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.explr.image_training import (
-    DECAY,
-    EPOCH,
-    FOLDED,
-    PAPER,
-    ROUNDED,
-    SMOKE,
-    Setting,
-    Variant,
-    load,
-    run_task,
-    tasks,
-)
-from equilibria.lab.papers.explr.run_comparison import (
-    judge_coincidence,
-    judge_rounding,
-    judge_start,
-    runs_by_name,
-    shows,
-)
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, Window, draw_over, label_panel, mean_in, panels
+from equilibria.lab.papers.explr import trainings
+from equilibria.lab.papers.explr.trainings import DECAY, EPOCH, FOLDED, PAPER, ROUNDED, SMOKE, Setting, Variant
 from equilibria.theory.exponential import constant_schedule, decay_roots
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FIGURE = Source(
     "explr",
@@ -54,11 +31,7 @@ _SAME_NORM = 0.05
 class Config(Setting):
     """Constant learning rate; the late window is where the norm has settled."""
 
-    variants: tuple[Variant, ...] = (
-        Variant(DECAY, DECAY),
-        Variant(FOLDED, FOLDED),
-        Variant(ROUNDED, ROUNDED),
-    )
+    variants: tuple[Variant, ...] = (Variant(DECAY, DECAY), Variant(FOLDED, FOLDED), Variant(ROUNDED, ROUNDED))
     seeds: tuple[int, ...] = (20, 21, 22, 23)
     network: str = "preresnet"
     steps: int = 1500
@@ -68,27 +41,19 @@ class Config(Setting):
 
 def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the training against that with weight decay, and the growth of the squared norm against that of the lr."""
-    lines = runs_by_name(config, findings)
+    lines = trainings.runs_by_name(config, findings)
     decay, folded, rounded = (lines[name] for name in (DECAY, FOLDED, ROUNDED))
-    exact = judge_coincidence("Exponential lr", _FIGURE, decay=decay, other=folded, late=config.late)
+    exact = trainings.judge_coincidence("Exponential lr", _FIGURE, decay=decay, other=folded, late=config.late)
     claims = [
-        judge_start("Exponential lr", _FIGURE, config, decay=decay, other=folded),
-        judge_rounding("Exponential lr", _FIGURE, decay=decay, other=folded, rounded=rounded),
+        trainings.judge_start("Exponential lr", _FIGURE, config, decay=decay, other=folded),
+        trainings.judge_rounding("Exponential lr", _FIGURE, decay=decay, other=folded, rounded=rounded),
         _judge_growth(config, folded[0]),
-        mean_near(
+        _FIGURE.says(
             "Exponential lr: ||w||^2 / lr of the shown layer is constant: end over start of the late window, by the "
-            "line through its logarithm",
-            _FIGURE,
-            expected=1.0,
-            values=[_change(config, run) for run in folded],
-            relative=_CONSTANT,
-        ),
-        mean_near(
-            "Exponential lr: ||w||^2 / lr, over the same of the run with weight decay, late window",
-            _FIGURE,
-            expected=1.0,
-            values=[_relative_norm(config, *pair) for pair in zip(folded, decay, strict=True)],
-            absolute=_SAME_NORM,
+            "line through its logarithm"
+        ).near(1.0, [_change(config, run) for run in folded], relative=_CONSTANT),
+        _FIGURE.says("Exponential lr: ||w||^2 / lr, over the same of the run with weight decay, late window").near(
+            1.0, [_relative_norm(config, *pair) for pair in zip(folded, decay, strict=True)], absolute=_SAME_NORM
         ),
     ]
     numbers = {
@@ -98,7 +63,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
             name: [mean_in(run, "test_accuracy", config.late) for run in seed_runs] for name, seed_runs in lines.items()
         },
     }
-    return Outcome([*exact, *demanded_if(shows(config), claims)], numbers)
+    return Outcome([*exact, *demanded_if(trainings.shows(config), claims)], numbers)
 
 
 def _judge_growth(config: Config, run: Arrays) -> Claim:
@@ -107,11 +72,9 @@ def _judge_growth(config: Config, run: Arrays) -> Claim:
     passed = run["step"][-1] - run["step"][len(run["lr"]) // 2]
     roots = decay_roots(config.lr, config.weight_decay, momentum=config.momentum)
     is_theirs = (config.lr, config.weight_decay, config.momentum) == (0.1, 5e-4, 0.9)
-    growth = near(
-        f"Growth of the lr in {_PAPER_EPOCH} steps, in the second half of the training",
-        _FIGURE,
-        expected=float(roots.z1) ** (-2 * _PAPER_EPOCH),
-        measured=float(grown ** (_PAPER_EPOCH / passed)),
+    growth = _FIGURE.says(f"Growth of the lr in {_PAPER_EPOCH} steps, in the second half of the training").near(
+        float(roots.z1) ** (-2 * _PAPER_EPOCH),
+        float(grown ** (_PAPER_EPOCH / passed)),
         relative=1e-6,  # the transient of the start is gone, to rounding
         printed=_PAPER_GROWTH if is_theirs else None,
     )
@@ -134,31 +97,25 @@ def _relative_norm(config: Config, folded: Arrays, decay: Arrays) -> float:
     return float(here / there)
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Accuracy of both runs; the learning rate; the norm of a layer and its ratio to the learning rate."""
-    runs = runs_by_name(config, findings)
+    runs = trainings.runs_by_name(config, findings)
     folded = runs[FOLDED]
     lines = {"weight decay, constant lr": runs[DECAY], "no weight decay, exponential lr": folded}
     figure, (accuracy, rate, norm) = panels(1, 3, width=2.5, height=2.3)
     draw_over(accuracy, lines, "test_accuracy", factor=100)
-    accuracy.set(ylabel="test accuracy, %")
-    accuracy.legend(loc="lower right")
     step = folded[0]["step"]
     theory = constant_schedule(config.lr, config.weight_decay, step=np.maximum(step - 1, 0), momentum=config.momentum)
     rate.plot(step, folded[0]["lr"], color=COLOURS[1])
     rate.plot(step, theory.lr, color=THEORY, lw=0.8, ls="--", label="theorem 2.1, exact")
-    rate.set(yscale="log", xlabel="step", ylabel="lr")
-    rate.legend(loc="upper left")
     for run in folded:
         norm.plot(step, run["norm_sq"], color=COLOURS[1], lw=0.7)
         norm.plot(step, run["norm_sq"] / run["lr"], color=COLOURS[2], lw=0.7)
     norm.plot([], [], color=COLOURS[1], label=r"$\|w\|^2$")
     norm.plot([], [], color=COLOURS[2], label=r"$\|w\|^2$ / lr")
-    norm.set(yscale="log", xlabel="step")
-    norm.legend(loc="upper left")
-    title(accuracy, "a", "both trainings")
-    title(rate, "b", "learning rate")
-    title(norm, "c", "first convolution, second block")
+    label_panel(accuracy, "a", "both trainings", ylabel="test accuracy, %", legend="lower right")
+    label_panel(rate, "b", "learning rate", yscale="log", xlabel="step", ylabel="lr", legend="upper left")
+    label_panel(norm, "c", "first convolution, second block", yscale="log", xlabel="step", legend="upper left")
     return {"figure-1": figure}
 
 
@@ -171,10 +128,7 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(**PAPER, steps=80 * EPOCH, late=(40 * EPOCH, 80 * EPOCH)),  # the first phase of the training
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(trainings.tasks, trainings.run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=trainings.load,
 )

@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.curves import Window, draw_over, mean_in
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import THEORY, panels, title
-from equilibria.lab.papers.explr import image_training
-from equilibria.lab.papers.explr.image_training import (
-    DECAY,
-    EPOCH,
-    FOLDED,
-    PAPER,
-    ROUNDED,
-    SMOKE,
-    TEXP,
-    Setting,
-    Variant,
-    load,
-)
-from equilibria.lab.papers.explr.run_comparison import (
-    exact_runs,
-    judge_coincidence,
-    judge_rounding,
-    judge_start,
-    named,
-    runs_by_name,
-    shows,
-)
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import THEORY, Window, draw_over, label_panel, mean_in, panels
+from equilibria.lab.papers.explr import trainings
+from equilibria.lab.papers.explr.trainings import DECAY, EPOCH, FOLDED, PAPER, ROUNDED, SMOKE, TEXP, Setting, Variant
 from equilibria.theory.folding import fold
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _ACROSS = "across"
 DROP = 3
@@ -57,7 +31,7 @@ def across(config: Setting) -> Setting:
 
 def across_key(variant: Variant, seed: int) -> str:
     """Key of a task across the drop."""
-    return f"{_ACROSS}-{image_training.key(variant, seed)}"
+    return f"{_ACROSS}-{trainings.key(variant, seed)}"
 
 
 Task = tuple[str, tuple[int, int]]
@@ -67,7 +41,7 @@ def tasks(config: Setting) -> dict[str, Task]:
     """Trainings of all steps, and of the few across the drop: which of the two, and its task."""
     few = across(config)
     return {
-        **{key: ("", task) for key, task in image_training.tasks(config).items()},
+        **{key: ("", task) for key, task in trainings.tasks(config).items()},
         **{
             across_key(variant, seed): (_ACROSS, (place, seed))
             for place, variant in enumerate(few.variants)
@@ -79,7 +53,7 @@ def tasks(config: Setting) -> dict[str, Task]:
 def run_task(config: Setting, task: Task) -> Arrays:
     """Train once."""
     which, inner = task
-    return image_training.run_task(across(config) if which == _ACROSS else config, inner)
+    return trainings.run_task(across(config) if which == _ACROSS else config, inner)
 
 
 _EXACT = Source("explr", "fig. 2, 4, theorem 2.5", law="folding.fold")
@@ -107,21 +81,21 @@ class Config(Setting):
 
 def collect(config: Config, findings: Findings) -> Outcome:
     """Compare the exact schedule and the approximate one with weight decay."""
-    lines = runs_by_name(config, findings)
+    lines = trainings.runs_by_name(config, findings)
     decay, folded, texp, rounded = (lines[way] for way in (DECAY, FOLDED, TEXP, ROUNDED))
-    exact = judge_coincidence("Folded", _EXACT, decay=decay, other=folded, late=config.late)
+    exact = trainings.judge_coincidence("Folded", _EXACT, decay=decay, other=folded, late=config.late)
     claims = [
-        judge_start("Folded", _EXACT, config, decay=decay, other=folded),
-        judge_start("T-EXP", _TAPERED, config, decay=decay, other=texp, same=False),
+        trainings.judge_start("Folded", _EXACT, config, decay=decay, other=folded),
+        trainings.judge_start("T-EXP", _TAPERED, config, decay=decay, other=texp, same=False),
         *_judge_across(config, findings),
-        judge_rounding("Folded", _EXACT, decay=decay, other=folded, rounded=rounded),
-        *judge_coincidence("T-EXP", _TAPERED, decay=decay, other=texp, late=config.late),
+        trainings.judge_rounding("Folded", _EXACT, decay=decay, other=folded, rounded=rounded),
+        *trainings.judge_coincidence("T-EXP", _TAPERED, decay=decay, other=texp, late=config.late),
     ]
     numbers = {
         name: {way: [mean_in(run, name, config.late) for run in seed_runs] for way, seed_runs in lines.items()}
         for name in ("test_accuracy", "train_accuracy", "loss")
     }
-    return Outcome([*exact, *demanded_if(shows(config), claims)], numbers)
+    return Outcome([*exact, *demanded_if(trainings.shows(config), claims)], numbers)
 
 
 def _judge_across(config: Config, findings: Findings) -> list[Claim]:
@@ -130,32 +104,29 @@ def _judge_across(config: Config, findings: Findings) -> list[Claim]:
     decay, folded, texp = ([findings[across_key(variant, seed)] for seed in few.seeds] for variant in few.variants)
     label = f"lr / {few.variants[0].divisor:g} at step {DROP}"
     return [
-        judge_start(f"Folded, {label}", _EXACT, few, decay=decay, other=folded),
-        judge_start(f"T-EXP, {label}", _TAPERED, few, decay=decay, other=texp, same=False),
+        trainings.judge_start(f"Folded, {label}", _EXACT, few, decay=decay, other=folded),
+        trainings.judge_start(f"T-EXP, {label}", _TAPERED, few, decay=decay, other=texp, same=False),
     ]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, accuracies and learning rate of three runs."""
-    variants, runs = named(config), runs_by_name(config, findings)
+    variants, runs = trainings.named(config), trainings.runs_by_name(config, findings)
     lines = {LABELS[way]: runs[way] for way in (DECAY, FOLDED, TEXP)}
-    lines[LABELS[FOLDED]] = exact_runs(config, findings, variants[FOLDED])
+    lines[LABELS[FOLDED]] = trainings.exact_runs(config, findings, variants[FOLDED])
     figure, axes = panels(2, 2, width=3.3, height=2.2)
     loss, train, test, rate = axes
     draw_over(loss, lines, "loss")
-    loss.legend(loc="upper right")
     draw_over(train, lines, "train_accuracy", factor=100)
     draw_over(test, lines, "test_accuracy", factor=100)
     draw_over(rate, lines, "lr")
     rates = [config.lr * config.factor(variants[DECAY], step) for step in range(config.steps)]
     exact = fold(rates, config.weight_decay, momentum=config.momentum)
     rate.plot(np.arange(1, config.steps + 1), exact.lr, color=THEORY, lw=0.8, ls=":", label="theorem 2.5, exact")
-    rate.set(yscale="log")
-    rate.legend(loc="center right")
-    title(loss, "a", "training loss")
-    title(train, "b", "training accuracy, %")
-    title(test, "c", "test accuracy, %")
-    title(rate, "d", "learning rate")
+    label_panel(loss, "a", "training loss", legend="upper right")
+    label_panel(train, "b", "training accuracy, %")
+    label_panel(test, "c", "test accuracy, %")
+    label_panel(rate, "d", "learning rate", yscale="log", legend="center right")
     return {"figure-2": figure}
 
 
@@ -167,16 +138,10 @@ EXPERIMENT = Experiment(
         "smoke": Config(**SMOKE, variants=variants(4, 8), late=(5, 10)),
         "desk": Config(),
         "paper": Config(
-            **PAPER,
-            variants=variants(80 * EPOCH, 120 * EPOCH),
-            steps=160 * EPOCH,
-            late=(150 * EPOCH, 160 * EPOCH),
+            **PAPER, variants=variants(80 * EPOCH, 120 * EPOCH), steps=160 * EPOCH, late=(150 * EPOCH, 160 * EPOCH)
         ),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=trainings.load,
 )

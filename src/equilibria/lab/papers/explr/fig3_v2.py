@@ -8,38 +8,40 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_at_least, mean_near
-from equilibria.lab.harness.curves import (
+from equilibria.lab.harness.claim import Claim, Source, demanded_if
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import (
+    COLOURS,
     POINTS,
+    THEORY,
     Array,
     Window,
     binned_angles,
     draw_over,
+    label_panel,
     mark_drops,
     mean_in,
+    panels,
     rms_angle,
 )
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.explr.image_training import (
+from equilibria.lab.papers.explr import trainings
+from equilibria.lab.papers.explr.trainings import (
     EPOCH,
     PAPER,
+    SAME_ACCURACY,
     SMOKE,
     TEXP,
     TEXP_V2,
     Setting,
     Variant,
-    load,
-    run_task,
-    tasks,
+    runs_by_name,
+    shows,
 )
-from equilibria.lab.papers.explr.run_comparison import SAME_ACCURACY, runs_by_name, shows
 from equilibria.theory import SGD, evolve, settled
 from equilibria.theory.schedules import MultiStep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _FIGURE = Source("explr", "fig. 3, section 4.1, eq. (7)")
 _ANGLE = Source("explr", "fig. 3, theorem B.2", law="texp.texp_without_drop")
@@ -139,14 +141,10 @@ def _judge_angles(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> 
         TEXP_V2: (config.at_once, config.late[drop]),
     }
     return [
-        mean_near(
+        _ANGLE.says(
             f"Growth / {config.divisor(drop):g}: angle of {name} over its equilibrium, {window[0]} to {window[1]} "
-            "steps after the drop, by the law for gradients as before the drop",
-            _ANGLE,
-            expected=_predicted(config, way, drop, window),
-            values=_ratios(config, lines[way], drop, window),
-            relative=_COURSE[way],
-        )
+            "steps after the drop, by the law for gradients as before the drop"
+        ).near(_predicted(config, way, drop, window), _ratios(config, lines[way], drop, window), relative=_COURSE[way])
         for way, name in ((TEXP, "T-EXP"), (TEXP_V2, "T-EXP v2"))
         for window in windows[way]
     ]
@@ -169,28 +167,17 @@ def _judge_tests(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> l
     then = (
         f"{window[0]} to {window[1]} steps after it, their angles at {texp:.2f} and {v2:.2f} of equilibrium by the law"
     )
-    sooner = mean_at_least(
-        f"{text}{config.early[0]} to {config.early[1]} steps after the drop: it is there sooner",
-        _FIGURE,
-        bound=0.0,
-        values=early,
-        unit=POINTS,
-    )
+    sooner = _FIGURE.says(
+        f"{text}{config.early[0]} to {config.early[1]} steps after the drop: it is there sooner"
+    ).at_least(0.0, early, unit=POINTS)
     if drop > 0:
         behind = f"{text}{then}: T-EXP v2 is still behind"
-        return [sooner, mean_at_least(behind, _FIGURE, bound=0.0, values=late, unit=POINTS)]
-    same = mean_near(
-        f"{text}{then}: equally good",
-        _FIGURE,
-        expected=0.0,
-        values=late,
-        absolute=SAME_ACCURACY,
-        unit=POINTS,
-    )
+        return [sooner, _FIGURE.says(behind).at_least(0.0, late, unit=POINTS)]
+    same = _FIGURE.says(f"{text}{then}: equally good").near(0.0, late, absolute=SAME_ACCURACY, unit=POINTS)
     return [sooner, same]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, test accuracy, and the angle over its equilibrium with the theory's."""
     lines = {LABELS[way]: seed_runs for way, seed_runs in runs_by_name(config, findings).items()}
     figure, (loss, test, angle) = panels(1, 3, width=2.7, height=2.4)
@@ -201,12 +188,9 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
     for axis in (loss, test, angle):
         mark_drops(axis, config.variants[0].drops_at)
     angle.plot([], [], color=THEORY, lw=0.8, ls="--", label="theory")
-    angle.set(yscale="log", xlabel="step")
-    angle.legend(loc="center right")
-    loss.legend(loc="upper right")
-    title(loss, "a", "training loss")
-    title(test, "b", "test accuracy, %")
-    title(angle, "c", "angle / equilibrium after the drops")
+    label_panel(loss, "a", "training loss", legend="upper right")
+    label_panel(test, "b", "test accuracy, %")
+    label_panel(angle, "c", "angle / equilibrium after the drops", yscale="log", xlabel="step", legend="center right")
     return {"figure-3": figure}
 
 
@@ -236,10 +220,7 @@ EXPERIMENT = Experiment(
             late=((70 * EPOCH, 80 * EPOCH), (30 * EPOCH, 40 * EPOCH)),
         ),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(trainings.tasks, trainings.run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=trainings.load,
 )

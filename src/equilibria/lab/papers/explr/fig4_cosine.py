@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Source, demanded_if, mean_at_least
-from equilibria.lab.harness.curves import POINTS, Window, draw_over, mean_in
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import panels, title
-from equilibria.lab.papers.explr.image_training import (
-    COSINE,
-    DECAY,
-    EPOCH,
-    FOLDED,
-    PAPER,
-    ROUNDED,
-    SMOKE,
-    Setting,
-    Variant,
-    load,
-    run_task,
-    tasks,
-)
-from equilibria.lab.papers.explr.run_comparison import (
-    exact_runs,
-    judge_coincidence,
-    judge_rounding,
-    named,
-    runs_by_name,
-    shows,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from equilibria.lab.harness.claim import Source, demanded_if
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import POINTS, Window, draw_over, label_panel, mean_in, panels
+from equilibria.lab.papers.explr import trainings
+from equilibria.lab.papers.explr.trainings import COSINE, DECAY, EPOCH, FOLDED, PAPER, ROUNDED, SMOKE, Setting, Variant
 
 _EXACT = Source("explr", "fig. 4, theorem 2.5", law="folding.fold")
 _BETTER = Source("explr", "fig. 4, section 4.2")
@@ -70,39 +45,35 @@ def collect(config: Config, findings: Findings) -> Outcome:
 
     The first steps are not judged again: the first epoch is that of explr-stepdecay.
     """
-    lines = runs_by_name(config, findings)
+    lines = trainings.runs_by_name(config, findings)
     late = {name: [mean_in(run, "test_accuracy", config.late) for run in runs] for name, runs in lines.items()}
     exact = [
-        *judge_coincidence("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], late=config.late),
-        *judge_coincidence("Step decay", _EXACT, decay=lines[_STEP_DECAY], other=lines[_STEP_FOLDED], late=config.late),
-    ]
-    claims = [
-        judge_rounding("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], rounded=lines[ROUNDED]),
-        mean_at_least(
-            "Test accuracy of the exponential cosine less that of exponential step decay, seed by seed",
-            _BETTER,
-            bound=0.0,
-            values=np.subtract(late[FOLDED], late[_STEP_FOLDED]),
-            unit=POINTS,
+        *trainings.judge_coincidence("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], late=config.late),
+        *trainings.judge_coincidence(
+            "Step decay", _EXACT, decay=lines[_STEP_DECAY], other=lines[_STEP_FOLDED], late=config.late
         ),
     ]
-    return Outcome([*exact, *demanded_if(shows(config), claims)], {"test_accuracy": late})
+    claims = [
+        trainings.judge_rounding("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], rounded=lines[ROUNDED]),
+        _BETTER.says(
+            "Test accuracy of the exponential cosine less that of exponential step decay, seed by seed"
+        ).at_least(0.0, np.subtract(late[FOLDED], late[_STEP_FOLDED]), unit=POINTS),
+    ]
+    return Outcome([*exact, *demanded_if(trainings.shows(config), claims)], {"test_accuracy": late})
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Training loss, test accuracy and learning rate of four runs."""
-    variants, runs = named(config), runs_by_name(config, findings)
+    variants, runs = trainings.named(config), trainings.runs_by_name(config, findings)
     lines = {label: runs[name] for name, label in LABELS.items()}
-    lines |= {LABELS[name]: exact_runs(config, findings, variants[name]) for name in (FOLDED, _STEP_FOLDED)}
+    lines |= {LABELS[name]: trainings.exact_runs(config, findings, variants[name]) for name in (FOLDED, _STEP_FOLDED)}
     figure, (loss, test, rate) = panels(1, 3, width=2.6, height=2.5)
     draw_over(loss, lines, "loss")
     draw_over(test, lines, "test_accuracy", factor=100)
     draw_over(rate, lines, "lr", from_step=1)
-    rate.set(yscale="log")
-    rate.legend(loc="best")
-    title(loss, "a", "training loss")
-    title(test, "b", "test accuracy, %")
-    title(rate, "c", "learning rate")
+    label_panel(loss, "a", "training loss")
+    label_panel(test, "b", "test accuracy, %")
+    label_panel(rate, "c", "learning rate", yscale="log", legend="best")
     return {"figure-4": figure}
 
 
@@ -114,16 +85,10 @@ EXPERIMENT = Experiment(
         "smoke": Config(**SMOKE, variants=variants(4, 8), late=(5, 10)),
         "desk": Config(),
         "paper": Config(
-            **PAPER,
-            variants=variants(80 * EPOCH, 120 * EPOCH),
-            steps=160 * EPOCH,
-            late=(155 * EPOCH, 160 * EPOCH),
+            **PAPER, variants=variants(80 * EPOCH, 120 * EPOCH), steps=160 * EPOCH, late=(155 * EPOCH, 160 * EPOCH)
         ),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(trainings.tasks, trainings.run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=trainings.load,
 )

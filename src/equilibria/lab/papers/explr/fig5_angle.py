@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_near
-from equilibria.lab.harness.curves import Window, draw_seeds, rms_angle
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.explr.image_training import EPOCH, PAPER, SMOKE, Setting, Variant, load, run_task, tasks
-from equilibria.lab.papers.explr.run_comparison import named, runs_by_name, shows
+from equilibria.lab.harness.claim import Claim, Source, demanded_if
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, Window, draw_seeds, label_panel, panels, rms_angle
+from equilibria.lab.papers.explr.trainings import (
+    EPOCH,
+    PAPER,
+    SMOKE,
+    Setting,
+    Variant,
+    load,
+    named,
+    run_task,
+    runs_by_name,
+    shows,
+    tasks,
+)
 from equilibria.theory import SGD, evolve, settled
 from equilibria.theory.angles import n_step_angles
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FIGURE = Source("explr", "fig. 5")
 _DROP = Source("explr", "fig. 5", law="transient.evolve")
@@ -84,19 +90,11 @@ def collect(config: Config, findings: Findings) -> Outcome:
     )
     claims = [
         *_judge_drop(config, lines),
-        mean_near(
-            "lr / 10, wd x 10, twice: angle per epoch in the end, over that before the first drop",
-            _FIGURE,
-            expected=1.0,
-            values=late[KEEPS] / before[KEEPS],
-            absolute=_SAME,
+        _FIGURE.says("lr / 10, wd x 10, twice: angle per epoch in the end, over that before the first drop").near(
+            1.0, late[KEEPS] / before[KEEPS], absolute=_SAME
         ),
-        mean_near(
-            "lr / 10 against wd / 10: the same product, the same angle per epoch in the end; ratio",
-            _FIGURE,
-            expected=1.0,
-            values=late[FALLS] / late[LESS_DECAY],
-            absolute=_FROM_BOTH_SIDES,
+        _FIGURE.says("lr / 10 against wd / 10: the same product, the same angle per epoch in the end; ratio").near(
+            1.0, late[FALLS] / late[LESS_DECAY], absolute=_FROM_BOTH_SIDES
         ),
         *_judge_steps(config, lines),
     ]
@@ -120,12 +118,12 @@ def _judge_drop(config: Config, lines: dict[str, list[Arrays]]) -> list[Claim]:
     """Judge the fall at the drop, and the recovery within an epoch."""
     first_epoch = (config.first, config.first + config.epoch)
     return [
-        mean_near(
+        _DROP.says(
             f"{LABELS[name]}: root mean square angle per step in the first epoch after the drop, over that before it: "
-            "the law's, from equilibrium",
-            _DROP,
-            expected=_fall(config, named(config)[name]),
-            values=[rms_angle(run, first_epoch) / rms_angle(run, config.before) for run in lines[name]],
+            "the law's, from equilibrium"
+        ).near(
+            _fall(config, named(config)[name]),
+            [rms_angle(run, first_epoch) / rms_angle(run, config.before) for run in lines[name]],
             relative=_AT_ONCE,
         )
         for name in (KEEPS, FALLS)
@@ -142,11 +140,11 @@ def _fall(config: Config, variant: Variant) -> float:
 def _judge_steps(config: Config, lines: dict[str, list[Arrays]]) -> list[Claim]:
     variants = named(config)
     return [
-        mean_near(
-            f"{LABELS[name]}: root mean square angle per step in the end, over sqrt(2 lr wd/(1 + momentum))",
-            _LAW,
-            expected=1.0,
-            values=_over_law(runs, config.rule(variants[name], drops=len(variants[name].drops_at)), config.late),
+        _LAW.says(
+            f"{LABELS[name]}: root mean square angle per step in the end, over sqrt(2 lr wd/(1 + momentum))"
+        ).near(
+            1.0,
+            _over_law(runs, config.rule(variants[name], drops=len(variants[name].drops_at)), config.late),
             absolute=_SETTLED,
         )
         for name, runs in lines.items()
@@ -158,7 +156,7 @@ def _over_law(runs: Sequence[Arrays], rule: SGD, window: Window) -> list[float]:
     return [rms_angle(run, window) / law for run in runs]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Average angle between the weights of consecutive epochs."""
     variants, lines = named(config), runs_by_name(config, findings)
     figure, (axis,) = panels(1, 1, width=4.6, height=2.9)
@@ -170,7 +168,7 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
     axis.plot([], [], color=THEORY, lw=0.8, ls="--", label="pure noise, at both products")
     axis.set(xlabel="step", ylabel="degrees per epoch", ylim=(0, None))
     axis.legend(loc="upper right", ncols=2, bbox_to_anchor=(1, 0.93))
-    title(axis, "5", f"angle between weights {config.epoch} steps apart, median layer")
+    label_panel(axis, "5", f"angle between weights {config.epoch} steps apart, median layer")
     return {"figure-5": figure}
 
 
@@ -189,10 +187,7 @@ EXPERIMENT = Experiment(
             late=(180 * EPOCH, 200 * EPOCH),
         ),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=load,
 )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, convergence_order, near, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Claim, Source, not_demanded
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.problems import LogisticToy, Simulation
 from equilibria.lab.problems.recorders import Moment
 from equilibria.theory.norms import cone_exit_bound
@@ -20,7 +20,6 @@ from equilibria.theory.rules import SGD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _EXIT = Source(
@@ -176,45 +175,34 @@ def _judge_both(config: Config, findings: Findings) -> list[Claim]:
     floors = [float(findings[f"floor-{product:g}"]["floor"]) for product in config.products]
     span = math.log(max(config.products) / min(config.products))
     return [
-        near(
-            "Training error of a weight 0.528 rad off, counted",
-            _ERROR,
-            expected=share,
-            measured=float(error["wrong"]),
+        _ERROR.says("Training error of a weight 0.528 rad off, counted").near(
+            share,
+            float(error["wrong"]),
             absolute=4 * math.sqrt(share * (1 - share) / config.samples),
             printed=float(error["angle"]),
         ),
-        at_most(
-            "Both: share of steps from which the angle stays in the cone for longer than the theorem's bound",
-            _EXIT,
-            bound=config.failure,
-            measured=float(both["late"]) / float(both["judged"]),
+        _EXIT.says(
+            "Both: share of steps from which the angle stays in the cone for longer than the theorem's bound"
+        ).at_most(config.failure, float(both["late"]) / float(both["judged"])),
+        _EXIT.says("Both: longest stay in the cone, against the shortest bound").at_most(
+            float(both["shortest_bound"]), float(both["longest_stay"]), unit="steps"
         ),
-        at_most(
-            "Both: longest stay in the cone, against the shortest bound",
-            _EXIT,
-            bound=float(both["shortest_bound"]),
-            measured=float(both["longest_stay"]),
-            unit="steps",
+        _BOTH.says(
+            "Both: longer training gains nothing: share outside the cone, last tenth of the run over second tenth"
+        ).near(
+            1.0, both["outside"][-1] / both["outside"][1], relative=4 * _share_error(config, float(both["outside"][-1]))
         ),
-        near(
-            "Both: longer training gains nothing: share outside the cone, last tenth of the run over second tenth",
-            _BOTH,
-            expected=1.0,
-            measured=both["outside"][-1] / both["outside"][1],
-            relative=4 * _share_error(config, float(both["outside"][-1])),
-        ),
-        near(
-            "Both: mean of -ln cos of a step's angle, which weight decay sets: -ln(1 - lr wd)",
-            Source("explr", "Section 3, after Theorem 3.1", law="angles.log_cos_balance"),
-            expected=-math.log1p(-eps) + float(both["log_norm_gain"]),
-            measured=float(both["log_cos"]),
+        Source("explr", "Section 3, after Theorem 3.1", law="angles.log_cos_balance")
+        .says("Both: mean of -ln cos of a step's angle, which weight decay sets: -ln(1 - lr wd)")
+        .near(
+            -math.log1p(-eps) + float(both["log_norm_gain"]),
+            float(both["log_cos"]),
             relative=1e-12,  # an identity: roundings of a step, some 1e-15 of the chord, add up at random
         ),
-        convergence_order(
-            "Both, small lr wd: the floor of the angle goes as (lr wd)^(1/4)",
-            Source("", "explr Section 3, beyond"),
-            expected=0.25,
+        Source("", "explr Section 3, beyond")
+        .says("Both, small lr wd: the floor of the angle goes as (lr wd)^(1/4)")
+        .of_order(
+            0.25,
             sizes=config.products,
             errors=floors,
             absolute=2 * math.sqrt(max(config.products)) / span,  # the next order is (lr wd)^(1/2), relative
@@ -235,25 +223,20 @@ def _judge_normalised(config: Config, findings: Findings) -> list[Claim]:
     rate = 2 * config.lr**2 * (config.dim - 1) * _mean_square_push()
     error = float(grown.std(ddof=1)) / math.sqrt(config.trials) / rate
     late = run["shown"] > 200
-    left = at_most(
-        "BatchNorm alone: share outside the cone in the last tenth of the run, less than a tenth of that of both",
-        _BN,
-        bound=float(findings["both"]["outside"][-1]) / 10,
-        measured=float(run["outside"][-1]),
-    )
+    left = _BN.says(
+        "BatchNorm alone: share outside the cone in the last tenth of the run, less than a tenth of that of both"
+    ).at_most(float(findings["both"]["outside"][-1]) / 10, float(run["outside"][-1]))
     return [
-        near(
-            "BatchNorm alone: ||w||^4 grows linearly, by 2 lr^2 E|unit gradient|^2 a step",
-            _BN,
-            expected=rate,
-            measured=float(grown.mean()),
+        _BN.says("BatchNorm alone: ||w||^4 grows linearly, by 2 lr^2 E|unit gradient|^2 a step").near(
+            rate,
+            float(grown.mean()),
             # At an angle the gradient is larger by 3 angle^2: some large samples are on the wrong side.
             relative=3 * _rms(run["rms_angle"][1:]) ** 2 + 4 * error,
         ),
-        convergence_order(
-            "BatchNorm alone: the angle falls as t^(-1/4)",
-            Source("", "explr Section 3, case 2: lr/||w||^2 falls as t^(-1/2)"),
-            expected=-0.25,
+        Source("", "explr Section 3, case 2: lr/||w||^2 falls as t^(-1/2)")
+        .says("BatchNorm alone: the angle falls as t^(-1/4)")
+        .of_order(
+            -0.25,
             sizes=run["shown"][late].tolist(),
             errors=run["angle_until"][late].tolist(),
             absolute=0.05,  # scatter of some 10 % at the early end, and a start at norm 1, over four to six e-folds
@@ -271,22 +254,19 @@ def _mean_square_push() -> float:
 
 def _judge_decay(findings: Findings) -> list[Claim]:
     return [
-        at_most(
-            "Weight decay alone, small lr: share outside the cone, all but the first tenth of the run",
-            Source("explr", "Section 3, case 1"),
-            bound=0.0,
-            measured=float(findings["decay"]["outside"][1:].max()),
-        ),
-        at_least(
-            "Weight decay alone, large lr: it stalls as well: rms angle, last tenth of the run over second tenth",
-            _ALONE,
-            bound=0.9,  # falling as BatchNorm alone does would leave 0.63
-            measured=float(findings["decay-large"]["rms_angle"][-1] / findings["decay-large"]["rms_angle"][1]),
+        Source("explr", "Section 3, case 1")
+        .says("Weight decay alone, small lr: share outside the cone, all but the first tenth of the run")
+        .at_most(0.0, float(findings["decay"]["outside"][1:].max())),
+        _ALONE.says(
+            "Weight decay alone, large lr: it stalls as well: rms angle, last tenth of the run over second tenth"
+        ).at_least(
+            0.9,  # falling as BatchNorm alone does would leave 0.63
+            float(findings["decay-large"]["rms_angle"][-1] / findings["decay-large"]["rms_angle"][1]),
         ),
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw one path of each case with the cone, the angle over time, and the norm."""
     figure, (paths, angles, norms) = panels(1, 3, width=2.9, height=2.7)
     _draw_paths(paths, config, findings)
@@ -302,13 +282,11 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     angles.set(
         xscale="log", yscale="log", xlabel="step $t$", ylabel="rms angle over $(t/2, t)$, rad", ylim=(3e-3, 1000)
     )
-    angles.legend(loc="upper right")
-    title(angles, "b", "distance from the optimum")
+    label_panel(angles, "b", "distance from the optimum", legend="upper right")
     rate = 2 * config.lr**2 * (config.dim - 1) * _mean_square_push()
     norms.plot(times, 1 + rate * times, color=THEORY, ls="--", lw=0.9, label="$1 + 2\\eta^2 E|\\tilde{g}|^2\\, t$")
     norms.set(xscale="log", yscale="log", xlabel="step $t$", ylabel="$||w||^4$")
-    norms.legend()
-    title(norms, "c", "the norm")
+    label_panel(norms, "c", "the norm", legend="best")
     return {"section-3": figure}
 
 
@@ -318,7 +296,7 @@ def _draw_paths(axes: Axes, config: Config, findings: Findings) -> None:
         axes.plot(findings[name]["path"], color=colours[name], lw=0.7)
     axes.axhline(config.cone, color=THEORY, lw=0.8, ls=":")
     axes.set(yscale="log", xlabel="step $t$", ylabel="angle to the optimum, rad", ylim=(1e-4, 4))
-    title(axes, "a", "one run of each")
+    label_panel(axes, "a", "one run of each")
 
 
 EXPERIMENT = Experiment(
@@ -326,8 +304,5 @@ EXPERIMENT = Experiment(
     title="Weight decay, BatchNorm, or both: who leaves the cone around the optimum",
     source="explr §3, thm. 3.1",
     scales={"smoke": Config(steps=10_000, trials=8, samples=400_000), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near, to_rounding
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.theory.exponential import constant_schedule, decay_roots, overflow_horizon, power_schedule
 from equilibria.theory.folding import fold
 
 if TYPE_CHECKING:
     import torch
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 SCHEDULES = {
@@ -309,13 +308,10 @@ def collect(config: Config, findings: Findings) -> Outcome:
 
 
 def _judge_schedule(name: str, run: Arrays) -> Claim:
-    return at_most(
+    return _EXACT.says(
         f"{SCHEDULES[name].capitalize()}: largest relative deviation of the logits, train and eval mode, "
-        f"within {_FEW} times the effect of one more rounding of the weights per step",
-        _EXACT,
-        bound=_FEW * float(run["rounded"].max()),
-        measured=max(float(run["train"].max()), float(run["eval"].max())),
-    )
+        f"within {_FEW} times the effect of one more rounding of the weights per step"
+    ).at_most(_FEW * float(run["rounded"].max()), max(float(run["train"].max()), float(run["eval"].max())))
 
 
 def _judge_power(config: Config, power: Arrays, rounding: float) -> list[Claim]:
@@ -324,31 +320,18 @@ def _judge_power(config: Config, power: Arrays, rounding: float) -> list[Claim]:
     recursion = fold(np.full(config.steps, config.lr), weight_decay=config.weight_decay, momentum=config.momentum)
     growth = float(decay_roots(0.1, 5e-4, momentum=0.9).z1) ** (-2 * 391)
     return [
-        at_most(
-            "lr growing by one factor, with the buffer it needs: largest deviation of the logits",
-            _POWER,
-            bound=_FEW * rounding,
-            measured=float(power["with_buffer"].max()),
+        _POWER.says("lr growing by one factor, with the buffer it needs: largest deviation of the logits").at_most(
+            _FEW * rounding, float(power["with_buffer"].max())
         ),
-        at_least(
-            "lr growing by one factor from an empty buffer: another run: largest deviation of the logits",
-            _POWER,
-            bound=1e6 * rounding,
-            measured=float(power["without_buffer"].max()),
-        ),
-        to_rounding(
-            "Constant lr: closed form of the folded lr against the recursion, largest relative difference",
-            Source("explr", "Theorem 2.1", law="exponential.constant_schedule"),
-            error=float(np.max(np.abs(closed.lr / recursion.lr - 1))),
-            operations=10 * config.steps,
-        ),
-        near(
-            "PreResNet32 (lr 0.1, weight decay 5e-4, momentum 0.9, 391 steps): growth of the lr per epoch",
-            _EPOCH,
-            expected=1.481,
-            measured=growth,
-            absolute=0.0005,
-        ),
+        _POWER.says(
+            "lr growing by one factor from an empty buffer: another run: largest deviation of the logits"
+        ).at_least(1e6 * rounding, float(power["without_buffer"].max())),
+        Source("explr", "Theorem 2.1", law="exponential.constant_schedule")
+        .says("Constant lr: closed form of the folded lr against the recursion, largest relative difference")
+        .to_rounding(float(np.max(np.abs(closed.lr / recursion.lr - 1))), operations=10 * config.steps),
+        _EPOCH.says(
+            "PreResNet32 (lr 0.1, weight decay 5e-4, momentum 0.9, 391 steps): growth of the lr per epoch"
+        ).near(1.481, growth, absolute=0.0005),
     ]
 
 
@@ -359,39 +342,26 @@ def _judge_long(config: Config, run: Arrays) -> list[Claim]:
     plain, folded = run["losses"][:, run["losses"].shape[1] // 4 :]
     error = math.hypot(plain.std(ddof=1), folded.std(ddof=1)) / math.sqrt(len(plain)) / plain.mean()
     return [
-        near(
-            "float32 without renormalisation: steps until the lr is too large for the type",
-            Source("", "explr Theorem 2.1, beyond", law="exponential.overflow_horizon"),
-            expected=horizon.lr,
-            measured=float(run["broken"]),
-            absolute=1,
-            unit="steps",
-        ),
-        at_most(
+        Source("", "explr Theorem 2.1, beyond", law="exponential.overflow_horizon")
+        .says("float32 without renormalisation: steps until the lr is too large for the type")
+        .near(horizon.lr, float(run["broken"]), absolute=1, unit="steps"),
+        _FLOAT32.says(
             f"float32 with powers of two divided out: steps whose logits differ in any bit, of the first {clean:,}, "
-            "after which a variance overflows without",
-            _FLOAT32,
-            bound=0,
-            measured=float(run["different"]),
-            unit="steps",
+            "after which a variance overflows without"
+        ).at_most(0, float(run["different"]), unit="steps"),
+        _FLOAT32.says(
+            "float32: growth of the weights by the end had they not been renormalised, as a power of ten"
+        ).at_least(
+            math.log10(float(np.finfo(np.float32).max)),
+            float(run["log_scale"][-1]) / math.log(10) if run["finite"] else math.nan,
         ),
-        at_least(
-            "float32: growth of the weights by the end had they not been renormalised, as a power of ten",
-            _FLOAT32,
-            bound=math.log10(float(np.finfo(np.float32).max)),
-            measured=float(run["log_scale"][-1]) / math.log(10) if run["finite"] else math.nan,
-        ),
-        near(
-            "float32: mean loss of the folded run over that of the run with weight decay, after the first quarter",
-            _FLOAT32,
-            expected=1.0,
-            measured=float(folded.mean() / plain.mean()),
-            absolute=4 * error,
-        ),
+        _FLOAT32.says(
+            "float32: mean loss of the folded run over that of the run with weight decay, after the first quarter"
+        ).near(1.0, float(folded.mean() / plain.mean()), absolute=4 * error),
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw deviations, folded lrs, and scale and loss of the long run."""
     figure, (apart, rates, scales, losses) = panels(2, 2)
     for (name, label), colour in zip(SCHEDULES.items(), COLOURS, strict=False):
@@ -403,13 +373,12 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     apart.plot(rounding, color=THEORY, ls="--", lw=0.9, label="one more rounding per step (largest)")
     apart.plot(findings["power"]["without_buffer"], color=COLOURS[6], lw=0.9, label="pure power, empty buffer")
     apart.set(yscale="log", xlabel="step", ylabel="relative deviation of the logits", ylim=(1e-17, 1e6))
-    apart.legend(loc="upper right")
-    title(apart, "a", "with weight decay against without, float64")
+    label_panel(apart, "a", "with weight decay against without, float64", legend="upper right")
     closed = constant_schedule(config.lr, config.weight_decay, step=np.arange(config.steps), momentum=config.momentum)
     rates.plot(closed.lr, color=THEORY, ls="--", lw=0.9, label="closed form, constant")
     rates.set(yscale="log", xlabel="step", ylabel="lr without weight decay", ylim=(1e-6, 1e6))
     rates.legend(loc="upper left", ncols=2)
-    title(rates, "b", "the lr that replaces weight decay")
+    label_panel(rates, "b", "the lr that replaces weight decay")
     _draw_long(scales, losses, config, findings["float32"])
     return {"theorem-2-5": figure}
 
@@ -421,14 +390,13 @@ def _draw_long(scales: Axes, losses: Axes, config: Config, run: Arrays) -> None:
     scales.axhline(math.log10(np.finfo(np.float32).max), color=THEORY, lw=0.8, ls=":", label="largest float32")
     scales.axvline(float(run["broken"]), color=COLOURS[2], lw=0.9, ls="--", label="breaks without renormalisation")
     scales.set(xlabel="step", ylabel="$\\log_{10}$", ylim=(None, 1.6 * float(run["log_scale"][-1]) / math.log(10)))
-    scales.legend(loc="upper left")
-    title(scales, "c", "long float32 run")
+    label_panel(scales, "c", "long float32 run", legend="upper left")
     for values, colour, label in zip(run["losses"], COLOURS, ("with weight decay", "folded"), strict=False):
         losses.plot(steps, values, color=colour, lw=0.8, alpha=0.8, label=label)
     losses.set(xlabel="step", ylabel="training loss, mean of 100 steps")
     losses.margins(y=0.25)
     losses.legend(loc="upper right", ncols=2)
-    title(losses, "d", "float32: the two runs")
+    label_panel(losses, "d", "float32: the two runs")
 
 
 EXPERIMENT = Experiment(
@@ -440,8 +408,5 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Source, at_most, near, to_rounding
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.theory.norms import DecayFreeNorm, decay_free_norm, norm_residual, window_identity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _B1 = Source(
@@ -115,40 +113,23 @@ def collect(config: Config, findings: Findings) -> Outcome:
     expected = np.sqrt(2 * config.lr * config.weight_decay / (1 + config.momentum))
     slack = 1e-12 * norms[:-1]
     claims = [
-        to_rounding(
-            "The norm identity with lr, weight decay and momentum that vary: largest residual over its terms",
-            Source("explr", "Appendix A.2, eq. (11)", law="norms.norm_residual"),
-            error=np.max(np.abs(residual) / terms),
-            operations=20 * config.dim,
-        ),
-        near(
-            f"Without weight decay the norm is a sum over the squared steps: ||w||^2 after {config.steps} steps",
-            _B1,
-            expected=norms[-1],
-            measured=exact.norm_sq[-1],
-            relative=1e-15 * config.steps * config.dim,
-            printed=printed,
-        ),
-        at_most(
-            "The norm never grows by less than the start term allows: steps that violate it",
-            _B1,
-            bound=0,
-            measured=int(np.sum(increase < exact.least_increase - slack)),
+        Source("explr", "Appendix A.2, eq. (11)", law="norms.norm_residual")
+        .says("The norm identity with lr, weight decay and momentum that vary: largest residual over its terms")
+        .to_rounding(np.max(np.abs(residual) / terms), operations=20 * config.dim),
+        _B1.says(
+            f"Without weight decay the norm is a sum over the squared steps: ||w||^2 after {config.steps} steps"
+        ).near(norms[-1], exact.norm_sq[-1], relative=1e-15 * config.steps * config.dim, printed=printed),
+        _B1.says("The norm never grows by less than the start term allows: steps that violate it").at_most(
+            0,
+            int(np.sum(increase < exact.least_increase - slack)),
             unit="steps",
             printed=int(np.sum(increase < -exact.least_increase - slack)),
         ),
-        to_rounding(
-            "Mean squared step of a window from the norms and the window's ends, far from stationarity: relative error",
-            _B2,
-            error=abs(float(early.implied_step_sq / early.step_sq) - 1),
-            operations=100 * config.dim,
-        ),
-        near(
-            "Long run: root of mean squared step over mean squared norm",
-            _B2,
-            expected=expected,
-            measured=float(np.sqrt(window.step_sq / window.norm_sq)),
-            relative=_end_terms(config, long),
+        _B2.says(
+            "Mean squared step of a window from the norms and the window's ends, far from stationarity: relative error"
+        ).to_rounding(abs(float(early.implied_step_sq / early.step_sq) - 1), operations=100 * config.dim),
+        _B2.says("Long run: root of mean squared step over mean squared norm").near(
+            expected, float(np.sqrt(window.step_sq / window.norm_sq)), relative=_end_terms(config, long)
         ),
     ]
     naive = float(early.stationary_step_sq / early.step_sq)
@@ -180,7 +161,7 @@ def _decay_free(config: Config, free: Arrays) -> tuple[DecayFreeNorm, float]:
     return exact, float(printed)
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the norm without weight decay, its increase with both bounds, and the window identity."""
     figure, (growth, bounds, windows) = panels(1, 3, width=2.7)
     free = findings["no-decay"]
@@ -188,16 +169,13 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     steps = np.arange(len(free["norm_sq"]) - 1)
     growth.plot(steps, free["norm_sq"][1:], lw=2.5, alpha=0.5, label="measured")
     growth.plot(steps, exact.norm_sq, color=THEORY, lw=0.9, label="Theorem B.1, corrected")
-    growth.set(xlabel="step", ylabel="$||w||^2$")
-    growth.legend()
-    title(growth, "a", "no weight decay")
+    label_panel(growth, "a", "no weight decay", xlabel="step", ylabel="$||w||^2$", legend="best")
     first = slice(0, 60)
     bounds.plot(np.diff(free["norm_sq"][1:])[first], label="measured")
     bounds.plot(exact.least_increase[first], color=THEORY, label="lower bound, corrected")
     bounds.plot(-exact.least_increase[first], color=COLOURS[1], ls="--", label="as printed")
     bounds.set(xlabel="step", ylabel="increase of $||w||^2$")
-    bounds.legend()
-    title(bounds, "b", "a buffer that pulls inward at first")
+    label_panel(bounds, "b", "a buffer that pulls inward at first", legend="best")
     _draw_windows(windows, config, findings["stationary"])
     return {"theorems-b1-b2": figure}
 
@@ -214,8 +192,7 @@ def _draw_windows(axes: Axes, config: Config, long: Arrays) -> None:
         ends, [np.sqrt(w.stationary_step_sq / w.norm_sq) for w in windows], color=COLOURS[1], ls="--", label="B.2"
     )
     axes.set(xscale="log", xlabel="steps in the window", ylabel="relative step $\\sqrt{D/R}$")
-    axes.legend()
-    title(axes, "c", "Theorem B.2 and its finite form")
+    label_panel(axes, "c", "Theorem B.2 and its finite form", legend="best")
 
 
 EXPERIMENT = Experiment(
@@ -223,8 +200,5 @@ EXPERIMENT = Experiment(
     title="Squared norms and steps of a scale-invariant weight: the identities, corrected",
     source="explr thm. B.1, B.2",
     scales={"smoke": Config(steps=200, long_steps=10_000), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

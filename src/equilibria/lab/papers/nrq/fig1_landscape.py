@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Source, at_most, near, to_rounding
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, title
+from equilibria.lab.harness.claim import Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel
 from equilibria.theory.rayleigh import equilibrium_angle
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _LANDSCAPE = Source("nrq", "fig. 1 (b)")
@@ -139,53 +135,38 @@ def collect(config: Config, findings: Findings) -> Outcome:
     late = walk["angle"][config.steps // 2 :]
     angle = float(equilibrium_angle(config.lr, config.weight_decay, discrete=True))
     claims = [
-        to_rounding(
-            "The quotient has no radial slope: <X, gradient> is weight decay's 2 ||X||^2, largest relative error",
-            _LANDSCAPE,
-            error=np.max(np.abs(flat["radial"] - 2 * flat["size"] ** 2) / (1 + flat["size"] ** 2)),
-            operations=50,
-        ),
-        near(
-            "There is no value at the origin: the limits along the two axes are the eigenvalues, so they differ by",
-            _LANDSCAPE,
-            expected=float(np.ptp(_EIGENVALUES)),
-            measured=along[1] - along[0],
-            absolute=1e-12,
-        ),
-        near(
-            "The curvature explodes: (largest eigenvalue of the Hessian - 2) ||X||^2, its largest, is 2 (a_2 - a_1)",
-            _LANDSCAPE,
-            expected=2 * float(np.ptp(_EIGENVALUES)),
-            measured=np.max((flat["largest"][near_origin] - 2) * flat["size"][near_origin] ** 2),
+        _LANDSCAPE.says(
+            "The quotient has no radial slope: <X, gradient> is weight decay's 2 ||X||^2, largest relative error"
+        ).to_rounding(np.max(np.abs(flat["radial"] - 2 * flat["size"] ** 2) / (1 + flat["size"] ** 2)), operations=50),
+        _LANDSCAPE.says(
+            "There is no value at the origin: the limits along the two axes are the eigenvalues, so they differ by"
+        ).near(float(np.ptp(_EIGENVALUES)), along[1] - along[0], absolute=1e-12),
+        _LANDSCAPE.says(
+            "The curvature explodes: (largest eigenvalue of the Hessian - 2) ||X||^2, its largest, is 2 (a_2 - a_1)"
+        ).near(
+            2 * float(np.ptp(_EIGENVALUES)),
+            np.max((flat["largest"][near_origin] - 2) * flat["size"][near_origin] ** 2),
             relative=0.01,
         ),
-        near(
+        _LANDSCAPE.says(
             "It is convex only in a cone of half-angle about ||X|| around the solutions: share of points with "
-            "||X|| < 0.05 where it is not",
-            _LANDSCAPE,
-            expected=float(np.mean(flat["saddle"][near_origin])),
-            measured=float(np.mean(flat["smallest"][near_origin] < 0)),
+            "||X|| < 0.05 where it is not"
+        ).near(
+            float(np.mean(flat["saddle"][near_origin])),
+            float(np.mean(flat["smallest"][near_origin] < 0)),
             absolute=1e-3,  # points on the very edge, where differences decide either way
         ),
-        at_most(
-            "Outward push and inward pull balance exactly: log-cosines of the steps against lr*wd and the norm",
-            Source("smd", "eq. (12), summed", law="angles.log_cos_balance"),
-            bound=1e-10,
-            measured=float(walk["balance_error"]),
-        ),
-        near(
-            "In equilibrium each step turns by arccos(1 - lr*wd): root mean square over the second half",
-            _MECHANISM,
-            expected=angle,
-            measured=float(np.sqrt(np.mean(late**2))),
-            relative=0.05,
-            unit="rad",
-        ),
+        Source("smd", "eq. (12), summed", law="angles.log_cos_balance")
+        .says("Outward push and inward pull balance exactly: log-cosines of the steps against lr*wd and the norm")
+        .at_most(1e-10, float(walk["balance_error"])),
+        _MECHANISM.says(
+            "In equilibrium each step turns by arccos(1 - lr*wd): root mean square over the second half"
+        ).near(angle, float(np.sqrt(np.mean(late**2))), relative=0.05, unit="rad"),
     ]
     return Outcome(claims, {"equilibrium_norm": float(walk["norm"][config.steps // 2 :].mean())})
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the mechanism on the left, the landscape on the right, as in the paper, and the norm between them."""
     from matplotlib.figure import Figure
 
@@ -196,13 +177,10 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     turn = np.linspace(0, 2 * np.pi, 200)
     path.plot(level * np.cos(turn), level * np.sin(turn), color=THEORY, lw=0.9, ls="--", label="equilibrium norm")
     path.set(xlabel="$X_1$", ylabel="$X_2$", aspect="equal")
-    path.legend(loc="upper left")
-    title(path, "a", "400 steps of one trial")
+    label_panel(path, "a", "400 steps of one trial", legend="upper left")
     norm.plot(walk["norm"][:600], label="norm")
     norm.axhline(level, color=THEORY, lw=0.9, ls="--", label="equilibrium")
-    norm.set(xlabel="step", ylabel="$||X||$")
-    norm.legend()
-    title(norm, "a'", "weight decay against noise")
+    label_panel(norm, "a'", "weight decay against noise", xlabel="step", ylabel="$||X||$", legend="best")
     lit: Any = surface
     lit.plot_surface(
         *(findings["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=160
@@ -212,7 +190,7 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     lit.set_zlabel("loss", rotation=90, labelpad=2)
     lit.set_box_aspect(None, zoom=0.75)  # room for the label of the third axis
     lit.view_init(elev=35, azim=-60)
-    title(surface, "b", "$(x^2 + 2y^2)/(x^2 + y^2) + (x^2 + y^2)$")
+    label_panel(surface, "b", "$(x^2 + 2y^2)/(x^2 + y^2) + (x^2 + y^2)$")
     return {"figure-1": figure}
 
 
@@ -221,8 +199,5 @@ EXPERIMENT = Experiment(
     title="The loss landscape with weight decay, and how an equilibrium arises on it",
     source="nrq fig. 1",
     scales={"smoke": Config(points=500, steps=2000, trials=20, grid=41), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, at_least
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
+from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import panels
-from equilibria.lab.papers.nrq.rayleigh_runs import (
-    LIMIT_TOLERANCE,
-    averages,
-    draw_panels,
-    finite_step_words,
-    interval,
-    judge_curve,
-    judge_limit,
-    mean_above,
-    near_mean,
-    predicted,
-    simulate,
-    starts,
-    window,
-)
+from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh, equilibrium_angle
-from equilibria.theory.rayleigh_moments import exact_risk_curve
+from equilibria.theory.rayleigh_curve import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds, stationary_risk
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ANGLE = Source("nrq", "fig. 2 (c), lemma 1", law="rayleigh.equilibrium_angle")
 _FLOOR = Source("nrq", "fig. 2 (b), corollary 1", law="rayleigh_risk.stationary_risk")
@@ -46,7 +27,7 @@ _CURVE = Source(
     "nrq",
     "fig. 2 (b), eq. (16)",
     corrected="the drift of f needs a factor 2, and its L is the quotient 2 L",
-    law="rayleigh_moments.exact_risk_curve",
+    law="rayleigh_curve.exact_risk_curve",
 )
 
 
@@ -79,13 +60,13 @@ def tasks(config: Config) -> dict[str, float]:
 def run_task(config: Config, weight_decay: float) -> Arrays:
     """Simulate the trials, and compute the exact curve of the diffusion."""
     model = config.model(weight_decay)
-    begin = starts(model, config.trials, norm_sq=model.norm_sq, risk=config.risk, seed=config.seed)
-    run = simulate(model, begin, steps=config.steps, every=config.every, seed=config.seed)
-    late = window(run, config.steps // 2)
+    begin = rayleigh.starts(model, config.trials, norm_sq=model.norm_sq, risk=config.risk, seed=config.seed)
+    run = rayleigh.simulate(model, begin, steps=config.steps, every=config.every, seed=config.seed)
+    late = rayleigh.window(run, config.steps // 2)
     curve = exact_risk_curve(model, config.steps, risk=config.risk)
     return {
-        **averages(run, model),
-        **predicted(curve, model, config.every),
+        **rayleigh.averages(run, model),
+        **rayleigh.predicted(curve, model, config.every),
         "late_risk": late["risk"],
         "late_angle": late["angle"],
     }
@@ -98,17 +79,14 @@ def collect(config: Config, findings: Findings) -> Outcome:
     hits = {weight_decay: _hit(line["step"], line["risk"], config.level) for weight_decay, line in lines.items()}
     floors = [line["late_risk"] for line in lines.values()]
     claims += [
-        at_least(
-            f"Bigger angular update, faster: steps to risk {config.level:g}, the next smaller one's over its own",
-            Source("nrq", "corollary 1, fig. 2 (b)"),
-            bound=1.0,
-            measured=min(slow / fast for fast, slow in pairwise(hits.values())),
-        ),
-        at_least(
-            "Bigger angular update, higher floor: its limiting risk over the next smaller one's, least",
-            Source("nrq", "corollary 1, fig. 2 (b)"),
-            bound=1.0,
-            measured=min(high[0] / low[0] for high, low in pairwise(floors)),
+        Source("nrq", "corollary 1, fig. 2 (b)")
+        .says(f"Bigger angular update, faster: steps to risk {config.level:g}, the next smaller one's over its own")
+        .at_least(1.0, min(slow / fast for fast, slow in pairwise(hits.values()))),
+        Source("nrq", "corollary 1, fig. 2 (b)")
+        .says("Bigger angular update, higher floor: its limiting risk over the next smaller one's, least")
+        .at_least(
+            1.0,
+            min(high[0] / low[0] for high, low in pairwise(floors)),
             interval=_ratio_interval(min(pairwise(floors), key=lambda pair: float(pair[0][0] / pair[1][0]))),
         ),
     ]
@@ -126,25 +104,25 @@ def collect(config: Config, findings: Findings) -> Outcome:
 
 def _judge(config: Config, weight_decay: float, line: Arrays) -> list[Claim]:
     model, name = config.model(weight_decay), f"Weight decay {weight_decay:g}"
-    step_effect = finite_step_words(stationary_risk(model).finite_step, LIMIT_TOLERANCE)
+    step_effect = rayleigh.finite_step_words(stationary_risk(model).finite_step, rayleigh.LIMIT_TOLERANCE)
     return [
-        near_mean(
-            f"{name}: angular update in equilibrium, sqrt(2 lr wd)",
-            _ANGLE,
-            line["late_angle"],
-            expected=float(equilibrium_angle(config.lr, weight_decay)),
+        _ANGLE.says(f"{name}: angular update in equilibrium, sqrt(2 lr wd)").near(
+            float(equilibrium_angle(config.lr, weight_decay)),
+            line["late_angle"][0],
             relative=0.01,
             unit="rad",
+            interval=rayleigh.interval(line["late_angle"]),
         ),
-        judge_limit(f"{name}: limiting risk by Watson's law, {step_effect}", _FLOOR, line["late_risk"], model=model),
-        mean_above(
-            f"{name}: the limiting risk is not below the lower bound",
-            _BOUND,
-            line["late_risk"],
-            bound=equilibrium_risk_bounds(model, xi=0.5).risk_low,
+        rayleigh.judge_limit(
+            f"{name}: limiting risk by Watson's law, {step_effect}", _FLOOR, line["late_risk"], model=model
+        ),
+        _BOUND.says(f"{name}: the limiting risk is not below the lower bound").at_least(
+            equilibrium_risk_bounds(model, xi=0.5).risk_low,
+            line["late_risk"][0],
+            interval=rayleigh.interval(line["late_risk"]),
             printed=float(np.sqrt(model.unit_grad_sq)) * model.angular_update / model.spread,
         ),
-        judge_curve(name, _CURVE, line, model=model),
+        rayleigh.judge_curve(name, _CURVE, line, model=model),
     ]
 
 
@@ -157,14 +135,14 @@ def _hit(steps: np.ndarray, risk: np.ndarray, level: float) -> float:
 
 def _ratio_interval(pair: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
     (high, high_error), (low, low_error) = pair
-    return interval([high / low, high / low * float(np.hypot(high_error / high, low_error / low))])
+    return rayleigh.interval([high / low, high / low * float(np.hypot(high_error / high, low_error / low))])
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the first row of figure 2."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
     lines = {f"wd = {weight_decay:g}": findings[key] for key, weight_decay in tasks(config).items()}
-    draw_panels(figure, axes, lines, letters="abcd", log_time=True)
+    rayleigh.draw_panels(figure, axes, lines, letters="abcd", log_time=True)
     return {"figure-2-a-d": figure}
 
 
@@ -173,8 +151,5 @@ EXPERIMENT = Experiment(
     title="In equilibrium the angular update decides speed and floor of the risk",
     source="nrq fig. 2 a-d, cor. 1",
     scales={"smoke": Config(steps=2000, trials=500), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.nrq.rayleigh_runs import (
-    ERRORS,
-    averages,
-    draw_panels,
-    interval,
-    judge_limit,
-    mean_above,
-    near_mean,
-    predicted,
-    simulate,
-    starts,
-    window,
-)
+from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
+from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh
-from equilibria.theory.rayleigh_moments import exact_risk_curve
+from equilibria.theory.rayleigh_curve import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds, escape_norm_sq, stationary_risk
 from equilibria.theory.watson import watson_cdf
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DROP = Source("nrq", "fig. 2 (e)-(h)", law="rayleigh_moments.exact_risk_curve")
-_RESCALE = Source("nrq", "fig. 2 (e)-(h), section 3.2", law="rescale.rescale_factors")
+_DROP = Source("nrq", "fig. 2 (e)-(h)", law="rayleigh_curve.exact_risk_curve")
+_RESCALE = Source("nrq", "fig. 2 (e)-(h), section 3.2", law="states.rescale_factors")
 _THRESHOLD = Source(
     "nrq",
     "corollary 2",
@@ -103,8 +90,8 @@ def _drop(config: Config, *, rescale: bool) -> Arrays:
     model, drop = config.model(), config.drop_at
     lr = np.full(config.steps, config.lr)
     lr[drop:] /= config.k
-    begin = starts(model, config.trials, norm_sq=model.norm_sq, seed=config.seed)
-    run = simulate(
+    begin = rayleigh.starts(model, config.trials, norm_sq=model.norm_sq, seed=config.seed)
+    run = rayleigh.simulate(
         model,
         begin,
         steps=config.steps,
@@ -115,14 +102,14 @@ def _drop(config: Config, *, rescale: bool) -> Arrays:
     )
     curve = exact_risk_curve(model, config.steps, lr=lr, rescale=rescale)
     parts = {
-        "before": window(run, drop // 2, drop),
-        "after": window(run, drop, drop + _RIGHT_AFTER),
-        "final": window(run, _final(config)),
+        "before": rayleigh.window(run, drop // 2, drop),
+        "after": rayleigh.window(run, drop, drop + _RIGHT_AFTER),
+        "final": rayleigh.window(run, _final(config)),
     }
     dip = _dip(config, run.steps, run["risk"].mean(1))
     return {
-        **averages(run, model),
-        **predicted(curve, model, config.every),
+        **rayleigh.averages(run, model),
+        **rayleigh.predicted(curve, model, config.every),
         **{f"{part}_{name}": pair for part, means in parts.items() for name, pair in means.items()},
         "theory_after_angle": np.sqrt(np.mean(curve.angular_update[drop : drop + _RIGHT_AFTER : config.every] ** 2)),
         "dip": np.array(dip),
@@ -147,13 +134,13 @@ def _dip(config: Config, steps: np.ndarray, risk: np.ndarray) -> tuple[float, fl
 
 def _start(config: Config, times: float) -> Arrays:
     model, norm_sq = config.model(), times * config.threshold
-    begin = starts(model, config.trials, norm_sq=norm_sq, risk=config.low, seed=config.seed)
-    run = simulate(model, begin, steps=config.corollary_steps, every=config.every, seed=config.seed)
+    begin = rayleigh.starts(model, config.trials, norm_sq=norm_sq, risk=config.low, seed=config.seed)
+    run = rayleigh.simulate(model, begin, steps=config.corollary_steps, every=config.every, seed=config.seed)
     curve = exact_risk_curve(model, config.corollary_steps, risk=config.low, norm_sq=norm_sq)
     return {
-        **averages(run, model),
-        **predicted(curve, model, config.every),
-        "final_risk": window(run, config.corollary_steps * 2 // 3)["risk"],
+        **rayleigh.averages(run, model),
+        **rayleigh.predicted(curve, model, config.every),
+        "final_risk": rayleigh.window(run, config.corollary_steps * 2 // 3)["risk"],
     }
 
 
@@ -182,7 +169,7 @@ def _judge_drop(config: Config, findings: Findings) -> list[Claim]:
     bump = {choice: findings[choice]["dip"][2] / findings[choice]["dip"][1] for choice in _CHOICES}
     # The lowest and the final risk err by the scatter of their windows; that of the final one is known.
     error, mean = plain["final_risk"][1], plain["final_risk"][0]
-    scatter = ERRORS * error / mean * np.sqrt((config.steps - _final(config)) / _SMOOTHED)
+    scatter = rayleigh.ERRORS * error / mean * np.sqrt((config.steps - _final(config)) / _SMOOTHED)
     angles = (
         (
             "No rescale: angular update in the 100 steps after the drop: the old one / k, too small by sqrt(k), and "
@@ -205,32 +192,20 @@ def _judge_drop(config: Config, findings: Findings) -> list[Claim]:
         ),
     )
     return [
-        judge_limit("Before the drop: limiting risk", _FLOOR, plain["before_risk"], model=old),
-        at_least(
-            "No rescale: the risk first falls and then rises; final over lowest risk",
-            _DROP,
-            bound=config.bump,
-            measured=bump["plain"],
+        rayleigh.judge_limit("Before the drop: limiting risk", _FLOOR, plain["before_risk"], model=old),
+        _DROP.says("No rescale: the risk first falls and then rises; final over lowest risk").at_least(
+            config.bump, bump["plain"]
         ),
-        near(
-            "No rescale: the same ratio by the exact diffusion",
-            _DROP,
-            expected=plain["theory_dip"][2] / plain["theory_dip"][1],
-            measured=bump["plain"],
-            relative=scatter,
+        _DROP.says("No rescale: the same ratio by the exact diffusion").near(
+            plain["theory_dip"][2] / plain["theory_dip"][1], bump["plain"], relative=scatter
         ),
-        at_most(
-            "Weights / k^(1/4) at the drop: no bump; final over lowest risk",
-            _RESCALE,
-            bound=1.2,
-            measured=bump["rescaled"],
-        ),
+        _RESCALE.says("Weights / k^(1/4) at the drop: no bump; final over lowest risk").at_most(1.2, bump["rescaled"]),
         *(
-            judge_limit(f"{name}: limiting risk after the drop", _FLOOR, line["final_risk"], model=new)
+            rayleigh.judge_limit(f"{name}: limiting risk after the drop", _FLOOR, line["final_risk"], model=new)
             for name, line in (("No rescale", plain), ("Rescaled", rescaled))
         ),
         *(
-            near_mean(text, _RESCALE, pair, expected=expected, relative=relative, unit="rad")
+            _RESCALE.says(text).near(expected, pair[0], relative=relative, unit="rad", interval=rayleigh.interval(pair))
             for text, pair, expected, relative in angles
         ),
     ]
@@ -240,27 +215,24 @@ def _judge_start(config: Config, times: float, line: Arrays) -> list[Claim]:
     norm_sq, lowest = times * config.threshold, int(np.argmin(line["theory_risk"]))
     where = "below" if times < 2 else "above"
     return [
-        at_most(
+        _THRESHOLD.says(
             f"From ||X||^2 = {norm_sq:.3g}, above the threshold {config.threshold:.3g} and {where} the printed "
-            f"{2 * config.threshold:.3g}, the risk falls below its start: risk at step {line['step'][lowest]}",
-            _THRESHOLD,
-            bound=config.low,
-            measured=line["risk"][lowest],
-            interval=interval([line["risk"][lowest], line["risk_error"][lowest]]),
+            f"{2 * config.threshold:.3g}, the risk falls below its start: risk at step {line['step'][lowest]}"
+        ).at_most(
+            config.low,
+            line["risk"][lowest],
+            interval=rayleigh.interval([line["risk"][lowest], line["risk_error"][lowest]]),
         ),
-        mean_above(
-            f"From ||X||^2 = {norm_sq:.3g}: and returns to no less than its start: limiting risk",
-            _THRESHOLD,
-            line["final_risk"],
-            bound=config.low,
+        _THRESHOLD.says(f"From ||X||^2 = {norm_sq:.3g}: and returns to no less than its start: limiting risk").at_least(
+            config.low, line["final_risk"][0], interval=rayleigh.interval(line["final_risk"])
         ),
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the second row of figure 2, and the starts of corollary 2."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
-    draw_panels(figure, axes, {label: findings[choice] for choice, label in _CHOICES.items()}, letters="efgh")
+    rayleigh.draw_panels(figure, axes, {label: findings[choice] for choice, label in _CHOICES.items()}, letters="efgh")
     model, lowest = config.model(), float(findings["plain"]["risk"].min())
     best = model.spectrum[0] / 2
     axes[0].set_ylim(best, best + 2 * stationary_risk(model).excess_loss)  # hides the descent from the start
@@ -280,10 +252,9 @@ def _draw_starts(config: Config, findings: Findings) -> Figure:
     risk.axhline(config.low, color=COLOURS[2], lw=0.9, ls=":", label="risk at the start")
     risk.plot([], [], color=THEORY, lw=0.8, ls="--", label="diffusion, exact")
     risk.set(xlabel="step", ylabel="risk", ylim=(0, None))
-    risk.legend(loc="lower right")
-    title(risk, "a", "escape from a large norm")
+    label_panel(risk, "a", "escape from a large norm", legend="lower right")
     angle.set(xlabel="step", ylabel="angular update (rad)", ylim=(0, None))
-    title(angle, "b", "the angular update that causes it")
+    label_panel(angle, "b", "the angular update that causes it")
     return figure
 
 
@@ -293,20 +264,10 @@ EXPERIMENT = Experiment(
     source="nrq fig. 2 e-h, cor. 2",
     scales={
         "smoke": Config(
-            weight_decay=0.04,
-            xi=0.65,
-            drop_at=1000,
-            steps=7000,
-            corollary_steps=1500,
-            bump=1.5,
-            trials=400,
-            every=10,
+            weight_decay=0.04, xi=0.65, drop_at=1000, steps=7000, corollary_steps=1500, bump=1.5, trials=400, every=10
         ),
         "desk": Config(),
         "paper": Config(),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, at_most, near, to_rounding
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
+from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
 from equilibria.lab.harness.figures import panels
-from equilibria.lab.papers.nrq.rayleigh_runs import (
-    ERRORS,
-    averages,
-    draw_panels,
-    judge_curve,
-    judge_limit,
-    mean_above,
-    near_mean,
-    predicted,
-    simulate,
-    starts,
-    window,
-)
+from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh
-from equilibria.theory.rayleigh_moments import exact_risk_curve
+from equilibria.theory.rayleigh_curve import exact_risk_curve
 from equilibria.theory.rayleigh_risk import equilibrium_risk_bounds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _EXACT = Source("nrq", "corollary 3, fig. 2 (i)-(k)", law="rayleigh.NoisyRayleigh")
 _ANGLE = Source("nrq", "fig. 2 (k), eq. (14)", law="rayleigh.angular_update")
-_CURVE = Source("nrq", "fig. 2 (j)", law="rayleigh_moments.exact_risk_curve")
+_CURVE = Source("nrq", "fig. 2 (j)", law="rayleigh_curve.exact_risk_curve")
 _LIMIT = Source("nrq", "fig. 2 (i)-(l), section 3.2", law="rayleigh_risk.stationary_risk")
 _TRAJECTORY = 5000  # steps over which trajectories are compared number by number
 _OPERATIONS = 20  # roundings of one coordinate in one step
@@ -76,17 +60,17 @@ def _line(config: Config, name: str) -> Arrays:
     model, k = config.model(), 1.0 if name == "small" else config.k
     used = model.rescaled(k) if name == "adjusted" else model
     norm_sq = config.dim * k**2  # the mean for standard deviation k
-    run = simulate(
+    run = rayleigh.simulate(
         used,
-        k * starts(model, config.trials, norm_sq=config.dim, seed=config.seed),
+        k * rayleigh.starts(model, config.trials, norm_sq=config.dim, seed=config.seed),
         steps=config.steps,
         every=config.every,
         seed=config.seed,
     )
-    late = window(run, config.steps * 3 // 4)
+    late = rayleigh.window(run, config.steps * 3 // 4)
     return {
-        **averages(run, model),
-        **predicted(exact_risk_curve(used, config.steps, norm_sq=norm_sq), model, config.every),
+        **rayleigh.averages(run, model),
+        **rayleigh.predicted(exact_risk_curve(used, config.steps, norm_sq=norm_sq), model, config.every),
         "late_risk": late["risk"],
         "late_angle": late["angle"],
     }
@@ -95,10 +79,10 @@ def _line(config: Config, name: str) -> Arrays:
 def _trajectory(config: Config, k: float) -> Arrays:
     """Largest distance of X^(k)/k from X over all trials and records, relative to the norm of X."""
     model, count = config.model(), min(config.trials, 100)
-    begin = starts(model, count, norm_sq=config.dim, seed=config.seed)
+    begin = rayleigh.starts(model, count, norm_sq=config.dim, seed=config.seed)
     options = {"steps": min(config.steps, _TRAJECTORY), "every": config.every, "record": ["weights", "norm"]}
-    here = simulate(model, begin, seed=config.seed, **options)
-    there = simulate(model.rescaled(k), k * begin, seed=config.seed, **options)
+    here = rayleigh.simulate(model, begin, seed=config.seed, **options)
+    there = rayleigh.simulate(model.rescaled(k), k * begin, seed=config.seed, **options)
     distance = np.linalg.norm(there["weights"] / k - here["weights"], axis=2) / here["norm"]
     return {"difference": distance.max()}
 
@@ -109,26 +93,23 @@ def collect(config: Config, findings: Findings) -> Outcome:
     rate = equilibrium_risk_bounds(config.model(), xi=0.5).slowest
     claims = [
         *(
-            at_most(
+            _EXACT.says(
                 f"X times {k:g}, lr times {k**2:g}, weight decay / {k**2:g}: the same trajectory, bit for bit "
-                "(a power of two rounds nothing)",
-                _EXACT,
-                bound=0.0,
-                measured=difference,
-            )
+                "(a power of two rounds nothing)"
+            ).at_most(0.0, difference)
             if np.log2(k) % 1 == 0
-            else to_rounding(
-                f"X times {k:g}, lr times k^2, weight decay / k^2: the same trajectory; largest relative distance",
-                _EXACT,
-                error=difference,
+            else _EXACT.says(
+                f"X times {k:g}, lr times k^2, weight decay / k^2: the same trajectory; largest relative distance"
+            ).to_rounding(
+                difference,
                 operations=_OPERATIONS / rate,  # the descent forgets roundings at this rate
             )
             for k, difference in differences.items()
         ),
-        to_rounding(
-            "Averaged over the trials, the risks of (lr, wd, 1) and (k^2 lr, wd/k^2, k) coincide: largest difference",
-            _EXACT,
-            error=float(np.max(np.abs(findings["small"]["risk"] - findings["adjusted"]["risk"]))),
+        _EXACT.says(
+            "Averaged over the trials, the risks of (lr, wd, 1) and (k^2 lr, wd/k^2, k) coincide: largest difference"
+        ).to_rounding(
+            float(np.max(np.abs(findings["small"]["risk"] - findings["adjusted"]["risk"]))),
             operations=_OPERATIONS / rate,
         ),
         *_judge_large(config, findings),
@@ -149,40 +130,37 @@ def _judge_large(config: Config, findings: Findings) -> list[Claim]:
     slope_sq = model.gap**2 * (config.dim - 1) / (config.dim * (config.dim + 2))  # E f(1-f) of a random direction
     first = model.lr * np.sqrt(model.unit_grad_sq + slope_sq) / (config.dim * config.k**2)
     # chi-square with p - 1 degrees of freedom; half its relative scatter is that of the root
-    scatter = ERRORS * np.sqrt(2 / (config.dim - 1) / config.trials) / 2
+    scatter = rayleigh.ERRORS * np.sqrt(2 / (config.dim - 1) / config.trials) / 2
     half_way = int(np.argmax(small["theory_risk"] < 0.45))
     return [
-        near(
-            "Larger weights alone: angular update of the first step, smaller by k^2",
-            _ANGLE,
-            expected=first,
-            measured=large["angle"][0],
-            relative=float(scatter),
-            unit="rad",
+        _ANGLE.says("Larger weights alone: angular update of the first step, smaller by k^2").near(
+            first, large["angle"][0], relative=float(scatter), unit="rad"
         ),
-        mean_above(
-            f"Larger weights alone: slower at first; risk at step {small['step'][half_way]}, where the other's is 0.45",
-            _CURVE,
-            [large["risk"][half_way], large["risk_error"][half_way]],
-            bound=0.45,
+        _CURVE.says(
+            f"Larger weights alone: slower at first; risk at step {small['step'][half_way]}, where the other's is 0.45"
+        ).at_least(
+            0.45,
+            large["risk"][half_way],
+            interval=rayleigh.interval([large["risk"][half_way], large["risk_error"][half_way]]),
         ),
-        judge_curve("Larger weights alone", _CURVE, large, model=model),
+        rayleigh.judge_curve("Larger weights alone", _CURVE, large, model=model),
         *(
-            judge_limit(f"{label}: limiting risk, the same for all three", _LIMIT, line["late_risk"], model=model)
+            rayleigh.judge_limit(
+                f"{label}: limiting risk, the same for all three", _LIMIT, line["late_risk"], model=model
+            )
             for line, label in ((small, "Standard deviation 1"), (large, "Standard deviation k, nothing adjusted"))
         ),
-        near_mean(
-            "Larger weights alone: the angular update reaches the same equilibrium",
-            _ANGLE,
-            large["late_angle"],
-            expected=model.angular_update,
+        _ANGLE.says("Larger weights alone: the angular update reaches the same equilibrium").near(
+            model.angular_update,
+            large["late_angle"][0],
             relative=0.01,
             unit="rad",
+            interval=rayleigh.interval(large["late_angle"]),
         ),
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the third row of figure 2; the adjusted line covers the first, as in the paper."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
     lr, decay, k = config.lr, config.weight_decay, config.k
@@ -191,7 +169,7 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
         f"({lr:g}, {decay:g}, {k:g})": findings["large"],
         f"({lr * k**2:g}, {decay / k**2:g}, {k:g})": findings["adjusted"],
     }
-    draw_panels(figure, axes, lines, letters="ijkl", log_time=True)
+    rayleigh.draw_panels(figure, axes, lines, letters="ijkl", log_time=True)
     return {"figure-2-i-l": figure}
 
 
@@ -200,8 +178,5 @@ EXPERIMENT = Experiment(
     title="The scale of the initial weights is undone by lr times k², weight decay / k²",
     source="nrq fig. 2 i-l, cor. 3",
     scales={"smoke": Config(weight_decay=0.04, steps=2500, trials=300), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

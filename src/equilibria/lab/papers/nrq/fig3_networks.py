@@ -10,16 +10,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.errors import one_of
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity, mean_at_least, mean_at_most, mean_near
-from equilibria.lab.harness.curves import POINTS, Window, binned_angles, draw_over, line_style, mean_in, rms_angle
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import THEORY, panels, title
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import (
+    POINTS,
+    THEORY,
+    Window,
+    binned_angles,
+    draw_over,
+    label_panel,
+    line_style,
+    mean_in,
+    panels,
+    rms_angle,
+)
 from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory import SGD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from torch import nn
     from torch.optim.optimizer import Optimizer
 
@@ -230,11 +239,11 @@ def _judge_first_steps(config: Config, runs: Lines) -> list[Claim]:
     """Judge the first step, which is exact: same batch, same direction of the weights."""
     base, large = config.lines[0], next(line for line in config.lines if line.name == LARGE)
     return [
-        mean_near(
-            f"{_label(config, name)}: tangent of the first step's angle, over that of {_label(config, BASE)}",
-            source,
-            expected=expected,
-            values=[
+        source.says(
+            f"{_label(config, name)}: tangent of the first step's angle, over that of {_label(config, BASE)}"
+        ).near(
+            expected,
+            [
                 float(np.median(np.tan(run["layer_angle"][0]) / np.tan(other["layer_angle"][0])))
                 for run, other in zip(runs[name], runs[BASE], strict=True)
             ],
@@ -250,14 +259,10 @@ def _judge_first_steps(config: Config, runs: Lines) -> list[Claim]:
 
 def _judge_angles(config: Config, runs: Lines) -> list[Claim]:
     return [
-        mean_near(
+        _ANGLE.says(
             f"{_label(config, name)}: angle in equilibrium over sqrt(2 lr wd), steps {config.settled[0]} to "
-            f"{config.settled[1]}",
-            _ANGLE,
-            expected=1.0,
-            values=[rms_angle(run, config.settled) / _angle(config, drops=0) for run in seed_runs],
-            absolute=_SETTLED,
-        )
+            f"{config.settled[1]}"
+        ).near(1.0, [rms_angle(run, config.settled) / _angle(config, drops=0) for run in seed_runs], absolute=_SETTLED)
         for name, seed_runs in runs.items()
     ]
 
@@ -266,20 +271,13 @@ def _judge_same(config: Config, runs: Lines, name: str, source: Source) -> list[
     """Claims that a line has the steady loss and the final accuracy of the base."""
     pairs = list(zip(runs[BASE], runs[name], strict=True))
     return [
-        mean_near(
-            f"{_label(config, name)}: steady training loss over that of {_label(config, BASE)}",
-            source,
-            expected=1.0,
-            values=[mean_in(b, "loss", config.settled) / mean_in(a, "loss", config.settled) for a, b in pairs],
+        source.says(f"{_label(config, name)}: steady training loss over that of {_label(config, BASE)}").near(
+            1.0,
+            [mean_in(b, "loss", config.settled) / mean_in(a, "loss", config.settled) for a, b in pairs],
             absolute=_SAME_LOSS,
         ),
-        mean_near(
-            f"{_label(config, name)}: test accuracy in the end less that of {_label(config, BASE)}",
-            source,
-            expected=0.0,
-            values=_accuracy_less(pairs, config.late),
-            absolute=_SAME_ACCURACY,
-            unit=POINTS,
+        source.says(f"{_label(config, name)}: test accuracy in the end less that of {_label(config, BASE)}").near(
+            0.0, _accuracy_less(pairs, config.late), absolute=_SAME_ACCURACY, unit=POINTS
         ),
     ]
 
@@ -293,39 +291,23 @@ def _judge_scales(config: Config, runs: Lines) -> list[Claim]:
     adjusted = list(zip(runs[BASE], runs[ADJUSTED], strict=True))
     during = f"steps {config.early[0]} to {config.early[1]}"
     return [
-        mean_at_least(
-            f"{_label(config, LARGE)}: training loss decreases more slowly: over that of the base, {during}",
-            _BEGINNING,
-            bound=1.0,
-            values=[mean_in(b, "loss", config.early) / mean_in(a, "loss", config.early) for a, b in large],
+        _BEGINNING.says(
+            f"{_label(config, LARGE)}: training loss decreases more slowly: over that of the base, {during}"
+        ).at_least(1.0, [mean_in(b, "loss", config.early) / mean_in(a, "loss", config.early) for a, b in large]),
+        _BEGINNING.says(
+            f"{_label(config, LARGE)}: test accuracy increases more slowly: less that of the base, {during}"
+        ).at_most(0.0, _accuracy_less(large, config.early), unit=POINTS),
+        _SCALE.says(f"{_label(config, ADJUSTED)}: angle over that of the base, {during}").near(
+            1.0, [rms_angle(b, config.early) / rms_angle(a, config.early) for a, b in adjusted], absolute=_SAME_ANGLE
         ),
-        mean_at_most(
-            f"{_label(config, LARGE)}: test accuracy increases more slowly: less that of the base, {during}",
-            _BEGINNING,
-            bound=0.0,
-            values=_accuracy_less(large, config.early),
-            unit=POINTS,
-        ),
-        mean_near(
-            f"{_label(config, ADJUSTED)}: angle over that of the base, {during}",
-            _SCALE,
-            expected=1.0,
-            values=[rms_angle(b, config.early) / rms_angle(a, config.early) for a, b in adjusted],
-            absolute=_SAME_ANGLE,
-        ),
-        mean_near(
-            f"{_label(config, ADJUSTED)}: test accuracy less that of the base, {during}",
-            _SCALE,
-            expected=0.0,
-            values=_accuracy_less(adjusted, config.early),
-            absolute=_SAME_ACCURACY,
-            unit=POINTS,
+        _SCALE.says(f"{_label(config, ADJUSTED)}: test accuracy less that of the base, {during}").near(
+            0.0, _accuracy_less(adjusted, config.early), absolute=_SAME_ACCURACY, unit=POINTS
         ),
         *_judge_same(config, runs, ADJUSTED, _SCALE),
     ]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the first and the third row of figure 3: training loss, test accuracy, angle, norm."""
     runs = _runs(config, findings)
     figure, axes = panels(2, 4, width=2.3, height=2.1)
@@ -343,7 +325,7 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
             ("training loss", "test accuracy, %", "angle per step, rad", "norm, median layer"),
             strict=True,
         ):
-            title(axis, letter, text)
+            label_panel(axis, letter, text)
     return {"figure-3": figure}
 
 
@@ -405,10 +387,7 @@ EXPERIMENT = Experiment(
     title="Networks with equal lr times weight decay end alike; the scale of the first weights is undone",
     source="nrq fig. 3 a-d, i-l",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=load,
 )

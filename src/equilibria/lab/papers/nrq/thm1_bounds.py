@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, identity, near
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.nrq.rayleigh_runs import (
-    ERRORS,
-    interval,
-    legend_above,
-    plain_ticks,
-    simulate,
-    standard_error,
-    starts,
-)
+from equilibria.lab.harness.claim import Claim, Source, identity
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
+from equilibria.lab.papers.nrq import rayleigh
 from equilibria.lab.problems.rayleigh import RayleighQuotient
 from equilibria.theory.rayleigh import NoisyRayleigh, angular_update, norm_sq_at
-from equilibria.theory.rayleigh_risk import (
-    alignment_sde,
-    quotient_bounds,
-    risk_lower_bound,
-    risk_upper_bound,
-)
+from equilibria.theory.rayleigh_risk import alignment_sde, quotient_bounds, risk_lower_bound, risk_upper_bound
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _LOWER = Source(
     "nrq",
@@ -118,9 +103,9 @@ def _case(config: Config, case: Case) -> Arrays:
     """Risk with its error, and the bounds of theorem 1 from the angular update of the law and the measured tail."""
     model = config.model(case)
     norm_sq = model.norm_sq if case.norm_sq is None else case.norm_sq
-    begin = starts(model, config.trials, norm_sq=norm_sq, risk=case.risk, seed=config.seed)
+    begin = rayleigh.starts(model, config.trials, norm_sq=norm_sq, risk=case.risk, seed=config.seed)
     record = ("risk", "loss", "norm")
-    run = simulate(model, begin, steps=config.steps, every=config.every, seed=config.seed, record=record)
+    run = rayleigh.simulate(model, begin, steps=config.steps, every=config.every, seed=config.seed, record=record)
     time, risk = run.steps.astype(np.float64), run["risk"]
     norms = norm_sq_at(time, norm_sq, lr=model.lr, weight_decay=model.weight_decay, unit_grad_sq=model.unit_grad_sq)
     turn, tail = angular_update(norms, model.unit_grad_sq, lr=model.lr), np.mean(1 - risk < case.xi, axis=1)
@@ -143,7 +128,7 @@ def _drift(config: Config, lr: float) -> Arrays:
     """One step from one weight of the second case at unit norm: the mean change of f over pairs of opposite noise."""
     spectrum = config.cases[1].spectrum
     problem = RayleighQuotient(spectrum, noise=config.noise)
-    weight = starts(config.model(config.cases[1]), 1, norm_sq=1.0, risk=0.4, seed=config.seed)
+    weight = rayleigh.starts(config.model(config.cases[1]), 1, norm_sq=1.0, risk=0.4, seed=config.seed)
     rng = np.random.default_rng([config.seed, config.drift_lrs.index(lr)])
     changes = []
     for _ in range(20):
@@ -152,10 +137,7 @@ def _drift(config: Config, lr: float) -> Arrays:
         ends = [weights - lr * problem.gradient(weights, sign * draws) for sign in (1, -1)]
         changes.append(0.4 - sum(problem.risk(end) for end in ends) / 2)
     change = np.concatenate(changes)
-    return {
-        "drift": np.array([change.mean(), standard_error(change)]),
-        "quotient": 2 * problem.value(weight),
-    }
+    return {"drift": np.array([change.mean(), rayleigh.standard_error(change)]), "quotient": 2 * problem.value(weight)}
 
 
 def collect(config: Config, findings: Findings) -> Outcome:
@@ -165,13 +147,10 @@ def collect(config: Config, findings: Findings) -> Outcome:
     broken = {case.name: _share_below_printed(line) for case, line in lines.items()}
     worst = max(broken, key=lambda name: broken[name])
     claims.append(
-        at_least(
+        _LOWER.says(
             f"Without the factor 2 the lower bound is violated: share of the records {worst} where the risk is more "
-            f"than {ERRORS:g} standard errors below it",
-            _LOWER,
-            bound=0.5,
-            measured=broken[worst],
-        )
+            f"than {rayleigh.ERRORS:g} standard errors below it"
+        ).at_least(0.5, broken[worst])
     )
     claims += [_judge_drift(config, lr, findings[f"drift-{lr:g}"]) for lr in config.drift_lrs]
     table = {
@@ -182,7 +161,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
 
 
 def _share_below_printed(line: Arrays) -> float:
-    return float(np.mean((line["printed"] - line["risk"])[1:] > ERRORS * line["error"][1:]))
+    return float(np.mean((line["printed"] - line["risk"])[1:] > rayleigh.ERRORS * line["error"][1:]))
 
 
 def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
@@ -191,26 +170,18 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
     below, above = ((risk - line[name][later]) / error for name in ("low", "up"))
     name = case.name.capitalize()
     return [
-        at_least(
-            f"{name}: the risk is never below the lower bound: least distance, in its standard errors",
-            _LOWER,
-            bound=-ERRORS,
-            measured=float(below.min()),
-            unit="standard errors",
-        ),
-        at_most(
-            f"{name}: the risk is never above the upper bound: least distance, in its standard errors",
-            _UPPER,
-            bound=ERRORS,
-            measured=float(above.max()),
-            unit="standard errors",
+        _LOWER.says(
+            f"{name}: the risk is never below the lower bound: least distance, in its standard errors"
+        ).at_least(-rayleigh.ERRORS, float(below.min()), unit="standard errors"),
+        _UPPER.says(f"{name}: the risk is never above the upper bound: least distance, in its standard errors").at_most(
+            rayleigh.ERRORS, float(above.max()), unit="standard errors"
         ),
         identity(
-            at_most(
-                f"{name}: a_1 + (a_2 - a_1)(1 - f) <= 2 L <= a_1 + (a_p - a_1)(1 - f): largest violation",
-                _SANDWICH,
-                bound=1e-14,  # roundings of sums of ten terms of size 2
-                measured=float(line["outside"]),
+            _SANDWICH.says(
+                f"{name}: a_1 + (a_2 - a_1)(1 - f) <= 2 L <= a_1 + (a_p - a_1)(1 - f): largest violation"
+            ).at_most(
+                1e-14,  # roundings of sums of ten terms of size 2
+                float(line["outside"]),
             )
         ),
     ]
@@ -222,24 +193,24 @@ def _judge_drift(config: Config, lr: float, line: Arrays) -> Claim:
     quotient, f = float(line["quotient"][0]), 0.6
     expected = float(alignment_sde(f, quotient, model=model, norm_sq=1.0).drift)
     pull = lr * (quotient - model.spectrum[0]) * f
-    return near(
-        f"One step of f at lr = {lr:g} and unit norm: mean change; a finite step adds a share lr (a_p - a_1)",
-        _DRIFT,
-        expected=expected,
-        measured=float(line["drift"][0]),
+    return _DRIFT.says(
+        f"One step of f at lr = {lr:g} and unit norm: mean change; a finite step adds a share lr (a_p - a_1)"
+    ).near(
+        expected,
+        float(line["drift"][0]),
         relative=lr * model.spread,
-        interval=interval(line["drift"]),
+        interval=rayleigh.interval(line["drift"]),
         printed=expected - pull,
     )
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the risk between its bounds, one panel per case."""
     figure, axes = panels(1, len(config.cases), width=3.0, height=2.5)
     for panel, case, letter in zip(axes, config.cases, "abc", strict=False):
         _draw_case(panel, findings[case.key])
-        title(panel, letter, f"p = {len(case.spectrum)}, {case.name}")
-    legend_above(figure, axes[0])
+        label_panel(panel, letter, f"p = {len(case.spectrum)}, {case.name}")
+    rayleigh.legend_above(figure, axes[0])
     return {"theorem-1": figure}
 
 
@@ -259,7 +230,7 @@ def _draw_case(panel: Axes, line: Arrays) -> None:
     panel.plot(step, line["printed"], color=COLOURS[1], ls="--", lw=1.0, label="lower bound without the 2")
     panel.plot(step, line["risk"], color=COLOURS[0], label="risk")
     panel.set(xlabel="step", ylabel="risk", yscale="log")
-    plain_ticks(panel)
+    rayleigh.plain_ticks(panel)
 
 
 EXPERIMENT = Experiment(
@@ -271,8 +242,5 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

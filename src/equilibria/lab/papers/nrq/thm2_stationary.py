@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import kstest, kstwo
 
-from equilibria.lab.harness.claim import Claim, Source, at_most, near
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.nrq.rayleigh_runs import (
-    ERRORS,
-    finite_step_words,
-    plain_ticks,
-    simulate,
-    standard_error,
-    starts,
-)
-from equilibria.theory.bingham import bingham_moments
+from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
+from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh
 from equilibria.theory.rayleigh_risk import stationary_risk
-from equilibria.theory.watson import watson_cdf, watson_log_density, watson_moments, watson_risk
+from equilibria.theory.watson import bingham_moments, watson_cdf, watson_log_density, watson_moments, watson_risk
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _DENSITY = Source(
     "nrq",
@@ -43,7 +33,7 @@ _LIMIT = Source(
     law="watson.watson_risk",
 )
 _MOMENTS = Source("nrq", "theorem 2", law="watson.watson_moments")
-_ANY = Source("", "beyond nrq theorem 2", law="bingham.bingham_moments")
+_ANY = Source("", "beyond nrq theorem 2", law="watson.bingham_moments")
 _SPREAD = "spread"
 _CHANCE = 1e-4  # probability that a sample of the law itself exceeds the allowed distance
 _BINS = 60
@@ -107,9 +97,9 @@ def tasks(config: Config) -> dict[str, Any]:
 def run_task(config: Config, case: Case | None) -> Arrays:
     """Simulate independent trials until they have forgotten the start, and measure their directions."""
     model = config.spread() if case is None else case.model(config.lr)
-    begin = starts(model, config.trials, norm_sq=model.norm_sq, risk=0.0, seed=config.seed)
+    begin = rayleigh.starts(model, config.trials, norm_sq=model.norm_sq, risk=0.0, seed=config.seed)
     slowest = 2 * model.gap * model.angular_update / math.sqrt(model.unit_grad_sq)  # rate of forgetting the start
-    run = simulate(model, begin, steps=math.ceil(config.relaxations / slowest), record=(), seed=config.seed)
+    run = rayleigh.simulate(model, begin, steps=math.ceil(config.relaxations / slowest), record=(), seed=config.seed)
     squares = run.state.weights**2
     squares /= squares.sum(1, keepdims=True)
     if case is None:
@@ -122,7 +112,7 @@ def _pairs(model: NoisyRayleigh, squares: np.ndarray) -> dict[str, np.ndarray]:
     f, risk = squares[:, 0], squares[:, 1:].sum(1)
     excess = squares @ (np.array(model.spectrum) - model.spectrum[0]) / 2
     samples = {"risk": risk, "mixing": f * risk, "excess": excess, "square": (risk - risk.mean()) ** 2}
-    return {name: np.array([values.mean(), standard_error(values)]) for name, values in samples.items()}
+    return {name: np.array([values.mean(), rayleigh.standard_error(values)]) for name, values in samples.items()}
 
 
 def collect(config: Config, findings: Findings) -> Outcome:
@@ -166,45 +156,34 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
     chance = float(kstwo.isf(_CHANCE, len(f)))
     finite = float(np.max(np.abs(exact - discrete)))
     claims = [
-        at_most(
+        _DENSITY.says(
             f"{case.label}: Kolmogorov-Smirnov distance of {len(f):,} trials to the law; allowed is chance "
-            f"({_CHANCE:g}) and the first-order effect of a finite step",
-            _DENSITY,
-            bound=chance + finite,
-            measured=float(kstest(f, _cdf(b, case.dim)).statistic),
-        ),
-        near(
-            f"{case.label}: limiting risk, {finite_step_words(limit.finite_step, room)}",
-            _LIMIT,
-            expected=limit.risk * limit.finite_step,
-            measured=line["risk"][0],
+            f"({_CHANCE:g}) and the first-order effect of a finite step"
+        ).at_most(chance + finite, float(kstest(f, _cdf(b, case.dim)).statistic)),
+        _LIMIT.says(f"{case.label}: limiting risk, {rayleigh.finite_step_words(limit.finite_step, room)}").near(
+            limit.risk * limit.finite_step,
+            line["risk"][0],
             relative=room,
             printed=1 - math.sqrt(model.unit_grad_sq) * model.angular_update / model.gap,
         ),
-        near(
-            f"{case.label}: variance of f",
-            _MOMENTS,
-            expected=float(moments.variance),
-            measured=line["square"][0],
-            relative=_room(line["square"], 2 * (limit.finite_step - 1)),
+        _MOMENTS.says(f"{case.label}: variance of f").near(
+            float(moments.variance), line["square"][0], relative=_room(line["square"], 2 * (limit.finite_step - 1))
         ),
-        near(
-            f"{case.label}: E f(1-f) = ((p-1) - p r)/(2 b), b = 2 kappa, from the measured risk",
-            _MOMENTS,
-            expected=(case.dim - 1 - case.dim * line["risk"][0]) / (2 * b),
-            measured=line["mixing"][0],
+        _MOMENTS.says(f"{case.label}: E f(1-f) = ((p-1) - p r)/(2 b), b = 2 kappa, from the measured risk").near(
+            (case.dim - 1 - case.dim * line["risk"][0]) / (2 * b),
+            line["mixing"][0],
             relative=_room(line["mixing"], limit.finite_step - 1),
         ),
     ]
     if case.gap != 1:
         apart = watson_cdf(grid, b / case.gap, dim=case.dim)
         claims.append(
-            near(
+            _DENSITY.says(
                 f"{case.label}: the printed kappa, without the gap, is another law: its distance from the trials is "
-                "the distance of the two laws",
-                _DENSITY,
-                expected=float(np.max(np.abs(apart - exact))),
-                measured=float(kstest(f, _cdf(b / case.gap, case.dim)).statistic),
+                "the distance of the two laws"
+            ).near(
+                float(np.max(np.abs(apart - exact))),
+                float(kstest(f, _cdf(b / case.gap, case.dim)).statistic),
                 absolute=chance + finite,
             )
         )
@@ -213,7 +192,7 @@ def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
 
 def _room(pair: np.ndarray, order: float) -> float:
     """Relative tolerance: standard errors, and the neglected order of the expansion."""
-    return ERRORS * float(pair[1] / pair[0]) + order
+    return rayleigh.ERRORS * float(pair[1] / pair[0]) + order
 
 
 def _judge_spread(config: Config, line: Arrays) -> list[Claim]:
@@ -221,38 +200,33 @@ def _judge_spread(config: Config, line: Arrays) -> list[Claim]:
     limit, law = stationary_risk(model), bingham_moments(model.spectrum, model.inverse_temperature).second_moments
     size = math.sqrt(model.unit_grad_sq)
     first = model.spread * model.angular_update / (2 * size)  # first-order effect of a finite step, at most
-    off = np.abs(line["squares"] / law - 1) / (ERRORS * line["scatter"] / math.sqrt(config.trials) / law + first)
+    off = np.abs(line["squares"] / law - 1) / (
+        rayleigh.ERRORS * line["scatter"] / math.sqrt(config.trials) / law + first
+    )
     name, room = f"Eigenvalues 1 to 2, lr wd = {config.spread_product:g}", _room(line["risk"], first**2)
     return [
-        near(
-            f"{name}: limiting risk by Bingham's law, {finite_step_words(limit.finite_step, room)}",
-            _ANY,
-            expected=limit.risk * limit.finite_step,
-            measured=line["risk"][0],
-            relative=room,
-        ),
-        at_most(
-            f"{name}: every E x_i^2 is Bingham's: largest deviation over the tolerance for scatter and a finite step",
-            _ANY,
-            bound=1.0,
-            measured=float(off.max()),
-        ),
-        near(
-            f"{name}: the excess loss is sqrt(p-1) sigma D/4 whatever the spectrum, to leading order",
-            Source("", "beyond nrq theorem 2", law="rayleigh_risk.stationary_risk"),
-            expected=limit.excess_loss_leading,
-            measured=line["excess"][0],
+        _ANY.says(
+            f"{name}: limiting risk by Bingham's law, {rayleigh.finite_step_words(limit.finite_step, room)}"
+        ).near(limit.risk * limit.finite_step, line["risk"][0], relative=room),
+        _ANY.says(
+            f"{name}: every E x_i^2 is Bingham's: largest deviation over the tolerance for scatter and a finite step"
+        ).at_most(1.0, float(off.max())),
+        Source("", "beyond nrq theorem 2", law="rayleigh_risk.stationary_risk")
+        .says(f"{name}: the excess loss is sqrt(p-1) sigma D/4 whatever the spectrum, to leading order")
+        .near(
+            limit.excess_loss_leading,
+            line["excess"][0],
             relative=_room(line["excess"], first + abs(limit.excess_loss / limit.excess_loss_leading - 1)),
         ),
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Histograms with the corrected and the printed density; the limiting risk against the angular update."""
     figure, axes = panels(2, 3, width=3.0, height=2.4)
     for panel, case, letter in zip(axes, config.cases[: config.shown], "abcd", strict=False):
         _draw_case(config, panel, case, findings[case.key]["f"])
-        title(panel, letter, case.label.replace(", lr wd", ",\nlr wd"))
+        label_panel(panel, letter, case.label.replace(", lr wd", ",\nlr wd"))
     for panel in axes[len(config.cases[: config.shown]) : config.shown]:
         panel.set_visible(False)
     axes[1].legend(loc="upper left")
@@ -287,21 +261,19 @@ def _draw_risk(config: Config, panel: Axes, findings: Findings) -> None:
     points = [(case.model(config.lr).angular_update, findings[case.key]["risk"][0]) for case in same]
     panel.plot(*zip(*points, strict=True), "o", color=COLOURS[0], label="trials")
     panel.set(xscale="log", yscale="log", xlabel="angular update (rad)", ylabel="limiting risk")
-    plain_ticks(panel)
-    panel.legend(loc="center left")
-    title(panel, "e", f"p = {first.dim}, gap {first.gap:g}")
+    rayleigh.plain_ticks(panel)
+    label_panel(panel, "e", f"p = {first.dim}, gap {first.gap:g}", legend="center left")
 
 
 def _draw_spread(config: Config, panel: Axes, line: Arrays) -> None:
     model = config.spread()
     law = bingham_moments(model.spectrum, model.inverse_temperature).second_moments
-    errors = ERRORS * line["scatter"][1:] / math.sqrt(config.trials)
+    errors = rayleigh.ERRORS * line["scatter"][1:] / math.sqrt(config.trials)
     panel.errorbar(model.spectrum[1:], line["squares"][1:], errors, fmt="o", color=COLOURS[0], label="trials")
     panel.plot(model.spectrum[1:], law[1:], color=THEORY, label="law (Bingham)")
     panel.set(xlabel="eigenvalue $a_i$", ylabel="$E\\,x_i^2$", yscale="log")
-    plain_ticks(panel)
-    panel.legend()
-    title(panel, "f", f"many levels, lr wd = {config.spread_product:g}")
+    rayleigh.plain_ticks(panel)
+    label_panel(panel, "f", f"many levels, lr wd = {config.spread_product:g}", legend="best")
 
 
 EXPERIMENT = Experiment(
@@ -313,8 +285,5 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Source, at_most, identity, near, to_rounding
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Source, identity
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.theory.generalization import (
     final_bn_minimum,
     final_bn_scale,
@@ -23,7 +22,6 @@ from equilibria.theory.generalization import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _BOUND = Source(
     "sharp",
@@ -140,46 +138,32 @@ def collect(config: Config, findings: Findings) -> Outcome:
     smooth = [eps * (case[0] - 1) / case[0] for eps, case in zip(smoothing, config.cases, strict=True)]
     differ = max(abs(a / b - 1) for a, b in zip(wrong, smooth, strict=True))
     claims = [
-        at_most(
-            "The theorem's last line is above the one before: largest ratio of the two over random arguments",
-            _BOUND,
-            bound=1.0,
-            measured=findings["bound"]["totals"].max(),
-            printed=with_one / example.final.total,
+        _BOUND.says(
+            "The theorem's last line is above the one before: largest ratio of the two over random arguments"
+        ).at_most(1.0, findings["bound"]["totals"].max(), printed=with_one / example.final.total),
+        _BOUND.says(
+            "The same for the complexity terms alone, so that the constants of the last line have room"
+        ).at_most(1.0, findings["bound"]["tails"].max()),
+        _FINAL_BN.says(
+            "With a final BatchNorm of fixed scale the least loss over free logits has the closed form: relative error"
+        ).at_most(
+            1e-7,  # the minimiser stops at relative changes of 1e-16 of the loss, its square root in the logits
+            off.max(),
         ),
-        at_most(
-            "The same for the complexity terms alone, so that the constants of the last line have room",
-            _BOUND,
-            bound=1.0,
-            measured=findings["bound"]["tails"].max(),
-        ),
-        at_most(
-            "With a final BatchNorm of fixed scale the least loss over free logits has the closed form: relative error",
-            _FINAL_BN,
-            bound=1e-7,  # the minimiser stops at relative changes of 1e-16 of the loss, its square root in the logits
-            measured=off.max(),
-        ),
-        at_most(
-            "There the wrong classes have the probability that label smoothing epsilon targets: relative error",
-            Source("sharp", "Appendix R.2", law="generalization.label_smoothing"),
-            bound=1e-5,  # first order in the logits, which are good to the root of the loss's accuracy
-            measured=differ,
+        Source("sharp", "Appendix R.2", law="generalization.label_smoothing")
+        .says("There the wrong classes have the probability that label smoothing epsilon targets: relative error")
+        .at_most(
+            1e-5,  # first order in the logits, which are good to the root of the loss's accuracy
+            differ,
         ),
         identity(
-            near(
-                "The paper's scale 0.3 ln 91 is label smoothing 0.1 on 10 classes",
-                Source("sharp", "Appendix R.2", law="generalization.final_bn_scale"),
-                expected=_PAPERS_SCALE,
-                measured=float(final_bn_scale(0.1, 10)),
-                relative=1e-14,
-            )
+            Source("sharp", "Appendix R.2", law="generalization.final_bn_scale")
+            .says("The paper's scale 0.3 ln 91 is label smoothing 0.1 on 10 classes")
+            .near(_PAPERS_SCALE, float(final_bn_scale(0.1, 10)), relative=1e-14)
         ),
         identity(
-            to_rounding(
-                "Its least training loss is ln(100/91): relative error",
-                _FINAL_BN,
-                error=abs(float(final_bn_minimum(_PAPERS_SCALE, 10).loss) / math.log(100 / 91) - 1),
-                operations=100,
+            _FINAL_BN.says("Its least training loss is ln(100/91): relative error").to_rounding(
+                abs(float(final_bn_minimum(_PAPERS_SCALE, 10).loss) / math.log(100 / 91) - 1), operations=100
             )
         ),
     ]
@@ -204,7 +188,7 @@ def _example(config: Config, sigma: float | None = None) -> Any:
     )
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the terms of the bound over the noise, and the final BatchNorm's loss and label smoothing over its scale."""
     figure, (terms, loss, smoothing) = panels(1, 3, width=2.7)
     _draw_terms(terms, config)
@@ -217,11 +201,10 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
         smoothing.plot(scales, label_smoothing(scales, classes), color=colour)
     loss.set(yscale="log", xlabel="scale $\\gamma$", ylabel="least cross entropy (nats)", ylim=(1e-6, 60))
     loss.legend(loc="upper right", ncols=2)
-    title(loss, "b", "final BatchNorm (dots: minimised)")
+    label_panel(loss, "b", "final BatchNorm (dots: minimised)")
     smoothing.plot([_PAPERS_SCALE], [0.1], "*", color=THEORY, markersize=8, label="$\\gamma = 0.3 \\ln 91$, C = 10")
     smoothing.set(yscale="log", xlabel="scale $\\gamma$", ylabel="label smoothing $\\epsilon$", ylim=(1e-6, 10))
-    smoothing.legend(loc="upper right")
-    title(smoothing, "c", "the same as label smoothing")
+    label_panel(smoothing, "c", "the same as label smoothing", legend="upper right")
     return {"appendix-c-r": figure}
 
 
@@ -234,7 +217,7 @@ def _draw_terms(axes: Axes, config: Config) -> None:
     axes.plot(sigmas, [bound.tight.total for bound in bounds], color=THEORY, ls="--", lw=0.9, label="tighter line")
     axes.set(xscale="log", yscale="log", xlabel="noise $\\sigma$", ylabel="generalisation gap", ylim=(1e-4, 1e3))
     axes.legend(loc="upper center", ncols=2)
-    title(axes, "a", f"the bound, D = {config.dim}, n = {config.samples:,}")
+    label_panel(axes, "a", f"the bound, D = {config.dim}, n = {config.samples:,}")
 
 
 EXPERIMENT = Experiment(
@@ -242,8 +225,5 @@ EXPERIMENT = Experiment(
     title="The PAC-Bayes bound term by term; a fixed final BatchNorm is label smoothing",
     source="sharp app. C, R",
     scales={"smoke": Config(draws=300, cases=((2, 0.3), (5, 1.0))), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

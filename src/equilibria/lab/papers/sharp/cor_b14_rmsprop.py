@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, convergence_order, near, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.sharp.small_problems import drift_factor, kept_steps
+from equilibria.lab.harness.claim import Claim, Source, not_demanded
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.lab.problems import ScalarRMSpropRule, Simulation, Valley
-from equilibria.theory.damping import full_space_energy_rate
+from equilibria.lab.problems.valleys import drift_factor
 from equilibria.theory.flow_examples import rmsprop_valley_position
-from equilibria.theory.hamiltonian import energy, mean_square_displacement, rest_point
+from equilibria.theory.hamiltonian import energy, full_space_energy_rate, mean_square_displacement, rest_point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _FLOW = Source("sharp", "Corollary B.14, eq. (8)", law="flow_examples.rmsprop_valley_position")
@@ -33,7 +30,7 @@ _DECAY = Source(
 )
 _MEAN = Source("sharp", "Appendix N.2", law="hamiltonian.mean_square_displacement")
 _DRIFT = Source("sharp", "Definition H.2", law="flow.flow_velocity")
-_ENERGY = Source("", "ours, on Theorem H.22", law="damping.full_space_energy_rate")
+_ENERGY = Source("", "ours, on Theorem H.22", law="hamiltonian.full_space_energy_rate")
 _GRID = 601
 
 
@@ -100,7 +97,7 @@ def _along(config: Config, c_b: float, eta: float) -> Arrays:
     offset = ((rate * (1 + y**2) / 2) ** -2 - 1) / eta
     slope = 2 * y / (1 + y**2)
     expected = mean_square_displacement(eta, grad_norm=np.abs(slope), c_b=c_b)  # y may overshoot 0 at large eta
-    keep = kept_steps(len(x))
+    keep = shown_steps(len(x))
     return {
         "time": time[keep],
         "y": y[keep],
@@ -155,11 +152,9 @@ def collect(config: Config, findings: Findings) -> Outcome:
         *_judge_speed(config, findings),
         *_judge_motion(config, findings[_key(1.0, smallest)]),
         *(
-            near(
-                f"Excess energy at y = 0 grows at the rate C_b per flow time: C_b = {c_b:g}",
-                _ENERGY,
-                expected=float(full_space_energy_rate(c_b=c_b)),
-                measured=float(findings[f"straight-{c_b:g}"]["growth"]),
+            _ENERGY.says(f"Excess energy at y = 0 grows at the rate C_b per flow time: C_b = {c_b:g}").near(
+                float(full_space_energy_rate(c_b=c_b)),
+                float(findings[f"straight-{c_b:g}"]["growth"]),
                 relative=2 * config.straight_eta,  # the law is the limit of small eta
             )
             for c_b in config.c_bs
@@ -173,10 +168,10 @@ def _order(config: Config, findings: Findings, c_b: float) -> Claim:
     """Claim first order; at the largest eta the next order, a share eta u/2 of the first, tilts the line."""
     runs = [findings[_key(c_b, eta)] for eta in config.etas]
     share = config.etas[0] * float(runs[0]["swing"]) / 2
-    return convergence_order(
-        f"Scalar RMSprop follows the flow, with an error of first order in eta (theorem: 1/2): C_b = {c_b:g}",
-        _FLOW,
-        expected=1.0,
+    return _FLOW.says(
+        f"Scalar RMSprop follows the flow, with an error of first order in eta (theorem: 1/2): C_b = {c_b:g}"
+    ).of_order(
+        1.0,
         sizes=config.etas,
         errors=[float(run["worst"]) for run in runs],
         absolute=math.log1p(share) / math.log(config.etas[0] / config.etas[-1]),
@@ -188,19 +183,16 @@ def _judge_speed(config: Config, findings: Findings) -> list[Claim]:
     flow = {c_b: rmsprop_valley_position(config.height, time=config.flow_time, c_b=c_b) for c_b in (0.25, 1.0)}
     errors = {c_b: float(findings[_key(c_b, smallest)]["worst"]) for c_b in config.c_bs}
     last, first = max(config.c_bs), min(config.c_bs)
-    amplified = at_least(
-        f"The error grows faster than C_b, as the oscillation is amplified: C_b = {last:g} over {first:g}",
-        _ENERGY,
-        bound=last / first,
-        measured=errors[last] / errors[first],
-    )
+    amplified = _ENERGY.says(
+        f"The error grows faster than C_b, as the oscillation is amplified: C_b = {last:g} over {first:g}"
+    ).at_least(last / first, errors[last] / errors[first])
     return [
-        near(
+        _DECAY.says(
             "C_b sets the speed: decay 1 - eta^2, which is 1 - eta^2/4 + O(eta^2), ends where C_b = 1 leads, "
-            f"not at the {flow[0.25]:.3f} of C_b = 1/4",
-            _DECAY,
-            expected=flow[1.0],
-            measured=float(findings[_key(1.0, smallest)]["end"]),
+            f"not at the {flow[0.25]:.3f} of C_b = 1/4"
+        ).near(
+            flow[1.0],
+            float(findings[_key(1.0, smallest)]["end"]),
             absolute=(flow[0.25] - flow[1.0]) / 4,  # a quarter of the distance between the two
         ),
         not_demanded(amplified) if last in config.ordered else amplified,
@@ -210,24 +202,20 @@ def _judge_speed(config: Config, findings: Findings) -> list[Claim]:
 def _judge_motion(config: Config, run: Arrays) -> list[Claim]:
     eta, swing = config.etas[-1], float(run["swing"])
     return [
-        near(
-            f"Mean of h^2 over eta^2/(4 + (2/C_b) g^2): C_b = 1, eta = {eta:g}",
-            _MEAN,
-            expected=1.0,
-            measured=float(run["mean_square"]),
+        _MEAN.says(f"Mean of h^2 over eta^2/(4 + (2/C_b) g^2): C_b = 1, eta = {eta:g}").near(
+            1.0,
+            float(run["mean_square"]),
             relative=2 * swing * eta / config.flow_time,  # u(end) - u(start) over C_b times the time
         ),
-        near(
-            f"Two steps move the minimiser by this times h^2 grad log lambda1: C_b = 1, eta = {eta:g}",
-            _DRIFT,
-            expected=-2.0,
-            measured=float(run["drift"]),
+        _DRIFT.says(f"Two steps move the minimiser by this times h^2 grad log lambda1: C_b = 1, eta = {eta:g}").near(
+            -2.0,
+            float(run["drift"]),
             relative=eta * swing / 2,  # Appendix H: corrections of relative order eta u
         ),
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the flow, the oscillation, the errors and the amplification; the corollary has no figure."""
     figure, (flow, height, errors, growth) = panels(2, 2, height=2.3)
     shown = config.etas[-2]
@@ -238,7 +226,7 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     flow.plot([], [], color=THEORY, ls="--", lw=0.8, label="flow")
     flow.set(xlabel="flow time $\\tau' = t\\,\\eta^2$", ylabel="$y$")
     flow.legend(title="$C_b$", title_fontsize=7)
-    title(flow, "a", f"along the valley, $\\eta = {shown:g}$")
+    label_panel(flow, "a", f"along the valley, $\\eta = {shown:g}$")
     _draw_height(height, findings[_key(1.0, shown)], shown)
     _draw_errors(errors, config, findings)
     for c_b, colour in zip(config.c_bs, COLOURS, strict=False):
@@ -249,7 +237,7 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     growth.plot([], [], color=THEORY, ls="--", lw=0.8, label="$e^{C_b \\tau'}$")
     growth.set(yscale="log", xlabel="flow time $\\tau'$", ylabel="excess energy")
     growth.legend(title="$C_b$", title_fontsize=7)
-    title(growth, "d", f"amplification at $y = 0$, $\\eta = {config.straight_eta:g}$")
+    label_panel(growth, "d", f"amplification at $y = 0$, $\\eta = {config.straight_eta:g}$")
     return {"corollary-b14": figure}
 
 
@@ -259,8 +247,7 @@ def _draw_height(axes: Axes, run: Arrays, eta: float) -> None:
     rms = np.sqrt(mean_square_displacement(eta, grad_norm=slope, c_b=1.0)) / eta
     axes.plot(run["time"], rms, color=THEORY, ls="--", lw=0.9, label="$(4 + 2g^2/C_b)^{-1/2}$")
     axes.set(xlabel="flow time $\\tau'$", ylabel="displacement", ylim=(0, None))
-    axes.legend()
-    title(axes, "b", "oscillation across it, $C_b = 1$")
+    label_panel(axes, "b", "oscillation across it, $C_b = 1$", legend="best")
 
 
 def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
@@ -271,8 +258,7 @@ def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
         axes.plot(sizes, worst[-1] * sizes / sizes[-1], color=THEORY, ls="--", lw=0.8)
     axes.plot([], [], color=THEORY, ls="--", lw=0.8, label="$\\propto \\eta$")
     axes.set(xscale="log", yscale="log", xlabel="$\\eta$", ylabel="largest error of $y$")
-    axes.legend(loc="lower right")
-    title(axes, "c", "distance from the flow")
+    label_panel(axes, "c", "distance from the flow", legend="lower right")
 
 
 EXPERIMENT = Experiment(
@@ -284,8 +270,5 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

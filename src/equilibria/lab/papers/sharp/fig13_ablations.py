@@ -8,29 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, mean_at_least, mean_at_most, mean_near
-from equilibria.lab.harness.curves import POINTS, Window
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, panels
-from equilibria.lab.papers.sharp.full_batch_descent import (
-    FINAL_SCALE,
-    Config,
-    Descent,
-    Variant,
-    draw_curves,
-    draw_edge,
-    judge_constant,
-    judge_fall,
-    label_edge,
-    load,
-    mark_windows,
-    outcome,
-    read_descents,
-    returns,
-    run_task,
-    tasks,
-    title_panels,
-)
+from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, POINTS, Window, panels
+from equilibria.lab.papers.sharp import full_batch
+from equilibria.lab.papers.sharp.full_batch import FINAL_SCALE, Config, Descent, Variant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,18 +38,20 @@ _BURST = 10.0
 
 def collect(config: Config, findings: Findings) -> Outcome:
     """Compare every variant with the base."""
-    descents = {variant.name: read_descents(config, variant, findings) for variant in config.variants}
+    descents = {variant.name: full_batch.read_descents(config, variant, findings) for variant in config.variants}
     claims = [
         *(claim for variant in _of(config, _DECAY) for claim in _judge_decay(config, variant, descents)),
         *(claim for variant in _of(config, _RATE) for claim in _judge_rate(config, variant, descents)),
         *(
-            judge_fall(config, descents[variant.name], _FIGURE_18, f"{variant.name}: spherical sharpness falls too")
+            full_batch.judge_fall(
+                config, descents[variant.name], _FIGURE_18, f"{variant.name}: spherical sharpness falls too"
+            )
             for variant in _of(config, _SCALE)
         ),
         _judge_bursts(config, descents),
     ]
     bursts = {name: [_bursts(config, descent) for descent in runs] for name, runs in descents.items()}
-    return outcome(config, findings, claims, bursts=bursts)
+    return full_batch.outcome(config, findings, claims, bursts=bursts)
 
 
 def _of(config: Config, group: str) -> list[Variant]:
@@ -77,26 +61,17 @@ def _of(config: Config, group: str) -> list[Variant]:
 def _judge_decay(config: Config, variant: Variant, descents: Mapping[str, Sequence[Descent]]) -> list[Claim]:
     runs, base = descents[variant.name], descents[BASE]
     if variant.weight_decay:
-        fall = judge_fall(config, runs, _FIGURE_14, f"{variant.name}: spherical sharpness falls too")
+        fall = full_batch.judge_fall(config, runs, _FIGURE_14, f"{variant.name}: spherical sharpness falls too")
         return [fall, _judge_clock(config, variant, runs, base)]
     return [
-        judge_constant(config, runs, _FIGURE_13, "wd 0: spherical sharpness stays"),
-        mean_at_most(
-            "wd 0: test accuracy does not rise: from the early to the late window",
-            _FIGURE_13,
-            bound=_STUCK,
-            values=[descent.rise("test", (config.early, config.late)) for descent in runs],
-            unit=POINTS,
+        full_batch.judge_constant(config, runs, _FIGURE_13, "wd 0: spherical sharpness stays"),
+        _FIGURE_13.says("wd 0: test accuracy does not rise: from the early to the late window").at_most(
+            _STUCK, [descent.rise("test", (config.early, config.late)) for descent in runs], unit=POINTS
         ),
-        mean_at_least(
+        _FIGURE_14.says(
             "the gain from weight decay: test accuracy of base less that of wd 0, seed by seed; ours in the late "
-            "window, the paper's the best of each run",
-            _FIGURE_14,
-            bound=0.0,
-            values=_accuracy_differences(config, base, runs),
-            unit=POINTS,
-            printed=55.1 - 48.9,
-        ),
+            "window, the paper's the best of each run"
+        ).at_least(0.0, _accuracy_differences(config, base, runs), unit=POINTS, printed=55.1 - 48.9),
     ]
 
 
@@ -105,32 +80,19 @@ def _judge_clock(config: Config, variant: Variant, runs: Sequence[Descent], base
     (first,) = _of(config, BASE)
     share = variant.intrinsic_lr / first.intrinsic_lr
     earlier = round(config.late[0] * share), round(config.late[1] * share)
-    return mean_near(
-        f"{variant.name}: but more slowly: sharpness in the late window over that of base at the same lr * wd * steps",
-        _FIGURE_14,
-        expected=1.0,
-        values=_sharpness_ratios(config, runs, base, base_window=earlier),
-        relative=_SAME_CLOCK,
-    )
+    return _FIGURE_14.says(
+        f"{variant.name}: but more slowly: sharpness in the late window over that of base at the same lr * wd * steps"
+    ).near(1.0, _sharpness_ratios(config, runs, base, base_window=earlier), relative=_SAME_CLOCK)
 
 
 def _judge_rate(config: Config, variant: Variant, descents: Mapping[str, Sequence[Descent]]) -> list[Claim]:
     runs, base = descents[variant.name], descents[BASE]
     return [
-        mean_near(
-            f"{variant.name}: with the same lr * wd as many steps lead to the same test accuracy: difference from base",
-            _FIGURE_15,
-            expected=0.0,
-            values=_accuracy_differences(config, runs, base),
-            absolute=_SAME_ACCURACY,
-            unit=POINTS,
-        ),
-        mean_near(
-            f"{variant.name}: and to the same level of sharpness: over that of base",
-            _FIGURE_15,
-            expected=1.0,
-            values=_sharpness_ratios(config, runs, base, base_window=config.late),
-            relative=_SAME_LEVEL,
+        _FIGURE_15.says(
+            f"{variant.name}: with the same lr * wd as many steps lead to the same test accuracy: difference from base"
+        ).near(0.0, _accuracy_differences(config, runs, base), absolute=_SAME_ACCURACY, unit=POINTS),
+        _FIGURE_15.says(f"{variant.name}: and to the same level of sharpness: over that of base").near(
+            1.0, _sharpness_ratios(config, runs, base, base_window=config.late), relative=_SAME_LEVEL
         ),
     ]
 
@@ -140,13 +102,10 @@ def _judge_bursts(config: Config, descents: Mapping[str, Sequence[Descent]]) -> 
     scales = sorted([*_of(config, BASE), *_of(config, _SCALE)], key=lambda variant: variant.scale)
     small, large = scales[0].name, scales[-1].name
     counts = {name: np.array([_bursts(config, descent) for descent in descents[name]]) for name in (small, large)}
-    return mean_at_least(
+    return _FIGURE_18.says(
         f"{large}: bursts are more frequent: how many more than with {small} times the training "
-        f"loss, above its minimum, rises by a factor of {_BURST:g} after a fall by it, seed by seed",
-        _FIGURE_18,
-        bound=1.0,
-        values=counts[large] - counts[small],
-    )
+        f"loss, above its minimum, rises by a factor of {_BURST:g} after a fall by it, seed by seed"
+    ).at_least(1.0, counts[large] - counts[small])
 
 
 def _accuracy_differences(config: Config, runs: Sequence[Descent], others: Sequence[Descent]) -> list[float]:
@@ -169,10 +128,10 @@ def _sharpness_ratios(
 
 def _bursts(config: Config, descent: Descent) -> int:
     """Number of bursts after the early window; the loss is a mean over all steps, so none is missed."""
-    return returns(descent.loss[descent.since((config.early[1], config.late[1]))], factor=_BURST)
+    return full_batch.returns(descent.loss[descent.since((config.early[1], config.late[1]))], factor=_BURST)
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw a figure per group of variants: sharpness, accuracy and loss."""
     figures = {"figure-14": _DECAY, "figure-15": _RATE, "figure-18": _SCALE}
     return {name: _draw_group(config, findings, group) for name, group in figures.items()}
@@ -181,19 +140,19 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
 def _draw_group(config: Config, findings: Findings, group: str) -> Figure:
     figure, (edge, accuracy, loss) = panels(1, 3, width=2.4, height=2.1)
     for colour, variant in zip(COLOURS, [*_of(config, BASE), *_of(config, group)], strict=False):
-        descents = read_descents(config, variant, findings)
+        descents = full_batch.read_descents(config, variant, findings)
         label = {_DECAY: f"wd = {variant.weight_decay:g}", _RATE: f"lr = {variant.lr:g}"}.get(
             group, f"scale {variant.scale:.3g}"
         )
-        draw_edge(edge, descents, colour=colour, edge_colour=colour)  # every variant has another edge
-        draw_curves(accuracy, descents, "test", colour=colour, label=label)
-        draw_curves(loss, descents, "excess", colour=colour)
+        full_batch.draw_edge(edge, descents, colour=colour, edge_colour=colour)  # every variant has another edge
+        full_batch.draw_curves(accuracy, descents, "test", colour=colour, label=label)
+        full_batch.draw_curves(loss, descents, "excess", colour=colour)
     loss.set_yscale("log")
     for axis in (edge, accuracy, loss):
-        mark_windows(axis, config)
+        full_batch.mark_windows(axis, config)
     accuracy.legend(loc="lower right")
-    label_edge(edge, loc="lower left")
-    title_panels(accuracy, edge, loss, letters="bac")
+    full_batch.label_edge(edge, loc="lower left")
+    full_batch.title_panels(accuracy, edge, loss, letters="bac")
     return figure
 
 
@@ -270,10 +229,7 @@ EXPERIMENT = Experiment(
     title="Sharpness reduction without weight decay, from other learning rates, with other targets",
     source="sharp fig. 13, 14, 15, 18",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(full_batch.tasks, full_batch.run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=full_batch.load,
 )

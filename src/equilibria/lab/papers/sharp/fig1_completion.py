@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, identity, near, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.sharp.small_problems import among
+from equilibria.lab.harness.claim import Claim, Source, identity, not_demanded
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.problems import Completion, Moment, Simulation
 from equilibria.theory.eos_series import ratio_crossings
 from equilibria.theory.rules import SGD
@@ -220,38 +219,29 @@ def collect(config: Config, findings: Findings) -> Outcome:
 
 def _judge_figure_1(config: Config, runs: Sequence[_CompletionRun]) -> list[Claim]:
     papers_numbers = [
-        near(
-            "The oscillation that lowers the sharpness raises the loss above 1e-6 again at step ~2000: mean",
-            _FIGURE_1,
-            expected=2000,
-            measured=float(np.mean([run.seen for run in runs])),
+        _FIGURE_1.says(
+            "The oscillation that lowers the sharpness raises the loss above 1e-6 again at step ~2000: mean"
+        ).near(
+            2000,
+            float(np.mean([run.seen for run in runs])),
             relative=0.1,  # read off a figure, with one digit
             unit="steps",
         ),
-        among(
-            "Test loss before: the paper's one matrix among ours",
-            _FIGURE_1,
-            printed=1.12,
-            values=np.array([run.plateau for run in runs]),
+        _FIGURE_1.says("Test loss before: the paper's one matrix among ours").among(
+            1.12, [run.plateau for run in runs]
         ),
-        among(
-            "Test loss at the end: the paper's one matrix among ours",
-            _FIGURE_1,
-            printed=0.013,
-            values=np.array([run.end for run in runs]),
+        _FIGURE_1.says("Test loss at the end: the paper's one matrix among ours").among(
+            0.013, [run.end for run in runs]
         ),
-        at_most(
-            "The third singular value collapses: largest sigma_3/sigma_2 at the end, of any matrix",
-            _FIGURE_1,
-            bound=0.1,
-            measured=max(float(run.singular[1][2] / run.singular[1][1]) for run in runs),
+        _FIGURE_1.says("The third singular value collapses: largest sigma_3/sigma_2 at the end, of any matrix").at_most(
+            0.1, max(float(run.singular[1][2] / run.singular[1][1]) for run in runs)
         ),
     ]
-    level = near(
-        "Training loss at the end over lr wd lambda1/4, with lambda1 = 2/lr: the matrix farthest off",
-        _LEVEL,
-        expected=1.0,
-        measured=max((run.level for run in runs), key=lambda value: abs(value - 1)),
+    level = _LEVEL.says(
+        "Training loss at the end over lr wd lambda1/4, with lambda1 = 2/lr: the matrix farthest off"
+    ).near(
+        1.0,
+        max((run.level for run in runs), key=lambda value: abs(value - 1)),
         relative=(2 * config.rate) ** 0.5,  # the law is the limit of small eta
     )
     if config.small != _PAPERS_SIZE:
@@ -262,68 +252,43 @@ def _judge_figure_1(config: Config, runs: Sequence[_CompletionRun]) -> list[Clai
 def _judge_all(config: Config, runs: Sequence[_CompletionRun]) -> list[Claim]:
     hardest, *others = ([run for run in runs if run.case == case] for case in config.cases)
     entries = config.rank * (2 * config.small - config.rank)
-    starved = at_least(
-        f"N = {config.cases[0][1]} for {entries} degrees of freedom is not recovered: least test loss at the end",
-        Source("", "ours, on fig. 6"),
-        bound=0.1,
-        measured=min(run.end for run in hardest),
+    starved = (
+        Source("", "ours, on fig. 6")
+        .says(f"N = {config.cases[0][1]} for {entries} degrees of freedom is not recovered: least test loss at the end")
+        .at_least(0.1, min(run.end for run in hardest))
     )
     easiest, middle = others[-1], others[-2]
     large = [
-        at_most(
-            f"d = {config.large}, N = {easiest[0].case[1]}: sigma_3 collapses; largest sigma_3/sigma_2 at the end",
-            _FIGURES,
-            bound=0.1,
-            measured=max(1 / _gap(run.singular[1]) for run in easiest),
-        ),
-        at_least(
-            f"d = {config.large}, N = {middle[0].case[1]}: it has not collapsed by the last step; smallest ratio",
-            Source("", "ours, on fig. 7"),
-            bound=0.3,
-            measured=min(1 / _gap(run.singular[1]) for run in middle),
-        ),
+        _FIGURES.says(
+            f"d = {config.large}, N = {easiest[0].case[1]}: sigma_3 collapses; largest sigma_3/sigma_2 at the end"
+        ).at_most(0.1, max(1 / _gap(run.singular[1]) for run in easiest)),
+        Source("", "ours, on fig. 7")
+        .says(f"d = {config.large}, N = {middle[0].case[1]}: it has not collapsed by the last step; smallest ratio")
+        .at_least(0.3, min(1 / _gap(run.singular[1]) for run in middle)),
     ]
     return [
-        at_least(
-            "The spherical sharpness falls in every run: smallest factor",
-            _FIGURES,
-            bound=2,
-            measured=min(run.sharpness[0] / run.sharpness[1] for run in runs),
+        _FIGURES.says("The spherical sharpness falls in every run: smallest factor").at_least(
+            2, min(run.sharpness[0] / run.sharpness[1] for run in runs)
         ),
-        at_least(
-            "The gap between the second and the third singular value widens: smallest factor of sigma_2/sigma_3",
-            _FIGURES,
-            bound=1,
-            measured=min(_gap(run.singular[1]) / _gap(run.singular[0]) for run in runs),
+        _FIGURES.says(
+            "The gap between the second and the third singular value widens: smallest factor of sigma_2/sigma_3"
+        ).at_least(1, min(_gap(run.singular[1]) / _gap(run.singular[0]) for run in runs)),
+        _FIGURES.says("Test loss stands still until the edge: largest relative change").at_most(
+            0.02, max(abs(run.at_crossing / run.plateau - 1) for run in runs)
         ),
-        at_most(
-            "Test loss stands still until the edge: largest relative change",
-            _FIGURES,
-            bound=0.02,
-            measured=max(abs(run.at_crossing / run.plateau - 1) for run in runs),
+        _FIGURES.says("Then it falls, in every run: largest share left at the end").at_most(
+            0.8, max(run.end / run.plateau for run in runs)
         ),
-        at_most(
-            "Then it falls, in every run: largest share left at the end",
-            _FIGURES,
-            bound=0.8,
-            measured=max(run.end / run.plateau for run in runs),
-        ),
-        near(
-            "It falls as soon as the sharpness does: steps between a tenth less of both, farthest off",
-            _FIGURES,
-            expected=0,
-            measured=max((run.lag for run in runs), key=abs),
+        _FIGURES.says("It falls as soon as the sharpness does: steps between a tenth less of both, farthest off").near(
+            0,
+            max((run.lag for run in runs), key=abs),
             absolute=2 * config.sparse_every,  # the sharpness is known that often
             unit="steps",
         ),
         *(claim if config.small == _PAPERS_SIZE else not_demanded(claim) for claim in (starved, *large)),
         identity(
-            at_least(
-                "The matrices of figure 7 have room for all its observations: entries",
-                _SIZE,
-                bound=max(config.large_observed),
-                measured=config.large**2,
-                printed=_PAPERS_SIZE**2,
+            _SIZE.says("The matrices of figure 7 have room for all its observations: entries").at_least(
+                max(config.large_observed), config.large**2, printed=_PAPERS_SIZE**2
             )
         ),
     ]
@@ -340,27 +305,22 @@ def _judge_entry(config: Config, look: Arrays) -> list[Claim]:
     visible = look["sharpness"][0] * config.rate / 4  # lambda1 h^2/2 at h = sqrt(lr wd/2)
     seen = int(look["step"][np.argmax(look["loss"] > visible)])
     return [
-        near(
-            "2/lr meets the sharpness at the step predicted from the moment the loss has collapsed",
-            _FIGURE_11,
-            expected=float(look["expected_crossing"]),
-            measured=crossing,
+        _FIGURE_11.says("2/lr meets the sharpness at the step predicted from the moment the loss has collapsed").near(
+            float(look["expected_crossing"]),
+            crossing,
             absolute=3,  # whole steps, a mean over two, and the effect of the remaining loss on the norm
             unit="steps",
         ),
-        near(
-            "Steps from there until the oscillation has grown from rounding to its mean size",
-            Source("sharp", "fig. 11, Theorem 4.3", law="stability.eos_delay"),
-            expected=float(eos_delay(config.rate)),
-            measured=seen - crossing,
+        Source("sharp", "fig. 11, Theorem 4.3", law="stability.eos_delay")
+        .says("Steps from there until the oscillation has grown from rounding to its mean size")
+        .near(
+            float(eos_delay(config.rate)),
+            seen - crossing,
             relative=0.1 + config.rate**0.5,  # rounding is known to some powers of e; lowest order in the overshoot
             unit="steps",
         ),
-        at_least(
-            "2/lr switches back and forth about the sharpness: crossings within the closer look",
-            _FIGURE_11,
-            bound=3,
-            measured=len(crossings.upward) + len(crossings.downward),
+        _FIGURE_11.says("2/lr switches back and forth about the sharpness: crossings within the closer look").at_least(
+            3, len(crossings.upward) + len(crossings.downward)
         ),
     ]
 
@@ -371,7 +331,7 @@ def _ratio(config: Config, look: Arrays) -> Array:
     return ratio
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw figures 1, 6, 7 and 11 of the paper, for the first matrix of every case."""
     others = [(config.small, observed) for observed in config.small_observed if observed != config.closer_look]
     return {
@@ -385,20 +345,17 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
 def _figure_1(config: Config, run: Arrays) -> Figure:
     figure, (test, sharpness, train, singular) = panels(2, 2, height=2.1)
     test.plot(run["step"], run["risk"], lw=0.9)
-    test.set(xlabel="step", ylabel="test loss", yscale="log")
-    title(test, "a", "test loss")
+    label_panel(test, "a", "test loss", xlabel="step", ylabel="test loss", yscale="log")
     _draw_sharpness(sharpness, config, run)
-    title(sharpness, "b", "spherical sharpness")
+    label_panel(sharpness, "b", "spherical sharpness")
     lr = effective_lr(config.lr, config.weight_decay, norm_sq=run["norm"] ** 2)
     train.plot(run["step"], run["loss"], lw=0.7)
     train.plot(
         run["step"], config.rate * 2 / lr / 4, color=THEORY, ls="--", lw=0.9, label="$\\eta_{in}/(2\\tilde\\eta_t)$"
     )
-    train.set(xlabel="step", ylabel="training loss", yscale="log")
-    train.legend(loc="lower right")
-    title(train, "c", "training loss")
+    label_panel(train, "c", "training loss", xlabel="step", ylabel="training loss", yscale="log", legend="lower right")
     _draw_singular(singular, run)
-    title(singular, "d", "singular values")
+    label_panel(singular, "d", "singular values")
     return figure
 
 
@@ -412,8 +369,7 @@ def _figure_rows(config: Config, findings: Findings, cases: Sequence[tuple[int, 
         losses.plot(run["step"], run["risk"], lw=0.9, color=COLOURS[0], label="test")
         losses.set(xlabel="step", ylabel="loss", yscale="log", ylim=(1e-8, 10))
         losses.locator_params(axis="x", nbins=4)
-        losses.legend(loc="lower right")
-        title(losses, "abc"[row], f"$d = {dim}$, $N = {observed}$")
+        label_panel(losses, "abc"[row], f"$d = {dim}$, $N = {observed}$", legend="lower right")
         _draw_sharpness(sharpness, config, run)
         _draw_singular(singular, run)
     return figure
@@ -448,10 +404,8 @@ def _figure_11(config: Config, look: Arrays) -> Figure:
         axes.axvline(float(look["expected_crossing"]), color=THEORY, ls="--", lw=0.8, label="predicted crossing")
         axes.set(xlabel="step")
         axes.legend()
-    sharpness.set(ylabel="spherical sharpness")
-    loss.set(ylabel="training loss", yscale="log")
-    title(sharpness, "a", "$2/\\tilde\\eta_t$ about the sharpness")
-    title(loss, "b", "training loss")
+    label_panel(sharpness, "a", "$2/\\tilde\\eta_t$ about the sharpness", ylabel="spherical sharpness")
+    label_panel(loss, "b", "training loss", ylabel="training loss", yscale="log")
     return figure
 
 
@@ -475,8 +429,5 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

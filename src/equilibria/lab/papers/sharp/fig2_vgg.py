@@ -7,30 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, mean_at_least, mean_near
-from equilibria.lab.harness.curves import POINTS
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.sharp.full_batch_descent import (
-    Config,
-    Descent,
-    Variant,
-    draw_curves,
-    draw_edge,
-    judge_constant,
-    judge_fall,
-    judge_fit,
-    judge_rise,
-    label_edge,
-    load,
-    mark_windows,
-    outcome,
-    read_descents,
-    returns,
-    run_task,
-    tasks,
-    title_panels,
-)
+from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, POINTS, THEORY, label_panel, panels
+from equilibria.lab.papers.sharp import full_batch
+from equilibria.lab.papers.sharp.full_batch import Config, Descent, Variant
 from equilibria.theory.stability import effective_lr
 
 if TYPE_CHECKING:
@@ -63,40 +44,29 @@ _STUCK = 1.0
 
 def collect(config: Config, findings: Findings) -> Outcome:
     """Judge sharpness and accuracy after the fit, with weight decay and without it."""
-    decayed, control = (read_descents(config, variant, findings) for variant in config.variants)
+    decayed, control = (full_batch.read_descents(config, variant, findings) for variant in config.variants)
     claims = [
         *_judge_decayed(config, decayed),
         *_judge_closer(config, decayed),
         *_judge_control(config, decayed, control),
     ]
-    return outcome(config, findings, claims)
+    return full_batch.outcome(config, findings, claims)
 
 
 def _judge_decayed(config: Config, descents: Sequence[Descent]) -> list[Claim]:
     return [
-        judge_fit(config, descents, _FIGURE_2),
-        judge_fall(config, descents, _FIGURE_2, "after it spherical sharpness falls"),
-        mean_near(
-            "along 2 / effective lr: sharpness over it, in the middle window",
-            _FIGURE_2,
-            expected=1.0,
-            values=[descent.mean("ratio", config.middle) for descent in descents],
-            relative=_AT_EDGE,
+        full_batch.judge_fit(config, descents, _FIGURE_2),
+        full_batch.judge_fall(config, descents, _FIGURE_2, "after it spherical sharpness falls"),
+        _FIGURE_2.says("along 2 / effective lr: sharpness over it, in the middle window").near(
+            1.0, [descent.mean("ratio", config.middle) for descent in descents], relative=_AT_EDGE
         ),
-        judge_rise(config, descents, _FIGURE_2, printed=_GAIN),
-        mean_at_least(
+        full_batch.judge_rise(config, descents, _FIGURE_2, printed=_GAIN),
+        _FIGURE_10.says(
             f"with the paper's lr of {_PAPER_LR:g} the sharpness of our first weights is much larger than "
-            "2 / effective lr: over it, at step 0",
-            _FIGURE_10,
-            bound=2.0,
-            values=[_first_ratio(config.variants[0], descent) for descent in descents],
-        ),
-        mean_near(
-            "some steps later it is at the level of 2 / effective lr: over it, in the early window",
-            _FIGURE_10,
-            expected=1.0,
-            values=[descent.mean("ratio", config.early) for descent in descents],
-            relative=_EARLY_EDGE,
+            "2 / effective lr: over it, at step 0"
+        ).at_least(2.0, [_first_ratio(config.variants[0], descent) for descent in descents]),
+        _FIGURE_10.says("some steps later it is at the level of 2 / effective lr: over it, in the early window").near(
+            1.0, [descent.mean("ratio", config.early) for descent in descents], relative=_EARLY_EDGE
         ),
     ]
 
@@ -112,19 +82,19 @@ def _first_ratio(variant: Variant, descent: Descent) -> float:
 
 def _judge_closer(config: Config, descents: Sequence[Descent]) -> list[Claim]:
     return [
-        mean_at_least(
-            f"steps {config.closer[0]} to {config.closer[1]}: how often sharpness is above 2 / effective lr",
-            _FIGURE_12,
-            bound=_ALWAYS,
-            values=[float((descent.ratio > 1)[descent.within(config.closer)].mean()) for descent in descents],
+        _FIGURE_12.says(
+            f"steps {config.closer[0]} to {config.closer[1]}: how often sharpness is above 2 / effective lr"
+        ).at_least(
+            _ALWAYS,
+            [float((descent.ratio > 1)[descent.within(config.closer)].mean()) for descent in descents],
             printed=1.0,
         ),
-        mean_at_least(
+        _FIGURE_12.says(
             "and yet the training loss comes and goes: how often its distance from the minimum rises by a factor of "
-            f"{_SWING:g} after a fall by it",
-            _FIGURE_12,
-            bound=_RETURNS,
-            values=[returns(descent.loss[descent.since(config.closer)], factor=_SWING) for descent in descents],
+            f"{_SWING:g} after a fall by it"
+        ).at_least(
+            _RETURNS,
+            [full_batch.returns(descent.loss[descent.since(config.closer)], factor=_SWING) for descent in descents],
         ),
     ]
 
@@ -133,26 +103,17 @@ def _judge_control(config: Config, decayed: Sequence[Descent], control: Sequence
     windows = config.early, config.late
     gains, control_gains = ([descent.rise("test", windows) for descent in runs] for runs in (decayed, control))
     return [
-        judge_constant(config, control, _FIGURE_13, "without weight decay sharpness stays"),
-        mean_near(
-            "without weight decay test accuracy is stuck: from the early to the late window",
-            _FIGURE_13,
-            expected=_CONTROL_GAIN,
-            values=control_gains,
-            absolute=_STUCK,
-            unit=POINTS,
+        full_batch.judge_constant(config, control, _FIGURE_13, "without weight decay sharpness stays"),
+        _FIGURE_13.says("without weight decay test accuracy is stuck: from the early to the late window").near(
+            _CONTROL_GAIN, control_gains, absolute=_STUCK, unit=POINTS
         ),
-        mean_at_least(
-            "the gain from weight decay: the difference of the two rises, seed by seed",
-            _FIGURE_13,
-            bound=0.0,
-            values=np.subtract(gains, control_gains),
-            unit=POINTS,
+        _FIGURE_13.says("the gain from weight decay: the difference of the two rises, seed by seed").at_least(
+            0.0, np.subtract(gains, control_gains), unit=POINTS
         ),
     ]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Fig. 2 with its control, the first steps (fig. 10), and a closer look (fig. 12)."""
     return {
         "figure-2": _draw_whole(config, findings),
@@ -163,26 +124,26 @@ def draw(config: Config, findings: Findings) -> dict[str, Figure]:
 
 def _draw_whole(config: Config, findings: Findings) -> Figure:
     figure, (accuracy, edge, loss) = panels(1, 3, width=2.4, height=2.1)
-    lines = [read_descents(config, variant, findings) for variant in config.variants]
+    lines = [full_batch.read_descents(config, variant, findings) for variant in config.variants]
     for colour, variant, descents in zip(COLOURS, config.variants, lines, strict=False):
-        draw_curves(accuracy, descents, "test", colour=colour, label=f"wd = {variant.weight_decay:g}")
-        draw_edge(edge, descents, colour=colour)
-        draw_curves(loss, descents, "excess", colour=colour)
+        full_batch.draw_curves(accuracy, descents, "test", colour=colour, label=f"wd = {variant.weight_decay:g}")
+        full_batch.draw_edge(edge, descents, colour=colour)
+        full_batch.draw_curves(loss, descents, "excess", colour=colour)
     fitted = float(np.mean([descent.fitted() for descent in lines[0]]))
     for axis in (accuracy, edge, loss):
-        mark_windows(axis, config)
+        full_batch.mark_windows(axis, config)
         if np.isfinite(fitted):
             axis.axvline(fitted, color="grey", lw=0.8, ls=":")
-    label_edge(edge, loc="lower left")
+    full_batch.label_edge(edge, loc="lower left")
     loss.set_yscale("log")
     accuracy.legend(loc="lower right")
-    title_panels(accuracy, edge, loss, letters="abc")
+    full_batch.title_panels(accuracy, edge, loss, letters="abc")
     return figure
 
 
 def _draw_part(config: Config, findings: Findings, window: tuple[int, int]) -> Figure:
     """Draw one seed: a mean would hide the oscillation."""
-    descent = read_descents(config, config.variants[0], findings)[0]
+    descent = full_batch.read_descents(config, config.variants[0], findings)[0]
     figure, (edge, loss, gradient) = panels(1, 3, width=2.4, height=1.9)
     inside, since = descent.within(window), descent.since(window)
     edge.plot(descent.step[inside], descent.sharpness[inside], color=COLOURS[0], label="sharpness")
@@ -195,9 +156,9 @@ def _draw_part(config: Config, findings: Findings, window: tuple[int, int]) -> F
         axis.set_yscale("log")
     for axis in (edge, loss, gradient):
         axis.set_xlabel("steps")
-    title(edge, "a", f"spherical sharpness, seed {config.seeds[0]}")
-    title(loss, "b", "training loss above its minimum")
-    title(gradient, "c", "norm of the unit gradient")
+    label_panel(edge, "a", f"spherical sharpness, seed {config.seeds[0]}")
+    label_panel(loss, "b", "training loss above its minimum")
+    label_panel(gradient, "c", "norm of the unit gradient")
     return figure
 
 
@@ -221,10 +182,7 @@ _SMOKE = Config(
     stages=(1, 1),
 )
 _DESK = Config(
-    variants=(
-        Variant("decay", 0.02, 0.025, _PARTS),
-        Variant("no decay", 0.02, 0.0, _CONTROL_PARTS),
-    ),
+    variants=(Variant("decay", 0.02, 0.025, _PARTS), Variant("no decay", 0.02, 0.0, _CONTROL_PARTS)),
     seeds=tuple(range(30, 36)),  # with seeds 20 to 22 the claims on accuracy stayed undecided
     closer=(1400, 1600),
 )
@@ -252,10 +210,7 @@ EXPERIMENT = Experiment(
     title="Weight decay makes a fitted VGG less sharp along 2 / effective lr, and better",
     source="sharp fig. 2, 10, 12",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(full_batch.tasks, full_batch.run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=full_batch.load,
 )

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_most, convergence_order, near, to_rounding
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.sharp.small_problems import drift_factor, kept_steps
+from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.lab.problems import Simulation, Sphere3D, SphereValley
-from equilibria.theory.damping import stability_offset, two_cycle_angle
+from equilibria.lab.problems.valleys import drift_factor
 from equilibria.theory.flow import curve_position, integrate_flow
 from equilibria.theory.flow_examples import sphere3d_angle
-from equilibria.theory.hamiltonian import energy, mean_square_displacement, rest_point
+from equilibria.theory.hamiltonian import (
+    energy,
+    mean_square_displacement,
+    rest_point,
+    stability_offset,
+    two_cycle_angle,
+)
 from equilibria.theory.rules import SGD
 from equilibria.theory.stability import edge_of_stability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _APPENDIX = Source("sharp", "fig. 3c, Appendix F", law="flow_examples.sphere3d_angle")
 _FLOW = Source("sharp", "Theorem 4.6, eq. (3)", law="flow.integrate_flow")
-_CYCLE = Source("", "ours, on Appendix F's run", law="damping.two_cycle_angle")
+_CYCLE = Source("", "ours, on Appendix F's run", law="hamiltonian.two_cycle_angle")
 _DRIFT = Source(
     "sharp",
     "Section 4.2.3",
@@ -150,7 +153,7 @@ def _valley_slope(config: Config, angle: Array) -> Array:
 
 
 def _thinned(time: Array, angle: Array, flow: Array, h: Array) -> dict[str, Array]:
-    keep = kept_steps(len(time))
+    keep = shown_steps(len(time))
     return {"time": time[keep], "angle": angle[keep], "flow": flow[keep], "h": h[keep]}
 
 
@@ -184,34 +187,25 @@ def _judge_figure(config: Config, run: Arrays) -> list[Claim]:
     steepness = Sphere3D().sharpness(Sphere3D().minimiser([0.6]))[0]
     offset = float(stability_offset(rate, cubic=_CUBIC))
     return [
-        to_rounding(
-            "It ends in oscillation about the flattest minimiser (1, 1, 0)/sqrt(2): distance from it",
-            _APPENDIX,
-            error=float(np.linalg.norm(away)),
+        _APPENDIX.says(
+            "It ends in oscillation about the flattest minimiser (1, 1, 0)/sqrt(2): distance from it"
+        ).to_rounding(
+            float(np.linalg.norm(away)),
             operations=100,  # weight decay has shrunk z below one rounding by then
         ),
-        near(
-            "It ends in a 2-cycle at the angle asin(sqrt(lr wd/2)) from the minimiser",
-            _CYCLE,
-            expected=float(two_cycle_angle(rate)),
-            measured=turned,
-            relative=100 * float(np.finfo(np.float64).eps),
-            unit="rad",
+        _CYCLE.says("It ends in a 2-cycle at the angle asin(sqrt(lr wd/2)) from the minimiser").near(
+            float(two_cycle_angle(rate)), turned, relative=100 * float(np.finfo(np.float64).eps), unit="rad"
         ),
-        near(
-            "The stability ratio there is 1 - q lr wd/4 with q = -9",
-            Source("", "ours, on Appendix F's run", law="damping.stability_offset"),
-            expected=offset,
-            measured=effective * 6 / 2,
+        Source("", "ours, on Appendix F's run", law="hamiltonian.stability_offset")
+        .says("The stability ratio there is 1 - q lr wd/4 with q = -9")
+        .near(
+            offset,
+            effective * 6 / 2,
             absolute=(offset - 1) ** 2,  # the square of the first-order term
         ),
-        near(
-            "Spherical sharpness of the minimiser at z = 0.6: 6/(1 - z^2), twice the factor before the matrix",
-            _APPENDIX,
-            expected=6 / (1 - 0.36),
-            measured=float(steepness),
-            relative=100 * float(np.finfo(np.float64).eps),
-        ),
+        _APPENDIX.says(
+            "Spherical sharpness of the minimiser at z = 0.6: 6/(1 - z^2), twice the factor before the matrix"
+        ).near(6 / (1 - 0.36), float(steepness), relative=100 * float(np.finfo(np.float64).eps)),
     ]
 
 
@@ -229,17 +223,12 @@ def _judge_flow(config: Config, worst: list[float]) -> list[Claim]:
     swing = _swing(config, rates[-1], grad_norm=2 * math.tan(math.asin(config.height)))
     steepest = 2 / math.sqrt(27)  # the maximum of z (1 - z^2)
     return [
-        at_most(
-            f"tan(latitude) falls as exp(-tau): largest error of z at lr wd = {rates[-1]:g}",
-            _APPENDIX,
-            bound=steepest * etas[-1] * swing / 4 * (1 + etas[-1] * swing),
-            measured=worst[-1],
+        _APPENDIX.says(f"tan(latitude) falls as exp(-tau): largest error of z at lr wd = {rates[-1]:g}").at_most(
+            steepest * etas[-1] * swing / 4 * (1 + etas[-1] * swing), worst[-1]
         ),
         # At the largest lr*wd the next order is a share eta u/2 of the first, which tilts the whole line by this much.
-        convergence_order(
-            "The error falls as (lr wd)^(1/2), better than the theorem's 1/4 - o(1): the order",
-            _FLOW,
-            expected=0.5,
+        _FLOW.says("The error falls as (lr wd)^(1/2), better than the theorem's 1/4 - o(1): the order").of_order(
+            0.5,
             sizes=rates.tolist(),
             errors=worst,
             absolute=math.log1p(etas[0] * swing / 2) / math.log(rates[0] / rates[-1]),
@@ -252,18 +241,11 @@ def _judge_valley(config: Config, worst: list[float], end: float) -> list[Claim]
     expected, half, double = (_valley_flow(config, speed * config.flow_time) for speed in (1.0, 0.5, 2.0))
     swing = _swing(config, rates[-1], grad_norm=abs(float(_valley_slope(config, np.asarray(config.valley_start)))))
     return [
-        near(
-            f"On a bent valley the flow ends at {expected:.4f}; twice the speed: {double:.4f}, half: {half:.4f}",
-            _FLOW,
-            expected=expected,
-            measured=end,
-            absolute=min(half - expected, expected - double) / 4,
-            unit="rad",
-        ),
-        convergence_order(
-            "On the bent valley, too, the largest error falls as (lr wd)^(1/2): the order",
-            _FLOW,
-            expected=0.5,
+        _FLOW.says(
+            f"On a bent valley the flow ends at {expected:.4f}; twice the speed: {double:.4f}, half: {half:.4f}"
+        ).near(expected, end, absolute=min(half - expected, expected - double) / 4, unit="rad"),
+        _FLOW.says("On the bent valley, too, the largest error falls as (lr wd)^(1/2): the order").of_order(
+            0.5,
             sizes=rates.tolist(),
             errors=worst,
             absolute=math.log1p(math.sqrt(2 * rates[0]) * swing / 2) / math.log(rates[0] / rates[-1]),
@@ -284,32 +266,28 @@ def _judge_motion(config: Config, runs: list[Arrays]) -> list[Claim]:
     swing = _swing(config, rate, grad_norm=2 * math.tan(math.asin(config.height)))
     slope = 2 * np.tan(runs[-1]["angle"])
     return [
-        near(
-            f"Mean of h^2 over 2 lr wd/(4 + g^2) at lr wd = {rate:g}",
-            _MEAN,
-            expected=1.0,
-            measured=float(runs[-1]["mean_square"]),
+        _MEAN.says(f"Mean of h^2 over 2 lr wd/(4 + g^2) at lr wd = {rate:g}").near(
+            1.0,
+            float(runs[-1]["mean_square"]),
             relative=2 * swing / (2 * eta * steps),  # u(end) - u(start) over C_b times the time
             printed=float(np.mean((4 + slope**2) / (4 + slope) / 2)),
         ),
-        near(
-            f"Two steps move the minimiser by this times h^2 grad log lambda1, at lr wd = {rate:g}",
-            _DRIFT,
-            expected=-2.0,
-            measured=float(runs[-1]["drift"]),
+        _DRIFT.says(f"Two steps move the minimiser by this times h^2 grad log lambda1, at lr wd = {rate:g}").near(
+            -2.0,
+            float(runs[-1]["drift"]),
             relative=eta * swing / 2,  # Appendix H: corrections of relative order eta u
             printed=-4.0,
         ),
-        to_rounding(
-            "z is not in the loss: weight decay alone shrinks it, by 1 - lr wd per step; largest relative error",
-            Source("", "ours, on Appendix F's loss", law="flow_examples.sphere3d_angle"),
-            error=max(float(run["conserved"]) for run in runs),
+        Source("", "ours, on Appendix F's loss", law="flow_examples.sphere3d_angle")
+        .says("z is not in the loss: weight decay alone shrinks it, by 1 - lr wd per step; largest relative error")
+        .to_rounding(
+            max(float(run["conserved"]) for run in runs),
             operations=steps * math.exp(config.flow_time),  # a rounding of |w| per step, and z shrinks meanwhile
         ),
     ]
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw norm, gradient and trajectory on the sphere, as in figure 3; below, the flow and its errors."""
     figure, (norm, gradient, globe, flow, errors, valley) = panels(2, 3, width=2.6, height=2.4)
     _draw_norms(norm, gradient, config, findings["figure"])
@@ -320,15 +298,14 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     flow.plot(run["time"], np.tan(run["flow"]), color=THEORY, ls="--", lw=1, label="$e^{-\\tau}$")
     flow.set(yscale="log", xlabel="flow time $\\tau = t\\,\\eta_{in}$", ylabel="$\\tan$ latitude", ylim=(0.04, None))
     flow.legend(title="$\\eta_{in}$", title_fontsize=7, ncols=2, loc="lower left")
-    title(flow, "d", "the flow to the flattest")
+    label_panel(flow, "d", "the flow to the flattest")
     _draw_errors(errors, config, findings)
     for rate, colour in zip(config.valley_lrs, COLOURS[1:], strict=False):
         run = findings[f"valley-{rate:g}"]
         valley.plot(run["time"], run["angle"], color=colour, lw=0.8)
     valley.plot(run["time"], run["flow"], color=THEORY, ls="--", lw=1, label="flow (3)")
     valley.set(xlabel="flow time $\\tau$", ylabel="angle along the valley (rad)")
-    valley.legend()
-    title(valley, "f", "a bent valley")
+    label_panel(valley, "f", "a bent valley", legend="best")
     return {"figure-3": figure}
 
 
@@ -339,12 +316,10 @@ def _draw_norms(norm: Axes, gradient: Axes, config: Config, run: Arrays) -> None
     norm.axhline(
         math.sqrt(3 * config.lr), color=THEORY, ls="--", lw=0.9, label="$(\\eta \\lambda_1/2)^{1/2}$, flattest"
     )
-    norm.set(xlabel="step", ylabel="$||w_t||$")
-    norm.legend()
-    title(norm, "a", "the norm falls ...")
+    label_panel(norm, "a", "the norm falls ...", xlabel="step", ylabel="$||w_t||$", legend="best")
     gradient.plot(run["gradient"][shown], color=COLOURS[1])
     gradient.set(xlabel="step", ylabel="$||\\nabla L(\\theta_t)||$", ylim=(0, None))
-    title(gradient, "b", "... while the gradient is small")
+    label_panel(gradient, "b", "... while the gradient is small")
 
 
 def _draw_globe(axes: Axes, path: Array) -> None:
@@ -372,7 +347,7 @@ def _draw_globe(axes: Axes, path: Array) -> None:
     axes.set(xlim=(-1.05, 1.05), ylim=(-1.05, 1.05))
     axes.set_axis_off()
     axes.legend(loc="lower left", bbox_to_anchor=(-0.28, -0.06))
-    title(axes, "c", "trajectory on the sphere")
+    label_panel(axes, "c", "trajectory on the sphere")
 
 
 def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
@@ -384,8 +359,7 @@ def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
         axes.plot(sizes, worst[-1] * np.sqrt(sizes / sizes[-1]), color=THEORY, ls="--", lw=0.9)
     axes.plot([], [], color=THEORY, ls="--", lw=0.9, label="$\\propto \\eta_{in}^{1/2}$")
     axes.set(xscale="log", yscale="log", xlabel="$\\eta_{in}$ = lr wd", ylabel="largest error")
-    axes.legend()
-    title(axes, "e", "distance from the flow")
+    label_panel(axes, "e", "distance from the flow", legend="best")
 
 
 EXPERIMENT = Experiment(
@@ -397,8 +371,5 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, comparison, near, not_demanded, to_rounding
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome, one_task
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.sharp.small_problems import among
+from equilibria.lab.harness.claim import Claim, Source, comparison, not_demanded
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome, one_task
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.problems import Moment, Regression, Simulation
 from equilibria.theory.eos_series import ratio_crossings
 from equilibria.theory.flow_examples import regression_geometry
@@ -24,7 +22,6 @@ from equilibria.theory.stability import crossing_time, effective_lr, eos_delay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 Array = NDArray[np.float64]
@@ -245,28 +242,24 @@ def _judge_entering(config: Config, run: Arrays, data_sets: list[_RegressionRun]
     calm = [data_set for data_set in below if data_set.predicted_delay**2 * 2 * config.rate > math.log(1e6)]
     # The oscillation grows out of rounding, which differs between processors: of smoke's four data sets the farthest is
     # within 10 % on some machines and 12 % off on others.
-    delay = near(
-        "Steps from there until the oscillation is visible, over sqrt(ln(growth)/(2 lr wd)): farthest off",
-        _DELAY,
-        expected=1.0,
-        measured=_farthest([(data_set.seen - data_set.crossing) / data_set.predicted_delay for data_set in calm]),
+    delay = _DELAY.says(
+        "Steps from there until the oscillation is visible, over sqrt(ln(growth)/(2 lr wd)): farthest off"
+    ).near(
+        1.0,
+        _farthest([(data_set.seen - data_set.crossing) / data_set.predicted_delay for data_set in calm]),
         # h at the crossing is rounding, known to some powers of e, each 2 % of the delay; the overshoot adds 4 %
         relative=0.1,
     )
     return [
-        at_most(
-            "Training loss falls below 1e-6 within the first 1k steps: the slowest data set",
-            Source("", "ours, on fig. 4b"),
-            bound=_PAPERS_STEPS,
-            measured=max(fitted),
-            unit="steps",
-        ),
-        near(
+        Source("", "ours, on fig. 4b")
+        .says("Training loss falls below 1e-6 within the first 1k steps: the slowest data set")
+        .at_most(_PAPERS_STEPS, max(fitted), unit="steps"),
+        _ENTERING.says(
             "2/lr meets the sharpness at the step predicted from the moment the loss is below 1e-6: "
-            f"{_of_those_below(data_sets)}",
-            _ENTERING,
-            expected=0.0,
-            measured=_farthest([data_set.crossing - data_set.predicted_crossing for data_set in below], 0.0),
+            f"{_of_those_below(data_sets)}"
+        ).near(
+            0.0,
+            _farthest([data_set.crossing - data_set.predicted_crossing for data_set in below], 0.0),
             absolute=2.0,  # one for whole steps, one for the effect of a loss of 1e-6 on the norm
             unit="steps",
         ),
@@ -286,41 +279,27 @@ def _judge_oscillation(config: Config, run: Arrays, data_sets: list[_RegressionR
     ratios = [float(length / law) for data_set in data_sets for _, length, law in data_set.periods]
     room = 10 * config.rate  # the next order, a number times lr wd; the oscillation itself has died down by then
     return [
-        near(
-            "Mean training loss at the edge over lr wd lambda1*/4: the data set farthest off",
-            _LEVEL,
-            expected=1.0,
-            measured=_farthest([float(level) for level in levels]),
-            relative=room,
+        _LEVEL.says("Mean training loss at the edge over lr wd lambda1*/4: the data set farthest off").near(
+            1.0, _farthest([float(level) for level in levels]), relative=room
         ),
-        near(
-            "Mean of h^2 over 2 lr wd/(4 + g^2): the data set farthest off",
-            _LEVEL,
-            expected=1.0,
-            measured=_farthest([float(square) for square in squares]),
-            relative=room,
-            printed=0.5,
+        _LEVEL.says("Mean of h^2 over 2 lr wd/(4 + g^2): the data set farthest off").near(
+            1.0, _farthest([float(square) for square in squares]), relative=room, printed=0.5
         ),
-        near(
-            "Every period of the oscillation over that of an orbit with its energy: farthest off",
-            _PERIOD,
-            expected=1.0,
-            measured=_farthest(ratios),
+        _PERIOD.says("Every period of the oscillation over that of an orbit with its energy: farthest off").near(
+            1.0,
+            _farthest(ratios),
             relative=2 * config.eta,  # the orbit is the limit of small eta, and a period is a whole number of steps
         ),
-        near(
-            "Last period, mean over the data sets: small oscillations take pi/sqrt(2 lr wd)",
-            Source("", "ours, on fig. 4c-d", law="hamiltonian.period_steps"),
-            expected=float(period_steps(config.rate)),
-            measured=float(np.mean([data_set.periods[-1, 1] for data_set in data_sets])),
+        Source("", "ours, on fig. 4c-d", law="hamiltonian.period_steps")
+        .says("Last period, mean over the data sets: small oscillations take pi/sqrt(2 lr wd)")
+        .near(
+            float(period_steps(config.rate)),
+            float(np.mean([data_set.periods[-1, 1] for data_set in data_sets])),
             relative=2 * config.eta,
             unit="steps",
         ),
-        at_least(
-            "2/lr switches back and forth about the sharpness: the fewest periods of any data set",
-            _FIGURE,
-            bound=3,
-            measured=min(len(data_set.periods) for data_set in data_sets),
+        _FIGURE.says("2/lr switches back and forth about the sharpness: the fewest periods of any data set").at_least(
+            3, min(len(data_set.periods) for data_set in data_sets)
         ),
     ]
 
@@ -335,25 +314,23 @@ def _judge_end(config: Config, run: Arrays, problem: Regression, data_sets: list
     ]
     after, goal = run["risk"][-1], _test_of_least_norm(problem)
     return [
-        to_rounding(
-            "The part of w that no sample sees shrinks by 1 - lr wd per step, before and at the edge: relative error",
-            Source("", "ours, on Theorem 5.1", law="flow_examples.regression_flow"),
-            error=float(run["worst_null_error"].max()),
+        Source("", "ours, on Theorem 5.1", law="flow_examples.regression_flow")
+        .says("The part of w that no sample sees shrinks by 1 - lr wd per step, before and at the edge: relative error")
+        .to_rounding(
+            float(run["worst_null_error"].max()),
             operations=config.steps,  # one rounding of the weight per step
         ),
-        near(
+        _THEOREM.says(
             "Distance to the least-norm solution along the minimisers at the end, over that of the flow from the "
-            f"crossing on: {_of_those_below(data_sets)}",
-            _THEOREM,
-            expected=1.0,
-            measured=_farthest(over_flow),
+            f"crossing on: {_of_those_below(data_sets)}"
+        ).near(
+            1.0,
+            _farthest(over_flow),
             relative=config.eta,  # it goes as the root of the stability ratio, which swings by eta u/2 with u below 4
         ),
-        near(
-            "Test loss at the end over that of the least-norm solution: mean over the data sets",
-            _THEOREM,
-            expected=1.0,
-            measured=float(np.mean(after / goal)),
+        _THEOREM.says("Test loss at the end over that of the least-norm solution: mean over the data sets").near(
+            1.0,
+            float(np.mean(after / goal)),
             relative=float(np.mean(2 * run["distance"][-1] / np.sqrt(goal))),  # inputs have variance at most 1
         ),
     ]
@@ -373,18 +350,15 @@ def _judge_likeness(config: Config, run: Arrays, data_sets: list[_RegressionRun]
     }
     least = run["loss"][:_PAPERS_STEPS].min(axis=0)
     collapsed = comparison(
-        at_most(
+        _FIGURE.says(
             f"Training loss falls to about 1e-14 in the first 1k steps: in {np.sum(least < _COLLAPSED)} of "
-            f"{config.data_sets} data sets; the largest",
-            _FIGURE,
-            bound=_COLLAPSED,
-            measured=float(least.max()),
-        )
+            f"{config.data_sets} data sets; the largest"
+        ).at_most(_COLLAPSED, float(least.max()))
     )
     return [
         collapsed,
         *(
-            among(f"{name}: the paper's one data set among ours", _FIGURE, printed=printed, values=values, unit=unit)
+            _FIGURE.says(f"{name}: the paper's one data set among ours").among(printed, values, unit=unit)
             for name, (printed, values, unit) in ours.items()
         ),
     ]
@@ -405,7 +379,7 @@ def _flow(config: Config, run: Arrays, data_set: _RegressionRun, k: int) -> Arra
     return left
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw figure 4 for the data set whose test losses are nearest to the paper's; below, all data sets."""
     run, problem = findings["all"], config.problem
     data_sets = [_read_run(config, problem, run, k) for k in range(config.data_sets)]
@@ -417,9 +391,7 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     train.axhline(
         config.rate * data_sets[k].flattest / 4, color=THEORY, ls="--", lw=0.9, label="$\\eta_{in}\\lambda_1^*/4$"
     )
-    train.set(yscale="log", xlabel="step", ylabel="training loss")
-    train.legend(loc="lower right")
-    title(train, "b", "training loss")
+    label_panel(train, "b", "training loss", yscale="log", xlabel="step", ylabel="training loss", legend="lower right")
     _draw_zoom(ratio, height, config, run, data_sets[k], k)
     _draw_distances(distances, config, run, problem, data_sets)
     for data_set, colour in zip(data_sets, COLOURS * 2, strict=False):
@@ -430,8 +402,7 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
     small = float(period_steps(config.rate))
     periods.axhline(small, color=THEORY, ls="--", lw=0.9, label="small: $\\pi/\\sqrt{2\\eta_{in}}$")
     periods.set(xlabel="step", ylabel="period (steps)", ylim=(None, 3.8 * small))
-    periods.legend()
-    title(periods, "f", "periods, all data sets")
+    label_panel(periods, "f", "periods, all data sets", legend="best")
     return {"figure-4": figure}
 
 
@@ -453,9 +424,7 @@ def _draw_test(axes: Axes, config: Config, run: Arrays, data_set: _RegressionRun
     size = float(np.linalg.norm(problem.flattest[k]))
     axes.plot(steps, run["distance"][steps, k], lw=0.8, color=COLOURS[1], label="distance to $w^*$")
     axes.plot(steps, size * _flow(config, run, data_set, k)[steps], color=THEORY, ls="--", lw=0.9, label="flow")
-    axes.set(xlabel="step", ylim=(0, None))
-    axes.legend()
-    title(axes, "a", "test loss and distance")
+    label_panel(axes, "a", "test loss and distance", xlabel="step", ylim=(0, None), legend="best")
 
 
 def _draw_zoom(ratio: Axes, height: Axes, config: Config, run: Arrays, data_set: _RegressionRun, k: int) -> None:
@@ -466,17 +435,14 @@ def _draw_zoom(ratio: Axes, height: Axes, config: Config, run: Arrays, data_set:
     sharpness = data_set.flattest * norm**2 / (norm**2 - null**2)
     ratio.plot(window, sharpness / data_set.ratio[window], lw=0.8, label="$2/\\tilde\\eta_t$")
     ratio.plot(window, sharpness, lw=0.8, label="$\\lambda_1(\\phi_t)$")
-    ratio.set(xlabel="step", ylabel="sharpness")
-    ratio.legend()
-    title(ratio, "c", "$2/\\tilde\\eta_t$ about the sharpness")
+    label_panel(ratio, "c", "$2/\\tilde\\eta_t$ about the sharpness", xlabel="step", ylabel="sharpness", legend="best")
     height.plot(window, run["h"][window, k], ",", color=COLOURS[0])
     height.plot(window, run["h"][window, k], lw=0.15, color=COLOURS[0], alpha=0.5)
     level = math.sqrt(config.rate / 2)
     for side in (-1, 1):
         height.axhline(side * level, color=THEORY, ls="--", lw=0.9, label="rms, $g = 0$" if side > 0 else None)
     height.set(xlabel="step", ylabel="$h_t$ (rad)")
-    height.legend(loc="lower right")
-    title(height, "d", "oscillation along the top eigenvector")
+    label_panel(height, "d", "oscillation along the top eigenvector", legend="lower right")
 
 
 def _draw_distances(
@@ -490,8 +456,7 @@ def _draw_distances(
         axes.plot(steps, _flow(config, run, data_sets[k], k)[steps], color=THEORY, ls="--", lw=0.6)
     axes.plot([], [], color=THEORY, ls="--", lw=0.6, label="flow")
     axes.set(yscale="log", xlabel="step", ylabel="distance/$||w^*||$")
-    axes.legend()
-    title(axes, "e", "to the least norm, all data sets")
+    label_panel(axes, "e", "to the least norm, all data sets", legend="best")
 
 
 # Smoke has ten times the weight decay, to reach the edge within seconds. With so much, the first data set of seed 0
@@ -502,8 +467,5 @@ EXPERIMENT = Experiment(
     title="Linear regression with BatchNorm: the edge of stability leads to the least-norm solution",
     source="sharp fig. 4, thm. 5.1",
     scales={"smoke": Config(data_sets=4, weight_decay=2e-3, steps=5000, seed=1), "desk": Config(), "paper": Config()},
-    tasks=one_task,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(one_task, run_task, collect, draw),
 )

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Source, at_most, near
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.sharp.small_problems import kept_steps
+from equilibria.lab.harness.claim import Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.theory.hamiltonian import orbit, potential, rest_point, rms_drift
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _FIGURE = Source("sharp", "fig. 5, eq. (17)", law="hamiltonian.orbit")
 _MAP = Source(
@@ -119,7 +116,7 @@ def _maps(config: Config) -> Arrays:
     path = rms_drift(start, offset, pairs=pairs, eta=eta, grad_norm=config.grad_norm, c_b=config.c_b)
     well = potential(np.log(path.displacement), grad_norm=config.grad_norm, c_b=config.c_b)
     symplectic = path.offset**2 / 2 + well - rest.energy
-    keep = kept_steps(pairs + 1, 401)
+    keep = shown_steps(pairs + 1, 401)
     return {"flow_time": 2 * eta**2 * keep, "printed": excess[keep], "symplectic": symplectic[keep]}
 
 
@@ -138,35 +135,20 @@ def collect(config: Config, findings: Findings) -> Outcome:
     loss = 1e3 * config.accuracy  # some hundred steps of the integrator, each of this accuracy
     claims = [
         *(
-            near(
-                f"Period of the orbit with energy {energy:g} above the minimum",
-                _FIGURE,
-                expected=expected,
-                measured=measured,
-                relative=loss,
+            _FIGURE.says(f"Period of the orbit with energy {energy:g} above the minimum").near(
+                expected, measured, relative=loss
             )
             for energy, expected, measured in zip(config.energies, law.period, periods, strict=True)
         ),
-        at_most("Energy is conserved: largest change along an orbit", _FIGURE, bound=loss, measured=max(drifts)),
-        near(
-            "The mean of h^2 over an orbit is C_b/(2K^2) whatever its energy: the one farthest off",
-            _MEAN,
-            expected=mean,
-            measured=means[np.argmax(np.abs(means - mean))],
-            relative=loss,
+        _FIGURE.says("Energy is conserved: largest change along an orbit").at_most(loss, max(drifts)),
+        _MEAN.says("The mean of h^2 over an orbit is C_b/(2K^2) whatever its energy: the one farthest off").near(
+            mean, means[np.argmax(np.abs(means - mean))], relative=loss
         ),
-        near(
-            "Energy of Definition H.2 iterated as printed grows at the rate 4 C_b per flow time",
-            _MAP,
-            expected=4 * config.c_b,
-            measured=rate,
-            relative=0.02,
+        _MAP.says("Energy of Definition H.2 iterated as printed grows at the rate 4 C_b per flow time").near(
+            4 * config.c_b, rate, relative=0.02
         ),
-        at_most(
-            "Energy of the symplectic form stays: largest relative change",
-            _MAP,
-            bound=4 * config.eta * math.sqrt(2 * config.c_b),
-            measured=away,
+        _MAP.says("Energy of the symplectic form stays: largest relative change").at_most(
+            4 * config.eta * math.sqrt(2 * config.c_b), away
         ),
     ]
     numbers = {
@@ -180,7 +162,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome(claims, numbers)
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the well and the phase portrait, as in figure 5, the periods and the two maps."""
     figure, (well, portrait, periods, maps) = panels(2, 2)
     _draw_well(well, config)
@@ -200,7 +182,7 @@ def _draw_well(axes: Axes, config: Config) -> None:
         axes.plot(np.clip(ends, -5, None), [rest.energy + energy] * 2, color=colour, lw=0.9, label=f"{energy:g}")
     axes.set(xlabel="position $x = \\log |h|$", ylabel="energy", ylim=(1, 6.2), xlim=(-5, 0.3))
     axes.legend(title="$E - E_{\\min}$", title_fontsize=7, loc="upper center", ncols=2)
-    title(axes, "a", "potential $U(x) = K^2 e^{2x} - C_b x$")
+    label_panel(axes, "a", "potential $U(x) = K^2 e^{2x} - C_b x$")
 
 
 def _draw_portrait(axes: Axes, config: Config, findings: Findings) -> None:
@@ -209,8 +191,7 @@ def _draw_portrait(axes: Axes, config: Config, findings: Findings) -> None:
         axes.plot(path["position"], path["velocity"], color=colour)
     rest = rest_point(config.grad_norm, config.c_b)
     axes.plot([float(rest.position)], [0], ".", color=THEORY)
-    axes.set(xlabel="position $\\log |h|$", ylabel="velocity $-u$", xlim=(-5, 0.8))
-    title(axes, "b", "phase portrait")
+    label_panel(axes, "b", "phase portrait", xlabel="position $\\log |h|$", ylabel="velocity $-u$", xlim=(-5, 0.8))
 
 
 def _draw_periods(axes: Axes, config: Config, findings: Findings) -> None:
@@ -222,8 +203,7 @@ def _draw_periods(axes: Axes, config: Config, findings: Findings) -> None:
     measured = [float(findings[f"orbit-{energy:g}"]["period"]) for energy in config.energies]
     axes.plot(config.energies, measured, "o", label="integrated")
     axes.set(xscale="log", xlabel="energy above the minimum", ylabel="period ($1/\\eta$ steps)")
-    axes.legend()
-    title(axes, "c", "period against energy")
+    label_panel(axes, "c", "period against energy", legend="best")
 
 
 def _draw_maps(axes: Axes, config: Config, drift: Arrays) -> None:
@@ -233,8 +213,7 @@ def _draw_maps(axes: Axes, config: Config, drift: Arrays) -> None:
     growth = drift["printed"][0] * np.exp(4 * config.c_b * times)
     axes.plot(times, growth, color=THEORY, ls="--", lw=0.9, label="$e^{4 C_b \\tau'}$")
     axes.set(yscale="log", xlabel="flow time $\\tau' = t \\eta^2$", ylabel="energy above the minimum")
-    axes.legend()
-    title(axes, "d", "two ways to iterate")
+    label_panel(axes, "d", "two ways to iterate", legend="best")
 
 
 EXPERIMENT = Experiment(
@@ -242,8 +221,5 @@ EXPERIMENT = Experiment(
     title="The oscillation at the edge of stability: phase portrait, energy, period",
     source="sharp fig. 5",
     scales={"smoke": Config(energies=(0.1, 1.0, 5.0), eta=0.005), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, panels, title
-from equilibria.lab.papers.sharp.full_batch_descent import (
-    INVARIANT_RESNET,
-    STANDARD_RESNET,
-    Config,
-    Descent,
-    Part,
-    Variant,
-    draw_curves,
-    draw_edge,
-    judge_fall,
-    judge_fit,
-    judge_rise,
-    label_edge,
-    load,
-    mark_windows,
-    outcome,
-    read_descents,
-    run_task,
-    tasks,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, label_panel, panels
+from equilibria.lab.papers.sharp import full_batch
+from equilibria.lab.papers.sharp.full_batch import INVARIANT_RESNET, STANDARD_RESNET, Config, Descent, Part, Variant
 
 _FIGURES = {INVARIANT_RESNET: "fig. 8", STANDARD_RESNET: "fig. 9"}
 # The paper's test accuracy in the end, less that when every training image is right.
@@ -42,40 +20,40 @@ def collect(config: Config, findings: Findings) -> Outcome:
     claims = [
         claim
         for variant in config.variants
-        for claim in _judge(config, variant, read_descents(config, variant, findings))
+        for claim in _judge(config, variant, full_batch.read_descents(config, variant, findings))
     ]
-    return outcome(config, findings, claims)
+    return full_batch.outcome(config, findings, claims)
 
 
 def _judge(config: Config, variant: Variant, descents: Sequence[Descent]) -> list[Claim]:
     source, label = Source("sharp", _FIGURES[variant.network]), f"{variant.name}: "
     part = " of its invariant part" if variant.network == STANDARD_RESNET else ""
     return [
-        judge_fit(config, descents, source, label=label),
-        judge_fall(config, descents, source, f"{label}after it spherical sharpness{part} falls"),
-        judge_rise(config, descents, source, printed=_GAINS[variant.network], label=label),
+        full_batch.judge_fit(config, descents, source, label=label),
+        full_batch.judge_fall(config, descents, source, f"{label}after it spherical sharpness{part} falls"),
+        full_batch.judge_rise(config, descents, source, printed=_GAINS[variant.network], label=label),
     ]
 
 
-def draw(config: Config, findings: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw accuracy, sharpness and loss: fig. 8 above, fig. 9 below."""
     figure, axes = panels(len(config.variants), 3, width=2.4, height=2.0)
     for row, variant in enumerate(config.variants):
         accuracy, edge, loss = axes[3 * row : 3 * row + 3]
-        descents, colour = read_descents(config, variant, findings), COLOURS[row]
-        draw_curves(accuracy, descents, "train", colour="grey", label="training")
-        draw_curves(accuracy, descents, "test", colour=colour, label="test")
-        draw_edge(edge, descents, colour=colour)
-        draw_curves(loss, descents, "excess", colour=colour)
+        descents, colour = full_batch.read_descents(config, variant, findings), COLOURS[row]
+        full_batch.draw_curves(accuracy, descents, "train", colour="grey", label="training")
+        full_batch.draw_curves(accuracy, descents, "test", colour=colour, label="test")
+        full_batch.draw_edge(edge, descents, colour=colour)
+        full_batch.draw_curves(loss, descents, "excess", colour=colour)
         loss.set_yscale("log")
         for axis in (accuracy, edge, loss):
-            mark_windows(axis, config)
+            full_batch.mark_windows(axis, config)
         letters = "abcdef"[3 * row : 3 * row + 3]
-        title(accuracy, letters[0], f"{variant.name}: accuracy, %")
-        title(edge, letters[1], "spherical sharpness" + (", invariant part" if row else ""))
-        title(loss, letters[2], "training loss" + ("" if row else " above its minimum"))
+        label_panel(accuracy, letters[0], f"{variant.name}: accuracy, %")
+        label_panel(edge, letters[1], "spherical sharpness" + (", invariant part" if row else ""))
+        label_panel(loss, letters[2], "training loss" + ("" if row else " above its minimum"))
     axes[0].legend(loc="lower right")
-    label_edge(axes[1], loc="best")
+    full_batch.label_edge(axes[1], loc="best")
     return {"figures-8-9": figure}
 
 
@@ -124,10 +102,7 @@ EXPERIMENT = Experiment(
     title="Sharpness reduction in ResNet-20, scale-invariant and standard",
     source="sharp fig. 8, 9",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(full_batch.tasks, full_batch.run_task, collect, draw),
     kind=NETWORKS,
-    needs=load,
+    needs=full_batch.load,
 )

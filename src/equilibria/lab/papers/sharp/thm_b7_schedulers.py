@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Source, convergence_order, near, to_rounding
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.sharp.small_problems import kept_steps
+from equilibria.lab.harness.claim import Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.theory.effective_schedulers import (
     gwsi_moment_step,
     gwsi_parameters,
@@ -22,9 +20,6 @@ from equilibria.theory.effective_schedulers import (
     rmsprop_scheduler_step,
 )
 from equilibria.theory.stability import effective_lr, projected_step
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 _GWSI = Source("sharp", "Theorem B.7", law="effective_schedulers.gwsi_step")
@@ -117,7 +112,7 @@ def _gap(w: Array, theta: Array) -> float:
 
 def _summary(series: Mapping[str, Array], rate: float) -> Arrays:
     true = series["effective_lr"]
-    keep = kept_steps(len(true))
+    keep = shown_steps(len(true))
     errors = {f"{name}_error": np.abs(series[name] / true - 1) for name in ("gwsi", "moment_form", "quasi")}
     return {
         "time": keep * rate,
@@ -134,46 +129,27 @@ def collect(config: Config, findings: Findings) -> Outcome:
     runs = [findings[f"lr-wd-{rate:g}"] for rate in rates]
     worst = {name: np.array([float(run[f"worst_{name}"]) for run in runs]) for name in _WORST}
     claims = [
-        to_rounding(
-            "A step of descent with weight decay is a projected step with the effective lr: largest error",
-            Source("sharp", "Lemma 3.1", law="stability.projected_step"),
-            error=worst["turn_error"].max(),
-            operations=20,
-        ),
+        Source("sharp", "Lemma 3.1", law="stability.projected_step")
+        .says("A step of descent with weight decay is a projected step with the effective lr: largest error")
+        .to_rounding(worst["turn_error"].max(), operations=20),
         # A step makes some four roundings, possibly all of one sign, and forgets earlier ones at the rate 4 lr wd.
-        to_rounding(
-            "GWSI keeps lock-step with descent with weight decay: relative error of the effective lr",
-            _GWSI,
-            error=worst["gwsi_error"].max(),
-            operations=1 / rates.min(),
+        _GWSI.says(
+            "GWSI keeps lock-step with descent with weight decay: relative error of the effective lr"
+        ).to_rounding(worst["gwsi_error"].max(), operations=1 / rates.min()),
+        Source("sharp", "Definition B.6", law="effective_schedulers.gwsi_moment_step")
+        .says("The printed form does so too, with more cancellation")
+        .to_rounding(worst["moment_form_error"].max(), operations=4 / rates.min()),
+        _QUASI.says("The error of the quasi-RMSprop scheduler is proportional to lr*wd: the order").of_order(
+            1.0, sizes=rates.tolist(), errors=worst["quasi_error"].tolist(), absolute=0.15
         ),
-        to_rounding(
-            "The printed form does so too, with more cancellation",
-            Source("sharp", "Definition B.6", law="effective_schedulers.gwsi_moment_step"),
-            error=worst["moment_form_error"].max(),
-            operations=4 / rates.min(),
-        ),
-        convergence_order(
-            "The error of the quasi-RMSprop scheduler is proportional to lr*wd: the order",
-            _QUASI,
-            expected=1.0,
-            sizes=rates.tolist(),
-            errors=worst["quasi_error"].tolist(),
-            absolute=0.15,
-        ),
-        convergence_order(
-            "The remainder of one step beyond (1 - decay)^2 (6v - 16G + 4G^2/v)/16 is of third order: the order",
-            Source("", "ours", law="effective_schedulers.quasi_rmsprop_parameters"),
-            expected=3.0,
-            sizes=rates.tolist(),
-            errors=worst["residual"].tolist(),
-            absolute=0.3,
-        ),
-        near(
-            "GWSI's base lr exceeds sqrt(2 lr wd) by the factor 1 + (5/4) lr wd: excess over lr wd, smallest lr wd",
-            Source("sharp", "Theorem B.7", law="effective_schedulers.gwsi_parameters"),
-            expected=1.25,
-            measured=(gwsi_parameters(float(rates.min())).base_lr / math.sqrt(2 * rates.min()) - 1) / rates.min(),
+        Source("", "ours", law="effective_schedulers.quasi_rmsprop_parameters")
+        .says("The remainder of one step beyond (1 - decay)^2 (6v - 16G + 4G^2/v)/16 is of third order: the order")
+        .of_order(3.0, sizes=rates.tolist(), errors=worst["residual"].tolist(), absolute=0.3),
+        Source("sharp", "Theorem B.7", law="effective_schedulers.gwsi_parameters")
+        .says("GWSI's base lr exceeds sqrt(2 lr wd) by the factor 1 + (5/4) lr wd: excess over lr wd, smallest lr wd")
+        .near(
+            1.25,
+            (gwsi_parameters(float(rates.min())).base_lr / math.sqrt(2 * rates.min()) - 1) / rates.min(),
             relative=5 * float(rates.min()),  # the next term of the series is of that order
         ),
     ]
@@ -183,7 +159,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
 _WORST = ("gwsi_error", "moment_form_error", "quasi_error", "residual", "turn_error")
 
 
-def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Draw the effective lr, and the error of each scheduler."""
     figure, (lr, errors, order) = panels(1, 3, width=2.7)
     for rate, colour in zip(config.intrinsic_lrs, COLOURS, strict=False):
@@ -192,20 +168,17 @@ def draw(config: Config, findings: Findings) -> Mapping[str, Figure]:
         errors.plot(run["time"], np.maximum(run["quasi_error"], 1e-18), color=colour, lw=0.7)
         errors.plot(run["time"], np.maximum(run["gwsi_error"], 1e-18), color=colour, lw=0.7, ls=":")
     lr.set(xlabel="flow time $t\\,\\eta_{in}$", ylabel="effective lr $\\tilde\\eta$")
-    lr.legend()
-    title(lr, "a", "descent with weight decay at the edge")
+    label_panel(lr, "a", "descent with weight decay at the edge", legend="best")
     errors.set(yscale="log", xlabel="flow time $t\\,\\eta_{in}$", ylabel="relative error", ylim=(1e-17, 1))
     errors.plot([], [], color=THEORY, lw=0.8, label="quasi-RMSprop")
     errors.plot([], [], color=THEORY, lw=0.8, ls=":", label="GWSI")
-    errors.legend(loc="center right")
-    title(errors, "b", "schedulers fed the same gradients")
+    label_panel(errors, "b", "schedulers fed the same gradients", legend="center right")
     rates = np.array(config.intrinsic_lrs)
     worst = np.array([float(findings[f"lr-wd-{rate:g}"]["worst_quasi_error"]) for rate in rates])
     order.plot(rates, worst, "o", label="quasi-RMSprop, largest error")
     order.plot(rates, worst[-1] * rates / rates[-1], color=THEORY, label="$\\propto \\eta_{in}$")
     order.set(xscale="log", yscale="log", xlabel="$\\eta_{in}$ = lr wd", ylabel="relative error")
-    order.legend()
-    title(order, "c", "first order")
+    label_panel(order, "c", "first order", legend="best")
     return {"theorems-b7-b9": figure}
 
 
@@ -214,8 +187,5 @@ EXPERIMENT = Experiment(
     title="Weight decay as an effective-lr scheduler: GWSI to rounding, quasi-RMSprop to first order",
     source="sharp thm. B.7, B.9",
     scales={"smoke": Config(intrinsic_lrs=(1e-2, 3e-3, 1e-3), flow_time=2.0), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import next_order, tangent_noise, walk_heavy_ball
 from equilibria.theory.rules import SGD
 from equilibria.theory.settling import after_lr_drop, minimum_settling_steps, settling_steps, steps_to_tolerance
@@ -21,7 +20,6 @@ from equilibria.theory.transient import evolve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _BOUND = Source(
     "smd",
@@ -112,72 +110,54 @@ def _walk(config: Config, name: str) -> Arrays:
     return {"walk_norm_ratio": np.sqrt(norms) / goal.norm, "walk_angle_ratio": np.sqrt(angles) / goal.angle}
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the times to 5 %, the bound, and the walk against the closed form."""
-    both = {name: {**found[f"recursion-{name}"], **found[f"walk-{name}"]} for name in _NAMES}
+    both = {name: {**findings[f"recursion-{name}"], **findings[f"walk-{name}"]} for name in _NAMES}
     claims = [claim for name in _NAMES for claim in _judge(config, name, both[name])]
-    plain, heavy = (int(found[f"recursion-{name}"]["steps_norm"]) for name in ("sgd", "sgdm-equal"))
+    plain, heavy = (int(findings[f"recursion-{name}"]["steps_norm"]) for name in ("sgd", "sgdm-equal"))
     claims.append(
-        near(
-            "At equal lr*wd momentum settles faster by 1/(1 - momentum): ratio of the times to 5 % in norm",
-            Source("smd", "remark 2", law="settling.relaxation"),
-            expected=1 / (1 - config.momentum),
-            measured=plain / heavy,
-            relative=next_order(config.rule("sgdm-equal")),
-        )
+        Source("smd", "remark 2", law="settling.relaxation")
+        .says("At equal lr*wd momentum settles faster by 1/(1 - momentum): ratio of the times to 5 % in norm")
+        .near(1 / (1 - config.momentum), plain / heavy, relative=next_order(config.rule("sgdm-equal")))
     )
     numbers = {
-        name: {key: int(found[f"recursion-{name}"][key]) for key in ("steps_norm", "steps_angle")} for name in _ALL
+        name: {key: int(findings[f"recursion-{name}"][key]) for key in ("steps_norm", "steps_angle")} for name in _ALL
     }
     return Outcome(claims, {"steps_to_5_per_cent": numbers})
 
 
-def _judge(config: Config, name: str, found: Arrays) -> list[Claim]:
+def _judge(config: Config, name: str, path: Arrays) -> list[Claim]:
     rule, label = config.rule(name), _NAMES[name]
     bound = minimum_settling_steps(rule, config.drop)
-    law = after_lr_drop(rule, config.drop, steps=np.arange(len(found["walk_norm_ratio"])))
+    law = after_lr_drop(rule, config.drop, steps=np.arange(len(path["walk_norm_ratio"])))
     start = config.drop**0.25
-    walk = np.max(np.abs(found["walk_norm_ratio"] / law.norm_ratio - 1))
+    walk = np.max(np.abs(path["walk_norm_ratio"] / law.norm_ratio - 1))
     return [
         *(
-            near(
-                f"{label}: steps until the {quantity} is within 5 % of the new equilibrium, by recursion",
-                _CLOSED,
-                expected=steps_to_tolerance(rule, start, tolerance=_TOLERANCE, quantity=quantity),
-                measured=float(found[f"steps_{quantity}"]),
+            _CLOSED.says(
+                f"{label}: steps until the {quantity} is within 5 % of the new equilibrium, by recursion"
+            ).near(
+                steps_to_tolerance(rule, start, tolerance=_TOLERANCE, quantity=quantity),
+                float(path[f"steps_{quantity}"]),
                 relative=next_order(rule) + 1 / bound,  # plus rounding to whole steps
                 unit="steps",
             )
             for quantity in ("norm", "angle")
         ),
-        at_least(
-            f"{label}: the corollary's lower bound on these steps",
-            _BOUND,
-            bound=bound,
-            measured=float(found["steps_norm"]),
-            unit="steps",
-            printed=bound / config.drop,
+        _BOUND.says(f"{label}: the corollary's lower bound on these steps").at_least(
+            bound, float(path["steps_norm"]), unit="steps", printed=bound / config.drop
         ),
-        near(
-            f"{label}: at the bound the norm is still (2 - 1/k)^(1/4) of its target",
-            _BOUND,
-            expected=(2 - 1 / config.drop) ** 0.25,
-            measured=found["norm_ratio"][bound],
-            relative=0.001,
+        _BOUND.says(f"{label}: at the bound the norm is still (2 - 1/k)^(1/4) of its target").near(
+            (2 - 1 / config.drop) ** 0.25, path["norm_ratio"][bound], relative=0.001
         ),
-        near(
-            f"{label}: the angle falls at once, in the first step, to k^(-1/2) of its new equilibrium",
-            _CLOSED,
-            expected=config.drop**-0.5,
-            measured=found["angle_ratio"][0],
+        _CLOSED.says(f"{label}: the angle falls at once, in the first step, to k^(-1/2) of its new equilibrium").near(
+            config.drop**-0.5,
+            path["angle_ratio"][0],
             relative=config.before(name).lr * rule.weight_decay,  # first order in the larger lr wd
         ),
-        at_most(
-            f"{label}: the optimizer on the random walk follows the closed form: largest deviation of the norm",
-            _CLOSED,
-            bound=next_order(rule) / 4 + 4 * _scatter(config, name),
-            measured=walk,
-        ),
+        _CLOSED.says(
+            f"{label}: the optimizer on the random walk follows the closed form: largest deviation of the norm"
+        ).at_most(next_order(rule) / 4 + 4 * _scatter(config, name), walk),
     ]
 
 
@@ -189,22 +169,25 @@ def _scatter(config: Config, name: str) -> float:
     return math.sqrt(noise * eps / (2 * (1 - a)) / config.replicas) / 2
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Norm above, angle below; SGD on the left, momentum on the right."""
     figure, axes = panels(2, 2)
     letters = iter("abcd")
     for row, quantity in enumerate(("norm", "angle")):
         for column, name in enumerate(_NAMES):
             panel = axes[2 * row + column]
-            _draw_panel(panel, config, name, quantity, found)
-            title(panel, next(letters), f"{_NAMES[name]}, lr ÷ {config.drop:g}")
+            _draw_panel(panel, config, name, quantity, findings)
+            label_panel(panel, next(letters), f"{_NAMES[name]}, lr ÷ {config.drop:g}")
     axes[0].legend()
     return {"corollary-3-1": figure}
 
 
-def _draw_panel(axes: Axes, config: Config, name: str, quantity: str, found: Findings) -> None:
+def _draw_panel(axes: Axes, config: Config, name: str, quantity: str, findings: Findings) -> None:
     rule = config.rule(name)
-    walk, recursion = found[f"walk-{name}"][f"walk_{quantity}_ratio"], found[f"recursion-{name}"][f"{quantity}_ratio"]
+    walk, recursion = (
+        findings[f"walk-{name}"][f"walk_{quantity}_ratio"],
+        findings[f"recursion-{name}"][f"{quantity}_ratio"],
+    )
     window = 25 if quantity == "angle" else 1
     means = np.sqrt(np.convolve(walk**2, np.ones(window) / window, mode="valid"))
     every = slice(None, None, max(1, len(means) // 600))
@@ -228,8 +211,5 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

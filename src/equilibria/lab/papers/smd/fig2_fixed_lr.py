@@ -10,46 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.harness.claim import (
-    Claim,
-    Source,
-    demanded_if,
-    mean_at_least,
-    mean_at_most,
-    mean_near,
-    not_demanded,
-    over_seeds,
-)
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.smd.image_training import (
-    IMAGENET,
-    IMAGENET_STEPS,
-    IMAGES,
-    RESNET8,
-    RESNET50,
-    SGDM,
-    Images,
-    ImageTraining,
-    Network,
-    Sgd,
-    needs,
-    run_training,
-)
-from equilibria.lab.papers.smd.layer_angles import (
-    Window,
-    draw_unit_gradients,
-    equilibrium_norm,
-    inside,
-    layer_column,
-    rms_ratio,
-    running_mean,
-)
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demanded, over_seeds
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
+from equilibria.lab.papers.smd import layer_angles as angles
+from equilibria.lab.papers.smd import trainings
+from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd
 from equilibria.theory.settling import relaxation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -63,13 +33,10 @@ class Config:
         average: number of steps in running means of the unit gradient.
     """
 
-    rules: tuple[Sgd, ...] = (
-        Sgd("SGD", lr=0.1, weight_decay=5e-3, other_lr=0.1),
-        SGDM,
-    )
+    rules: tuple[Sgd, ...] = (Sgd("SGD", lr=0.1, weight_decay=5e-3, other_lr=0.1), trainings.SGDM)
     steps: tuple[int, ...] = (6000, 2000)
-    images: Images = IMAGES
-    network: Network = RESNET8
+    images: Images = trainings.IMAGES
+    network: Network = trainings.RESNET8
     batch_size: int = 128
     layer: str = "blocks.1.second.conv.weight"
     average: int = 200
@@ -103,7 +70,7 @@ def tasks(config: Config) -> dict[str, tuple[int, int]]:
 def run_task(config: Config, task: tuple[int, int]) -> Arrays:
     """Train once."""
     place, seed = task
-    return run_training(config.training(place), seed=seed)
+    return trainings.run_training(config.training(place), seed=seed)
 
 
 # ---- judging
@@ -111,7 +78,7 @@ def run_task(config: Config, task: tuple[int, int]) -> Arrays:
 Array = NDArray[np.float64]
 _ANGLE = Source("smd", "fig. 2 (c), (f); Thm 3", law="equilibrium.heavy_ball")
 _NORM = Source("smd", "fig. 2 (b), (e); Thm 1, 2", law="equilibrium.heavy_ball")
-_CORRELATION = Source("smd", "fig. 2 (d), assumption 5", law="unit_gradient.momentum_unit_grad_sq")
+_CORRELATION = Source("smd", "fig. 2 (d), assumption 5", law="rules.momentum_unit_grad_sq")
 _SOONER = Source("smd", "§5.1, remark 2", law="settling.relaxation")
 # The angle is off by the drift of the norm, and that by half of how much L drifts in a time constant: a unit gradient
 # that grows by 10 % in it gives 2.5 % in the norm and 5 % in the angle.
@@ -129,8 +96,8 @@ _DRIFTS = 3.0
 def _numbers(config: Config, place: int, run: Arrays) -> dict[str, float]:
     """Means over the last quarter of one training, and when its layers arrived."""
     window = last_quarter(config, place)
-    chosen, column = inside(run["sampled_step"], window), layer_column(run, config.layer)
-    ratios = rms_ratio(run, window)
+    chosen, column = angles.inside(run["sampled_step"], window), angles.layer_column(run, config.layer)
+    ratios = angles.rms_ratio(run, window)
     off = run["norm"] / norm_theory(config, place, run)
     with_buffer, alone = (run[name][chosen, column].mean() for name in ("momentum_unit_grad_sq", "unit_grad_sq"))
     return {
@@ -142,7 +109,7 @@ def _numbers(config: Config, place: int, run: Arrays) -> dict[str, float]:
     }
 
 
-def last_quarter(config: Config, place: int) -> Window:
+def last_quarter(config: Config, place: int) -> angles.Window:
     """The judged steps."""
     return config.steps[place] * 3 // 4, config.steps[place]
 
@@ -151,7 +118,7 @@ def norm_theory(config: Config, place: int, run: Arrays) -> Array:
     """The norm of theorems 1 and 2 for the running mean of the unit gradient that the optimizer's norm balances."""
     sgd = config.rules[place]
     name = "momentum_unit_grad_sq" if sgd.momentum else "unit_grad_sq"
-    return equilibrium_norm(sgd.rule, running_mean(run[name], config.average_samples))
+    return angles.equilibrium_norm(sgd.rule, angles.running_mean(run[name], config.average_samples))
 
 
 def arrivals(steps: NDArray[np.int64], off: Array, *, stay: int) -> Array:
@@ -169,24 +136,23 @@ def arrivals(steps: NDArray[np.int64], off: Array, *, stay: int) -> Array:
     return arrived
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge angle and norm of both optimizers, and which arrives sooner."""
     claims: list[Claim] = []
     numbers = {}
     for place, sgd in enumerate(config.rules):
-        seeds = over_seeds([_numbers(config, place, found[key(config, place, seed)]) for seed in config.seeds])
+        seeds = over_seeds([_numbers(config, place, findings[key(config, place, seed)]) for seed in config.seeds])
         claims += _judge(config, sgd, seeds)
         numbers[sgd.name] = seeds
     slow, fast = config.rules
     sooner = relaxation(fast.rule).rate / relaxation(slow.rule).rate
     claims.append(
-        mean_at_least(
+        _SOONER.says(
             f"{fast.name} arrives sooner: steps until the norm of the median layer is and stays within 5 % "
             f"of its theory, {slow.name} over {fast.name}, seed by seed (the law for a constant "
-            f"unit gradient: {sooner:.3g})",
-            _SOONER,
-            bound=sooner / _DRIFTS,
-            values=np.array(numbers[slow.name]["arrival"]) / np.maximum(numbers[fast.name]["arrival"], 1.0),
+            f"unit gradient: {sooner:.3g})"
+        ).at_least(
+            sooner / _DRIFTS, np.array(numbers[slow.name]["arrival"]) / np.maximum(numbers[fast.name]["arrival"], 1.0)
         )
     )
     return Outcome(demanded_if(config.images.data != "digits", claims), numbers)
@@ -194,25 +160,14 @@ def collect(config: Config, found: Findings) -> Outcome:
 
 def _judge(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> list[Claim]:
     claims = [
-        mean_near(
-            f"{sgd.name}: root mean square angle of {config.layer} over its theory, last quarter",
-            _ANGLE,
-            expected=1.0,
-            values=seeds["angle"],
-            relative=_ONE_LAYER,
+        _ANGLE.says(f"{sgd.name}: root mean square angle of {config.layer} over its theory, last quarter").near(
+            1.0, seeds["angle"], relative=_ONE_LAYER
         ),
-        mean_at_most(
-            f"{sgd.name}: |angle / theory - 1| of the layer that is farthest off",
-            _ANGLE,
-            bound=_ANY_LAYER,
-            values=seeds["farthest"],
+        _ANGLE.says(f"{sgd.name}: |angle / theory - 1| of the layer that is farthest off").at_most(
+            _ANY_LAYER, seeds["farthest"]
         ),
-        mean_near(
-            f"{sgd.name}: norm of {config.layer} over its theory, last quarter",
-            _NORM,
-            expected=1.0,
-            values=seeds["norm"],
-            relative=_NORM_OFF,
+        _NORM.says(f"{sgd.name}: norm of {config.layer} over its theory, last quarter").near(
+            1.0, seeds["norm"], relative=_NORM_OFF
         ),
     ]
     return [*claims, *([_judge_correlation(config, sgd, seeds)] if sgd.momentum else [])]
@@ -220,33 +175,29 @@ def _judge(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> li
 
 def _judge_correlation(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[float]]) -> Claim:
     """Not demanded of small scales, whose steps turn a layer five times as far as the paper's: gradients correlate."""
-    claim = mean_near(
-        f"{sgd.name}: gradient and buffer are hardly correlated: mean h~ over mean squared unit gradient",
-        _CORRELATION,
-        expected=1.0,
-        values=seeds["correlated"],
-        relative=_UNCORRELATED,
-    )
+    claim = _CORRELATION.says(
+        f"{sgd.name}: gradient and buffer are hardly correlated: mean h~ over mean squared unit gradient"
+    ).near(1.0, seeds["correlated"], relative=_UNCORRELATED)
     return claim if config.images.data == "imagenet" else not_demanded(claim)
 
 
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Figure 2 for the first seed: unit gradient, norm and angle of one layer; a row per optimizer."""
     figure, axes = panels(len(config.rules), 3, width=2.5, height=1.9)
     for place, sgd in enumerate(config.rules):
-        run = found[key(config, place, config.seeds[0])]
-        column, row = layer_column(run, config.layer), axes[3 * place : 3 * place + 3]
-        draw_unit_gradients(row[0], run, column, average=config.average_samples, momentum=bool(sgd.momentum))
+        run = findings[key(config, place, config.seeds[0])]
+        column, row = angles.layer_column(run, config.layer), axes[3 * place : 3 * place + 3]
+        angles.draw_unit_gradients(row[0], run, column, average=config.average_samples, momentum=bool(sgd.momentum))
         row[0].legend(loc="upper left")
         _draw_norm(row[1], config, place, run, column)
         _draw_angle(row[2], run, column)
         letters = "abcdef"[3 * place :]
-        title(row[0], letters[0], f"{sgd.name}: squared unit gradient")
-        title(row[1], letters[1], "norm")
-        title(row[2], letters[2], "angle of a step, rad")
+        label_panel(row[0], letters[0], f"{sgd.name}: squared unit gradient")
+        label_panel(row[1], letters[1], "norm")
+        label_panel(row[2], letters[2], "angle of a step, rad")
         for panel in row:
             panel.set_xlabel("step")
     return {"fixed-lr": figure}
@@ -283,9 +234,9 @@ _PAPER = Config(
         Sgd("SGD", lr=0.2, weight_decay=1e-4, other_lr=0.2),
         Sgd("SGDM", lr=0.2, weight_decay=1e-4, other_lr=0.2, momentum=0.9),
     ),
-    steps=(IMAGENET_STEPS, IMAGENET_STEPS),
-    images=IMAGENET,
-    network=RESNET50,
+    steps=(trainings.IMAGENET_STEPS, trainings.IMAGENET_STEPS),
+    images=trainings.IMAGENET,
+    network=trainings.RESNET50,
     batch_size=256,
     layer="net.resnet.encoder.stages.1.layers.0.layer.1.convolution.weight",  # layer2.0.conv2
     watch_every=20,
@@ -297,10 +248,7 @@ EXPERIMENT = Experiment(
     title="Unit gradient, norm and angle of a convolution at a fixed learning rate",
     source="smd fig. 2",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=needs,
+    needs=trainings.needs,
 )

@@ -11,39 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.harness.claim import (
-    Claim,
-    Source,
-    demanded_if,
-    mean_at_least,
-    mean_at_most,
-    mean_near,
-    not_demanded,
-    over_seeds,
-)
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demanded, over_seeds
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.harness.task import train_branches
-from equilibria.lab.papers.smd.image_training import (
-    COLUMNS,
-    IMAGENET,
-    IMAGENET_DROPS,
-    IMAGENET_EPOCH,
-    IMAGENET_SGDM,
-    IMAGENET_STEPS,
-    RESNET8,
-    RESNET50,
-    Images,
-    ImageTraining,
-    Network,
-    Sgd,
-    evaluation,
-    key,
-    load,
-    needs,
-    recipe,
-    tasks,
-)
+from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import (
     Window,
     draw_layers,
@@ -55,6 +27,7 @@ from equilibria.lab.papers.smd.layer_angles import (
     rms_ratio,
     running_mean,
 )
+from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd
 from equilibria.theory.settling import after_lr_drop, minimum_settling_steps
 
 if TYPE_CHECKING:
@@ -84,7 +57,7 @@ class Config:
 
     sgd: Sgd = _SGDM
     images: Images = _SMALL
-    network: Network = RESNET8
+    network: Network = trainings.RESNET8
     batch_size: int = 128
     drops: tuple[int, ...] = (1200, 6200, 7000)
     steps: int = 7400
@@ -109,14 +82,17 @@ class Config:
 
 def run_task(config: Config, task: int) -> Arrays:
     """Train to the first drop, and from there to the end with and without rescaling."""
-    loaded = load(config.images)
-    training = replace(config.training(), measures={"test": evaluation(loaded)})
+    loaded = trainings.load(config.images)
+    training = replace(config.training(), measures={"test": trainings.evaluation(loaded)})
     trained = train_branches(
-        recipe(replace(training, steps=config.drops[0]), loaded, seed=task),
-        {branch: recipe(replace(training, rescale=branch == RESCALED), loaded, seed=task) for branch in BRANCHES},
+        trainings.recipe(replace(training, steps=config.drops[0]), loaded, seed=task),
+        {
+            branch: trainings.recipe(replace(training, rescale=branch == RESCALED), loaded, seed=task)
+            for branch in BRANCHES
+        },
         name=BEFORE,
     )
-    parts = [part.arrays(COLUMNS, prefix=f"{name}_") for name, part in trained.items()]
+    parts = [part.arrays(trainings.COLUMNS, prefix=f"{name}_") for name, part in trained.items()]
     return {name: values for part in parts for name, values in part.items()}
 
 
@@ -128,7 +104,7 @@ _AT_ONCE = Source(
     "smd",
     "fig. 3 (b), §5.2",
     corrected="the momentum buffer and BatchNorm's statistics must be rescaled too",
-    law="rescale.rescale_factors",
+    law="states.rescale_factors",
 )
 _BOUND = Source(
     "smd",
@@ -216,9 +192,9 @@ def _predicted(config: Config) -> list[float]:
     return angles
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the angles after every drop in both branches, and the accuracies at the end."""
-    seeds = over_seeds([_numbers(config, found[key(seed)]) for seed in config.seeds])
+    seeds = over_seeds([_numbers(config, findings[trainings.key(seed)]) for seed in config.seeds])
     both = {
         name: {branch: [value[branch] for value in seeds[name]] for branch in BRANCHES}
         for name in ("at_once", "explained", "farthest_layer", "test_accuracy")
@@ -232,36 +208,26 @@ def _judge_standard(config: Config, numbers: Mapping[str, Any]) -> list[Claim]:
     rule = replace(config.sgd.rule, lr=config.sgd.lr / config.divisor)
     settled, *late = _predicted(config)
     return [
-        mean_near(
+        _LAGS.says(
             f"Angle of the median layer over its new equilibrium, {config.at_once[0]} to {config.at_once[1]} steps "
-            f"after lr / {config.divisor:g}",
-            _LAGS,
-            expected=law_after_drop(config.sgd.rule, config.divisor, config.at_once),
-            values=_at_drop(numbers["at_once"][STANDARD], 0),
+            f"after lr / {config.divisor:g}"
+        ).near(
+            law_after_drop(config.sgd.rule, config.divisor, config.at_once),
+            _at_drop(numbers["at_once"][STANDARD], 0),
             relative=_NEAR,
         ),
-        mean_at_least(
-            "Steps until it is within 5 % of it: the corollary's lower bound",
-            _BOUND,
-            bound=minimum_settling_steps(rule, config.divisor),
-            values=numbers["arrival"],
+        _BOUND.says("Steps until it is within 5 % of it: the corollary's lower bound").at_least(
+            minimum_settling_steps(rule, config.divisor),
+            numbers["arrival"],
             unit="steps",
             printed=minimum_settling_steps(rule, config.divisor) / config.divisor,
         ),
-        mean_near(
-            f"The same over the last {config.settled} steps of the second stage (law: constant unit gradient)",
-            _LAGS,
-            expected=settled,
-            values=numbers["settled"],
-            relative=_NEAR,
-        ),
+        _LAGS.says(
+            f"The same over the last {config.settled} steps of the second stage (law: constant unit gradient)"
+        ).near(settled, numbers["settled"], relative=_NEAR),
         *(
-            mean_near(
-                f"The same over the whole {ordinal} stage, which is too short for it to come back",
-                _LAGS,
-                expected=expected,
-                values=_at_drop(numbers["last_stages"], place),
-                relative=_PER_DROP * (place + 2) + _WAY_BACK,
+            _LAGS.says(f"The same over the whole {ordinal} stage, which is too short for it to come back").near(
+                expected, _at_drop(numbers["last_stages"], place), relative=_PER_DROP * (place + 2) + _WAY_BACK
             )
             for place, (ordinal, expected) in enumerate(zip(("third", "fourth"), late, strict=True))
         ),
@@ -271,14 +237,10 @@ def _judge_standard(config: Config, numbers: Mapping[str, Any]) -> list[Claim]:
 def _judge_rescaled(config: Config, numbers: Mapping[str, Any]) -> list[Claim]:
     lagging = law_after_drop(config.sgd.rule, config.divisor, config.at_once) * config.divisor**0.5
     near = [
-        mean_near(
+        _AT_ONCE.says(
             f"With rescaled weights: angle of the median layer over its new equilibrium, {config.at_once[0]} to "
-            f"{config.at_once[1]} steps after the {drop} drop",
-            _AT_ONCE,
-            expected=1.0,
-            values=_at_drop(numbers["at_once"][RESCALED], place),
-            relative=_NEAR,
-        )
+            f"{config.at_once[1]} steps after the {drop} drop"
+        ).near(1.0, _at_drop(numbers["at_once"][RESCALED], place), relative=_NEAR)
         for place, drop in enumerate(_DROPS)
     ]
     off = {branch: np.abs(np.log(numbers["at_once"][branch])) for branch in BRANCHES}  # seeds by drops
@@ -288,30 +250,22 @@ def _judge_rescaled(config: Config, numbers: Mapping[str, Any]) -> list[Claim]:
         # The network still learns, its unit gradient grows, and norms are too slow to follow at so small an lr.
         *(claim if config.images.data == "imagenet" else not_demanded(claim) for claim in near[1:]),
         *(
-            mean_at_most(
+            _AT_ONCE.says(
                 f"After the {drop} drop the angle is nearer to its theory with rescaled weights: |ln(angle / theory)| "
-                "with them minus that without, seed by seed",
-                _AT_ONCE,
-                bound=0.0,
-                values=values,
-            )
+                "with them minus that without, seed by seed"
+            ).at_most(0.0, values)
             for drop, values in zip(_DROPS, farther, strict=True)
         ),
-        mean_at_most(
-            "With rescaled weights: |angle / theory - 1| of the layer that is farthest off, after the first drop",
-            _AT_ONCE,
-            bound=_ANY_LAYER,
-            values=_at_drop(numbers["farthest_layer"][RESCALED], 0),
-        ),
+        _AT_ONCE.says(
+            "With rescaled weights: |angle / theory - 1| of the layer that is farthest off, after the first drop"
+        ).at_most(_ANY_LAYER, _at_drop(numbers["farthest_layer"][RESCALED], 0)),
         *(
-            mean_near(
+            (_AT_ONCE if branch == RESCALED else _LAGS)
+            .says(
                 f"Angle of the median layer after the first drop, {branch}, over what its norm and the unit gradient "
-                "as it is then lead to",
-                _AT_ONCE if branch == RESCALED else _LAGS,
-                expected=lagging if branch == STANDARD else 1.0,
-                values=numbers["explained"][branch],
-                relative=_EXPLAINED,
+                "as it is then lead to"
             )
+            .near(lagging if branch == STANDARD else 1.0, numbers["explained"][branch], relative=_EXPLAINED)
             for branch in BRANCHES
         ),
     ]
@@ -324,11 +278,9 @@ def _at_drop(values: Sequence[Sequence[float]], place: int) -> list[float]:
 
 def _judge_accuracy(config: Config, numbers: Mapping[str, Any]) -> Claim:
     """Not demanded of short trainings, whose accuracy still depends on how fast layers turn."""
-    claim = mean_near(
-        "Final test accuracy with rescaled weights minus that without, seed by seed",
-        _TABLE,
-        expected=0.0,
-        values=np.subtract(numbers["test_accuracy"][RESCALED], numbers["test_accuracy"][STANDARD]),
+    claim = _TABLE.says("Final test accuracy with rescaled weights minus that without, seed by seed").near(
+        0.0,
+        np.subtract(numbers["test_accuracy"][RESCALED], numbers["test_accuracy"][STANDARD]),
         absolute=_EQUAL,
         unit=_POINTS,
         printed=76.27 - 76.25,
@@ -341,14 +293,14 @@ def _judge_accuracy(config: Config, numbers: Mapping[str, Any]) -> Claim:
 
 def _whole(run: Arrays, branch: str) -> dict[str, NDArray[np.generic]]:
     """The first stage and a branch joined to one training."""
-    columns = ("sampled_step", *COLUMNS)
+    columns = ("sampled_step", *trainings.COLUMNS)
     joined = {name: np.concatenate([run[f"{BEFORE}_{name}"], run[f"{branch}_{name}"]]) for name in columns}
     return {**joined, "names": run[f"{branch}_names"]}
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Figures 3 (a)-(c) and 6, for the first seed."""
-    run = found[key(config.seeds[0])]
+    run = findings[trainings.key(config.seeds[0])]
     runs = {branch: _whole(run, branch) for branch in BRANCHES}
     return {"angles": _draw_angles(config, runs), "unit-gradients": _draw_gradients(config, runs)}
 
@@ -357,20 +309,16 @@ def _draw_angles(config: Config, runs: Mapping[str, Arrays]) -> Figure:
     figure, (standard, rescaled, norms) = panels(1, 3, width=2.6, height=2.2)
     for axes, branch, letter in ((standard, STANDARD, "a"), (rescaled, RESCALED, "b")):
         draw_layers(axes, runs[branch], average=10)
-        axes.set_yscale("log")
         low = float(runs[branch]["angle_equilibrium"].min())
-        axes.set_ylim(low / 20, 6 * float(runs[branch]["angle_equilibrium"].max()))
-        title(axes, letter, f"angles of all layers, {branch}")
+        axes.set(yscale="log", ylim=(low / 20, 6 * float(runs[branch]["angle_equilibrium"].max())))
+        label_panel(axes, letter, f"angles of all layers, {branch}")
     standard.legend(loc="lower left")
     for colour, branch in zip(COLOURS, BRANCHES, strict=False):
         chosen = runs[branch]
         norms.plot(
             chosen["sampled_step"], chosen["norm"][:, layer_column(chosen, config.layer)], color=colour, label=branch
         )
-    norms.set(xlabel="step")
-    norms.set_ylim(bottom=0)
-    norms.legend()
-    title(norms, "c", "norm of one layer")
+    label_panel(norms, "c", "norm of one layer", xlabel="step", ylim=(0, None), legend="best")
     return figure
 
 
@@ -380,7 +328,7 @@ def _draw_gradients(config: Config, runs: Mapping[str, Arrays]) -> Figure:
         column = layer_column(runs[branch], config.layer)
         draw_unit_gradients(panel, runs[branch], column, average=_average(config))
         panel.axhline(0, color=THEORY, lw=0.4)
-        title(panel, letter, f"squared unit gradient, {branch}")
+        label_panel(panel, letter, f"squared unit gradient, {branch}")
     axes[0].legend(loc="upper left")
     for colour, branch in zip(COLOURS, BRANCHES, strict=False):
         chosen = runs[branch]
@@ -388,10 +336,7 @@ def _draw_gradients(config: Config, runs: Mapping[str, Arrays]) -> Figure:
         axes[2].plot(chosen["sampled_step"], chosen["norm"][:, column], color=colour, label=branch)
         theory = _norm_theory(config, chosen, column)
         axes[2].plot(chosen["sampled_step"], theory, color=colour, lw=0.9, ls="--", label=f"{branch}, theory")
-    axes[2].set_ylim(bottom=0)
-    axes[2].set_xlabel("step")
-    axes[2].legend()
-    title(axes[2], "c", "norm and its theory")
+    label_panel(axes[2], "c", "norm and its theory", ylim=(0, None), xlabel="step", legend="best")
     return figure
 
 
@@ -421,17 +366,17 @@ _SMOKE = Config(
     measure_every=20,
 )
 _PAPER = Config(  # of ImageNet; COCO is not implemented
-    sgd=IMAGENET_SGDM,
-    images=IMAGENET,
-    network=RESNET50,
+    sgd=trainings.IMAGENET_SGDM,
+    images=trainings.IMAGENET,
+    network=trainings.RESNET50,
     batch_size=256,
-    drops=IMAGENET_DROPS,
-    steps=IMAGENET_STEPS,
+    drops=trainings.IMAGENET_DROPS,
+    steps=trainings.IMAGENET_STEPS,
     layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
     at_once=(10, 1000),
-    settled=5 * IMAGENET_EPOCH,
+    settled=5 * trainings.IMAGENET_EPOCH,
     last=1,
-    measure_every=IMAGENET_EPOCH,
+    measure_every=trainings.IMAGENET_EPOCH,
     watch_every=20,
 )
 _DESK = Config(seeds=tuple(range(33, 39)))  # with 30 to 32 alone five claims were not decided
@@ -441,10 +386,7 @@ EXPERIMENT = Experiment(
     title="All layers' angles over stages of the learning rate: lagging, and on theory at once with rescaled weights",
     source="smd fig. 3, 6; table 1",
     scales={"smoke": _SMOKE, "desk": _DESK, "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(trainings.tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=needs,
+    needs=trainings.needs,
 )

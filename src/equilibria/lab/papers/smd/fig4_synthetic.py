@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, identity, near, to_rounding
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Claim, Source, identity
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import next_order
 from equilibria.theory.fluctuation import fluctuation
 from equilibria.theory.rules import SGD
@@ -101,7 +100,7 @@ def run_task(config: Config, task: tuple[str, str, int]) -> Arrays:
     deviation = path[1:] / _target(config, name, mean) - 1
     late = slice(config.settled(name), None)
     shown = np.unique(np.linspace(0, config.steps - 1, 1500).astype(int))
-    found = {
+    statistics = {
         "shown": shown,
         "norm_sq": path[1:][shown],
         "forcing": forcing[shown],
@@ -112,7 +111,7 @@ def run_task(config: Config, task: tuple[str, str, int]) -> Arrays:
         "mean_square_angle": np.mean(angle_sq[late]),
         "late_norm_sq": path[1:][late][[0, -1]],
     }
-    return {**found, **(_beside(config, name, path) if case == "a" else {})}
+    return {**statistics, **(_beside(config, name, path) if case == "a" else {})}
 
 
 def _target(config: Config, name: str, forcing: Array) -> Array:
@@ -167,43 +166,41 @@ def _beside(config: Config, name: str, path: Array) -> Arrays:
     return {"recursion_error": np.max(np.abs(recursion.norm_sq / path[: steps + 1] - 1))}
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge level, settling, lag, scatter and angle of both optimizers; a table of ||w||^2 at the end."""
-    claims = [claim for name in _NAMES for claim in _judge(config, name, found)]
+    claims = [claim for name in _NAMES for claim in _judge(config, name, findings)]
     equilibrium = config.rule("sgd").equilibrium(unit_grad_sq=config.level)
     assert equilibrium.norm is not None
     claims += [
-        near(
-            "SGD's own map at constant L: ||w||^2 it settles at",
-            _EXACT,
-            expected=float(equilibrium.norm**2),
-            measured=float(found["sgd-a-0"]["exact_last"]),
+        _EXACT.says("SGD's own map at constant L: ||w||^2 it settles at").near(
+            float(equilibrium.norm**2),
+            float(findings["sgd-a-0"]["exact_last"]),
             relative=math.exp(-32) + _rounding(config, "sgd"),  # what 32 time constants leave
             printed=float(_target(config, "sgd", np.asarray(config.level))),
         ),
-        to_rounding(
-            "The map (186) and the recursion of moments are the same: largest relative difference of ||w||^2",
-            Source("smd+", "eq. (186)", law="transient.evolve"),
-            error=float(found["sgdm-a-0"]["recursion_error"]),
+        Source("smd+", "eq. (186)", law="transient.evolve")
+        .says("The map (186) and the recursion of moments are the same: largest relative difference of ||w||^2")
+        .to_rounding(
+            float(findings["sgdm-a-0"]["recursion_error"]),
             operations=_rounding(config, "sgdm") / float(np.finfo(np.float64).eps),
         ),
         identity(
-            at_least(
-                "Case d, which is tracked all the same: largest step of the sine, above what the assumption allows",
-                _DRIFT,
-                bound=4 * math.sqrt(config.noise**2 / 3) * (config.lr * config.weight_decay) ** 1.5,
-                measured=np.max(np.abs(np.diff(config.mean("d")))),
+            _DRIFT.says(
+                "Case d, which is tracked all the same: largest step of the sine, above what the assumption allows"
+            ).at_least(
+                4 * math.sqrt(config.noise**2 / 3) * (config.lr * config.weight_decay) ** 1.5,
+                np.max(np.abs(np.diff(config.mean("d")))),
             )
         ),
     ]
     table = {
         f"{name}-{case}": {
-            "norm_sq_at_the_end": float(found[f"{name}-{case}-0"]["last"]),
+            "norm_sq_at_the_end": float(findings[f"{name}-{case}-0"]["last"]),
             "theory_at_the_end": float(_target(config, name, config.mean(case)[-1])),
-            "largest_deviation": _pooled(config, found, name, case, "largest").max(),
-            "rms_deviation": math.sqrt(_pooled(config, found, name, case, "mean_square").mean()),
-            "rms_angle": math.sqrt(_pooled(config, found, name, case, "mean_square_angle").mean()),
-            "first_step_within_1_per_cent": int(found[f"{name}-{case}-0"]["first_within"]),
+            "largest_deviation": _pooled(config, findings, name, case, "largest").max(),
+            "rms_deviation": math.sqrt(_pooled(config, findings, name, case, "mean_square").mean()),
+            "rms_angle": math.sqrt(_pooled(config, findings, name, case, "mean_square_angle").mean()),
+            "first_step_within_1_per_cent": int(findings[f"{name}-{case}-0"]["first_within"]),
         }
         for name in _NAMES
         for case in _CASES
@@ -211,36 +208,32 @@ def collect(config: Config, found: Findings) -> Outcome:
     return Outcome(claims, table)
 
 
-def _pooled(config: Config, found: Findings, name: str, case: str, key: str) -> Array:
+def _pooled(config: Config, findings: Findings, name: str, case: str, key: str) -> Array:
     """One number of every run of a case."""
-    return np.array([found[f"{name}-{case}-{run}"][key] for run in range(config.seeds if case in "bd" else 1)])
+    return np.array([findings[f"{name}-{case}-{run}"][key] for run in range(config.seeds if case in "bd" else 1)])
 
 
-def _judge(config: Config, name: str, found: Findings) -> list[Claim]:
+def _judge(config: Config, name: str, findings: Findings) -> list[Claim]:
     rule, label = config.rule(name), _NAMES[name]
-    constant, lags, scatters = found[f"{name}-a-0"], _lags(config, name), _scatters(config, name)
+    constant, lags, scatters = findings[f"{name}-a-0"], _lags(config, name), _scatters(config, name)
     lagging = Source("smd", _FIGURES[name], law="settling.tracking_lag")
     # Second order: the lag is itself followed with a lag, a quarter of a period later, on a norm that is off by it.
     lag_room = next_order(rule) + (1 / config.sine_steps / relaxation(rule).rate) ** 2 + 4 * np.max(np.abs(lags))
     return [
-        near(
-            f"{label}, (a) constant L: ||w||^2 at the end",
-            Source("smd", _FIGURES[name], law="equilibrium.heavy_ball"),
-            expected=float(_target(config, name, np.asarray(config.level))),
-            measured=float(constant["last"]),
+        Source("smd", _FIGURES[name], law="equilibrium.heavy_ball")
+        .says(f"{label}, (a) constant L: ||w||^2 at the end")
+        .near(
+            float(_target(config, name, np.asarray(config.level))),
+            float(constant["last"]),
             relative=_rounding(config, name),
         ),
         _judge_settling(config, name, float(constant["first_within"])),
-        near(
-            f"{label}, (c) drifting L: largest deviation of ||w||^2 is the lag",
-            lagging,
-            expected=np.max(np.abs(lags)),
-            measured=float(found[f"{name}-c-0"]["largest"]),
-            relative=lag_room,
+        lagging.says(f"{label}, (c) drifting L: largest deviation of ||w||^2 is the lag").near(
+            np.max(np.abs(lags)), float(findings[f"{name}-c-0"]["largest"]), relative=lag_room
         ),
-        *_judge_noise(config, name, "b", "noisy L", found, scatters["b"], np.zeros(1)),
-        *_judge_noise(config, name, "d", "noisy and drifting L", found, scatters["d"], lags),
-        _judge_angle(config, name, found),
+        *_judge_noise(config, name, "b", "noisy L", findings, scatters["b"], np.zeros(1)),
+        *_judge_noise(config, name, "d", "noisy and drifting L", findings, scatters["d"], lags),
+        _judge_angle(config, name, findings),
     ]
 
 
@@ -252,22 +245,24 @@ def _judge_settling(config: Config, name: str, steps: float) -> Claim:
     rule, target = config.rule(name), float(_target(config, name, np.asarray(config.level)))
     text = f"{_NAMES[name]}, (a): steps until ||w||^2 is within 1 %"
     if name == "sgd":
-        return near(
-            f"{text}, by the closed form",
-            Source("smd", _FIGURES[name], law="settling.steps_to_tolerance"),
-            expected=steps_to_tolerance(rule, math.sqrt(config.start / target), tolerance=0.01, quantity="norm_sq"),
-            measured=steps,
-            # The closed form leaves out the square of a step's push, largest at the start, and of its decay.
-            relative=config.level * config.lr**2 / (2 * config.start**2) + 2 * config.lr * config.weight_decay,
-            unit="steps",
+        return (
+            Source("smd", _FIGURES[name], law="settling.steps_to_tolerance")
+            .says(f"{text}, by the closed form")
+            .near(
+                steps_to_tolerance(rule, math.sqrt(config.start / target), tolerance=0.01, quantity="norm_sq"),
+                steps,
+                # The closed form leaves out the square of a step's push, largest at the start, and of its decay.
+                relative=config.level * config.lr**2 / (2 * config.start**2) + 2 * config.lr * config.weight_decay,
+                unit="steps",
+            )
         )
     start = cold_start(rule, math.sqrt(config.start))
     return identity(
-        near(
-            f"{text}, by the recursion of moments",
-            Source("smd", _FIGURES[name], law="settling.settling_steps"),
-            expected=settling_steps(rule, start, tolerance=0.01, quantity="norm_sq", unit_grad_sq=config.level),
-            measured=steps,
+        Source("smd", _FIGURES[name], law="settling.settling_steps")
+        .says(f"{text}, by the recursion of moments")
+        .near(
+            settling_steps(rule, start, tolerance=0.01, quantity="norm_sq", unit_grad_sq=config.level),
+            steps,
             absolute=1,
             unit="steps",
         )
@@ -275,44 +270,41 @@ def _judge_settling(config: Config, name: str, steps: float) -> Claim:
 
 
 def _judge_noise(
-    config: Config, name: str, case: str, what: str, found: Findings, scatters: Array, lags: Array
+    config: Config, name: str, case: str, what: str, findings: Findings, scatters: Array, lags: Array
 ) -> list[Claim]:
     """Judge the rms and the largest deviation over all runs of a case."""
     label, source = f"{_NAMES[name]}, ({case}) {what}", Source("smd", _FIGURES[name], law="fluctuation.fluctuation")
     return [
-        near(
-            f"{label}: rms deviation of ||w||^2, {config.seeds} runs",
-            source,
-            expected=math.sqrt(np.mean(scatters**2) + np.mean(lags**2)),
-            measured=math.sqrt(_pooled(config, found, name, case, "mean_square").mean()),
+        source.says(f"{label}: rms deviation of ||w||^2, {config.seeds} runs").near(
+            math.sqrt(np.mean(scatters**2) + np.mean(lags**2)),
+            math.sqrt(_pooled(config, findings, name, case, "mean_square").mean()),
             relative=4 * _standard_error(config, name),
         ),
-        at_most(
-            f"{label}: largest deviation of ||w||^2 is a fluctuation of at most 5.5 standard deviations",
-            source,
-            bound=5.5 * scatters.max() + np.max(np.abs(lags)),
-            measured=_pooled(config, found, name, case, "largest").max(),
-        ),
+        source.says(
+            f"{label}: largest deviation of ||w||^2 is a fluctuation of at most 5.5 standard deviations"
+        ).at_most(5.5 * scatters.max() + np.max(np.abs(lags)), _pooled(config, findings, name, case, "largest").max()),
     ]
 
 
-def _judge_angle(config: Config, name: str, found: Findings) -> Claim:
+def _judge_angle(config: Config, name: str, findings: Findings) -> Claim:
     """The angle does not depend on L."""
     rule = config.rule(name)
     expected = float(rule.equilibrium().angle)
-    squares = np.concatenate([_pooled(config, found, name, case, "mean_square_angle") for case in _CASES])
+    squares = np.concatenate([_pooled(config, findings, name, case, "mean_square_angle") for case in _CASES])
     angles = np.sqrt(squares)
     eps = config.lr * config.weight_decay
-    ends = [np.log(found[key]["late_norm_sq"]) for key in found if key.startswith(f"{name}-")]
+    ends = [np.log(findings[key]["late_norm_sq"]) for key in findings if key.startswith(f"{name}-")]
     # Squared angles add up to the decay, but for what the norm gained or lost between the ends of the window.
     drift = max(abs(float(np.diff(end)[0])) for end in ends) / (2 * 2 * eps * (config.steps - config.settled(name)))
-    return near(
-        f"{_NAMES[name]}, (a) to (d): the rms angle is that of theory whatever L does: the run farthest off",
-        Source("smd", "Theorem 1, Theorem 2", law="equilibrium.heavy_ball"),
-        expected=expected,
-        measured=angles[np.argmax(np.abs(angles - expected))],
-        relative=(1 + config.momentum) * drift + 2 * eps,
-        unit="rad",
+    return (
+        Source("smd", "Theorem 1, Theorem 2", law="equilibrium.heavy_ball")
+        .says(f"{_NAMES[name]}, (a) to (d): the rms angle is that of theory whatever L does: the run farthest off")
+        .near(
+            expected,
+            angles[np.argmax(np.abs(angles - expected))],
+            relative=(1 + config.momentum) * drift + 2 * eps,
+            unit="rad",
+        )
     )
 
 
@@ -343,16 +335,16 @@ def _standard_error(config: Config, name: str) -> float:
     return math.sqrt(2 / independent) / 2
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """As in the papers: L_t in orange (right axis), ||w||^2 in blue, its equilibrium dashed."""
-    return {f"figure-{number}": _draw_cases(config, name, found) for number, name in ((4, "sgd"), (5, "sgdm"))}
+    return {f"figure-{number}": _draw_cases(config, name, findings) for number, name in ((4, "sgd"), (5, "sgdm"))}
 
 
-def _draw_cases(config: Config, name: str, found: Findings) -> Figure:
+def _draw_cases(config: Config, name: str, findings: Findings) -> Figure:
     figure, axes = panels(2, 2)
     for panel, (case, text) in zip(axes, _CASES.items(), strict=True):
-        _draw_case(panel, config, name, case, found[f"{name}-{case}-0"])
-        title(panel, case, f"{_NAMES[name]}, {text}")
+        _draw_case(panel, config, name, case, findings[f"{name}-{case}-0"])
+        label_panel(panel, case, f"{_NAMES[name]}, {text}")
     axes[2].set_xlabel(f"step ($T$ = {config.sine_steps:,.0f})")
     axes[3].set_xlabel(f"step ($T$ = {config.sine_steps:,.0f})")
     return figure
@@ -381,8 +373,5 @@ EXPERIMENT = Experiment(
     title="The norm follows a unit gradient that is noisy, drifts, or both",
     source="smd fig. 4, 5; smd+ fig. 3, 4",
     scales={"smoke": Config(steps=120_000, sine_steps=2e4, seeds=3), "desk": Config(), "paper": Config()},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

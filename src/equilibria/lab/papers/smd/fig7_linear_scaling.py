@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -10,26 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_near
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.smd.image_training import (
-    IMAGENET,
-    IMAGENET_DROPS,
-    IMAGENET_EPOCH,
-    IMAGENET_SGDM,
-    IMAGENET_STEPS,
-    RESNET50,
-    Images,
-    ImageTraining,
-    Network,
-    Sgd,
-    batches,
-    load,
-    needs,
-    run_training,
-)
+from equilibria.lab.harness.claim import Claim, Source, demanded_if
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
+from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import Window, inside, layer_column
+from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd
 from equilibria.theory.angles import linear_scaling_ratio, n_step_angles
 
 if TYPE_CHECKING:
@@ -122,16 +107,18 @@ def run_task(config: Config, task: tuple[int, int, int]) -> Arrays:
     measures: dict[str, Measure] = {"spans": SpanAngles(config.spans(factor))}
     if factor == 1:
         measures["norms"] = _gradient_norms(config, seed=seed)
-    return run_training(replace(config.training(place, factor), measures=measures), seed=seed, columns=_COLUMNS)
+    return trainings.run_training(
+        replace(config.training(place, factor), measures=measures), seed=seed, columns=_COLUMNS
+    )
 
 
 def _gradient_norms(config: Config, *, seed: int) -> Measure:
     from equilibria.lab.papers.smd.measures import GradientNorms
 
-    loaded, by_size = load(config.images), {}
+    loaded, by_size = trainings.load(config.images), {}
     for factor in config.factors:
         size = factor * config.batch_size
-        drawn = batches(config.images, loaded, batch_size=size, seed=seed + _OTHER_ORDER)
+        drawn = trainings.batches(config.images, loaded, batch_size=size, seed=seed + _OTHER_ORDER)
         by_size[f"gradient_{factor}"] = list(islice(drawn, max(1, config.norms_images // size)))
     return GradientNorms(by_size, every=config.norms_every)
 
@@ -143,7 +130,7 @@ _COLUMNS = ("angle", "angle_equilibrium", "norm", "unit_grad_sq")
 _EXCESS = "the excess under momentum is intra-momentum correlation, not a failure of linear scaling"
 _ANGLES = Source("smd", "fig. 7, §C.3", corrected=_EXCESS, law="angles.linear_scaling_ratio")
 _LONG = Source("smd", "fig. 7, §C.3", corrected=_EXCESS, law="angles.n_step_angles")
-_GRADIENTS = Source("smd", "fig. 8", law="noise.noise_split")
+_GRADIENTS = Source("smd", "fig. 8", law="fluctuation.noise_split")
 # The law assumes uncorrelated gradients. A mean gradient of a tenth of the noise, as smd-noise allows, adds up over n
 # steps: 5 % of the angle, and as much for unit gradients that drift.
 _NEAR = 0.10
@@ -172,10 +159,10 @@ def _turned(config: Config, place: int, factor: int, span: int, run: Arrays) -> 
     return _rms(run, f"angle_{span}", run["step"], window=(first + span, end))
 
 
-def _short_ratio(config: Config, found: Findings, place: int, factor: int, seed: int) -> float:
+def _short_ratio(config: Config, findings: Findings, place: int, factor: int, seed: int) -> float:
     """Median over layers of the angle over n steps over that of one step with n times the batch."""
-    small = _turned(config, place, 1, factor, found[key(config, place, 1, seed)])
-    large = _turned(config, place, factor, 1, found[key(config, place, factor, seed)])
+    small = _turned(config, place, 1, factor, findings[key(config, place, 1, seed)])
+    large = _turned(config, place, factor, 1, findings[key(config, place, factor, seed)])
     return float(np.median(small / large))
 
 
@@ -190,11 +177,11 @@ def diffusion(angles: Array) -> Array:
     return spread
 
 
-def _long_ratio(config: Config, found: Findings, place: int, factor: int, seed: int) -> float:
+def _long_ratio(config: Config, findings: Findings, place: int, factor: int, seed: int) -> float:
     """Median over layers of the diffusion over many images with the smallest batch over that with n times it."""
     spreads = []
     for times in (1, factor):
-        run, span = found[key(config, place, times, seed)], config.long // times
+        run, span = findings[key(config, place, times, seed)], config.long // times
         first, end = _judged(config, place, times)
         spreads.append(diffusion(run[f"angle_{span}"][inside(run["step"], (first + span, end))]))
     return float(np.median(spreads[0] / spreads[1]))
@@ -217,58 +204,46 @@ def enlargement(share: float, factor: int) -> float:
     return float(np.sqrt(factor * (1 + factor * share) / (1 + share)))
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge ratios of angles over equally many images, short and long, and the growth of the gradient."""
     claims: list[Claim] = []
     numbers: dict[str, dict[str, list[float]]] = {}
     for place, sgd in enumerate(config.rules):
         numbers[sgd.name] = {}
         for factor in config.factors[1:]:
-            claims += _judge(config, found, place, factor, numbers[sgd.name])
+            claims += _judge(config, findings, place, factor, numbers[sgd.name])
     return Outcome(demanded_if(config.images.data != "digits", claims), numbers)
 
 
 def _judge(
-    config: Config, found: Findings, place: int, factor: int, numbers: dict[str, list[float]]
+    config: Config, findings: Findings, place: int, factor: int, numbers: dict[str, list[float]]
 ) -> tuple[Claim, Claim, Claim]:
     sgd, rule = config.rules[place], config.rules[place].rule
     large = config.sgd(place, factor).rule
     short, long = (
-        [ratio(config, found, place, factor, seed) for seed in config.seeds] for ratio in (_short_ratio, _long_ratio)
+        [ratio(config, findings, place, factor, seed) for seed in config.seeds] for ratio in (_short_ratio, _long_ratio)
     )
-    enlarged = [_enlarged(config, found[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
-    expected = [_expected(config, found[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
+    enlarged = [_enlarged(config, findings[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
+    expected = [_expected(config, findings[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
     many = config.long // factor
     numbers |= {f"short_{factor}": short, f"long_{factor}": long, f"gradient_{factor}": enlarged}
     apart = [diffusion(n_step_angles(law, steps)[-1:]) for law, steps in ((rule, config.long), (large, many))]
     return (
-        mean_near(
-            f"{sgd.name}: angle over {factor} steps, over that of one step with {factor} times the batch and lr",
-            _ANGLES,
-            expected=linear_scaling_ratio(rule, factor),
-            values=short,
-            relative=_NEAR,
-        ),
-        mean_near(
+        _ANGLES.says(
+            f"{sgd.name}: angle over {factor} steps, over that of one step with {factor} times the batch and lr"
+        ).near(linear_scaling_ratio(rule, factor), short, relative=_NEAR),
+        _LONG.says(
             f"{sgd.name}: over {config.long} steps against {many}, where momentum's share is smaller: -ln of the mean "
-            "cosine between both ends, ratio",
-            _LONG,
-            expected=float(apart[0] / apart[1]),
-            values=long,
-            relative=_NEAR_SQUARED,
-        ),
-        mean_near(
+            "cosine between both ends, ratio"
+        ).near(float(apart[0] / apart[1]), long, relative=_NEAR_SQUARED),
+        _GRADIENTS.says(
             f"{sgd.name}: norm of the gradient summed over {factor} times the batch, over that of one batch, over what "
             + (
                 "noise alone leads to"
                 if factor == config.factors[1]
                 else f"noise and the mean gradient that a factor of {config.factors[1]} shows lead to, seed by seed"
-            ),
-            _GRADIENTS,
-            expected=1.0,
-            values=np.divide(enlarged, expected),
-            relative=_NEAR,
-        ),
+            )
+        ).near(1.0, np.divide(enlarged, expected), relative=_NEAR),
     )
 
 
@@ -282,27 +257,27 @@ def _expected(config: Config, run: Arrays, place: int, factor: int) -> float:
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Figures 7 and 8 for the first seed: a row per optimizer, a column per factor."""
-    return {"angles": _draw_angles(config, found), "gradients": _draw_gradients(config, found)}
+    return {"angles": _draw_angles(config, findings), "gradients": _draw_gradients(config, findings)}
 
 
-def _draw_angles(config: Config, found: Findings) -> Figure:
+def _draw_angles(config: Config, findings: Findings) -> Figure:
     factors = config.factors[1:]
     figure, axes = panels(len(config.rules), len(factors), width=3.0, height=2.0)
     letters = iter("abcdefgh")
     for place, sgd in enumerate(config.rules):
         for factor in factors:
             panel = axes[place * len(factors) + factors.index(factor)]
-            _draw_pair(panel, config, found, place, factor)
+            _draw_pair(panel, config, findings, place, factor)
             batch = factor * config.batch_size
-            title(panel, next(letters), f"{sgd.name}: {config.batch_size} against {batch} images a batch")
+            label_panel(panel, next(letters), f"{sgd.name}: {config.batch_size} against {batch} images a batch")
     return figure
 
 
-def _draw_pair(axes: Axes, config: Config, found: Findings, place: int, factor: int) -> None:
+def _draw_pair(axes: Axes, config: Config, findings: Findings, place: int, factor: int) -> None:
     seed = config.seeds[0]
-    small, large = (found[key(config, place, times, seed)] for times in (1, factor))
+    small, large = (findings[key(config, place, times, seed)] for times in (1, factor))
     column = layer_column(small, config.layer)
     there = np.isfinite(small[f"angle_{factor}"][:, column])
     images = config.batch_size / 1000
@@ -328,12 +303,12 @@ def _draw_pair(axes: Axes, config: Config, found: Findings, place: int, factor: 
     axes.legend(loc="upper right")
 
 
-def _draw_gradients(config: Config, found: Findings) -> Figure:
+def _draw_gradients(config: Config, findings: Findings) -> Figure:
     factors = config.factors[1:]
     figure, axes = panels(1, len(factors), width=3.0, height=2.0)
     for panel, factor, letter in zip(axes, factors, "abcd", strict=False):
         for place, sgd in enumerate(config.rules):
-            runs = [found[key(config, place, 1, seed)] for seed in config.seeds]
+            runs = [findings[key(config, place, 1, seed)] for seed in config.seeds]
             column = layer_column(runs[0], config.layer)
             there = np.isfinite(runs[0]["gradient_1"][:, column])
             ratio = np.mean(
@@ -341,9 +316,8 @@ def _draw_gradients(config: Config, found: Findings) -> Figure:
             )
             panel.plot(runs[0]["step"][there], ratio, "o-", color=COLOURS[place], label=sgd.name)
         panel.axhline(factor**0.5, color=THEORY, lw=0.8, ls="--")
-        panel.set_ylim(0, 2 * factor**0.5)
-        panel.set_xlabel(f"steps with {config.batch_size} images")
-        title(panel, letter, f"gradient of {factor * config.batch_size} images / of {config.batch_size}")
+        panel.set(ylim=(0, 2 * factor**0.5), xlabel=f"steps with {config.batch_size} images")
+        label_panel(panel, letter, f"gradient of {factor * config.batch_size} images / of {config.batch_size}")
     axes[0].legend()
     return figure
 
@@ -363,14 +337,14 @@ _SMOKE = Config(
     norms_images=64,
 )
 _PAPER = Config(
-    rules=(replace(IMAGENET_SGDM, name="SGD", momentum=0.0), IMAGENET_SGDM),
-    steps=(IMAGENET_STEPS, IMAGENET_STEPS),
-    drops=IMAGENET_DROPS,
+    rules=(replace(trainings.IMAGENET_SGDM, name="SGD", momentum=0.0), trainings.IMAGENET_SGDM),
+    steps=(trainings.IMAGENET_STEPS, trainings.IMAGENET_STEPS),
+    drops=trainings.IMAGENET_DROPS,
     batch_size=256,
-    images=IMAGENET,
-    network=RESNET50,
+    images=trainings.IMAGENET,
+    network=trainings.RESNET50,
     layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
-    norms_every=4 * IMAGENET_EPOCH,
+    norms_every=4 * trainings.IMAGENET_EPOCH,
     norms_images=8192,
 )
 
@@ -379,10 +353,7 @@ EXPERIMENT = Experiment(
     title="The angle over n steps against one step with n times the batch and the learning rate",
     source="smd fig. 7, 8",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=needs,
+    needs=trainings.needs,
 )

@@ -5,31 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_at_most, mean_near, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import panels, title
-from equilibria.lab.papers.smd.image_training import (
-    IMAGENET,
-    IMAGENET_DROPS,
-    IMAGENET_STEPS,
-    SGDM,
-    Images,
-    ImageTraining,
-    Network,
-    Sgd,
-    needs,
-    run_training,
-)
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import label_panel, panels
+from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import draw_layers, explained_after_drop, law_after_drop, rms_ratio
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd
 
 _SMALL = Images(size=8)
 
@@ -58,7 +43,7 @@ class Config:
         NamedNetwork("LayerNorm", Network(norm="layer")),
         NamedNetwork("WeightNorm", Network(norm="weight")),
     )
-    sgd: Sgd = SGDM
+    sgd: Sgd = trainings.SGDM
     images: Images = _SMALL
     batch_size: int = 128
     drops: tuple[int, ...] = (1500,)
@@ -91,7 +76,7 @@ def tasks(config: Config) -> dict[str, tuple[int, int]]:
 def run_task(config: Config, task: tuple[int, int]) -> Arrays:
     """Train once."""
     place, seed = task
-    return run_training(config.training(place), seed=seed, columns=_COLUMNS)
+    return trainings.run_training(config.training(place), seed=seed, columns=_COLUMNS)
 
 
 # ---- judging
@@ -133,12 +118,12 @@ def _is_depthwise(name: str) -> bool:
     return "depthwise" in name or "conv_3x3" in name  # the first here, the second in the standard MobileNet-V2
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the angles of every network in equilibrium and right after the drop."""
     claims: list[Claim] = []
     numbers = {}
     for place, case in enumerate(config.cases):
-        seeds = over_seeds([_numbers(config, found[key(config, place, seed)]) for seed in config.seeds])
+        seeds = over_seeds([_numbers(config, findings[key(config, place, seed)]) for seed in config.seeds])
         claims += _judge(config, case, seeds)
         numbers[case.name] = seeds
     return Outcome(demanded_if(config.images.data != "digits", claims), numbers)
@@ -147,36 +132,21 @@ def collect(config: Config, found: Findings) -> Outcome:
 def _judge(config: Config, case: NamedNetwork, seeds: Mapping[str, Sequence[float]]) -> list[Claim]:
     source = _FIGURE if case.network.kind in _IN_FIGURE else _OTHERS
     claims = [
-        mean_near(
-            f"{case.name}: angle of the median layer over its theory, last {config.settled} steps before the drop",
-            source,
-            expected=1.0,
-            values=seeds["median"],
-            relative=_MEDIAN,
+        source.says(
+            f"{case.name}: angle of the median layer over its theory, last {config.settled} steps before the drop"
+        ).near(1.0, seeds["median"], relative=_MEDIAN),
+        source.says(f"{case.name}: |angle / theory - 1| of the layer that is farthest off").at_most(
+            _ANY_LAYER, seeds["farthest"]
         ),
-        mean_at_most(
-            f"{case.name}: |angle / theory - 1| of the layer that is farthest off",
-            source,
-            bound=_ANY_LAYER,
-            values=seeds["farthest"],
-        ),
-        mean_near(
+        _LAGS.says(
             f"{case.name}: angle of the median layer {config.at_once[0]} to {config.at_once[1]} steps after lr / "
-            f"{config.divisor:g}, over what its old norm and the unit gradient as it is then lead to",
-            _LAGS,
-            expected=_lagging(config),
-            values=seeds["explained"],
-            relative=_EXPLAINED,
-        ),
+            f"{config.divisor:g}, over what its old norm and the unit gradient as it is then lead to"
+        ).near(_lagging(config), seeds["explained"], relative=_EXPLAINED),
     ]
     if np.isfinite(seeds["depthwise"]).all():
         claims.append(
-            mean_near(
-                f"{case.name}: depthwise convolutions alone, the median one",
-                source,
-                expected=1.0,
-                values=seeds["depthwise"],
-                relative=_MEDIAN,
+            source.says(f"{case.name}: depthwise convolutions alone, the median one").near(
+                1.0, seeds["depthwise"], relative=_MEDIAN
             )
         )
     return claims
@@ -185,17 +155,16 @@ def _judge(config: Config, case: NamedNetwork, seeds: Mapping[str, Sequence[floa
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Figure 9 for the first seed: angles of all layers and the theory's line, a panel per network."""
     columns = min(3, len(config.cases))
     figure, axes = panels(-(-len(config.cases) // columns), columns, width=2.4, height=2.0)
     for panel, place, letter in zip(axes, range(len(config.cases)), "abcdefgh", strict=False):
-        run = found[key(config, place, config.seeds[0])]
+        run = findings[key(config, place, config.seeds[0])]
         draw_layers(panel, run, average=5)
-        panel.set_yscale("log")
         law = run["angle_equilibrium"]
-        panel.set_ylim(float(law.min()) / 8, 8 * float(law.max()))
-        title(panel, letter, f"{config.cases[place].name}: angles, rad")
+        panel.set(yscale="log", ylim=(float(law.min()) / 8, 8 * float(law.max())))
+        label_panel(panel, letter, f"{config.cases[place].name}: angles, rad")
     axes[0].legend(loc="lower left")
     for panel in axes[len(config.cases) :]:
         panel.set_axis_off()
@@ -210,7 +179,7 @@ _SMOKE = Config(
         NamedNetwork("LayerNorm", Network(width=4, blocks=(1,), norm="layer")),
         NamedNetwork("WeightNorm", Network(width=4, blocks=(1,), norm="weight")),
     ),
-    sgd=SGDM,
+    sgd=trainings.SGDM,
     images=Images("digits", flip=False, label_noise=0.3),
     batch_size=32,
     drops=(12,),
@@ -225,11 +194,11 @@ _PAPER = Config(
         NamedNetwork("ShuffleNet-V2", Network("shufflenet", width=116, blocks=(4, 8, 4))),
     ),
     sgd=Sgd("SGDM", lr=0.5, weight_decay=4e-5, other_lr=0.5, momentum=0.9),
-    images=IMAGENET,
+    images=trainings.IMAGENET,
     batch_size=_LARGER * 256,
-    drops=tuple(drop // _LARGER for drop in IMAGENET_DROPS),
-    steps=IMAGENET_STEPS // _LARGER,
-    settled=IMAGENET_DROPS[0] // _LARGER // 4,
+    drops=tuple(drop // _LARGER for drop in trainings.IMAGENET_DROPS),
+    steps=trainings.IMAGENET_STEPS // _LARGER,
+    settled=trainings.IMAGENET_DROPS[0] // _LARGER // 4,
     watch_every=20,
 )
 
@@ -238,10 +207,7 @@ EXPERIMENT = Experiment(
     title="Depthwise and shuffled convolutions, GroupNorm, LayerNorm and WeightNorm turn at the same rate",
     source="smd fig. 9",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=needs,
+    needs=trainings.needs,
 )

@@ -67,14 +67,7 @@ def explained(ratio: Array, start: float, *, before: Array, after: Array) -> flo
 
 
 def explained_after_drop(
-    run: Arrays,
-    ratio: Array,
-    *,
-    drop: int,
-    window: Window,
-    start: float,
-    before: str = "",
-    after: str = "",
+    run: Arrays, ratio: Array, *, drop: int, window: Window, start: float, before: str = "", after: str = ""
 ) -> float:
     """`explained` for samples in a window after the drop, and equally many steps before it.
 

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equilibria.lab.papers.smd.image_training import is_convolution
+from equilibria.lab.papers.smd.trainings import is_convolution
 from equilibria.lab.training import Training, angle_between
-from equilibria.theory.noise import noise_split
+from equilibria.theory.fluctuation import noise_split
 
 Batch = tuple[Tensor, Tensor]
 Array = NDArray[np.float64]

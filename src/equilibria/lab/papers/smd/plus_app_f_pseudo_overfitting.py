@@ -9,24 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equilibria.errors import EquilibriaError, one_of
-from equilibria.lab.harness.claim import (
-    Claim,
-    Source,
-    demanded_if,
-    mean_at_least,
-    mean_at_most,
-    mean_near,
-    over_seeds,
-)
-from equilibria.lab.harness.curves import draw_seeds, mean_in
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, mean_in, panels
 from equilibria.lab.harness.task import device, train_branches
 from equilibria.lab.papers.smd.layer_angles import rms_ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.optimizer import Optimizer
@@ -188,7 +178,7 @@ def _optimizer(rule: SeededOptimizer, model: nn.Module) -> Optimizer:
 # ---- judging
 
 _SHOWN = Source("smd+", "appendix F; nrq fig. 3 (e)-(h)")
-_LAW = Source("smd", "§5.2", law="rescale.rescale_factors")
+_LAW = Source("smd", "§5.2", law="states.rescale_factors")
 _POINTS = "points"
 # Half of the smallest fall of any seed in the trials that fixed these settings, which were of other seeds.
 _NO_FALL = -0.25
@@ -224,12 +214,12 @@ def _median_ratio(config: Config, run: Arrays, branch: str, window: tuple[int, i
     return float(np.median(rms_ratio(run, steps, prefix=f"{branch}_")))
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the angle, and test accuracy and loss after the drop, for every optimizer."""
     claims: list[Claim] = []
     numbers = {}
     for rule in config.rules:
-        seeds = over_seeds([_numbers(config, found[key(rule, seed)]) for seed in rule.seeds])
+        seeds = over_seeds([_numbers(config, findings[key(rule, seed)]) for seed in rule.seeds])
         claims += [*_judge_angles(config, rule, seeds), *_judge_tests(rule, seeds)]
         numbers[rule.name] = {"seeds": rule.seeds, **seeds}
     return Outcome(demanded_if(config.data != "digits", claims), numbers)
@@ -238,21 +228,11 @@ def collect(config: Config, found: Findings) -> Outcome:
 def _judge_angles(config: Config, rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]:
     power = -1 / 3 if rule.optimizer == "adam" else -1 / 2
     return [
-        mean_near(
+        _LAW.says(
             f"{rule.name}: angle over its new equilibrium, in the first {config.at_once[1]} steps after lr / "
-            f"{config.divisor:g}",
-            _LAW,
-            expected=config.divisor**power,
-            values=seeds[f"at_once_{STANDARD}"],
-            relative=_AT_ONCE,
-        ),
-        mean_near(
-            f"{rule.name}: the same with rescale",
-            _LAW,
-            expected=1.0,
-            values=seeds[f"at_once_{RESCALED}"],
-            relative=_AT_ONCE,
-        ),
+            f"{config.divisor:g}"
+        ).near(config.divisor**power, seeds[f"at_once_{STANDARD}"], relative=_AT_ONCE),
+        _LAW.says(f"{rule.name}: the same with rescale").near(1.0, seeds[f"at_once_{RESCALED}"], relative=_AT_ONCE),
         _judge_return(config, rule, seeds),
     ]
 
@@ -262,8 +242,8 @@ def _judge_return(config: Config, rule: SeededOptimizer, seeds: Mapping[str, Any
     values = seeds[f"settled_{STANDARD}"]
     # Adam's equilibrium moves with the gradient's norm, which keeps falling: the angle is above it.
     if rule.optimizer == "adam":
-        return mean_at_least(text, _LAW, bound=1 - _AT_ONCE, values=values)
-    return mean_near(text, _LAW, expected=1.0, values=values, relative=_AT_ONCE)
+        return _LAW.says(text).at_least(1 - _AT_ONCE, values)
+    return _LAW.says(text).near(1.0, values, relative=_AT_ONCE)
 
 
 def _judge_tests(rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]:
@@ -274,47 +254,23 @@ def _judge_tests(rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]
     apart = np.subtract(seeds[f"accuracy_{STANDARD}"], seeds[f"accuracy_{RESCALED}"])
     soon = " (which begins when Adam's angle is mostly back)" if rule.optimizer == "adam" else ""
     return [
-        mean_at_most(
-            f"{rule.name}: test accuracy falls while the angle climbs back: change from early{soon} to late window",
-            _SHOWN,
-            bound=0.0,
-            values=falls[STANDARD],
-            unit=_POINTS,
+        _SHOWN.says(
+            f"{rule.name}: test accuracy falls while the angle climbs back: change from early{soon} to late window"
+        ).at_most(0.0, falls[STANDARD], unit=_POINTS),
+        _SHOWN.says(f"{rule.name}: with rescale it does not: the same change").at_least(
+            _NO_FALL, falls[RESCALED], unit=_POINTS
         ),
-        mean_at_least(
-            f"{rule.name}: with rescale it does not: the same change",
-            _SHOWN,
-            bound=_NO_FALL,
-            values=falls[RESCALED],
-            unit=_POINTS,
+        _SHOWN.says(f"{rule.name}: the difference of the two changes, seed by seed").at_most(
+            0.0, np.subtract(falls[STANDARD], falls[RESCALED]), unit=_POINTS
         ),
-        mean_at_most(
-            f"{rule.name}: the difference of the two changes, seed by seed",
-            _SHOWN,
-            bound=0.0,
-            values=np.subtract(falls[STANDARD], falls[RESCALED]),
-            unit=_POINTS,
+        _SHOWN.says(f"{rule.name}: test loss rises by more without rescale than with it, seed by seed").at_least(
+            0.0, np.subtract(rises[STANDARD], rises[RESCALED])
         ),
-        mean_at_least(
-            f"{rule.name}: test loss rises by more without rescale than with it, seed by seed",
-            _SHOWN,
-            bound=0.0,
-            values=np.subtract(rises[STANDARD], rises[RESCALED]),
-        ),
-        mean_at_least(
-            f"{rule.name}: what the small angle gains: accuracy without less accuracy with rescale, early window",
-            _SHOWN,
-            bound=0.0,
-            values=apart[:, 0],
-            unit=_POINTS,
-        ),
-        mean_near(
-            f"{rule.name}: and what is left of it in the late window",
-            _SHOWN,
-            expected=0.0,
-            values=apart[:, 1],
-            absolute=_EQUAL,
-            unit=_POINTS,
+        _SHOWN.says(
+            f"{rule.name}: what the small angle gains: accuracy without less accuracy with rescale, early window"
+        ).at_least(0.0, apart[:, 0], unit=_POINTS),
+        _SHOWN.says(f"{rule.name}: and what is left of it in the late window").near(
+            0.0, apart[:, 1], absolute=_EQUAL, unit=_POINTS
         ),
     ]
 
@@ -322,11 +278,11 @@ def _judge_tests(rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> dict[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """A row per optimizer: angle, training loss and test accuracy after the drop, with both branches."""
     figure, axes = panels(len(config.rules), 3, width=2.4, height=1.9)
     for row, rule in enumerate(config.rules):
-        runs = [found[key(rule, seed)] for seed in rule.seeds]
+        runs = [findings[key(rule, seed)] for seed in rule.seeds]
         angle, loss, accuracy = axes[3 * row : 3 * row + 3]
         for colour, branch in zip(COLOURS, BRANCHES, strict=False):
             _draw_angles(angle, config, runs, branch, colour=colour)
@@ -340,9 +296,9 @@ def draw(config: Config, found: Findings) -> dict[str, Figure]:
                 axis.axvspan(*window, color="#eef1f4", zorder=0)
             axis.set_xlabel("steps after the drop")
         letters = "abcdefghi"[3 * row : 3 * row + 3]
-        title(angle, letters[0], f"{rule.name}: angle / equilibrium")
-        title(loss, letters[1], "training loss")
-        title(accuracy, letters[2], "test accuracy, %")
+        label_panel(angle, letters[0], f"{rule.name}: angle / equilibrium")
+        label_panel(loss, letters[1], "training loss")
+        label_panel(accuracy, letters[2], "test accuracy, %")
     axes[0].legend(loc="lower right")
     return {"pseudo-overfitting": figure}
 
@@ -405,10 +361,7 @@ EXPERIMENT = Experiment(
     title="Test accuracy falls while the angle climbs back after a drop of the learning rate",
     source="smd+ appendix F, nrq fig. 3 (e)-(h)",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
     kind=NETWORKS,
     needs=load,
 )

@@ -5,39 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_at_most, mean_near, over_seeds
-from equilibria.lab.harness.curves import draw_seeds, mark_drops
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
-from equilibria.lab.papers.smd.image_training import (
-    IMAGENET,
-    IMAGENET_DROPS,
-    IMAGENET_EPOCH,
-    IMAGENET_SGDM,
-    IMAGENET_STEPS,
-    RESNET8,
-    RESNET50,
-    Images,
-    ImageTraining,
-    Network,
-    Sgd,
-    batches,
-    key,
-    load,
-    needs,
-    run_training,
-    tasks,
-)
+from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, mark_drops, panels
+from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import inside, layer_column
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from equilibria.lab.papers.smd.trainings import Images, ImageTraining, Network, Sgd
 
 _SMALL = Images(size=8)
 # Layers turn as slowly as in smd-linear-scaling: at high speed a mean gradient drives them back.
@@ -54,7 +32,7 @@ class Config:
 
     sgd: Sgd = _SGDM
     images: Images = _SMALL
-    network: Network = RESNET8
+    network: Network = trainings.RESNET8
     batch_size: int = 32
     drops: tuple[int, ...] = (2000, 3500)
     steps: int = 4000
@@ -76,15 +54,17 @@ def run_task(config: Config, task: int) -> Arrays:
     """Train once; the compared batches are drawn like the training batches, in another order."""
     from equilibria.lab.papers.smd.measures import NoiseMeasure
 
-    others = batches(config.images, load(config.images), batch_size=config.batch_size, seed=task + _OTHER_ORDER)
+    others = trainings.batches(
+        config.images, trainings.load(config.images), batch_size=config.batch_size, seed=task + _OTHER_ORDER
+    )
     measure = NoiseMeasure(list(islice(others, config.count)))
-    return run_training(replace(config.training(), measures={"noise": measure}), seed=task)
+    return trainings.run_training(replace(config.training(), measures={"noise": measure}), seed=task)
 
 
 # ---- judging
 
-_SPLIT = Source("smd+", "fig. 1, eq. (183)", law="noise.noise_split")
-_SDE = Source("smd+", "Lemma D.1, eq. (184)", law="noise.sde_norm_fourth")
+_SPLIT = Source("smd+", "fig. 1, eq. (183)", law="fluctuation.noise_split")
+_SDE = Source("smd+", "Lemma D.1, eq. (184)", law="rayleigh.sde_norm_fourth")
 # "Much larger": ten times. It is then within 2.5 % to which norm the noise alone leads.
 _MUCH = 0.1
 # 2.5 % for what the mean gradient adds, 2.5 % for the drift of the unit gradient.
@@ -129,64 +109,49 @@ def _same(config: Config, run: Arrays, column: int) -> float:
     return float(together / run["unit_grad_sq"][sampled, column].mean())
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge how much larger the variance is in every stage, and whether it alone fixes the norm."""
-    seeds = over_seeds([_numbers(config, found[key(seed)]) for seed in config.seeds])
+    seeds = over_seeds([_numbers(config, findings[trainings.key(seed)]) for seed in config.seeds])
     return Outcome(demanded_if(config.images.data != "digits", _judge(config, seeds)), seeds)
 
 
 def _judge(config: Config, seeds: Mapping[str, Sequence[Any]]) -> list[Claim]:
     return [
         *(
-            mean_at_most(
+            _SPLIT.says(
                 f"Stage {stage + 1}: squared mean of the unit gradient over its variance in batches of "
-                f"{config.batch_size}, {config.layer}",
-                _SPLIT,
-                bound=_MUCH,
-                values=[stages[stage] for stages in seeds["stages"]],
-            )
+                f"{config.batch_size}, {config.layer}"
+            ).at_most(_MUCH, [stages[stage] for stages in seeds["stages"]])
             for stage in range(len(config.drops) + 1)
         ),
-        mean_at_most(
-            "All stages: the same for the median layer, in the stage where it is largest",
-            _SPLIT,
-            bound=_MUCH,
-            values=[max(layers) for layers in seeds["all_layers"]],
+        _SPLIT.says("All stages: the same for the median layer, in the stage where it is largest").at_most(
+            _MUCH, [max(layers) for layers in seeds["all_layers"]]
         ),
-        mean_near(
-            "The noise alone fixes the norm: norm over the one that the variance leads to, end of stage 1",
-            _SDE,
-            expected=1.0,
-            values=seeds["norm"],
-            relative=_NORM_OFF,
+        _SDE.says("The noise alone fixes the norm: norm over the one that the variance leads to, end of stage 1").near(
+            1.0, seeds["norm"], relative=_NORM_OFF
         ),
-        mean_near(
-            "Squared mean and variance add up to the mean squared unit gradient of the steps themselves",
-            Source("smd+", "eq. (182)", law="noise.noise_split"),
-            expected=1.0,
-            values=seeds["same"],
-            relative=_SAME,
-        ),
+        Source("smd+", "eq. (182)", law="fluctuation.noise_split")
+        .says("Squared mean and variance add up to the mean squared unit gradient of the steps themselves")
+        .near(1.0, seeds["same"], relative=_SAME),
     ]
 
 
 # ---- drawing
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Squared mean and variance of one layer through training; their ratio in all layers."""
     figure, (both, ratio) = panels(1, 2, width=3.0, height=2.3)
-    runs = [found[key(seed)] for seed in config.seeds]
+    runs = [findings[trainings.key(seed)] for seed in config.seeds]
     steps, column = runs[0]["step"], layer_column(runs[0], config.layer)
     for colour, name, label in ((COLOURS[0], "noise_sq", "variance"), (COLOURS[1], "signal_sq", "squared mean")):
         draw_seeds(both, steps, [run[name][:, column] for run in runs], color=colour, label=label)
-    both.legend(loc="upper left")
-    title(both, "a", f"unit gradient of {config.layer.removesuffix('.conv.weight')}")
+    label_panel(both, "a", f"unit gradient of {config.layer.removesuffix('.conv.weight')}", legend="upper left")
     ratios = np.mean([run["signal_sq"] / run["noise_sq"] for run in runs], axis=0)
     for place in range(ratios.shape[1]):
         ratio.plot(steps, ratios[:, place], color=COLOURS[place % len(COLOURS)], lw=0.7)
     ratio.axhline(0, color=THEORY, lw=0.5)
-    title(ratio, "b", "squared mean / variance, all layers")
+    label_panel(ratio, "b", "squared mean / variance, all layers")
     for axes in (both, ratio):
         axes.set_xlabel("step")
         mark_drops(axes, config.drops)
@@ -205,15 +170,15 @@ _SMOKE = Config(
     measure_every=6,
 )
 _PAPER = Config(
-    sgd=IMAGENET_SGDM,
-    images=IMAGENET,
-    network=RESNET50,
+    sgd=trainings.IMAGENET_SGDM,
+    images=trainings.IMAGENET,
+    network=trainings.RESNET50,
     batch_size=256,
-    drops=IMAGENET_DROPS,
-    steps=IMAGENET_STEPS,
+    drops=trainings.IMAGENET_DROPS,
+    steps=trainings.IMAGENET_STEPS,
     layer="net.resnet.encoder.stages.0.layers.0.layer.1.convolution.weight",  # layer1.0.conv2
-    settled=5 * IMAGENET_EPOCH,
-    measure_every=IMAGENET_EPOCH,
+    settled=5 * trainings.IMAGENET_EPOCH,
+    measure_every=trainings.IMAGENET_EPOCH,
     watch_every=20,
 )
 
@@ -222,10 +187,7 @@ EXPERIMENT = Experiment(
     title="The mean of the unit gradient against its variance, through training",
     source="smd+ fig. 1",
     scales={"smoke": _SMOKE, "desk": Config(), "paper": _PAPER},
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(trainings.tasks, run_task, collect, draw),
     kind=NETWORKS,
-    needs=needs,
+    needs=trainings.needs,
 )

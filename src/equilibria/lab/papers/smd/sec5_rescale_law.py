@@ -11,27 +11,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equilibria.lab import problems
-from equilibria.lab.harness.claim import Claim, Source, at_most, near, to_rounding
-from equilibria.lab.harness.experiment import Arrays, Experiment, Findings, Outcome
-from equilibria.lab.harness.figures import COLOURS, THEORY, panels, title
+from equilibria.lab.harness.claim import Claim, Source
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import tangent_noise, turned
 from equilibria.lab.problems import RandomWalk, Simulation
-from equilibria.theory.rescale import rescale_factors
 from equilibria.theory.rules import SGD, AdamW
-from equilibria.theory.states import State, settled
+from equilibria.theory.states import State, rescale_factors, settled
 from equilibria.theory.transient import evolve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _RULE = Source(
     "smd",
     "section 5.2",
     corrected="the momentum buffer is rescaled too, by the inverse factor; the paper rescales the weights alone",
-    law="rescale.rescale_factors",
+    law="states.rescale_factors",
 )
-_ADAM = Source("", "beyond smd section 5.2", law="rescale.rescale_factors")
+_ADAM = Source("", "beyond smd section 5.2", law="states.rescale_factors")
 _CHOICES = {
     "nothing": "no rescale",
     "weights": "weights only (the paper)",
@@ -87,16 +85,16 @@ def _moments(config: Config, drop: float) -> Arrays:
     goal = new.equilibrium().angle
     eps = new.lr * new.weight_decay
     slow = round(8 * (1 - config.momentum) / (4 * eps))
-    found: dict[str, Any] = {}
+    ratios: dict[str, Any] = {}
     for choice in _CHOICES:
         steps = slow if choice == "nothing" else 2000
         path = evolve(new, steps, start=_after(settled(old), choice, rescale_factors(old, new).weight))
         ratio = path.angle / goal
         outside = np.flatnonzero(np.abs(ratio - 1) > 0.01)
-        found[choice] = ratio[:_RECORDED]
-        found[f"{choice}_worst"] = np.asarray(np.max(np.abs(ratio - 1)))
-        found[f"{choice}_settled"] = np.asarray(outside[-1] + 1 if len(outside) else 0)
-    return found
+        ratios[choice] = ratio[:_RECORDED]
+        ratios[f"{choice}_worst"] = np.asarray(np.max(np.abs(ratio - 1)))
+        ratios[f"{choice}_settled"] = np.asarray(outside[-1] + 1 if len(outside) else 0)
+    return ratios
 
 
 def _after(state: State, choice: str, r: float) -> State:
@@ -127,11 +125,11 @@ def _walk(config: Config, drop: float) -> Arrays:
     before = Simulation(problem, start, rule=old, steps=_BEFORE, record=["angle"], seed=config.seed).run()
     usual = np.sqrt(np.mean(before["angle"][-_BEFORE // 2 :] ** 2)) / old.equilibrium().angle
     after = Simulation(problem, start, rule=new, steps=_BEFORE + _WALKED, record=["angle"], seed=config.seed)
-    found = {}
+    angles = {}
     for choice in _CHOICES:
         run = after.run(state=_rescaled(before.state, choice, rescale_factors(old, new).weight))
-        found[choice] = np.sqrt(np.mean(run["angle"] ** 2, axis=1)) / usual / new.equilibrium().angle
-    return found
+        angles[choice] = np.sqrt(np.mean(run["angle"] ** 2, axis=1)) / usual / new.equilibrium().angle
+    return angles
 
 
 def _rescaled(state: problems.SimulationState, choice: str, r: float) -> problems.SimulationState:
@@ -184,64 +182,54 @@ def _rescale_adam(w: Any, optimizer: Any, choice: str, factors: Any) -> None:
         optimizer.state[w]["exp_avg_sq"].mul_(factors.second_moment)
 
 
-def collect(config: Config, found: Findings) -> Outcome:
+def collect(config: Config, findings: Findings) -> Outcome:
     """Judge the transients of all choices."""
     table = {
-        choice: {f"{drop:g}": float(found[f"sgdm-{drop:g}"][f"{choice}_worst"]) for drop in config.drops}
+        choice: {f"{drop:g}": float(findings[f"sgdm-{drop:g}"][f"{choice}_worst"]) for drop in config.drops}
         for choice in _CHOICES
     }
-    ten = found["sgdm-10"]
+    ten = findings["sgdm-10"]
     a, eps = config.momentum, config.lr * config.weight_decay
-    adam = {choice: found[f"adamw-{choice}"]["ratio"] for choice in _ADAM_CHOICES}
+    adam = {choice: findings[f"adamw-{choice}"]["ratio"] for choice in _ADAM_CHOICES}
     noise = 4 / np.sqrt(config.replicas * 2 * config.dim)  # four standard errors of one step's rms angle
     claims = [
-        *_judge_walk(config, found["walk"]),
-        at_most(
-            "Momentum, weights and buffer (inversely): largest deviation of the angle over all drops, by its moments",
-            _RULE,
-            bound=100 * eps,  # the radial part of the buffer, of order lr*wd and larger by the drop, goes the other way
-            measured=max(table["whole"].values()),
+        *_judge_walk(config, findings["walk"]),
+        _RULE.says(
+            "Momentum, weights and buffer (inversely): largest deviation of the angle over all drops, by its moments"
+        ).at_most(
+            100 * eps,  # the radial part of the buffer, of order lr*wd and larger by the drop, goes the other way
+            max(table["whole"].values()),
         ),
-        to_rounding(
-            "Momentum, the same with the radial part apart, by its moments: new equilibrium at once, largest deviation",
-            _RULE,
-            error=max(table["split"].values()),
+        _RULE.says(
+            "Momentum, the same with the radial part apart, by its moments: new equilibrium at once, largest deviation"
+        ).to_rounding(
+            max(table["split"].values()),
             operations=2000,  # a step's rounding errors decay more slowly than this recursion is long
         ),
-        near(
-            "Momentum, lr / 10, nothing rescaled: steps until the angle is within 1 %, by its moments",
-            _RULE,
-            expected=(1 - a) / (4 * eps / 10) * np.log(9 / (0.99**-2 - 1)),
-            measured=float(ten["nothing_settled"]),
+        _RULE.says("Momentum, lr / 10, nothing rescaled: steps until the angle is within 1 %, by its moments").near(
+            (1 - a) / (4 * eps / 10) * np.log(9 / (0.99**-2 - 1)),
+            float(ten["nothing_settled"]),
             relative=0.01,
             unit="steps",
         ),
-        near(
-            "AdamW (torch.optim), lr / 10, nothing rescaled: angle over new equilibrium, first 100 steps",
-            _ADAM,
-            expected=config.adam_drop**-0.5,
-            measured=_rms(adam["nothing"][:100]),
-            relative=0.03,
+        _ADAM.says("AdamW (torch.optim), lr / 10, nothing rescaled: angle over new equilibrium, first 100 steps").near(
+            config.adam_drop**-0.5, _rms(adam["nothing"][:100]), relative=0.03
         ),
-        near(
-            "AdamW, weights only: the second moment is too small by k for long, and the angle overshoots: at step 20",
-            _ADAM,
-            expected=_overshoot(config, 20),
-            measured=adam["weights"][19],
+        _ADAM.says(
+            "AdamW, weights only: the second moment is too small by k for long, and the angle overshoots: at step 20"
+        ).near(
+            _overshoot(config, 20),
+            adam["weights"][19],
             relative=0.03 + noise,  # the mean field leaves out a few per cent of Adam's norm
         ),
-        near(
-            "AdamW, weights and both moments: angle over new equilibrium, first 100 steps",
-            _ADAM,
-            expected=1.0,
-            measured=_rms(adam["all"][:100]),
-            absolute=0.02 + noise,
+        _ADAM.says("AdamW, weights and both moments: angle over new equilibrium, first 100 steps").near(
+            1.0, _rms(adam["all"][:100]), absolute=0.02 + noise
         ),
     ]
-    at = {
+    ratio_at_step = {
         choice: {str(step): float(ratio[step - 1]) for step in (1, 5, 20, 100, 500)} for choice, ratio in adam.items()
     }
-    return Outcome(claims, {"largest_deviation_of_the_angle": table, "adamw_angle_ratio_at_step": at})
+    return Outcome(claims, {"largest_deviation_of_the_angle": table, "adamw_angle_ratio_at_step": ratio_at_step})
 
 
 def _judge_walk(config: Config, walk: Arrays) -> list[Claim]:
@@ -250,13 +238,11 @@ def _judge_walk(config: Config, walk: Arrays) -> list[Claim]:
     scaled = {"weights": 1.0, "wrong-way": k**-0.25, "zero": 0.0, "whole": k**0.25, "split": k**0.25}
     first = {choice: math.sqrt(a**2 * s**2 * k**-0.5 + 1 - a**2) for choice, s in scaled.items()}
     return [
-        near(
-            f"Momentum on a random walk, lr / {k:g}, {_CHOICES[choice]}: angle of the first step over new equilibrium",
-            _RULE if choice != "zero" else Source("", "beyond smd section 5.2", law="rescale.rescale_factors"),
-            expected=expected,
-            measured=float(walk[choice][0]),
-            relative=_walk_room(config),
+        (_RULE if choice != "zero" else Source("", "beyond smd section 5.2", law="states.rescale_factors"))
+        .says(
+            f"Momentum on a random walk, lr / {k:g}, {_CHOICES[choice]}: angle of the first step over new equilibrium"
         )
+        .near(expected, float(walk[choice][0]), relative=_walk_room(config))
         for choice, expected in {"nothing": k**-0.5, **first}.items()
     ]
 
@@ -282,18 +268,18 @@ def _rms(values: Any) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def draw(config: Config, found: Findings) -> Mapping[str, Figure]:
+def draw(config: Config, findings: Findings) -> Figures:
     """Angle over new equilibrium after lr / 10: momentum on the walk and by its moments, AdamW by torch.optim."""
     figure, (momentum, adam) = panels(1, 2, width=3.6, height=2.7)
-    ten, walk = found["sgdm-10"], found["walk"]
+    ten, walk = findings["sgdm-10"], findings["walk"]
     _draw_lines(momentum, {label: ten[choice] for choice, label in _CHOICES.items()}, last=_WALKED)
     for choice, colour in zip(_CHOICES, COLOURS, strict=False):
         steps = np.arange(0, _WALKED, 3)
         momentum.plot(steps + 1, walk[choice][steps], ".", ms=3, color=colour)
-    title(momentum, "a", "SGD with momentum, lr ÷ 10 (dots: walk)")
-    lines = {label: found[f"adamw-{choice}"]["ratio"] for choice, label in _ADAM_CHOICES.items()}
+    label_panel(momentum, "a", "SGD with momentum, lr ÷ 10 (dots: walk)")
+    lines = {label: findings[f"adamw-{choice}"]["ratio"] for choice, label in _ADAM_CHOICES.items()}
     _draw_lines(adam, lines, last=_RECORDED)
-    title(adam, "b", f"torch.optim.AdamW, lr ÷ {config.adam_drop:g}")
+    label_panel(adam, "b", f"torch.optim.AdamW, lr ÷ {config.adam_drop:g}")
     return {"section-5-2": figure}
 
 
@@ -316,8 +302,5 @@ EXPERIMENT = Experiment(
         "desk": Config(),
         "paper": Config(),
     },
-    tasks=tasks,
-    run_task=run_task,
-    collect=collect,
-    draw=draw,
+    functions=(tasks, run_task, collect, draw),
 )

@@ -1,12 +1,13 @@
-"""The table of a plan in the terminal: one row per phase, as many columns as fit."""
+"""A plan as tables, one row per phase: in the terminal with as many columns as fit, in notebooks with a picture."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from equilibria._display import Printable
-from equilibria.views.plan.card import phase_card
-from equilibria.views.terminal import table, width, wrap
+from equilibria.views.notebook import EQUILIBRIUM, OTHER, PREDICTED, Line, card, svg_chart
+from equilibria.views.terminal import fitting, table, width, wrap
 
 if TYPE_CHECKING:
     from equilibria.planning import Phase, Plan
@@ -27,7 +28,13 @@ def phase_table(result: Plan) -> str:
         return _table_without_decay(result, unit)
     head = ["phase", unit, "lr", "wd", "angle*", "start", "middle", "end", "norm/norm*", "needs", "has", ""]
     rows = [_row(result, phase) for phase in result.phases]
-    columns = _fitting({name: [row[i] for row in rows] for i, name in enumerate(head)})
+    cells = {name: [row[i] for row in rows] for i, name in enumerate(head)}
+    spare = [name for name in _SPARE if name != "wd" or len(set(cells["wd"])) == 1]
+    if not any(cells["needs"]):  # ramps have no time to settle
+        spare.insert(0, "needs")
+    if not any(cells[""]):
+        del cells[""]
+    columns = fitting(cells, spare=spare, width=width())
     lines = _lines(columns)
     return "\n".join([_line_above(lines[0]), *lines, wrap(_note(columns, unit, rows[0][3]), hang="    ")])
 
@@ -41,24 +48,12 @@ def _line_above(head: str) -> str:
     return f"{line.ljust(room)}{times}" if "needs" in head and room > len(line) + 1 else line
 
 
-def _lines(columns: dict[str, list[str]]) -> list[str]:
+def _lines(columns: Mapping[str, Sequence[str]]) -> list[str]:
     rows = [list(columns), *(list(row) for row in zip(*columns.values(), strict=True))]
     return table(rows, left=2).splitlines()
 
 
-def _fitting(columns: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The columns that fit into the terminal."""
-    spare = [name for name in _SPARE if name != "wd" or len(set(columns["wd"])) == 1]
-    if not any(columns["needs"]):  # ramps have no time to settle
-        spare.insert(0, "needs")
-    for name in spare:
-        if max(map(len, _lines(columns))) <= width():
-            break
-        columns = {other: cells for other, cells in columns.items() if other != name}
-    return columns
-
-
-def _note(columns: dict[str, list[str]], unit: str, decay: str) -> str:
+def _note(columns: Mapping[str, Sequence[str]], unit: str, decay: str) -> str:
     times = ", ".join(name for name in ("needs", "has") if name in columns)
     parts = [
         "* equilibrium, angle in rad",
@@ -134,3 +129,73 @@ def _ratio(value: float | None) -> str:
 
 def _time(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
+
+
+# ---- notebooks
+
+
+_HEADINGS = ("phase", "{unit}", "lr", "wd", "equilibrium rad/step", "start", "middle", "end", "settles after")
+
+
+def plan_card(plan: Plan) -> str:
+    """The angles predicted, in equilibrium and suggested by the lr alone; the phases; the findings."""
+    unit, name = _unit(plan)
+    x = plan.curve.step / unit
+    lines = [
+        Line("what the lr alone suggests", x, plan.curve.angle_by_lr, OTHER, dashed=True),
+        Line("equilibrium of lr x wd", x, plan.curve.angle_equilibrium, EQUILIBRIUM, dashed=True),
+        Line("predicted", x, plan.curve.angle, PREDICTED),
+    ]
+    picture = svg_chart(lines, x=name, y="rad per step", log=True)
+    return _card(
+        plan, picture, [f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in plan.findings]
+    )
+
+
+def phase_card(plan: Plan) -> str:
+    """The phases alone."""
+    return _card(plan, "", [])
+
+
+def _card(plan: Plan, picture: str, notes: list[str]) -> str:
+    unit, name = _unit(plan)
+    return card(
+        f"{type(plan.situation.rule).__name__} over {plan.situation.time(plan.situation.steps)}: "
+        f"{plan.settled_share:.0%} of the steps turn within {plan.situation.tolerance:.0%} of equilibrium",
+        picture=picture,
+        headings=[heading.format(unit=name) for heading in _HEADINGS],
+        rows=[_card_row(plan, phase, unit) for phase in plan.phases],
+        notes=notes,
+    )
+
+
+def _unit(plan: Plan) -> tuple[int, str]:
+    """Steps per unit of time, and its name."""
+    per_epoch = plan.situation.steps_per_epoch
+    return (1, "steps") if per_epoch is None else (per_epoch, "epochs")
+
+
+def _card_row(plan: Plan, phase: Phase, unit: int) -> list[str]:
+    first, last = phase.first_step / unit, (phase.first_step + phase.steps) / unit
+    ratios = [step.angle_ratio for step in phase.shown_steps]
+    return [
+        f"{phase.number}",
+        f"{_position(first)}-{_position(last)}",
+        f"{phase.end.lr:.3g}",
+        f"{phase.end.weight_decay:.3g}",
+        f"{phase.end.angle_equilibrium:.3g}",
+        *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+        _settles(plan, phase),
+    ]
+
+
+def _position(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def _settles(plan: Plan, phase: Phase) -> str:
+    if phase.settle_steps is None:
+        return ""
+    if phase.settle_steps == 0:
+        return "at once"
+    return plan.situation.time(phase.settle_steps) + ("" if phase.settles else ", has fewer")

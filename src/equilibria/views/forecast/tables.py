@@ -1,4 +1,4 @@
-"""Forecasts as tables, with sentences below them: for the terminal, and without the sentences for notebooks."""
+"""Forecasts as tables: in the terminal with sentences below them, in notebooks with a picture."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from equilibria.forecasting import (
     WhatIf,
 )
 from equilibria.forecasting._backtest import RMS_SAMPLES
-from equilibria.forecasting._what_if import layer_outcome
-from equilibria.views._rich import Console, Table, Text
-from equilibria.views.notebook import card
+from equilibria.forecasting._forecast import layer_outcome, worst_of
+from equilibria.views._rich import Console, Table, Text, collected_text, marked, text_console
+from equilibria.views.notebook import EQUILIBRIUM, MEASURED, PREDICTED, Line, card, svg_chart
 
 _MOST_ROWS = 40
 _NARROW = 100  # terminal columns below which bands and norms are left out
@@ -202,10 +202,9 @@ def _refused(refused: Mapping[str, str]) -> list[str]:
 
 def _rendered(draw: Callable[[Console], None]) -> str:
     """The text that ``draw`` prints, as wide as the terminal and with its colours."""
-    console = Console(force_jupyter=False)
-    with console.capture() as capture:
-        draw(console)
-    return capture.get().rstrip("\n")
+    console = text_console()
+    draw(console)
+    return collected_text(console)
 
 
 def _table(titles: Iterable[str], rows: Rows, *, left: int = 1) -> Table:
@@ -235,6 +234,53 @@ def _print_findings(findings: Sequence[Finding], out: Console) -> None:
 
 def _print_bullets(sentences: Sequence[str], out: Console, *, mark: str = "-") -> None:
     for sentence in sentences:
-        grid = Table.grid(padding=(0, 1, 0, 0))
-        grid.add_row(Text(mark), Text(sentence))
-        out.print(grid)
+        out.print(marked(mark, sentence))
+
+
+# ---- notebooks
+
+
+_HEADINGS = ("layer", "last rad/step", "over equilibrium", "last norm", "rad travelled", "steps out of equilibrium")
+
+
+def forecast_card(forecast: Forecast) -> str:
+    """The worst layer measured and forecast, with its band; a row per layer; the findings."""
+    outcomes = [layer_outcome("", layer) for layer in forecast.layers]
+    title = f"Forecast of {len(outcomes)} layers, steps {forecast.first:,} to {forecast.steps - 1:,}"
+    refused = [f"{name} cannot be forecast: {reason}" for name, reason in forecast.refused.items()]
+    if not outcomes:
+        return card(title, notes=refused)
+    worst = worst_of(outcomes).layer
+    findings = [f"{finding.subject}: {finding.evidence}. {finding.remedy}" for finding in forecast.findings]
+    return card(
+        f"{title}; shown: {worst}, the longest out of equilibrium",
+        picture=_picture(forecast, worst),
+        headings=_HEADINGS,
+        rows=[_row(outcome) for outcome in outcomes],
+        notes=[*findings, *refused],
+    )
+
+
+def _picture(forecast: Forecast, name: str) -> str:
+    unit = forecast.steps_per_epoch or 1
+    layer, before = forecast[name], forecast.measured(name)
+    x = layer.step / unit
+    lines = [
+        Line("measured", before.step / unit, before.angle, MEASURED),
+        Line("band", x, layer.angle.low, PREDICTED, dashed=True),
+        Line("band", x, layer.angle.high, PREDICTED, dashed=True),
+        Line("equilibrium", x, layer.angle_equilibrium, EQUILIBRIUM, dashed=True),
+        Line("forecast", x, layer.angle.value, PREDICTED),
+    ]
+    return svg_chart(lines, x="epochs" if forecast.steps_per_epoch else "steps", y="rad per step", log=True)
+
+
+def _row(outcome: LayerOutcome) -> list[str]:
+    return [
+        outcome.layer,
+        f"{outcome.final_angle.value:.3g}",
+        "" if outcome.final_ratio is None else f"{outcome.final_ratio:.2f}",
+        f"{outcome.final_norm.value:.3g}",
+        f"{outcome.integrated_angle.value:.3g}",
+        f"{outcome.steps_out.value:,.0f}",
+    ]

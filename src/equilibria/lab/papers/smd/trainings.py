@@ -102,7 +102,7 @@ class ImageTraining:
     @classmethod
     def of(cls, config: object, **changes: Any) -> ImageTraining:
         """The training with the fields that a Config has under the same names, and some that it has not."""
-        names = [each.name for each in fields(cls) if hasattr(config, each.name)]
+        names = [field.name for field in fields(cls) if hasattr(config, field.name)]
         return cls(**{name: getattr(config, name) for name in names} | changes)
 
 
@@ -183,12 +183,7 @@ def batches(images: Images, loaded: ImageSet, *, batch_size: int, seed: int) -> 
     from equilibria.lab.data import Batches
 
     return Batches.of_images(
-        loaded,
-        batch_size=batch_size,
-        label_noise=images.label_noise,
-        seed=seed,
-        flip=images.flip,
-        crop=images.crop,
+        loaded, batch_size=batch_size, label_noise=images.label_noise, seed=seed, flip=images.flip, crop=images.crop
     )
 
 

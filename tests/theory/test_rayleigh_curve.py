@@ -10,8 +10,7 @@ from scipy.linalg import solve_banded
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory.rayleigh import NoisyRayleigh, norm_sq_at
-from equilibria.theory.rayleigh_curve import risk_curve
-from equilibria.theory.rayleigh_moments import exact_risk_curve
+from equilibria.theory.rayleigh_curve import exact_risk_curve, risk_curve
 from equilibria.theory.watson import watson_risk
 
 PARTS = 8

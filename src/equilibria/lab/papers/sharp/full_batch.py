@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, one_of
-from equilibria.lab.harness.claim import Claim, Source, demanded_if, mean_at_least, mean_near
-from equilibria.lab.harness.curves import POINTS, Array, Window, draw_seeds
+from equilibria.lab.harness.claim import Claim, Source, demanded_if
 from equilibria.lab.harness.experiment import Arrays, Findings, Outcome
-from equilibria.lab.harness.figures import THEORY, title
+from equilibria.lab.harness.figures import POINTS, THEORY, Array, Window, draw_seeds, label_panel
 from equilibria.lab.harness.task import device, progress_reporter, scratch
 from equilibria.theory.generalization import final_bn_minimum, final_bn_scale
 from equilibria.theory.stability import effective_lr
@@ -433,34 +432,22 @@ def outcome(config: Config, findings: Findings, claims: Sequence[Claim], **more:
 
 def judge_fit(config: Config, descents: Sequence[Descent], source: Source, *, label: str = "") -> Claim:
     """Claim that the early window lies after the fit."""
-    return mean_at_least(
-        f"{label}in the early window the training images are right",
-        source,
-        bound=FITTED,
-        values=[descent.mean("train", config.early) for descent in descents],
-        unit="%",
-        printed=100.0,
+    return source.says(f"{label}in the early window the training images are right").at_least(
+        FITTED, [descent.mean("train", config.early) for descent in descents], unit="%", printed=100.0
     )
 
 
 def judge_fall(config: Config, descents: Sequence[Descent], source: Source, text: str) -> Claim:
     """Claim that sharpness falls to half or less from the early to the late window."""
-    return mean_at_least(
-        f"{text}: early over late window",
-        source,
-        bound=_HALVED,
-        values=[descent.fall("sharpness", (config.early, config.late)) for descent in descents],
+    return source.says(f"{text}: early over late window").at_least(
+        _HALVED, [descent.fall("sharpness", (config.early, config.late)) for descent in descents]
     )
 
 
 def judge_constant(config: Config, descents: Sequence[Descent], source: Source, text: str) -> Claim:
     """Claim that sharpness does not change from the early to the late window."""
-    return mean_near(
-        f"{text}: late over early window",
-        source,
-        expected=1.0,
-        values=[1 / descent.fall("sharpness", (config.early, config.late)) for descent in descents],
-        relative=_CONSTANT,
+    return source.says(f"{text}: late over early window").near(
+        1.0, [1 / descent.fall("sharpness", (config.early, config.late)) for descent in descents], relative=_CONSTANT
     )
 
 
@@ -468,13 +455,8 @@ def judge_rise(
     config: Config, descents: Sequence[Descent], source: Source, *, printed: float, label: str = ""
 ) -> Claim:
     """Claim that test accuracy rises from the early to the late window."""
-    return mean_at_least(
-        f"{label}test accuracy rises meanwhile: from the early to the late window",
-        source,
-        bound=0.0,
-        values=[descent.rise("test", (config.early, config.late)) for descent in descents],
-        unit=POINTS,
-        printed=printed,
+    return source.says(f"{label}test accuracy rises meanwhile: from the early to the late window").at_least(
+        0.0, [descent.rise("test", (config.early, config.late)) for descent in descents], unit=POINTS, printed=printed
     )
 
 
@@ -500,9 +482,9 @@ def label_edge(axis: Axes, *, loc: Literal["lower left", "best"]) -> None:
 
 def title_panels(accuracy: Axes, edge: Axes, loss: Axes, *, letters: str) -> None:
     """Set the titles of the three panels, in the order of the letters."""
-    title(accuracy, letters[0], "test accuracy, %")
-    title(edge, letters[1], "spherical sharpness")
-    title(loss, letters[2], "training loss above its minimum")
+    label_panel(accuracy, letters[0], "test accuracy, %")
+    label_panel(edge, letters[1], "spherical sharpness")
+    label_panel(loss, letters[2], "training loss above its minimum")
 
 
 def mark_windows(axis: Axes, config: Config) -> None:

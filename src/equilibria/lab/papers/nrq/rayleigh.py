@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equilibria.lab.harness.claim import Claim, Source, at_least, at_most, near
+from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays
-from equilibria.lab.harness.figures import COLOURS, THEORY, title
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel
 from equilibria.lab.problems.rayleigh import RayleighQuotient
 from equilibria.lab.problems.simulation import Simulation, SimulationRun
 from equilibria.theory.rayleigh import NoisyRayleigh
@@ -99,36 +99,22 @@ def finite_step(line: Arrays, model: NoisyRayleigh) -> float:
     return float(np.max(share * np.abs(line["step"] * np.gradient(line["theory_risk"], line["step"]))))
 
 
-def near_mean(
-    text: str, source: Source, pair: Sequence[float] | Array, *, expected: float, relative: float, unit: str = ""
-) -> Claim:
-    """Claim that a mean, given with its standard error, equals a number."""
-    return near(
-        text, source, expected=expected, measured=pair[0], relative=relative, unit=unit, interval=interval(pair)
-    )
-
-
-def mean_above(
-    text: str, source: Source, pair: Sequence[float] | Array, *, bound: float, printed: float | None = None
-) -> Claim:
-    """Claim that a mean, given with its standard error, reaches a bound."""
-    return at_least(text, source, bound=bound, measured=pair[0], interval=interval(pair), printed=printed)
-
-
 def judge_limit(text: str, source: Source, pair: Sequence[float] | Array, *, model: NoisyRayleigh) -> Claim:
     """Claim that a mean risk is the limiting one of the law, the effect of a finite step included."""
     limit = stationary_risk(model)
-    return near_mean(text, source, pair, expected=limit.risk * limit.finite_step, relative=LIMIT_TOLERANCE)
+    return source.says(text).near(
+        limit.risk * limit.finite_step, pair[0], relative=LIMIT_TOLERANCE, interval=interval(pair)
+    )
 
 
 def judge_curve(label: str, source: Source, line: Arrays, *, model: NoisyRayleigh) -> Claim:
     """Claim that the mean risk follows the exact curve of the diffusion."""
-    return at_most(
+    return source.says(
         f"{label}: the whole curve is the diffusion's: largest difference of the risk; allowed is the first-order "
-        "effect of a finite step and scatter",
-        source,
-        bound=finite_step(line, model) + ERRORS * float(line["risk_error"].max()),
-        measured=float(np.max(np.abs(line["risk"] - line["theory_risk"]))),
+        "effect of a finite step and scatter"
+    ).at_most(
+        finite_step(line, model) + ERRORS * float(line["risk_error"].max()),
+        float(np.max(np.abs(line["risk"] - line["theory_risk"]))),
     )
 
 
@@ -155,7 +141,7 @@ def draw_panels(
         panel.set(xlabel="step", ylabel=label, yscale=scale, xscale="log" if log_time else "linear")
         if scale == "log":
             plain_ticks(panel)
-        title(panel, letter, label.partition(" $")[0].removesuffix(" (rad)"))
+        label_panel(panel, letter, label.partition(" $")[0].removesuffix(" (rad)"))
     legend_above(figure, axes[0])
 
 

@@ -15,7 +15,7 @@ from tests.helpers.random_walk import walk
 
 from equilibria.errors import EquilibriaError
 from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, evolve, rescaled, settled
-from equilibria.theory.rescale import rescale_factors
+from equilibria.theory.states import rescale_factors
 
 OLD = SGD(0.1, 5e-4, momentum=0.9)  # lr wd = 5e-5 before the change
 KS = (2, 10, 100, 0.1)
