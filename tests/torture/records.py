@@ -37,6 +37,7 @@ def _network() -> torch.nn.Sequential:
 def kills(random: random.Random, folder: Path) -> Trials:
     """Chains of trainings: each is killed at a random moment and goes on from its last checkpoint, to its end."""
     torch.set_num_threads(1)
+    _import_all(folder)
     for chain in range(1_000_000):
         home = folder / f"chain-{chain}"
         home.mkdir()
@@ -54,6 +55,18 @@ def kills(random: random.Random, folder: Path) -> Trials:
             last_step = _checkpointed(home)
             yield _missing(home, last_step)
         shutil.rmtree(home)
+
+
+def _import_all(folder: Path) -> None:
+    """Import and compile once what every child would: a step without autograd, whose threads must not be forked."""
+    model = _network()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        optimizer = kind(model.parameters(), lr=0.01, weight_decay=0.01)
+        with eq.watch(model, optimizer, log_dir=folder / kind.__name__, every=1) as monitor:
+            optimizer.step()
+            monitor.state_dict()
 
 
 def _train_until_killed(home: Path, optimizer: str) -> None:
@@ -99,7 +112,7 @@ def _checkpointed(home: Path) -> int:
 def _missing(home: Path, steps: int) -> str:
     """A sentence if a step before the last checkpoint has no row, or two."""
     samples = read_record(home / "run").samples()
-    layers = pc.count_distinct(samples["param"]).as_py()
+    layers = len(samples["param"].unique())
     counts = samples.filter(pc.less(samples["step"], steps)).group_by("step").aggregate([("param", "count")])
     expected = dict.fromkeys(range(steps), layers)
     found = dict(zip(counts["step"].to_pylist(), counts["param_count"].to_pylist(), strict=True))
