@@ -44,10 +44,10 @@ ATTACKS = (
     Attack("watch and close", "200 cycles leave memory and descriptors as they were", cycles, goal=200, seconds=40),
     Attack(
         "a million steps",
-        "a watched, recorded training of 10,000 steps per trial keeps memory and descriptors as they were",
+        "a watched, recorded training, 2,000 steps a trial, keeps memory and descriptors as they were",
         long_run,
-        goal=100,
-        seconds=180,
+        goal=500,
+        seconds=200,
     ),
     Attack(
         "command lines",

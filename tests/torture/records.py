@@ -58,7 +58,7 @@ def kills(random: random.Random, folder: Path) -> Trials:
 
 
 def _import_all(folder: Path) -> None:
-    """Import and compile once what every child would: a step without autograd, whose threads must not be forked."""
+    """Import and compile once what every child would."""
     model = _network()
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -84,8 +84,10 @@ def _train_until_killed(home: Path, optimizer: str) -> None:
             monitor.load_state_dict(state["monitor"])
             step = state["step"]
         while True:
-            trained.zero_grad()
-            model(torch.randn(8, 6)).square().mean().backward()
+            for (
+                parameter
+            ) in model.parameters():  # no autograd: its threads may run in the parent, and do not survive a fork
+                parameter.grad = torch.randn_like(parameter)
             trained.step()
             step += 1
             if step % _STEPS_BETWEEN_CHECKPOINTS == 0:

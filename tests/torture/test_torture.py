@@ -16,7 +16,7 @@ BRIEF = {
     "failing disks": 9,
     "bit identity": 6,
     "watch and close": 25,
-    "a million steps": 2,
+    "a million steps": 12,
     "command lines": 100,
     "viewers": 5,
 }

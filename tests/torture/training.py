@@ -15,7 +15,7 @@ from torch import nn
 import equilibria as eq
 from tests.torture import Trials
 
-_STEPS_PER_TRIAL = 10_000
+_STEPS_PER_TRIAL = 2000
 _FLAT_BYTES = 30e6  # that Python and torch take and give back whatever is watched
 
 
