@@ -52,7 +52,7 @@ class RecordedRun(Record):
         """Write everything as one HTML page that needs no network.
 
         Args:
-            path: the file to write; an existing one is replaced.
+            path: the file to write, outside the folder of a run; replaces an earlier page.
             title: shown above the headline; the name of the directory by default.
         """
         shown = self.path.resolve().name if title is None else title

@@ -251,7 +251,7 @@ class WatchedRun:
         """Write everything as one HTML page that needs no network.
 
         Args:
-            path: the file to write; an existing one is replaced.
+            path: the file to write, outside the folder of a run; replaces an earlier page.
             title: shown above the headline.
         """
         from equilibria.views.run.page import write_report
