@@ -68,8 +68,8 @@ def _slowed(layer: Layer) -> float:
 
 def oscillating(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Settings whose approach to equilibrium overshoots."""
-    predictable = [layer for layer in layers if layer.predictable and layer.equilibrium is not None]
-    swinging = [layer for layer in predictable if layer.equilibrium is not None and not layer.equilibrium.monotone]
+    predictable = [layer for layer in layers if layer.predictable and layer.monotone is not None]
+    swinging = [layer for layer in predictable if not layer.monotone]
     if not swinging:
         return
     worst = max(swinging, key=lambda layer: layer.rule.decay_per_step if layer.rule else 0.0)
@@ -335,14 +335,12 @@ def was_changed_outside(layer: Layer) -> bool:
 
 def weights_changed_outside(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Weights that something other than the optimizer's step changed."""
-    changed = {layer.name: layer.rows["note"] == _CHANGED_OUTSIDE for layer in layers if len(layer.rows["note"])}
-    affected = [layer for layer in layers if layer.name in changed and np.any(changed[layer.name])]
+    affected = [layer for layer in layers if layer.changed_outside]
     if not affected:
         return
-    worst = max(affected, key=lambda layer: float(np.mean(changed[layer.name])))
-    steps = worst.rows["step"][changed[worst.name]]
-    often = float(np.mean(changed[worst.name])) > _OFTEN
-    summary = worst.summary
+    worst = max(affected, key=lambda layer: layer.changed_outside)
+    steps = worst.rows["step"][worst.rows["note"] == _CHANGED_OUTSIDE]
+    often, summary = worst.changed_outside > _OFTEN, worst.summary
     evidence = f"{worst.name} was changed {counted(len(steps), 'time')}, the last time before step {int(steps[-1]):,}"
     if was_changed_outside(worst) and summary.steps_to_settle is not None:
         evidence += f"; it needs {how_long(summary.steps_to_settle, summary.epochs_to_settle)} to settle again"
