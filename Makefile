@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint demo reproduce reproduce-networks bench bench-peers docs docs-figures docs-generated lock clean
+.PHONY: help setup test test-all lint demo reproduce reproduce-networks torture bench bench-peers docs docs-figures docs-generated lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -59,6 +59,9 @@ reproduce: setup  ## run the papers' synthetic experiments again, into results/ 
 
 reproduce-networks: setup  ## the same for their trained networks: hours, and most need CIFAR-10
 	$(BIN)/equilibria reproduce networks --scale desk
+
+torture: setup  ## attack every promise for a quarter of an hour, and write docs/reliability.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture
 
 bench: setup  ## the speed figures, measured side by side (keep the machine idle)
 	@missed=0; for name in run watching symmetries control rotational problems sharpness forecast training serving scale peers; do \

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -112,3 +115,38 @@ def test_memory_of_many_small_steps_stays_in_few_pieces():
         history.append(rows(step, names=("a",)))
     assert len(history._blocks) + len(history._newest) < 300
     assert steps_of(history.table(), "a") == list(range(2000))
+
+
+MEMORY = """
+import numpy as np
+from equilibria.monitor.history import History, _MOST_ROWS
+from equilibria.records.tables import NUMBERS
+
+def used():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+names, layers = tuple(f"layer{k}.conv.weight" for k in range(20)), 20
+
+def fill(history, steps):
+    for step in range(steps):
+        columns = {name: np.full(layers, 0.5 + step) for name in NUMBERS}
+        text = {"param": names, "state": ("settling",) * layers, "note": (None,) * layers}
+        history.append({"step": np.full(layers, step, dtype=np.int64), **columns, **text})
+        if step % 500 == 0:
+            yield used()
+    table = history.table()
+    yield used()
+    del history
+    assert table.num_rows > 350_000 or steps < 1000
+
+for _ in fill(History(), 300):  # imports what Arrow imports when it is first used
+    pass
+before = used()
+print((max(fill(History(), _MOST_ROWS // layers + 2000)) - before) / 1e6)  # beyond the bound: thinned once
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_memory_is_bounded_at_200_mb_with_the_table():
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert 60 < float(done.stdout) < 200

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.helpers.watched_worlds import column, make_net, same_bits, train
 
+import equilibria as eq
 import equilibria.monitor.hooks as hooks_module
 import equilibria.monitor.monitor as monitor_module
 from equilibria.errors import EquilibriaError, WatchWarning
@@ -253,3 +254,21 @@ class Rows:
 
     def close(self):
         pass
+
+
+def test_groups_that_the_program_removes_take_nothing_with_them(tmp_path):
+    """Some programs clear the groups to free memory; the samples can still be looked at."""
+    net = make_net()
+    optimizer = torch.optim.SGD(net.parameters(), **SGD)
+    monitor = eq.watch(net, optimizer, every=1)
+    train(net, optimizer, 5)
+    rows = monitor.samples().num_rows
+    before = monitor.metadata
+    optimizer.param_groups.clear()
+    optimizer.step()
+    assert monitor.metadata == before
+    assert monitor.samples().num_rows >= rows
+    for look in (monitor.findings, monitor.table, monitor.state_dict, lambda: monitor.report(tmp_path / "page.html")):
+        look()
+    assert monitor.failure is None
+    monitor.close()

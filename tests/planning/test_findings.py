@@ -96,7 +96,7 @@ def test_never_settles(example):
     finding = the(example, "never settles")
     assert finding.subject == "phases 3 and 4 never reach equilibrium"
     assert "for 80 epochs" in finding.evidence and "31-68 %" in finding.evidence
-    assert "phase 4 has 40 epochs and would need 719 epochs" in finding.evidence
+    assert "phase 4 lasts 40 epochs and would need 719 epochs" in finding.evidence
     r = heavy_ball_norm(0.004) / heavy_ball_norm(0.02)  # phase 2 had settled
     assert stated_factors(finding.remedy)["weights"] == pytest.approx(r, abs=6e-4)
 

@@ -146,7 +146,7 @@ def test_a_directory_without_permission(tmp_path):
 
 @pytest.mark.parametrize("name", ["write_manifest", "SegmentWriter", "RunLock"])
 def test_a_failure_at_any_stage_of_the_construction_is_an_error_and_frees_the_lock(tmp_path, monkeypatch, name):
-    def fail(*_):
+    def fail(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(writer_module, name, fail)

@@ -133,16 +133,32 @@ def test_a_path_that_is_not_a_run(tmp_path, run):
         read_record(tmp_path / "c")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"format": "1.0"}', '{"format": "1.0", "sessions": [{}]}'])
-def test_a_damaged_description(run, text):
+DAMAGED = ["", "[]", "3", "{", '{"format": "1.0"}', '{"format": "1.0", "sessions": [{}]}', "[" * 100_000, "1" * 5000]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_description_is_taken_from_the_segments(run, text):
     (run.path / "run.json").write_text(text)
+    again = read_record(run.path)
+    assert (again.id, again.metadata, again.sessions) == (run.id, run.metadata, run.sessions)
+    assert again.samples().equals(run.samples())
+    assert again.notes[0].startswith("run.json: not the description of a run")
+    assert again.notes[0].endswith("; what it said is taken from the segments")
+    assert again.notes[1:] == run.notes
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_description_of_a_run_without_segments_is_an_error(run, text):
+    (run.path / "run.json").write_text(text)
+    for path in run.path.glob("*.arrows"):
+        path.unlink()
     with pytest.raises(EquilibriaError, match=r"run.json: not the description of a run"):
         read_record(run.path)
 
 
 def test_a_description_of_another_kind_of_file(run):
     (run.path / "run.json").write_text(json.dumps({"format": "tar", "sessions": []}))
-    with pytest.raises(EquilibriaError, match=r"run.json: got format 'tar'; expected a version such as 1.1"):
+    with pytest.raises(EquilibriaError, match=r"run.json: got format 'tar'; expected a version such as 1.2"):
         read_record(run.path)
 
 

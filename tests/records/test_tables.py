@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from tests.helpers.record_helpers import rows
 
 from equilibria.errors import EquilibriaError
 from equilibria.records import FORMAT, SAMPLE_SCHEMA, RecordWriter, read_record
+from equilibria.records._blocks import END, first_message, seal
+from equilibria.records._manifest import _checksum
 from equilibria.records._reader import RecordTail
-from equilibria.records._segment import read_segment
+from equilibria.records._segment import Segment, _digest
 from equilibria.records.tables import FORMAT_KEY, TABLES, check_format, unit
 
 WORDS = pa.dictionary(pa.int32(), pa.string())
@@ -53,11 +56,16 @@ def test_malformed_versions(version):
         check_format(version, where="here")
 
 
-def rewrite(directory, *, schema: pa.Schema, columns: dict[str, list[object]]) -> None:
-    """Replace a run's samples by a stream of another schema."""
+def rewrite(directory, *, schema: pa.Schema, columns: dict[str, list[object]], table: str = "samples") -> None:
+    """Replace a run's samples by a stream of another schema, with checksums."""
     batch = pa.record_batch([pa.array(columns[name]).cast(schema.field(name).type) for name in schema.names], schema)
-    with pa.OSFile(str(directory / "samples-000.arrows"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
-        stream.write_batch(batch)
+    encoded = io.BytesIO()
+    with pa.ipc.new_stream(encoded, schema) as stream:
+        stream.write_batch(batch, {b"equilibria.fields": _digest(schema)})
+    content = encoded.getvalue()
+    begin = first_message(content).end
+    sealed = seal(content[:begin]) + seal(content[begin : -len(END)]) + END
+    (directory / f"{table}-000.arrows").write_bytes(sealed)
 
 
 @pytest.fixture
@@ -128,7 +136,7 @@ def test_mapped_columns_stay_on_disk_also_where_states_are_renamed(run):
         stream.write_batch(batch)
     del batch, stream
     before = pa.total_allocated_bytes()
-    segment = read_segment(run / "samples-000.arrows")
+    segment = Segment(run / "samples-000.arrows")
     assert segment.table["state"][rows - 1].as_py() == "settling"
     assert pa.total_allocated_bytes() - before < 10_000  # one column alone has a million bytes
 
@@ -150,7 +158,9 @@ def test_a_newer_major_version_of_the_samples_is_an_error(run):
 
 def test_a_newer_major_version_of_the_run_is_an_error_for_reader_and_writer(run):
     described = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**described, "format": "2.1"}))
+    del described["crc32"]
+    described["format"] = "2.1"
+    (run / "run.json").write_text(json.dumps({**described, "crc32": _checksum(described)}))
     with pytest.raises(EquilibriaError, match=r"run.json: written in format 2.1 .* this one reads 1.x: pip install"):
         read_record(run)
     with pytest.raises(EquilibriaError, match=r"format 2.1"):

@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     write_run(folder / "first", 3, outlier=1)
     write_run(folder / "second", 2)
     write_damaged(folder / "spoilt")
-    write_hostile_run(folder / f"{EVIL.replace('/', '_')}")
+    write_hostile_run(folder / f"zz{EVIL.replace('/', '_')}")  # the last one: the numbers of the others stay
     return folder
 
 

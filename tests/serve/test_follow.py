@@ -13,6 +13,7 @@ from equilibria.diagnosis.summary import summarise
 from equilibria.records import SAMPLE_SCHEMA, RecordWriter, read_record
 from equilibria.records._segment import segment_paths
 from equilibria.records._thinning import ThinnedSamples
+from equilibria.records.tables import FORMAT_KEY
 from equilibria.serve.follow import DAMAGED, DELETED, FINISHED, TRAINING, FollowedRun
 
 
@@ -41,8 +42,9 @@ def test_states_of_earlier_versions_are_served_under_their_present_names(tmp_pat
     assert set(former) & set(present)
     states = pa.array([former.get(state, state) for state in present]).dictionary_encode()
     table = samples.set_column(samples.column_names.index("state"), samples.schema.field("state"), states)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, SAMPLE_SCHEMA) as stream:
-        stream.write_table(table.cast(SAMPLE_SCHEMA))
+    earlier = SAMPLE_SCHEMA.with_metadata({FORMAT_KEY: "1.1"})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, earlier) as stream:
+        stream.write_table(table.cast(earlier))
     followed = FollowedRun(tmp_path / "a", name="a")
     followed.look()
     followed.read()

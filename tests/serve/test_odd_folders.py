@@ -54,11 +54,29 @@ def pipe_for_lock(directory):
     os.mkfifo(directory / "writer.lock")
 
 
+def lost_description(directory):
+    write_run(directory, 1, steps=200)
+    (directory / "run.json").unlink()
+
+
+def bytes_for_description(directory):
+    write_run(directory, 1, steps=200)
+    (directory / "run.json").write_bytes(b'{"format": "1.2", "sessions": [\xff\xfe')
+
+
+def linked_samples(directory):
+    write_run(directory, 1, steps=200)
+    (directory / "samples-000.arrows").rename(directory.parent / f"{directory.name}-elsewhere")
+    (directory / "samples-000.arrows").symlink_to(directory.parent / f"{directory.name}-elsewhere")
+
+
 LOCKS = ("abc vm", "99999999999999999999 {host}", "-1 {host}", "0 {host}", "1", "\0")
 ODD = {
     **{f"lock {words!r}": (odd_lock(words), INTERRUPTED) for words in LOCKS},
     "lists in lists": (nested_lists, DAMAGED),
     "run.json a pipe": (pipe_for_description, DAMAGED),
+    "run.json lost": (lost_description, DAMAGED),
+    "run.json no text": (bytes_for_description, DAMAGED),
     "lock a pipe": (pipe_for_lock, INTERRUPTED),
 }
 
@@ -73,6 +91,15 @@ def test_an_odd_folder_has_a_state(tmp_path, kind):
     assert (followed.status.message != "") == (state == DAMAGED)
     followed.read()
     followed.show()
+
+
+def test_samples_behind_a_link_are_not_shown(tmp_path):
+    linked_samples(tmp_path / "a")
+    followed = FollowedRun(tmp_path / "a", name="a")
+    followed.look()
+    followed.read()
+    assert (followed.status.state, followed.status.samples) == (DAMAGED, 0)
+    assert followed.status.message == "samples-000.arrows is a link that leads out of the run"
 
 
 def test_odd_folders_do_not_disturb_the_list_or_the_pages(tmp_path):

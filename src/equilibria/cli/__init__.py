@@ -19,7 +19,10 @@ from equilibria.cli._options import FlagNames
 from equilibria.cli._output import INTERRUPTED, OutputError, discard, guard_streams, print_error
 from equilibria.errors import EquilibriaError
 
-_COMMANDS = ("demo", "doctor", "equilibrium", "plan", "fold", "translate", "forecast", "report", "reproduce", "serve")
+_COMMANDS = (
+    *("demo", "doctor", "equilibrium", "plan", "fold", "translate"),
+    *("forecast", "report", "reproduce", "serve", "verify"),
+)
 
 
 class _Commands(FlagNames):

@@ -89,6 +89,7 @@ class OptimizerHooks:
         self.watched = list(watched)
         self.count, self.step, self.last_step = 0, 0, -1
         self.settings = [SettingsLog() for _ in optimizer.param_groups]
+        self._groups = list(optimizer.param_groups)
         self._index, self._sampler, self._on_reading = index, sampler, on_reading
         self._rows = _row_slices(self.watched)
         # Compared at every step. Sharded tensors are left out: gathering and scattering them counts as changes.
@@ -236,10 +237,17 @@ class OptimizerHooks:
     def _addresses_now(self) -> list[int]:
         return [param.data_ptr() for param in self._plain]
 
+    @property
+    def groups(self) -> Sequence[dict[str, Any]]:
+        """The optimizer's parameter groups; the last ones it had if some have been removed since."""
+        if len(self.optimizer.param_groups) >= len(self._groups):
+            self._groups = list(self.optimizer.param_groups)
+        return self._groups
+
     # ---- a reading
 
     def _read_before(self, *, has_closure: bool) -> StepReading:
-        groups, states = self.optimizer.param_groups, self.optimizer.state
+        groups, states = self.groups, self.optimizer.state
         laws = [rule_of_group(self.optimizer, group) for group in groups]
         sgd, is_last, addresses = follows(self.optimizer, SGD), self._comes_last(), self._addresses_now()
         if self._addresses and self._addresses != addresses:
@@ -341,7 +349,7 @@ class OptimizerHooks:
     def _may_overwrite(self, law: GroupRule, layer: Watched, *, sgd: bool) -> bool:
         """Whether the step may leave something else in ``.grad``: SGD does with Nesterov and no decay, others might."""
         if sgd:
-            group = self.optimizer.param_groups[layer.group]
+            group = self.groups[layer.group]
             return bool(group["nesterov"]) and float(group["weight_decay"]) == 0
         return law.rule is None
 

@@ -26,7 +26,7 @@ from torch import nn
 from equilibria._version import __version__
 from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_in_training, whole
 from equilibria.findings import Finding
-from equilibria.monitor.history import History
+from equilibria.monitor.history import History, read_only
 from equilibria.monitor.hooks import OptimizerHooks
 from equilibria.monitor.reading import PRODUCTS, StepReading
 from equilibria.monitor.sample_rows import SampleBuilder
@@ -51,7 +51,7 @@ class Sink(Protocol):
     """Receives samples as they are taken: columns of the sample table by name."""
 
     def append(self, columns: Mapping[str, Any]) -> None:
-        """Take the rows of one sampled step."""
+        """Take the rows of one sampled step. The columns are read-only: history, record and other sinks share them."""
 
     def close(self) -> None:
         """Finish: no more rows follow."""
@@ -148,7 +148,7 @@ class Monitor:
     def metadata(self) -> dict[str, Any]:
         """Versions, sampling, optimizers and every watched weight with its law, in values that JSON can hold."""
         optimizers = [hooks.optimizer for hooks in self._hooks]
-        laws = [[rule_of_group(optimizer, group) for group in optimizer.param_groups] for optimizer in optimizers]
+        laws = [[rule_of_group(hooks.optimizer, group) for group in hooks.groups] for hooks in self._hooks]
         rules = [[None if law.rule is None else _describe_rule(law.rule) for law in of_groups] for of_groups in laws]
         return {
             "equilibria": __version__,
@@ -363,9 +363,10 @@ class Monitor:
             rows = self._builders[optimizer].build(reading, reading.products.cpu().numpy())
             if rows.restart:
                 self._hooks[optimizer].restart_predictions()
-            self._history.append(rows.columns)
+            columns = read_only(rows.columns)
+            self._history.append(columns)
             for sink in self._sinks:
-                self._try_sink(sink, lambda sink=sink, rows=rows: sink.append(rows.columns))  # type: ignore[misc]
+                self._try_sink(sink, lambda sink=sink, columns=columns: sink.append(columns))  # type: ignore[misc]
 
     def _try_sink(self, sink: Sink, work: Callable[[], None]) -> None:
         try:

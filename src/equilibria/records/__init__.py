@@ -5,7 +5,7 @@ A run directory holds ``run.json`` (the identity of the run and its sessions), `
 ... if a sharpness tracker recorded into it, and ``writer.lock``.
 
 - `RecordWriter`: append samples.
-- `read_record`: read them, as Arrow, Parquet, CSV or pandas.
+- `read_record`: read them, as Arrow, Parquet, CSV or pandas; `Record.verify` says what is whole.
 - `compare`: two runs side by side.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from equilibria.records._comparison import Comparison, compare
 from equilibria.records._manifest import Session
 from equilibria.records._reader import Record, read_record
+from equilibria.records._verification import TableCheck, Verification
 from equilibria.records._writer import RecordWarning, RecordWriter
 from equilibria.records.tables import FORMAT, SAMPLE_SCHEMA
 
@@ -25,6 +26,8 @@ __all__ = [
     "RecordWarning",
     "RecordWriter",
     "Session",
+    "TableCheck",
+    "Verification",
     "compare",
     "read_record",
 ]

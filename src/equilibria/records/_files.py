@@ -1,10 +1,11 @@
-"""Files that appear complete or not at all."""
+"""Files that appear complete or not at all, and files that are what they seem."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from pathlib import Path
+from stat import S_ISREG
 
 from equilibria.errors import EquilibriaError
 
@@ -27,6 +28,20 @@ def write_whole(path: Path, content: bytes, *, temporary: Path | None = None) ->
         written.replace(path)
     finally:
         written.unlink(missing_ok=True)
+
+
+def check_own_file(path: Path) -> None:
+    """Raise unless a path is a regular file in its own folder: opening a pipe blocks, and a link may lead anywhere.
+
+    Raises:
+        EquilibriaError: if it is something else.
+        OSError: if there is no such file, or it cannot be looked at.
+    """
+    target, folder = (Path(os.path.realpath(place)) for place in (path, path.parent))
+    if path.is_symlink() and not target.is_relative_to(folder):
+        raise EquilibriaError(f"{path.name} is a link that leads out of the run")
+    if not S_ISREG(path.stat().st_mode):
+        raise EquilibriaError(f"{path.name} is not a file")
 
 
 def check_outside_runs(path: Path) -> None:

@@ -19,13 +19,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from equilibria.errors import EquilibriaError
 from equilibria.records._manifest import Session
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = "writer.lock"
 
@@ -35,6 +32,8 @@ _SILENCE = 120  # seconds after which a writer on another machine, whose process
 _LONG_SILENCE = 3600  # the same for a process on this machine whose start is unknown
 _CLOCK_TOLERANCE = 10  # seconds between the clock of processes and that of records
 _PROC = Path("/proc")
+_NAME_PLACE = 1 if sys.platform == "win32" else 0  # there nobody else may read the first byte: it is what is locked
+_LONGEST_NAME = 1000  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,9 @@ def read_holder(directory: Path) -> Holder | None:
     try:
         if not path.is_file():  # opening a pipe would block
             return None
-        pid, host = path.read_text(encoding="utf-8").split()
+        with path.open("rb", buffering=0) as file:
+            file.seek(_NAME_PLACE)
+            pid, host = file.read(_LONGEST_NAME).decode("utf-8").split()
         number = int(pid)
     except (OSError, ValueError):  # empty after a release, and between the lock and the name
         return None
@@ -90,78 +91,70 @@ class RunLock:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / LOCK_FILE
-        self._file: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._pid = os.getpid()
+        # In a forked child (a data loader's worker) filelock lets go: it would keep the lock after its parent's death.
+        self._lock = FileLock(self._path, thread_local=False, fallback_to_soft=False)
+        self._is_held = False
+        self.certain = self._acquire()
         try:
-            self.certain = self._acquire(self._file)
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+            self._write_name(f"{self._pid} {socket.gethostname()}\n")
         except BaseException:
-            self._close()
+            self._lock.release(force=True)
             raise
+        self._is_held = True
         _locks.add(self)
 
     def release(self) -> None:
         """Let the next writer in; a second call does nothing. The file stays: removing it would race with a writer."""
-        if self._file is not None:
+        if self._is_held and os.getpid() == self._pid:
+            self._is_held = False
             with suppress(OSError):
-                os.ftruncate(self._file, 0)
-            self._close()
+                self._write_name("")
+            with suppress(OSError):
+                self._lock.release(force=True)
 
-    def _acquire(self, file: int) -> bool:
-        free = _flock(file)
-        if free is None and not self._named_holder_lives():
+    def _acquire(self) -> bool:
+        """Whether the lock was taken; False if there are no locks here, and no living process is named."""
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise self._taken() from None
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            if self._named_holder_lives():
+                raise self._taken() from None
             return False
-        if not free:
-            holder = read_holder(self._path.parent)
-            own = holder is not None and holder.pid == os.getpid() and holder.is_on_this_machine()
-            hint = " (a tracker records into the directory of equilibria.watch by monitor=monitor)" if own else ""
-            raise EquilibriaError(
-                f"{self._path.parent} is being recorded by {holder or 'another process'}{', this one' if own else ''}; "
-                f"close that run, or choose another directory{hint}"
-            )
         return True
+
+    def _taken(self) -> EquilibriaError:
+        holder = read_holder(self._path.parent)
+        own = holder is not None and holder.pid == os.getpid() and holder.is_on_this_machine()
+        hint = " (a tracker records into the directory of equilibria.watch by monitor=monitor)" if own else ""
+        return EquilibriaError(
+            f"{self._path.parent} is being recorded by {holder or 'another process'}{', this one' if own else ''}; "
+            f"close that run, or choose another directory{hint}"
+        )
 
     def _named_holder_lives(self) -> bool:
         holder = read_holder(self._path.parent)
         if holder is None:
             return False
         if holder.pid == os.getpid():  # in a container a restarted process may get its predecessor's number
-            return any(lock._file is not None and lock._path == self._path for lock in _locks)
+            return any(lock._is_held and lock._path == self._path for lock in _locks)
         return holder.is_alive_here()
 
-    def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            with suppress(OSError):
-                os.close(file)
-
-
-def _flock(file: int) -> bool | None:
-    """True if this call took the lock, False if another process has it, None if there are no locks here."""
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _UNSUPPORTED:
-            return None
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
-    return True
+    def _write_name(self, name: str) -> None:
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            os.ftruncate(file, _NAME_PLACE)
+            os.lseek(file, _NAME_PLACE, os.SEEK_SET)
+            os.write(file, name.encode())
+        finally:
+            os.close(file)
 
 
 _locks: weakref.WeakSet[RunLock] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """A forked child (a data loader's worker) shares the lock and would keep it after its parent is killed."""
-    for lock in list(_locks):
-        lock._close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
 
 
 # ---- looking at a run from outside

@@ -1,6 +1,8 @@
 """Read a run directory, also while its writer is at work and after a kill.
 
-`read_record` reads all of it, `RecordTail` what was appended since the last look.
+`read_record` reads all of it, `RecordTail` what was appended since the last look. Opening a record reads its
+description and the columns' names. The rows are verified against their checksums, and searched for steps that the run
+went back over, when they are first used.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,10 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.findings import counted
-from equilibria.records._manifest import RUN_FILE, Session, read_manifest
-from equilibria.records._segment import Segment, SegmentReader, read_segment, segment_paths
-from equilibria.records.tables import SAMPLES, SHARPNESS, TABLES, TableName
+from equilibria.records._manifest import RUN_FILE, Manifest, Session, find_manifest
+from equilibria.records._segment import Segment, SegmentReader, all_segments, segment_paths
+from equilibria.records._verification import Verification, holes, missing_rows, verify_run
+from equilibria.records.tables import FORMAT, FORMAT_KEY, SAMPLES, SHARPNESS, TABLES, TableName
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -38,32 +42,33 @@ class Record:
         id: 32 hexadecimal digits, the same for all sessions.
         metadata: from the writers; where two sessions have the same key, the later one's value.
         sessions: one per writer, in order.
-        notes: sentences about rows that are missing and why; empty if the record is complete.
     """
 
     path: Path
     id: str
     metadata: Mapping[str, Any]
     sessions: tuple[Session, ...]
-    notes: tuple[str, ...]
-    _table: pa.Table
-    _kept: NDArray[np.bool_] | None
-    _sharpness: pa.Table
+    _rows: _Rows
 
     def __repr__(self) -> str:
         steps = self.samples(["step"])["step"]
         parts = [counted(len(self.params), "parameter")]
         if len(steps):
             parts.append(f"steps {steps[0].as_py():,} to {steps[-1].as_py():,}")  # they never decrease
-        queries = self._sharpness.num_rows
+        queries = self.sharpness().num_rows
         parts += [f"{queries:,} sharpness {'query' if queries == 1 else 'queries'}"] if queries else []
         parts += [counted(len(steps), "sample"), *([counted(len(self.notes), "note")] if self.notes else [])]
         return f"<{type(self).__name__} {self.path}: {', '.join(parts)}>"
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about rows that are missing and why; empty if the record is complete."""
+        return self._rows.notes
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns: those of the sample table, then any that a later version has added."""
-        return tuple(self._table.column_names)
+        return tuple(self._rows.samples.table.column_names)
 
     @property
     def params(self) -> tuple[str, ...]:
@@ -81,12 +86,12 @@ class Record:
             EquilibriaError: if this run has no column or parameter of that name.
         """
         names = self.columns if columns is None else _known_names("column", columns, self.columns)
-        table = self._table.select(names)
-        kept = self._kept
+        rows, kept = self._rows.samples.table, self._rows.samples.kept
+        table = rows.select(names)
         if params is not None:
-            every_param = self._table["param"].unique().to_pylist()  # also those of rows that were superseded
+            every_param = rows["param"].unique().to_pylist()  # also those of rows that were superseded
             wanted = pa.array(_known_names("param", params, every_param), pa.string())
-            chosen = pc.is_in(self._table["param"].cast(pa.string()), value_set=wanted).to_numpy()
+            chosen = pc.is_in(rows["param"].cast(pa.string()), value_set=wanted).to_numpy()
             kept = chosen if kept is None else kept & chosen
         if kept is not None:
             table = table.filter(pa.array(kept))
@@ -94,7 +99,12 @@ class Record:
 
     def sharpness(self) -> pa.Table:
         """The measurements of an `equilibria.SharpnessTracker`, one row per query; empty if there was none."""
-        return self._sharpness
+        rows = self._rows.sharpness
+        return rows.table if rows.kept is None else rows.table.filter(pa.array(rows.kept))
+
+    def verify(self) -> Verification:
+        """What is whole: rows, steps, damage and holes of every session and table, as of the moment of reading."""
+        return verify_run(self.path, self.sessions, self._rows.segments, self._rows.manifest_note)
 
     def to_parquet(self, path: str | Path) -> None:
         """Write the samples to a Parquet file, units included."""
@@ -132,25 +142,67 @@ def read_record(path: str | Path) -> Record:
         raise EquilibriaError(f"got path={path!r}; expected the directory of a run")
     directory = Path(path)
     try:
-        manifest = read_manifest(directory)
+        manifest = find_manifest(directory)
         if manifest is None:
             raise EquilibriaError(_not_a_run(directory))
-        samples, queries = (_read_segments(directory, table) for table in (SAMPLES, SHARPNESS))
-    except OSError as error:
-        raise EquilibriaError(f"cannot read {directory}: {error.strerror or error}") from error
-    kept, superseded = _one_line_of_steps(samples)
-    kept_queries, superseded_queries = _one_line_of_steps(queries)
-    sharpness = _concatenated(queries, SHARPNESS)
-    return Record(
-        path=directory,
-        id=manifest.id,
-        metadata=manifest.metadata,
-        sessions=manifest.sessions,
-        notes=(*(part.note for part in (*samples, *queries) if part.note), *superseded, *superseded_queries),
-        _table=_concatenated(samples, SAMPLES),
-        _kept=kept,
-        _sharpness=sharpness if kept_queries is None else sharpness.filter(pa.array(kept_queries)),
-    )
+        rows = _Rows(directory, manifest)
+    except (OSError, ValueError) as error:  # ValueError: a zero in the path
+        if isinstance(error, EquilibriaError):
+            raise
+        raise EquilibriaError(f"cannot read {directory}: {getattr(error, 'strerror', None) or error}") from error
+    return Record(path=directory, id=manifest.id, metadata=manifest.metadata, sessions=manifest.sessions, _rows=rows)
+
+
+class _Rows:
+    """The rows of a run, as they were on disk when this object was made; read when they are first used."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.manifest_note = manifest.note
+        self._sessions = manifest.sessions
+        self.segments: dict[str, dict[int, Segment]] = {
+            table: {number: Segment(path, table=table if table in TABLES else None) for number, path in paths.items()}
+            for table, paths in all_segments(directory).items()
+        }
+        for table in TABLES:  # raises if the sessions disagree
+            _concatenated([segment.schema.empty_table() for segment in self._of(table)], table)
+
+    @cached_property
+    def samples(self) -> _TableRows:
+        return _TableRows(self._of(SAMPLES), SAMPLES)
+
+    @cached_property
+    def sharpness(self) -> _TableRows:
+        return _TableRows(self._of(SHARPNESS), SHARPNESS)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about rows that are missing and why."""
+        known = [segment for table in TABLES for segment in self._of(table)]
+        return (
+            *([self.manifest_note] if self.manifest_note else []),
+            *(note for segment in known for note in segment.notes),
+            *missing_rows(self._sessions, self.segments),
+            *holes(self._sessions, self.segments.get(SAMPLES, {})),
+            *self.samples.superseded,
+            *self.sharpness.superseded,
+        )
+
+    def _of(self, table: TableName) -> list[Segment]:
+        return list(self.segments.get(table, {}).values())
+
+
+class _TableRows:
+    """The rows of one table, in one line of steps.
+
+    Attributes:
+        table: all of them.
+        kept: which of them no later row supersedes; None for all.
+        superseded: a note for each session that has others.
+    """
+
+    def __init__(self, segments: Sequence[Segment], name: TableName) -> None:
+        self.table = _concatenated([segment.table for segment in segments], name)
+        self.kept, self.superseded = _one_line_of_steps(segments)
 
 
 def without_dictionaries(table: pa.Table) -> pa.Table:
@@ -162,15 +214,11 @@ def without_dictionaries(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields, metadata=table.schema.metadata))
 
 
-def _read_segments(directory: Path, table: TableName) -> list[Segment]:
-    return [read_segment(path, table=table) for path in segment_paths(directory, table=table).values()]
-
-
-def _concatenated(segments: Sequence[Segment], name: TableName) -> pa.Table:
+def _concatenated(tables: Sequence[pa.Table], name: TableName) -> pa.Table:
     """All rows. The empty table first: it fixes the order, and columns an older version did not write become null."""
-    tables = [TABLES[name].empty_table(), *(segment.table for segment in segments)]
+    plain = [table.replace_schema_metadata({FORMAT_KEY: FORMAT}) for table in tables]
     try:
-        return pa.concat_tables(tables, promote_options="default")
+        return pa.concat_tables([TABLES[name].empty_table(), *plain], promote_options="default")
     except pa.ArrowException as error:
         raise EquilibriaError(f"the sessions of this run disagree about a column: {error}") from None
 
@@ -253,7 +301,7 @@ class RecordTail:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about bytes that cannot be read; a living writer may be about to complete the last batch."""
-        return tuple(reader.note for reader in self._readers.values() if reader.note)
+        return tuple(note for reader in self._readers.values() for note in reader.notes)
 
     def read(self) -> Iterator[AppendedBatch]:
         """The appended batches, session by session; raises as `SegmentReader.read` does."""

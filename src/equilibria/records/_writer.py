@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
 import threading
@@ -16,6 +15,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from equilibria.errors import EquilibriaError, one_of, positive, warn_in_training
+from equilibria.records._at_exit import close_at_exit, forget
 from equilibria.records._batches import Column, to_batch
 from equilibria.records._lock import LOCK_FILE, RunLock
 from equilibria.records._manifest import (
@@ -23,11 +23,11 @@ from equilibria.records._manifest import (
     Manifest,
     Session,
     check_metadata,
+    find_manifest,
     now,
-    read_manifest,
     write_manifest,
 )
-from equilibria.records._segment import SegmentWriter, segment_name, segment_paths
+from equilibria.records._segment import SegmentWriter, all_segments, segment_name
 from equilibria.records.tables import FORMAT, SAMPLES, TABLES, TableName
 
 _MOST_ROWS = 65_536  # about 10 MB in memory
@@ -52,6 +52,8 @@ class RecordWriter:
         resume: append a session to the run in the directory (or begin one if there is none). If its steps begin below
             those of earlier sessions, readers take the later session's.
         flush_seconds: the longest time that a sample stays in memory only, in seconds.
+        after: the last step sampled before this session, where the caller knows it from a checkpoint: readers then
+            notice if samples before this session are missing.
 
     Raises:
         EquilibriaError: if the directory holds a run and ``resume`` is False, holds other files, is locked by another
@@ -70,7 +72,13 @@ class RecordWriter:
     """
 
     def __init__(
-        self, directory: str | Path, *, metadata: Mapping[str, Any], resume: bool = False, flush_seconds: float = 5.0
+        self,
+        directory: str | Path,
+        *,
+        metadata: Mapping[str, Any],
+        resume: bool = False,
+        flush_seconds: float = 5.0,
+        after: int | None = None,
     ) -> None:
         self._flush_seconds = positive("flush_seconds", flush_seconds)
         kept = check_metadata(metadata)
@@ -86,12 +94,12 @@ class RecordWriter:
         self._closed = False
         self._ended = threading.Event()
         try:
-            self._open(kept, resume=resume)
+            self._open(kept, resume=resume, after=after)
         except OSError as error:
             raise EquilibriaError(f"cannot record into {directory}: {_reason(error)}") from error
         self._thread = threading.Thread(target=self._flush_on_time, name="equilibria-record", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        close_at_exit(self)
         if not self._lock.certain:
             self._warn(f"{directory} is on a file system without locks: a second writer may go unnoticed")
 
@@ -148,7 +156,7 @@ class RecordWriter:
             return
         self._closed = True
         self._ended.set()
-        atexit.unregister(self.close)
+        forget(self)
         with self._write_lock:
             self._write_pending()
             if self._failure is None:
@@ -166,26 +174,27 @@ class RecordWriter:
     ) -> None:
         self.close()
 
-    def _open(self, metadata: dict[str, Any], *, resume: bool) -> None:
+    def _open(self, metadata: dict[str, Any], *, resume: bool, after: int | None) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         _check_no_other_files(self._directory)
         self._lock = RunLock(self._directory)
         try:
-            before = read_manifest(self._directory)
+            before = find_manifest(self._directory)
             if before is not None and not resume:
                 raise EquilibriaError(
                     f"{self._directory} already holds a run; pass resume=True to append to it, "
                     "or choose another directory"
                 )
             known = before.sessions if before else ()  # a session killed early has no file; a moved file has no session
-            files = [number for table in TABLES for number in segment_paths(self._directory, table=table)]
+            files = [number for numbers in all_segments(self._directory).values() for number in numbers]
             number = max(len(known), max(files, default=-1) + 1)
-            session = Session(segment_name(number), now(), None, self._pid, socket.gethostname(), metadata)
+            session = Session(segment_name(number), now(), None, self._pid, socket.gethostname(), metadata, after)
             begun = before or Manifest(uuid.uuid4().hex, FORMAT, session.started, session.started, ())
             self._manifest = begun.begin(session)
             write_manifest(self._directory, self._manifest)
             self._number = number
-            self._segments = {SAMPLES: SegmentWriter(self._directory / session.file)}
+            self._segments: dict[TableName, SegmentWriter] = {}
+            self._segment_of(SAMPLES)
         except BaseException:
             self._lock.release()
             raise
@@ -212,14 +221,17 @@ class RecordWriter:
     def _segment_of(self, table: TableName) -> SegmentWriter:
         if table not in self._segments:
             name = segment_name(self._number, table=table)
-            self._segments[table] = SegmentWriter(self._directory / name, table=table)
+            description = self._manifest.describe_last()
+            self._segments[table] = SegmentWriter(self._directory / name, table=table, description=description)
         return self._segments[table]
 
     def _end_session(self, metadata: dict[str, Any]) -> None:
         try:
+            rows = {table: segment.rows for table, segment in self._segments.items()}
+            ending = {"ended": now(), "rows": rows, "metadata": metadata}
             for segment in self._segments.values():
-                segment.close()
-            write_manifest(self._directory, self._manifest.end(metadata))
+                segment.close(ending)
+            write_manifest(self._directory, self._manifest.end(ending))
         except (OSError, pa.ArrowException) as error:
             self._stop(error)
 
@@ -254,7 +266,7 @@ class RecordWriter:
 def _check_no_other_files(directory: Path) -> None:
     """Raise if a directory holds files and no run: mixed with a run, nobody could tell which files may be deleted."""
     names = {path.name for path in directory.iterdir()} - {LOCK_FILE, TEMPORARY}
-    if names and read_manifest(directory) is None:
+    if names and find_manifest(directory) is None:
         raise EquilibriaError(
             f"{directory} holds other files ({', '.join(sorted(names)[:3])}) and no run; choose a new directory"
         )

@@ -69,7 +69,7 @@ STATES = (SETTLING, SETTLED, DISTURBED, NO_EQUILIBRIUM)
 its weights were changed outside a step. A smooth schedule disturbs nothing: a layer that lags behind it is settling."""
 
 FORMER_STATES = {"approaching": SETTLING, "no equilibrium": NO_EQUILIBRIUM}
-"""Values of ``state`` that earlier versions wrote into the sample table, and their present names; readers map them."""
+"""Values of ``state`` that versions before format 1.2 wrote into the sample table, and their present names."""
 
 SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT = (
     "step skipped",
@@ -132,12 +132,15 @@ network."""
 
 # ---- the files
 
-FORMAT = "1.1"
+FORMAT = "1.2"
 """Version of the files, major.minor: a new column or table raises the minor; a change that older readers would misread
 raises the major."""
 
 FORMAT_KEY = b"equilibria.format"
 """The entry of an Arrow schema's metadata that holds the version."""
+
+CHECKED_SINCE = (1, 2)
+"""The version since which ``run.json`` and every block of a stream have a checksum."""
 
 SAMPLE_SCHEMA = SAMPLE_FIELDS.with_metadata({FORMAT_KEY: FORMAT})
 """The sample table as it is on disk. Null means not measured, NaN means measured and not a number."""
@@ -149,8 +152,8 @@ TABLES: dict[TableName, pa.Schema] = {
 """The tables that a run may have, by the name of their files. Columns that are not nullable are required."""
 
 
-def check_format(version: object, *, where: str) -> None:
-    """Raise if this version of the library would misread a file: a newer major number, or no version at all.
+def check_format(version: object, *, where: str) -> tuple[int, int]:
+    """The numbers of a version; raises if this library would misread the file: a newer major number, or no version.
 
     Args:
         version: the version that the file states, "major.minor".
@@ -161,13 +164,14 @@ def check_format(version: object, *, where: str) -> None:
 
     Example:
         >>> check_format("1.7", where="run.json")
+        (1, 7)
         >>> check_format("2.0", where="run.json")
         Traceback (most recent call last):
         ...
         equilibria.errors.EquilibriaError: run.json: written in format 2.0 by a newer equilibria; this one reads 1.x:
         pip install --upgrade equilibria
     """
-    match = re.fullmatch(r"(\d+)\.(\d+)", version) if isinstance(version, str) else None
+    match = re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", version) if isinstance(version, str) else None
     if match is None:
         raise EquilibriaError(f"{where}: got format {version!r}; expected a version such as {FORMAT}")
     major = FORMAT.split(".")[0]
@@ -176,3 +180,4 @@ def check_format(version: object, *, where: str) -> None:
             f"{where}: written in format {version} by a newer equilibria; this one reads {major}.x: "
             "pip install --upgrade equilibria"
         )
+    return int(match[1]), int(match[2])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from equilibria.errors import EquilibriaError
 from equilibria.records._manifest import RUN_FILE
+from equilibria.records._segment import segment_name
 from equilibria.serve.follow import FollowedRun
 
 MOST_LOADED = 8  # runs whose samples are in memory: some tens of megabytes each
@@ -90,8 +91,9 @@ class Catalogue:
 
 
 def _runs_below(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    """Folders with a run file, by name; looks neither inside a run nor behind links."""
-    if os.path.exists(root / RUN_FILE):  # noqa: PTH110  # False in a folder without permission; Path.exists raises
+    """Folders with a run, by name, also one that has lost its run file; looks neither inside a run nor behind links."""
+    # False in a folder without permission; Path.exists raises
+    if any(os.path.exists(root / name) for name in (RUN_FILE, segment_name(0))):  # noqa: PTH110
         yield root
     elif depth:
         try:

@@ -22,6 +22,7 @@ from equilibria.findings import Finding, counted
 from equilibria.records._lock import is_writer_alive
 from equilibria.records._manifest import RUN_FILE, Manifest, read_manifest
 from equilibria.records._reader import RecordTail, not_superseded
+from equilibria.records._segment import segment_paths
 from equilibria.records._thinning import ThinnedSamples
 from equilibria.records.tables import SHARPNESS, TABLES
 from equilibria.views.run.page import report_page
@@ -222,15 +223,17 @@ class FollowedRun:
     # ---- reading
 
     def _read_manifest(self) -> None:
-        stat = (self._directory / RUN_FILE).stat()
+        try:
+            stat = (self._directory / RUN_FILE).stat()
+        except FileNotFoundError:
+            if not segment_paths(self._directory):
+                raise
+            raise EquilibriaError(f"{RUN_FILE} is missing; equilibria report reads the run without it") from None
         if not S_ISREG(stat.st_mode):  # opening a pipe would block
             raise EquilibriaError(f"{RUN_FILE} is not a file")
         if (stat.st_mtime_ns, stat.st_size) == self._manifest_stat:
             return
-        try:
-            before, self._manifest = self._manifest, read_manifest(self._directory)
-        except RecursionError:
-            raise EquilibriaError(f"{RUN_FILE}: not the description of a run (lists in lists)") from None
+        before, self._manifest = self._manifest, read_manifest(self._directory)
         self._manifest_stat = stat.st_mtime_ns, stat.st_size
         if before and self._manifest and before.id != self._manifest.id:  # another run in the same place
             self.forget()
@@ -318,6 +321,7 @@ class FollowedRun:
         """Sentences about the record, and about samples that are not in memory."""
         samples, counts = self._samples, self._samples.counts
         notes = list(self._tail.notes) if self.status.state != TRAINING else []
+        notes += [self._manifest.note] if self._manifest and self._manifest.note else []
         went_back = Counter(rollback.step for rollback in samples.rollbacks)
         notes += [
             f"the run went back to step {step:,}{_times(count)}; the samples that this superseded are left out"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import re
@@ -14,8 +13,9 @@ import torch.distributed as dist
 
 from equilibria.errors import EquilibriaError, warn_in_training
 from equilibria.records import RecordWarning, RecordWriter
+from equilibria.records._at_exit import forget
 from equilibria.records._lock import RunLock
-from equilibria.records._manifest import read_manifest
+from equilibria.records._manifest import find_manifest
 from equilibria.records.tables import SAMPLES, TableName
 
 _FLUSH_SECONDS = 1.0  # that a kill may lose
@@ -27,20 +27,14 @@ def is_first_process() -> bool:
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
-def record_at(directory: Path | None) -> dict[str, str]:
-    """Directory and id of a record, for a checkpoint; empty if there is none."""
-    run_id = None if directory is None else _run_id(directory)
-    return {} if run_id is None else {"directory": str(directory), "id": run_id}
-
-
-def _find_run(log_dir: Path, record: Mapping[str, str]) -> Path | None:
+def _find_run(log_dir: Path, record: Mapping[str, Any]) -> Path | None:
     """The directory of the run that a checkpoint belongs to, ``log_dir`` or a numbered one; None if it is not there.
 
     A second run with the same ``log_dir`` is recorded into ``runs/a-2``, so the name alone does not identify a run.
 
     Args:
         log_dir: the directory that the user asked for.
-        record: the result of `record_at` when the checkpoint was saved.
+        record: the result of `Recording.state_dict` when the checkpoint was saved.
     """
     pattern = re.compile(re.escape(log_dir.name) + r"(-\d+)?")
     siblings = log_dir.parent.iterdir() if log_dir.parent.is_dir() else ()
@@ -52,7 +46,7 @@ def _find_run(log_dir: Path, record: Mapping[str, str]) -> Path | None:
 
 def _run_id(directory: Path) -> str | None:
     with contextlib.suppress(OSError, EquilibriaError):  # damaged, or no run: not the one that is looked for
-        manifest = read_manifest(directory)
+        manifest = find_manifest(directory)
         return None if manifest is None else manifest.id
     return None
 
@@ -84,8 +78,10 @@ class Recording:
         self._advice = advice
         self._requested, self._describe, self._count_steps = Path(directory), describe, count_steps
         self._writer: RecordWriter | None = None
+        self._is_closed = False
         self._final_metadata: list[Callable[[], Mapping[str, Any]]] = []
         self._resumes = False
+        self._last_step: int | None = None  # of the samples so far, those before a checkpoint included
         if _holds_a_run(self._requested):
             _check_no_writer(self._requested)
         else:
@@ -103,11 +99,29 @@ class Recording:
         """The error that stopped the writing, or None."""
         return None if self._writer is None else self._writer.failure
 
-    def resume_from(self, record: Mapping[str, str]) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Which record a checkpoint belongs to, and how far it goes; empty if there is no record yet.
+
+        Hands all rows to the operating system first: the record is then as durable as the checkpoint. If that fails,
+        ``failure`` says why, and nothing is raised: a checkpoint without a record is better than none.
+        """
+        failure = None
+        try:
+            self.flush()
+        except Exception as error:  # of any kind: a checkpoint must not fail because of the record
+            failure = str(error)
+        run_id = _run_id(self.directory)
+        if run_id is None:
+            return {}
+        record = {"directory": str(self.directory), "id": run_id, "after": self._last_step}
+        failure = self.failure or failure
+        return record if failure is None else {**record, "failure": failure}
+
+    def resume_from(self, record: Mapping[str, Any]) -> None:
         """Append to the run that a checkpoint belongs to; if it is not there, record into a numbered directory.
 
         Args:
-            record: the result of `record_at` when the checkpoint was saved.
+            record: the result of `state_dict` when the checkpoint was saved.
 
         Raises:
             EquilibriaError: if another process records into that run.
@@ -121,6 +135,7 @@ class Recording:
         else:
             _check_no_writer(directory)
             self._requested, self._resumes = directory, True
+            self._last_step = record.get("after")
 
     def add_final_metadata(self, describe: Callable[[], Mapping[str, Any]]) -> None:
         """Add metadata that is known only when the recording is closed."""
@@ -131,14 +146,17 @@ class Recording:
         if self._writer is None:
             self._writer = self._open()
         self._writer.append(columns, table=table)
+        if table == SAMPLES and len(columns["step"]):
+            self._last_step = int(columns["step"][-1])
 
     def flush(self) -> None:
         """Write all rows so far to the disk."""
-        if self._writer is not None:
+        if self._writer is not None and not self._is_closed:
             self._writer.flush()
 
     def close(self) -> None:
         """Write the last rows and the final metadata, and release the directory."""
+        self._is_closed = True
         if self._writer is not None:
             final = {name: value for describe in self._final_metadata for name, value in describe().items()}
             self._writer.close(metadata={**final, "steps": self._count_steps()})
@@ -162,9 +180,15 @@ class Recording:
                 # another run, started at the same time, has taken this number
 
     def _begin(self, directory: Path, *, resume: bool = False) -> RecordWriter:
-        writer = RecordWriter(directory, metadata=self._describe(), resume=resume, flush_seconds=_FLUSH_SECONDS)
+        writer = RecordWriter(
+            directory,
+            metadata=self._describe(),
+            resume=resume,
+            flush_seconds=_FLUSH_SECONDS,
+            after=self._last_step if resume else None,
+        )
         # At exit the monitor closes it, after the last samples. The writer itself would close before they come.
-        atexit.unregister(writer.close)
+        forget(writer)
         return writer
 
 
@@ -183,7 +207,7 @@ def _check_no_writer(directory: Path) -> None:
 
 def _holds_a_run(directory: Path) -> bool:
     try:
-        return read_manifest(directory) is not None
+        return find_manifest(directory) is not None
     except NotADirectoryError:
         raise EquilibriaError(f"got log_dir={str(directory)!r}, which is a file; expected a directory") from None
     except OSError as error:

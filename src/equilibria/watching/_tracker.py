@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +15,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted
 from equilibria.objectives._objective import Objective
 from equilibria.optimizers.budget import Every
+from equilibria.records._at_exit import close_at_exit, forget
 from equilibria.records.tables import SAMPLE_FIELDS, SHARPNESS, SHARPNESS_FIELDS
 from equilibria.tensors.parameters import Select
 from equilibria.watching._recording import Recording, is_first_process
@@ -111,7 +110,7 @@ class SharpnessTracker:
         if table.recording is not None:
             table.recording.add_final_metadata(lambda: {"sharpness": tracker.metadata["sharpness"]})
         self._recording = table.recording
-        atexit.register(_close, weakref.ref(tracker))
+        close_at_exit(tracker)
 
     # ---- the measurement
 
@@ -161,6 +160,7 @@ class SharpnessTracker:
     def close(self) -> None:
         """Stop tracking: remove the hook and close all sinks. A second call does nothing."""
         self._monitor.close()
+        forget(self._monitor)
 
     def __enter__(self) -> Self:
         return self
@@ -224,9 +224,3 @@ class _SharpnessTable:
 
 def _recording(monitor: SharpnessMonitor, log_dir: str | Path) -> Recording:
     return Recording(log_dir, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step, advice="")
-
-
-def _close(monitor: weakref.ref[SharpnessMonitor]) -> None:
-    alive = monitor()
-    if alive is not None:
-        alive.close()

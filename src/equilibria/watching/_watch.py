@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -18,10 +16,11 @@ from equilibria._display import Printable
 from equilibria.findings import Finding, counted
 from equilibria.monitor.monitor import Granularity, Monitor, Sink
 from equilibria.optimizers.budget import Every
+from equilibria.records._at_exit import close_at_exit, forget
 from equilibria.records.tables import STATES
 from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
-from equilibria.watching._recording import Recording, is_first_process, record_at
+from equilibria.watching._recording import Recording, is_first_process
 
 if TYPE_CHECKING:
     from equilibria.diagnosis.summary import LayerSummary
@@ -97,14 +96,8 @@ def watch(
             monitor.close()
             raise
         monitor.add_sink(recording)
-    atexit.register(_close, weakref.ref(monitor))
+    close_at_exit(monitor)
     return WatchedRun(monitor, recording)
-
-
-def _close(monitor: weakref.ref[Monitor]) -> None:
-    alive = monitor()
-    if alive is not None:
-        alive.close()
 
 
 class WatchedRun:
@@ -185,6 +178,7 @@ class WatchedRun:
     def close(self) -> None:
         """Stop watching: remove the hooks, write the last samples and close all sinks. A second call does nothing."""
         self._monitor.close()
+        forget(self._monitor)
 
     def __enter__(self) -> Self:
         return self
@@ -197,8 +191,13 @@ class WatchedRun:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """The state with which a resumed run continues as if it had not stopped, and which record to append to."""
-        return {**self._monitor.state_dict(), _RECORD: record_at(self.log_dir)}
+        """The state with which a resumed run continues as if it had not stopped, and which record to append to.
+
+        Hands all samples so far to the operating system before it returns: a kill after a checkpoint loses none from
+        before it. If the record cannot be written, the state says so (``state["record"]["failure"]``).
+        """
+        state = self._monitor.state_dict()
+        return {**state, _RECORD: {} if self._recording is None else self._recording.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint and append to its record; call it after model and optimizer were loaded.
