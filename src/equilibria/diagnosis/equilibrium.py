@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted, percent
 from equilibria.records.tables import CHANGED_OUTSIDE, DISTURBED, NOTES, SETTLED, SETTLING, STATES
 from equilibria.theory.rules import SGD, SGDW, Rule
-from equilibria.theory.settling import relaxation
+from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import rescale_factors
 
 _FAR = math.log(1.25)  # an angle that far from equilibrium is worth a warning
@@ -228,15 +229,12 @@ def disturbance(layer: Layer) -> Disturbance | None:
     measured, equilibrium = (math.sqrt(float(np.mean(values))) for values in squares)
     if before is None or after is None or not equilibrium > 0 or measured == 0:
         return None
-    scale = {"unit_grad_sq": layer.unit_grad_sq, "dim": layer.entries}
-    try:
-        weight = rescale_factors(before, after, **scale).weight
-        later = layer.rows["step"][just_after] - layer.rows["step"][layer.since]
-        ratios = [float(relaxation(after, **scale).angle_ratio(1 / weight, int(steps))) for steps in later]
-    except EquilibriaError:
-        return None  # one of the two has no equilibrium
-    if abs(math.log(measured / equilibrium)) < _NOTICEABLE:
+    move = _move_of_equilibrium(before, after, layer.scale_of_grad_sq, layer.entries)
+    if move is None or abs(math.log(measured / equilibrium)) < _NOTICEABLE:
         return None
+    weight, approach = move
+    later = layer.rows["step"][just_after] - layer.rows["step"][layer.since]
+    ratios = approach.angle_ratio(1 / weight, later)
     return Disturbance(
         layer,
         before=int(layer.rows["step"][layer.since - 1]),
@@ -247,6 +245,16 @@ def disturbance(layer: Layer) -> Disturbance | None:
         weight=weight,
         recovered=_steps_to_recover(layer),
     )
+
+
+@lru_cache(maxsize=1024)
+def _move_of_equilibrium(before: Rule, after: Rule, unit_grad_sq: float, dim: float) -> tuple[float, Relaxation] | None:
+    """New over old equilibrium norm, and the approach to the new one; None if one of the two has no equilibrium."""
+    try:
+        weight = rescale_factors(before, after, unit_grad_sq=unit_grad_sq, dim=dim).weight
+        return weight, relaxation(after, unit_grad_sq=unit_grad_sq, dim=dim)
+    except EquilibriaError:
+        return None
 
 
 def _right_after(layer: Layer) -> slice:

@@ -124,14 +124,14 @@ class Layer:
     @cached_property
     def monotone(self) -> bool | None:
         """Whether the approach to the equilibrium of the present settings is monotone; None if there is none."""
-        if self.rule is None:
-            return None
-        unit_grad_sq = self.unit_grad_sq
-        if not isinstance(
-            self.rule, AdamL2
-        ):  # L and the entries only set the norm: layers with one rule share a result
-            unit_grad_sq = 1.0 if unit_grad_sq > 0 else math.nan
-        return _monotone(self.rule, unit_grad_sq, self.entries)
+        return None if self.rule is None else _monotone(self.rule, self.scale_of_grad_sq, self.entries)
+
+    @property
+    def scale_of_grad_sq(self) -> float:
+        """L for a law that depends on it, else 1, or NaN if unknown: then the layers with one rule share a result."""
+        if isinstance(self.rule, AdamL2):
+            return self.unit_grad_sq
+        return 1.0 if self.unit_grad_sq > 0 else math.nan
 
     def state_at(self, row: int) -> str | None:
         """The state of one sample."""
