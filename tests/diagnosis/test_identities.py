@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from tests.helpers.sample_worlds import World, bfloat16, edited, world
+from tests.helpers.sample_worlds import World, bfloat16, edited, together, world
 
 from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.identities import check_identities
@@ -124,3 +124,10 @@ def test_parameters_without_law_or_invariance_are_left_alone():
     run = world(PLAIN, 100)
     assert check_identities(run.samples, metadata={}) == ()
     assert checks(run, edited(run.samples, cosine=np.full(len(run.samples), 0.1))) == ()
+
+
+def test_stretches_of_several_lengths_and_rules_are_checked_as_if_alone():
+    short, long = world(HEAVY_BALL, 60, layers=["a", "b"], seed=1), world(PLAIN, 90, layers=["c", "d"], not_finite=[40])
+    both = together(long, short)
+    assert checks(both) == (*checks(long), *checks(short))
+    assert len({(check.law, check.steps) for check in checks(both)}) > 3

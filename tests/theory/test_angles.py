@@ -357,3 +357,15 @@ def test_bad_input_raises(call):
 def test_a_non_rule_raises(call):
     with pytest.raises(EquilibriaError, match=r"got rule=.*; expected one of: SGD"):
         call()
+
+
+def test_log_cos_balance_of_several_windows_is_that_of_each():
+    rng = np.random.default_rng(0)
+    angles, lrs, norms = rng.uniform(0, 0.1, (30, 2)), rng.uniform(0, 0.1, (30, 2)), rng.uniform(1, 2, (2, 2))
+    together = log_cos_balance(angles, lrs, weight_decay=0.02, norm_sq=norms)
+    for window in range(2):
+        alone = log_cos_balance(angles[:, window], lrs[:, window], weight_decay=0.02, norm_sq=norms[:, window])
+        for name in ("turned", "decayed", "grown", "residual", "expected_rms_angle"):
+            assert getattr(together, name)[window] == pytest.approx(getattr(alone, name), rel=1e-12, abs=1e-15)
+    with pytest.raises(EquilibriaError, match="both ends"):
+        log_cos_balance(angles, lrs, weight_decay=0.02, norm_sq=[1.0, 2.0])

@@ -22,9 +22,8 @@ _MOST_ROWS = 40
 @json_option
 def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     """Report on the run recorded in the directory RUN: every layer, measured and predicted."""
-    from equilibria.diagnosis import diagnose
+    from equilibria.diagnosis import summarise_and_diagnose
     from equilibria.diagnosis.sharpness import sharpness_findings
-    from equilibria.diagnosis.summary import summarise
     from equilibria.records import read_record
     from equilibria.views.run.headline import run_headline, worst_first
     from equilibria.views.run.sharpness import sharpness_table
@@ -38,7 +37,8 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
         with named({"path": "--html"}):
             title, queries = run.resolve().name, recorded.sharpness()
             write_report(samples, html, metadata=metadata, title=title, notes=notes, sharpness=queries)
-    layers, findings = worst_first(summarise(samples, metadata=metadata)), diagnose(samples, metadata=metadata)
+    summaries, findings = summarise_and_diagnose(samples, metadata=metadata)
+    layers = worst_first(summaries)
     if as_json:
         every_finding = [*findings, *sharpness_findings(recorded.sharpness(), metadata=metadata)]
         print_json({"layers": [_contract(layer) for layer in layers], "findings": every_finding, "notes": notes})

@@ -1,6 +1,6 @@
 """Samples of a run -> summaries and findings that a person can act on.
 
-- `diagnose`: every check of a run, most serious findings first.
+- `diagnose`: every check of a run, most serious findings first; `summarise_and_diagnose`: the summaries as well.
 - `summary`: one summary per layer, over its last samples.
 - `layers`: the evidence about one layer, with a number for every assumption of the predictions.
 - `equilibrium`: findings about layers far from equilibrium, disturbed by a change, or without one.
@@ -8,7 +8,7 @@
 - `faults`: findings about faults in training or measuring.
 - `identities`: checks of the measurement that hold for any gradients.
 - `sharpness`: findings about the queries of a sharpness tracker.
-- `series`, `metadata`: the sample table and the metadata of a run, as the others read them.
+- `run`, `series`, `metadata`: the sample table and the metadata of a run, as the others read them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from equilibria.diagnosis import assumptions, equilibrium, faults
-from equilibria.diagnosis.identities import check_identities
-from equilibria.diagnosis.layers import Layer
-from equilibria.diagnosis.metadata import entries_by_name
-from equilibria.diagnosis.series import Series, by_parameter, last_true, setting_jumps, steps_taken
-from equilibria.diagnosis.summary import summarise
+from equilibria.diagnosis.identities import check_run
+from equilibria.diagnosis.layers import Layer, layers_of
+from equilibria.diagnosis.run import sampled_run
+from equilibria.diagnosis.series import Series
+from equilibria.diagnosis.summary import LayerSummary, summarise_run
 from equilibria.findings import Finding
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "summarise_and_diagnose"]
 
 _Evidence = TypeVar("_Evidence", Series, list[Layer])
 
@@ -41,18 +41,21 @@ def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple[Finding
     Returns:
         The findings; none for a run in which every layer turns as predicted.
     """
-    series = by_parameter(samples, metadata=metadata)
-    if not series.names:
-        return ()
-    taken, entries = steps_taken(series), entries_by_name(metadata)
-    since = last_true(taken, setting_jumps(taken)) - taken.first[:-1]
-    layers = [
-        Layer(summary, entries.get(summary.name, {}), taken.of(position), int(since[position]))
-        for position, summary in enumerate(summarise(samples, metadata=metadata))
-    ]
+    return summarise_and_diagnose(samples, metadata=metadata)[1]
+
+
+def summarise_and_diagnose(
+    samples: pa.Table, *, metadata: Mapping[str, Any]
+) -> tuple[tuple[LayerSummary, ...], tuple[Finding, ...]]:
+    """The summaries of `summarise` and the findings of `diagnose`, which need the summaries too."""
+    run = sampled_run(samples, metadata=metadata)
+    if not run.series.names:
+        return (), ()
+    series, summaries = run.series, summarise_run(run)
+    layers = layers_of(run, summaries)
 
     def identities_fail(layers: list[Layer]) -> Iterable[Finding]:
-        return faults.failed_identities(check_identities(samples, metadata=metadata), layers)
+        return faults.failed_identities(check_run(run), layers)
 
     findings = [
         *_guarded(faults.not_finite, series),
@@ -76,7 +79,7 @@ def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple[Finding
         *_guarded(faults.without_gradient, series),
         *_guarded(faults.without_law, layers),
     ]
-    return tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))
+    return summaries, tuple(sorted(findings, key=lambda finding: finding.severity != "warning"))
 
 
 def _guarded(check: Callable[[_Evidence], Iterable[Finding]], evidence: _Evidence) -> tuple[Finding, ...]:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-import numpy as np
-
-from equilibria.diagnosis.layers import Layer, verb, which_layers
+from equilibria.diagnosis.layers import InvarianceFlip, Layer, verb, which_layers
 from equilibria.diagnosis.metadata import INVARIANT
-from equilibria.diagnosis.summary import ACCURACY, LEAST_WINDOW
+from equilibria.diagnosis.summary import ACCURACY
 from equilibria.findings import Finding, percent
 from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, Muon
@@ -23,8 +20,6 @@ _FAR_OFF = 0.1  # |ln(measured / predicted angle)|: a warning
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
 _LIKELY = 3  # standard errors within which an angle holds; to call it off takes more
 _PARTLY = 0.5  # of a random direction's cosine: without normalisation it is about 1, but a head may well have 0.9
-_CLEARLY = math.sqrt(2)  # factor beyond the limit on either side that makes a flip: at the limit itself noise flips
-_MOST_BLOCKS = 10
 _LARGE_EPS = (
     "the eps of its normalisation layer is not small compared with the variance it divides by (shrinking norms make it "
     "worse)"
@@ -244,7 +239,7 @@ def radial_gradient(layers: Sequence[Layer]) -> Iterator[Finding]:
 
 def partly_invariant(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Gradients less along the weight than a random direction, but too much for the laws to hold."""
-    affected = [layer for layer in layers if _is_partly(layer) and last_flip(layer) is None]
+    affected = [layer for layer in layers if _is_partly(layer) and layer.flip is None]
     if not affected:
         return
     worst = max(affected, key=_share)
@@ -261,7 +256,7 @@ def partly_invariant(layers: Sequence[Layer]) -> Iterator[Finding]:
 
 def flipped(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Weights that became or ceased to be scale-invariant during the run."""
-    flips = {layer.name: flip for layer in layers if (flip := last_flip(layer)) is not None}
+    flips = {layer.name: layer.flip for layer in layers if layer.flip is not None}
     for lost in (True, False):
         affected = [layer for layer in layers if layer.name in flips and flips[layer.name].lost is lost]
         if not affected:
@@ -278,45 +273,6 @@ def flipped(layers: Sequence[Layer]) -> Iterator[Finding]:
             _likely_cause(worst) if lost else "nothing to do: there are predictions from then on",
             "norms.norm_residual",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class InvarianceFlip:
-    """A weight that became or ceased to be scale-invariant.
-
-    Attributes:
-        lost: whether it ceased to be.
-        before: rms cosine with the gradient over a random direction's, in the last block before the flip.
-        after: the same now.
-        first: middle step of that block.
-        last: middle step of the first block after the flip.
-    """
-
-    lost: bool
-    before: float
-    after: float
-    first: int
-    last: int
-
-
-def last_flip(layer: Layer) -> InvarianceFlip | None:
-    """The last time the weight became or ceased to be scale-invariant, None if it never did."""
-    cosine, step = layer.rows["cosine"], layer.rows["step"]
-    known = np.isfinite(cosine)
-    count = min(_MOST_BLOCKS, int(np.count_nonzero(known)) // LEAST_WINDOW)
-    if count < 2 or not layer.entries or layer.entry.get("invariant") is not None:
-        return None
-    squares, steps = np.array_split(cosine[known] ** 2, count), np.array_split(step[known], count)
-    shares = np.sqrt([float(np.mean(block)) * layer.entries for block in squares])
-    low, high = shares < INVARIANT / _CLEARLY, shares > INVARIANT * _CLEARLY
-    before = low if high[-1] else high if low[-1] else np.zeros_like(low)
-    after = high if high[-1] else low
-    if not before.any():
-        return None
-    last_before = int(np.flatnonzero(before)[-1])
-    first_after = last_before + 1 + int(np.argmax(after[last_before + 1 :]))
-    middles = [int(np.median(steps[block])) for block in (last_before, first_after)]
-    return InvarianceFlip(bool(high[-1]), float(shares[last_before]), float(shares[-1]), *middles)
 
 
 def _ratio(flip: InvarianceFlip) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted, percent
 from equilibria.records.tables import CHANGED_OUTSIDE, DISTURBED, NOTES, SETTLED, SETTLING, STATES
 from equilibria.theory.rules import SGD, SGDW, Rule
-from equilibria.theory.settling import relaxation
+from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import rescale_factors
 
 _FAR = math.log(1.25)  # an angle that far from equilibrium is worth a warning
@@ -68,8 +69,8 @@ def _slowed(layer: Layer) -> float:
 
 def oscillating(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Settings whose approach to equilibrium overshoots."""
-    predictable = [layer for layer in layers if layer.predictable and layer.equilibrium is not None]
-    swinging = [layer for layer in predictable if layer.equilibrium is not None and not layer.equilibrium.monotone]
+    predictable = [layer for layer in layers if layer.predictable and layer.monotone is not None]
+    swinging = [layer for layer in predictable if not layer.monotone]
     if not swinging:
         return
     worst = max(swinging, key=lambda layer: layer.rule.decay_per_step if layer.rule else 0.0)
@@ -228,15 +229,12 @@ def disturbance(layer: Layer) -> Disturbance | None:
     measured, equilibrium = (math.sqrt(float(np.mean(values))) for values in squares)
     if before is None or after is None or not equilibrium > 0 or measured == 0:
         return None
-    scale = {"unit_grad_sq": layer.unit_grad_sq, "dim": layer.entries}
-    try:
-        weight = rescale_factors(before, after, **scale).weight
-        later = layer.rows["step"][just_after] - layer.rows["step"][layer.since]
-        ratios = [float(relaxation(after, **scale).angle_ratio(1 / weight, int(steps))) for steps in later]
-    except EquilibriaError:
-        return None  # one of the two has no equilibrium
-    if abs(math.log(measured / equilibrium)) < _NOTICEABLE:
+    move = _move_of_equilibrium(before, after, layer.scale_of_grad_sq, layer.entries)
+    if move is None or abs(math.log(measured / equilibrium)) < _NOTICEABLE:
         return None
+    weight, approach = move
+    later = layer.rows["step"][just_after] - layer.rows["step"][layer.since]
+    ratios = approach.angle_ratio(1 / weight, later)
     return Disturbance(
         layer,
         before=int(layer.rows["step"][layer.since - 1]),
@@ -247,6 +245,16 @@ def disturbance(layer: Layer) -> Disturbance | None:
         weight=weight,
         recovered=_steps_to_recover(layer),
     )
+
+
+@lru_cache(maxsize=1024)
+def _move_of_equilibrium(before: Rule, after: Rule, unit_grad_sq: float, dim: float) -> tuple[float, Relaxation] | None:
+    """New over old equilibrium norm, and the approach to the new one; None if one of the two has no equilibrium."""
+    try:
+        weight = rescale_factors(before, after, unit_grad_sq=unit_grad_sq, dim=dim).weight
+        return weight, relaxation(after, unit_grad_sq=unit_grad_sq, dim=dim)
+    except EquilibriaError:
+        return None
 
 
 def _right_after(layer: Layer) -> slice:
@@ -335,14 +343,12 @@ def was_changed_outside(layer: Layer) -> bool:
 
 def weights_changed_outside(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Weights that something other than the optimizer's step changed."""
-    changed = {layer.name: layer.rows["note"] == _CHANGED_OUTSIDE for layer in layers if len(layer.rows["note"])}
-    affected = [layer for layer in layers if layer.name in changed and np.any(changed[layer.name])]
+    affected = [layer for layer in layers if layer.changed_outside]
     if not affected:
         return
-    worst = max(affected, key=lambda layer: float(np.mean(changed[layer.name])))
-    steps = worst.rows["step"][changed[worst.name]]
-    often = float(np.mean(changed[worst.name])) > _OFTEN
-    summary = worst.summary
+    worst = max(affected, key=lambda layer: layer.changed_outside)
+    steps = worst.rows["step"][worst.rows["note"] == _CHANGED_OUTSIDE]
+    often, summary = worst.changed_outside > _OFTEN, worst.summary
     evidence = f"{worst.name} was changed {counted(len(steps), 'time')}, the last time before step {int(steps[-1]):,}"
     if was_changed_outside(worst) and summary.steps_to_settle is not None:
         evidence += f"; it needs {how_long(summary.steps_to_settle, summary.epochs_to_settle)} to settle again"

@@ -8,16 +8,16 @@ balance under SGD with momentum while its settings are constant.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from equilibria.diagnosis.metadata import entries_by_name, invariance_from_metadata, rule_from_metadata
-from equilibria.diagnosis.series import SETTINGS, Array, Series, by_parameter, setting_changes, steps_taken
+from equilibria.diagnosis.metadata import invariance_from_metadata, rules_from_metadata
+from equilibria.diagnosis.run import SampledRun, sampled_run
+from equilibria.diagnosis.series import SETTINGS, Array, Series, setting_changes
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
 from equilibria.theory.angles import log_cos_balance
 from equilibria.theory.equilibrium import ROUNDED_AWAY
@@ -70,17 +70,15 @@ def check_identities(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple
     Returns:
         The checks, in the order of the parameters and of time.
     """
-    series = steps_taken(by_parameter(samples, metadata=metadata))
-    entries = entries_by_name(metadata)
-    broken = _not_consecutive(series)
-    changed = broken | setting_changes(series)
-    checks: list[IdentityCheck] = []
-    for position, name in enumerate(series.names):
-        entry, rows = entries.get(name, {}), series.of(position)
-        own = slice(series.first[position], series.first[position + 1])
-        checks += _checks(_log_cos, name, entry, rows, broken[own])
-        checks += _checks(_window, name, entry, rows, changed[own])
-    return tuple(checks)
+    return check_run(sampled_run(samples, metadata=metadata))
+
+
+def check_run(run: SampledRun) -> tuple[IdentityCheck, ...]:
+    """`check_identities` for samples that are sorted already."""
+    broken = _not_consecutive(run.taken)
+    checks = [*_checks(_LOG_COS, run, broken), *_checks(_WINDOW, run, broken | setting_changes(run.taken))]
+    order = {name: position for position, name in enumerate(run.taken.names)}
+    return tuple(sorted(checks, key=lambda check: order[check.param]))
 
 
 def _not_consecutive(series: Series) -> Array:
@@ -92,66 +90,108 @@ def _not_consecutive(series: Series) -> Array:
 
 
 _COLUMNS = ("step", "angle", "norm", "update_norm", "cosine", "grad_norm", *SETTINGS)
-Identity = Callable[[SGD | SGDW, Mapping[str, Array]], tuple[str, float, float] | None]
+_Stretches: TypeAlias = dict[str, Array]  # columns with one line per stretch; all have one rule and one length
 
 
-def _checks(
-    identity: Identity, param: str, entry: Mapping[str, Any], rows: Mapping[str, Array], breaks: Array
-) -> Iterator[IdentityCheck]:
-    for begin, end in pairwise([*np.flatnonzero(breaks).tolist(), len(breaks)]):
-        steps = end - begin - 1  # the last row only gives the norm after the step before
-        if steps < _LEAST_STEPS:
+def _checks(identity: _Identity, run: SampledRun, breaks: Array) -> list[IdentityCheck]:
+    """Check an identity over all stretches between breaks, in their order.
+
+    Those with the same rule and length are checked together: of most runs these are the stretches of all layers.
+    """
+    begins = np.flatnonzero(breaks)
+    lengths = np.diff(begins, append=len(breaks))
+    is_long = lengths - 1 >= _LEAST_STEPS  # the last row only gives the norm after the step before
+    begins, lengths = begins[is_long], lengths[is_long]
+    owners = (np.searchsorted(run.taken.first, begins, side="right") - 1).tolist()
+    settings = zip(*(run.taken.columns[name][begins].tolist() for name in SETTINGS), strict=True)
+    rules = rules_from_metadata([run.entries[owner] for owner in owners], settings)
+    alike: dict[tuple[SGD | SGDW, int], list[int]] = {}
+    for place, (rule, length) in enumerate(zip(rules, lengths.tolist(), strict=True)):
+        if isinstance(rule, SGD | SGDW):
+            alike.setdefault((rule, length), []).append(place)
+    checks: dict[int, IdentityCheck] = {}
+    for (rule, length), members in alike.items():
+        rows = begins[members][:, None] + np.arange(length)
+        stretches = {name: run.taken.columns[name][rows] for name in _COLUMNS}
+        entries = [run.entries[owners[place]] for place in members]
+        cosines = np.sqrt(np.sum(stretches["cosine"] ** 2, axis=1) / length).tolist()
+        invariant = [bool(invariance_from_metadata(*pair)) for pair in zip(entries, cosines, strict=True)]
+        kept = np.flatnonzero(np.array(invariant) & identity.applies(rule, stretches))
+        if not len(kept):
             continue
-        rule = rule_from_metadata(entry, {name: float(rows[name][begin]) for name in SETTINGS})
-        if not isinstance(rule, SGD | SGDW):
-            continue
-        stretch = {column: rows[column][begin:end] for column in _COLUMNS}
-        cosine = math.sqrt(float(stretch["cosine"] @ stretch["cosine"]) / (end - begin))
-        sides = identity(rule, stretch) if invariance_from_metadata(entry, cosine) else None
-        if sides is not None:
-            law, left, right = sides
-            larger = max(abs(left), abs(right))
-            yield IdentityCheck(
-                param,
-                law,
-                left,
-                right,
-                relative_error=abs(left - right) / larger if larger else 0.0,
-                tolerance=_tolerance(str(entry.get("dtype")), stretch, steps),
-                steps=steps,
-                first_step=int(stretch["step"][0]),
-            )
+        stretches = {name: values[kept] for name, values in stretches.items()}
+        left, right = identity.sides(rule, stretches)
+        larger = np.maximum(np.abs(left), np.abs(right))
+        error = np.divide(np.abs(left - right), larger, out=np.zeros(len(kept)), where=larger > 0)
+        tolerance = _tolerance([str(entries[index].get("dtype")) for index in kept], stretches)
+        steps = np.full(len(kept), length - 1)
+        numbers = (left, right, error, tolerance, steps, stretches["step"][:, 0])
+        for index, *values in zip(kept.tolist(), *(column.tolist() for column in numbers), strict=True):
+            place = members[index]
+            checks[place] = IdentityCheck(run.taken.names[owners[place]], identity.law, *values)
+    return [checks[place] for place in sorted(checks)]
 
 
-def _tolerance(dtype: str, stretch: Mapping[str, Array], steps: int) -> float:
+def _tolerance(dtypes: Sequence[str], stretches: _Stretches) -> Array:
     """What rounding (at the two ends and at every step) and <w, g> may add to the squared angle of a stretch."""
-    turned = {name: values[:-1] for name, values in stretch.items()}
-    turned_sq = float(np.sum((turned["update_norm"] / turned["norm"]) ** 2))
-    radial = 2 * abs(float(np.sum(turned["lr"] * turned["cosine"] * turned["grad_norm"] / turned["norm"])))
-    every_step = (2 * ROUNDED_AWAY.get(dtype, 0.0)) ** 2
-    return _SLACK + (steps * every_step + _NORM_ROUNDING + radial) / turned_sq if turned_sq else math.inf
+    turned = {name: values[:, :-1] for name, values in stretches.items()}
+    turned_sq = np.sum((turned["update_norm"] / turned["norm"]) ** 2, axis=1)
+    radial = 2 * np.abs(np.sum(turned["lr"] * turned["cosine"] * turned["grad_norm"] / turned["norm"], axis=1))
+    every_step = np.array([(2 * ROUNDED_AWAY.get(dtype, 0.0)) ** 2 for dtype in dtypes])
+    explained = turned["norm"].shape[1] * every_step + _NORM_ROUNDING + radial
+    with np.errstate(divide="ignore"):
+        return np.asarray(_SLACK + explained / turned_sq)
 
 
-def _log_cos(_rule: SGD | SGDW, stretch: Mapping[str, Array]) -> tuple[str, float, float] | None:
-    """The balance of angles and norms: plain SGD with coupled or decoupled decay, any schedule."""
-    if np.any(stretch["momentum"] > 0):
-        return None
-    angles, lr, decay = (stretch[name][:-1] for name in ("angle", "lr", "weight_decay"))
-    if not np.all(lr * decay < 1) or np.any(angles >= math.pi / 2):  # NaN is not below 1
-        return None
-    balance = log_cos_balance(angles, lr, weight_decay=decay, norm_sq=stretch["norm"][[0, -1]] ** 2)
-    return "angles.log_cos_balance", balance.turned, balance.decayed + balance.grown
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """An identity over stretches of one rule and length.
+
+    Attributes:
+        law: its name in `equilibria.theory`.
+        applies: for each stretch, whether its settings and samples are what the identity needs.
+        sides: the left and right side for each stretch.
+    """
+
+    law: str
+    applies: Callable[[SGD | SGDW, _Stretches], Array | bool]
+    sides: Callable[[SGD | SGDW, _Stretches], tuple[Array, Array]]
 
 
-def _window(rule: SGD | SGDW, stretch: Mapping[str, Array]) -> tuple[str, float, float] | None:
-    """The balance of squared steps and norms: SGD with momentum and constant settings; dampening scales lr."""
-    if not isinstance(rule, SGD) or rule.nesterov or rule.lr == 0 or np.any(np.isnan(stretch["update_norm"])):
-        return None
+def _log_cos_applies(_rule: SGD | SGDW, stretches: _Stretches) -> Array:
+    """Plain SGD with coupled or decoupled decay, any schedule."""
+    angles, lr, decay = (stretches[name][:, :-1] for name in ("angle", "lr", "weight_decay"))
+    is_plain = ~np.any(stretches["momentum"] > 0, axis=1)
+    return np.asarray(is_plain & np.all(lr * decay < 1, axis=1) & ~np.any(angles >= math.pi / 2, axis=1))
+
+
+def _log_cos(_rule: SGD | SGDW, stretches: _Stretches) -> tuple[Array, Array]:
+    """The balance of angles and norms."""
+    angles, lr, decay = (stretches[name][:, :-1].T for name in ("angle", "lr", "weight_decay"))
+    ends_sq = stretches["norm"][:, [0, -1]].T ** 2
+    balance = log_cos_balance(angles, lr, weight_decay=decay, norm_sq=ends_sq)
+    return np.asarray(balance.turned), np.asarray(balance.decayed + balance.grown)
+
+
+def _window_applies(rule: SGD | SGDW, stretches: _Stretches) -> Array | bool:
+    """SGD with or without momentum, and constant settings."""
+    if not isinstance(rule, SGD) or rule.nesterov or rule.lr == 0:
+        return False
+    return np.asarray(~np.any(np.isnan(stretches["update_norm"]), axis=1))
+
+
+def _window(rule: SGD | SGDW, stretches: _Stretches) -> tuple[Array, Array]:
+    """The balance of squared steps and norms; dampening scales lr."""
+    assert isinstance(rule, SGD)
     identity = window_identity(
-        stretch["norm"] ** 2,
-        stretch["update_norm"][:-1] ** 2,
+        stretches["norm"].T ** 2,
+        stretches["update_norm"][:, :-1].T ** 2,
         lr=rule.lr * (1 - rule.dampening),
         weight_decay=rule.weight_decay,
         momentum=rule.momentum,
     )
-    return "norms.window_identity", float(identity.step_sq), float(identity.implied_step_sq)
+    return identity.step_sq, identity.implied_step_sq
+
+
+_LOG_COS = _Identity("angles.log_cos_balance", _log_cos_applies, _log_cos)
+_WINDOW = _Identity("norms.window_identity", _window_applies, _window)

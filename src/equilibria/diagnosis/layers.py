@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from equilibria.diagnosis.metadata import rule_from_metadata
-from equilibria.diagnosis.series import SETTINGS, Array
-from equilibria.diagnosis.summary import LayerSummary
+from equilibria.diagnosis.metadata import INVARIANT, rule_from_metadata
+from equilibria.diagnosis.run import SampledRun
+from equilibria.diagnosis.series import SETTINGS, Array, Series, last_true, setting_jumps
+from equilibria.diagnosis.summary import LEAST_WINDOW, LayerSummary
 from equilibria.errors import EquilibriaError
-from equilibria.records.tables import STATES
-from equilibria.theory.equilibrium import ROUNDED_AWAY, Equilibrium
+from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, STATES
+from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.settling import relaxation
 
@@ -27,24 +28,68 @@ _DRIFTING = 0.2  # |d ln L / dt| in time constants: the angle is then 10 % off e
 _OUT_OF_REACH = 0.01  # time constants in the whole run: with fewer, a drift per time constant means nothing
 _FALLING, _VANISHED = 0.1, 0.01  # of the earlier L: if it falls faster than the norm can follow, and in any case
 _LEFT_BEHIND = 1.25  # norm over its equilibrium, which fell with L: the angle is then 0.64 of equilibrium
+_CLEARLY = math.sqrt(2)  # factor beyond the limit on either side that makes a flip: at the limit itself noise flips
+_MOST_BLOCKS = 10  # in which a flip is looked for
 _RADIAL = 0.1  # radial part of the gradient, in units of the weight decay: 5 % of the angle
+
+
+@dataclass(frozen=True, slots=True)
+class InvarianceFlip:
+    """A weight that became or ceased to be scale-invariant.
+
+    Attributes:
+        lost: whether it ceased to be.
+        before: rms cosine with the gradient over a random direction's, in the last block before the flip.
+        after: the same now.
+        first: middle step of that block.
+        last: middle step of the first block after the flip.
+    """
+
+    lost: bool
+    before: float
+    after: float
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One parameter and the evidence of its samples.
 
+    "Late" are the samples in the second half since the last jump.
+
     Attributes:
         summary: over the window of `summarise`.
         entry: its entry in the metadata, {} if there is none.
         rows: its samples of steps that were taken.
         since: first row since lr, weight decay or momentum last jumped; 0 if they never did.
+        rule: the rule with the settings of the last sample.
+        unit_grad_sq: mean of ||g||^2 ||w||^2 over the late samples; NaN where unknown.
+        trend: slope of ln L per step over the late samples, and its standard error; (0, 0) with too few samples.
+        lr_is_moving: whether lr changed at most of the late samples.
+        remaining: L in the last tenth of the samples over its highest in the tenths before; NaN with fewer than 10
+            samples.
+        correlation: h~ / N if it is surely not 1: the gradients are correlated with the momentum.
+        radial: mean pull of the gradient along the weight, in units of the weight decay, if it is surely not small.
+        rounding: relative change of the weight per step, by decay or update, if its type rounds that away; else None.
+        changed_outside: share of the samples before which something other than the step changed the weight.
+        flip: the last time the weight became or ceased to be scale-invariant, None if it never did.
     """
 
     summary: LayerSummary
     entry: Mapping[str, Any]
     rows: Mapping[str, Array]
     since: int
+    rule: Rule | None
+    unit_grad_sq: float
+    trend: tuple[float, float]
+    lr_is_moving: bool
+    remaining: float
+    correlation: float | None
+    radial: float | None
+    rounding: float | None
+    changed_outside: float
+    flip: InvarianceFlip | None
 
     @property
     def name(self) -> str:
@@ -54,7 +99,7 @@ class Layer:
     @property
     def entries(self) -> float:
         """The number of its entries."""
-        return float(self.entry.get("entries", 0))
+        return _entries(self.entry)
 
     @property
     def few(self) -> bool:
@@ -77,31 +122,16 @@ class Layer:
         return rule_from_metadata(self.entry, {name: float(self.rows[name][row]) for name in SETTINGS})
 
     @cached_property
-    def rule(self) -> Rule | None:
-        """The rule with the settings of the last sample."""
-        return self.rule_at(-1) if len(self.rows["step"]) else None
+    def monotone(self) -> bool | None:
+        """Whether the approach to the equilibrium of the present settings is monotone; None if there is none."""
+        return None if self.rule is None else _monotone(self.rule, self.scale_of_grad_sq, self.entries)
 
-    @cached_property
-    def unit_grad_sq(self) -> float:
-        """Mean of ||g||^2 ||w||^2 over the second half of the samples since the last jump; NaN where unknown."""
-        samples = self.late("unit_grad_sq")
-        known = samples[np.isfinite(samples)]
-        return float(np.mean(known)) if len(known) else math.nan
-
-    @cached_property
-    def equilibrium(self) -> Equilibrium | None:
-        """The equilibrium of the present settings."""
-        if self.rule is None:
-            return None
-        try:
-            return self.rule.equilibrium(unit_grad_sq=self.unit_grad_sq, dim=self.entries)
-        except EquilibriaError:
-            return None
-
-    def late(self, column: str) -> Array:
-        """A column over the second half of the samples since the last jump."""
-        count = len(self.rows["step"])
-        return self.rows[column][self.since + (count - self.since) // 2 :]
+    @property
+    def scale_of_grad_sq(self) -> float:
+        """L for a law that depends on it, else 1, or NaN if unknown: then the layers with one rule share a result."""
+        if isinstance(self.rule, AdamL2):
+            return self.unit_grad_sq
+        return 1.0 if self.unit_grad_sq > 0 else math.nan
 
     def state_at(self, row: int) -> str | None:
         """The state of one sample."""
@@ -109,25 +139,13 @@ class Layer:
         return STATES[position] if position >= 0 else None
 
     @cached_property
-    def correlation(self) -> float | None:
-        """h~ / N if it is surely not 1: the gradients are correlated with the momentum."""
-        h, n = self.late("momentum_unit_grad_sq"), self.late("unit_grad_sq")
-        known = np.isfinite(h) & np.isfinite(n)
-        h, n = h[known], n[known]
-        if len(h) < _LEAST_SAMPLES or not np.any(n):
-            return None
-        ratio = float(np.sum(h) / np.sum(n))
-        error = float(np.std(h - ratio * n) / np.mean(n)) / math.sqrt(len(h))
-        return ratio if abs(ratio - 1) > max(_CORRELATED, _SURE * error) else None
-
-    @cached_property
     def drift(self) -> float | None:
         """d ln L / dt per time constant, if it is surely not small; under SGD and SGDW L sets the norm.
 
         None also while lr moves, since the time constant moves with it, and if that is far longer than the run.
         """
-        slope, error = _trend(self.late("step"), self.late("unit_grad_sq"))
-        if slope == 0 or not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None or self.lr_is_moving:
+        slope, error = self.trend
+        if slope == 0 or not isinstance(self.rule, SGD | SGDW) or self.monotone is None or self.lr_is_moving:
             return None
         rate = _rate(self.rule)
         if rate * self.length < _OUT_OF_REACH:
@@ -136,58 +154,15 @@ class Layer:
         return drift if abs(drift) > max(_DRIFTING, _SURE * error) else None
 
     @cached_property
-    def lr_is_moving(self) -> bool:
-        """Whether lr changed at most of the samples in the second half since the last jump."""
-        lr = self.late("lr")
-        return bool(np.count_nonzero(np.diff(lr)) > len(lr) / 2)
-
-    @cached_property
-    def remaining(self) -> float:
-        """L in the last tenth of the samples over its highest in the tenths before; NaN with fewer than 10 samples."""
-        samples = self.rows["unit_grad_sq"]
-        samples = samples[np.isfinite(samples)]
-        if len(samples) < _BLOCKS:
-            return math.nan
-        *earlier, now = _block_means(samples).tolist()
-        return float(now / max(earlier)) if max(earlier) > 0 else math.nan
-
-    @cached_property
     def vanishing(self) -> bool:
         """Whether L is small, and the equilibrium falls faster than weight decay can shrink the norm."""
         if not self.remaining < _FALLING:  # also where it is unknown
             return False
-        if not isinstance(self.rule, SGD | SGDW) or self.equilibrium is None:
+        if not isinstance(self.rule, SGD | SGDW) or self.monotone is None:
             return False  # under other rules L does not set the norm
         if self.drift is not None and self.drift <= -1:
             return True
         return self.remaining < _VANISHED and (self.summary.norm_vs_equilibrium or 1.0) > _LEFT_BEHIND
-
-    @cached_property
-    def radial(self) -> float | None:
-        """Mean pull of the gradient along the weight, in units of the weight decay, if it is surely not small."""
-        if self.rule is None or self.rule.weight_decay == 0:
-            return None
-        share = _radial_share(self.rule, self.rows, self.entries)[-len(self.late("step")) :]
-        share = share[np.isfinite(share)]
-        if len(share) < _LEAST_SAMPLES:
-            return None
-        mean, error = float(np.mean(share)), float(np.std(share)) / math.sqrt(len(share))
-        return mean if abs(mean) > max(_RADIAL, _SURE * error) else None
-
-    @cached_property
-    def rounding(self) -> float | None:
-        """Relative change of the weight per step, by decay or update, if its type rounds that away; else None."""
-        limit = ROUNDED_AWAY.get(str(self.entry.get("dtype")))
-        if limit is None or self.rule is None or self.rule.weight_decay == 0:
-            return None
-        coupled = isinstance(self.rule, SGD | AdamL2)
-        change = self.rows["angle_predicted"] if coupled else self.rows["lr"] * self.rows["weight_decay"]
-        change = change[np.isfinite(change)]
-        if not len(change) or change.min() >= limit:
-            return None
-        # The median: the end of a schedule that falls to zero is no reason for alarm.
-        typical = float(np.median(change))
-        return typical if 0 < typical < limit else None
 
     @property
     def explained(self) -> bool:
@@ -203,36 +178,197 @@ def _rate(rule: SGD | SGDW) -> float:
     return relaxation(rule).rate
 
 
-def _trend(step: Array, values: Array) -> tuple[float, float]:
-    """Slope of ln(values) per step and its standard error; (0, 0) with too few samples."""
-    known = np.isfinite(values)
-    if np.count_nonzero(known) < _LEAST_SAMPLES:
-        return 0.0, 0.0
-    t, y = _block_means(step[known]), _block_means(values[known])
-    if np.any(y <= 0):
-        return 0.0, 0.0
-    t, y = t - np.mean(t), np.log(y) - np.mean(np.log(y))
-    slope = float(t @ y / (t @ t))
-    residual = y - slope * t
-    return slope, math.sqrt(float(residual @ residual) / (_BLOCKS - 2) / float(t @ t))
+@lru_cache(maxsize=1024)
+def _monotone(rule: Rule, unit_grad_sq: float, dim: float) -> bool | None:
+    try:
+        return rule.equilibrium(unit_grad_sq=unit_grad_sq, dim=dim).monotone
+    except EquilibriaError:
+        return None
+
+
+def _entries(entry: Mapping[str, Any]) -> float:
+    return float(entry.get("entries", 0))
+
+
+# ---- the evidence of all layers at once
+
+
+def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]:
+    """The layers of a run, with the evidence of their samples."""
+    taken = run.taken
+    since = last_true(taken, setting_jumps(taken)) - taken.first[:-1]
+    begin = np.repeat(since + (taken.counts - since) // 2 + taken.first[:-1], taken.counts)
+    late = taken.only(**{name: taken.columns[name] for name in _LATE}).where(np.arange(taken.first[-1]) >= begin)
+    outside = (taken.columns["note"] == NOTES.index(CHANGED_OUTSIDE)).astype(np.float64)
+    columns = zip(
+        *(summaries, run.entries, map(taken.of, range(len(taken.names))), since.tolist(), run.rules),
+        _means(late).tolist(),
+        _trends(late),
+        _lr_is_moving(late).tolist(),
+        _remaining(taken).tolist(),
+        _or_none(_correlations(late)),
+        _or_none(_radials(late, run)),
+        _or_none(_roundings(run)),
+        (taken.sums(outside) / np.maximum(taken.counts, 1)).tolist(),
+        _flips(run),
+        strict=True,
+    )
+    return [Layer(*values) for values in columns]
+
+
+_LATE = ("step", "unit_grad_sq", "momentum_unit_grad_sq", "cosine", "grad_norm", "norm", *SETTINGS)
+
+
+def _or_none(values: Array) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values.tolist()]
+
+
+def _nans(series: Series) -> Array:
+    return np.full(len(series.names), np.nan)
+
+
+def _known(series: Series, **columns: Array) -> Series:
+    """These columns, without the rows in which one of them is unknown."""
+    return series.only(**columns).where(np.all([np.isfinite(values) for values in columns.values()], axis=0))
+
+
+def _means(late: Series) -> Array:
+    means = _nans(late)
+    for layers, (samples,) in _known(late, unit_grad_sq=late.columns["unit_grad_sq"]).blocks("unit_grad_sq"):
+        means[layers] = np.mean(samples, axis=1)
+    return means
+
+
+def _trends(late: Series) -> list[tuple[float, float]]:
+    slopes, errors = np.zeros((2, len(late.names)))
+    known = _known(late, unit_grad_sq=late.columns["unit_grad_sq"], step=late.columns["step"])
+    for layers, (step, samples) in known.blocks("step", "unit_grad_sq"):
+        if step.shape[1] < _LEAST_SAMPLES:
+            continue
+        t, y = _block_means(step), _block_means(samples)
+        positive = np.all(y > 0, axis=1)
+        layers, t, y = layers[positive], t[positive], np.log(y[positive])
+        t, y = (values - np.mean(values, axis=1, keepdims=True) for values in (t, y))
+        spread = np.sum(t * t, axis=1)
+        slopes[layers] = slope = np.sum(t * y, axis=1) / spread
+        residual = y - slope[:, None] * t
+        errors[layers] = np.sqrt(np.sum(residual * residual, axis=1) / (_BLOCKS - 2) / spread)
+    return list(zip(slopes.tolist(), errors.tolist(), strict=True))
 
 
 def _block_means(values: Array) -> Array:
-    edges = np.linspace(0, len(values), _BLOCKS + 1).astype(np.int64)
-    return np.asarray(np.add.reduceat(values, edges[:-1]) / np.diff(edges))
+    """Means over ten blocks of the second axis."""
+    edges = np.linspace(0, values.shape[1], _BLOCKS + 1).astype(np.int64)
+    return np.asarray(np.add.reduceat(values, edges[:-1], axis=1) / np.diff(edges))
 
 
-def _radial_share(rule: Rule, rows: Mapping[str, Array], entries: float) -> Array:
-    """The effect of <w, g> on the norm over that of the weight decay; NaN for rules without a closed form."""
-    decay = np.where(rows["weight_decay"] > 0, rows["weight_decay"], np.nan) * rows["norm"]
-    along = rows["cosine"] * rows["grad_norm"] / decay
+def _lr_is_moving(late: Series) -> Array:
+    moving = np.zeros(len(late.names), dtype=bool)
+    for layers, (lr,) in late.blocks("lr"):
+        moving[layers] = np.count_nonzero(np.diff(lr, axis=1), axis=1) > lr.shape[1] / 2
+    return moving
+
+
+def _remaining(taken: Series) -> Array:
+    shares = _nans(taken)
+    for layers, (samples,) in _known(taken, unit_grad_sq=taken.columns["unit_grad_sq"]).blocks("unit_grad_sq"):
+        if samples.shape[1] >= _BLOCKS:
+            means = _block_means(samples)
+            highest = np.max(means[:, :-1], axis=1)
+            shares[layers] = means[:, -1] / np.where(highest > 0, highest, np.nan)
+    return shares
+
+
+def _correlations(late: Series) -> Array:
+    correlations = _nans(late)
+    known = _known(late, h=late.columns["momentum_unit_grad_sq"], n=late.columns["unit_grad_sq"])
+    for layers, (h, n) in known.blocks("h", "n"):
+        if h.shape[1] < _LEAST_SAMPLES:
+            continue
+        some = np.any(n, axis=1)
+        layers, h, n = layers[some], h[some], n[some]
+        ratio = np.sum(h, axis=1) / np.sum(n, axis=1)
+        error = np.std(h - ratio[:, None] * n, axis=1) / np.mean(n, axis=1) / math.sqrt(h.shape[1])
+        sure = np.abs(ratio - 1) > np.maximum(_CORRELATED, _SURE * error)
+        correlations[layers] = np.where(sure, ratio, np.nan)
+    return correlations
+
+
+def _radials(late: Series, run: SampledRun) -> Array:
+    """The effect of <w, g> on the norm over that of the weight decay; unknown for rules without a closed form."""
+    lengths, divisors = (
+        np.repeat(values, late.counts) for values in np.transpose([*map(_radial_scale, run.rules, run.entries)])
+    )
+    columns = late.columns
+    decay = np.where(columns["weight_decay"] > 0, columns["weight_decay"], np.nan) * columns["norm"]
+    share = columns["cosine"] * np.where(np.isnan(lengths), columns["grad_norm"], lengths) / decay / divisors
+    radials = _nans(late)
+    for layers, (shares,) in _known(late, share=share).blocks("share"):
+        if shares.shape[1] >= _LEAST_SAMPLES:
+            mean, error = np.mean(shares, axis=1), np.std(shares, axis=1) / math.sqrt(shares.shape[1])
+            radials[layers] = np.where(np.abs(mean) > np.maximum(_RADIAL, _SURE * error), mean, np.nan)
+    return radials
+
+
+def _radial_scale(rule: Rule | None, entry: Mapping[str, Any]) -> tuple[float, float]:
+    """Length of the part of the update that has the gradient's direction, NaN if the gradient's; and a divisor."""
+    if rule is None or rule.weight_decay == 0:
+        return math.nan, math.nan
     if isinstance(rule, SGD | AdamL2):
-        return np.asarray(along)
+        return math.nan, 1.0
     if isinstance(rule, SGDW):  # the decay does not pass through the momentum that adds up the gradient
-        return np.asarray(along / (1 - rule.momentum))
-    if isinstance(rule, AdamW):  # the update has the gradient's direction and the length sqrt(entries)
-        return np.asarray(rows["cosine"] * math.sqrt(entries) / decay)
-    return np.full_like(along, np.nan)
+        return math.nan, 1 - rule.momentum
+    if isinstance(rule, AdamW):
+        return math.sqrt(_entries(entry)), 1.0
+    return math.nan, math.nan
+
+
+def _roundings(run: SampledRun) -> Array:
+    columns = run.taken.columns
+    coupled = np.repeat([isinstance(rule, SGD | AdamL2) for rule in run.rules], run.taken.counts)
+    change = np.where(coupled, columns["angle_predicted"], columns["lr"] * columns["weight_decay"])
+    limits = np.array([_rounding_limit(rule, entry) for rule, entry in zip(run.rules, run.entries, strict=True)])
+    roundings = _nans(run.taken)
+    for layers, (changes,) in _known(run.taken, change=change).blocks("change"):
+        suspicious = np.min(changes, axis=1) < limits[layers]
+        layers, changes = layers[suspicious], changes[suspicious]
+        # The median: the end of a schedule that falls to zero is no reason for alarm.
+        typical = np.median(changes, axis=1)
+        roundings[layers] = np.where((typical > 0) & (typical < limits[layers]), typical, np.nan)
+    return roundings
+
+
+def _rounding_limit(rule: Rule | None, entry: Mapping[str, Any]) -> float:
+    if rule is None or rule.weight_decay == 0:
+        return math.nan
+    return ROUNDED_AWAY.get(str(entry.get("dtype")), math.nan)
+
+
+def _flips(run: SampledRun) -> list[InvarianceFlip | None]:
+    flips: list[InvarianceFlip | None] = [None] * len(run.taken.names)
+    unlabelled = np.array([bool(_entries(entry)) and entry.get("invariant") is None for entry in run.entries])
+    entries = np.array([_entries(entry) for entry in run.entries])
+    known = _known(run.taken, cosine=run.taken.columns["cosine"], step=run.taken.columns["step"])
+    for layers, (cosine, step) in known.blocks("cosine", "step"):
+        count = min(_MOST_BLOCKS, cosine.shape[1] // LEAST_WINDOW)
+        if count < 2:
+            continue
+        means = [np.mean(block**2, axis=1) for block in np.array_split(cosine, count, axis=1)]
+        shares = np.sqrt(np.transpose(means) * entries[layers, None])
+        low, high = shares < INVARIANT / _CLEARLY, shares > INVARIANT * _CLEARLY
+        gained, lost = low[:, -1] & high.any(axis=1), high[:, -1] & low.any(axis=1)
+        for line in np.flatnonzero((gained | lost) & unlabelled[layers]).tolist():
+            before, after = (low[line], high[line]) if lost[line] else (high[line], low[line])
+            last_before = int(np.flatnonzero(before)[-1])
+            first_after = last_before + 1 + int(np.argmax(after[last_before + 1 :]))
+            steps = np.array_split(step[line], count)
+            middles = [int(np.median(steps[block])) for block in (last_before, first_after)]
+            numbers = float(shares[line, last_before]), float(shares[line, -1])
+            flips[layers[line]] = InvarianceFlip(bool(lost[line]), *numbers, *middles)
+    return flips
+
+
+# ---- how findings name layers
 
 
 def which_layers(layers: Sequence[Layer], of: Sequence[Layer], worst: Layer) -> str:

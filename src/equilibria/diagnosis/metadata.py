@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +35,20 @@ def rule_from_metadata(entry: Mapping[str, Any], settings: Mapping[str, float]) 
     recorded = entry.get("rule") or {}
     options = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in recorded.items())
     return _rule(options, settings["lr"], settings["weight_decay"], settings["momentum"])
+
+
+def rules_from_metadata(
+    entries: Iterable[Mapping[str, Any]], settings: Iterable[tuple[float, float, float]]
+) -> list[Rule | None]:
+    """`rule_from_metadata` of many parameters, each with its lr, weight decay and momentum."""
+    rules: dict[tuple[Any, ...], Rule | None] = {}  # a monitor describes the rule of a group in one dict
+    listed = []
+    for entry, (lr, weight_decay, momentum) in zip(entries, settings, strict=True):
+        key = id(entry.get("rule")), lr, weight_decay, momentum
+        if key not in rules:
+            rules[key] = rule_from_metadata(entry, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        listed.append(rules[key])
+    return listed
 
 
 @lru_cache(maxsize=1024)
@@ -74,18 +88,18 @@ def invariance_from_metadata(entry: Mapping[str, Any], rms_cosine: float) -> boo
     return bool(rms_cosine * math.sqrt(entries) < INVARIANT)
 
 
-def settings_text(entry: Mapping[str, Any], settings: Mapping[str, float], metadata: Mapping[str, Any]) -> str:
-    """The optimizer of a parameter with the settings of one sample, as code.
+def settings_text(
+    entry: Mapping[str, Any], rule: Rule | None, settings: tuple[float, float, float], metadata: Mapping[str, Any]
+) -> str:
+    """The optimizer of a parameter with its rule, lr, weight decay and momentum at one sample, as code.
 
     Example:
-        >>> settings = {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9}
-        >>> settings_text({}, settings, {"optimizers": [{"class": "SGD"}]})
+        >>> settings_text({}, None, (0.1, 5e-4, 0.9), {"optimizers": [{"class": "SGD"}]})
         'SGD(lr=0.1, wd=5e-4, momentum=0.9)'
     """
-    rule = rule_from_metadata(entry, settings)
     optimizers, position = metadata.get("optimizers", ()), entry.get("optimizer", 0)
     kind = optimizers[position]["class"] if position < len(optimizers) else "optimizer"
-    return _settings_text(kind, rule, settings["lr"], settings["weight_decay"], settings["momentum"])
+    return _settings_text(kind, rule, *settings)
 
 
 @lru_cache(maxsize=1024)

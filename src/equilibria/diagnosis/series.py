@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +46,36 @@ class Series:
 
     def where(self, keep: Array) -> Series:
         """The rows for which ``keep`` is true; a parameter without such rows stays, with none."""
+        if keep.all():
+            return self
         first = np.concatenate([[0], np.cumsum(keep)])[self.first]
         return Series(self.names, first, {name: values[keep] for name, values in self.columns.items()})
 
-    def of(self, position: int) -> dict[str, Array]:
+    def only(self, **columns: Array) -> Series:
+        """The same rows with other columns."""
+        return Series(self.names, self.first, columns)
+
+    def of(self, position: int) -> Mapping[str, Array]:
         """The columns of one parameter, without a copy."""
-        rows = slice(self.first[position], self.first[position + 1])
-        return {name: values[rows] for name, values in self.columns.items()}
+        return _Rows(self.columns, slice(self.first[position], self.first[position + 1]))
+
+    def blocks(self, *names: str) -> Iterator[tuple[Array, list[Array]]]:
+        """The parameters with equally many rows together, but not those without rows.
+
+        Most runs sample all parameters at the same steps: then there is one block, and a reduction along its second
+        axis takes the place of a loop over the parameters.
+
+        Returns:
+            For each such number, the positions of the parameters, and the columns with one line per parameter.
+        """
+        counts = self.counts
+        for count in np.unique(counts[counts > 0]).tolist():
+            positions = np.flatnonzero(counts == count)
+            if len(positions) * count == self.first[-1]:
+                yield positions, [self.columns[name].reshape(-1, count) for name in names]
+            else:
+                rows = self.first[positions][:, None] + np.arange(count)
+                yield positions, [self.columns[name][rows] for name in names]
 
     def sums(self, values: Array) -> Array:
         """Sum of ``values`` (one per row) over the rows of each parameter; 0 for one without rows."""
@@ -63,6 +86,24 @@ class Series:
         """The last value of each parameter, NaN for one without rows."""
         values = np.append(self.columns[name], np.nan)
         return np.where(self.counts > 0, values[self.first[1:] - 1], np.nan)
+
+
+class _Rows(Mapping[str, Array]):
+    """Some rows of some columns, sliced when they are asked for: of thousands of parameters few are looked at."""
+
+    __slots__ = ("_columns", "_rows")
+
+    def __init__(self, columns: Mapping[str, Array], rows: slice) -> None:
+        self._columns, self._rows = columns, rows
+
+    def __getitem__(self, name: str) -> Array:
+        return np.asarray(self._columns[name][self._rows])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
 
 
 def by_parameter(samples: pa.Table, *, metadata: Mapping[str, Any]) -> Series:

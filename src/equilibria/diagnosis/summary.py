@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from equilibria.diagnosis.metadata import entries_by_name, invariance_from_metadata, settings_text, short
+from equilibria.diagnosis.metadata import invariance_from_metadata, settings_text, short
+from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import (
     SETTINGS,
     Array,
     Series,
     alike_since,
-    by_parameter,
     last_true,
     setting_changes,
     setting_jumps,
-    steps_taken,
 )
 from equilibria.errors import whole
 from equilibria.findings import counted
@@ -149,23 +149,68 @@ def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | N
     Returns:
         The summaries, in the order of the metadata.
     """
-    series = by_parameter(samples, metadata=metadata)
-    if not series.names:
+    return summarise_run(sampled_run(samples, metadata=metadata), window=window)
+
+
+def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerSummary, ...]:
+    """`summarise` for samples that are sorted already."""
+    if not run.series.names:
         return ()
-    taken = steps_taken(series)
+    taken = run.taken
     size = _window_sizes(taken) if window is None else np.full(len(taken.names), whole("window", window, low=1))
     recent = _last_rows(taken, size if window is not None else np.minimum(size, _since_jump(taken)))
     longer = _last_rows(taken, size)
-    table = _window_numbers(recent) | _present(recent) | {"last_step": series.last("step")}
-    table |= {"first_lr": _first(taken, "lr"), "first_step": _first(recent, "step")}
-    table |= {"lr_runs_out": _lr_runs_out(recent)}
+    table = _window_numbers(recent) | _present(recent) | {"first_lr": _first(taken, "lr")}
     table |= {"cosine": _rms(longer, longer.columns["cosine"] ** 2)}
-    rows = zip(*(values.tolist() for values in table.values()), strict=True)
-    entries = entries_by_name(metadata)
-    return tuple(
-        _summary(name, dict(zip(table, row, strict=True)), entries.get(name, {}), metadata)
-        for name, row in zip(series.names, rows, strict=True)
-    )
+    invariant = list(map(invariance_from_metadata, run.entries, table["cosine"].tolist()))
+    no_law = [_no_law(entry) for entry in run.entries]
+    runs_out = _lr_runs_out(recent)
+    for name in ("steps_to_settle", "epochs_to_settle"):
+        table[name][runs_out] = np.nan
+    # The window may hold predictions from before that was known.
+    lawless = np.array([known is False or reason is not None for known, reason in zip(invariant, no_law, strict=True)])
+    for name in _OF_A_LAW:
+        table[name][lawless] = np.nan
+    if epoch := run.metadata.get("steps_per_epoch"):
+        steps, epochs = table["steps_to_settle"], table["epochs_to_settle"]
+        table["epochs_to_settle"] = np.where(np.isfinite(epochs), epochs, steps / epoch)
+    state = recent.last("state")
+    state = np.where(lawless & (state >= 0), STATES.index(NO_EQUILIBRIUM), state)
+    settings = zip(*(table[name].tolist() for name in SETTINGS), strict=True)
+    columns: dict[str, Iterable[Any]] = {name: _or_none(values) for name, values in table.items()}
+    columns |= {
+        "name": run.series.names,
+        "samples": recent.counts.tolist(),
+        "last_step": map(int, run.series.last("step").tolist()),
+        "first_step": (None if step is None else int(step) for step in _or_none(_first(recent, "step"))),
+        "lr_runs_out": runs_out.tolist(),
+        "invariant": invariant,
+        "how": (entry.get("how") for entry in run.entries),
+        "state": (STATES[int(position)] if position >= 0 else None for position in state.tolist()),
+        "settings": (
+            settings_text(entry, rule, present, run.metadata)
+            for entry, rule, present in zip(run.entries, run.rules, settings, strict=True)
+        ),
+        "no_law": no_law,
+        "how_wrong": map(_how_wrong, _or_none(table["angle_vs_predicted"])),
+    }
+    in_order = (columns[field.name] for field in dataclasses.fields(LayerSummary))
+    return tuple(LayerSummary(*row) for row in zip(*in_order, strict=True))
+
+
+def _no_law(entry: Mapping[str, Any]) -> str | None:
+    return None if entry.get("rule") else entry.get("no_law") or "no law is known for its optimizer"
+
+
+def _how_wrong(ratio: float | None) -> float | None:
+    return None if ratio is None else abs(math.log(max(ratio, _LEAST_RATIO)))
+
+
+def _or_none(values: Array) -> list[Any]:
+    """The numbers of a column, None where unknown."""
+    listed = values.astype(object)
+    listed[~np.isfinite(values)] = None
+    return list(listed.tolist())
 
 
 def _window_sizes(series: Series) -> Array:
@@ -189,7 +234,7 @@ def _last_rows(series: Series, size: Array) -> Series:
 def _window_numbers(recent: Series) -> dict[str, Array]:
     """Root mean squares over the window, and their ratios over the rows that have both numbers."""
     angle_sq = recent.columns["angle"] ** 2
-    numbers = {"samples": recent.counts, "angle": _rms(recent, angle_sq)}
+    numbers = {"angle": _rms(recent, angle_sq)}
     for name in ("angle_predicted", "angle_equilibrium"):
         law_sq = recent.columns[name] ** 2
         numbers[name] = _rms(recent, law_sq)
@@ -234,38 +279,11 @@ def _rms(recent: Series, squares: Array) -> Array:
 
 
 def _present(recent: Series) -> dict[str, Array]:
-    now = ("norm", "norm_predicted", "norm_equilibrium", "state", "steps_to_settle", "epochs_to_settle", *SETTINGS)
+    now = ("norm", "norm_predicted", "norm_equilibrium", "steps_to_settle", "epochs_to_settle", *SETTINGS)
     numbers = {name: recent.last(name) for name in now}
     for name in ("predicted", "equilibrium"):
         numbers[f"norm_vs_{name}"] = numbers["norm"] / numbers[f"norm_{name}"]
     return numbers
-
-
-def _summary(name: str, row: dict[str, float], entry: Mapping[str, Any], metadata: Mapping[str, Any]) -> LayerSummary:
-    state, last_step, first_step = row.pop("state"), int(row.pop("last_step")), row.pop("first_step")
-    numbers: dict[str, Any] = {key: value if math.isfinite(value) else None for key, value in row.items()}
-    invariant = invariance_from_metadata(entry, row["cosine"])
-    if row["lr_runs_out"]:
-        numbers |= dict.fromkeys(("steps_to_settle", "epochs_to_settle"))
-    no_law = None if entry.get("rule") else entry.get("no_law") or "no law is known for its optimizer"
-    if invariant is False or no_law is not None:  # the window may hold predictions from before that was known
-        numbers |= dict.fromkeys(_OF_A_LAW)
-        state = STATES.index(NO_EQUILIBRIUM) if state >= 0 else state
-    ratio, steps, epoch = numbers["angle_vs_predicted"], numbers["steps_to_settle"], metadata.get("steps_per_epoch")
-    if numbers["epochs_to_settle"] is None and steps is not None and epoch:
-        numbers["epochs_to_settle"] = steps / epoch
-    return LayerSummary(
-        **{**numbers, "samples": int(row["samples"])},
-        name=name,
-        first_step=int(first_step) if math.isfinite(first_step) else None,
-        last_step=last_step,
-        invariant=invariant,
-        how=entry.get("how"),
-        state=STATES[int(state)] if state >= 0 else None,
-        settings=settings_text(entry, row, metadata),
-        no_law=no_law,
-        how_wrong=None if ratio is None else abs(math.log(max(ratio, _LEAST_RATIO))),
-    )
 
 
 def times(ratio: float) -> str:

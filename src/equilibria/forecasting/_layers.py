@@ -28,7 +28,7 @@ _STOPPED = 5  # sampling gaps without a sample, after which a layer no longer mo
 LEAST_SAMPLES = 20  # per layer; fewer do not show how far its gradients scatter
 ForecastRule: TypeAlias = SGD | SGDW | AdamW | AdamL2
 
-_Member: TypeAlias = tuple[str, Mapping[str, Any], dict[str, Any]]
+_Member: TypeAlias = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 
 
 class SampledRun(Protocol):

@@ -174,13 +174,15 @@ class Monitor:
         """What the samples mean, most serious first."""
         from equilibria.diagnosis import diagnose
 
+        return (*self.findings_about_watching(), *diagnose(self.samples(), metadata=self.metadata))
+
+    def findings_about_watching(self) -> tuple[Finding, ...]:
+        """The findings that no sample shows: weights that change unseen, and tensors that are not watched."""
         bypassed = [hooks for hooks in self._hooks if hooks.changes_since_last_step > _MOST_CHANGES]
-        diagnosed = diagnose(self.samples(), metadata=self.metadata)
         unwatched = self._unwatched()
         return (
             *(_bypassed(hooks.count) for hooks in bypassed),
             *([_added_later(unwatched)] if unwatched else []),
-            *diagnosed,
         )
 
     def flush(self) -> None:

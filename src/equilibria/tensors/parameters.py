@@ -157,9 +157,12 @@ def names_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
     for name, param in model.named_parameters(remove_duplicate=False):
         # Tables, files and pages are UTF-8, which cannot encode lone surrogates.
         raw.setdefault(id(param), []).append(name.encode("utf-8", "backslashreplace").decode())
-    plain = [plain_name(name) for names in raw.values() for name in names]
-    unique = len(set(plain)) == len(plain)
-    return {key: tuple(plain_name(name) if unique else name for name in names) for key, names in raw.items()}
+    plain = {key: tuple(map(plain_name, names)) for key, names in raw.items()}
+    every_plain = [name for names in plain.values() for name in names]
+    return plain if len(set(every_plain)) == len(every_plain) else {key: tuple(names) for key, names in raw.items()}
+
+
+_WRAPPED = re.compile(r"_orig_mod|_wrapped_module|^module\.|parametrizations")  # most names have none of them
 
 
 def plain_name(name: str) -> str:
@@ -171,6 +174,8 @@ def plain_name(name: str) -> str:
         >>> plain_name("fc.parametrizations.weight.original"), plain_name("fc.parametrizations.weight.original1")
         ('fc.weight', 'fc.weight.original1')
     """
+    if not _WRAPPED.search(name):
+        return name
     shorter = re.sub(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", "", name)
     shorter = re.sub(r"^(module\.)+", "", shorter)
     return re.sub(r"\bparametrizations\.(\w+)\.original(?:(\d+)|$)", _parametrised, shorter)

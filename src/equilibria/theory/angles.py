@@ -171,11 +171,11 @@ class LogCosBalance:
         expected_rms_angle: root mean square angle implied by decay and drift together.
     """
 
-    turned: float
-    decayed: float
-    grown: float
-    residual: float
-    expected_rms_angle: float
+    turned: float | Array
+    decayed: float | Array
+    grown: float | Array
+    residual: float | Array
+    expected_rms_angle: float | Array
 
 
 @law("smd", "eq. (12)", derived="cos(angle) = (1 - lr wd) ||w|| / ||w'||, summed; any gradients, any schedule")
@@ -185,13 +185,13 @@ def log_cos_balance(angles: ArrayLike, lr: ArrayLike, *, weight_decay: ArrayLike
     ``sum -ln cos(angle_t) = -sum ln(1 - wd lr_t) + 1/2 ln(||w_T||^2 / ||w_0||^2)``.
 
     Args:
-        angles: angle of each step in radians.
+        angles: angle of each step in radians, time on the first axis, any trailing axes.
         lr: learning rate of each step, or one number.
         weight_decay: weight decay of each step, or one number.
         norm_sq: ||w||^2 at the beginning and the end of the window (other entries are ignored).
 
     Returns:
-        The balance.
+        The balance, each field of the trailing shape.
 
     Example:
         >>> from equilibria.theory import SGD, cold_start, evolve
@@ -201,17 +201,19 @@ def log_cos_balance(angles: ArrayLike, lr: ArrayLike, *, weight_decay: ArrayLike
         True
     """
     delta = reals("angle", angles, low=0, below=math.pi / 2)
-    if delta.ndim != 1 or not delta.size:
+    if not delta.ndim or not delta.size:
         raise EquilibriaError(f"got angles of shape {delta.shape}; expected one angle per step")
     squared = reals("norm_sq", norm_sq, above=0)
     decay = reals("lr", lr, low=0) * reals("weight_decay", weight_decay, low=0)
-    if squared.ndim != 1 or len(squared) < 2 or decay.shape not in ((), (1,), delta.shape):
+    is_window = squared.ndim and len(squared) >= 2 and squared.shape[1:] == delta.shape[1:]
+    if not is_window or decay.shape not in ((), (1,), delta.shape):
         raise EquilibriaError(
             f"got norm_sq of shape {squared.shape} and lr * weight_decay of shape {decay.shape}, angles {delta.shape}; "
             "expected ||w||^2 at both ends of the window, and one lr and weight decay or one per angle"
         )
-    turned = float(np.sum(-0.5 * np.log1p(-(np.sin(delta) ** 2))))
-    decayed = float(-np.sum(np.log1p(-np.broadcast_to(reals("lr * weight_decay", decay, below=1), delta.shape))))
-    grown = 0.5 * math.log(float(squared[-1]) / float(squared[0]))
-    mean = max((decayed + grown) / delta.size, 0.0)
-    return LogCosBalance(turned, decayed, grown, turned - decayed - grown, math.acos(math.exp(-mean)))
+    turned = np.sum(-0.5 * np.log1p(-(np.sin(delta) ** 2)), axis=0)
+    decayed = -np.sum(np.log1p(-np.broadcast_to(reals("lr * weight_decay", decay, below=1), delta.shape)), axis=0)
+    grown = 0.5 * np.log(squared[-1] / squared[0])
+    rms_angle = np.arccos(np.exp(-np.maximum((decayed + grown) / len(delta), 0.0)))
+    fields = (turned, decayed, grown, turned - decayed - grown, rms_angle)
+    return LogCosBalance(*(float(field) if delta.ndim == 1 else field for field in fields))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from equilibria._display import Printable
-from equilibria.diagnosis import diagnose
+from equilibria.diagnosis import diagnose, summarise_and_diagnose
 from equilibria.diagnosis.sharpness import sharpness_findings
-from equilibria.diagnosis.summary import summarise
+from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
 from equilibria.records import Record, read_record
 from equilibria.views.run.card import run_card, tracker_card
@@ -29,19 +32,24 @@ class RecordedRun(Record):
             A table that ``print`` shows in the terminal and a notebook shows as the value of a cell.
         """
         queries, samples, texts = self.sharpness(), self.samples(), []
+        summaries, findings = summarise_and_diagnose(samples, metadata=self.metadata)
         if samples.num_rows or not queries.num_rows:
-            findings = diagnose(samples, metadata=self.metadata)
-            summaries = summarise(samples, metadata=self.metadata)
             texts.append(run_table(summaries, findings=findings, notes=self.notes))
         if queries.num_rows:
             texts.append(sharpness_table(queries, metadata=self.metadata))
-        return Printable("\n".join(texts), self._repr_html_())
+        return Printable("\n".join(texts), self._card(samples, queries, summaries, findings))
 
     def _repr_html_(self) -> str:
-        samples, queries, findings = self.samples(), self.sharpness(), self.findings()
+        samples = self.samples()
+        return self._card(samples, self.sharpness(), *summarise_and_diagnose(samples, metadata=self.metadata))
+
+    def _card(
+        self, samples: pa.Table, queries: pa.Table, summaries: Sequence[LayerSummary], findings: Sequence[Finding]
+    ) -> str:
+        every_finding = (*findings, *sharpness_findings(queries, metadata=self.metadata))
         if queries.num_rows and not samples.num_rows:
-            return tracker_card(queries, title=str(self), findings=findings)
-        return run_card(samples, summarise(samples, metadata=self.metadata), findings=findings, notes=self.notes)
+            return tracker_card(queries, title=str(self), findings=every_finding)
+        return run_card(samples, summaries, findings=every_finding, notes=self.notes)
 
     def findings(self) -> tuple[Finding, ...]:
         """What the samples mean, most serious first."""

@@ -23,6 +23,7 @@ from equilibria.tensors.parameters import Select
 from equilibria.watching._recording import Recording, is_first_process
 
 if TYPE_CHECKING:
+    from equilibria.diagnosis.summary import LayerSummary
     from equilibria.watching._tracker import SharpnessTracker
 
 _RECORD = "record"  # key in the state, next to the monitor's
@@ -227,11 +228,11 @@ class WatchedRun:
         return f"<{type(self).__name__}: {'; '.join(filter(None, parts))}>"
 
     def _repr_html_(self) -> str:
-        from equilibria.diagnosis.summary import summarise
         from equilibria.views.run.card import run_card
 
         samples = self.samples()
-        return run_card(samples, summarise(samples, metadata=self.metadata), findings=self.findings())
+        summaries, findings = self._diagnosed(samples)
+        return run_card(samples, summaries, findings=findings)
 
     def table(self) -> Printable:
         """One line per layer, the most surprising first: measured, predicted, and how long until it settles.
@@ -239,13 +240,20 @@ class WatchedRun:
         Returns:
             A table that ``print`` shows in the terminal and a notebook shows as the value of a cell.
         """
-        from equilibria.diagnosis.summary import summarise
         from equilibria.views.run.card import run_card
         from equilibria.views.run.terminal import run_table
 
-        samples, findings = self.samples(), self.findings()
-        summaries = summarise(samples, metadata=self.metadata)
+        samples = self.samples()
+        summaries, findings = self._diagnosed(samples)
         return Printable(run_table(summaries, findings=findings), run_card(samples, summaries, findings=findings))
+
+    def _diagnosed(self, samples: pa.Table) -> tuple[tuple[LayerSummary, ...], tuple[Finding, ...]]:
+        """The summaries, and the findings of `findings`: of thousands of layers neither is computed twice."""
+        from equilibria.diagnosis import summarise_and_diagnose
+
+        summaries, diagnosed = summarise_and_diagnose(samples, metadata=self.metadata)
+        about_sharpness = self._tracker.findings() if self._tracker else ()
+        return summaries, (*self._monitor.findings_about_watching(), *diagnosed, *about_sharpness)
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.

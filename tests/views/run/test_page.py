@@ -220,7 +220,10 @@ def test_every_finding_is_shown():
 @pytest.mark.parametrize(("count", "folded"), [(0, 0), (4, 0), (5, 0), (9, 5)])
 def test_many_findings_are_folded(monkeypatch, count, folded):
     findings = tuple(Finding("note", f"subject {i}", f"evidence {i}", f"remedy {i}", "") for i in range(count))
-    monkeypatch.setattr("equilibria.views.run.page.diagnose", lambda samples, metadata: findings)
+    monkeypatch.setattr(
+        "equilibria.views.run.page.summarise_and_diagnose",
+        lambda samples, metadata: (summarise(samples, metadata=metadata), findings),
+    )
     page = page_of(SAMPLES, metadata=METADATA)
     assert (f"<summary>{folded} more findings</summary>" in page) == (folded > 0)
     assert all(f"Evidence {i}." in words(page) for i in range(count))

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from equilibria.diagnosis import diagnose
+from equilibria.diagnosis import summarise_and_diagnose
 from equilibria.diagnosis.sharpness import sharpness_findings
 from equilibria.diagnosis.summary import LayerSummary, summarise
 from equilibria.findings import Finding, percent, rounded
@@ -105,11 +105,14 @@ def report_page(
         >>> "Nothing was measured yet</h1>" in report_page(SAMPLE_FIELDS.empty_table(), metadata={}).document()
         True
     """
-    layers = worst_first(summarise(samples, metadata=metadata))
     queries = None if sharpness is None or not sharpness.num_rows else sharpness
     about_sharpness = () if sharpness is None else sharpness_findings(sharpness, metadata=metadata)
     if findings is None:
-        findings = (*diagnose(samples, metadata=metadata), *about_sharpness)
+        summaries, diagnosed = summarise_and_diagnose(samples, metadata=metadata)
+        findings = (*diagnosed, *about_sharpness)
+    else:
+        summaries = summarise(samples, metadata=metadata)
+    layers = worst_first(summaries)
     headline, deck = run_headline(layers), worst_layer(layers)
     if not layers and about_sharpness:
         headline, deck = sentence_case(about_sharpness[-1].subject), full_stop(about_sharpness[-1].evidence)
