@@ -115,7 +115,7 @@ def run(app: App, listening: socket.socket, *, on_start: Callable[[str], None], 
     config = uvicorn.Config(
         app.asgi,
         http=TimedProtocol,
-        log_level="warning",
+        log_level="error",
         access_log=False,
         timeout_graceful_shutdown=1,
         server_header=False,
