@@ -29,6 +29,9 @@ class Finding:
     remedy: str
     law: str
 
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.subject}: {self.evidence}; {self.remedy}"
+
 
 def warnings_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings, warnings first, otherwise in their order."""

@@ -14,7 +14,7 @@ ATTACKS = (
         "killed at any moment and resumed from the last checkpoint, a training has every row from before it, once",
         kills,
         goal=360,
-        seconds=230,
+        seconds=200,
     ),
     Attack(
         "cut files",
@@ -41,7 +41,7 @@ ATTACKS = (
     Attack(
         "bit identity", "a watched training ends with the bits of an unwatched one", bit_identity, goal=600, seconds=100
     ),
-    Attack("watch and close", "200 cycles leave memory and descriptors as they were", cycles, goal=200, seconds=70),
+    Attack("watch and close", "200 cycles leave memory and descriptors as they were", cycles, goal=200, seconds=100),
     Attack(
         "a million steps",
         "a watched, recorded training, 2,000 steps a trial, keeps memory and descriptors as they were",

@@ -259,3 +259,9 @@ def test_a_kill_loses_no_more_than_the_last_seconds(tmp_path):
     steps = read_record(tmp_path / "run").samples(params=["0.weight"])["step"].to_pylist()
     assert steps == list(range(len(steps)))
     assert killed - taken[steps[-1]] < 3.0  # one second in each of two buffers, and a busy machine
+
+
+def test_a_log_dir_that_is_no_path_is_refused():
+    net = make_net()
+    with pytest.raises(EquilibriaError, match="got log_dir=3; expected the path of a directory"):
+        eq.watch(net, torch.optim.SGD(net.parameters(), lr=0.1), log_dir=3)

@@ -66,7 +66,7 @@ def alternatives(optimizer: OptimizerLike, schedule: ScheduleLike, *, steps: int
 
 def _constant_product(rule: Rule, schedule: ScheduleLike, steps: int) -> FromValues | None:
     """The weight decay that keeps the equilibrium of the largest lr; 0 at lr 0, which has no equilibrium."""
-    lr = as_schedule(schedule, name="lr").values(steps)
+    lr = as_schedule(schedule).values(steps)
     if not (rule.weight_decay > 0 and lr.any()):
         return None
     ratio = np.divide(lr.max(), lr, out=np.zeros_like(lr), where=lr > 0)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria._display import Printable, renderer
-from equilibria.findings import Finding
+from equilibria.findings import Finding, counted
 from equilibria.theory import SGD, SGDW, AdamW, Lion, Rule
 from equilibria.theory._reals import Array
 
@@ -185,7 +185,8 @@ class Plan:
     situation: Situation
 
     def __repr__(self) -> str:
-        names = f"{len(self.phases)} phases, {len(self.findings)} findings, {len(self.curve.step)} curve points"
+        parts = (("phase", self.phases), ("finding", self.findings), ("curve point", self.curve.step))
+        names = ", ".join(counted(len(values), noun) for noun, values in parts)
         return f"<Plan of {type(self.situation.rule).__name__} over {self.situation.steps:,} steps: {names}>"
 
     def _repr_html_(self) -> str:

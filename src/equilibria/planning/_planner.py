@@ -84,7 +84,7 @@ def plan(
     within("steps", count, high=MOST_STEPS)
     one_of("dtype", dtype, get_args(WeightDtype))
     within("tolerance", tolerance, above=0, below=1)
-    lrs = as_schedule(schedule, name="lr").values(count)
+    lrs = as_schedule(schedule).values(count)
     decays = as_schedule(rule.weight_decay if weight_decay is None else weight_decay, name="weight_decay").values(count)
     if not lrs.any():
         raise EquilibriaError("got a schedule whose lr is 0 at every step; expected a positive lr somewhere")

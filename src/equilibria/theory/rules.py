@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equilibria.errors import EquilibriaError, one_of, positive, whole, within
-from equilibria.theory import equilibrium as equilibria
+from equilibria.theory import equilibrium as fixed_points
 from equilibria.theory._reals import Array, reals
 from equilibria.theory.citations import law
 from equilibria.theory.equilibrium import Assumption, Equilibrium
@@ -108,14 +108,14 @@ class SGD(_Settings):
             The equilibrium.
         """
         if self.nesterov:
-            return equilibria.nesterov(
+            return fixed_points.nesterov(
                 self.lr,
                 self.weight_decay,
                 momentum=self.momentum,
                 unit_grad_sq=unit_grad_sq,
                 correlation=correlation,
             )
-        return equilibria.heavy_ball(
+        return fixed_points.heavy_ball(
             self.lr,
             self.weight_decay,
             momentum=self.momentum,
@@ -145,7 +145,7 @@ class SGDW(_Settings):
 
     def equilibrium(self, unit_grad_sq: ArrayLike | None = None, *, dim: ArrayLike | None = None) -> Equilibrium:
         """Equilibrium of this optimizer, by `equilibrium.sgdw`. ``dim`` is not needed."""
-        return equilibria.sgdw(self.lr, self.weight_decay, momentum=self.momentum, unit_grad_sq=unit_grad_sq)
+        return fixed_points.sgdw(self.lr, self.weight_decay, momentum=self.momentum, unit_grad_sq=unit_grad_sq)
 
 
 @law("rotational", "AdamW")
@@ -173,7 +173,7 @@ class AdamW(_Settings):
 
     def equilibrium(self, *, unit_grad_sq: ArrayLike | None = None, dim: ArrayLike | None = None) -> Equilibrium:
         """Equilibrium of this optimizer, by `equilibrium.adamw`. ``unit_grad_sq`` is not needed."""
-        return equilibria.adamw(self.lr, self.weight_decay, betas=self.betas, dim=dim)
+        return fixed_points.adamw(self.lr, self.weight_decay, betas=self.betas, dim=dim)
 
 
 @law("rotational", "Adam with L2")
@@ -206,7 +206,7 @@ class AdamL2(_Settings):
     ) -> Equilibrium:
         """Equilibrium of this optimizer, by `equilibrium.adam_l2`. Needs both ``unit_grad_sq`` and ``dim``."""
         grad_sq, d = self._scale(unit_grad_sq, dim)
-        return equilibria.adam_l2(
+        return fixed_points.adam_l2(
             self.lr,
             self.weight_decay,
             betas=self.betas,
@@ -218,7 +218,7 @@ class AdamL2(_Settings):
     def decay_share(self, *, unit_grad_sq: float | None = None, dim: float | None = None) -> float:
         """Share by which decay shrinks the weight per step in equilibrium, lr * wd / sqrt(v)."""
         grad_sq, d = self._scale(unit_grad_sq, dim)
-        return equilibria.adam_l2_decay(self.lr, self.weight_decay, betas=self.betas, dim=d, unit_grad_sq=grad_sq)
+        return fixed_points.adam_l2_decay(self.lr, self.weight_decay, betas=self.betas, dim=d, unit_grad_sq=grad_sq)
 
     @staticmethod
     def _scale(unit_grad_sq: float | None, dim: float | None) -> tuple[float, float]:
@@ -257,7 +257,7 @@ class Lion(_Settings):
     def equilibrium(self, *, unit_grad_sq: ArrayLike | None = None, dim: ArrayLike | None = None) -> Equilibrium:
         """Equilibrium of this optimizer, by `equilibrium.constant_update` with U = ``dim``, the number of entries."""
         entries = None if dim is None else reals("dim", dim, above=0)
-        result = equilibria.constant_update(self.lr, self.weight_decay, memory=self.memory, update_sq=entries)
+        result = fixed_points.constant_update(self.lr, self.weight_decay, memory=self.memory, update_sq=entries)
         smallest = None if entries is None else float(entries.min())
         many = Assumption(
             "many entries",
@@ -340,11 +340,11 @@ class Muon(_Settings):
         """
         memory = self.memory if memory_total is None else self.memory.scaled_to(memory_total)
         if shape is None:
-            result = equilibria.constant_update(self.lr, self.weight_decay, memory=memory)
+            result = fixed_points.constant_update(self.lr, self.weight_decay, memory=memory)
         else:
             gain = self.gain(shape)
             size = float(min(shape)) if update_sq is None else positive("update_sq", update_sq)
-            result = equilibria.constant_update(self.lr, self.weight_decay, memory=memory, update_sq=size, gain=gain)
+            result = fixed_points.constant_update(self.lr, self.weight_decay, memory=memory, update_sq=size, gain=gain)
         measured_size = Assumption(
             "measured update size",
             update_sq is not None,

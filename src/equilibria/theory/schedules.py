@@ -528,9 +528,16 @@ def as_schedule(value: ScheduleLike, *, name: str = "schedule") -> Schedule:
         return FromValues(value)
     if callable(value):
         return FromCallable(value)
+    if hasattr(value, "get_last_lr"):
+        raise EquilibriaError(
+            f"got {name}: a torch scheduler ({type(value).__name__}), which does not tell its later values; expected "
+            "the same schedule of equilibria.theory.schedules, a list with one value per step, or a function of steps",
+            argument=name,
+        )
     raise EquilibriaError(
         f"got {name}={value!r}; expected a number, a list with one value per step, "
-        "a Schedule, or a function of the step"
+        "a Schedule, or a function of the step",
+        argument=name,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -75,6 +76,8 @@ class Recording:
         count_steps: Callable[[], int],
         advice: str = _LOAD_STATE,
     ) -> None:
+        if not isinstance(directory, str | os.PathLike):
+            raise EquilibriaError(f"got log_dir={directory!r}; expected the path of a directory", argument="log_dir")
         self._advice = advice
         self._requested, self._describe, self._count_steps = Path(directory), describe, count_steps
         self._writer: RecordWriter | None = None

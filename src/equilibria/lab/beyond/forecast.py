@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from equilibria.forecasting import BASELINES, FORECAST, BackTest, backtest
 from equilibria.forecasting._backtest import rms
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.records.tables import NUMBERS, SAMPLE_FIELDS
 
@@ -234,9 +234,9 @@ _COVERED = (0.85, 0.95)
 _SOURCE = Source("", "beyond", law="transient.evolve")
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the goals over all layers and remaining steps, for each family and schedule and for all trainings."""
-    tests = {key: backtest(PackedRun(arrays), start=config.start) for key, arrays in findings.items()}
+    tests = {key: backtest(PackedRun(arrays), start=config.start) for key, arrays in results.items()}
     claims: list[Claim] = []
     for family in config.families:
         for schedule in config.schedules:
@@ -299,14 +299,14 @@ def _numbers(test: BackTest) -> dict[str, Any]:
     }
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """One layer of every training: measured angles, the forecast and its band."""
     figures = {}
     for family in config.families:
         figure, axes = panels(len(OPTIMIZERS), len(config.schedules), width=2.4, height=2.0)
         for place, (optimizer, schedule) in enumerate((o, s) for o in OPTIMIZERS for s in config.schedules):
             key = f"{family}-{optimizer}-{schedule}"
-            _draw(axes[place], findings[key], backtest(PackedRun(findings[key]), start=config.start))
+            _draw(axes[place], results[key], backtest(PackedRun(results[key]), start=config.start))
             label_panel(axes[place], "abcdefgh"[place], f"{optimizer}, {schedule}")
         axes[0].legend()
         figures[f"forecast-{family}"] = figure

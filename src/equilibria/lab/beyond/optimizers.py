@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import tangent_noise, turned
 from equilibria.theory.equilibrium import Equilibrium
@@ -209,11 +209,11 @@ def _muon_update(config: Config, name: str, rng: np.random.Generator) -> Arrays:
 _SHOWN_APPROACH = ("sgd", "heavy-ball", "adamw-short", "lion")
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge squared norm and rms angle of each optimizer, and of Muon also without measuring its update."""
-    claims = [claim for name in LABELS for claim in _judge(config, name, findings[name])]
-    claims += [_judge_unmeasured(config, name, findings[name]) for name in ("muon-square", "muon-tall")]
-    return Outcome(claims, {name: _numbers(config, name, findings[name]) for name in LABELS})
+    claims = [claim for name in LABELS for claim in _judge(config, name, results[name])]
+    claims += [_judge_unmeasured(config, name, results[name]) for name in ("muon-square", "muon-tall")]
+    return Outcome(claims, {name: _numbers(config, name, results[name]) for name in LABELS})
 
 
 def _judge(config: Config, name: str, run: Arrays) -> list[Claim]:
@@ -364,23 +364,23 @@ def _numbers(config: Config, name: str, run: Arrays) -> dict[str, float]:
     return numbers
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Norm and angle of all optimizers over theory, and the approach of some of them."""
     figure, (norms, angles, approach) = panels(1, 3, width=2.9, height=3.0)
-    _draw_ratios(norms, config, findings, key="norm_sq")
+    _draw_ratios(norms, config, results, key="norm_sq")
     label_panel(norms, "a", "norm in equilibrium", xlabel="$||w||^2$ / theory")
-    _draw_ratios(angles, config, findings, key="angle")
+    _draw_ratios(angles, config, results, key="angle")
     angles.set_xlabel("rms angle / theory")
     angles.set_yticklabels([])
     label_panel(angles, "b", "angle per step")
-    _draw_approach(approach, config, findings)
+    _draw_approach(approach, config, results)
     label_panel(approach, "c", "approach")
     return {"optimizers": figure}
 
 
-def _draw_ratios(axes: Axes, config: Config, findings: Findings, *, key: str) -> None:
+def _draw_ratios(axes: Axes, config: Config, results: TaskResults, *, key: str) -> None:
     for row, name in enumerate(LABELS):
-        run = findings[name]
+        run = results[name]
         measured = run["norm_sq"] if key == "norm_sq" else np.sqrt(run["angle_sq"])
         ratio = measured / _expected(config, name, run)[key]
         room = _left_out(config, name)[key] + _resolution(config, name)[key]
@@ -393,9 +393,9 @@ def _draw_ratios(axes: Axes, config: Config, findings: Findings, *, key: str) ->
     axes.grid(axis="y", visible=False)
 
 
-def _draw_approach(axes: Axes, config: Config, findings: Findings) -> None:
+def _draw_approach(axes: Axes, config: Config, results: TaskResults) -> None:
     for name, colour in zip(_SHOWN_APPROACH, COLOURS, strict=False):
-        run, law, rule = findings[name], config.equilibrium(name), config.rule(name)
+        run, law, rule = results[name], config.equilibrium(name), config.rule(name)
         assert law.norm is not None
         steps = run["shown"]
         axes.plot(steps / law.time_constant, run["path"] / law.norm**2, color=colour, label=LABELS[name])

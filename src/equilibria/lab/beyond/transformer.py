@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity, mean_interval
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory.rules import AdamW
@@ -297,9 +297,9 @@ def _rms(values: Array) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the table of all tensors."""
-    runs = {model: [findings[key(model, seed)] for seed in config.seeds] for model in MODELS}
+    runs = {model: [results[key(model, seed)] for seed in config.seeds] for model in MODELS}
     tables = {model: tensors(config, seeds) for model, seeds in runs.items()}
     measured = [
         *_judge_invariant(tables[QK_NORM]),
@@ -377,11 +377,11 @@ def _judge_reasons(config: Config, model: str, table: Sequence[WatchedTensor], r
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Both models: every tensor's angle over the law's, and the same against its radial gradient."""
     figure, axes = panels(2, 2, width=3.6, height=2.9)
     for row, model in enumerate(MODELS):
-        runs = [findings[key(model, seed)] for seed in config.seeds]
+        runs = [results[key(model, seed)] for seed in config.seeds]
         table = tensors(config, runs)
         bars, scatter = axes[2 * row : 2 * row + 2]
         _draw_table(bars, table)

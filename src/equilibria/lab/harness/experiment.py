@@ -38,7 +38,7 @@ _POSITIVE = {
 Config = TypeVar("Config")
 Arrays = Mapping[str, NDArray[Any]]
 """Result of a task, by name."""
-Findings = Mapping[str, Arrays]
+TaskResults = Mapping[str, Arrays]
 """Results of all tasks of an experiment, by the key of the task."""
 Figures = Mapping[str, "Figure"]
 """Figures of an experiment, by the name of the file."""
@@ -96,8 +96,8 @@ class Experiment(Generic[Config]):
     functions: tuple[
         Callable[[Config], Mapping[str, Any]],
         Callable[[Config, Any], Arrays],
-        Callable[[Config, Findings], Outcome],
-        Callable[[Config, Findings], Figures],
+        Callable[[Config, TaskResults], Outcome],
+        Callable[[Config, TaskResults], Figures],
     ]
     kind: str = SYNTHETIC
     needs: Callable[[Config], object] | None = None
@@ -121,12 +121,12 @@ class Experiment(Generic[Config]):
         return self.functions[1]
 
     @property
-    def collect(self) -> Callable[[Config, Findings], Outcome]:
+    def collect(self) -> Callable[[Config, TaskResults], Outcome]:
         """Settings, arrays of all tasks by key -> claims and numbers; quick."""
         return self.functions[2]
 
     @property
-    def draw(self) -> Callable[[Config, Findings], Figures]:
+    def draw(self) -> Callable[[Config, TaskResults], Figures]:
         """Settings, arrays of all tasks by key -> figures by the name of the file; quick."""
         return self.functions[3]
 

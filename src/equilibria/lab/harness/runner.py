@@ -260,11 +260,11 @@ def _conclude(run: _Run, device: str) -> ExperimentReport:
     name = run.experiment.id
     if run.failure:
         return ExperimentReport(name, None, failure=run.failure)
-    findings = {key: run.done[key].arrays for key in run.tasks}  # in the order of the tasks, not of their ends
+    results = {key: run.done[key].arrays for key in run.tasks}  # in the order of the tasks, not of their ends
     try:
-        outcome = run.experiment.collect(run.config, findings)
+        outcome = run.experiment.collect(run.config, results)
         with figures.style():
-            drawn = run.experiment.draw(run.config, findings)
+            drawn = run.experiment.draw(run.config, results)
             for figure_name, figure in drawn.items():
                 figures.save(figure, run.folder.path, figure_name)
     except Exception:  # fails this experiment alone: the others go on

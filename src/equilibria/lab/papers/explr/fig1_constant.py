@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, Window, draw_over, label_panel, mean_in, panels
 from equilibria.lab.papers.explr import trainings
 from equilibria.lab.papers.explr.trainings import DECAY, EPOCH, FOLDED, PAPER, ROUNDED, SMOKE, Setting, Variant
@@ -39,9 +39,9 @@ class Config(Setting):
     late: Window = (800, 1500)
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the training against that with weight decay, and the growth of the squared norm against that of the lr."""
-    lines = trainings.runs_by_name(config, findings)
+    lines = trainings.runs_by_name(config, results)
     decay, folded, rounded = (lines[name] for name in (DECAY, FOLDED, ROUNDED))
     exact = trainings.judge_coincidence("Exponential lr", _FIGURE, decay=decay, other=folded, late=config.late)
     claims = [
@@ -97,9 +97,9 @@ def _relative_norm(config: Config, folded: Arrays, decay: Arrays) -> float:
     return float(here / there)
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Accuracy of both runs; the learning rate; the norm of a layer and its ratio to the learning rate."""
-    runs = trainings.runs_by_name(config, findings)
+    runs = trainings.runs_by_name(config, results)
     folded = runs[FOLDED]
     lines = {"weight decay, constant lr": runs[DECAY], "no weight decay, exponential lr": folded}
     figure, (accuracy, rate, norm) = panels(1, 3, width=2.5, height=2.3)

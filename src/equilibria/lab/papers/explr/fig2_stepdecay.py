@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import THEORY, Window, draw_over, label_panel, mean_in, panels
 from equilibria.lab.papers.explr import trainings
 from equilibria.lab.papers.explr.trainings import DECAY, EPOCH, FOLDED, PAPER, ROUNDED, SMOKE, TEXP, Setting, Variant
@@ -79,15 +79,15 @@ class Config(Setting):
     late: Window = (1900, 2400)
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Compare the exact schedule and the approximate one with weight decay."""
-    lines = trainings.runs_by_name(config, findings)
+    lines = trainings.runs_by_name(config, results)
     decay, folded, texp, rounded = (lines[way] for way in (DECAY, FOLDED, TEXP, ROUNDED))
     exact = trainings.judge_coincidence("Folded", _EXACT, decay=decay, other=folded, late=config.late)
     claims = [
         trainings.judge_start("Folded", _EXACT, config, decay=decay, other=folded),
         trainings.judge_start("T-EXP", _TAPERED, config, decay=decay, other=texp, same=False),
-        *_judge_across(config, findings),
+        *_judge_across(config, results),
         trainings.judge_rounding("Folded", _EXACT, decay=decay, other=folded, rounded=rounded),
         *trainings.judge_coincidence("T-EXP", _TAPERED, decay=decay, other=texp, late=config.late),
     ]
@@ -98,10 +98,10 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome([*exact, *demanded_if(trainings.shows(config), claims)], numbers)
 
 
-def _judge_across(config: Config, findings: Findings) -> list[Claim]:
+def _judge_across(config: Config, results: TaskResults) -> list[Claim]:
     """Judge the few steps across the early drop."""
     few = across(config)
-    decay, folded, texp = ([findings[across_key(variant, seed)] for seed in few.seeds] for variant in few.variants)
+    decay, folded, texp = ([results[across_key(variant, seed)] for seed in few.seeds] for variant in few.variants)
     label = f"lr / {few.variants[0].divisor:g} at step {DROP}"
     return [
         trainings.judge_start(f"Folded, {label}", _EXACT, few, decay=decay, other=folded),
@@ -109,11 +109,11 @@ def _judge_across(config: Config, findings: Findings) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Training loss, accuracies and learning rate of three runs."""
-    variants, runs = trainings.named(config), trainings.runs_by_name(config, findings)
+    variants, runs = trainings.named(config), trainings.runs_by_name(config, results)
     lines = {LABELS[way]: runs[way] for way in (DECAY, FOLDED, TEXP)}
-    lines[LABELS[FOLDED]] = trainings.exact_runs(config, findings, variants[FOLDED])
+    lines[LABELS[FOLDED]] = trainings.exact_runs(config, results, variants[FOLDED])
     figure, axes = panels(2, 2, width=3.3, height=2.2)
     loss, train, test, rate = axes
     draw_over(loss, lines, "loss")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import (
     COLOURS,
     POINTS,
@@ -101,9 +101,9 @@ class Config(Setting):
         return evolve(rule, self.steps, start=settled(rule), lr=lr, weight_decay=weight_decay).angle
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the angle at once and later, and the gain in test accuracy from the instant drop."""
-    lines = runs_by_name(config, findings)
+    lines = runs_by_name(config, results)
     claims = [
         claim for drop in (0, 1) for claim in (*_judge_angles(config, drop, lines), *_judge_tests(config, drop, lines))
     ]
@@ -177,9 +177,9 @@ def _judge_tests(config: Config, drop: int, lines: dict[str, list[Arrays]]) -> l
     return [sooner, same]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Training loss, test accuracy, and the angle over its equilibrium with the theory's."""
-    lines = {LABELS[way]: seed_runs for way, seed_runs in runs_by_name(config, findings).items()}
+    lines = {LABELS[way]: seed_runs for way, seed_runs in runs_by_name(config, results).items()}
     figure, (loss, test, angle) = panels(1, 3, width=2.7, height=2.4)
     draw_over(loss, lines, "loss")
     draw_over(test, lines, "test_accuracy", factor=100)

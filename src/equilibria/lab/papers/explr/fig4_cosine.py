@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equilibria.lab.harness.claim import Source, demanded_if
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import POINTS, Window, draw_over, label_panel, mean_in, panels
 from equilibria.lab.papers.explr import trainings
 from equilibria.lab.papers.explr.trainings import COSINE, DECAY, EPOCH, FOLDED, PAPER, ROUNDED, SMOKE, Setting, Variant
@@ -40,12 +40,12 @@ class Config(Setting):
     late: Window = (2200, 2400)
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Compare both schedules with their counterparts, and with each other.
 
     The first steps are not judged again: the first epoch is that of explr-stepdecay.
     """
-    lines = trainings.runs_by_name(config, findings)
+    lines = trainings.runs_by_name(config, results)
     late = {name: [mean_in(run, "test_accuracy", config.late) for run in runs] for name, runs in lines.items()}
     exact = [
         *trainings.judge_coincidence("Cosine", _EXACT, decay=lines[DECAY], other=lines[FOLDED], late=config.late),
@@ -62,11 +62,11 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome([*exact, *demanded_if(trainings.shows(config), claims)], {"test_accuracy": late})
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Training loss, test accuracy and learning rate of four runs."""
-    variants, runs = trainings.named(config), trainings.runs_by_name(config, findings)
+    variants, runs = trainings.named(config), trainings.runs_by_name(config, results)
     lines = {label: runs[name] for name, label in LABELS.items()}
-    lines |= {LABELS[name]: trainings.exact_runs(config, findings, variants[name]) for name in (FOLDED, _STEP_FOLDED)}
+    lines |= {LABELS[name]: trainings.exact_runs(config, results, variants[name]) for name in (FOLDED, _STEP_FOLDED)}
     figure, (loss, test, rate) = panels(1, 3, width=2.6, height=2.5)
     draw_over(loss, lines, "loss")
     draw_over(test, lines, "test_accuracy", factor=100)

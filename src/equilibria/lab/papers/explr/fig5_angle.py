@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, Window, draw_seeds, label_panel, panels, rms_angle
 from equilibria.lab.papers.explr.trainings import (
     EPOCH,
@@ -81,9 +81,9 @@ def _epoch_angle(run: Arrays, window: Window) -> float:
     return math.degrees(float(np.median(run["epoch_angle"][inside].mean(axis=0))))
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the fall of the angle at the drop, and its return to the value that lr * wd gives."""
-    variants, lines = named(config), runs_by_name(config, findings)
+    variants, lines = named(config), runs_by_name(config, results)
     before, late = (
         {name: np.array([_epoch_angle(run, window) for run in runs]) for name, runs in lines.items()}
         for window in (config.before, config.late)
@@ -156,9 +156,9 @@ def _over_law(runs: Sequence[Arrays], rule: SGD, window: Window) -> list[float]:
     return [rms_angle(run, window) / law for run in runs]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Average angle between the weights of consecutive epochs."""
-    variants, lines = named(config), runs_by_name(config, findings)
+    variants, lines = named(config), runs_by_name(config, results)
     figure, (axis,) = panels(1, 1, width=4.6, height=2.9)
     for colour, name in zip(COLOURS[1::-1] + COLOURS[2:], LABELS, strict=False):
         curves = [np.degrees(np.median(run["epoch_angle"][1:], axis=1)) for run in lines[name]]

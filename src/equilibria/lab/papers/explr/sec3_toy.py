@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.problems import LogisticToy, Simulation
 from equilibria.lab.problems.recorders import Moment
@@ -154,25 +154,25 @@ def _rms(values: Array) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge which cases leave the cone, and how close to the optimum they get."""
-    claims = [*_judge_both(config, findings), *_judge_normalised(config, findings), *_judge_decay(findings)]
+    claims = [*_judge_both(config, results), *_judge_normalised(config, results), *_judge_decay(results)]
     numbers = {
         name: {
-            "share_outside_by_tenth_of_the_run": findings[name]["outside"],
-            "rms_angle_by_tenth_of_the_run": findings[name]["rms_angle"],
-            "median_last_exit": float(np.median(findings[name]["last_exit"])),
+            "share_outside_by_tenth_of_the_run": results[name]["outside"],
+            "rms_angle_by_tenth_of_the_run": results[name]["rms_angle"],
+            "median_last_exit": float(np.median(results[name]["last_exit"])),
         }
         for name in _LABELS
     }
     return Outcome(claims, numbers)
 
 
-def _judge_both(config: Config, findings: Findings) -> list[Claim]:
-    both, error = findings["both"], findings["training-error"]
+def _judge_both(config: Config, results: TaskResults) -> list[Claim]:
+    both, error = results["both"], results["training-error"]
     share = float(error["angle"]) / math.pi
     eps = config.lr * config.weight_decay
-    floors = [float(findings[f"floor-{product:g}"]["floor"]) for product in config.products]
+    floors = [float(results[f"floor-{product:g}"]["floor"]) for product in config.products]
     span = math.log(max(config.products) / min(config.products))
     return [
         _ERROR.says("Training error of a weight 0.528 rad off, counted").near(
@@ -216,8 +216,8 @@ def _share_error(config: Config, share: float) -> float:
     return math.sqrt(2 * (1 - share) / share / independent)
 
 
-def _judge_normalised(config: Config, findings: Findings) -> list[Claim]:
-    run = findings["normalised"]
+def _judge_normalised(config: Config, results: TaskResults) -> list[Claim]:
+    run = results["normalised"]
     first, last = run["norm_fourth_ends"]
     grown = (last - first) / (config.steps - 1 - config.steps // 10)
     rate = 2 * config.lr**2 * (config.dim - 1) * _mean_square_push()
@@ -225,7 +225,7 @@ def _judge_normalised(config: Config, findings: Findings) -> list[Claim]:
     late = run["shown"] > 200
     left = _BN.says(
         "BatchNorm alone: share outside the cone in the last tenth of the run, less than a tenth of that of both"
-    ).at_most(float(findings["both"]["outside"][-1]) / 10, float(run["outside"][-1]))
+    ).at_most(float(results["both"]["outside"][-1]) / 10, float(run["outside"][-1]))
     return [
         _BN.says("BatchNorm alone: ||w||^4 grows linearly, by 2 lr^2 E|unit gradient|^2 a step").near(
             rate,
@@ -252,31 +252,31 @@ def _mean_square_push() -> float:
     return float(np.sum(weights * np.exp(-z * z / 2) / (1 + np.exp(z)) ** 2) * 12 / math.sqrt(2 * math.pi))
 
 
-def _judge_decay(findings: Findings) -> list[Claim]:
+def _judge_decay(results: TaskResults) -> list[Claim]:
     return [
         Source("explr", "Section 3, case 1")
         .says("Weight decay alone, small lr: share outside the cone, all but the first tenth of the run")
-        .at_most(0.0, float(findings["decay"]["outside"][1:].max())),
+        .at_most(0.0, float(results["decay"]["outside"][1:].max())),
         _ALONE.says(
             "Weight decay alone, large lr: it stalls as well: rms angle, last tenth of the run over second tenth"
         ).at_least(
             0.9,  # falling as BatchNorm alone does would leave 0.63
-            float(findings["decay-large"]["rms_angle"][-1] / findings["decay-large"]["rms_angle"][1]),
+            float(results["decay-large"]["rms_angle"][-1] / results["decay-large"]["rms_angle"][1]),
         ),
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw one path of each case with the cone, the angle over time, and the norm."""
     figure, (paths, angles, norms) = panels(1, 3, width=2.9, height=2.7)
-    _draw_paths(paths, config, findings)
+    _draw_paths(paths, config, results)
     for (name, label), colour in zip(_LABELS.items(), COLOURS, strict=False):
-        run = findings[name]
+        run = results[name]
         angles.plot(run["shown"], run["angle_until"], color=colour, label=label)
         norms.plot(run["shown"], run["norm_fourth"], color=colour)
-    times = findings["normalised"]["shown"].astype(float)
+    times = results["normalised"]["shown"].astype(float)
     late = times[times > 300]
-    first = findings["normalised"]["angle_until"][times > 300][0]
+    first = results["normalised"]["angle_until"][times > 300][0]
     angles.plot(late, first * (late / late[0]) ** -0.25, color=THEORY, ls="--", lw=0.9, label="$t^{-1/4}$")
     angles.axhline(config.cone, color=THEORY, lw=0.8, ls=":", label="cone")
     angles.set(
@@ -290,10 +290,10 @@ def draw(config: Config, findings: Findings) -> Figures:
     return {"section-3": figure}
 
 
-def _draw_paths(axes: Axes, config: Config, findings: Findings) -> None:
+def _draw_paths(axes: Axes, config: Config, results: TaskResults) -> None:
     colours = dict(zip(_LABELS, COLOURS, strict=False))
     for name in ("both", "normalised", "decay"):  # the widest behind
-        axes.plot(findings[name]["path"], color=colours[name], lw=0.7)
+        axes.plot(results[name]["path"], color=colours[name], lw=0.7)
     axes.axhline(config.cone, color=THEORY, lw=0.8, ls=":")
     axes.set(yscale="log", xlabel="step $t$", ylabel="angle to the optimum, rad", ylim=(1e-4, 4))
     label_panel(axes, "a", "one run of each")

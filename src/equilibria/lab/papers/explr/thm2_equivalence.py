@@ -12,7 +12,7 @@ import numpy as np
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.theory.exponential import constant_schedule, decay_roots, overflow_horizon, power_schedule
 from equilibria.theory.folding import fold
@@ -287,20 +287,20 @@ _FLOAT32 = Source("", "explr Theorem 2.5, beyond", law="switching.renormalisatio
 _FEW = 10  # deviations of two runs that differ by rounding alone have no sharper law than their order of magnitude
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge that the network function is the same under every schedule, the pure power, and the long run."""
-    rounding = max(float(findings[name]["rounded"].max()) for name in SCHEDULES)
+    rounding = max(float(results[name]["rounded"].max()) for name in SCHEDULES)
     claims = [
-        *(_judge_schedule(name, findings[name]) for name in SCHEDULES),
-        *_judge_power(config, findings["power"], rounding),
-        *_judge_long(config, findings["float32"]),
+        *(_judge_schedule(name, results[name]) for name in SCHEDULES),
+        *_judge_power(config, results["power"], rounding),
+        *_judge_long(config, results["float32"]),
     ]
     numbers = {
         name: {
-            "largest_deviation_in_train_mode": float(findings[name]["train"].max()),
-            "largest_deviation_in_eval_mode": float(findings[name]["eval"].max()),
-            "the_same_of_one_more_rounding": float(findings[name]["rounded"].max()),
-            "last_folded_lr": float(findings[name]["folded_lr"][-1]),
+            "largest_deviation_in_train_mode": float(results[name]["train"].max()),
+            "largest_deviation_in_eval_mode": float(results[name]["eval"].max()),
+            "the_same_of_one_more_rounding": float(results[name]["rounded"].max()),
+            "last_folded_lr": float(results[name]["folded_lr"][-1]),
         }
         for name in SCHEDULES
     }
@@ -361,17 +361,17 @@ def _judge_long(config: Config, run: Arrays) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw deviations, folded lrs, and scale and loss of the long run."""
     figure, (apart, rates, scales, losses) = panels(2, 2)
     for (name, label), colour in zip(SCHEDULES.items(), COLOURS, strict=False):
-        run = findings[name]
+        run = results[name]
         steps = np.arange(len(run["lr"]))
         apart.plot(steps, run["train"], color=colour, lw=0.7)
         rates.plot(steps, np.where(run["folded_lr"] > 0, run["folded_lr"], np.nan), color=colour, label=label)
-    rounding = np.max([findings[name]["rounded"] for name in SCHEDULES], axis=0)
+    rounding = np.max([results[name]["rounded"] for name in SCHEDULES], axis=0)
     apart.plot(rounding, color=THEORY, ls="--", lw=0.9, label="one more rounding per step (largest)")
-    apart.plot(findings["power"]["without_buffer"], color=COLOURS[6], lw=0.9, label="pure power, empty buffer")
+    apart.plot(results["power"]["without_buffer"], color=COLOURS[6], lw=0.9, label="pure power, empty buffer")
     apart.set(yscale="log", xlabel="step", ylabel="relative deviation of the logits", ylim=(1e-17, 1e6))
     label_panel(apart, "a", "with weight decay against without, float64", legend="upper right")
     closed = constant_schedule(config.lr, config.weight_decay, step=np.arange(config.steps), momentum=config.momentum)
@@ -379,7 +379,7 @@ def draw(config: Config, findings: Findings) -> Figures:
     rates.set(yscale="log", xlabel="step", ylabel="lr without weight decay", ylim=(1e-6, 1e6))
     rates.legend(loc="upper left", ncols=2)
     label_panel(rates, "b", "the lr that replaces weight decay")
-    _draw_long(scales, losses, config, findings["float32"])
+    _draw_long(scales, losses, config, results["float32"])
     return {"theorem-2-5": figure}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.theory.norms import DecayFreeNorm, decay_free_norm, norm_residual, window_identity
 
@@ -86,9 +86,9 @@ def _random_symmetric_product(w: Array, rng: np.random.Generator) -> Array:
     return np.asarray(np.linspace(1, 2, len(w)) * w + (u * (v @ w) + v * (u @ w)))
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the identities to rounding, and report the printed ones."""
-    varying, free, long = (findings[name] for name in _RUNS)
+    varying, free, long = (results[name] for name in _RUNS)
     residual = norm_residual(
         varying["norm_sq"][1:],
         varying["step_sq"][1:],
@@ -161,10 +161,10 @@ def _decay_free(config: Config, free: Arrays) -> tuple[DecayFreeNorm, float]:
     return exact, float(printed)
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw the norm without weight decay, its increase with both bounds, and the window identity."""
     figure, (growth, bounds, windows) = panels(1, 3, width=2.7)
-    free = findings["no-decay"]
+    free = results["no-decay"]
     exact, _ = _decay_free(config, free)
     steps = np.arange(len(free["norm_sq"]) - 1)
     growth.plot(steps, free["norm_sq"][1:], lw=2.5, alpha=0.5, label="measured")
@@ -176,7 +176,7 @@ def draw(config: Config, findings: Findings) -> Figures:
     bounds.plot(-exact.least_increase[first], color=COLOURS[1], ls="--", label="as printed")
     bounds.set(xlabel="step", ylabel="increase of $||w||^2$")
     label_panel(bounds, "b", "a buffer that pulls inward at first", legend="best")
-    _draw_windows(windows, config, findings["stationary"])
+    _draw_windows(windows, config, results["stationary"])
     return {"theorems-b1-b2": figure}
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import one_of
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Findings
+from equilibria.lab.harness.experiment import Arrays, TaskResults
 from equilibria.lab.harness.figures import POINTS, Window, mean_in
 from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory.folding import fold
@@ -317,23 +317,23 @@ def named(config: Setting) -> dict[str, Variant]:
     return {variant.name: variant for variant in config.variants}
 
 
-def runs(config: Setting, findings: Findings, variant: Variant) -> list[Arrays]:
+def runs(config: Setting, results: TaskResults, variant: Variant) -> list[Arrays]:
     """The runs of a variant, one per seed."""
-    return [findings[key(variant, seed)] for seed in config.seeds]
+    return [results[key(variant, seed)] for seed in config.seeds]
 
 
-def runs_by_name(config: Setting, findings: Findings) -> dict[str, list[Arrays]]:
+def runs_by_name(config: Setting, results: TaskResults) -> dict[str, list[Arrays]]:
     """The runs of all variants, by name."""
-    return {variant.name: runs(config, findings, variant) for variant in config.variants}
+    return {variant.name: runs(config, results, variant) for variant in config.variants}
 
 
-def exact_runs(config: Setting, findings: Findings, variant: Variant) -> list[Arrays]:
+def exact_runs(config: Setting, results: TaskResults, variant: Variant) -> list[Arrays]:
     """The runs of an exactly folded variant, with the learning rate that each measured step had.
 
     Where a power of two was divided out of the weights right after that step, the measurement counts it as if it had
     been divided out before.
     """
-    seed_runs = runs(config, findings, variant)
+    seed_runs = runs(config, results, variant)
     rates = [config.lr * config.factor(variant, step) for step in range(config.steps)]
     scale = fold(rates, config.weight_decay, momentum=config.momentum).log_scale
     taken_out = np.diff(np.floor(scale / np.log(2)))[np.maximum(seed_runs[0]["step"] - 1, 0).astype(int)]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel
 from equilibria.theory.rayleigh import equilibrium_angle
 
@@ -127,9 +127,9 @@ def _walk(config: Config) -> Arrays:
     }
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the singularity and curvature of the landscape, and the exact balance of the equilibrium."""
-    flat, walk = findings["properties"], findings["walk"]
+    flat, walk = results["properties"], results["walk"]
     near_origin = flat["size"] < 0.05
     along = [float(loss(np.array(1e-8), np.array(0.0))), float(loss(np.array(0.0), np.array(1e-8)))]
     late = walk["angle"][config.steps // 2 :]
@@ -166,13 +166,13 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome(claims, {"equilibrium_norm": float(walk["norm"][config.steps // 2 :].mean())})
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw the mechanism on the left, the landscape on the right, as in the paper, and the norm between them."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.2, 3.0), layout="constrained")
     path, norm, surface = figure.add_subplot(131), figure.add_subplot(132), figure.add_subplot(133, projection="3d")
-    walk, level = findings["walk"], float(findings["walk"]["norm"][config.steps // 2 :].mean())
+    walk, level = results["walk"], float(results["walk"]["norm"][config.steps // 2 :].mean())
     path.plot(*walk["path"].T, lw=0.5, color=COLOURS[0])
     turn = np.linspace(0, 2 * np.pi, 200)
     path.plot(level * np.cos(turn), level * np.sin(turn), color=THEORY, lw=0.9, ls="--", label="equilibrium norm")
@@ -183,7 +183,7 @@ def draw(config: Config, findings: Findings) -> Figures:
     label_panel(norm, "a'", "weight decay against noise", xlabel="step", ylabel="$||X||$", legend="best")
     lit: Any = surface
     lit.plot_surface(
-        *(findings["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=160
+        *(results["surface"][name] for name in ("x", "y", "loss")), cmap="viridis", lw=0, rcount=80, ccount=160
     )
     lit.set(xlabel="x", ylabel="y")
     lit.zaxis.set_rotate_label(False)  # written across it would reach over the ticks

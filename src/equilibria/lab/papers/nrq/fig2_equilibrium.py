@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import panels
 from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh, equilibrium_angle
@@ -72,9 +72,9 @@ def run_task(config: Config, weight_decay: float) -> Arrays:
     }
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Compare each weight decay with its laws, and the three with each other."""
-    lines = {weight_decay: findings[key] for key, weight_decay in tasks(config).items()}
+    lines = {weight_decay: results[key] for key, weight_decay in tasks(config).items()}
     claims = [claim for weight_decay, line in lines.items() for claim in _judge(config, weight_decay, line)]
     hits = {weight_decay: _hit(line["step"], line["risk"], config.level) for weight_decay, line in lines.items()}
     floors = [line["late_risk"] for line in lines.values()]
@@ -138,10 +138,10 @@ def _ratio_interval(pair: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
     return rayleigh.interval([high / low, high / low * float(np.hypot(high_error / high, low_error / low))])
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw the first row of figure 2."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
-    lines = {f"wd = {weight_decay:g}": findings[key] for key, weight_decay in tasks(config).items()}
+    lines = {f"wd = {weight_decay:g}": results[key] for key, weight_decay in tasks(config).items()}
     rayleigh.draw_panels(figure, axes, lines, letters="abcd", log_time=True)
     return {"figure-2-a-d": figure}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh
@@ -144,18 +144,18 @@ def _start(config: Config, times: float) -> Arrays:
     }
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the bump without rescale, its absence with it, and corollary 2."""
-    dips = {choice: findings[choice]["dip"] for choice in _CHOICES}
+    dips = {choice: results[choice]["dip"] for choice in _CHOICES}
     claims = [
-        *_judge_drop(config, findings),
-        *(claim for times in config.thresholds for claim in _judge_start(config, times, findings[f"start-{times:g}"])),
+        *_judge_drop(config, results),
+        *(claim for times in config.thresholds for claim in _judge_start(config, times, results[f"start-{times:g}"])),
     ]
     names = ("step_of_lowest", "lowest", "final")
     numbers = {
         choice: {
             "measured": dict(zip(names, dips[choice].tolist(), strict=True)),
-            "diffusion": dict(zip(names, findings[choice]["theory_dip"].tolist(), strict=True)),
+            "diffusion": dict(zip(names, results[choice]["theory_dip"].tolist(), strict=True)),
         }
         for choice in _CHOICES
     }
@@ -163,10 +163,10 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome(claims, {"dip": numbers, "corollary_2_norm_sq": thresholds})
 
 
-def _judge_drop(config: Config, findings: Findings) -> list[Claim]:
+def _judge_drop(config: Config, results: TaskResults) -> list[Claim]:
     old, new = config.model(), config.model(k=config.k)
-    plain, rescaled = findings["plain"], findings["rescaled"]
-    bump = {choice: findings[choice]["dip"][2] / findings[choice]["dip"][1] for choice in _CHOICES}
+    plain, rescaled = results["plain"], results["rescaled"]
+    bump = {choice: results[choice]["dip"][2] / results[choice]["dip"][1] for choice in _CHOICES}
     # The lowest and the final risk err by the scatter of their windows; that of the final one is known.
     error, mean = plain["final_risk"][1], plain["final_risk"][0]
     scatter = rayleigh.ERRORS * error / mean * np.sqrt((config.steps - _final(config)) / _SMOOTHED)
@@ -229,21 +229,21 @@ def _judge_start(config: Config, times: float, line: Arrays) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw the second row of figure 2, and the starts of corollary 2."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
-    rayleigh.draw_panels(figure, axes, {label: findings[choice] for choice, label in _CHOICES.items()}, letters="efgh")
-    model, lowest = config.model(), float(findings["plain"]["risk"].min())
+    rayleigh.draw_panels(figure, axes, {label: results[choice] for choice, label in _CHOICES.items()}, letters="efgh")
+    model, lowest = config.model(), float(results["plain"]["risk"].min())
     best = model.spectrum[0] / 2
     axes[0].set_ylim(best, best + 2 * stationary_risk(model).excess_loss)  # hides the descent from the start
     axes[1].set_ylim(0.7 * lowest, 2 * stationary_risk(model).risk)
-    return {"figure-2-e-h": figure, "corollary-2": _draw_starts(config, findings)}
+    return {"figure-2-e-h": figure, "corollary-2": _draw_starts(config, results)}
 
 
-def _draw_starts(config: Config, findings: Findings) -> Figure:
+def _draw_starts(config: Config, results: TaskResults) -> Figure:
     figure, (risk, angle) = panels(1, 2)
     for colour, times in zip(COLOURS, config.thresholds, strict=False):
-        line = findings[f"start-{times:g}"]
+        line = results[f"start-{times:g}"]
         label = f"$||X_0||^2$ = {times * config.threshold:.3g}"
         risk.plot(line["step"], line["risk"], color=colour, label=label)
         risk.plot(line["step"], line["theory_risk"], color=THEORY, lw=0.8, ls="--")

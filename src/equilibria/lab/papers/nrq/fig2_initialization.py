@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import panels
 from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh
@@ -87,9 +87,9 @@ def _trajectory(config: Config, k: float) -> Arrays:
     return {"difference": distance.max()}
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge that adjusted runs are identical to rounding, and others slower at first and equal in the end."""
-    differences = {k: float(findings[f"scale-{k:g}"]["difference"]) for k in config.scales}
+    differences = {k: float(results[f"scale-{k:g}"]["difference"]) for k in config.scales}
     rate = equilibrium_risk_bounds(config.model(), xi=0.5).slowest
     claims = [
         *(
@@ -109,14 +109,14 @@ def collect(config: Config, findings: Findings) -> Outcome:
         _EXACT.says(
             "Averaged over the trials, the risks of (lr, wd, 1) and (k^2 lr, wd/k^2, k) coincide: largest difference"
         ).to_rounding(
-            float(np.max(np.abs(findings["small"]["risk"] - findings["adjusted"]["risk"]))),
+            float(np.max(np.abs(results["small"]["risk"] - results["adjusted"]["risk"]))),
             operations=_OPERATIONS / rate,
         ),
-        *_judge_large(config, findings),
+        *_judge_large(config, results),
     ]
     shown = [step for step in (1000, 3000) if step < config.steps]
     table = {
-        name: {str(step): float(findings[name]["risk"][step // config.every]) for step in shown}
+        name: {str(step): float(results[name]["risk"][step // config.every]) for step in shown}
         for name in ("small", "adjusted", "large")
     }
     return Outcome(
@@ -124,9 +124,9 @@ def collect(config: Config, findings: Findings) -> Outcome:
     )
 
 
-def _judge_large(config: Config, findings: Findings) -> list[Claim]:
+def _judge_large(config: Config, results: TaskResults) -> list[Claim]:
     """Judge first weights k times larger with nothing adjusted."""
-    model, small, large = config.model(), findings["small"], findings["large"]
+    model, small, large = config.model(), results["small"], results["large"]
     slope_sq = model.gap**2 * (config.dim - 1) / (config.dim * (config.dim + 2))  # E f(1-f) of a random direction
     first = model.lr * np.sqrt(model.unit_grad_sq + slope_sq) / (config.dim * config.k**2)
     # chi-square with p - 1 degrees of freedom; half its relative scatter is that of the root
@@ -160,14 +160,14 @@ def _judge_large(config: Config, findings: Findings) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw the third row of figure 2; the adjusted line covers the first, as in the paper."""
     figure, axes = panels(1, 4, width=2.5, height=2.4)
     lr, decay, k = config.lr, config.weight_decay, config.k
     lines = {
-        f"(lr, wd, initial std) = ({lr:g}, {decay:g}, 1)": findings["small"],
-        f"({lr:g}, {decay:g}, {k:g})": findings["large"],
-        f"({lr * k**2:g}, {decay / k**2:g}, {k:g})": findings["adjusted"],
+        f"(lr, wd, initial std) = ({lr:g}, {decay:g}, 1)": results["small"],
+        f"({lr:g}, {decay:g}, {k:g})": results["large"],
+        f"({lr * k**2:g}, {decay / k**2:g}, {k:g})": results["adjusted"],
     }
     rayleigh.draw_panels(figure, axes, lines, letters="ijkl", log_time=True)
     return {"figure-2-i-l": figure}

@@ -11,7 +11,7 @@ import numpy as np
 
 from equilibria.errors import one_of
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import (
     POINTS,
     THEORY,
@@ -196,9 +196,9 @@ Lines = Mapping[str, Sequence[Arrays]]
 """The runs of every line, one per seed."""
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Compare angle, loss and accuracy of every line with the base."""
-    runs = _runs(config, findings)
+    runs = _runs(config, results)
     claims = [
         *_judge_angles(config, runs),
         *(claim for name in (LOW, HIGH) for claim in _judge_same(config, runs, name, _PRODUCT)),
@@ -218,8 +218,8 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome([*exact, *demanded_if(config.data != "digits", claims)], numbers)
 
 
-def _runs(config: Config, findings: Findings) -> dict[str, list[Arrays]]:
-    return {line.name: [findings[key(line.name, seed)] for seed in config.seeds] for line in config.lines}
+def _runs(config: Config, results: TaskResults) -> dict[str, list[Arrays]]:
+    return {line.name: [results[key(line.name, seed)] for seed in config.seeds] for line in config.lines}
 
 
 def _label(config: Config, name: str) -> str:
@@ -307,9 +307,9 @@ def _judge_scales(config: Config, runs: Lines) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw the first and the third row of figure 3: training loss, test accuracy, angle, norm."""
-    runs = _runs(config, findings)
+    runs = _runs(config, results)
     figure, axes = panels(2, 4, width=2.3, height=2.1)
     for row, (names, letters) in enumerate((((BASE, LOW, HIGH), "abcd"), ((BASE, ADJUSTED, LARGE), "ijkl"))):
         shown = {_label(config, name): runs[name] for name in names}

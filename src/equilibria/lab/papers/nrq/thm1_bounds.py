@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source, identity
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.nrq import rayleigh
 from equilibria.lab.problems.rayleigh import RayleighQuotient
@@ -140,9 +140,9 @@ def _drift(config: Config, lr: float) -> Arrays:
     return {"drift": np.array([change.mean(), rayleigh.standard_error(change)]), "quotient": 2 * problem.value(weight)}
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge that the corrected bounds hold up to scatter, and that the printed lower bound does not."""
-    lines = {case: findings[case.key] for case in config.cases}
+    lines = {case: results[case.key] for case in config.cases}
     claims = [claim for case, line in lines.items() for claim in _judge(config, case, line)]
     broken = {case.name: _share_below_printed(line) for case, line in lines.items()}
     worst = max(broken, key=lambda name: broken[name])
@@ -152,7 +152,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
             f"than {rayleigh.ERRORS:g} standard errors below it"
         ).at_least(0.5, broken[worst])
     )
-    claims += [_judge_drift(config, lr, findings[f"drift-{lr:g}"]) for lr in config.drift_lrs]
+    claims += [_judge_drift(config, lr, results[f"drift-{lr:g}"]) for lr in config.drift_lrs]
     table = {
         case.name: {name: float(line[name][-1]) for name in ("low", "risk", "up", "printed")}
         for case, line in lines.items()
@@ -204,11 +204,11 @@ def _judge_drift(config: Config, lr: float, line: Arrays) -> Claim:
     )
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw the risk between its bounds, one panel per case."""
     figure, axes = panels(1, len(config.cases), width=3.0, height=2.5)
     for panel, case, letter in zip(axes, config.cases, "abc", strict=False):
-        _draw_case(panel, findings[case.key])
+        _draw_case(panel, results[case.key])
         label_panel(panel, letter, f"p = {len(case.spectrum)}, {case.name}")
     rayleigh.legend_above(figure, axes[0])
     return {"theorem-1": figure}

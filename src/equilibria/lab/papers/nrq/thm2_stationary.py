@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import kstest, kstwo
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.nrq import rayleigh
 from equilibria.theory.rayleigh import NoisyRayleigh
@@ -115,18 +115,18 @@ def _pairs(model: NoisyRayleigh, squares: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.array([values.mean(), rayleigh.standard_error(values)]) for name, values in samples.items()}
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge law, risk and moments of every case, then those of the many-level spectrum."""
-    claims = [claim for case in config.cases for claim in _judge(config, case, findings[case.key])]
+    claims = [claim for case in config.cases for claim in _judge(config, case, results[case.key])]
     table = {
         case.label: {
-            "risk": float(findings[case.key]["risk"][0]),
+            "risk": float(results[case.key]["risk"][0]),
             "law": stationary_risk(case.model(config.lr)).risk,
-            "p_value": _p_value(config, case, findings[case.key]["f"]),
+            "p_value": _p_value(config, case, results[case.key]["f"]),
         }
         for case in config.cases
     }
-    return Outcome([*claims, *_judge_spread(config, findings[_SPREAD])], {"cases": table})
+    return Outcome([*claims, *_judge_spread(config, results[_SPREAD])], {"cases": table})
 
 
 def _p_value(config: Config, case: Case, f: np.ndarray) -> float:
@@ -221,17 +221,17 @@ def _judge_spread(config: Config, line: Arrays) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Histograms with the corrected and the printed density; the limiting risk against the angular update."""
     figure, axes = panels(2, 3, width=3.0, height=2.4)
     for panel, case, letter in zip(axes, config.cases[: config.shown], "abcd", strict=False):
-        _draw_case(config, panel, case, findings[case.key]["f"])
+        _draw_case(config, panel, case, results[case.key]["f"])
         label_panel(panel, letter, case.label.replace(", lr wd", ",\nlr wd"))
     for panel in axes[len(config.cases[: config.shown]) : config.shown]:
         panel.set_visible(False)
     axes[1].legend(loc="upper left")
-    _draw_risk(config, axes[4], findings)
-    _draw_spread(config, axes[5], findings[_SPREAD])
+    _draw_risk(config, axes[4], results)
+    _draw_spread(config, axes[5], results[_SPREAD])
     return {"theorem-2": figure}
 
 
@@ -248,7 +248,7 @@ def _draw_case(config: Config, panel: Axes, case: Case, f: np.ndarray) -> None:
     panel.set(xlabel="$f = (e_1^T X)^2/||X||^2$", ylabel="density", xlim=(low, 1), ylim=(0, 1.25 * top))
 
 
-def _draw_risk(config: Config, panel: Axes, findings: Findings) -> None:
+def _draw_risk(config: Config, panel: Axes, results: TaskResults) -> None:
     """Draw the cases that differ from the first in lr * wd only."""
     first = config.cases[0]
     turns = np.geomspace(0.01, 0.2, 100)
@@ -258,7 +258,7 @@ def _draw_risk(config: Config, panel: Axes, findings: Findings) -> None:
     panel.plot(turns, leading, color=THEORY, lw=0.8, ls=":", label="leading order")
     panel.plot(turns, 1 - 2 * leading, color=COLOURS[1], ls="--", label="eq. (26) as printed")
     same = [case for case in config.cases if (case.dim, case.gap, case.noise) == (first.dim, first.gap, first.noise)]
-    points = [(case.model(config.lr).angular_update, findings[case.key]["risk"][0]) for case in same]
+    points = [(case.model(config.lr).angular_update, results[case.key]["risk"][0]) for case in same]
     panel.plot(*zip(*points, strict=True), "o", color=COLOURS[0], label="trials")
     panel.set(xscale="log", yscale="log", xlabel="angular update (rad)", ylabel="limiting risk")
     rayleigh.plain_ticks(panel)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source, identity
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.theory.generalization import (
     final_bn_minimum,
@@ -126,24 +126,24 @@ def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(grown / grown.sum(1, keepdims=True))
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the inequalities of the bound, and compare the minima with their closed form."""
     example = _example(config)
     with_one = example.tight.total - config.samples**-0.5 + 1
     laws = [final_bn_minimum(scale, classes) for classes, scale in config.cases]
-    losses = np.array([float(findings[_key(case)]["loss"]) for case in config.cases])
+    losses = np.array([float(results[_key(case)]["loss"]) for case in config.cases])
     off = np.abs(losses / np.array([float(law.loss) for law in laws]) - 1)
     smoothing = [float(label_smoothing(scale, classes)) for classes, scale in config.cases]
-    wrong = [float(findings[_key(case)]["wrong"]) for case in config.cases]
+    wrong = [float(results[_key(case)]["wrong"]) for case in config.cases]
     smooth = [eps * (case[0] - 1) / case[0] for eps, case in zip(smoothing, config.cases, strict=True)]
     differ = max(abs(a / b - 1) for a, b in zip(wrong, smooth, strict=True))
     claims = [
         _BOUND.says(
             "The theorem's last line is above the one before: largest ratio of the two over random arguments"
-        ).at_most(1.0, findings["bound"]["totals"].max(), printed=with_one / example.final.total),
+        ).at_most(1.0, results["bound"]["totals"].max(), printed=with_one / example.final.total),
         _BOUND.says(
             "The same for the complexity terms alone, so that the constants of the last line have room"
-        ).at_most(1.0, findings["bound"]["tails"].max()),
+        ).at_most(1.0, results["bound"]["tails"].max()),
         _FINAL_BN.says(
             "With a final BatchNorm of fixed scale the least loss over free logits has the closed form: relative error"
         ).at_most(
@@ -188,14 +188,14 @@ def _example(config: Config, sigma: float | None = None) -> Any:
     )
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw the terms of the bound over the noise, and the final BatchNorm's loss and label smoothing over its scale."""
     figure, (terms, loss, smoothing) = panels(1, 3, width=2.7)
     _draw_terms(terms, config)
     scales = np.linspace(0.05, 5, 200)
     for classes, colour in zip((2, 3, 5, 10, 100), COLOURS, strict=False):
         loss.plot(scales, final_bn_minimum(scales, classes).loss, color=colour, label=f"C = {classes}")
-        here = [(case[1], float(findings[_key(case)]["loss"])) for case in config.cases if case[0] == classes]
+        here = [(case[1], float(results[_key(case)]["loss"])) for case in config.cases if case[0] == classes]
         if here:
             loss.plot(*zip(*here, strict=True), "o", color=colour)
         smoothing.plot(scales, label_smoothing(scales, classes), color=colour)

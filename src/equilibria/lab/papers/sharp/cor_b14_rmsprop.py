@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.lab.problems import ScalarRMSpropRule, Simulation, Valley
 from equilibria.lab.problems.valleys import drift_factor
@@ -140,21 +140,21 @@ def _straight(config: Config, c_b: float) -> Arrays:
     return {"time": middles, "excess": means, "growth": np.asarray(growth)}
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the ends of the runs, their distances from the flow, and the amplification that grows with C_b."""
     smallest = config.etas[-1]
     table = {
-        name: [[float(findings[_key(c_b, eta)][name]) for eta in config.etas] for c_b in config.c_bs]
+        name: [[float(results[_key(c_b, eta)][name]) for eta in config.etas] for c_b in config.c_bs]
         for name in ("worst", "end", "mean_square", "drift")
     }
     claims = [
-        *(_order(config, findings, c_b) for c_b in config.ordered),
-        *_judge_speed(config, findings),
-        *_judge_motion(config, findings[_key(1.0, smallest)]),
+        *(_order(config, results, c_b) for c_b in config.ordered),
+        *_judge_speed(config, results),
+        *_judge_motion(config, results[_key(1.0, smallest)]),
         *(
             _ENERGY.says(f"Excess energy at y = 0 grows at the rate C_b per flow time: C_b = {c_b:g}").near(
                 float(full_space_energy_rate(c_b=c_b)),
-                float(findings[f"straight-{c_b:g}"]["growth"]),
+                float(results[f"straight-{c_b:g}"]["growth"]),
                 relative=2 * config.straight_eta,  # the law is the limit of small eta
             )
             for c_b in config.c_bs
@@ -164,9 +164,9 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome(claims, {"c_b": config.c_bs, "eta": config.etas, "flow": flows, **table})
 
 
-def _order(config: Config, findings: Findings, c_b: float) -> Claim:
+def _order(config: Config, results: TaskResults, c_b: float) -> Claim:
     """Claim first order; at the largest eta the next order, a share eta u/2 of the first, tilts the line."""
-    runs = [findings[_key(c_b, eta)] for eta in config.etas]
+    runs = [results[_key(c_b, eta)] for eta in config.etas]
     share = config.etas[0] * float(runs[0]["swing"]) / 2
     return _FLOW.says(
         f"Scalar RMSprop follows the flow, with an error of first order in eta (theorem: 1/2): C_b = {c_b:g}"
@@ -178,10 +178,10 @@ def _order(config: Config, findings: Findings, c_b: float) -> Claim:
     )
 
 
-def _judge_speed(config: Config, findings: Findings) -> list[Claim]:
+def _judge_speed(config: Config, results: TaskResults) -> list[Claim]:
     smallest = config.etas[-1]
     flow = {c_b: rmsprop_valley_position(config.height, time=config.flow_time, c_b=c_b) for c_b in (0.25, 1.0)}
-    errors = {c_b: float(findings[_key(c_b, smallest)]["worst"]) for c_b in config.c_bs}
+    errors = {c_b: float(results[_key(c_b, smallest)]["worst"]) for c_b in config.c_bs}
     last, first = max(config.c_bs), min(config.c_bs)
     amplified = _ENERGY.says(
         f"The error grows faster than C_b, as the oscillation is amplified: C_b = {last:g} over {first:g}"
@@ -192,7 +192,7 @@ def _judge_speed(config: Config, findings: Findings) -> list[Claim]:
             f"not at the {flow[0.25]:.3f} of C_b = 1/4"
         ).near(
             flow[1.0],
-            float(findings[_key(1.0, smallest)]["end"]),
+            float(results[_key(1.0, smallest)]["end"]),
             absolute=(flow[0.25] - flow[1.0]) / 4,  # a quarter of the distance between the two
         ),
         not_demanded(amplified) if last in config.ordered else amplified,
@@ -215,22 +215,22 @@ def _judge_motion(config: Config, run: Arrays) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw the flow, the oscillation, the errors and the amplification; the corollary has no figure."""
     figure, (flow, height, errors, growth) = panels(2, 2, height=2.3)
     shown = config.etas[-2]
     for c_b, colour in zip(config.c_bs, COLOURS, strict=False):
-        run = findings[_key(c_b, shown)]
+        run = results[_key(c_b, shown)]
         flow.plot(run["time"], run["y"], color=colour, lw=0.9, label=f"{c_b:g}")
         flow.plot(run["time"], run["flow"], color=THEORY, ls="--", lw=0.8)
     flow.plot([], [], color=THEORY, ls="--", lw=0.8, label="flow")
     flow.set(xlabel="flow time $\\tau' = t\\,\\eta^2$", ylabel="$y$")
     flow.legend(title="$C_b$", title_fontsize=7)
     label_panel(flow, "a", f"along the valley, $\\eta = {shown:g}$")
-    _draw_height(height, findings[_key(1.0, shown)], shown)
-    _draw_errors(errors, config, findings)
+    _draw_height(height, results[_key(1.0, shown)], shown)
+    _draw_errors(errors, config, results)
     for c_b, colour in zip(config.c_bs, COLOURS, strict=False):
-        run = findings[f"straight-{c_b:g}"]
+        run = results[f"straight-{c_b:g}"]
         growth.plot(run["time"], run["excess"], ".", color=colour, label=f"{c_b:g}")
         law = run["excess"][0] * np.exp(c_b * (run["time"] - run["time"][0]))
         growth.plot(run["time"], law, color=THEORY, ls="--", lw=0.8)
@@ -250,10 +250,10 @@ def _draw_height(axes: Axes, run: Arrays, eta: float) -> None:
     label_panel(axes, "b", "oscillation across it, $C_b = 1$", legend="best")
 
 
-def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
+def _draw_errors(axes: Axes, config: Config, results: TaskResults) -> None:
     sizes = np.array(config.etas)
     for c_b, colour in zip(config.c_bs, COLOURS, strict=False):
-        worst = np.array([float(findings[_key(c_b, eta)]["worst"]) for eta in config.etas])
+        worst = np.array([float(results[_key(c_b, eta)]["worst"]) for eta in config.etas])
         axes.plot(sizes, worst, "o", color=colour)
         axes.plot(sizes, worst[-1] * sizes / sizes[-1], color=THEORY, ls="--", lw=0.8)
     axes.plot([], [], color=THEORY, ls="--", lw=0.8, label="$\\propto \\eta$")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, POINTS, Window, panels
 from equilibria.lab.papers.sharp import full_batch
 from equilibria.lab.papers.sharp.full_batch import FINAL_SCALE, Config, Descent, Variant
@@ -36,9 +36,9 @@ _SAME_LEVEL = 0.5
 _BURST = 10.0
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Compare every variant with the base."""
-    descents = {variant.name: full_batch.read_descents(config, variant, findings) for variant in config.variants}
+    descents = {variant.name: full_batch.read_descents(config, variant, results) for variant in config.variants}
     claims = [
         *(claim for variant in _of(config, _DECAY) for claim in _judge_decay(config, variant, descents)),
         *(claim for variant in _of(config, _RATE) for claim in _judge_rate(config, variant, descents)),
@@ -51,7 +51,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
         _judge_bursts(config, descents),
     ]
     bursts = {name: [_bursts(config, descent) for descent in runs] for name, runs in descents.items()}
-    return full_batch.outcome(config, findings, claims, bursts=bursts)
+    return full_batch.outcome(config, results, claims, bursts=bursts)
 
 
 def _of(config: Config, group: str) -> list[Variant]:
@@ -131,16 +131,16 @@ def _bursts(config: Config, descent: Descent) -> int:
     return full_batch.returns(descent.loss[descent.since((config.early[1], config.late[1]))], factor=_BURST)
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw a figure per group of variants: sharpness, accuracy and loss."""
     figures = {"figure-14": _DECAY, "figure-15": _RATE, "figure-18": _SCALE}
-    return {name: _draw_group(config, findings, group) for name, group in figures.items()}
+    return {name: _draw_group(config, results, group) for name, group in figures.items()}
 
 
-def _draw_group(config: Config, findings: Findings, group: str) -> Figure:
+def _draw_group(config: Config, results: TaskResults, group: str) -> Figure:
     figure, (edge, accuracy, loss) = panels(1, 3, width=2.4, height=2.1)
     for colour, variant in zip(COLOURS, [*_of(config, BASE), *_of(config, group)], strict=False):
-        descents = full_batch.read_descents(config, variant, findings)
+        descents = full_batch.read_descents(config, variant, results)
         label = {_DECAY: f"wd = {variant.weight_decay:g}", _RATE: f"lr = {variant.lr:g}"}.get(
             group, f"scale {variant.scale:.3g}"
         )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, identity, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.problems import Completion, Moment, Simulation
 from equilibria.theory.eos_series import ratio_crossings
@@ -196,13 +196,13 @@ def _read_run(config: Config, case: tuple[int, int], run: Arrays) -> _Completion
     )
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the paper's numbers of figure 1, its statements on all runs, and the entry into the edge of stability."""
-    runs = [_read_run(config, case, findings[key(*case, seed)]) for case in config.cases for seed in config.seeds]
+    runs = [_read_run(config, case, results[key(*case, seed)]) for case in config.cases for seed in config.seeds]
     claims = [
         *_judge_figure_1(config, [run for run in runs if run.case == (config.small, config.closer_look)]),
         *_judge_all(config, runs),
-        *_judge_entry(config, findings["entry"]),
+        *_judge_entry(config, results["entry"]),
     ]
     numbers = {
         "case": [run.case for run in runs],
@@ -331,14 +331,14 @@ def _ratio(config: Config, look: Arrays) -> Array:
     return ratio
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw figures 1, 6, 7 and 11 of the paper, for the first matrix of every case."""
     others = [(config.small, observed) for observed in config.small_observed if observed != config.closer_look]
     return {
-        "figure-1": _figure_1(config, findings[key(config.small, config.closer_look, config.seed)]),
-        "figure-6": _figure_rows(config, findings, others),
-        "figure-7": _figure_rows(config, findings, [(config.large, observed) for observed in config.large_observed]),
-        "figure-11": _figure_11(config, findings["entry"]),
+        "figure-1": _figure_1(config, results[key(config.small, config.closer_look, config.seed)]),
+        "figure-6": _figure_rows(config, results, others),
+        "figure-7": _figure_rows(config, results, [(config.large, observed) for observed in config.large_observed]),
+        "figure-11": _figure_11(config, results["entry"]),
     }
 
 
@@ -359,11 +359,11 @@ def _figure_1(config: Config, run: Arrays) -> Figure:
     return figure
 
 
-def _figure_rows(config: Config, findings: Findings, cases: Sequence[tuple[int, int]]) -> Figure:
+def _figure_rows(config: Config, results: TaskResults, cases: Sequence[tuple[int, int]]) -> Figure:
     """Draw a row per number of observations."""
     figure, axes = panels(len(cases), 3, width=2.5, height=1.8)
     for row, (dim, observed) in enumerate(cases):
-        run = findings[key(dim, observed, config.seed)]
+        run = results[key(dim, observed, config.seed)]
         losses, sharpness, singular = axes[3 * row : 3 * row + 3]
         losses.plot(run["step"], run["loss"], lw=0.6, color=COLOURS[5], label="training")
         losses.plot(run["step"], run["risk"], lw=0.9, color=COLOURS[0], label="test")

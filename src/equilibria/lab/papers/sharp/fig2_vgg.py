@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, POINTS, THEORY, label_panel, panels
 from equilibria.lab.papers.sharp import full_batch
 from equilibria.lab.papers.sharp.full_batch import Config, Descent, Variant
@@ -42,15 +42,15 @@ _SWING, _RETURNS = 1.2, 2.0
 _STUCK = 1.0
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge sharpness and accuracy after the fit, with weight decay and without it."""
-    decayed, control = (full_batch.read_descents(config, variant, findings) for variant in config.variants)
+    decayed, control = (full_batch.read_descents(config, variant, results) for variant in config.variants)
     claims = [
         *_judge_decayed(config, decayed),
         *_judge_closer(config, decayed),
         *_judge_control(config, decayed, control),
     ]
-    return full_batch.outcome(config, findings, claims)
+    return full_batch.outcome(config, results, claims)
 
 
 def _judge_decayed(config: Config, descents: Sequence[Descent]) -> list[Claim]:
@@ -113,18 +113,18 @@ def _judge_control(config: Config, decayed: Sequence[Descent], control: Sequence
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Fig. 2 with its control, the first steps (fig. 10), and a closer look (fig. 12)."""
     return {
-        "figure-2": _draw_whole(config, findings),
-        "figure-10": _draw_part(config, findings, (0, config.early[1])),
-        "figure-12": _draw_part(config, findings, config.closer),
+        "figure-2": _draw_whole(config, results),
+        "figure-10": _draw_part(config, results, (0, config.early[1])),
+        "figure-12": _draw_part(config, results, config.closer),
     }
 
 
-def _draw_whole(config: Config, findings: Findings) -> Figure:
+def _draw_whole(config: Config, results: TaskResults) -> Figure:
     figure, (accuracy, edge, loss) = panels(1, 3, width=2.4, height=2.1)
-    lines = [full_batch.read_descents(config, variant, findings) for variant in config.variants]
+    lines = [full_batch.read_descents(config, variant, results) for variant in config.variants]
     for colour, variant, descents in zip(COLOURS, config.variants, lines, strict=False):
         full_batch.draw_curves(accuracy, descents, "test", colour=colour, label=f"wd = {variant.weight_decay:g}")
         full_batch.draw_edge(edge, descents, colour=colour)
@@ -141,9 +141,9 @@ def _draw_whole(config: Config, findings: Findings) -> Figure:
     return figure
 
 
-def _draw_part(config: Config, findings: Findings, window: tuple[int, int]) -> Figure:
+def _draw_part(config: Config, results: TaskResults, window: tuple[int, int]) -> Figure:
     """Draw one seed: a mean would hide the oscillation."""
-    descent = full_batch.read_descents(config, config.variants[0], findings)[0]
+    descent = full_batch.read_descents(config, config.variants[0], results)[0]
     figure, (edge, loss, gradient) = panels(1, 3, width=2.4, height=1.9)
     inside, since = descent.within(window), descent.since(window)
     edge.plot(descent.step[inside], descent.sharpness[inside], color=COLOURS[0], label="sharpness")

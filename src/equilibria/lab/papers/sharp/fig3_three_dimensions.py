@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.lab.problems import Simulation, Sphere3D, SphereValley
 from equilibria.lab.problems.valleys import drift_factor
@@ -157,12 +157,12 @@ def _thinned(time: Array, angle: Array, flow: Array, h: Array) -> dict[str, Arra
     return {"time": time[keep], "angle": angle[keep], "flow": flow[keep], "h": h[keep]}
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the end of the run, its speed, and the drift that drives it."""
-    spheres = [findings[f"sphere-{rate:g}"] for rate in config.intrinsic_lrs]
-    valleys = [findings[f"valley-{rate:g}"] for rate in config.valley_lrs]
+    spheres = [results[f"sphere-{rate:g}"] for rate in config.intrinsic_lrs]
+    valleys = [results[f"valley-{rate:g}"] for rate in config.valley_lrs]
     claims = [
-        *_judge_figure(config, findings["figure"]),
+        *_judge_figure(config, results["figure"]),
         *_judge_flow(config, [float(run["worst"]) for run in spheres]),
         *_judge_valley(config, [float(run["worst"]) for run in valleys], float(valleys[-1]["end"])),
         *_judge_motion(config, spheres),
@@ -172,7 +172,7 @@ def collect(config: Config, findings: Findings) -> Outcome:
         **{name: [float(run[name]) for run in spheres] for name in ("worst", "mean_square", "drift")},
         "valley_lr_wd": config.valley_lrs,
         **{f"valley_{name}": [float(run[name]) for run in valleys] for name in ("worst", "end")},
-        "cycle_loss": findings["figure"]["loss"][-1],
+        "cycle_loss": results["figure"]["loss"][-1],
     }
     return Outcome(claims, numbers)
 
@@ -287,21 +287,21 @@ def _judge_motion(config: Config, runs: list[Arrays]) -> list[Claim]:
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw norm, gradient and trajectory on the sphere, as in figure 3; below, the flow and its errors."""
     figure, (norm, gradient, globe, flow, errors, valley) = panels(2, 3, width=2.6, height=2.4)
-    _draw_norms(norm, gradient, config, findings["figure"])
-    _draw_globe(globe, findings["figure"]["path"])
+    _draw_norms(norm, gradient, config, results["figure"])
+    _draw_globe(globe, results["figure"]["path"])
     for rate, colour in zip(config.intrinsic_lrs, COLOURS, strict=False):
-        run = findings[f"sphere-{rate:g}"]
+        run = results[f"sphere-{rate:g}"]
         flow.plot(run["time"], np.tan(run["angle"]), color=colour, lw=0.8, label=f"{rate:g}")
     flow.plot(run["time"], np.tan(run["flow"]), color=THEORY, ls="--", lw=1, label="$e^{-\\tau}$")
     flow.set(yscale="log", xlabel="flow time $\\tau = t\\,\\eta_{in}$", ylabel="$\\tan$ latitude", ylim=(0.04, None))
     flow.legend(title="$\\eta_{in}$", title_fontsize=7, ncols=2, loc="lower left")
     label_panel(flow, "d", "the flow to the flattest")
-    _draw_errors(errors, config, findings)
+    _draw_errors(errors, config, results)
     for rate, colour in zip(config.valley_lrs, COLOURS[1:], strict=False):
-        run = findings[f"valley-{rate:g}"]
+        run = results[f"valley-{rate:g}"]
         valley.plot(run["time"], run["angle"], color=colour, lw=0.8)
     valley.plot(run["time"], run["flow"], color=THEORY, ls="--", lw=1, label="flow (3)")
     valley.set(xlabel="flow time $\\tau$", ylabel="angle along the valley (rad)")
@@ -350,10 +350,10 @@ def _draw_globe(axes: Axes, path: Array) -> None:
     label_panel(axes, "c", "trajectory on the sphere")
 
 
-def _draw_errors(axes: Axes, config: Config, findings: Findings) -> None:
+def _draw_errors(axes: Axes, config: Config, results: TaskResults) -> None:
     for kind, rates, colour in (("sphere", config.intrinsic_lrs, 0), ("valley", config.valley_lrs, 1)):
         sizes = np.array(rates)
-        worst = np.array([float(findings[f"{kind}-{rate:g}"]["worst"]) for rate in rates])
+        worst = np.array([float(results[f"{kind}-{rate:g}"]["worst"]) for rate in rates])
         name = "$z$, Appendix F" if kind == "sphere" else "angle, bent valley"
         axes.plot(sizes, worst, "o", color=COLOURS[colour], label=name)
         axes.plot(sizes, worst[-1] * np.sqrt(sizes / sizes[-1]), color=THEORY, ls="--", lw=0.9)

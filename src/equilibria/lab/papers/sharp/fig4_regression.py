@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, comparison, not_demanded
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome, one_task
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults, one_task
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.problems import Moment, Regression, Simulation
 from equilibria.theory.eos_series import ratio_crossings
@@ -193,9 +193,9 @@ def _slope_sq(run: Arrays, k: int) -> Array:
     return slope_sq
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the entry into the edge of stability, the oscillation there, and its end."""
-    run, problem = findings["all"], config.problem
+    run, problem = results["all"], config.problem
     data_sets = [_read_run(config, problem, run, k) for k in range(config.data_sets)]
     claims = [
         *_judge_entering(config, run, data_sets),
@@ -379,9 +379,9 @@ def _flow(config: Config, run: Arrays, data_set: _RegressionRun, k: int) -> Arra
     return left
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw figure 4 for the data set whose test losses are nearest to the paper's; below, all data sets."""
-    run, problem = findings["all"], config.problem
+    run, problem = results["all"], config.problem
     data_sets = [_read_run(config, problem, run, k) for k in range(config.data_sets)]
     k = min(range(config.data_sets), key=lambda trial: _unlike(run, data_sets[trial], trial))
     figure, (test, train, ratio, height, distances, periods) = panels(2, 3, width=2.7, height=2.3)

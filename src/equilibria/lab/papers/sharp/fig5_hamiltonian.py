@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.theory.hamiltonian import orbit, potential, rest_point, rms_drift
 
@@ -120,16 +120,16 @@ def _maps(config: Config) -> Arrays:
     return {"flow_time": 2 * eta**2 * keep, "printed": excess[keep], "symplectic": symplectic[keep]}
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Compare periods, energy and averages with the laws."""
     law = orbit(np.array(config.energies), grad_norm=config.grad_norm, c_b=config.c_b)
     rest = rest_point(config.grad_norm, config.c_b)
-    orbits = [findings[f"orbit-{energy:g}"] for energy in config.energies]
+    orbits = [results[f"orbit-{energy:g}"] for energy in config.energies]
     periods = np.array([float(path["period"]) for path in orbits])
     drifts = [np.ptp(path["energy"]) for path in orbits]
     means = np.array([float(path["mean_square"]) for path in orbits])
     mean = config.c_b / (2 * config.coupling**2)
-    drift = findings["map"]
+    drift = results["map"]
     rate = math.log(drift["printed"][-1] / drift["printed"][0]) / config.flow_time
     away = float(np.max(np.abs(drift["symplectic"] / drift["symplectic"][0] - 1)))
     loss = 1e3 * config.accuracy  # some hundred steps of the integrator, each of this accuracy
@@ -162,13 +162,13 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome(claims, numbers)
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw the well and the phase portrait, as in figure 5, the periods and the two maps."""
     figure, (well, portrait, periods, maps) = panels(2, 2)
     _draw_well(well, config)
-    _draw_portrait(portrait, config, findings)
-    _draw_periods(periods, config, findings)
-    _draw_maps(maps, config, findings["map"])
+    _draw_portrait(portrait, config, results)
+    _draw_periods(periods, config, results)
+    _draw_maps(maps, config, results["map"])
     return {"figure-5": figure}
 
 
@@ -185,22 +185,22 @@ def _draw_well(axes: Axes, config: Config) -> None:
     label_panel(axes, "a", "potential $U(x) = K^2 e^{2x} - C_b x$")
 
 
-def _draw_portrait(axes: Axes, config: Config, findings: Findings) -> None:
+def _draw_portrait(axes: Axes, config: Config, results: TaskResults) -> None:
     for energy, colour in zip(config.energies, COLOURS, strict=False):
-        path = findings[f"orbit-{energy:g}"]
+        path = results[f"orbit-{energy:g}"]
         axes.plot(path["position"], path["velocity"], color=colour)
     rest = rest_point(config.grad_norm, config.c_b)
     axes.plot([float(rest.position)], [0], ".", color=THEORY)
     label_panel(axes, "b", "phase portrait", xlabel="position $\\log |h|$", ylabel="velocity $-u$", xlim=(-5, 0.8))
 
 
-def _draw_periods(axes: Axes, config: Config, findings: Findings) -> None:
+def _draw_periods(axes: Axes, config: Config, results: TaskResults) -> None:
     energies = np.geomspace(min(config.energies) / 3, max(config.energies) * 1.5, 100)
     law = orbit(energies, grad_norm=config.grad_norm, c_b=config.c_b)
     axes.plot(energies, law.period, color=THEORY, label="theory")
     small = float(rest_point(config.grad_norm, config.c_b).period)
     axes.axhline(small, color=THEORY, lw=0.8, ls=":", label="small oscillations")
-    measured = [float(findings[f"orbit-{energy:g}"]["period"]) for energy in config.energies]
+    measured = [float(results[f"orbit-{energy:g}"]["period"]) for energy in config.energies]
     axes.plot(config.energies, measured, "o", label="integrated")
     axes.set(xscale="log", xlabel="energy above the minimum", ylabel="period ($1/\\eta$ steps)")
     label_panel(axes, "c", "period against energy", legend="best")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, label_panel, panels
 from equilibria.lab.papers.sharp import full_batch
 from equilibria.lab.papers.sharp.full_batch import INVARIANT_RESNET, STANDARD_RESNET, Config, Descent, Part, Variant
@@ -15,14 +15,14 @@ _FIGURES = {INVARIANT_RESNET: "fig. 8", STANDARD_RESNET: "fig. 9"}
 _GAINS = {INVARIANT_RESNET: 77.4 - 60.8, STANDARD_RESNET: 80.4 - 67.5}
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge both networks by the same claims."""
     claims = [
         claim
         for variant in config.variants
-        for claim in _judge(config, variant, full_batch.read_descents(config, variant, findings))
+        for claim in _judge(config, variant, full_batch.read_descents(config, variant, results))
     ]
-    return full_batch.outcome(config, findings, claims)
+    return full_batch.outcome(config, results, claims)
 
 
 def _judge(config: Config, variant: Variant, descents: Sequence[Descent]) -> list[Claim]:
@@ -35,12 +35,12 @@ def _judge(config: Config, variant: Variant, descents: Sequence[Descent]) -> lis
     ]
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw accuracy, sharpness and loss: fig. 8 above, fig. 9 below."""
     figure, axes = panels(len(config.variants), 3, width=2.4, height=2.0)
     for row, variant in enumerate(config.variants):
         accuracy, edge, loss = axes[3 * row : 3 * row + 3]
-        descents, colour = full_batch.read_descents(config, variant, findings), COLOURS[row]
+        descents, colour = full_batch.read_descents(config, variant, results), COLOURS[row]
         full_batch.draw_curves(accuracy, descents, "train", colour="grey", label="training")
         full_batch.draw_curves(accuracy, descents, "test", colour=colour, label="test")
         full_batch.draw_edge(edge, descents, colour=colour)

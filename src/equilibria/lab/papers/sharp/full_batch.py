@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.experiment import Arrays, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Outcome, TaskResults
 from equilibria.lab.harness.figures import POINTS, THEORY, Array, Window, draw_seeds, label_panel
 from equilibria.lab.harness.task import device, progress_reporter, scratch
 from equilibria.theory.generalization import final_bn_minimum, final_bn_scale
@@ -407,17 +407,17 @@ def returns(values: Array, *, factor: float) -> int:
     return count
 
 
-def read_descents(config: Config, variant: Variant, findings: Findings) -> list[Descent]:
+def read_descents(config: Config, variant: Variant, results: TaskResults) -> list[Descent]:
     """The descents of a variant, one per seed."""
-    return [read_descent(config, variant, findings[key(variant, seed)]) for seed in config.seeds]
+    return [read_descent(config, variant, results[key(variant, seed)]) for seed in config.seeds]
 
 
-def outcome(config: Config, findings: Findings, claims: Sequence[Claim], **more: object) -> Outcome:
+def outcome(config: Config, results: TaskResults, claims: Sequence[Claim], **more: object) -> Outcome:
     """The claims, demanded unless the data are digits, and the means over the windows, a number per seed."""
     windows = {"early": config.early, "middle": config.middle, "late": config.late}
     table: dict[str, object] = {}
     for variant in config.variants:
-        descents = read_descents(config, variant, findings)
+        descents = read_descents(config, variant, results)
         table[variant.name] = {
             "seeds": config.seeds,
             "first_step_with_every_image_right": [descent.fitted() for descent in descents],

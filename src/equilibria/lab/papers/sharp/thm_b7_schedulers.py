@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, shown_steps
 from equilibria.theory.effective_schedulers import (
     gwsi_moment_step,
@@ -123,10 +123,10 @@ def _summary(series: Mapping[str, Array], rate: float) -> Arrays:
     }
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge GWSI to rounding, and the first-order error of quasi-RMSprop."""
     rates = np.array(config.intrinsic_lrs)
-    runs = [findings[f"lr-wd-{rate:g}"] for rate in rates]
+    runs = [results[f"lr-wd-{rate:g}"] for rate in rates]
     worst = {name: np.array([float(run[f"worst_{name}"]) for run in runs]) for name in _WORST}
     claims = [
         Source("sharp", "Lemma 3.1", law="stability.projected_step")
@@ -159,11 +159,11 @@ def collect(config: Config, findings: Findings) -> Outcome:
 _WORST = ("gwsi_error", "moment_form_error", "quasi_error", "residual", "turn_error")
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Draw the effective lr, and the error of each scheduler."""
     figure, (lr, errors, order) = panels(1, 3, width=2.7)
     for rate, colour in zip(config.intrinsic_lrs, COLOURS, strict=False):
-        run = findings[f"lr-wd-{rate:g}"]
+        run = results[f"lr-wd-{rate:g}"]
         lr.plot(run["time"], run["effective_lr"], color=colour, lw=0.7, label=f"lr wd = {rate:g}")
         errors.plot(run["time"], np.maximum(run["quasi_error"], 1e-18), color=colour, lw=0.7)
         errors.plot(run["time"], np.maximum(run["gwsi_error"], 1e-18), color=colour, lw=0.7, ls=":")
@@ -174,7 +174,7 @@ def draw(config: Config, findings: Findings) -> Figures:
     errors.plot([], [], color=THEORY, lw=0.8, ls=":", label="GWSI")
     label_panel(errors, "b", "schedulers fed the same gradients", legend="center right")
     rates = np.array(config.intrinsic_lrs)
-    worst = np.array([float(findings[f"lr-wd-{rate:g}"]["worst_quasi_error"]) for rate in rates])
+    worst = np.array([float(results[f"lr-wd-{rate:g}"]["worst_quasi_error"]) for rate in rates])
     order.plot(rates, worst, "o", label="quasi-RMSprop, largest error")
     order.plot(rates, worst[-1] * rates / rates[-1], color=THEORY, label="$\\propto \\eta_{in}$")
     order.set(xscale="log", yscale="log", xlabel="$\\eta_{in}$ = lr wd", ylabel="relative error")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import next_order, tangent_noise, walk_heavy_ball
 from equilibria.theory.rules import SGD
@@ -110,18 +110,18 @@ def _walk(config: Config, name: str) -> Arrays:
     return {"walk_norm_ratio": np.sqrt(norms) / goal.norm, "walk_angle_ratio": np.sqrt(angles) / goal.angle}
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the times to 5 %, the bound, and the walk against the closed form."""
-    both = {name: {**findings[f"recursion-{name}"], **findings[f"walk-{name}"]} for name in _NAMES}
+    both = {name: {**results[f"recursion-{name}"], **results[f"walk-{name}"]} for name in _NAMES}
     claims = [claim for name in _NAMES for claim in _judge(config, name, both[name])]
-    plain, heavy = (int(findings[f"recursion-{name}"]["steps_norm"]) for name in ("sgd", "sgdm-equal"))
+    plain, heavy = (int(results[f"recursion-{name}"]["steps_norm"]) for name in ("sgd", "sgdm-equal"))
     claims.append(
         Source("smd", "remark 2", law="settling.relaxation")
         .says("At equal lr*wd momentum settles faster by 1/(1 - momentum): ratio of the times to 5 % in norm")
         .near(1 / (1 - config.momentum), plain / heavy, relative=next_order(config.rule("sgdm-equal")))
     )
     numbers = {
-        name: {key: int(findings[f"recursion-{name}"][key]) for key in ("steps_norm", "steps_angle")} for name in _ALL
+        name: {key: int(results[f"recursion-{name}"][key]) for key in ("steps_norm", "steps_angle")} for name in _ALL
     }
     return Outcome(claims, {"steps_to_5_per_cent": numbers})
 
@@ -169,24 +169,24 @@ def _scatter(config: Config, name: str) -> float:
     return math.sqrt(noise * eps / (2 * (1 - a)) / config.replicas) / 2
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Norm above, angle below; SGD on the left, momentum on the right."""
     figure, axes = panels(2, 2)
     letters = iter("abcd")
     for row, quantity in enumerate(("norm", "angle")):
         for column, name in enumerate(_NAMES):
             panel = axes[2 * row + column]
-            _draw_panel(panel, config, name, quantity, findings)
+            _draw_panel(panel, config, name, quantity, results)
             label_panel(panel, next(letters), f"{_NAMES[name]}, lr ÷ {config.drop:g}")
     axes[0].legend()
     return {"corollary-3-1": figure}
 
 
-def _draw_panel(axes: Axes, config: Config, name: str, quantity: str, findings: Findings) -> None:
+def _draw_panel(axes: Axes, config: Config, name: str, quantity: str, results: TaskResults) -> None:
     rule = config.rule(name)
     walk, recursion = (
-        findings[f"walk-{name}"][f"walk_{quantity}_ratio"],
-        findings[f"recursion-{name}"][f"{quantity}_ratio"],
+        results[f"walk-{name}"][f"walk_{quantity}_ratio"],
+        results[f"recursion-{name}"][f"{quantity}_ratio"],
     )
     window = 25 if quantity == "angle" else 1
     means = np.sqrt(np.convolve(walk**2, np.ones(window) / window, mode="valid"))

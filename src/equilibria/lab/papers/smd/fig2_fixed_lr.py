@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demanded, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd import layer_angles as angles
 from equilibria.lab.papers.smd import trainings
@@ -136,12 +136,12 @@ def arrivals(steps: NDArray[np.int64], off: Array, *, stay: int) -> Array:
     return arrived
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge angle and norm of both optimizers, and which arrives sooner."""
     claims: list[Claim] = []
     numbers = {}
     for place, sgd in enumerate(config.rules):
-        seeds = over_seeds([_numbers(config, place, findings[key(config, place, seed)]) for seed in config.seeds])
+        seeds = over_seeds([_numbers(config, place, results[key(config, place, seed)]) for seed in config.seeds])
         claims += _judge(config, sgd, seeds)
         numbers[sgd.name] = seeds
     slow, fast = config.rules
@@ -184,11 +184,11 @@ def _judge_correlation(config: Config, sgd: Sgd, seeds: Mapping[str, Sequence[fl
 # ---- drawing
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Figure 2 for the first seed: unit gradient, norm and angle of one layer; a row per optimizer."""
     figure, axes = panels(len(config.rules), 3, width=2.5, height=1.9)
     for place, sgd in enumerate(config.rules):
-        run = findings[key(config, place, config.seeds[0])]
+        run = results[key(config, place, config.seeds[0])]
         column, row = angles.layer_column(run, config.layer), axes[3 * place : 3 * place + 3]
         angles.draw_unit_gradients(row[0], run, column, average=config.average_samples, momentum=bool(sgd.momentum))
         row[0].legend(loc="upper left")

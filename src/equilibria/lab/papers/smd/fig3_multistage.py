@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, not_demanded, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.harness.task import train_branches
 from equilibria.lab.papers.smd import trainings
@@ -192,9 +192,9 @@ def _predicted(config: Config) -> list[float]:
     return angles
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the angles after every drop in both branches, and the accuracies at the end."""
-    seeds = over_seeds([_numbers(config, findings[trainings.key(seed)]) for seed in config.seeds])
+    seeds = over_seeds([_numbers(config, results[trainings.key(seed)]) for seed in config.seeds])
     both = {
         name: {branch: [value[branch] for value in seeds[name]] for branch in BRANCHES}
         for name in ("at_once", "explained", "farthest_layer", "test_accuracy")
@@ -298,9 +298,9 @@ def _whole(run: Arrays, branch: str) -> dict[str, NDArray[np.generic]]:
     return {**joined, "names": run[f"{branch}_names"]}
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Figures 3 (a)-(c) and 6, for the first seed."""
-    run = findings[trainings.key(config.seeds[0])]
+    run = results[trainings.key(config.seeds[0])]
     runs = {branch: _whole(run, branch) for branch in BRANCHES}
     return {"angles": _draw_angles(config, runs), "unit-gradients": _draw_gradients(config, runs)}
 

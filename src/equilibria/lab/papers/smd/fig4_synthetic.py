@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, identity
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import next_order
 from equilibria.theory.fluctuation import fluctuation
@@ -166,22 +166,22 @@ def _beside(config: Config, name: str, path: Array) -> Arrays:
     return {"recursion_error": np.max(np.abs(recursion.norm_sq / path[: steps + 1] - 1))}
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge level, settling, lag, scatter and angle of both optimizers; a table of ||w||^2 at the end."""
-    claims = [claim for name in _NAMES for claim in _judge(config, name, findings)]
+    claims = [claim for name in _NAMES for claim in _judge(config, name, results)]
     equilibrium = config.rule("sgd").equilibrium(unit_grad_sq=config.level)
     assert equilibrium.norm is not None
     claims += [
         _EXACT.says("SGD's own map at constant L: ||w||^2 it settles at").near(
             float(equilibrium.norm**2),
-            float(findings["sgd-a-0"]["exact_last"]),
+            float(results["sgd-a-0"]["exact_last"]),
             relative=math.exp(-32) + _rounding(config, "sgd"),  # what 32 time constants leave
             printed=float(_target(config, "sgd", np.asarray(config.level))),
         ),
         Source("smd+", "eq. (186)", law="transient.evolve")
         .says("The map (186) and the recursion of moments are the same: largest relative difference of ||w||^2")
         .to_rounding(
-            float(findings["sgdm-a-0"]["recursion_error"]),
+            float(results["sgdm-a-0"]["recursion_error"]),
             operations=_rounding(config, "sgdm") / float(np.finfo(np.float64).eps),
         ),
         identity(
@@ -195,12 +195,12 @@ def collect(config: Config, findings: Findings) -> Outcome:
     ]
     table = {
         f"{name}-{case}": {
-            "norm_sq_at_the_end": float(findings[f"{name}-{case}-0"]["last"]),
+            "norm_sq_at_the_end": float(results[f"{name}-{case}-0"]["last"]),
             "theory_at_the_end": float(_target(config, name, config.mean(case)[-1])),
-            "largest_deviation": _pooled(config, findings, name, case, "largest").max(),
-            "rms_deviation": math.sqrt(_pooled(config, findings, name, case, "mean_square").mean()),
-            "rms_angle": math.sqrt(_pooled(config, findings, name, case, "mean_square_angle").mean()),
-            "first_step_within_1_per_cent": int(findings[f"{name}-{case}-0"]["first_within"]),
+            "largest_deviation": _pooled(config, results, name, case, "largest").max(),
+            "rms_deviation": math.sqrt(_pooled(config, results, name, case, "mean_square").mean()),
+            "rms_angle": math.sqrt(_pooled(config, results, name, case, "mean_square_angle").mean()),
+            "first_step_within_1_per_cent": int(results[f"{name}-{case}-0"]["first_within"]),
         }
         for name in _NAMES
         for case in _CASES
@@ -208,14 +208,14 @@ def collect(config: Config, findings: Findings) -> Outcome:
     return Outcome(claims, table)
 
 
-def _pooled(config: Config, findings: Findings, name: str, case: str, key: str) -> Array:
+def _pooled(config: Config, results: TaskResults, name: str, case: str, key: str) -> Array:
     """One number of every run of a case."""
-    return np.array([findings[f"{name}-{case}-{run}"][key] for run in range(config.seeds if case in "bd" else 1)])
+    return np.array([results[f"{name}-{case}-{run}"][key] for run in range(config.seeds if case in "bd" else 1)])
 
 
-def _judge(config: Config, name: str, findings: Findings) -> list[Claim]:
+def _judge(config: Config, name: str, results: TaskResults) -> list[Claim]:
     rule, label = config.rule(name), _NAMES[name]
-    constant, lags, scatters = findings[f"{name}-a-0"], _lags(config, name), _scatters(config, name)
+    constant, lags, scatters = results[f"{name}-a-0"], _lags(config, name), _scatters(config, name)
     lagging = Source("smd", _FIGURES[name], law="settling.tracking_lag")
     # Second order: the lag is itself followed with a lag, a quarter of a period later, on a norm that is off by it.
     lag_room = next_order(rule) + (1 / config.sine_steps / relaxation(rule).rate) ** 2 + 4 * np.max(np.abs(lags))
@@ -229,11 +229,11 @@ def _judge(config: Config, name: str, findings: Findings) -> list[Claim]:
         ),
         _judge_settling(config, name, float(constant["first_within"])),
         lagging.says(f"{label}, (c) drifting L: largest deviation of ||w||^2 is the lag").near(
-            np.max(np.abs(lags)), float(findings[f"{name}-c-0"]["largest"]), relative=lag_room
+            np.max(np.abs(lags)), float(results[f"{name}-c-0"]["largest"]), relative=lag_room
         ),
-        *_judge_noise(config, name, "b", "noisy L", findings, scatters["b"], np.zeros(1)),
-        *_judge_noise(config, name, "d", "noisy and drifting L", findings, scatters["d"], lags),
-        _judge_angle(config, name, findings),
+        *_judge_noise(config, name, "b", "noisy L", results, scatters["b"], np.zeros(1)),
+        *_judge_noise(config, name, "d", "noisy and drifting L", results, scatters["d"], lags),
+        _judge_angle(config, name, results),
     ]
 
 
@@ -270,30 +270,30 @@ def _judge_settling(config: Config, name: str, steps: float) -> Claim:
 
 
 def _judge_noise(
-    config: Config, name: str, case: str, what: str, findings: Findings, scatters: Array, lags: Array
+    config: Config, name: str, case: str, what: str, results: TaskResults, scatters: Array, lags: Array
 ) -> list[Claim]:
     """Judge the rms and the largest deviation over all runs of a case."""
     label, source = f"{_NAMES[name]}, ({case}) {what}", Source("smd", _FIGURES[name], law="fluctuation.fluctuation")
     return [
         source.says(f"{label}: rms deviation of ||w||^2, {config.seeds} runs").near(
             math.sqrt(np.mean(scatters**2) + np.mean(lags**2)),
-            math.sqrt(_pooled(config, findings, name, case, "mean_square").mean()),
+            math.sqrt(_pooled(config, results, name, case, "mean_square").mean()),
             relative=4 * _standard_error(config, name),
         ),
         source.says(
             f"{label}: largest deviation of ||w||^2 is a fluctuation of at most 5.5 standard deviations"
-        ).at_most(5.5 * scatters.max() + np.max(np.abs(lags)), _pooled(config, findings, name, case, "largest").max()),
+        ).at_most(5.5 * scatters.max() + np.max(np.abs(lags)), _pooled(config, results, name, case, "largest").max()),
     ]
 
 
-def _judge_angle(config: Config, name: str, findings: Findings) -> Claim:
+def _judge_angle(config: Config, name: str, results: TaskResults) -> Claim:
     """The angle does not depend on L."""
     rule = config.rule(name)
     expected = float(rule.equilibrium().angle)
-    squares = np.concatenate([_pooled(config, findings, name, case, "mean_square_angle") for case in _CASES])
+    squares = np.concatenate([_pooled(config, results, name, case, "mean_square_angle") for case in _CASES])
     angles = np.sqrt(squares)
     eps = config.lr * config.weight_decay
-    ends = [np.log(findings[key]["late_norm_sq"]) for key in findings if key.startswith(f"{name}-")]
+    ends = [np.log(results[key]["late_norm_sq"]) for key in results if key.startswith(f"{name}-")]
     # Squared angles add up to the decay, but for what the norm gained or lost between the ends of the window.
     drift = max(abs(float(np.diff(end)[0])) for end in ends) / (2 * 2 * eps * (config.steps - config.settled(name)))
     return (
@@ -335,15 +335,15 @@ def _standard_error(config: Config, name: str) -> float:
     return math.sqrt(2 / independent) / 2
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """As in the papers: L_t in orange (right axis), ||w||^2 in blue, its equilibrium dashed."""
-    return {f"figure-{number}": _draw_cases(config, name, findings) for number, name in ((4, "sgd"), (5, "sgdm"))}
+    return {f"figure-{number}": _draw_cases(config, name, results) for number, name in ((4, "sgd"), (5, "sgdm"))}
 
 
-def _draw_cases(config: Config, name: str, findings: Findings) -> Figure:
+def _draw_cases(config: Config, name: str, results: TaskResults) -> Figure:
     figure, axes = panels(2, 2)
     for panel, (case, text) in zip(axes, _CASES.items(), strict=True):
-        _draw_case(panel, config, name, case, findings[f"{name}-{case}-0"])
+        _draw_case(panel, config, name, case, results[f"{name}-{case}-0"])
         label_panel(panel, case, f"{_NAMES[name]}, {text}")
     axes[2].set_xlabel(f"step ($T$ = {config.sine_steps:,.0f})")
     axes[3].set_xlabel(f"step ($T$ = {config.sine_steps:,.0f})")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import Window, inside, layer_column
@@ -159,10 +159,10 @@ def _turned(config: Config, place: int, factor: int, span: int, run: Arrays) -> 
     return _rms(run, f"angle_{span}", run["step"], window=(first + span, end))
 
 
-def _short_ratio(config: Config, findings: Findings, place: int, factor: int, seed: int) -> float:
+def _short_ratio(config: Config, results: TaskResults, place: int, factor: int, seed: int) -> float:
     """Median over layers of the angle over n steps over that of one step with n times the batch."""
-    small = _turned(config, place, 1, factor, findings[key(config, place, 1, seed)])
-    large = _turned(config, place, factor, 1, findings[key(config, place, factor, seed)])
+    small = _turned(config, place, 1, factor, results[key(config, place, 1, seed)])
+    large = _turned(config, place, factor, 1, results[key(config, place, factor, seed)])
     return float(np.median(small / large))
 
 
@@ -177,11 +177,11 @@ def diffusion(angles: Array) -> Array:
     return spread
 
 
-def _long_ratio(config: Config, findings: Findings, place: int, factor: int, seed: int) -> float:
+def _long_ratio(config: Config, results: TaskResults, place: int, factor: int, seed: int) -> float:
     """Median over layers of the diffusion over many images with the smallest batch over that with n times it."""
     spreads = []
     for times in (1, factor):
-        run, span = findings[key(config, place, times, seed)], config.long // times
+        run, span = results[key(config, place, times, seed)], config.long // times
         first, end = _judged(config, place, times)
         spreads.append(diffusion(run[f"angle_{span}"][inside(run["step"], (first + span, end))]))
     return float(np.median(spreads[0] / spreads[1]))
@@ -204,27 +204,27 @@ def enlargement(share: float, factor: int) -> float:
     return float(np.sqrt(factor * (1 + factor * share) / (1 + share)))
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge ratios of angles over equally many images, short and long, and the growth of the gradient."""
     claims: list[Claim] = []
     numbers: dict[str, dict[str, list[float]]] = {}
     for place, sgd in enumerate(config.rules):
         numbers[sgd.name] = {}
         for factor in config.factors[1:]:
-            claims += _judge(config, findings, place, factor, numbers[sgd.name])
+            claims += _judge(config, results, place, factor, numbers[sgd.name])
     return Outcome(demanded_if(config.images.data != "digits", claims), numbers)
 
 
 def _judge(
-    config: Config, findings: Findings, place: int, factor: int, numbers: dict[str, list[float]]
+    config: Config, results: TaskResults, place: int, factor: int, numbers: dict[str, list[float]]
 ) -> tuple[Claim, Claim, Claim]:
     sgd, rule = config.rules[place], config.rules[place].rule
     large = config.sgd(place, factor).rule
     short, long = (
-        [ratio(config, findings, place, factor, seed) for seed in config.seeds] for ratio in (_short_ratio, _long_ratio)
+        [ratio(config, results, place, factor, seed) for seed in config.seeds] for ratio in (_short_ratio, _long_ratio)
     )
-    enlarged = [_enlarged(config, findings[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
-    expected = [_expected(config, findings[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
+    enlarged = [_enlarged(config, results[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
+    expected = [_expected(config, results[key(config, place, 1, seed)], place, factor) for seed in config.seeds]
     many = config.long // factor
     numbers |= {f"short_{factor}": short, f"long_{factor}": long, f"gradient_{factor}": enlarged}
     apart = [diffusion(n_step_angles(law, steps)[-1:]) for law, steps in ((rule, config.long), (large, many))]
@@ -257,27 +257,27 @@ def _expected(config: Config, run: Arrays, place: int, factor: int) -> float:
 # ---- drawing
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Figures 7 and 8 for the first seed: a row per optimizer, a column per factor."""
-    return {"angles": _draw_angles(config, findings), "gradients": _draw_gradients(config, findings)}
+    return {"angles": _draw_angles(config, results), "gradients": _draw_gradients(config, results)}
 
 
-def _draw_angles(config: Config, findings: Findings) -> Figure:
+def _draw_angles(config: Config, results: TaskResults) -> Figure:
     factors = config.factors[1:]
     figure, axes = panels(len(config.rules), len(factors), width=3.0, height=2.0)
     letters = iter("abcdefgh")
     for place, sgd in enumerate(config.rules):
         for factor in factors:
             panel = axes[place * len(factors) + factors.index(factor)]
-            _draw_pair(panel, config, findings, place, factor)
+            _draw_pair(panel, config, results, place, factor)
             batch = factor * config.batch_size
             label_panel(panel, next(letters), f"{sgd.name}: {config.batch_size} against {batch} images a batch")
     return figure
 
 
-def _draw_pair(axes: Axes, config: Config, findings: Findings, place: int, factor: int) -> None:
+def _draw_pair(axes: Axes, config: Config, results: TaskResults, place: int, factor: int) -> None:
     seed = config.seeds[0]
-    small, large = (findings[key(config, place, times, seed)] for times in (1, factor))
+    small, large = (results[key(config, place, times, seed)] for times in (1, factor))
     column = layer_column(small, config.layer)
     there = np.isfinite(small[f"angle_{factor}"][:, column])
     images = config.batch_size / 1000
@@ -303,12 +303,12 @@ def _draw_pair(axes: Axes, config: Config, findings: Findings, place: int, facto
     axes.legend(loc="upper right")
 
 
-def _draw_gradients(config: Config, findings: Findings) -> Figure:
+def _draw_gradients(config: Config, results: TaskResults) -> Figure:
     factors = config.factors[1:]
     figure, axes = panels(1, len(factors), width=3.0, height=2.0)
     for panel, factor, letter in zip(axes, factors, "abcd", strict=False):
         for place, sgd in enumerate(config.rules):
-            runs = [findings[key(config, place, 1, seed)] for seed in config.seeds]
+            runs = [results[key(config, place, 1, seed)] for seed in config.seeds]
             column = layer_column(runs[0], config.layer)
             there = np.isfinite(runs[0]["gradient_1"][:, column])
             ratio = np.mean(

@@ -10,7 +10,7 @@ import numpy as np
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import label_panel, panels
 from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import draw_layers, explained_after_drop, law_after_drop, rms_ratio
@@ -118,12 +118,12 @@ def _is_depthwise(name: str) -> bool:
     return "depthwise" in name or "conv_3x3" in name  # the first here, the second in the standard MobileNet-V2
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the angles of every network in equilibrium and right after the drop."""
     claims: list[Claim] = []
     numbers = {}
     for place, case in enumerate(config.cases):
-        seeds = over_seeds([_numbers(config, findings[key(config, place, seed)]) for seed in config.seeds])
+        seeds = over_seeds([_numbers(config, results[key(config, place, seed)]) for seed in config.seeds])
         claims += _judge(config, case, seeds)
         numbers[case.name] = seeds
     return Outcome(demanded_if(config.images.data != "digits", claims), numbers)
@@ -155,12 +155,12 @@ def _judge(config: Config, case: NamedNetwork, seeds: Mapping[str, Sequence[floa
 # ---- drawing
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Figure 9 for the first seed: angles of all layers and the theory's line, a panel per network."""
     columns = min(3, len(config.cases))
     figure, axes = panels(-(-len(config.cases) // columns), columns, width=2.4, height=2.0)
     for panel, place, letter in zip(axes, range(len(config.cases)), "abcdefgh", strict=False):
-        run = findings[key(config, place, config.seeds[0])]
+        run = results[key(config, place, config.seeds[0])]
         draw_layers(panel, run, average=5)
         law = run["angle_equilibrium"]
         panel.set(yscale="log", ylim=(float(law.min()) / 8, 8 * float(law.max())))

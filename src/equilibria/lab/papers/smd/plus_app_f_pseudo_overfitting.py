@@ -10,7 +10,7 @@ import numpy as np
 
 from equilibria.errors import EquilibriaError, one_of
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, mean_in, panels
 from equilibria.lab.harness.task import device, train_branches
 from equilibria.lab.papers.smd.layer_angles import rms_ratio
@@ -214,12 +214,12 @@ def _median_ratio(config: Config, run: Arrays, branch: str, window: tuple[int, i
     return float(np.median(rms_ratio(run, steps, prefix=f"{branch}_")))
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the angle, and test accuracy and loss after the drop, for every optimizer."""
     claims: list[Claim] = []
     numbers = {}
     for rule in config.rules:
-        seeds = over_seeds([_numbers(config, findings[key(rule, seed)]) for seed in rule.seeds])
+        seeds = over_seeds([_numbers(config, results[key(rule, seed)]) for seed in rule.seeds])
         claims += [*_judge_angles(config, rule, seeds), *_judge_tests(rule, seeds)]
         numbers[rule.name] = {"seeds": rule.seeds, **seeds}
     return Outcome(demanded_if(config.data != "digits", claims), numbers)
@@ -278,11 +278,11 @@ def _judge_tests(rule: SeededOptimizer, seeds: Mapping[str, Any]) -> list[Claim]
 # ---- drawing
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """A row per optimizer: angle, training loss and test accuracy after the drop, with both branches."""
     figure, axes = panels(len(config.rules), 3, width=2.4, height=1.9)
     for row, rule in enumerate(config.rules):
-        runs = [findings[key(rule, seed)] for seed in rule.seeds]
+        runs = [results[key(rule, seed)] for seed in rule.seeds]
         angle, loss, accuracy = axes[3 * row : 3 * row + 3]
         for colour, branch in zip(COLOURS, BRANCHES, strict=False):
             _draw_angles(angle, config, runs, branch, colour=colour)

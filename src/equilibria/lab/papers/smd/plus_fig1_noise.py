@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, over_seeds
-from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, draw_seeds, label_panel, mark_drops, panels
 from equilibria.lab.papers.smd import trainings
 from equilibria.lab.papers.smd.layer_angles import inside, layer_column
@@ -109,9 +109,9 @@ def _same(config: Config, run: Arrays, column: int) -> float:
     return float(together / run["unit_grad_sq"][sampled, column].mean())
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge how much larger the variance is in every stage, and whether it alone fixes the norm."""
-    seeds = over_seeds([_numbers(config, findings[trainings.key(seed)]) for seed in config.seeds])
+    seeds = over_seeds([_numbers(config, results[trainings.key(seed)]) for seed in config.seeds])
     return Outcome(demanded_if(config.images.data != "digits", _judge(config, seeds)), seeds)
 
 
@@ -139,10 +139,10 @@ def _judge(config: Config, seeds: Mapping[str, Sequence[Any]]) -> list[Claim]:
 # ---- drawing
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Squared mean and variance of one layer through training; their ratio in all layers."""
     figure, (both, ratio) = panels(1, 2, width=3.0, height=2.3)
-    runs = [findings[trainings.key(seed)] for seed in config.seeds]
+    runs = [results[trainings.key(seed)] for seed in config.seeds]
     steps, column = runs[0]["step"], layer_column(runs[0], config.layer)
     for colour, name, label in ((COLOURS[0], "noise_sq", "variance"), (COLOURS[1], "signal_sq", "squared mean")):
         draw_seeds(both, steps, [run[name][:, column] for run in runs], color=colour, label=label)

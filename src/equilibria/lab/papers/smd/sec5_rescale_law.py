@@ -12,7 +12,7 @@ import numpy as np
 
 from equilibria.lab import problems
 from equilibria.lab.harness.claim import Claim, Source
-from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Findings, Outcome
+from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
 from equilibria.lab.papers.smd.random_walk import tangent_noise, turned
 from equilibria.lab.problems import RandomWalk, Simulation
@@ -182,18 +182,18 @@ def _rescale_adam(w: Any, optimizer: Any, choice: str, factors: Any) -> None:
         optimizer.state[w]["exp_avg_sq"].mul_(factors.second_moment)
 
 
-def collect(config: Config, findings: Findings) -> Outcome:
+def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the transients of all choices."""
     table = {
-        choice: {f"{drop:g}": float(findings[f"sgdm-{drop:g}"][f"{choice}_worst"]) for drop in config.drops}
+        choice: {f"{drop:g}": float(results[f"sgdm-{drop:g}"][f"{choice}_worst"]) for drop in config.drops}
         for choice in _CHOICES
     }
-    ten = findings["sgdm-10"]
+    ten = results["sgdm-10"]
     a, eps = config.momentum, config.lr * config.weight_decay
-    adam = {choice: findings[f"adamw-{choice}"]["ratio"] for choice in _ADAM_CHOICES}
+    adam = {choice: results[f"adamw-{choice}"]["ratio"] for choice in _ADAM_CHOICES}
     noise = 4 / np.sqrt(config.replicas * 2 * config.dim)  # four standard errors of one step's rms angle
     claims = [
-        *_judge_walk(config, findings["walk"]),
+        *_judge_walk(config, results["walk"]),
         _RULE.says(
             "Momentum, weights and buffer (inversely): largest deviation of the angle over all drops, by its moments"
         ).at_most(
@@ -268,16 +268,16 @@ def _rms(values: Any) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def draw(config: Config, findings: Findings) -> Figures:
+def draw(config: Config, results: TaskResults) -> Figures:
     """Angle over new equilibrium after lr / 10: momentum on the walk and by its moments, AdamW by torch.optim."""
     figure, (momentum, adam) = panels(1, 2, width=3.6, height=2.7)
-    ten, walk = findings["sgdm-10"], findings["walk"]
+    ten, walk = results["sgdm-10"], results["walk"]
     _draw_lines(momentum, {label: ten[choice] for choice, label in _CHOICES.items()}, last=_WALKED)
     for choice, colour in zip(_CHOICES, COLOURS, strict=False):
         steps = np.arange(0, _WALKED, 3)
         momentum.plot(steps + 1, walk[choice][steps], ".", ms=3, color=colour)
     label_panel(momentum, "a", "SGD with momentum, lr ÷ 10 (dots: walk)")
-    lines = {label: findings[f"adamw-{choice}"]["ratio"] for choice, label in _ADAM_CHOICES.items()}
+    lines = {label: results[f"adamw-{choice}"]["ratio"] for choice, label in _ADAM_CHOICES.items()}
     _draw_lines(adam, lines, last=_RECORDED)
     label_panel(adam, "b", f"torch.optim.AdamW, lr ÷ {config.adam_drop:g}")
     return {"section-5-2": figure}
