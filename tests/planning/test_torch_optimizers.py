@@ -85,6 +85,6 @@ def test_a_plan_of_a_rule_does_not_import_torch():
 def test_a_torch_scheduler_is_refused_with_a_way_out():
     optimizer = torch.optim.SGD(weights(), lr=0.1, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10])
-    with pytest.raises(EquilibriaError, match="torch scheduler .MultiStepLR.*equilibria.theory.schedules") as caught:
+    with pytest.raises(EquilibriaError, match=r"torch scheduler .MultiStepLR.*equilibria.theory.schedules") as caught:
         plan(optimizer, scheduler, steps=100)
     assert caught.value.argument == "schedule"
