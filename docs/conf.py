@@ -65,7 +65,7 @@ nitpick_ignore_regex = [
     ("py:(class|func)", r"(pa|click|pyarrow)\..*"),
     (
         "py:class",
-        r"Tensor|Figure|Arrays|Findings|Config|equilibria\.lab\.harness\.experiment\.Config|_?[A-Z]|.*\._?[A-Z]",
+        r"Tensor|Figures?|Arrays|TaskResults|Config|equilibria\.lab\.harness\.experiment\.Config|_?[A-Z]|.*\._?[A-Z]",
     ),
     ("py:class", r"equilibria\.(.*\.)?_.*"),  # private bases
     ("py:class", r"equilibria\.(lab\.harness\.workers|optimizers\.rules)\..*"),

@@ -7,11 +7,13 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.odd_tensors import slow_angle
 
-from equilibria.monitor.reading import MeasuredStep
+from equilibria.errors import EquilibriaError
+from equilibria.monitor.reading import MeasuredStep, angle_between
 
 
 def step_of(w: np.ndarray, g: np.ndarray, e: np.ndarray, shrink: float) -> MeasuredStep:
@@ -87,3 +89,47 @@ def test_what_is_zero_or_not_finite_becomes_nan_in_silence():
 
 
 # ---- the angle between two tensors
+
+
+# ---- the angle between two tensors
+
+
+@pytest.mark.parametrize("angle", [1e-6, 1e-5, 1e-4, 1e-2, 0.7, 1.5, 3.0, math.pi - 1e-5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_angle_between(angle, dtype):
+    first = torch.tensor([3.0, 0.0], dtype=torch.float64)
+    second = 0.2 * torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
+    measured = angle_between(first.to(dtype), second.to(dtype))
+    # In float32 the entries themselves are rounded: by 6e-8 of the larger one.
+    assert measured == pytest.approx(angle, rel=1e-7 if dtype == torch.float32 else 1e-9, abs=1e-7 * (angle > 3))
+    assert measured == angle_between(second.to(dtype), first.to(dtype))
+
+
+@given(seed=st.integers(0, 1000), scale=st.floats(1e-10, 1e10), apart=st.floats(1e-6, 10.0))
+def test_angle_between_is_symmetric_and_knows_no_scale(seed, scale, apart):
+    w, _, e = (torch.from_numpy(vector) for vector in vectors(seed))
+    other = w + apart * e
+    right = slow_angle(w.numpy(), other.numpy())
+    assert angle_between(w, other) == pytest.approx(right, rel=1e-9)
+    assert angle_between(other, scale * w) == pytest.approx(right, rel=1e-8)
+
+
+def test_angle_between_complex_tensors_counts_both_parts():
+    first = torch.tensor([1 + 0j, 0j])
+    second = torch.tensor([1 + 0.1j, 0j])
+    assert angle_between(first, second) == pytest.approx(math.atan(0.1), rel=1e-6)
+    assert angle_between(second.conj(), second) == pytest.approx(2 * math.atan(0.1), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (torch.ones(3), torch.ones(4), "3 and 4 entries"),
+        (torch.zeros(3), torch.ones(3), "norm 0 and"),
+        (torch.ones(3), torch.tensor([1.0, math.nan, 1.0]), "nan; expected finite"),
+        (torch.tensor([math.inf, 0.0]), torch.ones(2), "norm inf"),
+    ],
+)
+def test_angle_between_refuses_what_has_no_direction(first, second, message):
+    with pytest.raises(EquilibriaError, match=message):
+        angle_between(first, second)

@@ -26,10 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equilibria.errors import EquilibriaError
 from equilibria.monitor.settings_log import SettingsLog
 from equilibria.optimizers.rules import GroupRule
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
-from equilibria.tensors.layout import aligned, copy_of, densify, flat, local
+from equilibria.tensors.layout import aligned, as_real, copy_of, densify, flat, local
 from equilibria.tensors.parameters import Watched
 
 Array = NDArray[np.float64]
@@ -250,3 +251,30 @@ class CopyProbe:
 def _some_entries(tensor: Tensor, *, like: Tensor) -> Tensor:
     entries = flat(tensor, like=like)
     return entries[:: max(1, len(entries) // _COMPARED)]
+
+
+def angle_between(first: Tensor, second: Tensor) -> float:
+    """The angle between two tensors in radians, accurate to the last digits however small it is.
+
+    Args:
+        first: any tensor, not zero.
+        second: a tensor of the same number of entries, not zero.
+
+    Returns:
+        Between 0 and pi.
+
+    Example:
+        >>> w = torch.ones(1000)
+        >>> turned = w + 2**-17 * torch.tensor([1.0, -1.0]).repeat(500)
+        >>> angle_between(w, turned) * 2**17
+        0.99999999...
+    """
+    a, b = (as_real(tensor.detach()).double().reshape(-1) for tensor in (first, second))
+    if a.numel() != b.numel():
+        raise EquilibriaError(f"got tensors of {a.numel()} and {b.numel()} entries; expected the same number")
+    lengths = [float(torch.linalg.vector_norm(vector)) for vector in (a, b)]
+    if not all(length > 0 and np.isfinite(length) for length in lengths):
+        raise EquilibriaError(f"got tensors of norm {lengths[0]:g} and {lengths[1]:g}; expected finite, not zero")
+    a, b = a / lengths[0], b / lengths[1]
+    apart, together = (float(torch.linalg.vector_norm(vector)) for vector in (a - b, a + b))
+    return 2 * float(np.arctan2(apart, together))

@@ -30,7 +30,7 @@ from equilibria.lab.papers.explr.trainings import (
     runs,
 )
 from equilibria.lab.papers.nrq import fig3_networks
-from equilibria.lab.training import angle_between, train
+from equilibria.lab.training import chord_angle, train
 from equilibria.theory.exponential import constant_schedule, decay_roots
 from equilibria.theory.folding import fold
 from equilibria.theory.texp import texp
@@ -112,8 +112,8 @@ def test_the_lr_that_is_drawn_is_that_of_the_step_also_where_powers_of_two_are_t
 
 def test_the_angle_of_an_epoch_is_that_of_the_cosine():
     one, other = torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0])
-    assert angle_between(one, other) == pytest.approx(np.pi / 4)
-    assert angle_between(one, -one) == pytest.approx(np.pi)
+    assert chord_angle(one, other) == pytest.approx(np.pi / 4)
+    assert chord_angle(one, -one) == pytest.approx(np.pi)
 
 
 def test_means_and_angles_of_a_window():

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from equilibria.lab.training.measures import Evaluation, SharpnessMeasure, angle_between, recomputed_statistics
+from equilibria.lab.training.measures import Evaluation, SharpnessMeasure, chord_angle, recomputed_statistics
 from equilibria.lab.training.recipe import FullBatch, Measure, Recipe, decay_groups, drops
 from equilibria.lab.training.run import LayerSamples, Trained, by_layer, train
 from equilibria.lab.training.training import Training
@@ -21,8 +21,8 @@ __all__ = [
     "SharpnessMeasure",
     "Trained",
     "Training",
-    "angle_between",
     "by_layer",
+    "chord_angle",
     "decay_groups",
     "drops",
     "recomputed_statistics",

@@ -227,11 +227,11 @@ class SharpnessMeasure:
         self._last = Sharpness(**{**state, "pairs": Eigenpairs(**{**state["pairs"], "memory": restored})})
 
 
-def angle_between(one: Tensor, other: Tensor) -> float:
+def chord_angle(one: Tensor, other: Tensor) -> float:
     """Angle between two tensors in radians, from the chord: a cosine has no digits for small angles.
 
     Example:
-        >>> round(angle_between(torch.tensor([2.0, 0.0]), torch.tensor([3.0, 3e-5])) * 1e5, 6)
+        >>> round(chord_angle(torch.tensor([2.0, 0.0]), torch.tensor([3.0, 3e-5])) * 1e5, 6)
         1.0
     """
     first, second = (tensor.detach().double() / tensor.detach().double().norm() for tensor in (one, other))

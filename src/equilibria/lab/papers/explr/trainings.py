@@ -276,10 +276,10 @@ class EpochAngles:
 
     def __call__(self, training: Training) -> dict[str, NDArray[np.float64]]:
         """See `Measure`."""
-        from equilibria.lab.training import angle_between
+        from equilibria.lab.training import chord_angle
 
         weights = [training.model.get_parameter(name).detach().clone() for name in self._names]
-        angles = [angle_between(*pair) for pair in zip(self._last, weights, strict=True)] if self._last else None
+        angles = [chord_angle(*pair) for pair in zip(self._last, weights, strict=True)] if self._last else None
         self._last = weights
         return {"epoch_angle": np.array(angles) if angles else np.full(len(weights), np.nan)}
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equilibria.lab.papers.smd.trainings import is_convolution
-from equilibria.lab.training import Training, angle_between
+from equilibria.lab.training import Training, chord_angle
 from equilibria.theory.fluctuation import noise_split
 
 Batch = tuple[Tensor, Tensor]
@@ -108,7 +108,7 @@ class SpanAngles:
                 start = self._starts.get(str(span))
                 if start is not None:
                     pairs = zip(start, weights, strict=True)
-                    angles[f"angle_{span}"] = np.array([angle_between(*pair) for pair in pairs])
+                    angles[f"angle_{span}"] = np.array([chord_angle(*pair) for pair in pairs])
                 self._starts[str(span)] = [weight.detach().clone() for weight in weights]
         return angles
 
