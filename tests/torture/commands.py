@@ -49,8 +49,10 @@ def command_lines(random: random.Random, folder: Path) -> Trials:
         name = random.choice(list(commands))
         arguments = [name, *_arguments(random, commands[name], files)]
         shown = shlex.join(argument[:60] for argument in arguments)
-        with mock.patch.object(sys, "argv", ["equilibria", *arguments]), warnings.catch_warnings(action="ignore"):
-            yield _outcome(shown)
+        typed = mock.patch.object(sys, "argv", ["equilibria", *arguments])
+        with typed, warnings.catch_warnings(action="ignore"), contextlib.chdir(folder):  # some lines write files
+            outcome = _outcome(shown)
+        yield outcome
 
 
 def _outcome(line: str) -> str:
