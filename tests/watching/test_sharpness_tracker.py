@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,10 +102,91 @@ def test_a_second_run_goes_beside_the_first(tmp_path):
     net, optimizer = make()
     with track(net, optimizer, log_dir=tmp_path / "run"):
         train(net, optimizer, 1)
-    warned = pytest.warns(RecordWarning, match=r"holds a run already; this one is recorded into .*run-2$")
+    sentence = (
+        r"holds a run already; this one is recorded into .*run-2\. To append to the first, load the tracker's state"
+    )
+    warned = pytest.warns(RecordWarning, match=sentence)
     with track(net, optimizer, log_dir=tmp_path / "run") as tracker, warned:
         train(net, optimizer, 1)
     assert tracker.log_dir == tmp_path / "run-2"
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("more", [0, 5], ids=["killed at once", "killed later"])
+def test_a_kill_after_a_checkpoint_loses_no_query_from_before_it(tmp_path, more):
+    """A copy of the directory is what a kill would leave; the run that goes on is the uninterrupted one."""
+    net, optimizer = make()
+    tracker = track(net, optimizer, log_dir=tmp_path / "run")
+    train(net, optimizer, 12)
+    saved = through_a_file([part.state_dict() for part in (net, optimizer, tracker)])
+    if more:
+        train(net, optimizer, more)
+        tracker.flush()
+    killed = shutil.copytree(tmp_path / "run", tmp_path / "killed" / "run")
+    assert eq.read_run(killed).sharpness()["step"].to_pylist() == [0, 5, 10, 15][: 4 if more else 3]
+    train(net, optimizer, 14 - more)
+    tracker.close()
+
+    net, optimizer = make()
+    with track(net, optimizer, log_dir=killed) as resumed:
+        for part, state in zip((net, optimizer, resumed), saved, strict=True):
+            part.load_state_dict(state)
+        assert (resumed.step, resumed.state, resumed.log_dir) == (12, tracker.state, killed)
+        train(net, optimizer, 14)
+    run, whole = eq.read_run(killed).sharpness(), tracker.samples()
+    assert run["step"].to_pylist() == whole["step"].to_pylist() == [0, 5, 10, 15, 20, 25]
+    assert run["state"].to_pylist() == whole["state"].to_pylist()
+    assert run["sharpness"].to_pylist() == pytest.approx(whole["sharpness"].to_pylist(), rel=2e-2)
+    assert [path.name for path in killed.parent.iterdir()] == ["run"]
+
+
+def test_a_checkpoint_hands_over_the_queries_so_far(tmp_path):
+    """Without it they wait in memory for up to a second."""
+    net, optimizer = make()
+    with track(net, optimizer, log_dir=tmp_path / "run") as tracker:
+        train(net, optimizer, 12)
+        record = tracker.state_dict()["record"]
+        on_disk = eq.read_run(tmp_path / "run")
+        assert on_disk.sharpness()["step"].to_pylist() == [0, 5, 10]
+        assert record["id"] == on_disk.id and "failure" not in record
+
+
+def test_beside_a_resumed_monitor_the_tracker_goes_on_in_its_record(tmp_path):
+    net, optimizer = make()
+    with eq.watch(net, optimizer, every=1, log_dir=tmp_path / "run") as monitor:
+        tracker = track(net, optimizer, monitor=monitor)
+        train(net, optimizer, 12)
+        saved = through_a_file([part.state_dict() for part in (net, optimizer, monitor, tracker)])
+        tracker.close()
+    net, optimizer = make()
+    with eq.watch(net, optimizer, every=1, log_dir=tmp_path / "run") as monitor:
+        tracker = track(net, optimizer, monitor=monitor)
+        for part, state in zip((net, optimizer, monitor, tracker), saved, strict=True):
+            part.load_state_dict(state)
+        train(net, optimizer, 9)
+        tracker.close()
+    run = eq.read_run(tmp_path / "run")
+    assert run.sharpness()["step"].to_pylist() == [0, 5, 10, 15, 20]
+    assert run.samples()["step"].to_pylist()[-1] == 20
+    assert run.notes == ()
+
+
+def test_the_state_of_something_else_is_refused():
+    net, optimizer = make()
+    tracker = track(net, optimizer)
+    before = tracker.state_dict()
+    for state in ({}, None, optimizer.state_dict(), {**before, "params": ["other"]}):
+        with pytest.raises(EquilibriaError, match="state of") as raised:
+            tracker.load_state_dict(state)
+        assert raised.value.argument == "state"
+    assert tracker.state_dict() == before
+    tracker.close()
 
 
 def test_bad_places_are_refused_and_leave_no_hook(tmp_path):

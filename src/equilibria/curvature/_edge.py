@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,6 +141,16 @@ class EdgeDetector:
         self._state = self._next(step, ratio, mean, turned_back, growth)
         self._before = step, ratio
         return EdgeState(self._state, mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last query, the losses that count and the state, for a checkpoint."""
+        return {"before": self._before, "losses": list(self._losses), "state": self._state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        before = state["before"]
+        self._before = None if before is None else (int(before[0]), float(before[1]))
+        self._losses, self._state = [float(loss) for loss in state["losses"]], str(state["state"])
 
     def _next(self, step: int, ratio: float, mean: float, turned_back: float | None, growth: float | None) -> str:
         turns = self._state == EDGE if turned_back is None else turned_back >= _REVERSING

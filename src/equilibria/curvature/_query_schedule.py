@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 
 from equilibria.optimizers.budget import TimeBudget, steady_mean
 
@@ -77,6 +78,15 @@ class QuerySchedule:
         self._last = step
         self._spent += seconds
         self._budget.add_cost(seconds * min(1.0, _WARM_PRODUCTS / max(hvps, 1)) if cold else seconds)
+
+    def state_dict(self) -> dict[str, int]:
+        """Which steps were queried last, for a checkpoint; times are measured again."""
+        return {"first": self._first, "last": self._last, "together": self.together}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from a checkpoint."""
+        self._first, self._last, self.together = (int(state[name]) for name in ("first", "last", "together"))
+        self._left = None  # the time since then was not a step
 
     def is_due(self, step: int) -> bool:
         """Whether to query this step."""

@@ -191,6 +191,47 @@ class SharpnessMonitor:
     def __del__(self) -> None:
         self.close()  # nobody holds the tracker or its optimizer any more: write the last rows, free the directory
 
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers and words with which a resumed run continues; the first query after that starts at random."""
+        return {
+            "params": list(self._params),
+            "step": self._steps,
+            "state": self._state,
+            "threshold": self._threshold,
+            "difference": self._difference,
+            "lost": self._lost,
+            "detector": self._detector.state_dict(),
+            "schedule": self._schedule.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; call it after the model and the optimizer were loaded.
+
+        Raises:
+            EquilibriaError: if it is not the state of a tracker, or that of other parameters.
+        """
+        keys = self.state_dict().keys()
+        if not isinstance(state, Mapping) or keys - state.keys():
+            raise EquilibriaError(
+                f"got a state of type {type(state).__name__} without some of {', '.join(keys)}; expected the result of "
+                "tracker.state_dict()",
+                argument="state",
+            )
+        if list(state["params"]) != list(self._params):
+            raise EquilibriaError(
+                f"got the state of a tracker of {len(state['params'])} parameters; expected this one's "
+                f"{len(self._params)}: same objective, optimizer and select",
+                argument="state",
+            )
+        self._steps, self._state, self._threshold = int(state["step"]), str(state["state"]), float(state["threshold"])
+        self._difference, self._lost = state["difference"], state["lost"]
+        self._detector.load_state_dict(state["detector"])
+        self._schedule.load_state_dict(state["schedule"])
+        self._last.clear()
+        self._motion.reset()
+
     # ---- at every step
 
     def _before_step(self, *_: Any) -> None:
@@ -312,7 +353,8 @@ class SharpnessMonitor:
         products = HessianProducts(self._objective, self._data, select=list(self._params))
         if spherical and is_adam(self._optimizer):
             raise EquilibriaError(
-                "got spherical=True with Adam, whose preconditioner excludes the sphere; expected spherical=False"
+                "got spherical=True with Adam, whose preconditioner excludes the sphere; expected spherical=False",
+                argument="spherical",
             )
         if is_adam(self._optimizer) or spherical is False:
             return False
@@ -321,7 +363,8 @@ class SharpnessMonitor:
             raise EquilibriaError(
                 f"got spherical=True for {len(self._params)} parameters in which the loss is not scale-invariant "
                 "together; expected select=equilibria.symmetries(objective, batches).largest_uniform(), or "
-                "spherical=None"
+                "spherical=None",
+                argument="spherical",
             )
         return invariant
 
@@ -380,7 +423,8 @@ def _trained(objective: Objective, optimizer: torch.optim.Optimizer, select: Sel
     """The selected parameters as the optimizer holds them, by their names in the objective."""
     if not isinstance(objective, Objective):
         raise EquilibriaError(
-            f"got objective of type {type(objective).__name__}; expected equilibria.objective(model, loss)"
+            f"got objective of type {type(objective).__name__}; expected equilibria.objective(model, loss)",
+            argument="objective",
         )
     by_memory = {
         (param.data_ptr(), param.shape): param for group in optimizer.param_groups for param in group["params"]
@@ -392,12 +436,14 @@ def _trained(objective: Objective, optimizer: torch.optim.Optimizer, select: Sel
     if not trained:
         raise EquilibriaError(
             f"got an optimizer that trains none of the {len(params)} parameters; expected the one that trains this "
-            "model"
+            "model",
+            argument="optimizer",
         )
     untrained = [name for name in params if name not in trained]
     if untrained and select is not None:
         raise EquilibriaError(
             f"got parameter {untrained[0]!r} in select, which the optimizer does not train; expected parameters that "
-            "it trains"
+            "it trains",
+            argument="select",
         )
     return trained

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Recording:
         directory: where to record; created if absent.
         describe: returns the metadata of the run.
         count_steps: returns the steps taken so far: the samples do not tell how many followed the last of them.
-        advice: for the warning that the directory holds a run already: how to append to it; "" if that is impossible.
+        advice: for the warning that the directory holds a run already: how to append to it.
 
     Raises:
         EquilibriaError: if another process records there, or the directory holds other files or cannot be written.
@@ -183,13 +183,14 @@ class Recording:
                 # another run, started at the same time, has taken this number
 
     def _begin(self, directory: Path, *, resume: bool = False) -> RecordWriter:
-        writer = RecordWriter(
-            directory,
-            metadata=self._describe(),
-            resume=resume,
-            flush_seconds=_FLUSH_SECONDS,
-            after=self._last_step if resume else None,
-        )
+        with _naming_log_dir():
+            writer = RecordWriter(
+                directory,
+                metadata=self._describe(),
+                resume=resume,
+                flush_seconds=_FLUSH_SECONDS,
+                after=self._last_step if resume else None,
+            )
         # At exit the monitor closes it, after the last samples. The writer itself would close before they come.
         forget(writer)
         return writer
@@ -201,17 +202,32 @@ def _next_free(directory: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
+@contextlib.contextmanager
+def _naming_log_dir() -> Iterator[None]:
+    """Give an error about the directory the name of the argument that users typed."""
+    try:
+        yield
+    except EquilibriaError as error:
+        error.argument = "log_dir"
+        raise
+
+
 def _check_no_writer(directory: Path) -> None:
     try:
-        RunLock(directory).release()
+        with _naming_log_dir():
+            RunLock(directory).release()
     except OSError as error:
-        raise EquilibriaError(f"cannot record into {directory}: {error.strerror}") from error
+        raise EquilibriaError(f"cannot record into {directory}: {error.strerror}", argument="log_dir") from error
 
 
 def _holds_a_run(directory: Path) -> bool:
     try:
         return find_manifest(directory) is not None
     except NotADirectoryError:
-        raise EquilibriaError(f"got log_dir={str(directory)!r}, which is a file; expected a directory") from None
+        raise EquilibriaError(
+            f"got log_dir={str(directory)!r}, which is a file; expected a directory", argument="log_dir"
+        ) from None
     except OSError as error:
-        raise EquilibriaError(f"got log_dir={str(directory)!r}, which cannot be read: {error.strerror}") from error
+        raise EquilibriaError(
+            f"got log_dir={str(directory)!r}, which cannot be read: {error.strerror}", argument="log_dir"
+        ) from error

@@ -21,6 +21,9 @@ from equilibria.tensors.parameters import Select
 from equilibria.watching._recording import Recording, is_first_process
 from equilibria.watching._watch import WatchedRun
 
+_RECORD = "record"  # key in the state, next to those of the measurement
+_LOAD_STATE = "To append to the first, load the tracker's state (tracker.load_state_dict) before training goes on"
+
 
 class SharpnessTracker:
     """Follows the sharpness of a training run: how far it is from the edge of stability, and when it gets there.
@@ -85,7 +88,8 @@ class SharpnessTracker:
             raise EquilibriaError("got log_dir and monitor; expected one of them: monitor= records where that run does")
         if monitor is not None and not isinstance(monitor, WatchedRun):
             raise EquilibriaError(
-                f"got monitor of type {type(monitor).__name__}; expected the result of equilibria.watch for this run"
+                f"got monitor of type {type(monitor).__name__}; expected the result of equilibria.watch for this run",
+                argument="monitor",
             )
         table = _SharpnessTable()
         self._monitor = tracker = SharpnessMonitor(
@@ -99,6 +103,7 @@ class SharpnessTracker:
             recheck=recheck,
             sinks=[*sinks, table],
         )
+        self._table = table
         if monitor is not None:
             table.recording = monitor._attach_tracker(self)
         elif log_dir is not None and is_first_process():
@@ -157,6 +162,11 @@ class SharpnessTracker:
         """What the queries mean."""
         return self._monitor.findings()
 
+    def flush(self) -> None:
+        """Write all queries so far to ``log_dir``."""
+        if self._recording is not None:
+            self._recording.flush()
+
     def close(self) -> None:
         """Stop tracking: remove the hook and close all sinks. A second call does nothing."""
         self._monitor.close()
@@ -169,6 +179,31 @@ class SharpnessTracker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state with which a resumed run continues to count steps and queries, and which record to append to.
+
+        Hands all queries so far to the operating system before it returns: a kill after a checkpoint loses none from
+        before it. If the record cannot be written, the state says so (``state["record"]["failure"]``). Eigenvectors are
+        not in it: the first query of the resumed run starts at random.
+        """
+        record = {} if self._recording is None else self._recording.state_dict()
+        return {**self._monitor.state_dict(), _RECORD: record}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint and append to its record; call it after model and optimizer were loaded.
+
+        A tracker with ``monitor=`` records where that run does: load the monitor's state as well. If ``log_dir`` holds
+        the record of another run, this one is recorded next to it, with a warning.
+
+        Raises:
+            EquilibriaError: if it is not the state of a tracker, or that of other parameters.
+        """
+        self._monitor.load_state_dict(state)
+        if self._recording is not None and self._table.is_owner:
+            self._recording.resume_from(state.get(_RECORD, {}))
 
     # ---- views
 
@@ -223,4 +258,4 @@ class _SharpnessTable:
 
 
 def _recording(monitor: SharpnessMonitor, log_dir: str | Path) -> Recording:
-    return Recording(log_dir, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step, advice="")
+    return Recording(log_dir, describe=lambda: monitor.metadata, count_steps=lambda: monitor.step, advice=_LOAD_STATE)
