@@ -123,12 +123,15 @@ class AngularSchedule(Hooked, LRScheduler):
         steps_per_epoch: int | None = None,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise EquilibriaError(f"got optimizer of type {type(optimizer).__name__}; expected a torch.optim.Optimizer")
+            raise EquilibriaError(
+                f"got optimizer of type {type(optimizer).__name__}; expected a torch.optim.Optimizer",
+                argument="optimizer",
+            )
         self._by = one_of("by", by, get_args(ControlledSetting))
         self._per_epoch = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1)
         self._has_warned_behind, self._has_warned_changed = False, False
         _refuse_network(angle)
-        self._angle = as_schedule(angle)
+        self._angle = as_schedule(angle, name="angle")
         if self._per_epoch is not None:
             self._angle = in_epochs(self._angle, steps_per_epoch=self._per_epoch)
         self._weights = invariant_tensors(invariant, optimizer=optimizer, model=model)
@@ -188,7 +191,8 @@ class AngularSchedule(Hooked, LRScheduler):
                 f"got an angle of {self._request(loop, self.last_epoch):.3g} radians per step, which takes lr={lr:.3g} "
                 f"in parameter group {loop.group} now; a unit of lr turns weights {gain / loop.first_gain:.2g} times "
                 f"as far as in the first steps: {reason}; expected a smaller angle, less momentum, or gradients that "
-                "have not vanished. lr is unchanged. Rotational keeps norms constant"
+                "have not vanished. lr is unchanged. Rotational keeps norms constant",
+                argument="angle",
             )
 
     def report(self, last: int = RECENT) -> list[Delivered]:
@@ -206,7 +210,8 @@ class AngularSchedule(Hooked, LRScheduler):
         if len(state_dict["loops"]) != len(self._loops):
             raise EquilibriaError(
                 f"got a checkpoint of {len(state_dict['loops'])} groups with invariant weights; expected "
-                f"{len(self._loops)}"
+                f"{len(self._loops)}",
+                argument="state_dict",
             )
         for loop, state in zip(self._loops, state_dict["loops"], strict=True):
             loop.load_state_dict(state)
@@ -280,7 +285,8 @@ class AngularSchedule(Hooked, LRScheduler):
         if law.rule is None:
             raise EquilibriaError(
                 f"got an optimizer without the law that this needs: {law.reason}; expected by='lr' and an angle per "
-                "step, which need none"
+                "step, which need none",
+                argument="optimizer",
             )
         return law.rule
 
@@ -352,7 +358,9 @@ def _refuse_network(angle: object) -> None:
 def _loops(optimizer: Optimizer, invariant: dict[str, Tensor]) -> list[GroupLoop]:
     sharded = [name for name, weight in invariant.items() if is_sharded(weight)]
     if sharded:
-        raise EquilibriaError(f"got {sharded[0]} as a DTensor; expected whole tensors: no process sees its angle")
+        raise EquilibriaError(
+            f"got {sharded[0]} as a DTensor; expected whole tensors: no process sees its angle", argument="invariant"
+        )
     chosen = {id(weight) for weight in invariant.values()}
     groups = [[p for p in group["params"] if id(p) in chosen] for group in optimizer.param_groups]
     return [GroupLoop.of(index, weights) for index, weights in enumerate(groups) if weights]

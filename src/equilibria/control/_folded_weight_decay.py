@@ -119,7 +119,8 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         if any(isinstance(getattr(hook, "__self__", None), FoldedWeightDecay) for hook in self._pre_hooks.values()):
             raise EquilibriaError(
                 "got an optimizer that is already folded; expected one that is not: pass all scale-invariant weights "
-                "to one FoldedWeightDecay, or unfold() the first"
+                "to one FoldedWeightDecay, or unfold() the first",
+                argument="scheduler",
             )
         for index in self._folded:
             refuse_unequal(self.optimizer.param_groups[index], index)
@@ -337,7 +338,8 @@ def _folded_groups(optimizer: Optimizer, weights: Mapping[Tensor, str]) -> list[
     if not follows(optimizer, torch.optim.SGD):
         raise EquilibriaError(
             f"got {type(optimizer).__name__}; expected torch.optim.SGD: the equivalence needs an update linear in the "
-            "gradient and coupled weight decay, which adaptive, sign-based and decoupled rules do not have"
+            "gradient and coupled weight decay, which adaptive, sign-based and decoupled rules do not have",
+            argument="scheduler",
         )
     folded = []
     for index, group in enumerate(optimizer.param_groups):
@@ -347,7 +349,8 @@ def _folded_groups(optimizer: Optimizer, weights: Mapping[Tensor, str]) -> list[
                 f"got parameter group {index} with {inside} scale-invariant weights among "
                 f"{len(group['params'])} parameters; expected groups of one kind, because they need different "
                 'learning rates: torch.optim.SGD([{"params": invariant}, {"params": others}], ...), or the groups of '
-                "eq.split_decay(model, weight_decay=..., invariant=sym)"
+                "eq.split_decay(model, weight_decay=..., invariant=sym)",
+                argument="scheduler",
             )
         if inside:
             folded.append(index)
@@ -360,7 +363,8 @@ def _refuse_rescaling(scheduler: LRScheduler) -> None:
         if isinstance(scheduler, RescaleOnDecay):
             raise EquilibriaError(
                 "got a RescaleOnDecay inside FoldedWeightDecay; expected one or the other: rescaled folded weights "
-                "are no longer those of the run with weight decay"
+                "are no longer those of the run with weight decay",
+                argument="scheduler",
             )
         scheduler = scheduler.scheduler
 
@@ -370,12 +374,14 @@ def refuse_unequal(group: Mapping[str, Any], index: int) -> None:
     if group["nesterov"]:
         raise EquilibriaError(
             f"got nesterov=True in parameter group {index}; expected False: the look-ahead update has no "
-            "weight-decay-free equivalent with the same momentum"
+            "weight-decay-free equivalent with the same momentum",
+            argument="scheduler",
         )
     if float(group["dampening"]) != 0 and float(group["momentum"]) != 0:
         raise EquilibriaError(
             f"got dampening={float(group['dampening']):g} in parameter group {index}; expected 0: the recursion "
-            "holds for gradient and decay that enter the momentum buffer with weight 1"
+            "holds for gradient and decay that enter the momentum buffer with weight 1",
+            argument="scheduler",
         )
 
 

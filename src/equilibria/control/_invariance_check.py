@@ -89,11 +89,13 @@ def require_orthogonal(name: str, cosine: float, *, limit: float, axis: int | No
         raise EquilibriaError(
             f"got granularity='row' for {name}, whose rows have a cosine of {cosine:.2g} with their gradients; "
             "expected 0, as for rows that are scale-invariant one by one: use granularity='tensor' where only groups "
-            "of rows are (GroupNorm, LayerNorm, QK-norm)"
+            "of rows are (GroupNorm, LayerNorm, QK-norm)",
+            argument="granularity",
         )
     raise EquilibriaError(
         f"got {name}, whose gradient has a cosine of {cosine:.2g} with it; expected 0, as for a scale-invariant "
-        f"weight: is the model in training mode? {HOW_TO}"
+        f"weight: is the model in training mode? {HOW_TO}",
+        argument="invariant",
     )
 
 

@@ -132,7 +132,8 @@ def _require_dense_and_real(param: Tensor, by: str) -> None:
         )
     if gradient.is_complex():
         raise EquilibriaError(
-            f"got a complex parameter of shape {shape}; {by} needs real ones: pass torch.view_as_real of it"
+            f"got a complex parameter of shape {shape}; {by} needs real ones: pass torch.view_as_real of it",
+            argument="params",
         )
 
 
@@ -156,7 +157,8 @@ def require_fine(params: Iterable[Tensor], *, by: str) -> None:
         if param.dtype not in (torch.float32, torch.float64):
             raise EquilibriaError(
                 f"got a parameter of {param.dtype}; {by} needs float32 or float64, because coarser types round away "
-                "what a step turns a weight by: keep the weights in float32 and run the network under torch.autocast"
+                "what a step turns a weight by: keep the weights in float32 and run the network under torch.autocast",
+                argument="params",
             )
 
 

@@ -101,7 +101,9 @@ class ProjectedGD(CheckedOptimizer):
         state = self.state.get(weights[0], {})
         radius = state["radius"] if state else sum_of_squares(weights) ** 0.5
         if radius == 0:
-            raise EquilibriaError(f"got a zero weight of shape {tuple(weights[0].shape)}; expected a direction")
+            raise EquilibriaError(
+                f"got a zero weight of shape {tuple(weights[0].shape)}; expected a direction", argument="params"
+            )
         lr, wd = as_number("lr", group["lr"]), float(group["weight_decay"])
         unit_grad_sq = sum_of_squares([w.grad for w in weights if w.grad is not None]) * radius**2
         if group["scheduler"] == "gwsi":
@@ -159,7 +161,8 @@ def _check(group: dict[str, Any]) -> None:
         positive("lr", lr)
     elif group["decay"] is not None:
         raise EquilibriaError(
-            f"got decay={group['decay']:g} with scheduler={scheduler!r}; expected it for 'rmsprop' only"
+            f"got decay={group['decay']:g} with scheduler={scheduler!r}; expected it for 'rmsprop' only",
+            argument="decay",
         )
     elif scheduler == "gwsi":
         within("lr*weight_decay", lr * decay, low=0, below=1)

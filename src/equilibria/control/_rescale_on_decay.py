@@ -129,7 +129,10 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         for index in set(self._group_of.values()):
             law = rule_of_group(self.optimizer, self.optimizer.param_groups[index])
             if law.rule is None:
-                raise EquilibriaError(f"got parameter group {index}: {law.reason}; expected a rule with an equilibrium")
+                raise EquilibriaError(
+                    f"got parameter group {index}: {law.reason}; expected a rule with an equilibrium",
+                    argument="scheduler",
+                )
             rules[index] = law.rule
         return rules
 
@@ -139,7 +142,8 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         if float(group["weight_decay"]) == 0:
             raise EquilibriaError(
                 f"got weight_decay=0 in parameter group {index}, which has scale-invariant weights; expected more: "
-                "without weight decay there is no equilibrium to rescale to. Leave these weights out of `invariant`"
+                "without weight decay there is no equilibrium to rescale to. Leave these weights out of `invariant`",
+                argument="invariant",
             )
 
     def _factors(self, before: Mapping[int, Rule], after: Mapping[int, Rule]) -> dict[str, RescaleFactors]:
@@ -194,7 +198,8 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
             if isinstance(value, Tensor) and value.shape == weight.shape and weight.ndim and not known:
                 raise EquilibriaError(
                     f"got optimizer state {key!r} for {name!r}; expected one of "
-                    f"{', '.join(_FIRST_MOMENTS + _SECOND_MOMENTS)}: how it scales with the gradient is not known"
+                    f"{', '.join(_FIRST_MOMENTS + _SECOND_MOMENTS)}: how it scales with the gradient is not known",
+                    argument="scheduler",
                 )
 
     @torch.no_grad()

@@ -156,7 +156,9 @@ class Rotational(CheckedOptimizer):
         law = rule_of_group(self.plain, group)
         if law.rule is None or type(law.rule) not in _DIRECTIONS:
             why = law.reason or f"the angle of {type(law.rule).__name__} depends on the gradient's size"
-            raise EquilibriaError(f"got a group that cannot be rotational: {why}; expected SGD, SGDW, AdamW or Lion")
+            raise EquilibriaError(
+                f"got a group that cannot be rotational: {why}; expected SGD, SGDW, AdamW or Lion", argument="optimizer"
+            )
         return law.rule
 
     def _share(self) -> None:
@@ -189,7 +191,8 @@ class Rotational(CheckedOptimizer):
         if radius.numel() != units:
             raise EquilibriaError(
                 f"got a checkpoint with {radius.numel()} norms for a tensor of shape {tuple(weight.shape)}; expected "
-                f"{units}: it was written with another granularity than {self.granularity!r}"
+                f"{units}: it was written with another granularity than {self.granularity!r}",
+                argument="state_dict",
             )
         return radius
 
@@ -236,7 +239,9 @@ def _equilibrium_angle(rule: Rule) -> float:
 def _check_weight(name: str, weight: Tensor, axis: int | None, *, centred: bool) -> None:
     require_fine([weight], by="Rotational")
     if is_sharded(weight):
-        raise EquilibriaError(f"got {name} as a DTensor; expected whole tensors: its norm is spread over processes")
+        raise EquilibriaError(
+            f"got {name} as a DTensor; expected whole tensors: its norm is spread over processes", argument="invariant"
+        )
     require_units(name, weight, axis=axis, centred=centred)
 
 

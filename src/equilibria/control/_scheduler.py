@@ -74,7 +74,8 @@ class SchedulerWrapper(LRScheduler):
         if "scheduler" not in state_dict:
             raise EquilibriaError(
                 f"got a state with {', '.join(map(str, state_dict)) or 'nothing'}; expected the state_dict() of a "
-                f"{type(self).__name__}, which has the wrapped scheduler's state as 'scheduler'"
+                f"{type(self).__name__}, which has the wrapped scheduler's state as 'scheduler'",
+                argument="state_dict",
             )
         self.scheduler.load_state_dict(state_dict["scheduler"])
 

@@ -145,7 +145,9 @@ def _trained(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights that are trained: a frozen weight has no equilibrium."""
     trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
     if not trained:
-        raise EquilibriaError(f"got {', '.join(list(weights)[:3])}, all frozen; expected weights that are trained")
+        raise EquilibriaError(
+            f"got {', '.join(list(weights)[:3])}, all frozen; expected weights that are trained", argument="invariant"
+        )
     return trained
 
 
@@ -161,7 +163,8 @@ def _used_statistics(
     if granularity == "row":
         raise EquilibriaError(
             f"got granularity='row' and running statistics in {used[0]} that are in use; expected fresh ones: rows get "
-            "different factors, which would change eval mode. Use granularity='tensor', or reset_running_stats()"
+            "different factors, which would change eval mode. Use granularity='tensor', or reset_running_stats()",
+            argument="granularity",
         )
     statistics = RunningStatistics(model, weights)
     try:
@@ -180,10 +183,14 @@ def _check(name: str, weight: Tensor, axis: int | None, optimizer: Optimizer) ->
     if optimizer.state.get(weight):
         raise EquilibriaError(
             f"got an optimizer that has already stepped {name}; expected one before its first step: its state belongs "
-            "to the present norm"
+            "to the present norm",
+            argument="optimizer",
         )
     if is_sharded(weight):
-        raise EquilibriaError(f"got {name} as a DTensor; expected whole tensors: rescale before the model is sharded")
+        raise EquilibriaError(
+            f"got {name} as a DTensor; expected whole tensors: rescale before the model is sharded",
+            argument="invariant",
+        )
     require_units(name, weight, axis=axis)
 
 
@@ -221,7 +228,7 @@ def _rule(name: str, weight: Tensor, optimizer: Optimizer, lr: float | None) -> 
     chosen = as_number("lr", group["lr"]) if lr is None else positive("lr", lr)
     law = rule_of_group(optimizer, {**group, "lr": chosen})
     if law.rule is None:
-        raise EquilibriaError(f"got an optimizer without an equilibrium for {name}: {law.reason}")
+        raise EquilibriaError(f"got an optimizer without an equilibrium for {name}: {law.reason}", argument="optimizer")
     return law.rule
 
 
@@ -263,7 +270,7 @@ def _mean_squares(
                 sums[name] = sums.get(name, 0.0) + sizes.cpu().numpy()
                 radial[name] += radial_cosine(weight, gradient, axis=axis) ** 2
     if count == 0:
-        raise EquilibriaError("got no batches; expected a few, to measure the gradient on")
+        raise EquilibriaError("got no batches; expected a few, to measure the gradient on", argument="batches")
     for name, weight in weights.items():
         _check_measured(name, sums[name])
         limit = largest_cosine(weight, axes[name])
@@ -273,10 +280,13 @@ def _mean_squares(
 
 def _check_measured(name: str, total: Array) -> None:
     if not np.isfinite(total).all():
-        raise EquilibriaError(f"got a gradient of {name} that is not finite; expected finite ones, on all batches")
+        raise EquilibriaError(
+            f"got a gradient of {name} that is not finite; expected finite ones, on all batches", argument="batches"
+        )
     if not total.any():
         raise EquilibriaError(
-            f"got gradients of zero for {name} on all batches; expected some, to find its equilibrium"
+            f"got gradients of zero for {name} on all batches; expected some, to find its equilibrium",
+            argument="batches",
         )
 
 
@@ -325,7 +335,9 @@ def _equilibrium(rule: Rule, mean_squares: Array, entries: float, weight: Tensor
     if not isinstance(rule, Muon):
         return rule.equilibrium(dim=entries)
     if axis is not None:
-        raise EquilibriaError("got granularity='row' with Muon; expected 'tensor': it steps whole matrices")
+        raise EquilibriaError(
+            "got granularity='row' with Muon; expected 'tensor': it steps whole matrices", argument="granularity"
+        )
     return rule.equilibrium(shape=tuple(weight.shape))  # type: ignore[arg-type]
 
 

@@ -59,7 +59,8 @@ def require_units(name: str, weight: Tensor, *, axis: int | None, centred: bool 
     """
     if axis is not None and weight.ndim < 2:
         raise EquilibriaError(
-            f"got granularity='row' for {name} of shape {tuple(weight.shape)}; expected 2 axes or more"
+            f"got granularity='row' for {name} of shape {tuple(weight.shape)}; expected 2 axes or more",
+            argument="granularity",
         )
     norms = unit_norms(weight, axis=axis, centred=centred)
     is_direction = (norms > 0) & torch.isfinite(norms)
@@ -67,7 +68,8 @@ def require_units(name: str, weight: Tensor, *, axis: int | None, centred: bool 
         row = int((~is_direction).nonzero()[0, 0])
         raise EquilibriaError(
             f"got {name}{'' if axis is None else f', row {row}'} of norm {float(norms[row]):g}"
-            f"{' without its mean' if centred else ''}; expected a finite norm above 0: it has no direction"
+            f"{' without its mean' if centred else ''}; expected a finite norm above 0: it has no direction",
+            argument="invariant",
         )
 
 

@@ -106,17 +106,21 @@ class WeightDecayScheduler(SchedulerWrapper):
             if not decaying or (self._schedule is not None and len(levels) > 1):
                 raise EquilibriaError(
                     f"got parameter groups with weight decay {sorted(levels) or 'nowhere'}; expected one level for one "
-                    "schedule, above 0: choose its groups with groups=[...], and wrap once more for the others"
+                    "schedule, above 0: choose its groups with groups=[...], and wrap once more for the others",
+                    argument="groups",
                 )
             return decaying
         chosen = [whole("group", index) for index in groups]
         if any(index >= len(every) for index in chosen):
             raise EquilibriaError(
                 f"got groups={chosen}; expected indices of the optimizer's parameter groups, of which there are "
-                f"{len(every)}: {', '.join(map(str, range(len(every))))}"
+                f"{len(every)}: {', '.join(map(str, range(len(every))))}",
+                argument="groups",
             )
         if not chosen or any("weight_decay" not in every[index] for index in chosen):
-            raise EquilibriaError(f"got groups={chosen}; expected groups of an optimizer that has weight decay")
+            raise EquilibriaError(
+                f"got groups={chosen}; expected groups of an optimizer that has weight decay", argument="groups"
+            )
         return chosen
 
     def _values(self) -> dict[int, float]:
@@ -138,7 +142,8 @@ class WeightDecayScheduler(SchedulerWrapper):
         if rule.decay_per_step == 0:
             raise EquilibriaError(
                 f"got lr={rule.lr:g}, weight_decay={rule.weight_decay:g} in parameter group {index}; expected both "
-                "above 0: otherwise there is no equilibrium to hold"
+                "above 0: otherwise there is no equilibrium to hold",
+                argument="hold",
             )
         return rule
 
@@ -162,7 +167,9 @@ class WeightDecayScheduler(SchedulerWrapper):
     def _rule(self, index: int, **instead: Any) -> Rule:
         law = rule_of_group(self.optimizer, {**self.optimizer.param_groups[index], **instead})
         if law.rule is None:
-            raise EquilibriaError(f"got parameter group {index} without a law to hold ({law.reason}); use a schedule")
+            raise EquilibriaError(
+                f"got parameter group {index} without a law to hold ({law.reason}); use a schedule", argument="hold"
+            )
         return law.rule
 
     def _set(self, values: dict[int, float]) -> None:
@@ -176,5 +183,6 @@ def _refuse_inside(scheduler: Any) -> None:
         name = type(scheduler).__name__
         raise EquilibriaError(
             f"got a {name} inside WeightDecayScheduler, which would not see the weight decay set here; expected the "
-            f"other way round: {name}(WeightDecayScheduler(...), model=model, invariant=...)"
+            f"other way round: {name}(WeightDecayScheduler(...), model=model, invariant=...)",
+            argument="scheduler",
         )

@@ -61,7 +61,7 @@ def as_weighted_batches(objective: Objective, data: Any) -> WeightedBatches:
     with preserved_rng(objective.params.values()):  # a DataLoader that shuffles draws random numbers
         batches = _read(data) if isinstance(data, DataLoader) else tuple(data)
     if not batches:
-        raise EquilibriaError("got an empty list of batches; expected at least one batch")
+        raise EquilibriaError("got an empty list of batches; expected at least one batch", argument="batch")
     if len(batches) == 1:
         return WeightedBatches(batches, (1.0,), ONE_BATCH)
     sizes = [_sample_count(objective, batch) for batch in batches]
@@ -146,7 +146,8 @@ def _sample_count(objective: Objective, batch: Any) -> int:
             return lengths[0]
     raise EquilibriaError(
         f"got several batches of type {type(batch).__name__} without tensors, so their numbers of samples are unknown; "
-        "expected tensors whose first axis numbers the samples, or one batch alone"
+        "expected tensors whose first axis numbers the samples, or one batch alone",
+        argument="batch",
     )
 
 

@@ -123,7 +123,7 @@ def check_request(size: int, *, k: int, end: SpectrumEnd, tol: float, budget: in
     one_of("end", end, ["top", "bottom"])
     positive("tol", tol)
     if whole("k", k, low=1) > size:
-        raise EquilibriaError(f"got k={k}; expected at most {size}, the number of selected parameters")
+        raise EquilibriaError(f"got k={k}; expected at most {size}, the number of selected parameters", argument="k")
     return k, whole("budget", budget, low=k)
 
 

@@ -61,7 +61,9 @@ class FlatLayout:
         self.dtype, self.rounding = torch.float32, 0.0
         for name, param in params.items():
             if param.is_complex():
-                raise EquilibriaError(f"got parameter {name!r} of {param.dtype}; expected real numbers: select others")
+                raise EquilibriaError(
+                    f"got parameter {name!r} of {param.dtype}; expected real numbers: select others", argument="select"
+                )
             self.dtype = torch.promote_types(self.dtype, param.dtype)
             self.rounding = max(self.rounding, float(torch.finfo(param.dtype).eps))
 
@@ -74,7 +76,8 @@ class FlatLayout:
         wrong = [name for name in self.names if name not in params or params[name].shape != self._like[name].shape]
         if wrong or len(params) != len(self.names):
             raise EquilibriaError(
-                f"got tensors {_shapes(params)}; expected {_shapes(self._like)}: the same names and shapes"
+                f"got tensors {_shapes(params)}; expected {_shapes(self._like)}: the same names and shapes",
+                argument="params",
             )
         pieces = [params[name].to(dtype=self.dtype, device=self.device).reshape(-1) for name in self.names]
         return torch.cat(pieces)
@@ -139,7 +142,8 @@ class HessianProducts:
     ) -> None:
         if not isinstance(objective, Objective):
             raise EquilibriaError(
-                f"got objective of type {type(objective).__name__}; expected equilibria.objective(model, loss)"
+                f"got objective of type {type(objective).__name__}; expected equilibria.objective(model, loss)",
+                argument="objective",
             )
         one_of("method", method, ["auto", "autograd", "differences"])
         if torch.is_inference_mode_enabled():
@@ -304,7 +308,8 @@ class HessianProducts:
         if self._method == "autograd":
             raise EquilibriaError(
                 f"got a loss that cannot be differentiated twice ({error}); expected twice differentiable operations, "
-                'such as attention on the math kernel, or method="differences"'
+                'such as attention on the math kernel, or method="differences"',
+                argument="objective",
             ) from error
         self._kept = None
         self._differences = self._by_differences()
@@ -315,13 +320,16 @@ class HessianProducts:
     def _check_vector(self, vector: Tensor) -> None:
         if not isinstance(vector, Tensor) or vector.shape != (self.size,):
             shown = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
-            raise EquilibriaError(f"got a vector of shape {shown}; expected a tensor of shape {(self.size,)}")
+            raise EquilibriaError(
+                f"got a vector of shape {shown}; expected a tensor of shape {(self.size,)}", argument="vector"
+            )
 
     def _finite(self, product: Tensor) -> Tensor:
         if not bool(torch.isfinite(product).all()):
             raise EquilibriaError(
                 f"got a product with the Hessian that is not finite, at loss {self.loss:g}; expected a loss that is "
-                "twice differentiable at this point (a norm or square root at zero is not)"
+                "twice differentiable at this point (a norm or square root at zero is not)",
+                argument="objective",
             )
         return product
 
@@ -339,13 +347,15 @@ def selected_params(objective: Objective, select: Select | None) -> Params:
     if not params:
         raise EquilibriaError(
             f"got select={select!r}, which leaves none of {len(objective.params)} parameters; expected names, patterns "
-            "or a function select(name, tensor) that some parameter satisfies"
+            "or a function select(name, tensor) that some parameter satisfies",
+            argument="select",
         )
     frozen = [name for name in params if isinstance(objective, ModelObjective) and name in objective.frozen]
     if frozen:
         raise EquilibriaError(
             f"got parameter {frozen[0]!r}, which is not trained (requires_grad is False); expected parameters that "
-            "training moves: select others, or call requires_grad_(True)"
+            "training moves: select others, or call requires_grad_(True)",
+            argument="select",
         )
     return params
 
@@ -421,19 +431,22 @@ def _naming_batch(batch: Any) -> Iterator[None]:
         shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
         raise EquilibriaError(
             f"got a batch on which the loss cannot be computed ({type(error).__name__}: {error}); the shapes in it are "
-            f"{', '.join(map(str, shapes[:4])) or 'none'}; expected a batch as the network is trained on"
+            f"{', '.join(map(str, shapes[:4])) or 'none'}; expected a batch as the network is trained on",
+            argument="batch",
         ) from error
 
 
 def _check_loss(loss: Tensor) -> None:
     if not bool(torch.isfinite(loss.detach())):
         raise EquilibriaError(
-            f"got a loss of {float(loss.detach())}; expected a finite loss: curvature is not defined there"
+            f"got a loss of {float(loss.detach())}; expected a finite loss: curvature is not defined there",
+            argument="objective",
         )
     if not loss.requires_grad:
         raise EquilibriaError(
             "got a loss that does not depend on the selected parameters, or does not require a gradient; expected a "
-            "loss that torch computes from them, without .item(), .detach() or no_grad"
+            "loss that torch computes from them, without .item(), .detach() or no_grad",
+            argument="objective",
         )
 
 
@@ -443,7 +456,8 @@ def _check_used(names: tuple[str, ...], grads: tuple[Tensor | None, ...]) -> Non
         raise EquilibriaError(
             f"got a loss that does not depend on parameter {unused[0]!r}"
             f"{f' and {len(unused) - 1} more' if len(unused) > 1 else ''}; expected parameters that it is computed "
-            "from: leave the others out with select="
+            "from: leave the others out with select=",
+            argument="select",
         )
 
 

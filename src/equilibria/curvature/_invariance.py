@@ -51,7 +51,8 @@ def check_loss_is_scale_invariant(product: HessianProducts, curvature: float) ->
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     raise EquilibriaError(
         f"got spherical=True for {shown}, in which the loss is not scale-invariant: {failure}; expected "
-        "select=equilibria.symmetries(objective, batches).largest_uniform(), or spherical=False"
+        "select=equilibria.symmetries(objective, batches).largest_uniform(), or spherical=False",
+        argument="spherical",
     )
 
 

@@ -120,7 +120,8 @@ class Sharpness:
         if is_adam(optimizer) and not self.preconditioned:
             raise EquilibriaError(
                 f"got {type(optimizer).__name__} for a result without its preconditioner; expected one with it: "
-                "sharpness(..., preconditioner=equilibria.curvature.adam_preconditioner(objective, optimizer))"
+                "sharpness(..., preconditioner=equilibria.curvature.adam_preconditioner(objective, optimizer))",
+                argument="optimizer",
             )
         if not is_adam(optimizer):
             self._check_not_preconditioned(type(optimizer).__name__)
@@ -284,12 +285,14 @@ def _inverse_root(products: HessianProducts, preconditioner: Mapping[str, Tensor
     if missing:
         raise EquilibriaError(
             f"got a preconditioner without parameter {missing[0]!r}; expected one for every selected parameter, or "
-            "select= those that the optimizer trains"
+            "select= those that the optimizer trains",
+            argument="preconditioner",
         )
     flat = products.layout.flat({name: preconditioner[name] for name in products.layout.names})
     if not bool(((flat > 0) & torch.isfinite(flat)).all()):
         raise EquilibriaError(
-            f"got a preconditioner with entries down to {float(flat.min()):g}; expected positive ones"
+            f"got a preconditioner with entries down to {float(flat.min()):g}; expected positive ones",
+            argument="preconditioner",
         )
     return flat.rsqrt()
 
@@ -303,7 +306,7 @@ def _check_same_settings(
 ) -> None:
     if not isinstance(warm, Sharpness):
         raise EquilibriaError(
-            f"got warm of type {type(warm).__name__}; expected the result of an earlier sharpness(...)"
+            f"got warm of type {type(warm).__name__}; expected the result of an earlier sharpness(...)", argument="warm"
         )
     now = products.layout.names, count, end, spherical, preconditioned
     then = warm.names, len(warm.values), warm.end, warm.spherical, warm.preconditioned
@@ -311,7 +314,8 @@ def _check_same_settings(
         raise EquilibriaError(
             f"got warm= a result for {len(warm.names)} parameters, k={then[1]}, end={then[2]!r}, "
             f"spherical={then[3]}, preconditioned={then[4]}; expected one with the settings of this call: "
-            f"{len(now[0])} parameters, k={count}, end={end!r}, spherical={spherical}, preconditioned={preconditioned}"
+            f"{len(now[0])} parameters, k={count}, end={end!r}, spherical={spherical}, preconditioned={preconditioned}",
+            argument="warm",
         )
 
 
@@ -372,10 +376,14 @@ def sharpness_by_group(
         EquilibriaError: as for `sharpness`, or if there are no groups.
     """
     if isinstance(groups, str):
-        raise EquilibriaError(f"got groups={groups!r}; expected a list of names, or a dict of label -> names")
+        raise EquilibriaError(
+            f"got groups={groups!r}; expected a list of names, or a dict of label -> names", argument="groups"
+        )
     named = dict(groups) if isinstance(groups, Mapping) else {name: [name] for name in groups}
     if not named:
-        raise EquilibriaError("got no groups; expected names, such as symmetries(objective, batches).alone")
+        raise EquilibriaError(
+            "got no groups; expected names, such as symmetries(objective, batches).alone", argument="groups"
+        )
     return {
         label: sharpness(
             objective,

@@ -80,7 +80,9 @@ def stability_limit(
     lr, decay = float(group["lr"]), float(group["weight_decay"])
     momentum = float(group.get("momentum", 0.0))
     if group.get("maximize"):
-        raise EquilibriaError("got an optimizer with maximize=True; expected one that minimises the loss")
+        raise EquilibriaError(
+            "got an optimizer with maximize=True; expected one that minimises the loss", argument="optimizer"
+        )
     if is_adam(optimizer):
         _check_decoupled(optimizer, group)
     plain = momentum == 0 and not is_adam(optimizer)
@@ -114,7 +116,8 @@ def _common_group(optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) ->
     if not any(isinstance(optimizer, kind) and follows(optimizer, kind) for kind in _KNOWN):
         raise EquilibriaError(
             f"got an optimizer of type {type(optimizer).__name__}, whose stability threshold is unknown; expected "
-            "torch.optim.SGD, Adam or AdamW, with their own step; equilibria.sharpness measures the sharpness alone"
+            "torch.optim.SGD, Adam or AdamW, with their own step; equilibria.sharpness measures the sharpness alone",
+            argument="optimizer",
         )
     wanted = {id(param) for param in params}
     sizes = [sum(param.numel() for param in group["params"] if id(param) in wanted) for group in optimizer.param_groups]
@@ -124,7 +127,8 @@ def _common_group(optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) ->
         if len(values) > 1:
             raise EquilibriaError(
                 f"got parameter groups with {name}={', '.join(sorted(values))}, for which there is no single "
-                "threshold; expected one value: select= the parameters of one group"
+                "threshold; expected one value: select= the parameters of one group",
+                argument="select",
             )
     return optimizer.param_groups[sizes.index(max(sizes))]
 
@@ -134,7 +138,8 @@ def _check_decoupled(optimizer: torch.optim.Optimizer, group: Mapping[str, Any])
     if group["weight_decay"] and not decoupled:
         raise EquilibriaError(
             f"got Adam with weight_decay={group['weight_decay']:g}, which its preconditioner divides, so that "
-            "there is no single threshold; expected AdamW, or weight_decay=0"
+            "there is no single threshold; expected AdamW, or weight_decay=0",
+            argument="optimizer",
         )
 
 
@@ -168,7 +173,8 @@ def adam_preconditioner(objective: Objective, optimizer: object) -> Params:
     if not preconditioner:
         raise EquilibriaError(
             f"got an optimizer that trains none of the {len(names)} parameters of the objective; expected the one that "
-            "trains its model"
+            "trains its model",
+            argument="optimizer",
         )
     return preconditioner
 
@@ -177,7 +183,8 @@ def _denominator(state: Any, group: Any, kind: str) -> Tensor:
     second = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
     if second not in state or "betas" not in group:
         raise EquilibriaError(
-            f"got an optimizer of type {kind} without second moments; expected Adam or AdamW after its first step"
+            f"got an optimizer of type {kind} without second moments; expected Adam or AdamW after its first step",
+            argument="optimizer",
         )
     steps = float(state["step"])
     corrected = state[second].detach() / (1 - group["betas"][1] ** steps)

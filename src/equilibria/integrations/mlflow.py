@@ -44,7 +44,9 @@ class MLflowSink(ScalarSink):
         self._mlflow = require("mlflow", extra="mlflow")
         self._requested_run = run if isinstance(run, str) else getattr(getattr(run, "info", None), "run_id", None)
         if run is not None and self._requested_run is None:
-            raise EquilibriaError(f"got run of type {type(run).__name__}; expected an MLflow run or its id")
+            raise EquilibriaError(
+                f"got run of type {type(run).__name__}; expected an MLflow run or its id", argument="run"
+            )
         self._tracking_uri = tracking_uri
         self._client: Any = None
         self._run_id: str | None = None

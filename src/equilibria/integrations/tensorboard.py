@@ -30,7 +30,9 @@ class TensorBoardSink(ScalarSink):
         if self._folder is not None:
             require("tensorboard", extra="tensorboard")
         elif not hasattr(where, "add_scalar"):
-            raise EquilibriaError(f"got where of type {type(where).__name__}; expected a folder or a SummaryWriter")
+            raise EquilibriaError(
+                f"got where of type {type(where).__name__}; expected a folder or a SummaryWriter", argument="where"
+            )
         self._writer: Any = None if self._folder is not None else where
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:

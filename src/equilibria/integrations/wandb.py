@@ -45,7 +45,9 @@ class WandbSink(ScalarSink):
         super().__init__(metrics=metrics, layers=layers)
         self._wandb = require("wandb", extra="wandb") if run is None else None
         if run is not None and not (hasattr(run, "log") and hasattr(run, "define_metric")):
-            raise EquilibriaError(f"got run of type {type(run).__name__}; expected the result of wandb.init()")
+            raise EquilibriaError(
+                f"got run of type {type(run).__name__}; expected the result of wandb.init()", argument="run"
+            )
         self._requested_run, self._commit = run, commit
         self._run: Any = None
         self._first_row: int | None = None

@@ -35,7 +35,7 @@ from equilibria.optimizers.budget import Every
 from equilibria.optimizers.rules import GroupRule, rule_of_group, rule_text
 from equilibria.tensors.invariance import Invariant, with_invariance
 from equilibria.tensors.layout import local
-from equilibria.tensors.parameters import Select, Watched, find_watched, unwrap_optimizer
+from equilibria.tensors.parameters import Select, Watched, find_watched, select_patterns, unwrap_optimizer
 from equilibria.tensors.sharding import any_sharded, sum_over_pieces
 from equilibria.theory.rules import Rule
 
@@ -93,20 +93,24 @@ class Monitor:
         sinks: Iterable[Sink] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise EquilibriaError(f"got model of type {type(model).__name__}; expected a torch.nn.Module")
+            raise EquilibriaError(
+                f"got model of type {type(model).__name__}; expected a torch.nn.Module", argument="model"
+            )
         one_of("granularity", granularity, ["tensor", "row"])
         self._granularity, self._every = granularity, every
         self._steps_per_epoch = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1)
         unwrapped = _unwrapped(optimizers)
         self._model = weakref.ref(model)
-        self._select = select if select is None or callable(select) or isinstance(select, str) else list(select)
+        self._select = select if select is None or callable(select) else select_patterns(select)
         watched = find_watched(model, unwrapped, select=self._select, by_row=granularity == "row")
         watched = watched if invariant is None else with_invariance(watched, invariant, model=model)
         self._sinks: list[Sink] = []
         if not isinstance(sinks, Iterable):
-            raise EquilibriaError(f"got sinks of type {type(sinks).__name__}; expected a list of sinks")
+            raise EquilibriaError(
+                f"got sinks of type {type(sinks).__name__}; expected a list of sinks", argument="sinks"
+            )
         for sink in sinks:
-            self.add_sink(sink)
+            self._sinks.append(_checked_sink(sink, argument="sinks"))
         by_optimizer = [[layer for layer in watched if layer.optimizer == index] for index in range(len(unwrapped))]
         self._is_sharded = any_sharded(watched)
         self._leaders = {
@@ -198,13 +202,7 @@ class Monitor:
         Raises:
             EquilibriaError: if it lacks ``append(columns)`` or ``close()``.
         """
-        lacking = [name for name in ("append", "close") if not callable(getattr(sink, name, None))]
-        if lacking:
-            raise EquilibriaError(
-                f"got a sink of type {type(sink).__name__} without {' and '.join(f'{name}()' for name in lacking)}; "
-                "expected an object with append(columns) and close(), not a class"
-            )
-        self._sinks.append(sink)
+        self._sinks.append(_checked_sink(sink, argument="sink"))
 
     def remove_sink(self, sink: Sink) -> None:
         """Send no further samples to a sink."""
@@ -227,7 +225,8 @@ class Monitor:
                 return
         raise EquilibriaError(
             "got an optimizer that does not train the watched tensors; expected one that does. A copy of the model "
-            "has other tensors: call equilibria.watch on it"
+            "has other tensors: call equilibria.watch on it",
+            argument="optimizer",
         )
 
     def close(self) -> None:
@@ -275,7 +274,7 @@ class Monitor:
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             self._load(before)
             raise EquilibriaError(
-                f"got a damaged state ({error!r}); expected the result of monitor.state_dict()"
+                f"got a damaged state ({error!r}); expected the result of monitor.state_dict()", argument="state"
             ) from error
 
     def mark_weights(self) -> None:
@@ -295,16 +294,19 @@ class Monitor:
 
     def _check_state(self, state: object) -> None:
         if not isinstance(state, Mapping) or {"hooks", "builders"} - set(state):
-            raise EquilibriaError(f"got {_shown(state)}; expected the result of monitor.state_dict()")
+            raise EquilibriaError(f"got {_shown(state)}; expected the result of monitor.state_dict()", argument="state")
         saved, own = [part["names"] for part in state["builders"]], [builder.names for builder in self._builders]
         if saved != own:
             raise EquilibriaError(
                 f"got the state of a monitor that watches {_listed(saved)}; expected this one's {_listed(own)}: same "
-                "model, optimizers, select and granularity"
+                "model, optimizers, select and granularity",
+                argument="state",
             )
         groups = [len(hooks.settings) for hooks in self._hooks]
         if [len(part["settings"]) for part in state["hooks"]] != groups:
-            raise EquilibriaError(f"got the state of other parameter groups; expected {groups} groups per optimizer")
+            raise EquilibriaError(
+                f"got the state of other parameter groups; expected {groups} groups per optimizer", argument="state"
+            )
 
     # ---- readings
 
@@ -397,7 +399,9 @@ def _unwrapped(optimizers: Any) -> list[torch.optim.Optimizer]:
     else:
         several = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
     if not several:
-        raise EquilibriaError(f"got an empty {type(optimizers).__name__} of optimizers; expected at least one")
+        raise EquilibriaError(
+            f"got an empty {type(optimizers).__name__} of optimizers; expected at least one", argument="optimizer"
+        )
     unwrapped = {id(optimizer): optimizer for optimizer in map(unwrap_optimizer, several)}
     for optimizer in unwrapped.values():
         # It steps with part of its parameters only: the others would seem to stand still.
@@ -405,9 +409,21 @@ def _unwrapped(optimizers: Any) -> list[torch.optim.Optimizer]:
         if outer is not None:
             raise EquilibriaError(
                 f"got the {type(optimizer).__name__} inside of a {outer}; expected the {outer} itself: it is what "
-                "steps, and which optimizer to watch, save and load"
+                "steps, and which optimizer to watch, save and load",
+                argument="optimizer",
             )
     return list(unwrapped.values())
+
+
+def _checked_sink(sink: Sink, *, argument: str) -> Sink:
+    lacking = [name for name in ("append", "close") if not callable(getattr(sink, name, None))]
+    if lacking:
+        raise EquilibriaError(
+            f"got a sink of type {type(sink).__name__} without {' and '.join(f'{name}()' for name in lacking)}; "
+            "expected an object with append(columns) and close(), not a class",
+            argument=argument,
+        )
+    return sink
 
 
 def _in_main_memory(products: torch.Tensor) -> bool:

@@ -40,7 +40,9 @@ class TimeBudget:
 
     def __init__(self, every: int | str, *, share: float, longest: float = math.inf) -> None:
         if isinstance(every, str) and every != "auto":
-            raise EquilibriaError(f"got every={every!r}; expected 'auto' or a whole number of steps, 1 or more")
+            raise EquilibriaError(
+                f"got every={every!r}; expected 'auto' or a whole number of steps, 1 or more", argument="every"
+            )
         self.fixed = None if isinstance(every, str) else whole("every", every, low=1)
         self._share, self._longest = share, longest
         self.cost = self.step_time = 0.0

@@ -103,7 +103,8 @@ def rule_of_optimizer(optimizer: TorchOptimizer, *, scheduled: Sequence[str] = (
         if law.rule is None:
             raise EquilibriaError(
                 f"got optimizer={type(optimizer).__name__} ({law.reason}); expected SGD, Adam, AdamW, Muon, one with "
-                "a method equilibria_rule(group), or a rule of equilibria.theory such as SGD(lr, weight_decay)"
+                "a method equilibria_rule(group), or a rule of equilibria.theory such as SGD(lr, weight_decay)",
+                argument="optimizer",
             )
         rules[index] = law.rule
     first = next(iter(rules.values()))
@@ -113,7 +114,8 @@ def rule_of_optimizer(optimizer: TorchOptimizer, *, scheduled: Sequence[str] = (
             listed = "; ".join(f"group {number}: {rule_text(other)}" for number, other in rules.items())
             raise EquilibriaError(
                 f"got optimizer={type(optimizer).__name__}, whose parameter groups follow different rules ({listed}); "
-                f"expected one rule: pass that of one group, such as {rule!r} for group {index}"
+                f"expected one rule: pass that of one group, such as {rule!r} for group {index}",
+                argument="optimizer",
             )
     return first
 

@@ -87,7 +87,9 @@ def plan(
     lrs = as_schedule(schedule).values(count)
     decays = as_schedule(rule.weight_decay if weight_decay is None else weight_decay, name="weight_decay").values(count)
     if not lrs.any():
-        raise EquilibriaError("got a schedule whose lr is 0 at every step; expected a positive lr somewhere")
+        raise EquilibriaError(
+            "got a schedule whose lr is 0 at every step; expected a positive lr somewhere", argument="schedule"
+        )
     with np.errstate(over="ignore"):  # an infinite product raises below: it has no stable equilibrium
         pull = lrs * decays
     _check_scale(rule, init_norm, unit_grad_sq, dim, shape, decays=bool(pull.any()))
@@ -140,7 +142,8 @@ def as_rule(optimizer: OptimizerLike, *, decay_scheduled: bool = False) -> Rule:
     if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
         raise EquilibriaError(
             f"got optimizer={optimizer!r}; expected a rule of equilibria.theory such as SGD(lr, weight_decay), or a "
-            "torch optimizer"
+            "torch optimizer",
+            argument="optimizer",
         )
     return rule_of_optimizer(optimizer, scheduled=("lr", "weight_decay") if decay_scheduled else ("lr",))
 
@@ -161,9 +164,13 @@ def _check_scale(
             "gradient scale (for AdamW neither is needed)"
         )
     if shape is not None and not isinstance(rule, Muon):
-        raise EquilibriaError(f"got shape={shape} for {type(rule).__name__}; expected it only for Muon")
+        raise EquilibriaError(
+            f"got shape={shape} for {type(rule).__name__}; expected it only for Muon", argument="shape"
+        )
     if dim is not None and isinstance(rule, Muon):
-        raise EquilibriaError(f"got dim={dim} for Muon; expected shape=(rows, columns), which fixes its norm")
+        raise EquilibriaError(
+            f"got dim={dim} for Muon; expected shape=(rows, columns), which fixes its norm", argument="dim"
+        )
     name = "unit_grad_sq" if isinstance(rule, SGD | SGDW) else "shape" if isinstance(rule, Muon) else "dim"
     value = {"unit_grad_sq": unit_grad_sq, "shape": shape, "dim": dim}[name]
     if not decays and (init_norm is None or value is None):
@@ -173,7 +180,8 @@ def _check_scale(
         )
     if init_norm is not None and value is None:
         raise EquilibriaError(
-            f"got init_norm={init_norm} without {name}; expected both: {name} fixes the norm to compare with"
+            f"got init_norm={init_norm} without {name}; expected both: {name} fixes the norm to compare with",
+            argument="init_norm",
         )
 
 
@@ -182,7 +190,8 @@ def _check_distance(init_norm: float | None, start_norm: float) -> None:
     if init_norm is not None and not 1e-70 <= positive("init_norm", init_norm) / start_norm <= 1e70:
         raise EquilibriaError(
             f"got init_norm={init_norm:g}, {init_norm / start_norm:.2g} times its equilibrium {start_norm:.3g}; "
-            "expected 1e-70 to 1e70 times"
+            "expected 1e-70 to 1e70 times",
+            argument="init_norm",
         )
 
 

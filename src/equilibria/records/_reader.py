@@ -139,17 +139,19 @@ def read_record(path: str | Path) -> Record:
         EquilibriaError: if there is no run at ``path``, or a newer version of equilibria wrote it.
     """
     if not isinstance(path, str | os.PathLike):
-        raise EquilibriaError(f"got path={path!r}; expected the directory of a run")
+        raise EquilibriaError(f"got path={path!r}; expected the directory of a run", argument="path")
     directory = Path(path)
     try:
         manifest = find_manifest(directory)
         if manifest is None:
-            raise EquilibriaError(_not_a_run(directory))
+            raise EquilibriaError(_not_a_run(directory), argument="path")
         rows = _Rows(directory, manifest)
     except (OSError, ValueError) as error:  # ValueError: a zero in the path
         if isinstance(error, EquilibriaError):
             raise
-        raise EquilibriaError(f"cannot read {directory}: {getattr(error, 'strerror', None) or error}") from error
+        raise EquilibriaError(
+            f"cannot read {directory}: {getattr(error, 'strerror', None) or error}", argument="path"
+        ) from error
     return Record(path=directory, id=manifest.id, metadata=manifest.metadata, sessions=manifest.sessions, _rows=rows)
 
 
@@ -266,7 +268,7 @@ def _export(path: str | Path, write: Callable[[], object]) -> None:
     try:
         write()
     except OSError as error:
-        raise EquilibriaError(f"cannot write {path}: {error.strerror or error}") from error
+        raise EquilibriaError(f"cannot write {path}: {error.strerror or error}", argument="path") from error
 
 
 def _not_a_run(directory: Path) -> str:

@@ -134,7 +134,8 @@ def first_local_row(tensor: Tensor, *, axis: int) -> int:
         if placement.is_shard() and placement.dim != axis:
             raise EquilibriaError(
                 f"got granularity='row' for a tensor sharded along axis {placement.dim}, which splits its rows (axis "
-                f"{axis}); expected rows that are whole on one process: use granularity='tensor'"
+                f"{axis}); expected rows that are whole on one process: use granularity='tensor'",
+                argument="granularity",
             )
     _, offset = compute_local_shape_and_global_offset(dtensor.shape, dtensor.device_mesh, dtensor.placements)
     return int(offset[axis])

@@ -67,7 +67,9 @@ def unwrap_optimizer(optimizer: object) -> torch.optim.Optimizer:
     while hasattr(getattr(inner, "optimizer", None), "param_groups") and inner.optimizer is not inner:
         inner = inner.optimizer
     if not isinstance(inner, torch.optim.Optimizer):
-        raise EquilibriaError(f"got optimizer of type {type(optimizer).__name__}; expected a torch.optim.Optimizer")
+        raise EquilibriaError(
+            f"got optimizer of type {type(optimizer).__name__}; expected a torch.optim.Optimizer", argument="optimizer"
+        )
     return inner
 
 
@@ -77,7 +79,8 @@ def refuse_uninitialised(model: nn.Module) -> None:
     if lazy:
         raise EquilibriaError(
             f"got a model with parameters that have no shape yet, such as {lazy[0]}; expected an initialised one: call "
-            "it with a batch first, from which lazy modules get their shapes"
+            "it with a batch first, from which lazy modules get their shapes",
+            argument="model",
         )
 
 
@@ -120,7 +123,8 @@ def find_watched(
     if not watched:
         raise EquilibriaError(
             f"got select={select!r}, which leaves nothing of {len(trained)} parameters to watch; expected names, "
-            "patterns or a function select(name, tensor) that some trainable tensor satisfies"
+            "patterns or a function select(name, tensor) that some trainable tensor satisfies",
+            argument="select",
         )
     return watched
 
@@ -207,14 +211,29 @@ def selection(select: Select | None, names: Sequence[str]) -> Callable[[str, Ten
         return lambda _name, param: param.ndim >= 2
     if callable(select):
         return select
-    patterns = [select] if isinstance(select, str) else list(select)
+    patterns = select_patterns(select)
     for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise EquilibriaError(f"got {pattern!r} in select; expected names, patterns or a function(name, tensor)")
         if not any(_matches(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3) or list(names[:3])
-            raise EquilibriaError(f"got select {pattern!r}, which matches no parameter; there are: {', '.join(near)}")
+            raise EquilibriaError(
+                f"got select {pattern!r}, which matches no parameter; there are: {', '.join(near)}", argument="select"
+            )
     return lambda name, _param: any(_matches(name, pattern) for pattern in patterns)
+
+
+def select_patterns(select: str | Iterable[str]) -> list[str]:
+    """The names and patterns of a ``select`` that is not a function.
+
+    Raises:
+        EquilibriaError: if it is neither text nor a list of texts.
+    """
+    patterns = [select] if isinstance(select, str) or not isinstance(select, Iterable) else list(select)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise EquilibriaError(
+                f"got {pattern!r} in select; expected names, patterns or a function(name, tensor)", argument="select"
+            )
+    return patterns
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -225,12 +244,14 @@ def _check_known(trained: Sequence[tuple[int, int, int, Tensor]], names: Mapping
     if any(type(param).__name__ == "FlatParameter" for *_, param in trained):
         raise EquilibriaError(
             "got a model under FSDP1 with flattened parameters, which hide the single layers; expected "
-            "use_orig_params=True, or fully_shard (FSDP2)"
+            "use_orig_params=True, or fully_shard (FSDP2)",
+            argument="model",
         )
     if not any(id(param) in names for *_, param in trained):
         raise EquilibriaError(
             f"got an optimizer whose {len(trained)} parameters are none of the model's {len(names)}; expected the "
-            "optimizer that trains this model: create it after the model is moved, wrapped or parametrised"
+            "optimizer that trains this model: create it after the model is moved, wrapped or parametrised",
+            argument="optimizer",
         )
 
 

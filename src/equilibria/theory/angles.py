@@ -155,7 +155,9 @@ def linear_scaling_ratio(rule: Rule, factor: int) -> float:
     check_rule(rule)
     n = whole("factor", factor, low=1)
     if isinstance(rule, AdamL2):
-        raise EquilibriaError("got AdamL2; expected another rule: its angle scales with lr^(2/3), see translate")
+        raise EquilibriaError(
+            "got AdamL2; expected another rule: its angle scales with lr^(2/3), see translate", argument="rule"
+        )
     return float(n_step_angles(rule, n)[-1] / replace(rule, lr=rule.lr * n).equilibrium().angle)
 
 
@@ -202,7 +204,7 @@ def log_cos_balance(angles: ArrayLike, lr: ArrayLike, *, weight_decay: ArrayLike
     """
     delta = reals("angle", angles, low=0, below=math.pi / 2)
     if not delta.ndim or not delta.size:
-        raise EquilibriaError(f"got angles of shape {delta.shape}; expected one angle per step")
+        raise EquilibriaError(f"got angles of shape {delta.shape}; expected one angle per step", argument="angles")
     squared = reals("norm_sq", norm_sq, above=0)
     decay = reals("lr", lr, low=0) * reals("weight_decay", weight_decay, low=0)
     is_window = squared.ndim and len(squared) >= 2 and squared.shape[1:] == delta.shape[1:]

@@ -209,6 +209,7 @@ def cite(target: object = None) -> Citation | tuple[Citation, ...]:
     if len(matches) != 1:
         raise EquilibriaError(
             f"got {target!r}; expected one law of equilibria.theory, such as 'equilibrium.heavy_ball' "
-            f"(call cite() without arguments for all {len(_LAWS)})"
+            f"(call cite() without arguments for all {len(_LAWS)})",
+            argument="target",
         )
     return _LAWS[matches[0]]

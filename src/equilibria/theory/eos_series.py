@@ -39,7 +39,9 @@ def two_step_mean(series: ArrayLike) -> Array:
     """
     values = reals("series", series)
     if values.ndim != 1 or len(values) < 2:
-        raise EquilibriaError(f"got series of shape {values.shape}; expected one dimension and at least 2 values")
+        raise EquilibriaError(
+            f"got series of shape {values.shape}; expected one dimension and at least 2 values", argument="series"
+        )
     return (values[1:] + values[:-1]) / 2
 
 

@@ -209,10 +209,11 @@ def decay_product(lr: float, weight_decay: float, *, below: float) -> float:
     if weight_decay == 0:
         raise EquilibriaError(
             "got weight_decay=0; expected weight_decay > 0: without decay the norm of a scale-invariant "
-            "weight grows without limit and there is no equilibrium"
+            "weight grows without limit and there is no equilibrium",
+            argument="weight_decay",
         )
     if lr == 0:
-        raise EquilibriaError("got lr=0; expected lr > 0: nothing moves at learning rate 0")
+        raise EquilibriaError("got lr=0; expected lr > 0: nothing moves at learning rate 0", argument="lr")
     product = lr * weight_decay
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("lr*weight_decay", product)):
         if not SMALLEST_SETTING <= value <= 1 / SMALLEST_SETTING:
@@ -336,7 +337,8 @@ def nesterov(
     if number("correlation", correlation) != 0:
         if 1 + 2 * a**2 * (1 + a) / (1 + a + a * eps * (1 + 2 * a)) * correlation <= 0:
             raise EquilibriaError(
-                f"got correlation={correlation:g}; expected a larger one: L = N + 2 a^2 (1+a)/D C must be positive"
+                f"got correlation={correlation:g}; expected a larger one: L = N + 2 a^2 (1+a)/D C must be positive",
+                argument="correlation",
             )
         unit_map = moments.step_map(moments.nesterov_step, 1.0, eps, a, correlation)
         state, unit_grad_sq_star = approach.fixed_point(moments.nesterov_step, 1.0, eps, a, correlation)

@@ -209,7 +209,7 @@ def _closed_form(lr: float, log_gain: Array, log_scale: Array, start_buffer: flo
 def _whole_steps(step: ArrayLike) -> Array:
     steps = reals("step", step, low=0)
     if (steps % 1 != 0).any():
-        raise EquilibriaError(f"got step={step!r}; expected whole numbers")
+        raise EquilibriaError(f"got step={step!r}; expected whole numbers", argument="step")
     return steps
 
 
@@ -287,7 +287,9 @@ def power_schedule(
     roots = decay_roots(eta, within("weight_decay", weight_decay, low=0), momentum=momentum)
     larger = one_of("root", root, get_args(Root)) == "larger"
     if not larger and roots.z2 == 0:
-        raise EquilibriaError("got root='smaller' with momentum=0; expected momentum > 0: that root is 0")
+        raise EquilibriaError(
+            "got root='smaller' with momentum=0; expected momentum > 0: that root is 0", argument="root"
+        )
     log_alpha = math.log1p(-float(roots.decay)) if larger else math.log(float(roots.z2))
     return _closed_form(eta, -(2 * steps + 1) * log_alpha, -steps * log_alpha, -math.expm1(-log_alpha) / eta)
 

@@ -140,9 +140,9 @@ def integrate_flow(
     grid = nonnegative_reals("times", times)
     origin = reals("start", start)
     if grid.ndim != 1 or grid.size == 0 or np.any(np.diff(grid) <= 0):
-        raise EquilibriaError(f"got times={times!r}; expected an increasing one-dimensional series")
+        raise EquilibriaError(f"got times={times!r}; expected an increasing one-dimensional series", argument="times")
     if origin.ndim != 1:
-        raise EquilibriaError(f"got start of shape {origin.shape}; expected one dimension")
+        raise EquilibriaError(f"got start of shape {origin.shape}; expected one dimension", argument="start")
     if c_b is not None:
         positive("c_b", c_b)
 
@@ -273,6 +273,6 @@ def curve_position(
     while excess(reach) < 0:
         reach *= 2
         if reach < -600:
-            raise EquilibriaError(f"got time={time}; expected a time before the flow has come to rest")
+            raise EquilibriaError(f"got time={time}; expected a time before the flow has come to rest", argument="time")
     root = brentq(excess, reach, 0.0, xtol=1e-13, rtol=1e-13)
     return float(minimum + span * np.exp(root))

@@ -95,7 +95,9 @@ def _data(inputs: ArrayLike, targets: ArrayLike) -> tuple[Array, Array]:
         raise EquilibriaError(f"got inputs {x.shape} and targets {y.shape}; expected (n, d) and (n,)")
     centred = x - x.mean(axis=0)
     if x.shape[1] < x.shape[0] - 1 or np.linalg.matrix_rank(centred) < x.shape[0] - 1:
-        raise EquilibriaError(f"got inputs {x.shape}; expected affinely independent rows, so that a fit is exact")
+        raise EquilibriaError(
+            f"got inputs {x.shape}; expected affinely independent rows, so that a fit is exact", argument="inputs"
+        )
     positive_reals("variance of targets", y.var())
     return x, y
 
@@ -179,7 +181,7 @@ def regression_flow(inputs: ArrayLike, targets: ArrayLike, *, weight: ArrayLike,
     flat = regression_geometry(x, y)
     w = reals("weight", weight)
     if w.shape != x.shape[1:]:
-        raise EquilibriaError(f"got weight {w.shape}; expected {x.shape[1:]}")
+        raise EquilibriaError(f"got weight {w.shape}; expected {x.shape[1:]}", argument="weight")
     centred = x - x.mean(axis=0)
     scale = y.std() / positive_reals("standard deviation of the pre-activation", (centred @ w).std())
     left = np.exp(-within("time", time, low=0))

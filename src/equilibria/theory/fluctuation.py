@@ -80,10 +80,14 @@ def fluctuation(
     noise = within("grad_variance", grad_variance, low=0)
     if isinstance(rule, Lion):
         if dim is None:
-            raise EquilibriaError("got dim=None; expected the number of entries: Lion's fluctuation falls as 1/dim")
+            raise EquilibriaError(
+                "got dim=None; expected the number of entries: Lion's fluctuation falls as 1/dim", argument="dim"
+            )
         return _lion(rule, dim=within("dim", dim, low=1))
     if isinstance(rule, Muon):
-        raise EquilibriaError("got a Muon rule; expected SGD, SGDW, AdamW, AdamL2 or Lion: no law is known for Muon")
+        raise EquilibriaError(
+            "got a Muon rule; expected SGD, SGDW, AdamW, AdamL2 or Lion: no law is known for Muon", argument="rule"
+        )
     if isinstance(rule, AdamW | AdamL2):
         return _adam(rule, noise, unit_grad_sq=unit_grad_sq, dim=dim)
     rule.equilibrium()  # raises where there is no equilibrium
@@ -271,7 +275,9 @@ def noise_split(gradients: ArrayLike) -> NoiseSplit:
     """
     g = reals("gradients", gradients)
     if g.ndim != 2 or len(g) < 2:
-        raise EquilibriaError(f"got gradients of shape {g.shape}; expected (m, entries) with m >= 2 micro-batches")
+        raise EquilibriaError(
+            f"got gradients of shape {g.shape}; expected (m, entries) with m >= 2 micro-batches", argument="gradients"
+        )
     mean = g.mean(axis=0)
     noise = float(np.sum((g - mean) ** 2) / (len(g) - 1))
     return NoiseSplit(float(mean @ mean) - noise / len(g), noise, len(g))

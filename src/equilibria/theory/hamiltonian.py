@@ -250,7 +250,9 @@ def orbit(excess_energy: ArrayLike, *, grad_norm: ArrayLike = 0.0, c_b: ArrayLik
         if np.all(np.abs(finer - half) <= 1e-13 * finer):
             break
         if nodes >= _MAX_NODES:
-            raise EquilibriaError(f"got excess_energy={excess_energy!r}; expected less than about 1e5 c_b")
+            raise EquilibriaError(
+                f"got excess_energy={excess_energy!r}; expected less than about 1e5 c_b", argument="excess_energy"
+            )
         nodes, half = 2 * nodes, finer
     # The quadrature is in units with c_b = 2; energies scale with c_b and times with its inverse root.
     period = 2 * finer * np.sqrt(2 / c)

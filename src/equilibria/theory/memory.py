@@ -62,7 +62,9 @@ class Memory:
         """This memory with its correlations scaled to a measured `total` (without decay)."""
         wanted, own = within("total", total, above=0) - 1.0, self.total() - 1.0
         if own == 0 and wanted != 0:
-            raise EquilibriaError(f"got total={total:g}; expected 1: this update has no memory to scale")
+            raise EquilibriaError(
+                f"got total={total:g}; expected 1: this update has no memory to scale", argument="total"
+            )
         factor = wanted / own if own else 0.0
         return Memory(tuple(a * factor for a in self.first), self.decay)
 

@@ -32,7 +32,9 @@ def _trajectory(norm_sq: ArrayLike, step_sq: ArrayLike, *, least: int) -> tuple[
 def _along_time(setting: Array, name: str, like: Array) -> Array:
     """A number, or one value per step, shaped to broadcast along the first axis of ``like``."""
     if setting.shape not in {(), like.shape[:1]}:
-        raise EquilibriaError(f"got {name} of shape {setting.shape}; expected a number or {len(like)} values")
+        raise EquilibriaError(
+            f"got {name} of shape {setting.shape}; expected a number or {len(like)} values", argument=name
+        )
     return np.broadcast_to(setting.reshape(-1, *[1] * (like.ndim - 1)), (len(like), *[1] * (like.ndim - 1)))
 
 

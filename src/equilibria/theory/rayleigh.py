@@ -57,7 +57,8 @@ class NoisyRayleigh:
         values = reals("spectrum", self.spectrum)
         if values.ndim != 1 or values.size < 2 or np.any(np.diff(values) < 0) or values[0] == values[1]:
             raise EquilibriaError(
-                f"got spectrum={self.spectrum!r}; expected ascending eigenvalues a_1 < a_2 <= ... <= a_p"
+                f"got spectrum={self.spectrum!r}; expected ascending eigenvalues a_1 < a_2 <= ... <= a_p",
+                argument="spectrum",
             )
         object.__setattr__(self, "spectrum", tuple(values.tolist()))
         for name in ("noise", "lr", "weight_decay"):
@@ -279,14 +280,18 @@ def _ramp(z: Array) -> Array:
 def _grid(times: ArrayLike) -> Array:
     grid = reals("times", times, low=0)
     if grid.ndim != 1 or grid.size < 1 or np.any(np.diff(grid) <= 0):
-        raise EquilibriaError(f"got times of shape {grid.shape}; expected one axis of increasing times")
+        raise EquilibriaError(
+            f"got times of shape {grid.shape}; expected one axis of increasing times", argument="times"
+        )
     return grid
 
 
 def _on_grid(name: str, value: ArrayLike, *, grid: Array, high: float | None = None) -> Array:
     samples = np.atleast_1d(reals(name, value, low=0, high=high))
     if samples.shape[0] not in (1, grid.size):
-        raise EquilibriaError(f"got {samples.shape[0]} samples of {name}; expected one per time, {grid.size}")
+        raise EquilibriaError(
+            f"got {samples.shape[0]} samples of {name}; expected one per time, {grid.size}", argument=name
+        )
     return np.broadcast_to(samples, (grid.size, *samples.shape[1:]))
 
 

@@ -106,7 +106,9 @@ class RiskCurve:
         """
         start = whole("after", after)
         if start >= len(self.risk):
-            raise EquilibriaError(f"got after={start}; expected a step of the curve, 0 to {len(self.risk) - 1}")
+            raise EquilibriaError(
+                f"got after={start}; expected a step of the curve, 0 to {len(self.risk) - 1}", argument="after"
+            )
         step = start + int(np.argmin(self.risk[start:]))
         lowest, final = float(self.risk[step]), float(self.risk[-1])
         return Escape(step, lowest, final, final / lowest if lowest > 0 else math.inf)
@@ -192,7 +194,9 @@ def _settings(
     decays, factors = decay_schedule.values(count), np.ones(count)
     if rescale:
         if np.any(rates <= 0):
-            raise EquilibriaError(f"got lr={rates.min():g} with rescale=True; expected lr > 0 at every step")
+            raise EquilibriaError(
+                f"got lr={rates.min():g} with rescale=True; expected lr > 0 at every step", argument="lr"
+            )
         factors[1:] = rates[1:] / rates[:-1]
     if norm_sq is None:
         norm_sq = float(equilibrium_norm_sq(rates[0], decays[0], unit_grad_sq=model.unit_grad_sq))

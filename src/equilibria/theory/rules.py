@@ -48,7 +48,7 @@ class _Settings:
 
 def _check_betas(betas: tuple[float, float]) -> None:
     if not isinstance(betas, tuple) or len(betas) != 2:
-        raise EquilibriaError(f"got betas={betas!r}; expected two numbers (beta1, beta2)")
+        raise EquilibriaError(f"got betas={betas!r}; expected two numbers (beta1, beta2)", argument="betas")
     within("beta1", betas[0], low=0, below=1)
     within("beta2", betas[1], low=0, below=1)
 
@@ -86,7 +86,8 @@ class SGD(_Settings):
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise EquilibriaError(
                 f"got nesterov=True with momentum={self.momentum:g}, dampening={self.dampening:g}; "
-                "expected momentum > 0 and dampening = 0, as torch does"
+                "expected momentum > 0 and dampening = 0, as torch does",
+                argument="nesterov",
             )
 
     @property
@@ -309,7 +310,7 @@ class Muon(_Settings):
     def gain(self, shape: tuple[int, int]) -> float:
         """torch's factor on the update of a matrix of this shape."""
         if not isinstance(shape, tuple | list) or len(shape) != 2:
-            raise EquilibriaError(f"got shape={shape!r}; expected (rows, columns)")
+            raise EquilibriaError(f"got shape={shape!r}; expected (rows, columns)", argument="shape")
         rows, columns = (whole("shape", n, low=1) for n in shape)
         if self.adjust_lr_fn == "original":
             return math.sqrt(max(1.0, rows / columns))
@@ -395,7 +396,9 @@ def check_rule(rule: object) -> None:
     """
     kinds = get_args(Rule)
     if not isinstance(rule, kinds):
-        raise EquilibriaError(f"got rule={rule!r}; expected one of: {', '.join(kind.__name__ for kind in kinds)}")
+        raise EquilibriaError(
+            f"got rule={rule!r}; expected one of: {', '.join(kind.__name__ for kind in kinds)}", argument="rule"
+        )
 
 
 def _with(result: Equilibrium, *assumptions: Assumption) -> Equilibrium:

@@ -112,18 +112,20 @@ def _position(name: str, value: object, *, low: int = 0) -> int:
 def _items(name: str, values: Iterable[object]) -> list[object]:
     """A non-empty list of ``values``."""
     if not isinstance(values, Iterable) or isinstance(values, str):
-        raise EquilibriaError(f"got {name}={values!r}; expected a list")
+        raise EquilibriaError(f"got {name}={values!r}; expected a list", argument=name)
     items = list(values)
     if not items:
-        raise EquilibriaError(f"got no {name}; expected at least one")
+        raise EquilibriaError(f"got no {name}; expected at least one", argument=name)
     return items
 
 
-def _ascending(name: str, positions: list[int]) -> tuple[int, ...]:
+def _ascending(name: str, positions: list[int], *, argument: str) -> tuple[int, ...]:
     """``positions`` as a tuple, each after the one before."""
     for before, after in pairwise(positions):
         if after <= before:
-            raise EquilibriaError(f"got {name} {before}, {after}; expected each one after the one before")
+            raise EquilibriaError(
+                f"got {name} {before}, {after}; expected each one after the one before", argument=argument
+            )
     return tuple(positions)
 
 
@@ -203,7 +205,7 @@ class MultiStep(Schedule):
     def __post_init__(self) -> None:
         _check(self, levels=("peak",), rates=("factor",))
         milestones = [_position("milestone", step, low=1) for step in _items("milestones", self.milestones)]
-        object.__setattr__(self, "milestones", _ascending("milestones", milestones))
+        object.__setattr__(self, "milestones", _ascending("milestones", milestones, argument="milestones"))
 
     def _at(self, steps: Steps) -> Array:
         passed = np.searchsorted(np.array(self.milestones), steps, side="right")
@@ -403,12 +405,14 @@ class Piecewise(Schedule):
         firsts, bodies = [], []
         for piece in _items("pieces", self.pieces):
             if not (isinstance(piece, tuple | list) and len(piece) == 2):
-                raise EquilibriaError(f"got piece {piece!r}; expected (first_step, schedule or value)")
+                raise EquilibriaError(
+                    f"got piece {piece!r}; expected (first_step, schedule or value)", argument="pieces"
+                )
             firsts.append(_position("first_step", piece[0]))
             bodies.append(as_schedule(piece[1], name="piece"))
         if firsts[0] != 0:
-            raise EquilibriaError(f"got a first piece at step {firsts[0]}; expected it at step 0")
-        pieces = tuple(zip(_ascending("first steps", firsts), bodies, strict=True))
+            raise EquilibriaError(f"got a first piece at step {firsts[0]}; expected it at step 0", argument="pieces")
+        pieces = tuple(zip(_ascending("first steps", firsts, argument="pieces"), bodies, strict=True))
         object.__setattr__(self, "pieces", pieces)
 
     def _at(self, steps: Steps) -> Array:
@@ -436,13 +440,19 @@ class FromValues(Schedule):
         try:
             table = np.array(self.points, dtype=np.float64)
         except (TypeError, ValueError):
-            raise EquilibriaError(f"got points={self.points!r}; expected a list of numbers") from None
+            raise EquilibriaError(
+                f"got points={self.points!r}; expected a list of numbers", argument="points"
+            ) from None
         if table.ndim != 1 or not table.size:
-            raise EquilibriaError(f"got points of shape {table.shape}; expected one value per step, at least one")
+            raise EquilibriaError(
+                f"got points of shape {table.shape}; expected one value per step, at least one", argument="points"
+            )
         bad = ~(np.isfinite(table) & (table >= 0))
         if bad.any():
             where = int(bad.argmax())
-            raise EquilibriaError(f"got {table[where]} at step {where}; expected a finite value >= 0")
+            raise EquilibriaError(
+                f"got {table[where]} at step {where}; expected a finite value >= 0", argument="points"
+            )
         object.__setattr__(self, "points", tuple(table.tolist()))
         object.__setattr__(self, "_table", table)
 
@@ -463,7 +473,9 @@ class FromCallable(Schedule):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise EquilibriaError(f"got function={self.function!r}; expected a function of the step")
+            raise EquilibriaError(
+                f"got function={self.function!r}; expected a function of the step", argument="function"
+            )
 
     def _at(self, steps: Steps) -> Array:
         return np.array([self._checked(step) for step in steps.tolist()], dtype=np.float64)
@@ -525,7 +537,11 @@ def as_schedule(value: ScheduleLike, *, name: str = "schedule") -> Schedule:
     if isinstance(value, Real) or (isinstance(value, np.ndarray) and value.ndim == 0):
         return Constant(_level(name, value))
     if isinstance(value, np.ndarray | list | tuple):
-        return FromValues(value)
+        try:
+            return FromValues(value)
+        except EquilibriaError as error:
+            error.argument = name  # not "points", which the caller did not type
+            raise
     if callable(value):
         return FromCallable(value)
     if hasattr(value, "get_last_lr"):

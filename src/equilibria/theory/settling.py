@@ -209,7 +209,9 @@ def settling_steps(
         (9320, 11040)
     """
     if not isinstance(start, State):
-        raise EquilibriaError(f"got start={start!r}; expected a state: cold_start(rule, norm) or settled(rule)")
+        raise EquilibriaError(
+            f"got start={start!r}; expected a state: cold_start(rule, norm) or settled(rule)", argument="start"
+        )
     check_rule(rule)
     delta = within("tolerance", tolerance, above=0, below=1)
     one_of("quantity", quantity, get_args(Quantity))
@@ -374,7 +376,9 @@ def minimum_settling_steps(rule: Rule, drop: float) -> int:
         5757
     """
     if not isinstance(rule, SGD | SGDW):
-        raise EquilibriaError(f"got {type(rule).__name__}; expected SGD or SGDW, for which the corollary is stated")
+        raise EquilibriaError(
+            f"got {type(rule).__name__}; expected SGD or SGDW, for which the corollary is stated", argument="rule"
+        )
     return math.ceil(math.log(within("drop", drop, low=1)) / relaxation(rule).rate)
 
 
@@ -400,7 +404,7 @@ def after_lr_drop(rule: Rule, drop: float, *, steps: ArrayLike) -> LrDrop:
         [0.316, 0.482, 1.0]
     """
     if isinstance(rule, AdamL2):
-        raise EquilibriaError("got AdamL2; expected a rule with a closed form: use transient.evolve")
+        raise EquilibriaError("got AdamL2; expected a rule with a closed form: use transient.evolve", argument="rule")
     relaxing = relaxation(rule)
     start = positive("drop", drop) ** (1 / relaxing.power)
     passed = reals("steps", steps, low=0)
@@ -445,5 +449,7 @@ def tracking_lag(rule: SGD | SGDW, relative_drift: float) -> float:
         -0.00125
     """
     if not isinstance(rule, SGD | SGDW):
-        raise EquilibriaError(f"got {type(rule).__name__}; expected SGD or SGDW: L does not set the norm of the others")
+        raise EquilibriaError(
+            f"got {type(rule).__name__}; expected SGD or SGDW: L does not set the norm of the others", argument="rule"
+        )
     return -0.5 * number("relative_drift", relative_drift) / relaxation(rule).rate

@@ -50,7 +50,7 @@ class _Phases:
     @classmethod
     def read(cls, phases: Sequence[tuple[int, float]], weight_decay: float, momentum: float, steps: int) -> _Phases:
         if any(np.ndim(pair) != 1 or len(pair) != 2 for pair in phases):
-            raise EquilibriaError(f"got phases={phases!r}; expected pairs (first_step, lr)")
+            raise EquilibriaError(f"got phases={phases!r}; expected pairs (first_step, lr)", argument="phases")
         pairs = [(whole("first_step", first), positive("lr", lr)) for first, lr in phases]
         first = [pair[0] for pair in pairs] + [steps]
         if first[0] != 0 or len(first) < 2 or any(b <= a for a, b in pairwise(first)):
@@ -291,7 +291,9 @@ def unfold_step(state: FoldState, log_lr: float, *, weight_decay: float, momentu
     decay, g = within("weight_decay", weight_decay, low=0), within("momentum", momentum, low=0, below=1)
     log_effective = number("log_lr", log_lr) - 2 * state.log_scale
     if log_effective > 700:
-        raise EquilibriaError(f"got log_lr={log_lr:g} at log_scale={state.log_scale:g}; expected a smaller one")
+        raise EquilibriaError(
+            f"got log_lr={log_lr:g} at log_scale={state.log_scale:g}; expected a smaller one", argument="log_lr"
+        )
     velocity = decay + g * state.q
     growth = 1 + math.exp(log_effective) * velocity
     after = FoldState(state.log_scale + math.log(growth), velocity * growth if g else 0.0, state.exponent)

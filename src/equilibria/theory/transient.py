@@ -139,7 +139,10 @@ def evolve(
         _check_correlation(rule, correlation, lrs * decays, moms)
         follow = partial(_evolve_buffer, rule, start, (lrs, decays, moms), unit_grads, correlation)
     elif momentum is not None:
-        raise EquilibriaError(f"got a momentum schedule for {type(rule).__name__}; expected one only for SGD and SGDW")
+        raise EquilibriaError(
+            f"got a momentum schedule for {type(rule).__name__}; expected one only for SGD and SGDW",
+            argument="momentum",
+        )
     elif isinstance(rule, AdamW | AdamL2):
         follow = partial(_evolve_adam, rule, start, lrs, decays, unit_grads, sizes)
     else:
@@ -161,7 +164,9 @@ def evolve(
 
 def _check_start(rule: Rule, start: State) -> None:
     if not isinstance(start, State):
-        raise EquilibriaError(f"got start={start!r}; expected a state: cold_start(rule, norm) or settled(rule)")
+        raise EquilibriaError(
+            f"got start={start!r}; expected a state: cold_start(rule, norm) or settled(rule)", argument="start"
+        )
     adam, begun = isinstance(rule, AdamW | AdamL2), start.steps_done > 0
     wrong = {
         f"{len(start.memory)} memory components": len(start.memory) != memory_size(rule),
@@ -173,7 +178,8 @@ def _check_start(rule: Rule, start: State) -> None:
         if mismatch:
             raise EquilibriaError(
                 f"got a start with {content}; expected one made for {type(rule).__name__}, with {memory_size(rule)} "
-                f"memory components and {'' if adam else 'no '}second moments: cold_start(rule, norm) or settled(rule)"
+                f"memory components and {'' if adam else 'no '}second moments: cold_start(rule, norm) or settled(rule)",
+                argument="start",
             )
 
 
@@ -183,7 +189,8 @@ def _check_correlation(rule: SGD | SGDW, correlation: float, eps: Array, momenta
         return
     if not (moments.nesterov_correlation(eps, momenta, rho) > 0).all():
         raise EquilibriaError(
-            f"got correlation={rho:g}; expected a larger one: L = N + 2 a^2 (1+a)/D C must be positive at every step"
+            f"got correlation={rho:g}; expected a larger one: L = N + 2 a^2 (1+a)/D C must be positive at every step",
+            argument="correlation",
         )
 
 
@@ -202,7 +209,10 @@ def _series(unit_grads: Array, shape: tuple[int, ...], steps: int) -> Iterator[A
     """L of every step, a Python float for a single layer: a 2-D array is a time series, anything else constant."""
     if unit_grads.ndim == 2:
         if len(unit_grads) != steps:
-            raise EquilibriaError(f"got unit_grad_sq of shape {unit_grads.shape}; expected {steps} rows, one per step")
+            raise EquilibriaError(
+                f"got unit_grad_sq of shape {unit_grads.shape}; expected {steps} rows, one per step",
+                argument="unit_grad_sq",
+            )
         rows = np.broadcast_to(unit_grads, (steps, *shape))
         return iter(rows if shape else rows.tolist())
     return repeat(np.broadcast_to(unit_grads, shape).astype(np.float64) if shape else float(unit_grads))

@@ -327,7 +327,9 @@ class BinghamMoments:
 def _exponents(spectrum: ArrayLike, inverse_temperature: float) -> Array:
     values = reals("spectrum", spectrum)
     if values.ndim != 1 or values.size < 2:
-        raise EquilibriaError(f"got a spectrum of shape {values.shape}; expected one axis of at least 2 eigenvalues")
+        raise EquilibriaError(
+            f"got a spectrum of shape {values.shape}; expected one axis of at least 2 eigenvalues", argument="spectrum"
+        )
     return within("inverse_temperature", inverse_temperature, low=0) * values
 
 
@@ -432,7 +434,9 @@ def bingham_log_density(direction: ArrayLike, spectrum: ArrayLike, *, inverse_te
     exponents = _exponents(spectrum, inverse_temperature)
     x = reals("direction", direction)
     if x.ndim < 1 or x.shape[-1] != exponents.size:
-        raise EquilibriaError(f"got vectors of shape {x.shape}; expected {exponents.size} entries on the last axis")
+        raise EquilibriaError(
+            f"got vectors of shape {x.shape}; expected {exponents.size} entries on the last axis", argument="direction"
+        )
     squares = x**2
     length_sq = reals("squared length", squares.sum(-1), above=0)
     result: Array = -(squares @ exponents) / length_sq - bingham_moments(spectrum, inverse_temperature).log_normaliser

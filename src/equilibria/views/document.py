@@ -154,21 +154,27 @@ def write_document(path: str | Path, text: str) -> Path:
         raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise EquilibriaError(f"got path={str(path)!r}, which cannot be written: {reason}") from error
+        raise EquilibriaError(f"got path={str(path)!r}, which cannot be written: {reason}", argument="path") from error
     return Path(path)
 
 
 def _checked_target(path: Path) -> Path:
     target = path.resolve()  # a link keeps pointing where it did
     if not target.parent.is_dir():
-        raise EquilibriaError(f"got path={str(path)!r}, but {target.parent} is not a folder; expected one that exists")
+        raise EquilibriaError(
+            f"got path={str(path)!r}, but {target.parent} is not a folder; expected one that exists", argument="path"
+        )
     if target.exists() and not target.is_file():
         kind = "a folder" if target.is_dir() else "not a regular file"
-        raise EquilibriaError(f"got path={str(path)!r}, which is {kind}; expected the name of an HTML file")
+        raise EquilibriaError(
+            f"got path={str(path)!r}, which is {kind}; expected the name of an HTML file", argument="path"
+        )
     check_outside_runs(path)
     if target.exists() and target.stat().st_size and not _is_own_page(target):
         raise EquilibriaError(
-            f"got path={str(path)!r}, a file that equilibria has not written; expected a new name, or a page to replace"
+            f"got path={str(path)!r}, a file that equilibria has not written; expected a new name, or a page to "
+            "replace",
+            argument="path",
         )
     return target
 
