@@ -25,6 +25,7 @@ class Attack:
         trials: the trials, in an empty folder; ends by itself or when it is closed.
         goal: trials of one run of `make torture`.
         seconds: that they may take.
+        summary: what else to print about the trials of the last run.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Attack:
     trials: Callable[[random.Random, Path], Trials]
     goal: int
     seconds: float
+    summary: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ def main() -> int:
                 progress=lambda count, broken, attack=attack: _show(attack, count, broken),
             )
             print(f"\r{attack.name}: {result.trials:,} trials in {result.seconds:.0f} s, {len(result.broken)} broken")
+            if summary := attack.summary():
+                print(f"  {summary}")
             for sentence in result.broken[:5]:
                 print(f"  {sentence}")
             is_broken |= bool(result.broken)

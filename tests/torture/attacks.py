@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tests.torture import Attack
-from tests.torture.commands import command_lines
+from tests.torture.commands import CommandLines
 from tests.torture.records import cuts, failing_disks, flips, kills, manifests
 from tests.torture.training import bit_identity, cycles, long_run
 from tests.torture.viewers import viewers
+
+_command_lines = CommandLines()
 
 ATTACKS = (
     Attack(
@@ -52,9 +54,10 @@ ATTACKS = (
     Attack(
         "command lines",
         "any options, values and files: exit code 0, 1 or 2 and no traceback",
-        command_lines,
+        _command_lines,
         goal=2500,
         seconds=60,
+        summary=_command_lines.summary,
     ),
     Attack(
         "viewers",

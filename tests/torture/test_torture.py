@@ -7,6 +7,7 @@ import pytest
 from tests.torture import Attack, run_attack
 from tests.torture.__main__ import page
 from tests.torture.attacks import ATTACKS
+from tests.torture.commands import CommandLines
 
 BRIEF = {
     "kills between checkpoints": 6,
@@ -31,6 +32,8 @@ def test_every_promise_holds_in_a_few_trials(attack, tmp_path):
     )
     assert result.broken == []
     assert result.trials == BRIEF[attack.name]
+    if isinstance(attack.trials, CommandLines):
+        assert attack.trials.past_parsing >= 0.6 * result.trials, attack.summary()
 
 
 def test_a_broken_promise_is_counted(tmp_path):
