@@ -229,3 +229,38 @@ def test_nothing_is_kept_alive_by_a_closed_monitor():
     del monitor
     gc.collect()
     assert alive() is None
+
+
+def test_a_checkpoint_between_the_steps_of_two_optimizers_keeps_the_numbers_of_their_steps():
+    """The second takes one step for three of the first, as a generator does; both steps of a round have one number."""
+
+    def train_round(net, optimizers, number):
+        train(net, optimizers[0], 1, seed=number)
+        yield
+        if number % 3 == 2:
+            train(net, optimizers[1], 1, seed=100 + number)
+
+    def numbers(monitor):
+        samples = monitor.samples()
+        return list(zip(samples["step"].to_pylist(), samples["param"].to_pylist(), strict=True))
+
+    net = make_net()
+    optimizers = OPTIMIZERS["two"](net)
+    with Monitor(net, optimizers, every=1) as whole:
+        for number in range(6):
+            list(train_round(net, optimizers, number))
+        expected = numbers(whole)
+
+    net = make_net()
+    optimizers = OPTIMIZERS["two"](net)
+    with Monitor(net, optimizers, every=1) as first:
+        for number in range(5):
+            list(train_round(net, optimizers, number))
+        halves = train_round(net, optimizers, 5)
+        next(halves)
+        state, before = through_a_file(first.state_dict()), numbers(first)
+    with Monitor(net, optimizers, every=1) as second:
+        second.load_state_dict(state)
+        list(halves)
+        assert before + numbers(second) == expected
+    assert {step for step, _ in expected} == set(range(6))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.helpers.monitored_walks import Walk, walk
 
 from equilibria.monitor import recursion
-from equilibria.monitor.predictor import OptimizerMemory, Prediction, Predictor
+from equilibria.monitor.predictor import Countdown, OptimizerMemory, Prediction, Predictor
 from equilibria.monitor.reading import MeasuredStep
 from equilibria.theory import states
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
@@ -508,3 +508,22 @@ def test_the_mean_of_the_gradient_forgets_within_the_time_constant(time_constant
         goals.append(float(found.norm_equilibrium[0] ** 4))
     before, after = goals[3 * samples + 199], goals[4 * samples + 199]
     assert after / before == pytest.approx(2 - (1 - 1 / samples) ** samples, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("turns", "estimated"),
+    [
+        (True, [1, 5, 21, 85]),
+        (False, [1, 5, 21, 41, 61, 81]),  # not as a count of 0 promises: again after 20 samples
+    ],
+)
+def test_a_count_of_zero_is_estimated_again_if_the_weight_does_not_turn_as_it_promises(turns, estimated):
+    countdown, samples = Countdown(1), []
+
+    def estimate() -> np.ndarray:
+        samples.append(sample)
+        return np.zeros(1)
+
+    for sample in range(1, 101):
+        countdown.left(sample, (0.1, 0.01), estimate, restart=False, turns=np.array([turns]))
+    assert samples == estimated

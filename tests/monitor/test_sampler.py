@@ -171,3 +171,10 @@ def test_time_between_two_runs_does_not_count_as_a_step(clock):
     sampler.resume(3000)
     train(sampler, clock, 1000, step_time=1e-2, cost=1e-3, first=3000)
     assert sampler.every == pytest.approx(16.7, abs=1)
+
+
+@pytest.mark.parametrize(("step", "latest"), [(0, 0), (1, 0), (100, 99)])
+def test_a_resumed_run_goes_on_after_its_latest_step(step, latest):
+    sampler = Sampler(1)
+    sampler.resume(step)
+    assert sampler.latest == latest

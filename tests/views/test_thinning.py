@@ -105,3 +105,10 @@ def test_few_samples_stay_as_they_are():
 def test_nothing_gives_nothing():
     short = stretches([], [], most=10)
     assert [len(part) for part in (*short.envelope([]), short.rms([]), short.line([]), short.line_steps())] == [0] * 5
+
+
+def test_a_line_has_the_extremes_of_every_stretch_in_the_order_of_their_steps():
+    rising, falling, flat, twice = [2, 1, 5, 3], [9, 4, 0, 4], [7, 7, 7, 7], [3, 6, 3, 6]
+    short = stretches(range(16), [0] * 16, most=4)
+    assert short.line([*rising, *falling, *flat, *twice]).tolist() == [1, 5, 9, 0, 7, 7, 3, 6]
+    assert short.line_steps().tolist() == [0, 3, 4, 7, 8, 11, 12, 15]

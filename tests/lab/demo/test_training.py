@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.slow_monitor import SlowMonitor
+from torch.nn import functional
 
-from equilibria.lab.demo.training import ARMS, LESS_DECAY, PLAIN, RESCALED, DemoSettings, arm_recipe, invariant_names
+from equilibria.lab.demo.training import ARMS, LESS_DECAY, PLAIN, RESCALED, DemoSettings, arm_recipe, convolution_names
 from equilibria.lab.training import Training, recomputed_statistics, train
 from equilibria.theory.states import rescale_factors
 
@@ -36,8 +37,9 @@ def branch(settings: DemoSettings, arm: str, state) -> Training:
 
 def at_the_drop(arm: str, **settings) -> Training:
     """A short training of an arm right before its drop."""
-    training = Training(arm_recipe(DemoSettings(**SHORT, **settings), arm))
-    advance(training, SHORT["steps_before"])
+    short = DemoSettings(**{**SHORT, **settings})
+    training = Training(arm_recipe(short, arm))
+    advance(training, short.steps_before)
     return training
 
 
@@ -105,6 +107,17 @@ def test_rescaling_leaves_what_the_network_computes_in_training_and_in_evaluatio
     assert torch.allclose(model.train()(images), in_training, atol=1e-3)
 
 
+def test_without_the_running_statistics_the_evaluation_would_change():
+    training = at_the_drop(RESCALED)
+    model, images = training.model.eval(), next(iter(training.recipe.data))[0]
+    before, statistics = model(images), {name: value.clone() for name, value in model.named_buffers()}
+    training.scheduler.step()
+    assert torch.allclose(model(images), before, atol=1e-3)
+    for name, value in model.named_buffers():
+        value.copy_(statistics[name])
+    assert (model(images) - before).abs().max() > 0.1
+
+
 def test_rescaling_multiplies_weights_and_momentum_of_the_convolutions_alone():
     training = at_the_drop(RESCALED)
     weights = {name: weight.detach().clone() for name, weight in training.model.named_parameters()}
@@ -145,7 +158,7 @@ def test_every_parameter_is_trained_and_only_convolutions_decay():
     groups = [{id(p) for p in group["params"]} for group in training.optimizer.param_groups]
     assert groups[0] == {id(p) for p in training.model.parameters() if p.ndim == 4}
     assert groups[0] | groups[1] == {id(p) for p in training.model.parameters()}
-    assert invariant_names(training.model) == [f"{name}.conv.weight" for name, _ in training.model.normalised()]
+    assert convolution_names(training.model) == [f"{name}.conv.weight" for name, _ in training.model.normalised()]
 
 
 def test_all_arms_are_the_same_until_the_drop_and_differ_after_it():
@@ -174,7 +187,7 @@ def test_a_training_depends_on_its_seed_alone():
 def test_the_accuracy_is_that_of_the_test_images_and_leaves_the_model_as_it_was():
     from equilibria.lab.data import load_digits
 
-    training = at_the_drop(PLAIN)
+    training = at_the_drop(PLAIN, steps_before=100)
     statistics = copy.deepcopy(training.model.state_dict())
     training.measure()
     accuracy = training.curves()["test_accuracy"][-1]
@@ -183,5 +196,7 @@ def test_the_accuracy_is_that_of_the_test_images_and_leaves_the_model_as_it_was(
     digits = load_digits()
     with recomputed_statistics(training.model, [digits.train_images[:256], digits.train_images[256:512]]):
         guesses = [training.model(image[None]).argmax().item() for image in digits.test_images]
+        loss = functional.cross_entropy(training.model(digits.test_images), digits.test_labels)
     right = sum(guess == label for guess, label in zip(guesses, digits.test_labels.tolist(), strict=True))
     assert accuracy == pytest.approx(right / 360)
+    assert loss < 2.3
