@@ -11,7 +11,7 @@ import pytest
 
 from equilibria.errors import EquilibriaError
 from equilibria.lab.demo import DemoArm, DemoResult, DemoSettings, LayerTurns, Turn
-from equilibria.lab.demo.results import read_layers
+from equilibria.lab.demo.results import layer_turns
 from equilibria.records.tables import SAMPLE_FIELDS
 
 SETTINGS = DemoSettings(steps_before=10, steps_after=10, steady_window=4, drop_window=2)
@@ -37,7 +37,7 @@ def table_of(angle, *, predicted=lambda step: 3.0, equilibrium=lambda step: 2.0)
 
 
 def test_each_window_has_the_root_mean_square_of_its_steps():
-    first, second = read_layers(table_of(float), {}, settings=SETTINGS, layers=LAYERS)
+    first, second = layer_turns(table_of(float), {}, settings=SETTINGS, layers=LAYERS)
     assert (first.layer, second.layer) == LAYERS
     assert first.before.measured == pytest.approx(math.sqrt((36 + 49 + 64 + 81) / 4))
     assert first.after.measured == pytest.approx(math.sqrt((100 + 121) / 2))
@@ -47,7 +47,7 @@ def test_each_window_has_the_root_mean_square_of_its_steps():
 
 
 def test_a_layer_without_prediction_says_so():
-    turns = read_layers(table_of(float, predicted=lambda step: None), {}, settings=SETTINGS, layers=LAYERS)
+    turns = layer_turns(table_of(float, predicted=lambda step: None), {}, settings=SETTINGS, layers=LAYERS)
     assert turns[0].end.predicted is None
     assert turns[0].end.predicted_ratio is None
 
@@ -55,16 +55,16 @@ def test_a_layer_without_prediction_says_so():
 def test_skipped_steps_do_not_count():
     rows = [sample(step, "a.conv.weight", angle=2.0, angle_equilibrium=2.0, angle_predicted=2.0) for step in range(20)]
     rows[8] |= {"angle": 0.0, "note": "step skipped"}
-    (turns,) = read_layers(samples(rows), {}, settings=SETTINGS, layers=LAYERS[:1])
+    (turns,) = layer_turns(samples(rows), {}, settings=SETTINGS, layers=LAYERS[:1])
     assert turns.before.ratio == pytest.approx(1.0)
 
 
 def test_a_missing_layer_or_window_is_an_error_that_names_it():
     with pytest.raises(EquilibriaError, match=r"without c\.conv\.weight"):
-        read_layers(table_of(float), {}, settings=SETTINGS, layers=["c.conv.weight"])
+        layer_turns(table_of(float), {}, settings=SETTINGS, layers=["c.conv.weight"])
     short = table_of(float).slice(0, 30)
     with pytest.raises(EquilibriaError, match=r"no sample of a\.conv\.weight in steps 10 to 11"):
-        read_layers(short, {}, settings=SETTINGS, layers=LAYERS)
+        layer_turns(short, {}, settings=SETTINGS, layers=LAYERS)
 
 
 def test_windows_longer_than_their_phase_raise():

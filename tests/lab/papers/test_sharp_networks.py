@@ -19,7 +19,7 @@ from equilibria.lab.papers.sharp.full_batch import (
     INVARIANT_RESNET,
     STANDARD_RESNET,
     Config,
-    Variant,
+    DescentVariant,
     invariant_part,
     least_loss,
     network,
@@ -32,7 +32,7 @@ from equilibria.lab.papers.sharp.full_batch import (
 from equilibria.lab.training import train
 
 
-def steps(variant: Variant) -> np.ndarray:
+def steps(variant: DescentVariant) -> np.ndarray:
     measured, before = [0], 0
     for until, every in variant.parts:
         measured += [step for step in range(before + 1, until + 1) if step % every == 0 or step == until]
@@ -183,7 +183,7 @@ def test_the_parts_of_a_descent_are_one_descent(monkeypatch):
     """Measured at other intervals, the weights are the same."""
     images = stand_in(8, classes=4, count=12)
     monkeypatch.setattr("equilibria.lab.papers.sharp.full_batch.load", lambda config, seed: images)
-    cut = Variant("cut", 0.05, 0.1, ((4, 2), (10, 5)))
+    cut = DescentVariant("cut", 0.05, 0.1, ((4, 2), (10, 5)))
     whole = replace(cut, name="whole", parts=((10, 10),))
     config = Config((cut, whole), early=(0, 4), late=(8, 10), size=8, width=2, stages=(1, 1))
     parts, once = run_task(config, (0, 3)), run_task(config, (1, 3))
@@ -195,7 +195,7 @@ def test_the_parts_of_a_descent_are_one_descent(monkeypatch):
 def test_every_measurement_is_of_its_step_and_of_the_one_before():
     """And leaves the weights as they are, bit for bit."""
     images = stand_in(8, classes=4, count=12)
-    variant = Variant("one", 0.05, 0.1, ((6, 1),))
+    variant = DescentVariant("one", 0.05, 0.1, ((6, 1),))
     config = Config((variant,), early=(0, 1), late=(5, 6), size=8, width=2, stages=(1, 1))
     every = train(recipe(config, variant, seed=0, images=images, part=(6, 1)))
     once = train(recipe(config, variant, seed=0, images=images, part=(6, 6)))
@@ -211,7 +211,7 @@ def test_every_measurement_is_of_its_step_and_of_the_one_before():
 
 def test_a_resumed_descent_gives_the_same_numbers(tmp_path):
     images = stand_in(8, classes=4, count=12)
-    variant = Variant("one", 0.05, 0.1, ((8, 2),))
+    variant = DescentVariant("one", 0.05, 0.1, ((8, 2),))
     config = Config((variant,), early=(0, 1), late=(5, 6), size=8, width=2, stages=(1, 1))
     whole = train(recipe(config, variant, seed=0, images=images, part=(8, 2))).curves
 
@@ -233,7 +233,7 @@ def test_a_resumed_descent_gives_the_same_numbers(tmp_path):
 
 def test_the_gradient_of_a_measurement_is_that_of_the_last_step():
     images = stand_in(8, classes=4, count=12)
-    variant = Variant("one", 0.05, 0.1, ((6, 3),))
+    variant = DescentVariant("one", 0.05, 0.1, ((6, 3),))
     config = Config((variant,), early=(0, 1), late=(5, 6), size=8, width=2, stages=(1, 1))
     before = train(recipe(config, variant, seed=0, images=images, part=(5, 5))).model.train()
     loss = functional.cross_entropy(before(images.train_images), images.train_labels)
@@ -245,7 +245,9 @@ def test_the_gradient_of_a_measurement_is_that_of_the_last_step():
 
 
 def test_the_invariant_part_of_the_standard_network_is_most_of_it_but_not_all():
-    config = Config((Variant("any", 0.1, 0.01, ((1, 1),), network=STANDARD_RESNET),), late=(0, 1), width=2, depth=8)
+    config = Config(
+        (DescentVariant("any", 0.1, 0.01, ((1, 1),), network=STANDARD_RESNET),), late=(0, 1), width=2, depth=8
+    )
     images = stand_in(8, classes=4, count=12)
     part = invariant_part(config, config.variants[0], images)
     net = network(config, config.variants[0], images)
@@ -260,14 +262,14 @@ def test_the_invariant_part_of_the_standard_network_is_most_of_it_but_not_all():
 
 
 def test_the_least_loss_is_that_of_the_last_batchnorm():
-    config = Config((Variant("any", 0.1, 0.0, ((1, 1),)),), late=(0, 1), classes=())
+    config = Config((DescentVariant("any", 0.1, 0.0, ((1, 1),)),), late=(0, 1), classes=())
     assert least_loss(config, config.variants[0]) == pytest.approx(np.log(100 / 91))  # the paper's, appendix R
     assert least_loss(config, replace(config.variants[0], network=STANDARD_RESNET)) == 0
     assert least_loss(config, replace(config.variants[0], network=INVARIANT_RESNET)) > 0
 
 
 def test_the_edge_has_the_factor_that_decay_brings():
-    config = Config((Variant("any", 0.5, 0.4, ((1, 1),)),), late=(0, 1))
+    config = Config((DescentVariant("any", 0.5, 0.4, ((1, 1),)),), late=(0, 1))
     sides = {"sharpness": 1.0, "train_loss": 1.0, "train_accuracy": 1.0, "norm_sq": 2.5}
     run = {name: np.ones(1) for name in ("step", "loss", "test_accuracy", "grad_norm_sq")}
     run |= {name + side: np.array([value]) for name, value in sides.items() for side in ("", "_before")}

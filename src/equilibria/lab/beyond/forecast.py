@@ -39,7 +39,7 @@ _WARM_UP = 200  # steps; fewer than are fitted, so that lr changes within the fi
 
 
 @dataclass(frozen=True)
-class WatchedTraining:
+class TrainingSettings:
     """The settings of one training, of which every step is watched.
 
     ``label_noise`` is the share of labels replaced in every batch, so that they cannot be memorised.
@@ -106,17 +106,17 @@ def tasks(config: Config) -> dict[str, tuple[str, str, str]]:
     }
 
 
-def settings_of(config: Config, task: tuple[str, str, str]) -> WatchedTraining:
+def task_settings(config: Config, task: tuple[str, str, str]) -> TrainingSettings:
     """The training of a task."""
     family, optimizer, schedule = task
-    training = WatchedTraining(**_FAMILIES[family][optimizer], schedule=schedule)
+    training = TrainingSettings(**_FAMILIES[family][optimizer], schedule=schedule)
     return replace(training, steps=config.steps) if config.steps else training
 
 
 def needs(config: Config) -> None:
     """Load the data of all families."""
     for task in tasks(config).values():
-        load(settings_of(config, task).data)
+        load(task_settings(config, task).data)
 
 
 def run_task(config: Config, task: tuple[str, str, str]) -> Arrays:
@@ -126,7 +126,7 @@ def run_task(config: Config, task: tuple[str, str, str]) -> Arrays:
     from equilibria.lab.nets import BasicBlockResNet
     from equilibria.watching import watch
 
-    training = settings_of(config, task)
+    training = task_settings(config, task)
     torch.set_num_threads(1)
     images, labels = load(training.data)
     with torch.random.fork_rng(devices=[]):
@@ -157,7 +157,7 @@ def load(data: str) -> tuple[Tensor, Tensor]:
     return loaded.train_images[:_MOST_IMAGES], loaded.train_labels[:_MOST_IMAGES]
 
 
-def _batches(training: WatchedTraining, images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(training: TrainingSettings, images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     from equilibria.lab.data import Batches
 
     return iter(
@@ -167,7 +167,7 @@ def _batches(training: WatchedTraining, images: Tensor, labels: Tensor) -> Itera
     )
 
 
-def _optimizer(training: WatchedTraining, model: Any) -> torch.optim.Optimizer:
+def _optimizer(training: TrainingSettings, model: Any) -> torch.optim.Optimizer:
     """The optimizer, with weight decay on the convolutions alone, which are scale-invariant."""
     import torch
 

@@ -150,7 +150,7 @@ def _arm_dict(arm: DemoArm) -> dict[str, Any]:
     }
 
 
-def read_layers(
+def layer_turns(
     samples: pa.Table, metadata: Mapping[str, Any], *, settings: DemoSettings, layers: Sequence[str]
 ) -> tuple[LayerTurns, ...]:
     """The angles of the named layers in the three windows of a run.

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from equilibria.errors import EquilibriaError
-from equilibria.lab.demo.results import DemoArm, DemoResult, read_layers
-from equilibria.lab.demo.training import ARMS, LESS_DECAY, PLAIN, RESCALED, DemoSettings, arm_recipe, invariant_names
+from equilibria.lab.demo.results import DemoArm, DemoResult, layer_turns
+from equilibria.lab.demo.training import ARMS, LESS_DECAY, PLAIN, RESCALED, DemoSettings, arm_recipe, convolution_names
 from equilibria.lab.processes import JobError, run_jobs, usable_cores
 from equilibria.records import read_record
 
@@ -98,7 +98,7 @@ def train_arm(settings: DemoSettings, folder: DemoFolder, arm: str, progress: Ca
     trained = train(arm_recipe(settings, arm), record=folder.run(arm), progress=every_few)
     read_watched(folder.run(arm)).report(folder.report(arm), title=_TITLES[arm])
     return ArmCurves(
-        tuple(invariant_names(trained.model)),
+        tuple(convolution_names(trained.model)),
         tuple(int(step) for step in trained.curves["step"]),
         tuple(float(accuracy) for accuracy in trained.curves["test_accuracy"]),
     )
@@ -106,7 +106,7 @@ def train_arm(settings: DemoSettings, folder: DemoFolder, arm: str, progress: Ca
 
 def _read_arm(folder: DemoFolder, arm: str, settings: DemoSettings, curves: ArmCurves) -> DemoArm:
     run = read_record(folder.run(arm))
-    turns = read_layers(run.samples(), run.metadata, settings=settings, layers=curves.layers)
+    turns = layer_turns(run.samples(), run.metadata, settings=settings, layers=curves.layers)
     return DemoArm(folder.run(arm), folder.report(arm), curves.steps, curves.accuracies, turns)
 
 

@@ -106,7 +106,7 @@ def arm_recipe(settings: DemoSettings, arm: str) -> Recipe:
     )
 
 
-def invariant_names(model: nn.Module) -> list[str]:
+def convolution_names(model: nn.Module) -> list[str]:
     """Names of the convolutions' weights, which BatchNorm makes scale-invariant."""
     return [name for name, weight in model.named_parameters() if weight.ndim == 4]
 
@@ -117,7 +117,7 @@ def _optimizer(settings: DemoSettings, model: nn.Module) -> Optimizer:
     from equilibria.lab.training import decay_groups
 
     groups = decay_groups(
-        model, invariant_names(model), lr=settings.lr, weight_decay=settings.weight_decay, other_lr=settings.lr
+        model, convolution_names(model), lr=settings.lr, weight_decay=settings.weight_decay, other_lr=settings.lr
     )
     return torch.optim.SGD(groups, momentum=settings.momentum)
 
@@ -129,7 +129,7 @@ def _control(
 
     def rescale(scheduler: LRScheduler, model: nn.Module) -> LRScheduler:
         example = digits.train_images[: settings.batch_size]
-        return RescaleOnDecay(scheduler, model=model, invariant=invariant_names(model), example=example)
+        return RescaleOnDecay(scheduler, model=model, invariant=convolution_names(model), example=example)
 
     # The equilibrium angle goes with sqrt(lr wd), the equilibrium norm with (lr / wd)^(1/4). If weight decay is divided
     # by the same factor as lr, the norm is already right and the angle falls by that factor, as the lr alone suggests:

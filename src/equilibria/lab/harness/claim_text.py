@@ -107,12 +107,12 @@ def _seeds(value: Any) -> Iterator[int]:
             yield from _seeds(part)
 
 
-def settings_text(config: Mapping[str, Any]) -> str:
+def config_text(config: Mapping[str, Any]) -> str:
     """All settings but the seeds in one line.
 
     Example:
         >>> config = {"lr": 0.1, "seed": 3, "net": {"width": 8, "blocks": [1, 1]}, "rules": [{"lr": 1}, {"lr": 2}]}
-        >>> settings_text(config)
+        >>> config_text(config)
         'lr=0.1, net(width=8, blocks=1 1), rules((lr=1), (lr=2))'
     """
     return ", ".join(_setting(name, value) for name, value in config.items() if name not in ("seed", "seeds"))
@@ -120,9 +120,9 @@ def settings_text(config: Mapping[str, Any]) -> str:
 
 def _setting(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
-        return f"{name}({settings_text(value)})"
+        return f"{name}({config_text(value)})"
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
-        return f"{name}({', '.join(f'({settings_text(part)})' for part in value)})"
+        return f"{name}({', '.join(f'({config_text(part)})' for part in value)})"
     return f"{name}={' '.join(map(str, value)) or 'none' if isinstance(value, list) else value}"
 
 

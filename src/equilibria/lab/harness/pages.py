@@ -100,7 +100,7 @@ def _md_section(folder: ResultsFolder, scale_folder: ScaleFolder, result: Result
         "",
         f"**{_literal(result.title)}.**",
         f"{claim_text.source_sentence(result.source)}. {', '.join(facts)}, `{result.fingerprint}`.{data} "
-        f"Settings: `{claim_text.settings_text(result.config)}`.",
+        f"Settings: `{claim_text.config_text(result.config)}`.",
         "",
         "| claim | source | as printed | expected | measured | verdict |",
         "|---|---|---|---|---|---|",
@@ -224,7 +224,7 @@ def _html_section(scale_folder: ScaleFolder, result: Result, *, stale: bool) -> 
         f"{''.join(_figure(scale_folder, name, result) for name in result.figures)}"
         f"{_html_table(result)}<dl class='settings'>{settings_list(facts)}</dl>"
         f"<p><code>{escape(result.command)}</code></p>"
-        f"<details><summary>settings</summary><p>{text(claim_text.settings_text(result.config))}</p></details></section>"
+        f"<details><summary>settings</summary><p>{text(claim_text.config_text(result.config))}</p></details></section>"
     )
 
 

@@ -244,7 +244,7 @@ def _scale_to(w: Array, norm: float) -> None:
     "void(int64, float64[:, ::1], float64[:, ::1], float64[:, ::1], "
     "float64[:, :, ::1], float64[:, ::1], float64[::1], float64[::1], int64, int64, boolean, float64[::1], int64)"
 )
-def advance(
+def take_steps(
     kind: int,
     weights: Array,
     buffers: Array,

@@ -45,7 +45,7 @@ class ScalarRMSpropRule:
 Rule: TypeAlias = SGD | ScalarRMSpropRule
 
 
-def settings_of(rule: Rule, *, projected: bool) -> Array:
+def loop_settings(rule: Rule, *, projected: bool) -> Array:
     """A rule as the compiled loop reads it."""
     settings = np.zeros(6)
     settings[_loops.PROJECTED] = projected
@@ -72,7 +72,7 @@ def starting_moment(rule: Rule, trials: int) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class StepBlock:
     """What a stretch of steps needs to know.
 
     Attributes:
@@ -125,7 +125,7 @@ class Trials:
         moving = (self.weights.copy(), self.buffers.copy(), self.moments.copy())
         return type(self)(self.problem, self.settings, *moving)
 
-    def advance(self, block: Block, begin: int, end: int) -> None:
+    def advance(self, block: StepBlock, begin: int, end: int) -> None:
         """Take the steps from number ``begin`` up to, not including, ``end``."""
         fresh = begin == 0
         inside = begin - block.first, end - block.first
@@ -136,7 +136,7 @@ class Trials:
                 self._step(block, step, fresh=fresh and step == inside[0])
             return
         moving, rates = (self.weights, self.buffers, self.moments), (block.lr, block.weight_decay)
-        _loops.advance(
+        _loops.take_steps(
             self.problem.kind, *moving, block.draws, self.data, *rates, *inside, fresh, self.settings, self.problem.room
         )
 
@@ -146,7 +146,7 @@ class Trials:
         self.buffers[...] /= factor
         self.moments[...] /= factor**2
 
-    def _step(self, block: Block, step: int, *, fresh: bool) -> None:
+    def _step(self, block: StepBlock, step: int, *, fresh: bool) -> None:
         draws = block.draws[:, step] if self.problem.draws else None
         with np.errstate(all="ignore"):  # a run that diverges is reported with step and trial
             gradient = self.problem.gradient(self.weights, draws)

@@ -55,39 +55,39 @@ class Moment:
 Recorder: TypeAlias = Callable[[Moment], Array]
 
 
-def norm(moment: Moment) -> Array:
+def _norm(moment: Moment) -> Array:
     """Euclidean norm before the step."""
     return moment.norm
 
 
-def angle(moment: Moment) -> Array:
+def _angle(moment: Moment) -> Array:
     """Radians that the step turns the weight; from the chord, which keeps all digits of a small angle."""
     chord = lengths(moment.unit_after - moment.unit)[:, 0]
     turned: Array = 2 * np.arcsin(np.minimum(chord / 2, 1.0))
     return turned
 
 
-def loss(moment: Moment) -> Array:
+def _loss(moment: Moment) -> Array:
     """The loss before the step, without noise."""
     return moment.problem.value(moment.weights)
 
 
-def risk(moment: Moment) -> Array:
+def _risk(moment: Moment) -> Array:
     """`Problem.risk` before the step: test loss, or what the problem calls so."""
     return moment.problem.risk(moment.weights)
 
 
-def gradient_norm(moment: Moment) -> Array:
+def _gradient_norm(moment: Moment) -> Array:
     """Norm of the gradient at w/|w|, without noise."""
     return lengths(moment.problem.gradient(moment.unit))[:, 0]
 
 
-def sharpness(moment: Moment) -> Array:
+def _sharpness(moment: Moment) -> Array:
     """`Problem.sharpness` before the step: exact, and so the most expensive."""
     return moment.problem.sharpness(moment.weights)
 
 
-def secant_sharpness(moment: Moment) -> Array:
+def _secant_sharpness(moment: Moment) -> Array:
     """Curvature along the step at unit norm, from two gradients: near the sharpness at the edge of stability only."""
     moved = moment.unit_after - moment.unit
     bent = moment.problem.gradient(moment.unit_after) - moment.problem.gradient(moment.unit)
@@ -95,20 +95,27 @@ def secant_sharpness(moment: Moment) -> Array:
     return curvature
 
 
-def effective_lr(moment: Moment) -> Array:
+def _effective_lr(moment: Moment) -> Array:
     """``lr/((1 - lr wd) |w|^2)``: the learning rate of the direction, for descent without momentum."""
     rate: Array = moment.lr / ((1 - moment.lr * moment.weight_decay) * moment.norm**2)
     return rate
 
 
-def weights(moment: Moment) -> Array:
+def _weights(moment: Moment) -> Array:
     """All weights before the step, (trials, size)."""
     return moment.weights.copy()
 
 
 RECORDERS: dict[str, Recorder] = {
-    recorder.__name__: recorder
-    for recorder in (norm, angle, loss, risk, gradient_norm, sharpness, secant_sharpness, effective_lr, weights)
+    "norm": _norm,
+    "angle": _angle,
+    "loss": _loss,
+    "risk": _risk,
+    "gradient_norm": _gradient_norm,
+    "sharpness": _sharpness,
+    "secant_sharpness": _secant_sharpness,
+    "effective_lr": _effective_lr,
+    "weights": _weights,
 }
 
 

@@ -12,10 +12,10 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from equilibria.errors import EquilibriaError, positive, whole
-from equilibria.lab.problems._trials import Block, Rule, Trials, settings_of, starting_moment
+from equilibria.lab.problems._trials import Rule, StepBlock, Trials, loop_settings, starting_moment
 from equilibria.lab.problems.problem import Problem
 from equilibria.lab.problems.recorders import Moment, Recorder, recorders_of
-from equilibria.lab.problems.state import SimulationState, fill, generators, joined, positions, restored
+from equilibria.lab.problems.state import SimulationState, fill, generators, joined_states, positions, restored
 from equilibria.theory.rules import SGD
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 
@@ -73,7 +73,7 @@ class SimulationRun:
         """Parts of the trials, in the order of `Simulation.parts`."""
         parts = list(runs)
         values = {name: np.concatenate([part.values[name] for part in parts], axis=1) for name in parts[0].values}
-        return cls(parts[0].steps, values, joined([part.state for part in parts]))
+        return cls(parts[0].steps, values, joined_states([part.state for part in parts]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +133,7 @@ class Simulation:
         object.__setattr__(self, "record", recorders_of(self.record))
         for name, low in (("steps", 1), ("every", 1), ("seed", 0), ("first_trial", 0)):
             object.__setattr__(self, name, whole(name, getattr(self, name), low=low))
-        settings_of(self.rule, projected=self.projected)
+        loop_settings(self.rule, projected=self.projected)
         starting_moment(self.rule, self.trials)
         if self.lr is None:
             positive("lr", self.rule.lr)
@@ -237,7 +237,7 @@ class Simulation:
         self, state: SimulationState, drawn: list[Generator], length: int, progress: Progress | None
     ) -> Iterator[SimulationRun]:
         moving = (state.weights.copy(), state.buffers.copy(), state.moments.copy())
-        motion = Trials(self.problem, settings_of(self.rule, projected=self.projected), *moving)
+        motion = Trials(self.problem, loop_settings(self.rule, projected=self.projected), *moving)
         for begin in range(state.step, self.steps, length):
             end = min(begin + length, self.steps)
             log = _Log(dict(recorders_of(self.record)))
@@ -266,7 +266,7 @@ class Simulation:
         if diverged:
             raise min(diverged, key=lambda error: (error.step, error.trial))
 
-    def _blocks(self, trials: int, drawn: list[Generator], begin: int, end: int) -> Iterator[Block]:
+    def _blocks(self, trials: int, drawn: list[Generator], begin: int, end: int) -> Iterator[StepBlock]:
         lrs = as_schedule(self._lr, name="lr").values(end - begin, start=begin)
         decays = as_schedule(self._weight_decay, name="weight_decay").values(end - begin, start=begin)
         numbers = self.problem.draws
@@ -278,9 +278,9 @@ class Simulation:
                 draws = np.empty((trials, count, numbers))
             fill(drawn, draws[: len(drawn)])
             inside = slice(first - begin, first - begin + count)
-            yield Block(first, lrs[inside], decays[inside], draws)
+            yield StepBlock(first, lrs[inside], decays[inside], draws)
 
-    def _follow(self, motion: Trials, block: Block, log: _Log, *, first_trial: int) -> None:
+    def _follow(self, motion: Trials, block: StepBlock, log: _Log, *, first_trial: int) -> None:
         before = motion.copy()
         here = block.first
         for step in self._stops(block, recording=bool(log.recorders)):
@@ -299,11 +299,11 @@ class Simulation:
         motion.advance(block, here, block.last)
         self._check(motion, before, block, first_trial)
 
-    def _stops(self, block: Block, *, recording: bool) -> list[int]:
+    def _stops(self, block: StepBlock, *, recording: bool) -> list[int]:
         records = range(-(-block.first // self.every) * self.every, block.last, self.every) if recording else ()
         return sorted({*records, *(step for step in self.rescale if block.first <= step < block.last)})
 
-    def _check(self, motion: Trials, before: Trials, block: Block, first_trial: int) -> None:
+    def _check(self, motion: Trials, before: Trials, block: StepBlock, first_trial: int) -> None:
         """Refuse weights that are not finite; the block is then taken again step by step, to say which step it was."""
         if np.isfinite(motion.weights).all():
             return

@@ -112,7 +112,7 @@ class SimulationState:
         return cls(**parts | numbers)
 
 
-def joined(states: list[SimulationState]) -> SimulationState:
+def joined_states(states: list[SimulationState]) -> SimulationState:
     """The states of parts of the trials, side by side again."""
     first = states[0]
     names = ("weights", "buffers", "moments", "streams")

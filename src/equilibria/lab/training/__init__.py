@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from equilibria.lab.training.measures import Evaluation, SharpnessMeasure, chord_angle, recomputed_statistics
 from equilibria.lab.training.recipe import FullBatch, Measure, Recipe, decay_groups, drops
-from equilibria.lab.training.run import LayerSamples, Trained, by_layer, train
+from equilibria.lab.training.run import LayerTable, Trained, by_layer, train
 from equilibria.lab.training.training import Training
 
 __all__ = [
     "Evaluation",
     "FullBatch",
-    "LayerSamples",
+    "LayerTable",
     "Measure",
     "Recipe",
     "SharpnessMeasure",

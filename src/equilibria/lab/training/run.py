@@ -286,7 +286,7 @@ def _torch_threads(count: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerSamples:
+class LayerTable:
     """Samples of several layers at the same steps.
 
     Attributes:
@@ -300,7 +300,7 @@ class LayerSamples:
     columns: dict[str, NDArray[np.float64]]
 
 
-def by_layer(samples: pa.Table, columns: Sequence[str] = ("angle", "angle_equilibrium", "norm")) -> LayerSamples:
+def by_layer(samples: pa.Table, columns: Sequence[str] = ("angle", "angle_equilibrium", "norm")) -> LayerTable:
     """Arrange the samples of a watched run by step and layer.
 
     Args:
@@ -328,4 +328,4 @@ def by_layer(samples: pa.Table, columns: Sequence[str] = ("angle", "angle_equili
     arrays = {name: np.empty((len(step), len(names))) for name in columns}
     for name, values in arrays.items():
         values[row, column] = samples[name].to_numpy(zero_copy_only=False)
-    return LayerSamples(step, names, arrays)
+    return LayerTable(step, names, arrays)

@@ -111,7 +111,7 @@ def _judge_across(config: Config, results: TaskResults) -> list[Claim]:
 
 def draw(config: Config, results: TaskResults) -> Figures:
     """Training loss, accuracies and learning rate of three runs."""
-    variants, runs = trainings.named(config), trainings.runs_by_name(config, results)
+    variants, runs = trainings.variants_by_name(config), trainings.runs_by_name(config, results)
     lines = {LABELS[way]: runs[way] for way in (DECAY, FOLDED, TEXP)}
     lines[LABELS[FOLDED]] = trainings.exact_runs(config, results, variants[FOLDED])
     figure, axes = panels(2, 2, width=3.3, height=2.2)

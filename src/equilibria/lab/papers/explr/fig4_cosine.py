@@ -64,7 +64,7 @@ def collect(config: Config, results: TaskResults) -> Outcome:
 
 def draw(config: Config, results: TaskResults) -> Figures:
     """Training loss, test accuracy and learning rate of four runs."""
-    variants, runs = trainings.named(config), trainings.runs_by_name(config, results)
+    variants, runs = trainings.variants_by_name(config), trainings.runs_by_name(config, results)
     lines = {label: runs[name] for name, label in LABELS.items()}
     lines |= {LABELS[name]: trainings.exact_runs(config, results, variants[name]) for name in (FOLDED, _STEP_FOLDED)}
     figure, (loss, test, rate) = panels(1, 3, width=2.6, height=2.5)

@@ -18,11 +18,11 @@ from equilibria.lab.papers.explr.trainings import (
     Setting,
     Variant,
     load,
-    named,
     run_task,
     runs_by_name,
     shows,
     tasks,
+    variants_by_name,
 )
 from equilibria.theory import SGD, evolve, settled
 from equilibria.theory.angles import n_step_angles
@@ -83,7 +83,7 @@ def _epoch_angle(run: Arrays, window: Window) -> float:
 
 def collect(config: Config, results: TaskResults) -> Outcome:
     """Judge the fall of the angle at the drop, and its return to the value that lr * wd gives."""
-    variants, lines = named(config), runs_by_name(config, results)
+    variants, lines = variants_by_name(config), runs_by_name(config, results)
     before, late = (
         {name: np.array([_epoch_angle(run, window) for run in runs]) for name, runs in lines.items()}
         for window in (config.before, config.late)
@@ -122,7 +122,7 @@ def _judge_drop(config: Config, lines: dict[str, list[Arrays]]) -> list[Claim]:
             f"{LABELS[name]}: root mean square angle per step in the first epoch after the drop, over that before it: "
             "the law's, from equilibrium"
         ).near(
-            _fall(config, named(config)[name]),
+            _fall(config, variants_by_name(config)[name]),
             [rms_angle(run, first_epoch) / rms_angle(run, config.before) for run in lines[name]],
             relative=_AT_ONCE,
         )
@@ -138,7 +138,7 @@ def _fall(config: Config, variant: Variant) -> float:
 
 
 def _judge_steps(config: Config, lines: dict[str, list[Arrays]]) -> list[Claim]:
-    variants = named(config)
+    variants = variants_by_name(config)
     return [
         _LAW.says(
             f"{LABELS[name]}: root mean square angle per step in the end, over sqrt(2 lr wd/(1 + momentum))"
@@ -158,7 +158,7 @@ def _over_law(runs: Sequence[Arrays], rule: SGD, window: Window) -> list[float]:
 
 def draw(config: Config, results: TaskResults) -> Figures:
     """Average angle between the weights of consecutive epochs."""
-    variants, lines = named(config), runs_by_name(config, results)
+    variants, lines = variants_by_name(config), runs_by_name(config, results)
     figure, (axis,) = panels(1, 1, width=4.6, height=2.9)
     for colour, name in zip(COLOURS[1::-1] + COLOURS[2:], LABELS, strict=False):
         curves = [np.degrees(np.median(run["epoch_angle"][1:], axis=1)) for run in lines[name]]

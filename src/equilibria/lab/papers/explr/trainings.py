@@ -312,7 +312,7 @@ _START: Window = (1, 5)
 _EXACT, _APPROXIMATE = 0.1, 0.5
 
 
-def named(config: Setting) -> dict[str, Variant]:
+def variants_by_name(config: Setting) -> dict[str, Variant]:
     """The variants by name."""
     return {variant.name: variant for variant in config.variants}
 

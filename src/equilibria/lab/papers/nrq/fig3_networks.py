@@ -41,7 +41,7 @@ _CONVOLUTIONS = ".conv.weight"  # each has a BatchNorm behind it
 
 
 @dataclass(frozen=True)
-class Line:
+class LineSettings:
     """A line of the figure: settings of the convolutions, and their first weights over those of Kaiming He."""
 
     name: str
@@ -50,14 +50,14 @@ class Line:
     scale: float = 1.0
 
 
-def lines(lr: float, weight_decay: float, *, ratio: float = 5.0, k: float = 10.0) -> tuple[Line, ...]:
+def lines(lr: float, weight_decay: float, *, ratio: float = 5.0, k: float = 10.0) -> tuple[LineSettings, ...]:
     """The base; the same product of lr and weight decay by other factors; first weights k times as large."""
     return (
-        Line(BASE, lr, weight_decay),
-        Line(LOW, lr / ratio, weight_decay * ratio),
-        Line(HIGH, lr * ratio, weight_decay / ratio),
-        Line(LARGE, lr, weight_decay, k),
-        Line(ADJUSTED, lr * k**2, weight_decay / k**2, k),
+        LineSettings(BASE, lr, weight_decay),
+        LineSettings(LOW, lr / ratio, weight_decay * ratio),
+        LineSettings(HIGH, lr * ratio, weight_decay / ratio),
+        LineSettings(LARGE, lr, weight_decay, k),
+        LineSettings(ADJUSTED, lr * k**2, weight_decay / k**2, k),
     )
 
 
@@ -69,7 +69,7 @@ class Config:
     and no weight decay, the same for all lines.
     """
 
-    lines: tuple[Line, ...] = lines(0.5, 1e-2)
+    lines: tuple[LineSettings, ...] = lines(0.5, 1e-2)
     seeds: tuple[int, ...] = (30, 31, 32)
     data: str = "cifar10"
     size: int = 8
@@ -127,7 +127,7 @@ def run_task(config: Config, task: tuple[int, int]) -> Arrays:
     }
 
 
-def recipe(config: Config, line: Line, *, seed: int, images: ImageSet) -> Recipe:
+def recipe(config: Config, line: LineSettings, *, seed: int, images: ImageSet) -> Recipe:
     """The recipe of a line; lines of one seed share first weights, up to their scale, and the order of the data."""
     from equilibria.lab.data import Batches
     from equilibria.lab.training import Evaluation, Recipe, drops
@@ -147,7 +147,7 @@ def recipe(config: Config, line: Line, *, seed: int, images: ImageSet) -> Recipe
     )
 
 
-def _network(config: Config, line: Line, images: ImageSet) -> nn.Module:
+def _network(config: Config, line: LineSettings, images: ImageSet) -> nn.Module:
     import torch
     from torch import nn
 
@@ -163,7 +163,7 @@ def _network(config: Config, line: Line, images: ImageSet) -> nn.Module:
     return model
 
 
-def _optimizer(config: Config, line: Line, model: nn.Module) -> Optimizer:
+def _optimizer(config: Config, line: LineSettings, model: nn.Module) -> Optimizer:
     import torch
 
     from equilibria.lab.training import decay_groups

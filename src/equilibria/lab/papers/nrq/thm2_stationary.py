@@ -40,7 +40,7 @@ _BINS = 60
 
 
 @dataclass(frozen=True)
-class Case:
+class TwoLevelCase:
     """A two-level model: dimension, gap, noise and lr * wd."""
 
     dim: int
@@ -67,13 +67,13 @@ class Case:
 class Config:
     """Independent trials, each measured once after many relaxation times; also one spectrum of many levels."""
 
-    cases: tuple[Case, ...] = (
-        Case(10, 1.0, 1.0, 1e-3),
-        Case(10, 0.5, 1.0, 1e-3),
-        Case(3, 2.0, 1.0, 1e-3),
-        Case(5, 0.5, 0.5, 1e-3),
-        Case(2, 1.0, 1.0, 5e-4),
-        Case(10, 1.0, 1.0, 4e-3),
+    cases: tuple[TwoLevelCase, ...] = (
+        TwoLevelCase(10, 1.0, 1.0, 1e-3),
+        TwoLevelCase(10, 0.5, 1.0, 1e-3),
+        TwoLevelCase(3, 2.0, 1.0, 1e-3),
+        TwoLevelCase(5, 0.5, 0.5, 1e-3),
+        TwoLevelCase(2, 1.0, 1.0, 5e-4),
+        TwoLevelCase(10, 1.0, 1.0, 4e-3),
     )
     shown: int = 4
     lr: float = 0.1
@@ -94,7 +94,7 @@ def tasks(config: Config) -> dict[str, Any]:
     return {case.key: case for case in config.cases} | {_SPREAD: None}
 
 
-def run_task(config: Config, case: Case | None) -> Arrays:
+def run_task(config: Config, case: TwoLevelCase | None) -> Arrays:
     """Simulate independent trials until they have forgotten the start, and measure their directions."""
     model = config.spread() if case is None else case.model(config.lr)
     begin = rayleigh.starts(model, config.trials, norm_sq=model.norm_sq, risk=0.0, seed=config.seed)
@@ -129,12 +129,12 @@ def collect(config: Config, results: TaskResults) -> Outcome:
     return Outcome([*claims, *_judge_spread(config, results[_SPREAD])], {"cases": table})
 
 
-def _p_value(config: Config, case: Case, f: np.ndarray) -> float:
+def _p_value(config: Config, case: TwoLevelCase, f: np.ndarray) -> float:
     """Probability of a sample farther from the law that includes the first-order effect of a finite step."""
     return float(kstest(f, _cdf(_concentration(config, case, discrete=True), case.dim)).pvalue)
 
 
-def _concentration(config: Config, case: Case, *, discrete: bool = False) -> float:
+def _concentration(config: Config, case: TwoLevelCase, *, discrete: bool = False) -> float:
     """2 kappa; ``discrete`` includes the first-order effect of a finite step."""
     model = case.model(config.lr)
     return case.gap * model.inverse_temperature / (stationary_risk(model).finite_step if discrete else 1.0)
@@ -144,7 +144,7 @@ def _cdf(concentration: float, dim: int) -> Any:
     return lambda f: watson_cdf(np.clip(f, 0, 1), concentration, dim=dim)
 
 
-def _judge(config: Config, case: Case, line: Arrays) -> list[Claim]:
+def _judge(config: Config, case: TwoLevelCase, line: Arrays) -> list[Claim]:
     model, f = case.model(config.lr), line["f"]
     limit, b = stationary_risk(model), _concentration(config, case)
     moments, second_order = watson_moments(b, case.dim), (limit.finite_step - 1) ** 2
@@ -235,7 +235,7 @@ def draw(config: Config, results: TaskResults) -> Figures:
     return {"theorem-2": figure}
 
 
-def _draw_case(config: Config, panel: Axes, case: Case, f: np.ndarray) -> None:
+def _draw_case(config: Config, panel: Axes, case: TwoLevelCase, f: np.ndarray) -> None:
     low = float(np.quantile(f, 0.002))
     panel.hist(f, bins=_BINS, range=(low, 1), density=True, color=COLOURS[0], alpha=0.5, label="trials")
     grid = np.linspace(low, 1 - 1e-4, 500)
@@ -281,7 +281,9 @@ EXPERIMENT = Experiment(
     title="The stationary law of the alignment with the best direction",
     source="nrq thm. 2",
     scales={
-        "smoke": Config(cases=(Case(10, 1.0, 1.0, 4e-3), Case(3, 2.0, 1.0, 1e-3)), spread_product=4e-3, trials=2000),
+        "smoke": Config(
+            cases=(TwoLevelCase(10, 1.0, 1.0, 4e-3), TwoLevelCase(3, 2.0, 1.0, 1e-3)), spread_product=4e-3, trials=2000
+        ),
         "desk": Config(),
         "paper": Config(),
     },

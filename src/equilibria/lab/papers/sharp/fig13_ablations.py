@@ -12,7 +12,7 @@ from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, POINTS, Window, panels
 from equilibria.lab.papers.sharp import full_batch
-from equilibria.lab.papers.sharp.full_batch import FINAL_SCALE, Config, Descent, Variant
+from equilibria.lab.papers.sharp.full_batch import FINAL_SCALE, Config, Descent, DescentVariant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,11 +54,11 @@ def collect(config: Config, results: TaskResults) -> Outcome:
     return full_batch.outcome(config, results, claims, bursts=bursts)
 
 
-def _of(config: Config, group: str) -> list[Variant]:
+def _of(config: Config, group: str) -> list[DescentVariant]:
     return [variant for variant in config.variants if variant.name.startswith(group)]
 
 
-def _judge_decay(config: Config, variant: Variant, descents: Mapping[str, Sequence[Descent]]) -> list[Claim]:
+def _judge_decay(config: Config, variant: DescentVariant, descents: Mapping[str, Sequence[Descent]]) -> list[Claim]:
     runs, base = descents[variant.name], descents[BASE]
     if variant.weight_decay:
         fall = full_batch.judge_fall(config, runs, _FIGURE_14, f"{variant.name}: spherical sharpness falls too")
@@ -75,7 +75,7 @@ def _judge_decay(config: Config, variant: Variant, descents: Mapping[str, Sequen
     ]
 
 
-def _judge_clock(config: Config, variant: Variant, runs: Sequence[Descent], base: Sequence[Descent]) -> Claim:
+def _judge_clock(config: Config, variant: DescentVariant, runs: Sequence[Descent], base: Sequence[Descent]) -> Claim:
     """Claim that sharpness depends on lr * wd * steps."""
     (first,) = _of(config, BASE)
     share = variant.intrinsic_lr / first.intrinsic_lr
@@ -85,7 +85,7 @@ def _judge_clock(config: Config, variant: Variant, runs: Sequence[Descent], base
     ).near(1.0, _sharpness_ratios(config, runs, base, base_window=earlier), relative=_SAME_CLOCK)
 
 
-def _judge_rate(config: Config, variant: Variant, descents: Mapping[str, Sequence[Descent]]) -> list[Claim]:
+def _judge_rate(config: Config, variant: DescentVariant, descents: Mapping[str, Sequence[Descent]]) -> list[Claim]:
     runs, base = descents[variant.name], descents[BASE]
     return [
         _FIGURE_15.says(
@@ -156,9 +156,9 @@ def _draw_group(config: Config, results: TaskResults, group: str) -> Figure:
     return figure
 
 
-def _variants(lr: float, weight_decay: float, *, parts: tuple[tuple[int, int], ...]) -> tuple[Variant, ...]:
+def _variants(lr: float, weight_decay: float, *, parts: tuple[tuple[int, int], ...]) -> tuple[DescentVariant, ...]:
     """No and half the weight decay; lr over a factor of 10 at the same lr * wd; half and twice the scale."""
-    base = Variant(BASE, lr, weight_decay, parts)
+    base = DescentVariant(BASE, lr, weight_decay, parts)
     return (
         base,
         replace(base, name="wd 0", weight_decay=0.0),
@@ -170,8 +170,8 @@ def _variants(lr: float, weight_decay: float, *, parts: tuple[tuple[int, int], .
     )
 
 
-def _paper_variants() -> tuple[Variant, ...]:
-    base = Variant(BASE, 0.1, 5e-4, ((2000, 20), (400_000, 500)))
+def _paper_variants() -> tuple[DescentVariant, ...]:
+    base = DescentVariant(BASE, 0.1, 5e-4, ((2000, 20), (400_000, 500)))
     shorter = replace(base, parts=((2000, 20), (200_000, 500)))
     return (
         base,

@@ -11,7 +11,7 @@ from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, POINTS, THEORY, label_panel, panels
 from equilibria.lab.papers.sharp import full_batch
-from equilibria.lab.papers.sharp.full_batch import Config, Descent, Variant
+from equilibria.lab.papers.sharp.full_batch import Config, Descent, DescentVariant
 from equilibria.theory.stability import effective_lr
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _judge_decayed(config: Config, descents: Sequence[Descent]) -> list[Claim]:
     ]
 
 
-def _first_ratio(variant: Variant, descent: Descent) -> float:
+def _first_ratio(variant: DescentVariant, descent: Descent) -> float:
     """Sharpness over 2 / effective learning rate at step 0, at the paper's learning rate and weight decay.
 
     The ratio is proportional to the learning rate; at ours, which is smaller, it would only reflect that choice.
@@ -167,8 +167,8 @@ _PARTS = ((100, 20), (400, 100), (1000, 200), (1400, 100), (1600, 8), (2600, 200
 _CONTROL_PARTS = ((100, 20), (400, 100), (3200, 200))
 _SMOKE = Config(
     variants=(
-        Variant("decay", 0.05, 0.1, ((8, 4), (40, 16), (48, 4), (64, 8))),
-        Variant("no decay", 0.05, 0.0, ((8, 4), (64, 16))),
+        DescentVariant("decay", 0.05, 0.1, ((8, 4), (40, 16), (48, 4), (64, 8))),
+        DescentVariant("no decay", 0.05, 0.0, ((8, 4), (64, 16))),
     ),
     seeds=(0, 1, 2),
     early=(8, 16),
@@ -182,14 +182,14 @@ _SMOKE = Config(
     stages=(1, 1),
 )
 _DESK = Config(
-    variants=(Variant("decay", 0.02, 0.025, _PARTS), Variant("no decay", 0.02, 0.0, _CONTROL_PARTS)),
+    variants=(DescentVariant("decay", 0.02, 0.025, _PARTS), DescentVariant("no decay", 0.02, 0.0, _CONTROL_PARTS)),
     seeds=tuple(range(30, 36)),  # with seeds 20 to 22 the claims on accuracy stayed undecided
     closer=(1400, 1600),
 )
 _PAPER = Config(  # 50 ghost batches of 1,000 images; sharpness on the first 5,000
     variants=(
-        Variant("decay", _PAPER_LR, _PAPER_DECAY, ((1500, 10), (25_000, 100), (25_200, 2), (100_000, 100))),
-        Variant("no decay", _PAPER_LR, 0.0, ((1500, 10), (100_000, 100))),
+        DescentVariant("decay", _PAPER_LR, _PAPER_DECAY, ((1500, 10), (25_000, 100), (25_200, 2), (100_000, 100))),
+        DescentVariant("no decay", _PAPER_LR, 0.0, ((1500, 10), (100_000, 100))),
     ),
     seeds=(0, 1, 2),
     early=(680, 1500),

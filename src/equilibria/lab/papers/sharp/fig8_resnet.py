@@ -8,7 +8,14 @@ from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import NETWORKS, Experiment, Figures, Outcome, TaskResults
 from equilibria.lab.harness.figures import COLOURS, label_panel, panels
 from equilibria.lab.papers.sharp import full_batch
-from equilibria.lab.papers.sharp.full_batch import INVARIANT_RESNET, STANDARD_RESNET, Config, Descent, Part, Variant
+from equilibria.lab.papers.sharp.full_batch import (
+    INVARIANT_RESNET,
+    STANDARD_RESNET,
+    Config,
+    Descent,
+    DescentVariant,
+    Part,
+)
 
 _FIGURES = {INVARIANT_RESNET: "fig. 8", STANDARD_RESNET: "fig. 9"}
 # The paper's test accuracy in the end, less that when every training image is right.
@@ -25,7 +32,7 @@ def collect(config: Config, results: TaskResults) -> Outcome:
     return full_batch.outcome(config, results, claims)
 
 
-def _judge(config: Config, variant: Variant, descents: Sequence[Descent]) -> list[Claim]:
+def _judge(config: Config, variant: DescentVariant, descents: Sequence[Descent]) -> list[Claim]:
     source, label = Source("sharp", _FIGURES[variant.network]), f"{variant.name}: "
     part = " of its invariant part" if variant.network == STANDARD_RESNET else ""
     return [
@@ -57,10 +64,10 @@ def draw(config: Config, results: TaskResults) -> Figures:
     return {"figures-8-9": figure}
 
 
-def _variants(lr: float, weight_decay: float, *, parts: tuple[Part, ...]) -> tuple[Variant, ...]:
+def _variants(lr: float, weight_decay: float, *, parts: tuple[Part, ...]) -> tuple[DescentVariant, ...]:
     return (
-        Variant("scale-invariant", lr, weight_decay, parts, network=INVARIANT_RESNET),
-        Variant("standard", lr, weight_decay, parts, network=STANDARD_RESNET),
+        DescentVariant("scale-invariant", lr, weight_decay, parts, network=INVARIANT_RESNET),
+        DescentVariant("standard", lr, weight_decay, parts, network=STANDARD_RESNET),
     )
 
 

@@ -41,7 +41,7 @@ Part = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Variant:
+class DescentVariant:
     """A descent: torch.optim.SGD with all images at every step, ``w <- (1 - lr wd) w - lr g``."""
 
     name: str
@@ -84,7 +84,7 @@ class Config:
         hessian_images: number of images, from the first on, for the sharpness; 0 for all.
     """
 
-    variants: tuple[Variant, ...]
+    variants: tuple[DescentVariant, ...]
     seeds: tuple[int, ...] = (20, 21, 22)
     early: tuple[int, int] = (200, 400)
     middle: tuple[int, int] = (1000, 1400)
@@ -110,7 +110,7 @@ class Config:
                 )
 
 
-def key(variant: Variant, seed: int) -> str:
+def key(variant: DescentVariant, seed: int) -> str:
     """Key of a task."""
     return f"{variant.name.replace(' ', '-').replace('=', '-')}-{seed}"
 
@@ -151,7 +151,7 @@ def run_task(config: Config, task: tuple[int, int]) -> Arrays:
     return {name: np.concatenate([curves[name] for curves in parts]) for name in parts[0]}
 
 
-def recipe(config: Config, variant: Variant, *, seed: int, images: ImageSet, part: Part) -> Recipe:
+def recipe(config: Config, variant: DescentVariant, *, seed: int, images: ImageSet, part: Part) -> Recipe:
     """The recipe of a descent up to the last step of a part."""
     import torch
 
@@ -194,7 +194,7 @@ class _BothSteps:
     Each side has its own inner measure: a warm start from the same side saves a third of the Hessian products.
     """
 
-    def __init__(self, make: Callable[[], Measure], variant: Variant) -> None:
+    def __init__(self, make: Callable[[], Measure], variant: DescentVariant) -> None:
         self._now, self._before, self._variant = make(), make(), variant
 
     def __call__(self, training: Training) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class _BothSteps:
 
 
 @contextmanager
-def _undone(model: nn.Module, variant: Variant) -> Iterator[None]:
+def _undone(model: nn.Module, variant: DescentVariant) -> Iterator[None]:
     """Undo the last step inside the context; restore the weights afterwards."""
     import torch
 
@@ -248,7 +248,7 @@ class _GradientNorm:
         return {"grad_norm_sq": sum(float("nan") if grad is None else float(grad.square().sum()) for grad in grads)}
 
 
-def invariant_part(config: Config, variant: Variant, images: ImageSet) -> list[str]:
+def invariant_part(config: Config, variant: DescentVariant, images: ImageSet) -> list[str]:
     """Names of the largest set of parameters that is jointly scale-invariant: the paper's w of (w, z)."""
     import torch
     from torch.nn import functional
@@ -265,7 +265,7 @@ def invariant_part(config: Config, variant: Variant, images: ImageSet) -> list[s
     return [name for name, _ in model.named_parameters() if name in part]
 
 
-def network(config: Config, variant: Variant, images: ImageSet) -> nn.Module:
+def network(config: Config, variant: DescentVariant, images: ImageSet) -> nn.Module:
     """The network, with torch's default first weights."""
     import torch
 
@@ -366,7 +366,7 @@ class Descent:
         return float(right[0]) if len(right) else np.inf
 
 
-def read_descent(config: Config, variant: Variant, run: Arrays) -> Descent:
+def read_descent(config: Config, variant: DescentVariant, run: Arrays) -> Descent:
     """The curves of a descent in the units of the figures."""
     least = least_loss(config, variant)
     sharpness, norm_sq, loss, accuracy = (
@@ -387,7 +387,7 @@ def read_descent(config: Config, variant: Variant, run: Arrays) -> Descent:
     )
 
 
-def least_loss(config: Config, variant: Variant) -> float:
+def least_loss(config: Config, variant: DescentVariant) -> float:
     """Infimum of the training loss, eq. (53); 0 for the standard network, which has no last BatchNorm."""
     if variant.network == STANDARD_RESNET:
         return 0.0
@@ -407,7 +407,7 @@ def returns(values: Array, *, factor: float) -> int:
     return count
 
 
-def read_descents(config: Config, variant: Variant, results: TaskResults) -> list[Descent]:
+def read_descents(config: Config, variant: DescentVariant, results: TaskResults) -> list[Descent]:
     """The descents of a variant, one per seed."""
     return [read_descent(config, variant, results[key(variant, seed)]) for seed in config.seeds]
 
