@@ -74,5 +74,5 @@ def tried(preset: str, net: nn.Module, batch: Batch) -> str:
             with attach(bench, preset) as step:
                 step()
     except Exception as error:
-        return f"**fails**: {failure.told(error)}"
+        return f"**fails**: {failure.in_a_line(error)}"
     return "runs"

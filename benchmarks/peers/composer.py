@@ -39,11 +39,11 @@ def metrics(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, float
     """What is logged of one layer."""
     state, vectors = optimizer.state[weight], {"grad": weight.grad}
     if "exp_avg" in state:
-        vectors |= {"moment": state["exp_avg"], "param": weight, "update": told_update(optimizer, weight)}
+        vectors |= {"moment": state["exp_avg"], "param": weight, "update": reported_update(optimizer, weight)}
     return {name: torch.linalg.vector_norm(vector).item() for name, vector in vectors.items()}
 
 
-def told_update(optimizer: torch.optim.Optimizer, weight: Tensor) -> Tensor:
+def reported_update(optimizer: torch.optim.Optimizer, weight: Tensor) -> Tensor:
     """The update as it is formed for the log, with the decay per step of torch's AdamW: lr * weight_decay."""
     group, state = optimizer.param_groups[0], optimizer.state[weight]
     beta1, beta2 = group["betas"]

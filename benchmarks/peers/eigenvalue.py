@@ -129,7 +129,7 @@ def _ask_once(row: Answers, solve: Solver, net: nn.Module, batch: Batch, start: 
     try:
         row.found.append(solve(net, batch, start))
     except Exception as error:
-        row.failure = failure.told(error)
+        row.failure = failure.in_a_line(error)
         return
     row.seconds.append(time.process_time() - begin)
     row.left |= {name for name, now in _state(net).items() if now != before[name]}

@@ -111,8 +111,8 @@ def _reason(output: str) -> str:
     if "The conflict is caused by:" in lines:
         first = lines.index("The conflict is caused by:") + 1
         return "; ".join(lines[first : first + 2])
-    told = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")]
-    return (told or lines or ["pip said nothing"])[0]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")]
+    return (errors or lines or ["pip said nothing"])[0]
 
 
 def _versions() -> dict[str, str]:

@@ -118,7 +118,7 @@ def _judged(tool: str, case: Case, truth: set[str], run: Callable[[], tuple[Coun
     try:
         named, times, cost = run()
     except Exception as error:
-        return Verdict(tool, case.name, len(truth), len(others), 0, 0, 0, 0, "", failure.told(error))
+        return Verdict(tool, case.name, len(truth), len(others), 0, 0, 0, 0, "", failure.in_a_line(error))
     return Verdict(
         tool,
         case.name,

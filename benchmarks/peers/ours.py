@@ -34,13 +34,13 @@ def scale_invariant(net: nn.Module, batch: Batch) -> tuple[set[str], int]:
     return set(found.alone), found.probes
 
 
-class Told:
+class LastStep:
     """Update norm and angle of the last step, by name."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._run = eq.watch(model, optimizer, every=1)
 
-    def last(self) -> dict[str, tuple[float, float]]:
+    def read(self) -> dict[str, tuple[float, float]]:
         table = self._run.samples().to_pylist()
         newest = max(row["step"] for row in table)
         return {row["param"]: (row["update_norm"], row["angle"]) for row in table if row["step"] == newest}

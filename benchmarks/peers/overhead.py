@@ -100,4 +100,4 @@ def _segment(runners: dict[str, _Runner], row: Watched, attach: Watcher, optimiz
             runners[row.name] = _Runner(row, attach, optimizer, stack)
         runners[row.name].segment()
     except Exception as error:
-        row.failure = failure.told(error)
+        row.failure = failure.in_a_line(error)

@@ -46,7 +46,7 @@ def goals(results: Results) -> dict[str, bool]:
     """What we promise of ourselves here."""
     ours = results.eigenvalue[0]
     mine = [row for row in results.invariance if row.tool.startswith("equilibria")]
-    told = [row for rows in results.updates.values() for row in rows if row.tool.startswith("equilibria")]
+    updates = [row for rows in results.updates.values() for row in rows if row.tool.startswith("equilibria")]
     default = [statistics.median(rows[1].factors(rows[0])) for rows in results.watching.values()]
     return {
         "watching with default settings costs at most 1 %, at the median": max(default) <= 1.01,
@@ -54,7 +54,9 @@ def goals(results: Results) -> dict[str, bool]:
         "the model is left as it was": not ours.left,
         "no scale-invariant tensor missed, none named wrongly": not sum(row.missed + row.wrong for row in mine)
         and not any(row.failure for row in mine),
-        "update norms and angles are right to a thousandth, float32's rounding apart": max(row.excess() for row in told)
+        "update norms and angles are right to a thousandth, float32's rounding apart": max(
+            row.excess() for row in updates
+        )
         < 1e-3,
     }
 
@@ -269,7 +271,7 @@ def _percent(factors: list[float]) -> str:
 
 
 def _better_eigenvalues(results: Results) -> Iterator[str]:
-    """In seconds, in products or in the error; all three are told."""
+    """Peers that are better in seconds, in products or in the error, with all three numbers."""
     ours, *peers = results.eigenvalue
     mine = _cost(ours, results.truth)
     for row in peers:

@@ -66,21 +66,21 @@ def measure(net: nn.Module, batch: Batch) -> dict[str, list[Errors]]:
 def _of(net: nn.Module, batch: Batch, make: Make) -> list[Errors]:
     optimizer, rows = make(net), dict[tuple[str, str], Errors]()
     weights = {name: param for name, param in net.named_parameters() if param.ndim >= 2}
-    told = ours.Told(net, optimizer)
+    last_step = ours.LastStep(net, optimizer)
     for step in range(STEPS):
         optimizer.zero_grad()
         functional.cross_entropy(net(batch[0]), batch[1]).backward()
         old = {name: weight.detach().clone() for name, weight in weights.items()}
         optimizer.step()
         if step >= STEPS - JUDGED:
-            measured = told.last()
+            measured = last_step.read()
             for name, weight in weights.items():
                 rounding = HALF_UNIT * (old[name].norm() / true_norm(weight.detach(), old[name])).item()
                 for key, error in _errors(optimizer, weight, old[name], measured[name]).items():
                     row = rows.setdefault(key, Errors(*key))
                     row.found.append(error)
                     row.rounding.append(rounding)
-    told.close()
+    last_step.close()
     return list(rows.values())
 
 

@@ -19,8 +19,6 @@ _REORDERED_SUMS = {"reassoc", "contract", "nsz"}  # many lanes at once; NaN and 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-HAS_NUMBA = njit is not None
-
 
 def inner(function: Function) -> Function:
     """Decorate a function that compiled functions call."""

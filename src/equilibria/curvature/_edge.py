@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibria.records.tables import APPROACHING_EDGE, DIVERGED, DIVERGING, EDGE, PAST, STABLE
+from equilibria.errors import one_of
+from equilibria.records.tables import APPROACHING_EDGE, DIVERGED, DIVERGING, EDGE, EDGE_STATES, PAST, STABLE
 
 _WINDOW = 10  # steps
 _VISIBLE = 1e-5  # of the norm: shorter steps may be rounding, which reverses too
@@ -90,7 +91,7 @@ class EdgeState:
     """State of a run relative to the edge of stability.
 
     Attributes:
-        state: one of `equilibria.records.tables.STATES`.
+        state: one of `equilibria.records.tables.EDGE_STATES`.
         ratio_mean: R averaged over this step and the one before, if both were queried; else R.
     """
 
@@ -150,7 +151,10 @@ class EdgeDetector:
         """Continue from a checkpoint."""
         before = state["before"]
         self._before = None if before is None else (int(before[0]), float(before[1]))
-        self._losses, self._state = [float(loss) for loss in state["losses"]], str(state["state"])
+        self._losses, self._state = (
+            [float(loss) for loss in state["losses"]],
+            one_of("state", state["state"], EDGE_STATES),
+        )
 
     def _next(self, step: int, ratio: float, mean: float, turned_back: float | None, growth: float | None) -> str:
         turns = self._state == EDGE if turned_back is None else turned_back >= _REVERSING

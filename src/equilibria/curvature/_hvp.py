@@ -202,23 +202,16 @@ class HessianProducts:
         """Split a flat vector into name -> tensor."""
         return self.layout.named(vector)
 
-    def curvature_gradient(self, vector: Tensor) -> Tensor:
-        """The gradient of v'H(w)v with respect to w, for a fixed vector v: the third derivative along v and v.
-
-        Derivatives commute, so this is the derivative of H(w)v along v: differences of products on either side of w, to
-        fourth order, the step halved until rounding shows. It takes about eight products; the relative error is about
-        1e-11 in float64 and 1e-5 in float32, or 1e-7 and 1e-2 where products are differences themselves.
-        A third backward pass would be wrong: torch's derivatives of its fused batch, layer and group norms are right up
-        to the second and silently wrong from the third on (by 5 % and 50 % in a small example, torch 2.13).
-        """
-        self._check_vector(vector)
-        norm = float(vector.norm())
-        if norm == 0.0:
-            return torch.zeros_like(self.point)
-        return self.unit_curvature_gradient(vector / norm)[0].mul_(norm**2)
-
     def unit_curvature_gradient(self, direction: Tensor) -> tuple[Tensor, float]:
-        """`curvature_gradient` for a unit vector, and an estimate of the norm of its error."""
+        """The gradient of v'H(w)v with respect to w, for a fixed unit vector v, and an estimate of its error's norm.
+
+        It is the third derivative along v and v. Derivatives commute, so this is the derivative of H(w)v along v:
+        differences of products on either side of w, to fourth order, the step halved until rounding shows. It takes
+        about eight products; the relative error is about 1e-11 in float64 and 1e-5 in float32, or 1e-7 and 1e-2 where
+        products are differences themselves. A third backward pass would be wrong: torch's derivatives of its fused
+        batch, layer and group norms are right up to the second and silently wrong from the third on (by 5 % and 50 % in
+        a small example, torch 2.13).
+        """
         rounding = float(torch.finfo(self.layout.dtype).eps)
         noise = rounding if self._differences is None else rounding**0.6  # of a product by differences
         first = noise**0.2 * max(float(self.point.norm()), 1e-3)

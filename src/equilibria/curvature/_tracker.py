@@ -124,7 +124,7 @@ class SharpnessMonitor:
 
     @property
     def state(self) -> str:
-        """State at the last query: one of `equilibria.records.tables.STATES`."""
+        """State at the last query: one of `equilibria.records.tables.EDGE_STATES`."""
         return self._state
 
     @property

@@ -103,11 +103,11 @@ def test_the_table_of_the_step_schedule():
 
 @each_plan
 def test_every_finding_is_shown(name):
-    page, told = PAGES[name], words(PAGES[name])
+    page, shown = PAGES[name], words(PAGES[name])
     assert page.count('<article class="finding') == max(1, len(PLANS[name].findings))
     for finding in PLANS[name].findings:
         for text in (finding.subject, finding.evidence, finding.remedy, finding.law):
-            assert text.replace("lr x wd", "lr × wd")[1:] in told  # the first letter may be a capital
+            assert text.replace("lr x wd", "lr × wd")[1:] in shown  # the first letter may be a capital
 
 
 @pytest.mark.parametrize(

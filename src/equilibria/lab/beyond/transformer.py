@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 from equilibria.lab.harness.claim import Claim, Source, demanded_if, identity, mean_interval
 from equilibria.lab.harness.experiment import NETWORKS, Arrays, Experiment, Figures, Outcome, TaskResults
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, rms
 from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory.rules import AdamW
 
@@ -259,7 +259,7 @@ def tensors(config: Config, runs: Sequence[Arrays]) -> list[WatchedTensor]:
             name=name,
             how=str(first["how"][place]),
             kind=kind_of(str(first["how"][place])),
-            ratio=by_seed(lambda run, place: _rms(_window(config, run, "angle")[:, place]) / law, place),
+            ratio=by_seed(lambda run, place: rms(_window(config, run, "angle")[:, place]) / law, place),
             radial=by_seed(
                 lambda run, place: (
                     float(_window(config, run, "cosine")[:, place].mean()) * float(np.sqrt(run["entries"][place]))
@@ -291,10 +291,6 @@ def _window(config: Config, run: Arrays, column: str) -> Array:
     step = run["sampled_step"]
     values: Array = run[column][(config.window[0] <= step) & (step < config.window[1])]
     return values
-
-
-def _rms(values: Array) -> float:
-    return float(np.sqrt(np.mean(values**2)))
 
 
 def collect(config: Config, results: TaskResults) -> Outcome:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from equilibria.diagnosis.series import by_parameter, steps_taken
 from equilibria.errors import EquilibriaError
 from equilibria.lab.demo.training import LESS_DECAY, PLAIN, RESCALED, DemoSettings
+from equilibria.lab.harness.figures import rms
 
 TOLERANCE = 0.05
 
@@ -184,9 +185,5 @@ def _turn(columns: Mapping[str, NDArray[Any]], layer: str, steps: range) -> Turn
     inside = (columns["step"] >= steps.start) & (columns["step"] < steps.stop)
     if not inside.any():
         raise EquilibriaError(f"got no sample of {layer} in steps {steps.start} to {steps.stop - 1}")
-    angles = [_rms(columns[name][inside]) for name in ("angle", "angle_equilibrium", "angle_predicted")]
+    angles = [rms(columns[name][inside]) for name in ("angle", "angle_equilibrium", "angle_predicted")]
     return Turn(angles[0], angles[1], angles[2] if np.isfinite(angles[2]) else None)
-
-
-def _rms(values: NDArray[Any]) -> float:
-    return float(np.sqrt(np.mean(values**2)))

@@ -141,6 +141,11 @@ def mean_in(run: Arrays, name: str, window: Window, *, origin: int = 0, prefix: 
     return float(values.mean()) * (100 if name.endswith("accuracy") else 1)
 
 
+def rms(values: Array) -> float:
+    """Root mean square of all values."""
+    return float(np.sqrt(np.mean(values**2)))
+
+
 def rms_angle(run: Arrays, window: Window) -> float:
     """Root mean square angle per step of the median layer, radians."""
     inside = (window[0] <= run["sampled_step"]) & (run["sampled_step"] < window[1])

@@ -190,7 +190,7 @@ class Derivatives:
     def curvature_gradients(self, points: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient of ``v' H(w) v`` in ``w`` at fixed unit ``v``, for every row of points and directions; its error.
 
-        By differences of ``H v`` along ``v``, as in `HessianProducts.curvature_gradient`: the third derivatives of
+        By differences of ``H v`` along ``v``, as in `HessianProducts.unit_curvature_gradient`: the third derivatives of
         torch's fused normalisations are wrong.
         """
         if not self._stacked(points):

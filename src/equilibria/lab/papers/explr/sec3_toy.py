@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from equilibria.lab.harness.claim import Claim, Source, not_demanded
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, rms
 from equilibria.lab.problems import LogisticToy, Simulation
 from equilibria.lab.problems.recorders import Moment
 from equilibria.theory.norms import cone_exit_bound
@@ -110,14 +110,14 @@ def _case(config: Config, name: str) -> Arrays:
     shown = np.unique(np.geomspace(10, config.steps, 80).astype(int))
     result = {
         "outside": np.array([outside[part].mean() for part in parts]),
-        "rms_angle": np.array([_rms(angle[part]) for part in parts]),
+        "rms_angle": np.array([rms(angle[part]) for part in parts]),
         "last_exit": np.array([np.flatnonzero(column)[-1] if column.any() else 0 for column in outside.T]),
         "shown": shown,
-        "angle_until": np.array([_rms(angle[end // 2 : end]) for end in shown]),
+        "angle_until": np.array([rms(angle[end // 2 : end]) for end in shown]),
         "norm_fourth": np.mean(norm[shown - 1] ** 4, axis=1),
         "norm_fourth_ends": norm[[config.steps // 10, -1]] ** 4,
         "path": angle[:1000, 0],
-        "floor": _rms(angle[parts[1][0] :]),
+        "floor": rms(angle[parts[1][0] :]),
     }
     if name == "both":
         first = parts[1][0]
@@ -148,10 +148,6 @@ def _exits(config: Config, rule: SGD, outside: NDArray[np.bool_], norm: Array) -
         "longest_stay": np.max((next_exit - steps)[: -int(bound.max()) - 1]),
         "shortest_bound": bound.min(),
     }
-
-
-def _rms(values: Array) -> float:
-    return float(np.sqrt(np.mean(values**2)))
 
 
 def collect(config: Config, results: TaskResults) -> Outcome:
@@ -231,7 +227,7 @@ def _judge_normalised(config: Config, results: TaskResults) -> list[Claim]:
             rate,
             float(grown.mean()),
             # At an angle the gradient is larger by 3 angle^2: some large samples are on the wrong side.
-            relative=3 * _rms(run["rms_angle"][1:]) ** 2 + 4 * error,
+            relative=3 * rms(run["rms_angle"][1:]) ** 2 + 4 * error,
         ),
         Source("", "explr Section 3, case 2: lr/||w||^2 falls as t^(-1/2)")
         .says("BatchNorm alone: the angle falls as t^(-1/4)")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from equilibria.errors import one_of
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, TaskResults
-from equilibria.lab.harness.figures import POINTS, Window, mean_in
+from equilibria.lab.harness.figures import POINTS, Window, mean_in, rms
 from equilibria.lab.harness.task import device, train_in_task
 from equilibria.theory.folding import fold
 from equilibria.theory.texp import texp
@@ -342,7 +342,7 @@ def exact_runs(config: Setting, results: TaskResults, variant: Variant) -> list[
 
 def difference(one: Arrays, other: Arrays, name: str) -> float:
     """Root mean square difference of two curves, from the first step on."""
-    return _rms((one[name] - other[name])[1:])
+    return rms((one[name] - other[name])[1:])
 
 
 def shows(config: Setting) -> bool:
@@ -408,7 +408,7 @@ def _start_differences(config: Setting, decay: Sequence[Arrays], other: Sequence
     for a, b in zip(decay, other, strict=True):
         inside = (_START[0] <= a["sampled_step"]) & (a["sampled_step"] <= _START[1])
         apart = np.log(b["layer_angle"][inside] / a["layer_angle"][inside])
-        differences.append(_rms(apart) / _rms(_texp_error(config)[a["sampled_step"][inside]]))
+        differences.append(rms(apart) / rms(_texp_error(config)[a["sampled_step"][inside]]))
     return differences
 
 
@@ -420,7 +420,3 @@ def _texp_error(config: Setting) -> NDArray[np.float64]:
     exact = fold(rates, config.weight_decay, momentum=config.momentum)
     near = texp(phases, config.weight_decay, steps=steps, momentum=config.momentum)
     return np.asarray(np.log(near.lr / exact.lr))
-
-
-def _rms(values: NDArray[np.float64]) -> float:
-    return float(np.sqrt(np.mean(values**2)))

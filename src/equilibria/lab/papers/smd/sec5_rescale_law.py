@@ -13,7 +13,7 @@ import numpy as np
 from equilibria.lab import problems
 from equilibria.lab.harness.claim import Claim, Source
 from equilibria.lab.harness.experiment import Arrays, Experiment, Figures, Outcome, TaskResults
-from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels
+from equilibria.lab.harness.figures import COLOURS, THEORY, label_panel, panels, rms
 from equilibria.lab.papers.smd.random_walk import tangent_noise, turned
 from equilibria.lab.problems import RandomWalk, Simulation
 from equilibria.theory.rules import SGD, AdamW
@@ -213,7 +213,7 @@ def collect(config: Config, results: TaskResults) -> Outcome:
             unit="steps",
         ),
         _ADAM.says("AdamW (torch.optim), lr / 10, nothing rescaled: angle over new equilibrium, first 100 steps").near(
-            config.adam_drop**-0.5, _rms(adam["nothing"][:100]), relative=0.03
+            config.adam_drop**-0.5, rms(adam["nothing"][:100]), relative=0.03
         ),
         _ADAM.says(
             "AdamW, weights only: the second moment is too small by k for long, and the angle overshoots: at step 20"
@@ -223,7 +223,7 @@ def collect(config: Config, results: TaskResults) -> Outcome:
             relative=0.03 + noise,  # the mean field leaves out a few per cent of Adam's norm
         ),
         _ADAM.says("AdamW, weights and both moments: angle over new equilibrium, first 100 steps").near(
-            1.0, _rms(adam["all"][:100]), absolute=0.02 + noise
+            1.0, rms(adam["all"][:100]), absolute=0.02 + noise
         ),
     ]
     ratio_at_step = {
@@ -262,10 +262,6 @@ def _overshoot(config: Config, step: int) -> float:
     start = _after(settled(old, dim=config.dim), "weights", rescale_factors(old, new).weight)
     path = evolve(new, step, start=start, dim=config.dim)
     return float(path.angle[-1] / new.equilibrium(dim=config.dim).angle)
-
-
-def _rms(values: Any) -> float:
-    return float(np.sqrt(np.mean(values**2)))
 
 
 def draw(config: Config, results: TaskResults) -> Figures:
