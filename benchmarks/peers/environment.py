@@ -71,7 +71,7 @@ def make() -> list[Outcome]:
         _pip(next(line for line in _LOCK.read_text().splitlines() if line.startswith("torch==")))
         _pip("--constraint", str(_constraints()), *_OURS)
         outcomes = [_install(peer) for peer in PEERS]
-        _OUTCOMES.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
+        _OUTCOMES.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     return read()
 
 
@@ -93,7 +93,9 @@ def _pip(*arguments: str) -> None:
 
 
 def _install(peer: Peer) -> Outcome:
-    shown = " ".join(["pip install", *(f'"{each}"' if set("<>") & set(each) else each for each in peer.requests)])
+    shown = " ".join(
+        ["pip install", *(f'"{request}"' if set("<>") & set(request) else request for request in peer.requests)]
+    )
     print(shown, flush=True)
     before = _versions()
     try:
