@@ -34,7 +34,7 @@ def add_move(before, after, gradient, *, shrink, refresh, out):
 
 def slow(first, second):
     """Row by row."""
-    a, b = (each.double().numpy().astype(np.longdouble) for each in (first, second))
+    a, b = (tensor.double().numpy().astype(np.longdouble) for tensor in (first, second))
     return (a * b).sum(1).astype(float)
 
 
@@ -42,8 +42,8 @@ def slow_products(weight, gradient, buffer=None):
     vectors = [weight, gradient] if buffer is None else [weight, gradient, buffer]
     pairs = [(0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2)][: 3 if buffer is None else 6]
     columns = np.zeros((len(weight), 6))
-    for at, (i, j) in enumerate(pairs):
-        columns[:, at] = slow(vectors[i], vectors[j])
+    for column, (i, j) in enumerate(pairs):
+        columns[:, column] = slow(vectors[i], vectors[j])
     return columns
 
 
@@ -60,11 +60,11 @@ def sums(rows: int, columns: int = 9) -> torch.Tensor:
     return torch.zeros(rows, columns, dtype=torch.float64)
 
 
-def assert_close(found, expected, lengths_sq, *, rounding=ROUNDING):
+def assert_close(measured, expected, lengths_sq, *, rounding=ROUNDING):
     """Products may cancel: they are as accurate as the lengths of their vectors allow."""
-    for at, (i, j) in enumerate(lengths_sq):
+    for column, (i, j) in enumerate(lengths_sq):
         most = np.sqrt(i * j)
-        assert (np.abs(found[:, at].numpy() - expected[:, at]) <= rounding * most).all(), at
+        assert (np.abs(measured[:, column].numpy() - expected[:, column]) <= rounding * most).all(), column
 
 
 def of_products(expected):
@@ -159,7 +159,7 @@ def test_moves(size, dtype, refresh, with_gradient):
 
 @given(rows=st.integers(1, 6), columns=st.integers(1, 40), seed=st.integers(0, 100), dtype=st.sampled_from(TYPES))
 def test_rows_are_products_of_slices(rows, columns, seed, dtype):
-    weight, gradient, buffer = (random(rows, columns, seed=seed + at, dtype=dtype) for at in range(3))
+    weight, gradient, buffer = (random(rows, columns, seed=seed + number, dtype=dtype) for number in range(3))
     out = sums(rows)
     add_products(weight, gradient, buffer, out=out)
     expected = slow_products(weight, gradient, buffer)
@@ -171,14 +171,14 @@ def test_rows_are_products_of_slices(rows, columns, seed, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_a_device_would_do_gives_the_same(rows, with_third, dtype):
     """There is no device here: its operations run in main memory."""
-    first, second, third = (random(rows, 5000, seed=at, dtype=dtype) for at in range(3))
+    first, second, third = (random(rows, 5000, seed=seed, dtype=dtype) for seed in range(3))
     third = third if with_third else None
-    found, expected = sums(rows), slow_products(first, second, third)
-    inner_products._add_products(first, second, third, found)
-    assert_close(found, expected, of_products(expected), rounding=1e-5)  # float32 sums, here one after the other
-    found, expected = sums(rows), slow_move(first, second, third, 0.01)
-    inner_products._add_move(first, second, third, 0.01, found)
-    assert_close(found, expected, of_move(expected), rounding=1e-5)
+    measured, expected = sums(rows), slow_products(first, second, third)
+    inner_products._add_products(first, second, third, measured)
+    assert_close(measured, expected, of_products(expected), rounding=1e-5)  # float32 sums, here one after the other
+    measured, expected = sums(rows), slow_move(first, second, third, 0.01)
+    inner_products._add_move(first, second, third, 0.01, measured)
+    assert_close(measured, expected, of_move(expected), rounding=1e-5)
 
 
 def test_one_pass_reads_many_tensors_of_different_shapes_and_types():
@@ -186,17 +186,17 @@ def test_one_pass_reads_many_tensors_of_different_shapes_and_types():
     types = [torch.float32, torch.float64, torch.float32, torch.bfloat16, torch.float32]
     places = np.cumsum([1, *(rows for rows, _ in shapes)])  # a row that is nobody's first
     triples = [
-        [random(*s, seed=10 * at + k, dtype=t) for k in range(3)]
-        for at, (s, t) in enumerate(zip(shapes, types, strict=True))
+        [random(*s, seed=10 * number + k, dtype=t) for k in range(3)]
+        for number, (s, t) in enumerate(zip(shapes, types, strict=True))
     ]
     products, moves = sums(places[-1] + 1), sums(places[-1] + 1)
     for place, triple in zip(places, triples, strict=False):
         expected, expected_move = slow_products(*triple), slow_move(*triple, 0.1 * place)
         products.zero_(), moves.zero_()
         one_pass, other = ProductsPass(products), MovesPass(moves)
-        for at, each in zip(places, triples, strict=False):
-            one_pass.add(at, *each)
-            other.add(at, *each, shrink=0.1 * at, refresh=False)
+        for first_row, tensors in zip(places, triples, strict=False):
+            one_pass.add(first_row, *tensors)
+            other.add(first_row, *tensors, shrink=0.1 * first_row, refresh=False)
         one_pass.run(), other.run()
         here = slice(place, place + len(triple[0]))
         assert_close(products[here], expected, of_products(expected))
