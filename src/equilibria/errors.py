@@ -90,6 +90,11 @@ def positive(name: str, value: object) -> float:
     return within(name, value, above=0)
 
 
+def scale_number(name: str, value: object) -> float:
+    """Return ``value`` as a positive float far enough from the ends of float64 for its squares and ratios."""
+    return within(name, positive(name, value), low=1e-100, high=1e100)
+
+
 def whole(name: str, value: object, *, low: int = 0) -> int:
     """Return ``value`` as an integer of at least ``low``; a fraction raises instead of being rounded, as does True."""
     result = math.nan if isinstance(value, bool) else within(name, value, low=low)

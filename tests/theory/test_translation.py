@@ -344,3 +344,13 @@ SGD_RULE = SGD(0.1, 5e-4, momentum=0.9)
 def test_bad_input_raises(call):
     with pytest.raises(EquilibriaError, match=r"got .*expected"):
         call()
+
+
+@pytest.mark.parametrize("name", ["dim", "unit_grad_sq"])
+@pytest.mark.parametrize("value", [1e308, 1e-308])
+def test_a_scale_at_the_ends_of_float64_is_refused(name, value):
+    """Its squares are infinite or zero, and lr would be divided by one."""
+    scale = {"dim": 1000.0, "unit_grad_sq": 1.0, name: value}
+    with pytest.raises(EquilibriaError, match=f"expected 1e-100 <= {name} <= 1e") as raised:
+        translate(AdamW(1e-3, 0.1), to="sgd", **scale)
+    assert raised.value.argument == name

@@ -10,7 +10,7 @@ from typing import TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibria.errors import EquilibriaError, one_of, positive, whole, within
+from equilibria.errors import EquilibriaError, one_of, positive, scale_number, whole, within
 from equilibria.optimizers.rules import TorchOptimizer, rule_of_optimizer
 from equilibria.planning._findings import plan_findings
 from equilibria.planning._phases import Span, cut, first_equilibrium_step, thinned
@@ -94,7 +94,7 @@ def plan(
         pull = lrs * decays
     _check_scale(rule, init_norm, unit_grad_sq, dim, shape, decays=bool(pull.any()))
     scale = {
-        "unit_grad_sq": 1.0 if unit_grad_sq is None else _scale_number("unit_grad_sq", unit_grad_sq),
+        "unit_grad_sq": 1.0 if unit_grad_sq is None else scale_number("unit_grad_sq", unit_grad_sq),
         "dim": _update_size(rule, dim, shape),
     }
     spans = cut(lrs, decays)
@@ -199,12 +199,7 @@ def _update_size(rule: Rule, dim: float | None, shape: tuple[int, int] | None) -
     """The number that the squared norm is proportional to: entries; for Muon the squared length of its update."""
     if isinstance(rule, Muon) and shape is not None:
         return rule.gain(shape) ** 2 * min(shape)
-    return 1.0 if dim is None else _scale_number("dim", dim)
-
-
-def _scale_number(name: str, value: float) -> float:
-    """A positive number far enough from the ends of float64 for its squares and ratios."""
-    return within(name, positive(name, value), low=1e-100, high=1e100)
+    return 1.0 if dim is None else scale_number("dim", dim)
 
 
 # ---- the prediction

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from equilibria.errors import EquilibriaError, one_of, positive
+from equilibria.errors import EquilibriaError, one_of, positive, scale_number
 from equilibria.theory.angles import angular_diffusion
 from equilibria.theory.approach import MomentumKind, oscillation_threshold
 from equilibria.theory.citations import law
@@ -267,8 +267,8 @@ def _needed_scale(rule: Rule, kind: type[Rule], *, unit_grad_sq: float | None, d
             f"{type(rule).__name__} and {kind.__name__} (measure L = E||g||^2 ||w||^2 of one layer)"
         )
     return {
-        "unit_grad_sq": 1.0 if unit_grad_sq is None else positive("unit_grad_sq", unit_grad_sq),
-        "dim": 1.0 if dim is None else positive("dim", dim),
+        "unit_grad_sq": 1.0 if unit_grad_sq is None else scale_number("unit_grad_sq", unit_grad_sq),
+        "dim": 1.0 if dim is None else scale_number("dim", dim),
     }
 
 
