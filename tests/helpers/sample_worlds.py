@@ -253,11 +253,11 @@ def _table(out: dict, states: np.ndarray, notes: np.ndarray, layers: Sequence[st
 
 def _metadata(rule: Rule, layers: Sequence[str], dim: int, dtype: str, every: int) -> dict[str, Any]:
     kind = type(rule).__name__
-    settings = {name: getattr(rule, name, None) for name in ("momentum", "nesterov", "dampening")}
-    settings["betas"] = list(rule.betas) if hasattr(rule, "betas") else None
+    told = {name: getattr(rule, name, None) for name in ("momentum", "nesterov", "dampening")}
+    told["betas"] = list(rule.betas) if hasattr(rule, "betas") else None
     entry = {
         "aliases": [], "shape": [dim], "entries": dim, "dtype": dtype, "optimizer": 0, "group": 0,
-        "law": kind, "no_law": None, "rule": {"kind": kind, **settings},
+        "law": kind, "no_law": None, "rule": {"kind": kind, **told},
     }  # fmt: skip
     return {
         "every": every,

@@ -145,6 +145,13 @@ def test_a_drop_is_a_jump_and_so_is_the_next():
     assert jumps([0.1] * 5 + [0.01] * 5 + [0.001] * 5) == [5, 10]
 
 
+@pytest.mark.parametrize(("steeper", "is_jump"), [(2.5, False), (3.5, True)])
+def test_a_change_is_a_jump_beside_a_ramp_if_it_is_more_than_three_times_as_steep(steeper, is_jump):
+    ramp = [0.1 * 0.95**step for step in range(6)]
+    after = ramp[-1] * (1 - steeper * 0.05)
+    assert jumps([*ramp, after, after]) == ([6] if is_jump else [])
+
+
 @pytest.mark.parametrize(
     "lr",
     [
@@ -169,10 +176,3 @@ def test_a_restart_is_a_jump_and_a_checkpoint_keeps_it():
     buffer.seek(0)
     other.load_state_dict(torch.load(buffer, weights_only=True))
     assert other.jumped(50, 51) and not other.jumped(51, 100) and not other.jumped(0, 50)
-
-
-@pytest.mark.parametrize(("steeper", "is_jump"), [(2.5, False), (3.5, True)])
-def test_a_change_is_a_jump_beside_a_ramp_if_it_is_more_than_three_times_as_steep(steeper, is_jump):
-    ramp = [0.1 * 0.95**step for step in range(6)]
-    after = ramp[-1] * (1 - steeper * 0.05)
-    assert jumps([*ramp, after, after]) == ([6] if is_jump else [])

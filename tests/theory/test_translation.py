@@ -236,6 +236,16 @@ def test_angle_and_time_constant_cannot_both_be_matched():
         assert e["angle"] ** 2 * e["time_constant"] == pytest.approx(product, rel=2e-3)
 
 
+@pytest.mark.parametrize("name", ["dim", "unit_grad_sq"])
+@pytest.mark.parametrize("value", [1e308, 1e-308])
+def test_a_scale_at_the_ends_of_float64_is_refused(name, value):
+    """Its squares are infinite or zero, and lr would be divided by one."""
+    scale = {"dim": 1000.0, "unit_grad_sq": 1.0, name: value}
+    with pytest.raises(EquilibriaError, match=f"expected 1e-100 <= {name} <= 1e") as raised:
+        translate(AdamW(1e-3, 0.1), to="sgd", **scale)
+    assert raised.value.argument == name
+
+
 @pytest.mark.parametrize("wd", [5e-4, 6.5e-3, 0.05])
 @pytest.mark.parametrize(("to", "options"), [("sgdw", {}), ("sgdw", {"momentum": 0.5}), ("sgd", {"momentum": 0.5})])
 def test_the_matched_time_constant_is_the_one_of_the_equilibrium(wd, to, options):
@@ -344,13 +354,3 @@ SGD_RULE = SGD(0.1, 5e-4, momentum=0.9)
 def test_bad_input_raises(call):
     with pytest.raises(EquilibriaError, match=r"got .*expected"):
         call()
-
-
-@pytest.mark.parametrize("name", ["dim", "unit_grad_sq"])
-@pytest.mark.parametrize("value", [1e308, 1e-308])
-def test_a_scale_at_the_ends_of_float64_is_refused(name, value):
-    """Its squares are infinite or zero, and lr would be divided by one."""
-    scale = {"dim": 1000.0, "unit_grad_sq": 1.0, name: value}
-    with pytest.raises(EquilibriaError, match=f"expected 1e-100 <= {name} <= 1e") as raised:
-        translate(AdamW(1e-3, 0.1), to="sgd", **scale)
-    assert raised.value.argument == name

@@ -129,10 +129,7 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         for index in set(self._group_of.values()):
             law = rule_of_group(self.optimizer, self.optimizer.param_groups[index])
             if law.rule is None:
-                raise EquilibriaError(
-                    f"got parameter group {index}: {law.reason}; expected a rule with an equilibrium",
-                    argument="scheduler",
-                )
+                raise EquilibriaError(f"got parameter group {index}: {law.reason}; expected a rule with an equilibrium")
             rules[index] = law.rule
         return rules
 

@@ -119,7 +119,7 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
     metadata, table = source.metadata, source.samples()
     if before is not None:
         limit = whole("start", before, low=1)
-        table = table.filter(pa.compute.less(table["step"], limit))
+        table = table.filter(pa.compute.less(table["step"], min(limit, np.iinfo(np.int64).max)))
     if not table.num_rows:
         where = "" if before is None else f" before step {before:,}"
         raise EquilibriaError(
