@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from equilibria.monitor.recursion import run
+from equilibria.monitor.recursion import run_recursion
 from equilibria.theory import AdamL2, AdamW
 from equilibria.theory.states import cold_start
 from equilibria.theory.transient import evolve
@@ -16,7 +16,7 @@ def test_adam_as_evolve_follows_it(kind):
     rules = [kind(1e-3 * (1 + 0.1 * step), 0.1 + 0.01 * step) for step in range(7)]
     start, sizes = cold_start(rules[0], np.array([1.0, 2.0, 5.0])), np.array([10.0, 100.0, 1000.0])
     drives = np.random.default_rng(0).uniform(0.5, 2.0, (7, 3))
-    state, (before, after), moved = run(
+    state, (before, after), moved = run_recursion(
         rules, start, drives, sizes=sizes, correlation=np.zeros(3), recall=np.full(3, np.nan)
     )
     path = evolve(

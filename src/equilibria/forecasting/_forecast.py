@@ -16,7 +16,7 @@ from equilibria.errors import EquilibriaError, whole, within
 from equilibria.findings import Finding, counted
 from equilibria.forecasting._findings import assumptions, forecast_findings
 from equilibria.forecasting._fit import Fit, fit
-from equilibria.forecasting._layers import Cohort, RunLike, SampledRun, as_run, read_layers
+from equilibria.forecasting._layers import Cohort, RunLike, RunWithSamples, as_run, read_layers
 from equilibria.forecasting._paths import NINETY, Paths, integrate
 from equilibria.forecasting._scenario import GroupSchedule, Scenario, group_schedules
 from equilibria.planning._phases import cut, thinned
@@ -394,7 +394,7 @@ def what_if(
 class _ReadOnce:
     """A run whose samples are read once for all scenarios."""
 
-    def __init__(self, run: SampledRun) -> None:
+    def __init__(self, run: RunWithSamples) -> None:
         self.metadata = run.metadata
         self._table = run.samples()
 

@@ -31,7 +31,7 @@ ForecastRule: TypeAlias = SGD | SGDW | AdamW | AdamL2
 _Member: TypeAlias = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 
 
-class SampledRun(Protocol):
+class RunWithSamples(Protocol):
     """A watched or recorded run."""
 
     @property
@@ -42,7 +42,7 @@ class SampledRun(Protocol):
         """The sample table."""
 
 
-RunLike: TypeAlias = SampledRun | str | os.PathLike[str]
+RunLike: TypeAlias = RunWithSamples | str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,7 +175,7 @@ def _by_reason(refused: Mapping[str, str]) -> str:
     return "; ".join(f"{first}{f' and {more} more' if more else ''}: {reason}" for first, more, reason in named)
 
 
-def as_run(run: RunLike) -> SampledRun:
+def as_run(run: RunLike) -> RunWithSamples:
     """The run itself, or the run recorded in a directory."""
     if isinstance(run, str | os.PathLike):
         return read_record(Path(run))

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
 from equilibria.monitor.reading import MeasuredStep
-from equilibria.monitor.recursion import group_equilibrium, remembered, run
+from equilibria.monitor.recursion import group_equilibrium, remembered, run_recursion
 from equilibria.theory.adam import adam_settling_steps
 from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, momentum_unit_grad_sq
@@ -339,7 +339,7 @@ class Predictor:
         # The recursion runs on whole arrays: weights without one take part with harmless numbers and get NaN after it.
         harmless = dataclasses.replace(state, norm_sq=np.where(good, state.norm_sq, 1.0))
         try:
-            after, (before_sq, after_sq), moved_sq = run(
+            after, (before_sq, after_sq), moved_sq = run_recursion(
                 rules,
                 harmless,
                 np.where(good, momentum_grad_sq, 1.0),

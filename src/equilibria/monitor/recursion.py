@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 _TINY = 1e-200  # stands for an empty moment
 
 
-def run(
+def run_recursion(
     rules: Sequence[Rule],
     state: State,
     unit_grad_sq: Array,
