@@ -343,7 +343,7 @@ def _follow_adam(
     rule: AdamW | AdamL2,
     settings: tuple[Array, Array, Array],
     unit_grads: Array,
-    share: Array,
+    share: Array | float,
     state: tuple[Array, ...],
     shape: tuple[int, ...],
 ) -> tuple[Array, Array, tuple[Array, ...]]:
