@@ -172,7 +172,7 @@ MISUSES: dict[str, list[tuple[str, Callable[[World], object]]]] = {
         ("angle", lambda world: AngularSchedule(world.sgd, [0.1, -0.1], invariant=world.invariant)),
         ("angle", lambda world: AngularSchedule(world.sgd, world.model, invariant=world.invariant)),  # type: ignore[arg-type]
         ("invariant", lambda world: AngularSchedule(world.sgd, 0.01, invariant=[])),
-        ("model", lambda world: AngularSchedule(world.sgd, 0.01, invariant=["0.weight"])),
+        ("invariant", lambda world: AngularSchedule(world.sgd, 0.01, invariant=["0.weight"])),
         ("by", lambda world: AngularSchedule(world.sgd, 0.01, invariant=world.invariant, by="wd")),  # type: ignore[arg-type]
         (
             "steps_per_epoch",

@@ -189,7 +189,7 @@ def _trained_of(alone: list[str], trained: Mapping[str, Tensor], *, has_names: b
     if not has_names:
         raise EquilibriaError(
             "got a result of symmetries, which are names, but the optimizer knows none; expected model= beside it",
-            argument="model",
+            argument="invariant",
         )
     if not alone:
         raise EquilibriaError(
@@ -297,9 +297,11 @@ def _by_name(
         raise EquilibriaError(
             f"got invariant name {name!r}, but the optimizer knows no names; expected model= beside it, tensors "
             "instead of names, or an optimizer made from model.named_parameters()",
-            argument="model",
+            argument="invariant",
         )
     near = difflib.get_close_matches(plain, parameters, n=3) or list(parameters)[:3]
     raise EquilibriaError(
-        f"got invariant name {name!r}; the {owner} has no such tensor, but {', '.join(near)}", argument="invariant"
+        f"got invariant name {name!r}, which is none of the {owner}'s parameters; expected their names, such as "
+        f"{', '.join(near)}",
+        argument="invariant",
     )
