@@ -84,7 +84,7 @@ def test_what_cannot_be_meant_is_refused_with_what_to_do(net, optimizer):
         (net, r"got invariant=Sequential, a network; expected .* as model=: .*invariant=sym"),
         (SimpleNamespace(alone=()), "no weight of this model is scale-invariant alone"),
         (["0.weight", *[3] * 9], r"got invariant=list of 0.weight, int, int and 7 more; expected"),
-        (["0.weigth"], r"got invariant name '0.weigth'; the optimizer has no such tensor, but 0.weight"),
+        (["0.weigth"], r"'0.weigth', which is none of the optimizer's parameters; expected their names, such as 0.w"),
         ([nn.Parameter(torch.ones(2, 2))], r"shape \(2, 2\) that is none of the optimizer's 5"),
     ]
     for given, message in refused:

@@ -127,7 +127,10 @@ def test_names_and_tensors_label_the_weights_too(as_tensors, granularity):
 @pytest.mark.parametrize(
     ("invariant", "message"),
     [
-        (["conv.wieght"], r"got invariant name 'conv.wieght'; the model has no such tensor, but conv.weight"),
+        (
+            ["conv.wieght"],
+            r"'conv.wieght', which is none of the model's parameters; expected their names, such as co",
+        ),
         ([nn.Parameter(torch.ones(2, 2))], r"shape \(2, 2\) that is none of the model's 9"),
         ([], "which names nothing here"),
         (["conv.weight", 3], "expected names, tensors or a result of symmetries"),

@@ -48,7 +48,11 @@ Invariant: TypeAlias = Iterable[str] | Iterable[Tensor] | SymmetryResult
 
 
 def invariant_tensors(
-    invariant: Invariant, *, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    invariant: Invariant,
+    *,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module | None = None,
+    owner: str = "optimizer",
 ) -> dict[str, Tensor]:
     """The scale-invariant tensors that an optimizer trains, by name.
 
@@ -58,6 +62,7 @@ def invariant_tensors(
         optimizer: the optimizer.
         model: where names are looked up; not needed for tensors, nor for an optimizer made from
             ``model.named_parameters()``.
+        owner: what errors call the owner of the parameters.
 
     Returns:
         Name -> tensor, in the order of ``invariant``; without a model or names, the position in the optimizer serves as
@@ -79,8 +84,8 @@ def invariant_tensors(
         wanted = _trained_of(wanted, trained, has_names=has_names)
         refuse_other_sizes(getattr(invariant, "elements", {}), trained)
     if _are_tensors(wanted, invariant):
-        return dict(_by_tensor(wanted, trained))
-    return dict(_by_name(name, trained, has_names=has_names) for name in wanted)
+        return dict(_by_tensor(wanted, trained, owner=owner))
+    return dict(_by_name(name, trained, has_names=has_names, owner=owner) for name in wanted)
 
 
 def with_invariance(watched: Sequence[Watched], invariant: Invariant, *, model: nn.Module) -> list[Watched]:
@@ -133,7 +138,8 @@ def require_rows(invariant: Invariant, tensors: Mapping[str, Tensor]) -> None:
             raise EquilibriaError(
                 f"got granularity='row' for {name}, which is scale-invariant in groups of {blocks[name].block} of its "
                 f"{blocks[name].rows} rows only; expected rows that are so one by one (BatchNorm): "
-                "granularity='tensor' is the one to use for groups of rows (GroupNorm, LayerNorm, QK-norm)"
+                "granularity='tensor' is the one to use for groups of rows (GroupNorm, LayerNorm, QK-norm)",
+                argument="granularity",
             )
 
 
@@ -147,7 +153,8 @@ def refuse_other_sizes(elements: Mapping[str, int], tensors: Mapping[str, Tensor
         if name in elements and elements[name] != tensor.numel():
             raise EquilibriaError(
                 f"got symmetries of another model: there {name} has {elements[name]} numbers, here {tensor.numel()}; "
-                "expected those found for this one"
+                "expected those found for this one",
+                argument="invariant",
             )
 
 
@@ -162,7 +169,8 @@ def _labelled_by_symmetries(watched: Sequence[Watched], symmetries: SymmetryResu
     if not names:
         raise EquilibriaError(
             f"got symmetries of {len(known)} tensors ({', '.join(list(known)[:3])}, ...), none of which is watched; "
-            f"expected those of this model, with names such as {watched[0].name}"
+            f"expected those of this model, with names such as {watched[0].name}",
+            argument="invariant",
         )
     labelled = [layer for layer in watched if id(layer) in names]
     refuse_other_sizes(symmetries.elements, {names[id(layer)]: layer.param for layer in labelled})
@@ -185,18 +193,21 @@ def _trained_of(alone: list[str], trained: Mapping[str, Tensor], *, has_names: b
     """The tensors of a result of symmetries that an optimizer trains."""
     if not has_names:
         raise EquilibriaError(
-            "got a result of symmetries, which are names, but the optimizer knows none; expected model= beside it"
+            "got a result of symmetries, which are names, but the optimizer knows none; expected model= beside it",
+            argument="invariant",
         )
     if not alone:
         raise EquilibriaError(
             "got symmetries that say that no weight of this model is scale-invariant alone; expected some, such as "
-            "weights in front of a BatchNorm: what is invariant jointly only (print(sym) shows it) is not controlled"
+            "weights in front of a BatchNorm: what is invariant jointly only (print(sym) shows it) is not controlled",
+            argument="invariant",
         )
     names = [name for name in alone if plain_name(name) in trained]
     if not names:
         raise EquilibriaError(
             f"got symmetries by which {', '.join(alone[:3])} are scale-invariant, none of which this optimizer trains; "
-            f"expected those of its model: it trains {', '.join(list(trained)[:3])}"
+            f"expected those of its model: it trains {', '.join(list(trained)[:3])}",
+            argument="invariant",
         )
     return names
 
@@ -210,12 +221,14 @@ def _entries(invariant: Any) -> list[Any]:
     if isinstance(entries, nn.Module):
         raise EquilibriaError(
             f"got invariant={type(entries).__name__}, a network; expected which of its weights are scale-invariant, "
-            f"with the network as model=: {HOW_TO}"
+            f"with the network as model=: {HOW_TO}",
+            argument="invariant",
         )
     if isinstance(entries, str | Tensor) or not isinstance(entries, Iterable):
         raise EquilibriaError(
             f"got invariant={type(entries).__name__}; expected a list of the scale-invariant tensors or of their "
-            f"names, or a result of symmetries: {HOW_TO}"
+            f"names, or a result of symmetries: {HOW_TO}",
+            argument="invariant",
         )
     # The order of a set of names differs from process to process.
     listed = sorted(entries) if isinstance(entries, set | frozenset) else list(entries)
@@ -230,13 +243,17 @@ def _is_named(entry: Any) -> bool:
 def _are_tensors(wanted: Sequence[Any], invariant: Any) -> bool:
     """Whether all entries are tensors; False if all are names."""
     if not wanted:
-        raise EquilibriaError(f"got invariant={_shown(invariant)}, which names nothing here; expected some: {HOW_TO}")
+        raise EquilibriaError(
+            f"got invariant={_shown(invariant)}, which names nothing here; expected some: {HOW_TO}",
+            argument="invariant",
+        )
     if all(isinstance(entry, Tensor) for entry in wanted):
         return True
     if all(isinstance(entry, str) for entry in wanted):
         return False
     raise EquilibriaError(
-        f"got invariant={_shown(invariant)}; expected names, tensors or a result of symmetries: {HOW_TO}"
+        f"got invariant={_shown(invariant)}; expected names, tensors or a result of symmetries: {HOW_TO}",
+        argument="invariant",
     )
 
 
@@ -269,7 +286,8 @@ def _by_tensor(
         if id(tensor) not in names:
             raise EquilibriaError(
                 f"got an invariant tensor of shape {tuple(tensor.shape)} that is none of the {owner}'s "
-                f"{len(parameters)}; expected its parameters"
+                f"{len(parameters)}; expected its parameters",
+                argument="invariant",
             )
         yield names[id(tensor)], tensor
 
@@ -283,7 +301,12 @@ def _by_name(
     if not has_names:
         raise EquilibriaError(
             f"got invariant name {name!r}, but the optimizer knows no names; expected model= beside it, tensors "
-            "instead of names, or an optimizer made from model.named_parameters()"
+            "instead of names, or an optimizer made from model.named_parameters()",
+            argument="invariant",
         )
     near = difflib.get_close_matches(plain, parameters, n=3) or list(parameters)[:3]
-    raise EquilibriaError(f"got invariant name {name!r}; the {owner} has no such tensor, but {', '.join(near)}")
+    raise EquilibriaError(
+        f"got invariant name {name!r}, which is none of the {owner}'s parameters; expected their names, such as "
+        f"{', '.join(near)}",
+        argument="invariant",
+    )

@@ -77,7 +77,8 @@ def refuse_uninitialised(model: nn.Module) -> None:
     if lazy:
         raise EquilibriaError(
             f"got a model with parameters that have no shape yet, such as {lazy[0]}; expected an initialised one: call "
-            "it with a batch first, from which lazy modules get their shapes"
+            "it with a batch first, from which lazy modules get their shapes",
+            argument="model",
         )
 
 
