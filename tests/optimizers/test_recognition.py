@@ -149,16 +149,16 @@ class MatchedRms(Orthogonal):
 
 
 class Flagged(MatchedRms):
-    """Moonshot's constructor: learning rate first, decay as ``wd``, and a word about every tensor in the state."""
+    """Moonshot's constructor: learning rate first, and a word about every tensor in the state."""
 
-    def __init__(self, lr, wd, muon_params, *, momentum=0.95):
-        super().__init__(muon_params, lr=lr, wd=wd, momentum=momentum)
+    def __init__(self, lr, weight_decay, muon_params, *, momentum=0.95):
+        super().__init__(muon_params, lr=lr, weight_decay=weight_decay, momentum=momentum)
         for param in muon_params:
             self.state[param]["use_muon"] = True
 
     def move(self, param, group, state):
         assert state["use_muon"]
-        super().move(param, {**group, "weight_decay": group["wd"]}, state)
+        super().move(param, group, state)
 
 
 class Hybrid(Own):
@@ -381,6 +381,12 @@ def test_a_trial_that_fails_is_a_reason():
     assert torch.equal(params[0], torch.ones(6, 4))
 
 
+def test_a_decay_of_another_name_is_a_reason():
+    optimizer = Orthogonal(matrices(), lr=0.02, wd=0.1, momentum=0.95)
+    expected = "no law for Orthogonal: it calls its weight decay 'wd'; expected 'weight_decay' in its groups"
+    assert law(optimizer).reason == expected
+
+
 def test_tensors_of_one_group_with_different_words_have_no_common_law():
     first, second = matrices()
     optimizer = Flagged(1e-3, 0.1, [first, second])
@@ -446,6 +452,12 @@ def test_the_gradient_is_read_before_a_step_that_overwrites_it():
     samples, norms = watched(lambda params: Orthogonal(params, **MUON))
     assert samples["grad_norm"] == pytest.approx(norms, rel=1e-5)
     assert all(angle is not None for angle in samples["angle_equilibrium"])
+
+
+def test_a_group_with_betas_that_its_rule_does_not_have_is_watched():
+    samples, _ = watched(lambda params: Orthogonal(params, betas=(0.9, 0.95), **MUON), steps=3)
+    assert all(angle is not None for angle in samples["angle_equilibrium"])
+    assert all(angle is not None for angle in samples["angle_predicted"])
 
 
 def test_several_processes_are_not_made_to_wait(monkeypatch):

@@ -59,13 +59,12 @@ _ROUNDING = 1e-5  # largest error of an entry relative to the largest entry of t
 _ROUNDING_OF_MUON = 0.1
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
-_DECAY_KEYS = ("weight_decay", "wd")
 # Keys and attributes that others than the optimizer write.
 _FOREIGN_KEYS = frozenset(
     ("params", "param_names", "step", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr")
 )
 _FOREIGN_ATTRIBUTES = frozenset(("state", "param_groups", "defaults", "step", "_step_count", "_opt_called"))
-_NUMBERS_OF_RULES = frozenset(("lr", *_DECAY_KEYS, "momentum", "betas"))
+_NUMBERS_OF_RULES = frozenset(("lr", "weight_decay", "momentum", "betas"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +81,7 @@ class RuleReader:
 
     def settings(self, group: Group) -> dict[str, Any]:
         """The rule's settings at the group's present values."""
-        decay = next((group[key] for key in _DECAY_KEYS if key in group), 0.0)
-        settings: dict[str, Any] = {"lr": float(group["lr"]), "weight_decay": float(decay)}
+        settings: dict[str, Any] = {"lr": float(group["lr"]), "weight_decay": float(group.get("weight_decay", 0.0))}
         for field in dataclasses.fields(self.kind):
             if field.name in group and field.name not in settings:
                 settings[field.name] = _setting(field.name, group[field.name])
@@ -150,6 +148,8 @@ def _tried(optimizer: Any, group: Group) -> Recognition:
 
 
 def _try(optimizer: Any, group: Group) -> Recognition:
+    if "wd" in group and "weight_decay" not in group:  # nothing else in this library would find it
+        return Recognition(None, "it calls its weight decay 'wd'; expected 'weight_decay' in its groups")
     axes, is_large = _sizes(group)
     shapes = [shape for number in axes for shape in _SHAPES[number]]
     trial = _Trial(_copy_of(optimizer, group, shapes), steps=_STEPS)
@@ -282,9 +282,9 @@ def _step_of(double: Any) -> Any:
 
 def _set_phase(group: dict[str, Any], own: Group, phase: tuple[float, float, float]) -> None:
     lr, decay, factor = phase
-    values = {"lr": lr, **{key: decay for key in _DECAY_KEYS if key in own}}
-    for key, value in values.items():
-        group[key] = own[key].new_tensor(value) if hasattr(own[key], "new_tensor") else value
+    for key, value in (("lr", lr), ("weight_decay", decay)):
+        if key in own:
+            group[key] = own[key].new_tensor(value) if hasattr(own[key], "new_tensor") else value
     if isinstance(own.get("momentum"), float):
         group["momentum"] = own["momentum"] * factor
     if isinstance(own.get("betas"), tuple | list):
