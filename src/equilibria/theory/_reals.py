@@ -33,7 +33,7 @@ def reals(
             raise TypeError  # numpy would read "0.1" as a number, and drop an imaginary part
         array = raw.astype(np.float64)
     except (TypeError, ValueError):
-        raise EquilibriaError(f"got {name}={value!r}; expected finite numbers") from None
+        raise EquilibriaError(f"got {name}={value!r}; expected finite numbers", argument=name) from None
     good = np.isfinite(array)
     if low is not None:
         good &= array >= low

@@ -247,8 +247,11 @@ def _per_step(
         reals("weight_decay", _sampled(weight_decay, count), low=0),
         reals("momentum", _sampled(momentum, count), low=0, below=1),
     )
-    if any(setting.shape not in {(), (count,)} for setting in settings):
-        raise EquilibriaError("got a function that returns arrays; expected one number per step")
+    for name, setting in zip(("lr", "weight_decay", "momentum"), settings, strict=True):
+        if setting.shape not in {(), (count,)}:
+            raise EquilibriaError(
+                f"got a function {name} that returns arrays; expected one number per step", argument=name
+            )
     rates, decays, momenta = (np.broadcast_to(setting, count) for setting in settings)
     return rates, decays, momenta
 
