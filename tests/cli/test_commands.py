@@ -189,7 +189,8 @@ def test_fold_without_lr_takes_it_from_the_file_and_spells_the_optimizer_as_othe
     (tmp_path / "lr.txt").write_text("0.1\n0.05\n")
     file = f"--wd 5e-4 --schedule file --lr-file {tmp_path / 'lr.txt'}"
     got = run_json(f"fold --optimizer SGD {file}")
-    assert got == run_json(f"fold --optimizer sgd --lr 0.1 {file}") and len(got["lr"]) == 2
+    assert got == run_json(f"fold --optimizer sgd --lr 0.1 {file}") == run_json(f"fold {file}")
+    assert len(got["lr"]) == 2
     with pytest.raises(EquilibriaError, match="decoupled"):
         CliRunner().invoke(app, f"fold --optimizer SGDW {file}".split(), catch_exceptions=False)
     assert run_json(f"translate {SGD_OPTIONS} --to SGDW")["optimizer"] == "SGDW"
@@ -210,7 +211,17 @@ def test_translate_says_what_it_keeps():
     assert run_json(f"translate {SGD_OPTIONS} --hold-angle-at-wd 2.5e-4")["rule"]["lr"] == pytest.approx(0.2)
     lion = run_json("translate --optimizer adamw --lr 1e-3 --wd 0.1 --to lion --dim 100")
     assert lion["optimizer"] == "Lion"
-    assert "Not kept" in run(f"translate {SGD_OPTIONS} --scale-batch 4").output
+    said = run(f"translate {SGD_OPTIONS} --scale-batch 4").output
+    assert "Not kept" in said and "Alternative" not in said
+
+
+def test_translate_scales_both_settings_of_adamw_with_the_batch_and_says_what_the_linear_rule_loses():
+    options = "translate --optimizer adamw --lr 1e-3 --wd 0.1 --scale-batch 4"
+    rule = run_json(options)["rule"]
+    assert (rule["lr"], rule["weight_decay"]) == pytest.approx((2e-3, 0.2))
+    said = " ".join(run(options).output.split())
+    assert "Alternative ? lr x 4 alone (linear: lr=0.004, weight_decay=0.1)" in said
+    assert "it loses the equilibrium norm, x 2." in said
 
 
 BAD = [
@@ -246,7 +257,7 @@ BAD = [
     ("equilibrium --optimizer adam --lr 1e-3 --wd 1e-3", ["no --unit-grad-sq, no --dim"]),
     (f"equilibrium {SGD_OPTIONS} --shape 3,4", ["--shape", "muon"]),
     (f"fold {SGD_OPTIONS} --nesterov --steps 5", ["nesterov"]),
-    ("fold --optimizer adamw --lr 0.1 --wd 5e-4 --steps 5", ["adamw"]),
+    ("fold --optimizer adamw --lr 0.1 --wd 5e-4 --steps 5", ["got --optimizer adamw; expected sgd", "translate"]),
     ("fold --optimizer sgdw --lr 0.1 --wd 5e-4 --steps 5", ["--optimizer sgdw", "decoupled"]),
     ("fold --optimizer sgd --lr 0.1 --wd 0.05 --momentum 0.9 --steps 500", ["--lr=0.1, --wd=0.05"]),
     (f"fold {SGD_OPTIONS} --steps 5 --json --csv", ["--json", "--csv"]),
@@ -274,6 +285,7 @@ BAD = [
     (f"translate {SGD_OPTIONS}", ["--scale-init", "--to"]),
     (f"translate {SGD_OPTIONS} --scale-batch 2 --scale-init 2", ["exactly one"]),
     (f"translate {SGD_OPTIONS} --to adamw", ["no --unit-grad-sq, no --dim"]),
+    (f"translate {SGD_OPTIONS} --to muon", ["got --to muon; expected one of", "equilibrium --optimizer muon"]),
     (f"translate {SGD_OPTIONS} --to rmsprop", ["--to='rmsprop'", "sgd, sgdw, adamw, lion"]),
     (f"translate {SGD_OPTIONS} --to adamw --to-momentum 0.9", ["got --to-momentum;", "--to: sgd, sgdw"]),
     (f"translate {SGD_OPTIONS} --to sgdw --to-momentum 1.9", ["--to-momentum=1.9", "0 <= --to-momentum < 1"]),

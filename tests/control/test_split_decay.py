@@ -117,6 +117,10 @@ def test_what_is_called_invariant_is_so_all_at_once():
         (lambda: split_decay(nn.Linear(2, 2), weight_decay=0.1, invariant=5), "got invariant=int; expected"),
         (lambda: split_decay(nn.LazyLinear(2), weight_decay=0.1), "have no shape yet, such as weight"),
         (
+            lambda: split_decay(nn.Linear(2, 2), weight_decay=0.1, invariant=["wieght"]),
+            "got invariant name 'wieght', which is none of the model's parameters; expected their names, such as w",
+        ),
+        (
             lambda: split_decay(
                 nn.Linear(4, 3), weight_decay=0.1, invariant=measured(nn.Sequential(nn.Linear(4, 3)), 4)
             ),
@@ -125,8 +129,9 @@ def test_what_is_called_invariant_is_so_all_at_once():
     ],
 )
 def test_bad_input(call, message):
-    with pytest.raises(EquilibriaError, match=message):
+    with pytest.raises(EquilibriaError, match=message) as caught:
         call()
+    assert caught.value.argument in ("model", "weight_decay", "invariant")
 
 
 @pytest.mark.parametrize("as_tensors", [False, True], ids=["names", "tensors"])

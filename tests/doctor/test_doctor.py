@@ -198,6 +198,32 @@ def test_the_fix_keeps_what_groups_have():
     }
 
 
+class ReturnsItsLoss(nn.Module):
+    """(logits, loss), as nanoGPT's models return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net_of()
+
+    def forward(self, inputs, targets=None):
+        logits = self.net(inputs)
+        return logits, None if targets is None else nn.functional.cross_entropy(logits, targets)
+
+
+def test_a_model_that_returns_its_loss():
+    model = ReturnsItsLoss()
+    rows = examine(TrainingSetup(model, sgd(model), batches(), None)).rows
+    expected = rows_of(sgd)
+    assert {row.name: (row.invariant, row.problem) for row in rows} == {
+        f"net.{name}": (row.invariant, row.problem) for name, row in expected.items()
+    }
+    with pytest.raises(
+        EquilibriaError, match=r"output of type tuple .*or None there if the model returns its loss"
+    ) as e:
+        examine(TrainingSetup(model, sgd(model), batches(), default_loss))
+    assert e.value.argument == "loss"
+
+
 def test_the_default_loss_of_maps_and_of_tokens():
     torch.manual_seed(0)
     maps, tokens = torch.randn(2, 5, 4, 4), torch.randn(2, 7, 5)
@@ -351,6 +377,7 @@ def test_what_a_factory_may_return():
     made = {"model": net, "optimizer": sgd(net), "batches": batches()}
     assert as_setup(made, "make").loss is default_loss
     assert as_setup({**made, "loss": nn.MSELoss()}, "make").loss is not default_loss
+    assert as_setup({**made, "loss": None}, "make").loss is None
     for bad in (
         {"model": net},
         (net, sgd(net)),

@@ -131,8 +131,11 @@ class Returns(nn.Module):
     ("make", "message"),
     [
         (lambda w: w, r"got a tensor of shape \(3,\) as loss; expected a tensor with one number"),
-        (lambda w: (w, w), "returns a tuple with 0 scalars among 2 entries; expected exactly one, its loss"),
-        (lambda w: (w.sum(), w.mean()), "returns a tuple with 2 scalars among 2 entries; expected exactly one"),
+        (
+            lambda w: (w, w),
+            r"a tuple with 0 scalars among 2 entries, a tuple of tensor \(3,\), tensor \(3,\); expected exactly one",
+        ),
+        (lambda w: (w.sum(), w.mean()), "returns a tuple with 2 scalars among 2 entries, .*; expected exactly one"),
         (lambda w: {"logits": w}, "returns a dict with keys logits whose loss is None; .*give the model labels"),
         (lambda w: {"loss": 3.0}, "whose loss is 3.0; expected a scalar"),
         (lambda w: PlainOutput(w, None), "returns a PlainOutput whose loss is None; .*or pass loss="),
@@ -142,5 +145,82 @@ class Returns(nn.Module):
     ],
 )
 def test_a_model_without_a_loss_raises(make, message):
-    with pytest.raises(EquilibriaError, match=message):
+    with pytest.raises(EquilibriaError, match=message) as caught:
         objective(Returns(make))({}, torch.ones(3))
+    assert caught.value.argument == "loss"
+
+
+# ---- the README's form, on models as people write them
+
+
+class TiedGPT(nn.Module):
+    """nanoGPT's shape: token and position embeddings, pre-norm blocks, tied head, (logits, loss)."""
+
+    def __init__(self, tokens: int = 11, width: int = 8) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wte, self.wpe = nn.Embedding(tokens, width), nn.Embedding(6, width)
+        self.ln, self.fc, self.proj = nn.LayerNorm(width), nn.Linear(width, 16), nn.Linear(16, width)
+        self.ln_f, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
+        self.head.weight = self.wte.weight
+
+    def forward(self, idx, targets=None):
+        features = self.wte(idx) + self.wpe(torch.arange(idx.size(1)))
+        features = features + self.proj(functional.gelu(self.fc(self.ln(features))))
+        if targets is None:
+            return self.head(self.ln_f(features[:, [-1]])), None
+        logits = self.head(self.ln_f(features))
+        return logits, functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def token_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(11, (12, 6), generator=generator), torch.randint(11, (12, 6), generator=generator)
+
+
+def test_symmetries_of_a_tied_gpt_that_returns_its_loss():
+    sym = symmetries(objective(TiedGPT()), [token_batch()])
+    assert sym.notes == () and sym.gap > 1e6
+    assert "head.weight" not in sym.elements  # it is the embedding
+    assert sym.how["fc.weight"] == "against ln.weight, ln.bias"
+    assert set(sym.jointly["wte.weight"]) >= {"wte.weight", "wpe.weight", "proj.weight", "proj.bias"}
+
+
+def test_a_loss_beside_a_model_that_returns_its_own_is_an_error_that_says_so():
+    tokens = token_batch()
+    with pytest.raises(
+        EquilibriaError, match=r"returns a tuple of tensor \(8, 1, 11\), NoneType, which loss= does not"
+    ) as e:
+        symmetries(objective(TiedGPT(), functional.cross_entropy), [tokens])
+    assert "expected objective(model), without a loss, if the model returns its loss" in str(e.value)
+    assert e.value.argument == "loss"
+
+
+def test_a_loss_that_fails_on_a_tensor_keeps_its_own_error():
+    inputs, labels = data()
+    net = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match="batch_size"):
+        objective(net, functional.cross_entropy)({}, (inputs, labels[:5]))
+
+
+@pytest.mark.parametrize(
+    ("make", "batch", "words"),
+    [
+        (lambda: objective(nn.Linear(4, 3)), data(), "because no loss is given; pass loss= if batches are"),
+        (lambda: objective(Classifier("scalar")), {"x": data()[0]}, r"got a dict with keys x as the model's input"),
+        (
+            lambda: objective(nn.Linear(4, 3), functional.cross_entropy),
+            ((data()[0], data()[0]), data()[1]),
+            r"got a tuple of tensor \(24, 4\), tensor \(24, 4\) as the model's input, with which Linear cannot be",
+        ),
+    ],
+    ids=["a pair without a loss", "a wrong keyword", "too many inputs"],
+)
+def test_a_batch_that_the_model_does_not_take_is_an_error_that_shows_it(make, batch, words):
+    with pytest.raises(EquilibriaError, match=words):
+        make()({}, batch)
+
+
+def test_a_type_error_inside_the_model_is_not_taken_for_a_wrong_batch():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        objective(Returns(lambda w: w + None))({}, torch.ones(3))

@@ -10,6 +10,7 @@ from tests.helpers.scaling import assert_same_space, change_when_scaled
 from tests.helpers.small_nets import against, one, pair
 from torch.nn import functional
 
+from equilibria.control import split_decay
 from equilibria.objectives._objective import objective
 from equilibria.symmetry import symmetries
 
@@ -68,6 +69,24 @@ def test_gpt2():
         truth.append(against(pair(f"{layer}.ln_2"), f"{layer}.mlp.c_fc.weight"))
     check(model, sym, inputs, truth)
     assert sym.alone == ()
+
+
+def test_a_tied_qwen3_that_returns_its_loss_has_one_reason_per_kind_of_layer():
+    config = transformers.Qwen3Config(
+        vocab_size=TOKENS, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=4, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForCausalLM(config)
+    inputs, _ = tokens()
+    sym = symmetries(objective(model), [{"input_ids": inputs, "labels": inputs}])
+    assert sym.notes == () and sym.gap > 1e6
+    assert set(sym.alone) == {f"model.layers.{i}.self_attn.{part}_proj.weight" for i in (0, 1) for part in "qk"}
+    split = split_decay(model, weight_decay=0.1, invariant=sym)
+    reasons = split.decayed | split.kept
+    first = {name: reason for name, reason in reasons.items() if ".layers.0." in name}
+    assert len(first) == 11
+    assert first == {name: reasons[name.replace(".layers.0.", ".layers.1.")] for name in first}
 
 
 @pytest.mark.slow

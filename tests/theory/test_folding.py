@@ -592,8 +592,9 @@ def test_renormalisation_exponent_is_exact(norm):
     ],
 )
 def test_fold_raises(arguments, message):
-    with pytest.raises(EquilibriaError, match=message):
+    with pytest.raises(EquilibriaError, match=message) as caught:
         fold(**arguments)
+    assert caught.value.argument in arguments or caught.value.argument == "steps"
 
 
 @pytest.mark.parametrize(

@@ -134,12 +134,32 @@ def test_batch_translation_keeps_diffusion_and_settling_per_sample(rule, b):
     assert ratio == pytest.approx(math.sqrt(b), rel=5e-3)
     assert f"angle per step: x {math.sqrt(b):.4g}" in result.changed
     norm = math.sqrt(settled(new, **later).norm_sq / settled(rule, **SCALE).norm_sq)
-    if isinstance(rule, SGD | SGDW | AdamL2):
-        assert norm == pytest.approx(1, rel=2e-3)
-        assert any("equilibrium norm" in text for text in result.kept)
-    else:
-        assert norm == pytest.approx(math.sqrt(b), rel=3e-3)
-        assert any(text.startswith(f"equilibrium norm: x {math.sqrt(b):.4g} ") for text in result.changed)
+    assert norm == pytest.approx(1, rel=2e-3)
+    assert any("equilibrium norm" in text for text in result.kept)
+
+
+FIXED_SIZE = [rule for rule in SMALL_RULES if isinstance(rule, AdamW | Lion | Muon)]
+
+
+@pytest.mark.parametrize("b", [0.25, 8.0])
+@pytest.mark.parametrize("rule", FIXED_SIZE, ids=repr)
+def test_where_updates_have_a_fixed_size_lr_and_decay_share_the_factor_of_the_batch(rule, b):
+    """As docs/how-do-i/lr-wd-batch-size.md recommends; what is said of the linear rule holds."""
+    result = translate_batch(rule, b)
+    root = math.sqrt(b)
+    assert (result.rule.lr, result.rule.weight_decay) == pytest.approx((root * rule.lr, root * rule.weight_decay))
+    linear = dataclasses.replace(rule, lr=b * rule.lr)
+    assert angular_diffusion(linear, **SCALE) == pytest.approx(angular_diffusion(result.rule, **SCALE), rel=1e-6)
+    assert linear.equilibrium(**SCALE).time_constant == pytest.approx(result.rule.equilibrium(**SCALE).time_constant)
+    norm = math.sqrt(settled(linear, **SCALE).norm_sq / settled(rule, **SCALE).norm_sq)
+    assert norm == pytest.approx(root, rel=3e-3)  # first order in lr * wd
+    assert f"lr={linear.lr:.4g}, weight_decay={rule.weight_decay:.4g}" in result.alternative
+    assert f"it loses the equilibrium norm, x {root:.4g}." in result.alternative
+
+
+def test_the_linear_rule_is_no_alternative_where_it_is_the_rule_or_nothing_changes():
+    assert translate_batch(SGD(0.01, 1e-3), 4).alternative == ""
+    assert translate_batch(AdamW(1e-3, 1e-2), 1).alternative == ""
 
 
 def test_batch_translation_turns_as_far_per_epoch():
@@ -354,3 +374,33 @@ SGD_RULE = SGD(0.1, 5e-4, momentum=0.9)
 def test_bad_input_raises(call):
     with pytest.raises(EquilibriaError, match=r"got .*expected"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "argument", "words"),
+    [
+        (lambda: translate(SGD_RULE, to="muon"), "to", r"got to='muon'; expected .*shape of each matrix"),
+        (
+            lambda: translate(Muon(0.1, 0.1), to="adamw"),
+            "rule",
+            r"got Muon\(\.\.\.\) as the rule; .*shape of each matrix",
+        ),
+        (
+            lambda: translate(SGD_RULE, to="adamw", momentum=0.9),
+            "momentum",
+            r"got momentum with to='adamw', which has no such setting; expected it only with to: sgd, sgdw \(adamw",
+        ),
+        (
+            lambda: translate(SGD_RULE, batch=2, betas=(0.9, 0.99)),
+            "betas",
+            r"got betas with batch; expected it only with",
+        ),
+        (lambda: translate(SGD_RULE, scale=2, batch=2), "batch", r"got scale and batch; expected exactly one of"),
+        (lambda: translate(SGD_RULE, to="adamw"), "unit_grad_sq", r"got unit_grad_sq=None, dim=None; expected both"),
+        (lambda: translate(SGD_RULE, to="sgdw", match="norm"), "match", r"got match='norm'; expected one of: angle"),
+    ],
+)
+def test_errors_name_the_argument_and_the_way_out(call, argument, words):
+    with pytest.raises(EquilibriaError, match=words) as caught:
+        call()
+    assert caught.value.argument == argument

@@ -77,13 +77,13 @@ def example(*lines: str) -> str:
     return "\b\n" + "\n".join([f"{title}:", *(f"  equilibria {line}" for line in lines)])
 
 
-rule_options = apply(
-    click.option(
-        "--optimizer",
-        required=True,
-        shell_complete=completes(OPTIMIZERS),
-        help=f"One of: {', '.join(OPTIMIZERS)} (adam: coupled L2).",
-    ),
+optimizer_option = click.option(
+    "--optimizer",
+    required=True,
+    shell_complete=completes(OPTIMIZERS),
+    help=f"One of: {', '.join(OPTIMIZERS)} (adam: coupled L2).",
+)
+setting_options = apply(
     click.option("--lr", type=NUMBER, help="Learning rate (the peak, with a schedule; not needed with --lr-file)."),
     click.option("--wd", "--weight-decay", type=NUMBER, required=True, help="Weight decay, as torch takes it."),
     click.option("--momentum", type=NUMBER, help="Momentum (sgd, sgdw: 0 if not given; muon: 0.95)."),
@@ -91,6 +91,7 @@ rule_options = apply(
     click.option("--dampening", type=NUMBER, help="Dampening (sgd)."),
     click.option("--betas", help="beta1,beta2 (adamw, adam: 0.9,0.999 if not given; lion: 0.9,0.99)."),
 )
+rule_options = apply(optimizer_option, setting_options)
 scale_options = apply(
     click.option("--unit-grad-sq", type=NUMBER, help="L = E||g||^2 ||w||^2 of a layer; fixes the norm of sgd, sgdw."),
     click.option("--dim", type=WHOLE, help="Number of entries of the weight; fixes the norm of adamw, lion."),

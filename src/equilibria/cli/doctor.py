@@ -27,7 +27,8 @@ def command(*, target: str | None, save: Path | None, diff: tuple[Path, Path] | 
     """Check what an optimizer does to every parameter against how the parameter is scale-invariant.
 
     TARGET is package.module:factory, a function without arguments that returns (model, optimizer, batches), and
-    optionally a loss(output, target) as the fourth value. Nothing is trained; the model stays as it is.
+    optionally a loss(output, target) as the fourth value, None if the model returns its loss. Nothing is trained; the
+    model stays as it is.
     """
     if (target is None) == (diff is None):
         raise EquilibriaError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equilibria.cli._options import build_rule, example, json_option, named, optimizer_of, rule_options
+from equilibria.cli._options import build_rule, example, json_option, optimizer_of, setting_options
 from equilibria.cli._output import print_json
 from equilibria.cli._schedule import build_run, schedule_options
 from equilibria.errors import EquilibriaError
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 _ROWS = 12
 
 
-@click.command(
-    "fold", epilog=example("fold --optimizer sgd --lr 0.1 --momentum 0.9 --wd 5e-4 --steps 78200 --csv > lr.csv")
-)
-@rule_options
+@click.command("fold", epilog=example("fold --lr 0.1 --momentum 0.9 --wd 5e-4 --steps 78200 --csv > lr.csv"))
+@click.option("--optimizer", default="sgd", help="sgd (the default), the only one whose decay can be folded.")
+@setting_options
 @schedule_options
 @json_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print step, original_lr, lr, log_scale for every step.")
@@ -33,20 +32,24 @@ def command(**options: Any) -> None:
 
     if options["as_json"] and options["as_csv"]:
         raise EquilibriaError("got --json and --csv; expected at most one of them")
+    optimizer = optimizer_of(options)
+    if optimizer != "sgd":
+        decay = "decoupled weight decay" if optimizer != "adam" else "an update that is not linear in the gradient"
+        raise EquilibriaError(
+            f"got --optimizer {optimizer}; expected sgd: with {decay} no learning rate alone replaces weight decay. "
+            "For the same angles at another weight decay, use: equilibria translate --hold-angle-at-wd",
+            argument="--optimizer",
+        )
     run = build_run(options)
     build_rule({**options, "lr": run.lr})  # checks the settings
-    optimizer = optimizer_of(options)
     original = run.schedule.values(run.steps)
-    with named({"decoupled": "--optimizer sgdw: decoupled"}):
-        folded = fold(
-            original,
-            options["wd"],
-            momentum=options["momentum"] or 0.0,
-            nesterov=options["nesterov"],
-            dampening=options["dampening"] or 0.0,
-            decoupled=optimizer == "sgdw",
-            optimizer="sgd" if optimizer == "sgdw" else optimizer,
-        )
+    folded = fold(
+        original,
+        options["wd"],
+        momentum=options["momentum"] or 0.0,
+        nesterov=options["nesterov"],
+        dampening=options["dampening"] or 0.0,
+    )
     if options["as_json"]:
         print_json(_contract(folded))
     elif options["as_csv"]:

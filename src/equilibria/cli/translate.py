@@ -56,10 +56,14 @@ def command(**options: Any) -> None:
 
     rule = build_rule(options)
     if options["to"] is not None:
-        options["to"] = one_of("--to", options["to"].lower(), _TARGETS)
+        options["to"] = _checked_target(options["to"].lower())
     target = {name: options[option] for option, name in _ARGUMENTS.items() if options[option] is not None}
     if len(target) != 1:
-        raise EquilibriaError("expected exactly one of --scale-init, --scale-batch, --hold-angle-at-wd and --to")
+        typed = [flag(option) for option in _ARGUMENTS if options[option] is not None]
+        raise EquilibriaError(
+            f"got {' and '.join(typed) or 'none of them'}; expected exactly one of --scale-init, --scale-batch, "
+            "--hold-angle-at-wd and --to"
+        )
     _check_target(options)
     extra = {
         "match": options["match"],
@@ -76,6 +80,18 @@ def command(**options: Any) -> None:
         _show(rule, result)
 
 
+def _checked_target(to: str) -> str:
+    """The optimizer to translate to, in lower case."""
+    if to == "muon":
+        raise EquilibriaError(
+            f"got --to muon; expected one of: {', '.join(_TARGETS)}: the size of Muon's update depends on the shape of "
+            "each matrix, so that one lr and weight decay cannot match a whole network. Compare one matrix instead: "
+            "equilibria equilibrium --optimizer muon --lr LR --wd WD --shape ROWS,COLUMNS",
+            argument="--to",
+        )
+    return one_of("--to", to, _TARGETS)
+
+
 def _check_target(options: dict[str, Any]) -> None:
     """Raise for a factor that is not positive, and for an option that the target does not use."""
     if options["to"] is None:
@@ -83,7 +99,9 @@ def _check_target(options: dict[str, Any]) -> None:
         positive(flag(name), options[name])
     for name, targets in _USED_BY.items():
         if options[name] is not None and options["to"] not in targets:
-            raise EquilibriaError(f"got {flag(name)}; expected it only with --to: {', '.join(targets)}")
+            raise EquilibriaError(
+                f"got {flag(name)}; expected it only with --to: {', '.join(targets)}", argument=flag(name)
+            )
 
 
 def _to_betas(text: str | None) -> tuple[float, ...] | None:
@@ -104,6 +122,9 @@ def _show(old: Rule, new: Translation) -> None:
     print("  Not kept")
     for line in new.changed:
         print(wrap(line, indent="    ~ ", hang="      "))
+    if new.alternative:
+        print("  Alternative")
+        print(wrap(new.alternative, indent="    ? ", hang="      "))
     print()
 
 

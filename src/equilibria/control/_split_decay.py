@@ -72,7 +72,9 @@ def split_decay(model: nn.Module, *, weight_decay: float, invariant: Invariant |
     refuse_uninitialised(inner)
     named = {names_of(inner)[id(param)][0]: param for param in inner.parameters() if param.requires_grad}
     if not named:
-        raise EquilibriaError("got a model without parameters that require a gradient; expected some to train")
+        raise EquilibriaError(
+            "got a model without parameters that require a gradient; expected some to train", argument="model"
+        )
     roles = roles_of(inner)
     alone: Collection[str] = ()
     if isinstance(invariant, Symmetries):
@@ -184,8 +186,9 @@ def _by_role(param: Tensor, role: str) -> tuple[bool, str]:
 def _names_of_invariant(invariant: Invariant | None, model: nn.Module, named: Mapping[str, Tensor]) -> set[str]:
     if invariant is None:
         return set()
-    everything = torch.optim.SGD(named.values(), lr=0.0)  # names are looked up among what an optimizer trains
-    chosen = {id(weight) for weight in invariant_tensors(invariant, optimizer=everything, model=model).values()}
+    everything = torch.optim.SGD(model.parameters(), lr=0.0)  # names are looked up among what an optimizer holds
+    tensors = invariant_tensors(invariant, optimizer=everything, model=model, owner="model")
+    chosen = {id(weight) for weight in tensors.values()}
     return {name for name, param in named.items() if id(param) in chosen}
 
 

@@ -97,13 +97,16 @@ def examine(setup: TrainingSetup, *, progress: bool | None = None) -> Examinatio
         EquilibriaError: if the optimizer has none of the model's parameters.
     """
     model = unwrap_model(setup.model)
-    loss = objective(model, setup.loss, unpack=input_and_target)
-    sym = symmetries(loss, setup.batches, progress=progress)
+    unpack = None if setup.loss is None else input_and_target
+    sym = symmetries(objective(model, setup.loss, unpack=unpack), setup.batches, progress=progress)
     names, roles = names_of(model), roles_of(model)
     groups = dict(_groups(setup.optimizer))
     trained = [param for param in model.parameters() if param.requires_grad]
     if not any(id(param) in groups for param in trained):
-        raise EquilibriaError("got an optimizer with none of the model's parameters; expected the one that trains it")
+        raise EquilibriaError(
+            "got an optimizer with none of the model's parameters; expected the one that trains it",
+            argument="optimizer",
+        )
     by_name = {names[id(param)][0]: param for param in trained}
     settings = {name: groups.get(id(param)) for name, param in by_name.items()}
     rows = tuple(_row(name, param, roles[name], settings, sym) for name, param in by_name.items())

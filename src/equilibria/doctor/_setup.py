@@ -20,7 +20,10 @@ from equilibria.errors import EquilibriaError
 from equilibria.tensors.parameters import unwrap_optimizer
 
 _LABELS = ("labels", "label", "targets", "target")
-_EXPECTED = "expected (model, optimizer, batches), and optionally a loss(output, target) as the fourth value"
+_EXPECTED = (
+    "expected (model, optimizer, batches), and optionally a loss(output, target) as the fourth value, None if the "
+    "model returns its loss"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,13 +34,13 @@ class TrainingSetup:
         model: the network.
         optimizer: its optimizer.
         batches: (input, target) pairs, or dicts with labels.
-        loss: ``loss(output, target)``.
+        loss: ``loss(output, target)``; None if the model returns its loss: a batch is then the model's input.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batches: Iterable[Any]
-    loss: Callable[[Any, Any], Tensor]
+    loss: Callable[[Any, Any], Tensor] | None
 
 
 def load_setup(target: str) -> TrainingSetup:
@@ -51,7 +54,7 @@ def load_setup(target: str) -> TrainingSetup:
     """
     module_name, colon, function_name = target.partition(":")
     if not (colon and module_name and function_name):
-        raise EquilibriaError(f"got {target!r}; expected package.module:factory, such as train:make")
+        raise EquilibriaError(f"got {target!r}; expected package.module:factory, such as train:make", argument="target")
     factory = _function(_import(_as_module(module_name)), function_name)
     _refuse_arguments(factory, target)
     try:
@@ -76,11 +79,13 @@ def as_setup(result: object, source: str) -> TrainingSetup:
     model, optimizer, batches = result[:3]
     loss = result[3] if len(result) == 4 else default_loss
     if not isinstance(model, nn.Module):
-        raise EquilibriaError(f"got {type(model).__name__} as the model from {source}; {_EXPECTED}")
+        raise EquilibriaError(f"got {type(model).__name__} as the model from {source}; {_EXPECTED}", argument="model")
     if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
-        raise EquilibriaError(f"got {type(batches).__name__} as the batches from {source}; {_EXPECTED}")
-    if not callable(loss):
-        raise EquilibriaError(f"got {type(loss).__name__} as the loss from {source}; {_EXPECTED}")
+        raise EquilibriaError(
+            f"got {type(batches).__name__} as the batches from {source}; {_EXPECTED}", argument="batches"
+        )
+    if loss is not None and not callable(loss):
+        raise EquilibriaError(f"got {type(loss).__name__} as the loss from {source}; {_EXPECTED}", argument="loss")
     return TrainingSetup(model, unwrap_optimizer(optimizer), batches, loss)
 
 
@@ -106,7 +111,9 @@ def default_loss(output: Any, target: Any) -> Tensor:
     if not isinstance(logits, Tensor) or not isinstance(target, Tensor):
         raise EquilibriaError(
             f"got a model output of type {type(output).__name__} and a target of type {type(target).__name__}, for "
-            "which there is no default loss; expected the factory to return a loss(output, target) as its fourth value"
+            "which there is no default loss; expected the factory to return a loss(output, target) as its fourth "
+            "value, or None there if the model returns its loss",
+            argument="loss",
         )
     if target.is_floating_point():
         return functional.mse_loss(logits, target)

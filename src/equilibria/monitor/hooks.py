@@ -351,7 +351,7 @@ class OptimizerHooks:
         if sgd:
             group = self.groups[layer.group]
             return bool(group["nesterov"]) and float(group["weight_decay"]) == 0
-        return law.rule is None
+        return law.rule is None or law.overwrites_gradient
 
 
 def _decay_alone(law: GroupRule) -> Combination:

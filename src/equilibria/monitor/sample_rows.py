@@ -294,7 +294,7 @@ def _rules(rule: Rule, settings: Sequence[Settings]) -> list[Rule] | None:
 def _adjusted(rule: Rule, settings: Settings) -> Rule:
     """The rule with the settings of one step."""
     changes: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
-    if settings.betas is not None:
+    if settings.betas is not None and hasattr(rule, "betas"):  # groups of a hybrid may have the settings of both rules
         changes["betas"] = settings.betas
     elif hasattr(rule, "momentum"):
         changes["momentum"] = settings.momentum

@@ -62,18 +62,18 @@ def check_not_scripted(model: nn.Module) -> None:
         )
 
 
-def double_module(module: nn.Module) -> nn.Module:
-    """Copy a module, tensors included, and convert it to float64 (complex tensors to complex128)."""
+def converted_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Copy a module, tensors included, and convert it as `converted` does."""
     copied = copy.deepcopy(module)
-    copied._apply(to_double)  # type: ignore[no-untyped-call]  # Module.double would skip complex tensors
+    copied._apply(lambda tensor: converted(tensor, dtype))  # type: ignore[no-untyped-call]  # Module.to has no complex
     return copied
 
 
-def to_double(tensor: Tensor) -> Tensor:
-    """Convert floating-point numbers to float64 and complex ones to complex128; leave other types as they are."""
+def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert floating-point numbers to a type and complex ones to its complex type; leave other types as they are."""
     if tensor.is_complex():
-        return tensor.to(torch.complex128)
-    return tensor.double() if tensor.is_floating_point() else tensor
+        return tensor.to(dtype.to_complex())
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 class IsolatedLoss:
@@ -92,9 +92,9 @@ class IsolatedLoss:
         loss: Tensor = functional_call(self._replica, buffers, (output, target))
         return loss
 
-    def double(self) -> IsolatedLoss:
-        """The same loss in float64, on a deep copy."""
-        return IsolatedLoss(double_module(self._replica))
+    def to(self, dtype: torch.dtype) -> IsolatedLoss:
+        """The same loss in another type, on a deep copy."""
+        return IsolatedLoss(converted_module(self._replica, dtype))
 
 
 # ---- gradient checkpointing

@@ -6,6 +6,7 @@ evaluates an isolated replica of it: the model itself never changes.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, TypeGuard
 
@@ -19,11 +20,11 @@ from equilibria.objectives._isolation import (
     IsolatedLoss,
     WithoutDropout,
     check_not_scripted,
+    converted,
+    converted_module,
     disable_dropout_modules,
-    double_module,
     make_replica,
     preserved_rng,
-    to_double,
     without_gradient_checkpointing,
 )
 from equilibria.tensors.layout import densify
@@ -51,7 +52,9 @@ class Objective:
 
     def __init__(self, fn: Callable[[Params, Any], Tensor], params: Mapping[str, Tensor]) -> None:
         if not callable(fn):
-            raise EquilibriaError(f"got fn of type {type(fn).__name__}; expected a function fn(params, batch)")
+            raise EquilibriaError(
+                f"got fn of type {type(fn).__name__}; expected a function fn(params, batch)", argument="fn"
+            )
         _check_params(params)
         self._fn = fn
         self._params = dict(params)
@@ -114,14 +117,20 @@ class Objective:
 
     def double(self) -> Objective:
         """The same loss in float64, on copies of the parameters; batches are converted too."""
+        return self.to(torch.float64)
+
+    def to(self, dtype: torch.dtype) -> Objective:
+        """The same loss in another floating-point type, on copies of the parameters; batches are converted too."""
         fn = self._fn
-        copies = {name: to_double(param).clone() for name, param in self.params.items()}
-        return Objective(lambda params, batch: fn(params, _as_double(batch)), copies)
+        copies = {name: converted(param, dtype).clone() for name, param in self.params.items()}
+        return Objective(lambda params, batch: fn(params, _converted_batch(batch, dtype)), copies)
 
     def _merged(self, params: Mapping[str, Tensor]) -> Params:
         unknown = [name for name in params if name not in self._params]
         if unknown:
-            raise EquilibriaError(f"got a parameter {unknown[0]!r}; expected names among: {_some(self._params)}")
+            raise EquilibriaError(
+                f"got a parameter {unknown[0]!r}; expected names among: {_some(self._params)}", argument="params"
+            )
         return {**self.params, **params}
 
 
@@ -175,13 +184,17 @@ class ModelObjective(Objective):
 
     def double(self) -> ModelObjective:
         """The same loss in float64, on a deep copy of the model; inputs and targets are converted too."""
-        loss = self._loss.double() if isinstance(self._loss, IsolatedLoss) else self._loss
+        return self.to(torch.float64)
+
+    def to(self, dtype: torch.dtype) -> ModelObjective:
+        """The same loss in another floating-point type, on a deep copy of the model; batches are converted too."""
+        loss = self._loss.to(dtype) if isinstance(self._loss, IsolatedLoss) else self._loss
         original = self
 
         def unpack(batch: Any) -> Any:
-            return original._of_pair(_as_double(original.split(batch)))
+            return original._of_pair(_converted_batch(original.split(batch), dtype))
 
-        return ModelObjective(double_module(self._replica), self._names, loss, unpack)
+        return ModelObjective(converted_module(self._replica, dtype), self._names, loss, unpack)
 
     def _of_pair(self, pair: tuple[Any, Any]) -> Any:
         """What `unpack` returns for a batch that is already split."""
@@ -190,14 +203,44 @@ class ModelObjective(Objective):
     def _loss_at(self, params: Params, batch: Any) -> Tensor:
         inputs, target = self.split(batch)
         output = self._output(params, inputs)
-        return _returned_loss(output) if self._loss is None else self._loss(output, target)
+        if self._loss is None:
+            return _returned_loss(output)
+        try:
+            return self._loss(output, target)
+        except Exception as error:
+            if isinstance(output, Tensor) or isinstance(error, EquilibriaError):
+                raise
+            raise EquilibriaError(
+                f"got a model that returns {_described(output)}, which loss= does not take ({type(error).__name__}: "
+                f"{error}); expected objective(model), without a loss, if the model returns its loss, or "
+                "loss=lambda output, target: ... that takes from the output what it needs",
+                argument="loss",
+            ) from error
 
     def _output(self, params: Params, inputs: Any) -> Any:
         tensors = {self._names[name]: param for name, param in params.items()}
         tensors |= {name: buffer.clone() for name, buffer in self._replica.named_buffers()}
         args, kwargs = _call_arguments(inputs)
-        with WithoutDropout():
-            return functional_call(self._replica, tensors, args, kwargs)
+        try:
+            with WithoutDropout():
+                return functional_call(self._replica, tensors, args, kwargs)
+        except TypeError as error:
+            if _accepts(self._replica, args, kwargs):
+                raise
+            raise EquilibriaError(
+                f"got {_described(inputs)} as the model's input, with which {type(self._replica).__name__} cannot be "
+                f"called ({error}); expected {self._expected_batch}",
+                argument="unpack" if self._unpack is not None else "loss",
+            ) from error
+
+    @property
+    def _expected_batch(self) -> str:
+        if self._loss is not None:
+            return "batches of (input, target), where input is a tensor, a tuple or a dict of the model's arguments"
+        return (
+            "batches of the model's own arguments, model(*batch) or model(**batch), because no loss is given; pass "
+            "loss= if batches are (input, target)"
+        )
 
 
 def objective(
@@ -245,14 +288,17 @@ def objective(
         0
     """
     if not isinstance(model, nn.Module):
-        raise EquilibriaError(f"got model of type {type(model).__name__}; expected a torch.nn.Module")
+        raise EquilibriaError(f"got model of type {type(model).__name__}; expected a torch.nn.Module", argument="model")
     if loss is not None and not callable(loss):
         raise EquilibriaError(
             f"got loss of type {type(loss).__name__}; expected a function loss(output, target), or None if the model "
-            "returns its loss"
+            "returns its loss",
+            argument="loss",
         )
     if unpack is not None and not callable(unpack):
-        raise EquilibriaError(f"got unpack of type {type(unpack).__name__}; expected a function of a batch")
+        raise EquilibriaError(
+            f"got unpack of type {type(unpack).__name__}; expected a function of a batch", argument="unpack"
+        )
     one_of("mode", mode, ["train", "eval"])
     inner = unwrap_model(model)
     check_not_scripted(inner)
@@ -276,9 +322,9 @@ def unwrap_model(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _as_double(tree: Any) -> Any:
-    """Convert every floating-point tensor in nested tuples, lists and dicts to float64."""
-    return pytree.tree_map(lambda leaf: to_double(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+def _converted_batch(tree: Any, dtype: torch.dtype) -> Any:
+    """Convert every floating-point tensor in nested tuples, lists and dicts."""
+    return pytree.tree_map(lambda leaf: converted(leaf, dtype) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _selected_names(model: nn.Module, select: Select | None) -> dict[str, str]:
@@ -295,7 +341,8 @@ def _selected_names(model: nn.Module, select: Select | None) -> dict[str, str]:
     if not chosen:
         raise EquilibriaError(
             f"got select={select!r}, which leaves none of {len(by_name)} parameters; expected names, patterns or a "
-            "function select(name, tensor) that some parameter satisfies (default: those with requires_grad)"
+            "function select(name, tensor) that some parameter satisfies (default: those with requires_grad)",
+            argument="select",
         )
     return chosen
 
@@ -304,16 +351,22 @@ def _check_params(params: Mapping[str, Tensor]) -> None:
     valid = isinstance(params, Mapping) and params and all(isinstance(param, Tensor) for param in params.values())
     if not valid:
         shown = f"{params!r:.80}" if isinstance(params, Mapping) else type(params).__name__
-        raise EquilibriaError(f"got params={shown}; expected a dict of name -> tensor with at least one entry")
+        raise EquilibriaError(
+            f"got params={shown}; expected a dict of name -> tensor with at least one entry", argument="params"
+        )
     for name, param in params.items():
         if not (param.is_floating_point() or param.is_complex()):
-            raise EquilibriaError(f"got parameter {name!r} of {param.dtype}; expected floating-point numbers")
+            raise EquilibriaError(
+                f"got parameter {name!r} of {param.dtype}; expected floating-point numbers", argument="params"
+            )
 
 
 def _one_number(value: object) -> Tensor:
     if not isinstance(value, Tensor) or value.numel() != 1:
         shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise EquilibriaError(f"got {shown} as loss; expected a tensor with one number (a mean over the batch)")
+        raise EquilibriaError(
+            f"got {shown} as loss; expected a tensor with one number (a mean over the batch)", argument="loss"
+        )
     return value.reshape(())
 
 
@@ -328,7 +381,8 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     raise EquilibriaError(
         f"got a batch that is a {type(batch).__name__}{size}; expected (input, target), or unpack= that makes such a "
         'pair, such as unpack=lambda batch: ({"input_ids": batch["input_ids"]}, batch["labels"]), or loss=None if the '
-        "model returns its loss"
+        "model returns its loss",
+        argument="unpack",
     )
 
 
@@ -336,6 +390,17 @@ def _call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def _accepts(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a module can be called with these arguments, as far as its signature says."""
+    try:
+        inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # compiled functions may have no signature
+        return True
+    return True
 
 
 def _returned_loss(output: Any) -> Tensor:
@@ -348,8 +413,8 @@ def _returned_loss(output: Any) -> Tensor:
             return scalars[0]
         raise EquilibriaError(
             f"got a model that returns a {type(output).__name__} with {len(scalars)} scalars among {len(output)} "
-            "entries; expected exactly one, its loss: give the model labels, or pass loss=, a function "
-            "loss(output, target)"
+            f"entries, {_described(output)}; expected exactly one, its loss: {_HOW_TO_GET_A_LOSS}",
+            argument="loss",
         )
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
@@ -357,9 +422,27 @@ def _returned_loss(output: Any) -> Tensor:
     keys = f" with keys {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
     raise EquilibriaError(
         f"got a model that returns a {type(output).__name__}{keys} whose loss is {loss!r}; expected a scalar, an "
-        "output with a loss, or a tuple with one scalar: give the model labels, or pass loss=, a function "
-        "loss(output, target)"
+        f"output with a loss, or a tuple with one scalar: {_HOW_TO_GET_A_LOSS}",
+        argument="loss",
     )
+
+
+_HOW_TO_GET_A_LOSS = (
+    'give the model labels (batches such as {"input_ids": ids, "labels": labels}, or (input, target) if forward takes '
+    "both), or pass loss=, a function loss(output, target)"
+)
+
+
+def _described(value: Any) -> str:
+    """A value in a few words: the shapes of tensors, the entries of tuples, the keys of dicts."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        entries = [f"tensor {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__ for part in value]
+        return f"a {type(value).__name__} of {', '.join(entries[:5]) or 'nothing'}{', ...' if len(entries) > 5 else ''}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with keys {', '.join(map(str, value))}"
+    return f"a {type(value).__name__}"
 
 
 def _without_loss(output: Any) -> Any:

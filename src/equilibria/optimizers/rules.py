@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from equilibria.errors import EquilibriaError
+from equilibria.optimizers.recognition import RuleReader, recognise
 from equilibria.theory.rules import SGD, AdamL2, AdamW, Muon, Rule
 
 
@@ -34,16 +35,19 @@ class GroupRule:
     Attributes:
         rule: the rule with the group's present settings, or None.
         reason: why there is no rule; "" if there is one.
+        overwrites_gradient: whether a step is known to leave something else in ``.grad``.
     """
 
     rule: Rule | None
     reason: str = ""
+    overwrites_gradient: bool = False
 
 
 def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any]) -> GroupRule:
     """The theory rule that a parameter group follows with its present settings.
 
-    A custom optimizer takes part by a method ``equilibria_rule(group)`` that returns a rule of `equilibria.theory`.
+    A custom optimizer takes part by a method ``equilibria_rule(group)`` that returns a rule of `equilibria.theory`;
+    without one it is recognised by trial if it moves as one of these rules does (`equilibria.optimizers.recognition`).
     The group, not the name of the class, decides whether weight decay is coupled or decoupled.
 
     Args:
@@ -62,7 +66,13 @@ def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any]) -> GroupR
         'no law for RMSprop'
     """
     name = type(optimizer).__name__
-    build = getattr(optimizer, "equilibria_rule", None) or _torch_builder(type(optimizer))
+    build: _Builder | None = getattr(optimizer, "equilibria_rule", None) or _torch_builder(type(optimizer))
+    overwrites_gradient = False
+    if build is None and _can_be_tried(optimizer):
+        recognition = recognise(optimizer, group)
+        if recognition.reader is None:
+            return GroupRule(None, f"no law for {name}: {recognition.reason}")
+        build, overwrites_gradient = _builder(recognition.reader), recognition.overwrites_gradient
     if build is None:
         return GroupRule(None, f"no law for {name}")
     if group.get("amsgrad"):
@@ -75,7 +85,7 @@ def rule_of_group(optimizer: TorchOptimizer, group: Mapping[str, Any]) -> GroupR
     if not isinstance(rule, Rule):
         reason = f"no law for {name}: got {rule!r} from its equilibria_rule; expected a rule of the theory"
         return GroupRule(None, reason)
-    return GroupRule(rule)
+    return GroupRule(rule, overwrites_gradient=overwrites_gradient)
 
 
 def rule_of_optimizer(optimizer: TorchOptimizer, *, scheduled: Sequence[str] = ("lr",)) -> Rule:
@@ -179,6 +189,18 @@ def _muon(group: Mapping[str, Any]) -> Rule:
         nesterov=bool(group["nesterov"]),
         adjust_lr_fn=group.get("adjust_lr_fn") or "original",
     )
+
+
+def _builder(reader: RuleReader) -> _Builder:
+    kind: Any = reader.kind
+    return lambda group: _rule(kind, **reader.settings(group))
+
+
+def _can_be_tried(optimizer: object) -> bool:
+    """Whether an optimizer is one of somebody else's: those of torch that are not below have no law."""
+    optim = sys.modules.get("torch.optim")
+    is_optimizer = optim is not None and isinstance(optimizer, optim.Optimizer)
+    return is_optimizer and not type(optimizer).__module__.startswith("torch.optim")
 
 
 _BUILDERS: dict[str, _Builder] = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
 
 import numpy as np
 
 from equilibria.errors import EquilibriaError
-from equilibria.planning._plan import Plan
+from equilibria.planning._plan import Plan, WeightDtype
 from equilibria.planning._planner import OptimizerLike, as_rule, plan
 from equilibria.theory.rules import AdamL2, Rule
 from equilibria.theory.schedules import FromValues, ScheduleLike, as_schedule
@@ -26,14 +26,34 @@ MEANING = {
 }
 
 
-def alternatives(optimizer: OptimizerLike, schedule: ScheduleLike, *, steps: int, **settings: Any) -> dict[str, Plan]:
+def alternatives(
+    optimizer: OptimizerLike,
+    schedule: ScheduleLike,
+    *,
+    steps: int,
+    steps_per_epoch: int | None = None,
+    weight_decay: ScheduleLike | None = None,
+    init_norm: float | None = None,
+    unit_grad_sq: float | None = None,
+    dim: float | None = None,
+    shape: tuple[int, int] | None = None,
+    dtype: WeightDtype = "float32",
+    tolerance: float = 0.05,
+) -> dict[str, Plan]:
     """Plan the schedule with `RescaleOnDecay`, with a constant lr x wd, and with both.
 
     Args:
         optimizer: as for `plan`, like all other arguments.
         schedule: the learning rate.
         steps: length of the run.
-        settings: the other arguments of `plan`.
+        steps_per_epoch: to show time in epochs.
+        weight_decay: weight-decay schedule.
+        init_norm: ||w|| at the start.
+        unit_grad_sq: L = E||g||^2 ||w||^2.
+        dim: number of entries.
+        shape: (rows, columns) of a matrix that Muon trains.
+        dtype: number format of the weights.
+        tolerance: relative distance from equilibrium that counts as settled.
 
     Returns:
         The plans that differ from the plan as typed, by name; empty if none does. Weight decay is changed only if it is
@@ -47,16 +67,29 @@ def alternatives(optimizer: OptimizerLike, schedule: ScheduleLike, *, steps: int
         >>> list(plans), round(plans["rescale"].phases[1].start.angle_ratio, 2)
         (['rescale', 'hold lr × wd', 'rescale and hold'], 1.0)
     """
-    rule = as_rule(optimizer, decay_scheduled=settings.get("weight_decay") is not None)
-    changes: dict[str, dict[str, Any]] = {RESCALED: {"rescale": True}}
-    decay = _constant_product(rule, schedule, steps) if settings.get("weight_decay") is None else None
-    if decay is not None:
-        changes |= {CONSTANT_PRODUCT: {"weight_decay": decay}, BOTH: {"weight_decay": decay, "rescale": True}}
-    typed = plan(rule, schedule, steps=steps, **settings)
+    rule = as_rule(optimizer, decay_scheduled=weight_decay is not None)
+    planned = functools.partial(
+        plan,
+        rule,
+        schedule,
+        steps=steps,
+        steps_per_epoch=steps_per_epoch,
+        init_norm=init_norm,
+        unit_grad_sq=unit_grad_sq,
+        dim=dim,
+        shape=shape,
+        dtype=dtype,
+        tolerance=tolerance,
+    )
+    changes: dict[str, tuple[ScheduleLike | None, bool]] = {RESCALED: (weight_decay, True)}
+    risen = _constant_product(rule, schedule, steps) if weight_decay is None else None
+    if risen is not None:
+        changes |= {CONSTANT_PRODUCT: (risen, False), BOTH: (risen, True)}
+    typed = planned(weight_decay=weight_decay)
     plans: dict[str, Plan] = {}
-    for name, change in changes.items():
+    for name, (decay, rescale) in changes.items():
         try:
-            other = plan(rule, schedule, steps=steps, **{**settings, **change})
+            other = planned(weight_decay=decay, rescale=rescale)
         except EquilibriaError:  # the risen weight decay may be too large for an equilibrium, or an lr too small
             continue
         if not any(_same(other, known) for known in (typed, *plans.values())):

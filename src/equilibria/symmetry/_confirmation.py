@@ -10,19 +10,14 @@ import torch
 from torch import Tensor
 
 from equilibria.objectives._objective import Objective, Params
-from equilibria.symmetry._precise import precise
+from equilibria.symmetry._precise import Precision, precise, precision_of
 
 # A symmetry holds for any factor. Far away, where activations clip or saturate, an apparent symmetry fails.
 FACTORS = (0.5, 2.0, 1 / 32, 32.0)
 FAR = 2.0**16  # applied to all vectors alike: different factors this large would make one channel rounding of another
 # Powers of two scale floating-point numbers without rounding; this factor does not, so that rounding shows as well.
 ROUNDED_FACTORS = (0.6,)  # below 1, because eps weighs more when norms are small
-# Outputs may hardly depend on the sample (deep networks with small gradients). Their spread then counts as at least
-# this part of their size: rounding, relative to the size, must stay far below a change that counts.
-_SMALLEST_SPREAD = 1e-6
 _LARGEST_POWER = 12.0  # largest power of a factor on a tensor; with larger exponents the factor is closer to one
-_LARGEST_LOG = 1000.0  # base-2 logarithm of the largest factor on a float64
-_LOSSES_DIFFER = 1e-6  # relative, between batches: a loss that is the same on all batches proves nothing
 
 
 class Confirmer:
@@ -35,7 +30,7 @@ class Confirmer:
         objective: the loss and its outputs.
         point: the parameters before scaling.
         batches: the data.
-        exact: whether to compute in float64 with a negligible eps, or as the network really computes.
+        exact: whether to compute in the type of the point with a negligible eps, or as the network really computes.
         losses: whether to compare losses, relative to their size, instead of outputs.
 
     Attributes:
@@ -46,10 +41,13 @@ class Confirmer:
         self, objective: Objective, point: Params, batches: Sequence[Any], *, exact: bool, losses: bool = False
     ) -> None:
         self._objective, self._point, self._batches, self._exact = objective, point, batches, exact
-        self._losses = losses
+        self._losses, self._precision = losses, precision_of(next(iter(point.values())))
         parts = self._parts(point)
         self._before = _joined(parts)
-        self._spread, self.sharp = (_size_of_losses(self._before), True) if losses else _spread(parts, self._before)
+        if losses:
+            self._spread, self.sharp = _size_of_losses(self._before, self._precision), True
+        else:
+            self._spread, self.sharp = _spread(parts, self._before, self._precision)
 
     def with_replaced(self, replaced: Params) -> Confirmer:
         """A confirmer at another point, where some tensors are replaced."""
@@ -86,7 +84,8 @@ class Confirmer:
         return self.changes(vectors[:middle], enough=enough) + self.changes(vectors[middle:], enough=enough)
 
     def _largest_change(self, vectors: Sequence[Mapping[str, float]]) -> float:
-        scaled = (_scaled(self._point, vectors, factors) for factors in self._rounds(vectors))
+        most = self._precision.largest_log
+        scaled = (_scaled(self._point, vectors, factors, largest_log=most) for factors in self._rounds(vectors))
         return max((self._relative(self._responses(point)) for point in scaled), key=nan_last)
 
     def _rounds(self, vectors: Sequence[Mapping[str, float]]) -> list[list[float]]:
@@ -126,7 +125,10 @@ class Confirmer:
             with torch.no_grad():
                 return [self._response(point, batch) for batch in self._batches]
         leaves = {name: param.detach().requires_grad_() for name, param in point.items()}
-        with precise(), torch.enable_grad():  # `precise` takes small numbers without a graph for an eps
+        with (
+            precise(self._precision.dtype),
+            torch.enable_grad(),
+        ):  # `precise` takes small numbers without a graph for an eps
             return [self._response(leaves, batch).detach() for batch in self._batches]
 
     def _response(self, point: Params, batch: Any) -> Tensor:
@@ -136,7 +138,9 @@ class Confirmer:
         return torch.view_as_real(outputs.resolve_conj()) if outputs.is_complex() else outputs
 
 
-def _scaled(point: Params, vectors: Sequence[Mapping[str, float]], factors: Sequence[float]) -> Params:
+def _scaled(
+    point: Params, vectors: Sequence[Mapping[str, float]], factors: Sequence[float], *, largest_log: float
+) -> Params:
     """The point with each vector's tensors scaled by its factor to their exponents.
 
     Many vectors together may go beyond what numbers can be: then outputs change, and fewer are tried at once.
@@ -146,7 +150,7 @@ def _scaled(point: Params, vectors: Sequence[Mapping[str, float]], factors: Sequ
         log = math.log2(factor) * min(1.0, _LARGEST_POWER / max(map(abs, vector.values())))
         for name, exponent in vector.items():
             logs[name] = logs.get(name, 0.0) + log * exponent
-    bounded = {name: max(-_LARGEST_LOG, min(_LARGEST_LOG, log)) for name, log in logs.items()}
+    bounded = {name: max(-largest_log, min(largest_log, log)) for name, log in logs.items()}
     return {**point, **{name: point[name] * 2.0**log for name, log in bounded.items()}}
 
 
@@ -154,20 +158,20 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return torch.cat([part.double().flatten() for part in parts])
 
 
-def _spread(parts: list[Tensor], joined: Tensor) -> tuple[float, bool]:
+def _spread(parts: list[Tensor], joined: Tensor, precision: Precision) -> tuple[float, bool]:
     """Spread of outputs between samples, at least a small part of their size; and whether it is above that."""
     overall = float(joined.std()) if joined.numel() > 1 else 0.0
     if not all(part.ndim > 1 and len(part) > 1 for part in parts):
         return overall or float(joined.abs().max()), True
     between = float(_joined([part - part.mean(0, keepdim=True) for part in parts]).square().mean().sqrt())
-    least = _SMALLEST_SPREAD * (overall or float(joined.abs().max()))
+    least = precision.smallest_spread * (overall or float(joined.abs().max()))
     return max(between, least), between > least
 
 
-def _size_of_losses(losses: Tensor) -> float:
+def _size_of_losses(losses: Tensor, precision: Precision) -> float:
     """The largest loss; 0 if batches do not differ, so that nothing is confirmed."""
     size = float(losses.abs().max())
-    return size if float(losses.max() - losses.min()) > _LOSSES_DIFFER * size else 0.0
+    return size if float(losses.max() - losses.min()) > precision.losses_differ * size else 0.0
 
 
 def nan_last(value: float) -> float:

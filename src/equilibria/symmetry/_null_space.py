@@ -14,12 +14,10 @@ from math import gcd, lcm
 import numpy as np
 from scipy.optimize import linprog
 
+from equilibria.symmetry._precise import DOUBLE, Precision
 from equilibria.symmetry._probes import Probe, silent_among
 
-_NOISE = 1e-16  # rounding of float64: a smaller singular value says no more than this
-_LARGEST_ZERO = 1e-6  # relative to the products of norms: anything larger is a reaction of the loss, whatever the gap
 _LARGEST_DENOMINATOR = 12
-_ROUNDING = 1e-5  # distance of a number from the fraction that it is taken for
 _LARGEST_EXACT = 1000  # denominator of a number that is checked exactly afterwards
 
 Vector = tuple[int, ...]
@@ -38,6 +36,7 @@ class NullSpace:
         rank: number of singular values that are not zero.
         residual: root mean square over the probes of <w, g> relative to `Probe.size`, for every tensor.
         basis: orthonormal columns that span the null space, in exponents; rows are the tensors that are not silent.
+        precision: of the computation.
     """
 
     silent: np.ndarray
@@ -45,39 +44,45 @@ class NullSpace:
     rank: int
     residual: np.ndarray
     basis: np.ndarray
+    precision: Precision
 
     @property
     def gap(self) -> float:
         """The smallest nonzero singular value (1 if there is none) over the largest zero one (rounding if none)."""
         kept = self.singular_values[self.rank - 1] if self.rank else 1.0
-        dropped = self.singular_values[self.rank] if self.rank < len(self.singular_values) else _NOISE
-        return float(kept / max(dropped, _NOISE))
+        return float(kept / self._dropped)
 
     @property
     def zero(self) -> float:
         """A residual below this counts as zero: it lies in the middle of the gap, on a logarithmic scale."""
-        dropped = self.singular_values[self.rank] if self.rank < len(self.singular_values) else _NOISE
-        return float(max(dropped, _NOISE) * min(self.gap, 1e12) ** 0.5)
+        return float(self._dropped * min(self.gap, 1e12) ** 0.5)
+
+    @property
+    def _dropped(self) -> float:
+        """The largest singular value that is zero; rounding if that is larger, or there is none."""
+        noise = self.precision.noise
+        return max(float(self.singular_values[self.rank]), noise) if self.rank < len(self.singular_values) else noise
 
 
 def null_space(probes: Sequence[Probe]) -> NullSpace:
     """Compute the null space of the radial derivatives of all probes."""
+    precision = probes[0].precision
     matrix, typical, silent = _relative(probes)
     _, values, right = np.linalg.svd(matrix, full_matrices=True)
     values = np.concatenate([values, np.zeros(right.shape[0] - len(values))])
-    rank = _rank(values)
+    rank = _rank(values, precision)
     residual = np.zeros(len(silent))
     residual[~silent] = np.sqrt((matrix**2).sum(axis=0))
     exponents = right[rank:].T / typical[:, None]
     basis = np.linalg.qr(exponents / np.abs(exponents).max(axis=0, initial=np.finfo(float).tiny))[0]
-    return NullSpace(silent, values, rank, residual, basis)
+    return NullSpace(silent, values, rank, residual, basis, precision)
 
 
 def rank_of(probes: Sequence[Probe]) -> int:
     """Number of independent scalings that change the loss: `NullSpace.rank` alone, which is cheaper."""
     matrix, _, _ = _relative(probes)
     values = np.linalg.svd(matrix, compute_uv=False)
-    return _rank(np.concatenate([values, np.zeros(matrix.shape[1] - len(values))]))
+    return _rank(np.concatenate([values, np.zeros(matrix.shape[1] - len(values))]), probes[0].precision)
 
 
 def _relative(probes: Sequence[Probe]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -90,16 +95,16 @@ def _relative(probes: Sequence[Probe]) -> tuple[np.ndarray, np.ndarray, np.ndarr
     radial = np.stack([probe.radial for probe in probes])
     per_probe = np.maximum(_rms(size, axis=1), np.finfo(float).tiny)[:, None]
     typical = _rms(size / per_probe, axis=0)
-    silent = silent_among(typical)
+    silent = silent_among(typical, probes[0].precision)
     matrix = (radial / per_probe)[:, ~silent] / typical[~silent] / len(probes) ** 0.5
     return matrix, typical[~silent], silent
 
 
-def _rank(values: np.ndarray) -> int:
+def _rank(values: np.ndarray, precision: Precision) -> int:
     """Position of the steepest fall of the singular values onto rounding."""
-    clipped = np.maximum(values, _NOISE)
+    clipped = np.maximum(values, precision.noise)
     above = np.concatenate([[1.0], clipped[:-1]])
-    ratios = np.where(values <= _LARGEST_ZERO, above / clipped, 0.0)
+    ratios = np.where(values <= precision.largest_zero, above / clipped, 0.0)
     return int(np.argmax(ratios)) if ratios.size and ratios.max() > 0 else len(values)
 
 
@@ -116,6 +121,9 @@ class IntegerSpace:
 
     Args:
         basis: columns that span it, in floating point.
+        sizes: number of elements of each tensor: of tensors that can take each other's place in a vector, the largest
+            does, and the last of equal ones. That makes the vectors of equal layers alike.
+        rounding: distance of an entry from the fraction that it is taken for.
 
     Attributes:
         rows: its reduced echelon form.
@@ -124,18 +132,22 @@ class IntegerSpace:
             rest.
     """
 
-    def __init__(self, basis: np.ndarray) -> None:
+    def __init__(
+        self, basis: np.ndarray, *, sizes: Sequence[int] | None = None, rounding: float = DOUBLE.fraction
+    ) -> None:
         self.size, columns = basis.shape
+        self.sizes = [1] * self.size if sizes is None else list(sizes)
         echelon, pivots = _echelon(basis.T)
-        rows = [_fractions(row) for row in echelon]
+        rows = [_fractions(row, rounding=rounding) for row in echelon]
         rational = [row for row in rows if row is not None]
         if len(rational) < len(rows):
-            rational, pivots = _rational_part(echelon, pivots)
+            rational, pivots = _rational_part(echelon, pivots, rounding=rounding)
         self.rows = [_primitive(row) for row in rational]
         self.dimension = len(rational)
         self.left_out = columns - self.dimension
         self.constraints = _constraints(rational, pivots, self.size)
         self._partners = _partners(self.constraints)
+        self._interchangeable = interchangeable(self.constraints)
 
     def contains(self, vector: Sequence[int]) -> bool:
         """Whether an integer vector lies in the space, exactly."""
@@ -152,7 +164,19 @@ class IntegerSpace:
             other, sign = min(pairs, key=lambda pair: abs(pair[0] - index))
             return _primitive([Fraction((i == index) + sign * (i == other)) for i in range(self.size)])
         vector = _smallest_with(self.constraints, index, negative=negative)
-        return vector if vector is not None and self.contains(vector) else None
+        return self._canonical(vector, index) if vector is not None and self.contains(vector) else None
+
+    def _canonical(self, vector: Vector, index: int) -> Vector:
+        """The vector with the exponents of interchangeable tensors gathered in one of them; ``index`` keeps its own."""
+        entries = list(vector)
+        for members in self._interchangeable:
+            others = [member for member in members if member != index]
+            total = sum(entries[member] for member in others)
+            for member in others:
+                entries[member] = 0
+            if others:
+                entries[max(others, key=lambda member: (self.sizes[member], member))] = total
+        return _primitive([Fraction(entry) for entry in entries])
 
     def sparse_basis(self, candidates: Iterable[Vector]) -> list[Vector]:
         """Independent vectors that span the space, the simplest of the candidates first."""
@@ -187,7 +211,9 @@ def _smallest_with(constraints: np.ndarray, index: int, *, negative: bool) -> Ve
     return None if entries is None else _primitive(entries)
 
 
-def _rational_part(echelon: np.ndarray, pivots: list[int]) -> tuple[list[list[Fraction]], list[int]]:
+def _rational_part(
+    echelon: np.ndarray, pivots: list[int], *, rounding: float
+) -> tuple[list[list[Fraction]], list[int]]:
     """Rows that span the rational vectors of a space that also has irrational ones, and the columns of their ones."""
     size = echelon.shape[1]
     free = [column for column in range(size) if column not in pivots]
@@ -195,7 +221,7 @@ def _rational_part(echelon: np.ndarray, pivots: list[int]) -> tuple[list[list[Fr
     constraints[range(len(free)), free] = 1.0
     constraints[:, pivots] = -echelon[:, free].T
     reduced: dict[int, list[Fraction]] = {}
-    for part in (part for line in constraints for part in _commensurable(line)):
+    for part in (part for line in constraints for part in _commensurable(line, rounding=rounding)):
         _reduce_by(reduced, part)
     left = [column for column in range(size) if column not in reduced]
     return [_solution(reduced, column, size) for column in left], left
@@ -227,26 +253,43 @@ def _solution(reduced: dict[int, list[Fraction]], free: int, size: int) -> list[
     return entries
 
 
-def _commensurable(line: np.ndarray) -> list[list[Fraction]]:
+def _commensurable(line: np.ndarray, *, rounding: float) -> list[list[Fraction]]:
     """Split a constraint into parts whose entries are small fractions of one number.
 
     Integers that do not solve every part cannot solve the sum, unless the numbers are related. The smallest number is
     tried first: 1, 1/3, 1/9 and 1/27, as cubes of cubes have, are all multiples of it.
     """
-    left = np.where(np.abs(line) <= _ROUNDING, 0.0, line)
+    left = np.where(np.abs(line) <= rounding, 0.0, line)
     parts = []
     while left.any():
-        unit = _common_unit(left)
-        near = [_fraction(value / unit) for value in left]
+        unit = _common_unit(left, rounding=rounding)
+        near = [_fraction(value / unit, rounding=rounding) for value in left]
         parts.append([entry or Fraction(0) for entry in near])
         left = np.where([entry is not None for entry in near], 0.0, left)
     return parts
 
 
-def _common_unit(line: np.ndarray) -> float:
+def _common_unit(line: np.ndarray, *, rounding: float) -> float:
     """The entry that most others are multiples of; of several, the smallest."""
     sizes = sorted(np.abs(line[line != 0]))
-    return float(max(sizes, key=lambda unit: sum(_fraction(value / unit) is not None for value in sizes)))
+
+    def multiples(unit: float) -> int:
+        return sum(_fraction(value / unit, rounding=rounding) is not None for value in sizes)
+
+    return float(max(sizes, key=multiples))
+
+
+def interchangeable(constraints: np.ndarray) -> list[list[int]]:
+    """Tensors that can take each other's place in every symmetry, in sets: their columns of the constraints are equal.
+
+    Example:
+        >>> interchangeable(np.array([[1.0, 1.0, 0.0, -1.0]]))
+        [[0, 1]]
+    """
+    by_column: dict[tuple[float, ...], list[int]] = {}
+    for index, column in enumerate(constraints.T):
+        by_column.setdefault(tuple((column + 0.0).tolist()), []).append(index)
+    return [members for members in by_column.values() if len(members) > 1]
 
 
 def _partners(constraints: np.ndarray) -> dict[int, list[tuple[int, int]]]:
@@ -322,12 +365,14 @@ def _constraints(rows: list[list[Fraction]], pivots: list[int], size: int) -> np
     return np.array(lines).reshape(len(lines), size)
 
 
-def _fractions(values: np.ndarray, *, largest: int = _LARGEST_DENOMINATOR) -> list[Fraction] | None:
+def _fractions(
+    values: np.ndarray, *, largest: int = _LARGEST_DENOMINATOR, rounding: float = DOUBLE.fraction
+) -> list[Fraction] | None:
     """The numbers as small fractions; None if one of them is not close to any."""
-    entries = [_fraction(value, largest=largest) for value in values]
+    entries = [_fraction(value, largest=largest, rounding=rounding) for value in values]
     return None if any(entry is None for entry in entries) else [entry or Fraction(0) for entry in entries]
 
 
-def _fraction(value: float, *, largest: int = _LARGEST_DENOMINATOR) -> Fraction | None:
+def _fraction(value: float, *, rounding: float, largest: int = _LARGEST_DENOMINATOR) -> Fraction | None:
     near = Fraction(float(value)).limit_denominator(largest)
-    return near if abs(float(near) - value) <= _ROUNDING else None
+    return near if abs(float(near) - value) <= rounding else None

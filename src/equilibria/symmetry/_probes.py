@@ -1,7 +1,7 @@
 """Probes: how the loss reacts to scaling each tensor, from one backward pass at a generic point.
 
-In order of use: the batches, the point that is probed, the probes themselves. Everything is computed in float64 with a
-negligible eps (see `_precise`).
+In order of use: the batches, the point that is probed, the probes themselves. Everything is computed in float64, or in
+the type that the caller asks for, with a negligible eps (see `_precise`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from equilibria.errors import EquilibriaError
 from equilibria.objectives._isolation import preserved_rng
 from equilibria.objectives._objective import ModelObjective, Objective, Params
-from equilibria.symmetry._precise import precise
+from equilibria.symmetry._precise import DOUBLE, Precision, precise, precision_of
 from equilibria.tensors.layout import as_real, rows
 
 _FEWEST_SAMPLES = 8
@@ -29,11 +29,9 @@ _FEWEST_OPAQUE = 2
 _SEEDS = 16  # a branch that is taken half the time escapes all of them once in 30000
 _JITTER = 0.1  # relative
 _ZERO_SIZE = 0.1  # typical size of the entries that replace an all-zero tensor
-_SILENT = 1e-9  # a gradient this much smaller than the largest, times the weight, counts as none
 # Root mean square of a row's product with inputs of size one: sqrt(2) keeps the signal through ReLU, GELU and tanh at
 # any depth; a sigmoid's slope of 1/4, and its mean, take 8.
 _GAINS = (math.sqrt(2.0), 8.0)
-_FAINTEST = 1e-16  # rounding: shares of the gradient below it are all the same
 # For every probe each tensor is scaled by a new factor of up to this, up or down: an activation that clips, but looks
 # linear at the present point, then shows that it clips.
 _SCALE = 2.0
@@ -105,12 +103,15 @@ def _first(batches: Iterable[Any], most: int) -> list[Any]:
     if isinstance(batches, Tensor | str | dict) or not isinstance(batches, Iterable):
         raise EquilibriaError(
             f"got batches of type {type(batches).__name__}; expected a list of batches or a DataLoader: pass a "
-            "single batch as [batch]"
+            "single batch as [batch]",
+            argument="batches",
         )
     is_pair = isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(part, Tensor) for part in batches)
     first = [batches] if is_pair else list(itertools.islice(batches, most))
     if not first:
-        raise EquilibriaError("got no batches; expected at least one (an iterator that was used before is empty)")
+        raise EquilibriaError(
+            "got no batches; expected at least one (an iterator that was used before is empty)", argument="batches"
+        )
     return first
 
 
@@ -119,12 +120,14 @@ def _check_enough(sizes: list[int | None]) -> None:
     if known and len(known) == len(sizes) and sum(known) < _FEWEST_SAMPLES:
         raise EquilibriaError(
             f"got too few data: {len(sizes)} batches with {sum(known)} samples in all; expected at least "
-            f"{_FEWEST_SAMPLES} samples: with fewer, the loss ignores parameters that matter"
+            f"{_FEWEST_SAMPLES} samples: with fewer, the loss ignores parameters that matter",
+            argument="batches",
         )
     if not known and len(sizes) < _FEWEST_OPAQUE:
         raise EquilibriaError(
             f"got too few batches: {len(sizes)}, which cannot be divided into samples; expected at least "
-            f"{_FEWEST_OPAQUE} different ones"
+            f"{_FEWEST_OPAQUE} different ones",
+            argument="batches",
         )
 
 
@@ -149,7 +152,8 @@ def check_determined(objective: Objective, batch: Any) -> None:
     if different and not any(math.isnan(value) for value in values):
         raise EquilibriaError(
             f"got a loss that is random: {values[0]:.12g} and {different[0]:.12g} for the same weights and batch. "
-            "Dropout is off already; expected a model and a loss that draw no random numbers (such as noise)"
+            "Dropout is off already; expected a model and a loss that draw no random numbers (such as noise)",
+            argument="objective",
         )
 
 
@@ -160,7 +164,8 @@ def generic(param: Tensor, generator: torch.Generator) -> Tensor:
     """A generic point nearby: no zeros, which scaling would not change, and no equal entries."""
 
     def noise() -> Tensor:
-        return torch.randn(param.shape, generator=generator, dtype=torch.float64).to(param.device)
+        drawn = torch.randn(param.shape, generator=generator, dtype=torch.float64)
+        return drawn.to(device=param.device, dtype=param.dtype.to_real())
 
     filled = param.abs() > 0
     typical = float(param.abs().square().sum() / filled.sum()) ** 0.5 if bool(filled.any()) else _ZERO_SIZE
@@ -175,7 +180,7 @@ def probing_point(twin: Objective, base: Params, batch: Any) -> tuple[Params, in
     its present norms, so the search may probe where the matrices are larger.
 
     Args:
-        twin: the objective in float64.
+        twin: the objective in the type to compute in.
         base: the preferred point.
         batch: the data to try it on.
 
@@ -183,19 +188,23 @@ def probing_point(twin: Objective, base: Params, batch: Any) -> tuple[Params, in
         The base if no tensor is silent there, else the candidate with the largest gradients; and the number of backward
         passes.
     """
-    sizes = _sizes(twin, base, batch)
-    if sizes is not None and not silent_among(sizes).any():
+    sizes, precision = _sizes(twin, base, batch), _precision_at(base)
+    if sizes is not None and not silent_among(sizes, precision).any():
         return base, 1
     points = [base, *(_with_larger_rows(twin, base, gain) for gain in _GAINS)]
     sizes_by_point = [sizes, *(_sizes(twin, point, batch) for point in points[1:])]
-    best = int(np.argmax([_mean_log_share(candidate) for candidate in sizes_by_point]))
+    best = int(np.argmax([_mean_log_share(candidate, faintest=precision.noise) for candidate in sizes_by_point]))
     return points[best], len(points)
 
 
-def silent_among(sizes: np.ndarray) -> np.ndarray:
+def silent_among(sizes: np.ndarray, precision: Precision = DOUBLE) -> np.ndarray:
     """Which tensors have no gradient, from the sizes of their radial derivatives."""
-    result: np.ndarray = sizes <= _SILENT * sizes.max()
+    result: np.ndarray = sizes <= precision.silent * sizes.max()
     return result
+
+
+def _precision_at(point: Params) -> Precision:
+    return precision_of(next(iter(point.values())))
 
 
 def _with_larger_rows(twin: Objective, base: Params, gain: float) -> Params:
@@ -210,7 +219,7 @@ def _with_larger_rows(twin: Objective, base: Params, gain: float) -> Params:
 
 def _sizes(twin: Objective, point: Params, batch: Any) -> np.ndarray | None:
     """The size of every tensor's radial derivative, as in `Probe`; None if one is not finite or all are zero."""
-    with precise():
+    with precise(_precision_at(point).dtype):
         _, grads = twin.value_and_grad(batch, params=point)
     axes = twin.row_axis
     norms = [_row_products(point[name], grad, axis=axes[name]).norm() for name, grad in grads.items()]
@@ -218,9 +227,9 @@ def _sizes(twin: Objective, point: Params, batch: Any) -> np.ndarray | None:
     return sizes if np.isfinite(sizes).all() and sizes.any() else None
 
 
-def _mean_log_share(sizes: np.ndarray | None) -> float:
+def _mean_log_share(sizes: np.ndarray | None, *, faintest: float) -> float:
     """Mean logarithm of the sizes relative to the largest; large if no tensor is silent."""
-    return -math.inf if sizes is None else float(np.log(np.maximum(sizes / sizes.max(), _FAINTEST)).mean())
+    return -math.inf if sizes is None else float(np.log(np.maximum(sizes / sizes.max(), faintest)).mean())
 
 
 # ---- probes
@@ -236,19 +245,21 @@ class Probe:
             squared. With norms of whole tensors, one tiny row with a huge gradient would hide all others.
         row_radial: ``radial`` by rows, for tensors with two axes or more.
         row_size: ``size`` by rows.
+        precision: of the computation.
     """
 
     radial: np.ndarray
     size: np.ndarray
     row_radial: dict[str, np.ndarray]
     row_size: dict[str, np.ndarray]
+    precision: Precision = DOUBLE
 
 
 class Prober:
-    """Takes probes of an objective in float64.
+    """Takes probes of an objective.
 
     Args:
-        twin: the objective in float64, on batches as `ProbeBatches` draws them.
+        twin: the objective in the type to compute in, on batches as `ProbeBatches` draws them.
         base: the point whose tensors are scaled.
         batches: the data.
         generator: of random numbers.
@@ -256,7 +267,7 @@ class Prober:
 
     def __init__(self, twin: Objective, base: Params, *, batches: ProbeBatches, generator: torch.Generator) -> None:
         self._twin, self.base, self._batches, self._generator = twin, base, batches, generator
-        self._axes = twin.row_axis
+        self._axes, self._precision = twin.row_axis, _precision_at(base)
         self.taken = 0
 
     def take(self, *, along: Mapping[str, float] | None = None, by_row: bool = False) -> Probe:
@@ -268,7 +279,7 @@ class Prober:
         batch = self._batches.draw(self.taken)
         for spread in (1.0, 0.25, 0.0):  # a loss without normalisation may overflow far away
             point = self._point(spread, along or {})
-            with precise():
+            with precise(self._precision.dtype):
                 value, grads = self._twin.value_and_grad(batch, params=point)
             if bool(torch.isfinite(value)) and all(bool(torch.isfinite(grad).all()) for grad in grads.values()):
                 self.taken += 1
@@ -277,7 +288,8 @@ class Prober:
         raise EquilibriaError(
             f"got a loss of {float(value):g}"
             + (f" and a gradient of {bad[0]} that is not finite" if bad else "")
-            + f" on batch {self.taken % len(self._batches)}; expected finite numbers: check the weights and the batch"
+            + f" on batch {self.taken % len(self._batches)}; expected finite numbers: check the weights and the batch",
+            argument="batches",
         )
 
     def _point(self, spread: float, along: Mapping[str, float]) -> Params:
@@ -293,13 +305,13 @@ class Prober:
         row_size: dict[str, np.ndarray] = {}
         for index, (name, param) in enumerate(point.items()):
             products = _row_products(param, grads[name], axis=self._axes[name])
-            radial[index] = float((as_real(param) * as_real(grads[name])).sum())
+            radial[index] = float((as_real(param).double() * as_real(grads[name])).sum())
             size[index] = float(products.norm())
             if by_row and param.ndim >= 2:
-                w, g = (rows(as_real(tensor), axis=self._axes[name]) for tensor in (param, grads[name]))
+                w, g = (rows(as_real(tensor).double(), axis=self._axes[name]) for tensor in (param, grads[name]))
                 row_radial[name] = (w * g).sum(1).cpu().numpy()
                 row_size[name] = products.cpu().numpy()
-        return Probe(radial, size, row_radial, row_size)
+        return Probe(radial, size, row_radial, row_size, self._precision)
 
 
 def _row_products(param: Tensor, grad: Tensor, *, axis: int) -> Tensor:

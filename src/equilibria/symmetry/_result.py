@@ -10,11 +10,15 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from equilibria._display import renderer
 from equilibria.errors import EquilibriaError
+from equilibria.symmetry._null_space import interchangeable
 from equilibria.symmetry._rows import Rows
 
 
 def largest_uniform_set(constraints: np.ndarray, elements: np.ndarray) -> np.ndarray:
     """Find the 0/1 vector x with C x = 0 that maximises the number of elements, by a mixed-integer program.
+
+    Of tensors that can take each other's place the largest are chosen, and the last of equal ones, so that the choice
+    is the same in equal layers.
 
     Args:
         constraints: integer matrix C; the exponent vectors of symmetries are those with C a = 0.
@@ -39,6 +43,11 @@ def largest_uniform_set(constraints: np.ndarray, elements: np.ndarray) -> np.nda
     if not solved.success:
         raise EquilibriaError(f"the mixed-integer program of the largest uniform set was not solved: {solved.message}")
     chosen: np.ndarray = np.round(solved.x).astype(bool)
+    for members in interchangeable(constraints):
+        preferred = sorted(members, key=lambda member: (elements[member], member), reverse=True)
+        count = int(chosen[members].sum())
+        chosen[members] = False
+        chosen[preferred[:count]] = True
     return chosen
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from equilibria.objectives._objective import Params
 from equilibria.symmetry._confirmation import FACTORS, FAR
+from equilibria.symmetry._precise import Precision
 from equilibria.symmetry._probes import Probe
 
-_SILENT = 1e-11  # a row whose gradient is this much smaller than that of others counts as without gradient
 _SMALL = 1e-3  # rounding in a row is at least that of rows a thousand times larger, which are computed with it
 _GOLDEN = 0.5 * (5**0.5 - 1)  # the fractional parts of its multiples are all different
 
@@ -51,7 +51,7 @@ def find_rows(probes: Sequence[Probe], *, zero: float) -> dict[str, Rows]:
     for name in names:
         radial = np.stack([probe.row_radial[name] for probe in probes])
         size = np.stack([probe.row_size[name] for probe in probes])
-        finest = _finest(radial, size, zero=zero)
+        finest = _finest(radial, size, zero=zero, precision=probes[0].precision)
         if finest is not None:
             blocks[name] = finest
     return blocks
@@ -102,27 +102,30 @@ def _scaled(tensor: Tensor, rows: Rows, axis: int, logs: np.ndarray | float) -> 
     factors = np.exp2(logs * np.array(rows.invariant)).repeat(rows.block)
     shape = [1] * tensor.ndim
     shape[axis] = rows.rows
-    return tensor * torch.from_numpy(factors).reshape(shape).to(tensor.device)
+    return tensor * torch.from_numpy(factors).reshape(shape).to(device=tensor.device, dtype=tensor.dtype)
 
 
-def _finest(radial: np.ndarray, size: np.ndarray, *, zero: float) -> Rows | None:
+def _finest(radial: np.ndarray, size: np.ndarray, *, zero: float, precision: Precision) -> Rows | None:
     """The smallest block size that covers the most rows; a row without gradient (dead unit, unused token) fits any."""
     count = radial.shape[1]
     most, best = 0, None
     for block in (divisor for divisor in range(1, count + 1) if count % divisor == 0):
-        invariant, alive = _invariant_and_alive(radial, size, block, zero=zero)
+        invariant, alive = _invariant_and_alive(radial, size, block, zero=zero, silent=precision.silent_row)
         if (invariant & alive).any() and invariant.sum() * block > most:
             most, best = int(invariant.sum()) * block, Rows(block, count, tuple((invariant & alive).tolist()))
     return best
 
 
 def _invariant_and_alive(
-    radial: np.ndarray, size: np.ndarray, block: int, *, zero: float
+    radial: np.ndarray, size: np.ndarray, block: int, *, zero: float, silent: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For every block, whether its radial derivative is zero and whether it has a gradient."""
+    """For every block, whether its radial derivative is zero and whether it has a gradient.
+
+    A row whose gradient is ``silent`` times as large as that of others counts as without gradient.
+    """
     by_block = radial.reshape(len(radial), -1, block).sum(axis=2)
     sizes = np.sqrt((size.reshape(len(size), -1, block) ** 2).sum(axis=2))
     typical = sizes.max(axis=1, keepdims=True)
-    alive = (sizes > _SILENT * typical).any(axis=0)
+    alive = (sizes > silent * typical).any(axis=0)
     invariant = (np.abs(by_block) <= zero * np.maximum(sizes, _SMALL * typical)).all(axis=0)
     return invariant, alive

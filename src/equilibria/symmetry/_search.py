@@ -27,18 +27,17 @@ from equilibria.objectives._isolation import preserved_rng
 from equilibria.objectives._objective import ModelObjective, Objective, Params
 from equilibria.symmetry._confirmation import FACTORS, FAR, Confirmer, nan_last
 from equilibria.symmetry._null_space import IntegerSpace, NullSpace, Vector, null_space, rank_of
+from equilibria.symmetry._precise import PRECISIONS, Precision
 from equilibria.symmetry._probes import Probe, ProbeBatches, Prober, check_determined, generic, probing_point
 from equilibria.symmetry._result import Symmetries
 from equilibria.symmetry._rows import confirmed_rows, find_rows
 
 _MARGIN = 8  # probes in a row that do not raise the rank before probing ends
 _BY_ROW = 12  # probes that are kept by rows
-_UNCHANGED = 1e-7  # of the spread of outputs, in float64; a scaling that is no symmetry changes them by 1e-3 and more
 _CLEAR_GAP = 1e3
 _MOST_ROUNDS = 4
 _LOSS_BATCHES = 4  # to compare losses on, if there are no outputs
 _FEW = 8  # samples on which outputs are compared
-_SAME_LOSS = 1e-9  # relative, in float64
 _PLAIN_CHANGE = 1e-2  # of the size of outputs: a loss that stays the same all the same ignores it, not just damps it
 _MORE_LOSS_BATCHES = 12  # to compare losses on, if outputs change
 _NOISE_SIZES = (1.0, 30.0, 1000.0)  # of the noise that replaces a tensor without gradient, to see whether it matters
@@ -68,7 +67,13 @@ class _Verdict:
 
 
 def symmetries(
-    objective: Objective, batches: Iterable[Any], *, samples: int = 16, seed: int = 0, progress: bool | None = None
+    objective: Objective,
+    batches: Iterable[Any],
+    *,
+    samples: int = 16,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    progress: bool | None = None,
 ) -> Symmetries:
     """Find every scaling symmetry w_i -> c^(a_i) w_i of a loss numerically.
 
@@ -83,6 +88,8 @@ def symmetries(
         batches: a list of batches or a DataLoader. A few are enough: the search mixes new ones from their samples and
             shuffles targets.
         samples: the largest number of samples in one evaluation.
+        dtype: the type to compute in. ``torch.float32`` for models that insist on it; the thresholds are then those of
+            float32, and the gap is smaller.
         seed: of the random points.
         progress: whether to show progress on stderr; default: if that is a terminal.
 
@@ -110,22 +117,30 @@ def symmetries(
     """
     if not isinstance(objective, Objective):
         raise EquilibriaError(
-            f"got objective of type {type(objective).__name__}; expected equilibria.objective(model, loss)"
+            f"got objective of type {type(objective).__name__}; expected equilibria.objective(model, loss), or "
+            "equilibria.objective(model) if the model returns its loss",
+            argument="objective",
         )
     on_meta = [name for name, param in objective.params.items() if param.is_meta]
     if on_meta:
         raise EquilibriaError(
             f"got parameters on the meta device, such as {on_meta[0]}, which hold no numbers; expected a model with "
-            "weights: model.to_empty(device='cpu'), then initialise or load them"
+            "weights: model.to_empty(device='cpu'), then initialise or load them",
+            argument="objective",
         )
+    if dtype not in PRECISIONS:
+        raise EquilibriaError(f"got dtype={dtype}; expected torch.float64 or torch.float32", argument="dtype")
     samples, seed = whole("samples", samples, low=2), whole("seed", seed)
     with preserved_rng(objective.params.values()):  # a DataLoader that shuffles draws random numbers too
-        search = _SymmetrySearch(objective, batches, samples=samples, seed=seed)
+        search = _SymmetrySearch(objective, batches, precision=PRECISIONS[dtype], samples=samples, seed=seed)
         return search.run(_show_progress if progress or (progress is None and sys.stderr.isatty()) else None)
 
 
 class _SymmetrySearch:
-    def __init__(self, objective: Objective, batches: Iterable[Any], *, samples: int, seed: int) -> None:
+    def __init__(
+        self, objective: Objective, batches: Iterable[Any], *, precision: Precision, samples: int, seed: int
+    ) -> None:
+        self._precision = precision
         self._generator = torch.Generator().manual_seed(seed)
         params = objective.params
         self._names = list(params)
@@ -134,14 +149,25 @@ class _SymmetrySearch:
             objective, batches, most=len(params) + _MARGIN, samples=samples, generator=self._generator
         )
         self._present = objective.of_pairs() if isinstance(objective, ModelObjective) else objective
-        self._twin = self._present.double()
+        self._twin = self._present.to(precision.dtype)
         self._batches = [self._data.draw(0, few=_FEW)]  # that outputs are compared on
         check_determined(self._present, self._batches[0])
         if self._present.outputs({}, self._batches[0]) is None:  # losses are compared instead, on several batches
             more = range(1, min(_LOSS_BATCHES, len(self._data)))
             self._batches += [self._data.draw(index, few=_FEW) for index in more]
         base = {name: generic(param, self._generator) for name, param in self._twin.params.items()}
-        point, self._passes_before = probing_point(self._twin, base, self._data.draw(0))
+        try:
+            point, self._passes_before = probing_point(self._twin, base, self._data.draw(0))
+        except EquilibriaError:
+            raise
+        except Exception as error:  # of the model, which has just computed the same in its own type
+            other = torch.float32 if precision.dtype == torch.float64 else torch.float64
+            first_line = (str(error).splitlines() or [""])[0]
+            raise EquilibriaError(
+                f"got a model that fails in {precision.dtype} ({type(error).__name__}: {first_line}), not in its own "
+                f"type; expected one that computes in any: pass dtype={other} if it insists on that type",
+                argument="dtype",
+            ) from error
         self._prober = Prober(self._twin, point, batches=self._data, generator=self._generator)
         self._probes: list[Probe] = []
         self._confirmer = Confirmer(self._twin, point, self._batches, exact=True)
@@ -201,7 +227,7 @@ class _SymmetrySearch:
         residual = dict(zip(self._names, null.residual, strict=True))
         alone = tuple(name for name in loud if residual[name] <= null.zero)
         rest = [index for index, name in enumerate(loud) if name not in alone]
-        space, involved = _joint_space(null.basis, rest, alone=len(alone))
+        space, involved = _joint_space(null, rest, alone=len(alone), sizes=[self._elements[loud[i]] for i in rest])
         return _candidates(null, alone, tuple(loud[rest[index]] for index in involved), space)
 
     # ---- confirming
@@ -209,15 +235,16 @@ class _SymmetrySearch:
     def _confirm(self, candidates: _Candidates) -> _Verdict:
         """Scale the tensors: outputs must stay the same, or at least the loss on many batches."""
         basis = candidates.basis
-        changes = self._confirmer.changes(basis, enough=_UNCHANGED)
-        changed = [index for index, change in enumerate(changes) if not change <= _UNCHANGED]
+        unchanged, same_loss = self._precision.unchanged, self._precision.same_loss
+        changes = self._confirmer.changes(basis, enough=unchanged)
+        changed = [index for index, change in enumerate(changes) if not change <= unchanged]
         if not changed:
             return _Verdict(changes, [], [])
         # A loss such as a cosine ignores changes of outputs. It counts only if outputs change plainly: a small change
         # of outputs need not show in the loss at all.
         plain = [index for index in changed if self._confirmer.relative_to_size(changes[index]) > _PLAIN_CHANGE]
-        losses = self._loss_confirmer.changes([basis[index] for index in plain], enough=_SAME_LOSS)
-        by_loss = {index: loss for index, loss in zip(plain, losses, strict=True) if loss <= _SAME_LOSS}
+        losses = self._loss_confirmer.changes([basis[index] for index in plain], enough=same_loss)
+        by_loss = {index: loss for index, loss in zip(plain, losses, strict=True) if loss <= same_loss}
         refuted = [(basis[index], changes[index]) for index in changed if index not in by_loss]
         self._not_alone |= {name for vector, _ in refuted for name in vector if len(vector) == 1}
         measured = [by_loss.get(index, change) for index, change in enumerate(changes)]
@@ -233,9 +260,9 @@ class _SymmetrySearch:
 
     def _stays(self, verdict: _Verdict, replaced: Params) -> bool:
         """Whether outputs stay the same with other tensors, or losses do if some symmetries are those of the loss."""
-        if self._confirmer.change_with(replaced) <= _UNCHANGED:
+        if self._confirmer.change_with(replaced) <= self._precision.unchanged:
             return True
-        return bool(verdict.by_loss) and self._loss_confirmer.change_with(replaced) <= _SAME_LOSS
+        return bool(verdict.by_loss) and self._loss_confirmer.change_with(replaced) <= self._precision.same_loss
 
     # ---- tensors without gradient
 
@@ -256,7 +283,7 @@ class _SymmetrySearch:
         noise = self._noise(names)
         changes = [self._confirmer.change_with(_times(size, noise)) for size in _NOISE_SIZES]
         changes += [place.change_with(noise) for place in elsewhere]
-        if max(changes, key=nan_last) <= _UNCHANGED:
+        if max(changes, key=nan_last) <= self._precision.unchanged:
             kind = "no effect" if self._confirmer.sharp and not self._faintly_matters(noise) else "undecided"
             if kind == "no effect" or len(names) == 1:
                 return dict.fromkeys(names, kind)
@@ -268,7 +295,8 @@ class _SymmetrySearch:
     def _kind_of_active(self, name: str, elsewhere: list[Confirmer]) -> str:
         """Classify a tensor without gradient that matters elsewhere: only its signs may, or units are dead here."""
         changes = [place.change({name: 1}) for place in (self._confirmer, *elsewhere)]
-        return "alone" if max(changes, key=nan_last) <= _UNCHANGED and self._confirmer.sharp else "undecided"
+        unchanged = max(changes, key=nan_last) <= self._precision.unchanged
+        return "alone" if unchanged and self._confirmer.sharp else "undecided"
 
     def _noise(self, names: list[str]) -> Params:
         return {name: self._noise_like(self._prober.base[name]) for name in names}
@@ -305,13 +333,16 @@ class _SymmetrySearch:
             residual={name: float(value) for name, value in zip(self._names, null.residual, strict=True)},
             singular_values=null.singular_values,
             gap=null.gap,
-            confirmed=(*verdict.changes, *self._confirmer.changes([{name: 1} for name in free], enough=_UNCHANGED)),
+            confirmed=(*verdict.changes, *self._changes_alone(free)),
             broken=self._broken(candidates, verdict),
             probes=self._passes_before + self._prober.taken,
             notes=_notes(candidates, verdict, refuted, [name for name in by_row if name not in rows]),
             _constraints=candidates.space.constraints,
             _involved=candidates.involved,
         )
+
+    def _changes_alone(self, names: list[str]) -> list[float]:
+        return self._confirmer.changes([{name: 1} for name in names], enough=self._precision.unchanged)
 
     def _broken(self, candidates: _Candidates, verdict: _Verdict) -> dict[str, float]:
         """How far the real eps and the real type break each invariance at the present weights."""
@@ -345,24 +376,27 @@ def _without(candidates: _Candidates, refuted: list[dict[str, int]]) -> _Candida
     alone = tuple(name for name in candidates.alone if {name: 1} not in refuted)
     kept = [vector for vector in candidates.basis[len(candidates.alone) :] if vector not in refuted]
     spanning = np.array([[vector.get(name, 0) for vector in kept] for name in candidates.involved], dtype=float)
-    space = IntegerSpace(spanning.reshape(len(candidates.involved), len(kept)))
+    space = IntegerSpace(spanning.reshape(len(candidates.involved), len(kept)), sizes=candidates.space.sizes)
     remaining = _candidates(candidates.null, alone, candidates.involved, space)
     return replace(remaining, left_out=candidates.left_out)
 
 
-def _joint_space(basis: np.ndarray, rest: list[int], *, alone: int) -> tuple[IntegerSpace, list[int]]:
+def _joint_space(null: NullSpace, rest: list[int], *, alone: int, sizes: list[int]) -> tuple[IntegerSpace, list[int]]:
     """The symmetries of the tensors that are not invariant alone, and which of these tensors take part.
 
     Args:
-        basis: of the whole null space.
-        rest: rows of it that belong to tensors that are not invariant alone.
+        null: the whole null space.
+        rest: rows of its basis that belong to tensors that are not invariant alone.
         alone: number of the others, each of which adds one dimension.
+        sizes: number of elements of the tensors of ``rest``.
     """
-    kept = basis[rest]
+    kept, rounding = null.basis[rest], null.precision.fraction
     left, _, _ = np.linalg.svd(kept, full_matrices=False) if kept.size else (kept, None, None)
-    spanning = left[:, : basis.shape[1] - alone]
-    involved = [index for index in range(len(rest)) if np.abs(spanning[index]).max(initial=0.0) > 1e-6]
-    return IntegerSpace(spanning[involved]), involved
+    spanning = left[:, : null.basis.shape[1] - alone]
+    takes_part = np.abs(spanning).max(axis=1, initial=0.0) > 0.1 * rounding
+    involved = np.flatnonzero(takes_part).tolist()
+    sizes = [sizes[index] for index in involved]
+    return IntegerSpace(spanning[involved], sizes=sizes, rounding=rounding), involved
 
 
 def _named(vector: Vector, names: tuple[str, ...]) -> dict[str, int]:

@@ -48,7 +48,11 @@ Invariant: TypeAlias = Iterable[str] | Iterable[Tensor] | SymmetryResult
 
 
 def invariant_tensors(
-    invariant: Invariant, *, optimizer: torch.optim.Optimizer, model: nn.Module | None = None
+    invariant: Invariant,
+    *,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module | None = None,
+    owner: str = "optimizer",
 ) -> dict[str, Tensor]:
     """The scale-invariant tensors that an optimizer trains, by name.
 
@@ -58,6 +62,7 @@ def invariant_tensors(
         optimizer: the optimizer.
         model: where names are looked up; not needed for tensors, nor for an optimizer made from
             ``model.named_parameters()``.
+        owner: what errors call the owner of the parameters.
 
     Returns:
         Name -> tensor, in the order of ``invariant``; without a model or names, the position in the optimizer serves as
@@ -79,8 +84,8 @@ def invariant_tensors(
         wanted = _trained_of(wanted, trained, has_names=has_names)
         refuse_other_sizes(getattr(invariant, "elements", {}), trained)
     if _are_tensors(wanted, invariant):
-        return dict(_by_tensor(wanted, trained))
-    return dict(_by_name(name, trained, has_names=has_names) for name in wanted)
+        return dict(_by_tensor(wanted, trained, owner=owner))
+    return dict(_by_name(name, trained, has_names=has_names, owner=owner) for name in wanted)
 
 
 def with_invariance(watched: Sequence[Watched], invariant: Invariant, *, model: nn.Module) -> list[Watched]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -56,7 +57,7 @@ class FoldState:
         """The state after the stored weights were divided by ``2^exponent`` (see `Renormalisation`)."""
         shift = number("exponent", exponent)
         if not shift.is_integer():
-            raise EquilibriaError(f"got exponent={exponent}; expected a whole number")
+            raise EquilibriaError(f"got exponent={exponent}; expected a whole number", argument="exponent")
         return replace(self, exponent=self.exponent + int(shift))
 
 
@@ -199,7 +200,9 @@ def _shape(name: str, value: ArrayLike) -> tuple[int, ...]:
     try:
         return np.shape(value)
     except ValueError:
-        raise EquilibriaError(f"got a ragged {name}; expected a number, one value per step, or a function") from None
+        raise EquilibriaError(
+            f"got a ragged {name}; expected a number, one value per step, or a function", argument=name
+        ) from None
 
 
 def _step_count(settings: dict[str, Setting], steps: int | None) -> int:
@@ -212,7 +215,8 @@ def _step_count(settings: dict[str, Setting], steps: int | None) -> int:
     if len(counts) != 1 or 0 in counts or any(len(shape) > 1 for shape in arrays.values()):
         raise EquilibriaError(
             f"got steps={steps} and arrays of shape {arrays}; expected one number of steps, at least 1: "
-            "give steps=, or one-dimensional arrays of that length"
+            "give steps=, or one-dimensional arrays of that length",
+            argument="steps",
         )
     return counts.pop()
 
@@ -243,8 +247,11 @@ def _per_step(
         reals("weight_decay", _sampled(weight_decay, count), low=0),
         reals("momentum", _sampled(momentum, count), low=0, below=1),
     )
-    if any(setting.shape not in {(), (count,)} for setting in settings):
-        raise EquilibriaError("got a function that returns arrays; expected one number per step")
+    for name, setting in zip(("lr", "weight_decay", "momentum"), settings, strict=True):
+        if setting.shape not in {(), (count,)}:
+            raise EquilibriaError(
+                f"got a function {name} that returns arrays; expected one number per step", argument=name
+            )
     rates, decays, momenta = (np.broadcast_to(setting, count) for setting in settings)
     return rates, decays, momenta
 
@@ -253,23 +260,28 @@ def _check_foldable(optimizer: str, *, nesterov: bool, dampening: float, decoupl
     """Raise EquilibriaError, with the reason, for settings that this recursion cannot fold."""
     if optimizer != "sgd":
         raise EquilibriaError(
-            f"got optimizer={optimizer!r}; expected 'sgd': the equivalence needs an update linear in the gradient "
-            "and coupled weight decay; adaptive, sign-based and decoupled rules cannot be matched by lr alone"
+            f"got optimizer={optimizer!r}; expected 'sgd': only with an update linear in the gradient and coupled "
+            "weight decay does a learning rate alone replace decay. For the same angles at another weight decay, use "
+            "translate(rule, weight_decay=...)",
+            argument="optimizer",
         )
     if nesterov:
         raise EquilibriaError(
             "got nesterov=True; expected False: the look-ahead update has no weight-decay-free equivalent "
-            "with the same momentum"
+            "with the same momentum",
+            argument="nesterov",
         )
     if number("dampening", dampening) != 0:
         raise EquilibriaError(
             f"got dampening={dampening:g}; expected 0: the recursion holds for gradient and decay entering the "
-            "buffer with weight 1"
+            "buffer with weight 1",
+            argument="dampening",
         )
     if decoupled:
         raise EquilibriaError(
             "got decoupled=True; expected False: decay outside the buffer would also need another momentum, "
-            "momentum_t*alpha_t (at momentum 0 both decays are the same update)"
+            "momentum_t*alpha_t (at momentum 0 both decays are the same update)",
+            argument="decoupled",
         )
 
 
@@ -288,7 +300,7 @@ def fold(
     nesterov: bool = False,
     dampening: float = 0.0,
     decoupled: bool = False,
-    optimizer: str = "sgd",
+    optimizer: Literal["sgd"] = "sgd",
 ) -> Folded:
     """Fold weight decay into the learning rate: the schedule without weight decay that trains the same network.
 

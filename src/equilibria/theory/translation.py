@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -29,12 +30,14 @@ class Translation:
         weight: factor for the initial weights (1 unless the initial scale changes).
         kept: quantities that stay the same.
         changed: quantities that change, with their factors.
+        alternative: another usual translation, with what it keeps and loses; "" if there is none.
     """
 
     rule: Rule
     weight: float
     kept: tuple[str, ...]
     changed: tuple[str, ...]
+    alternative: str = ""
 
 
 @law(
@@ -72,7 +75,8 @@ def translate_scale(rule: Rule, k: float) -> Translation:
         if before > 0 and not sys.float_info.min <= after <= sys.float_info.max:
             raise EquilibriaError(
                 f"got scale={factor:g}, which requires lr={lr:g} and weight_decay={weight_decay:g}; expected a scale "
-                "closer to 1, which leaves both within the range of float64"
+                "closer to 1, which leaves both within the range of float64",
+                argument="scale",
             )
     kept, changed = _split_factors({"norm": (factor, " throughout")})
     return Translation(
@@ -94,13 +98,16 @@ def _split_factors(factors: dict[str, tuple[float, str]]) -> tuple[tuple[str, ..
 @law(
     "smd",
     "§6",
-    corrected="linear scaling keeps diffusion and time constant per sample, with momentum too; sqrt for Adam+L2",
+    corrected="linear scaling keeps diffusion and time constant per sample, with momentum too; sqrt for Adam+L2, and on"
+    " both lr and wd where the update has a fixed size",
 )
 def translate_batch(rule: Rule, factor: float) -> Translation:
-    """Settings for a batch ``factor`` times as large that turn the weights as far per sample.
+    """Settings for a batch ``factor`` times as large that turn the weights as far per sample, at the same norm.
 
-    ``lr x factor`` (Adam with L2: ``x sqrt(factor)``), weight decay unchanged. For noise-dominated gradients, L(B)
-    proportional to 1/B, over many steps.
+    SGD, SGDW: ``lr x factor``, weight decay unchanged. AdamW, Lion, Muon: ``lr x sqrt(factor)`` and
+    ``wd x sqrt(factor)``; ``alternative`` says what the linear rule, ``lr x factor``, keeps and loses. Adam with L2:
+    ``lr x sqrt(factor)``, weight decay unchanged. For noise-dominated gradients, L(B) proportional to 1/B, over many
+    steps.
 
     Args:
         rule: the settings at the present batch size.
@@ -110,29 +117,46 @@ def translate_batch(rule: Rule, factor: float) -> Translation:
         The translation.
 
     Example:
-        >>> from equilibria.theory import SGD
+        >>> from equilibria.theory import SGD, AdamW
         >>> translate_batch(SGD(0.1, 5e-4, momentum=0.9), 4).rule.lr
         0.4
+        >>> translate_batch(AdamW(1e-3, 0.1), 4).rule
+        AdamW(lr=0.002, weight_decay=0.2, betas=(0.9, 0.999))
     """
     check_rule(rule)
-    b = positive("batch factor", factor)
-    scale = math.sqrt(b) if isinstance(rule, AdamL2) else b
-    new = dataclasses.replace(rule, lr=rule.lr * scale)
+    b = positive("batch", factor)
+    root = math.sqrt(b)
+    if isinstance(rule, SGD | SGDW):
+        new: Rule = dataclasses.replace(rule, lr=rule.lr * b)
+    elif isinstance(rule, AdamL2):
+        new = dataclasses.replace(rule, lr=rule.lr * root)
+    else:
+        new = dataclasses.replace(rule, lr=rule.lr * root, weight_decay=rule.weight_decay * root)
     if not isinstance(rule, AdamL2):  # its range depends on the gradient scale
         new.equilibrium()  # raises beyond the learning rates that have an equilibrium
-    kept: tuple[str, ...] = (
+    has_fixed_size = isinstance(rule, AdamW | Lion | Muon)
+    kept = (
         "angular diffusion per sample, while gradients are noise-dominated (up to the critical batch size)",
+        "equilibrium norm" if has_fixed_size else "equilibrium norm (L falls as 1/batch while lr rises)",
     )
-    sizes = {"angle per step": (math.sqrt(b), "")}
-    if isinstance(rule, SGD | SGDW | AdamL2):
-        kept = (*kept, "equilibrium norm (L falls as 1/batch while lr rises)")
-    else:
-        sizes["equilibrium norm"] = (math.sqrt(b), " (scale lr and wd by sqrt(batch) each to keep it)")
+    sizes = {"angle per step": (root, "")}
     if _has_momentum(rule):
         sizes["momentum memory in samples"] = (b, "")
     also_kept, changed = _split_factors(sizes)
     settling_kept, settling_changed = _settling_per_sample(rule, new, b)
-    return Translation(new, 1.0, (*kept, *settling_kept, *also_kept), (*changed, *settling_changed))
+    alternative = _linear_instead(rule, b) if has_fixed_size and b != 1 else ""
+    return Translation(new, 1.0, (*kept, *settling_kept, *also_kept), (*changed, *settling_changed), alternative)
+
+
+def _linear_instead(rule: Rule, batch: float) -> str:
+    """What the linear rule keeps and loses where the update has a fixed size."""
+    root = math.sqrt(batch)
+    return (
+        f"lr x {batch:.4g} alone (linear: lr={rule.lr * batch:.4g}, weight_decay={rule.weight_decay:.4g}) has the same "
+        "lr x wd, so it keeps angular diffusion and settling time per sample as well; it loses the equilibrium norm, "
+        f"x {root:.4g}. Until the norm gets there, the angle per step is {root:.4g} times the wanted one, and weights "
+        f"that are not scale-invariant move x {batch:.4g} per step instead of x {root:.4g}"
+    )
 
 
 def _settling_per_sample(rule: Rule, new: Rule, batch: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -193,7 +217,10 @@ def translate_optimizer(
     match: Match = "angle",
     unit_grad_sq: float | None = None,
     dim: float | None = None,
-    **settings: Any,
+    momentum: float | None = None,
+    dampening: float | None = None,
+    nesterov: bool | None = None,
+    betas: tuple[float, float] | None = None,
 ) -> Translation:
     """Settings of another optimizer with the same equilibrium norm and the same angle, diffusion or time constant.
 
@@ -207,11 +234,18 @@ def translate_optimizer(
         match: "angle", "diffusion" or "time_constant".
         unit_grad_sq: L, needed when SGD, SGDW or Adam with L2 is involved.
         dim: number of entries d, needed unless both are SGD-type.
-        **settings: momentum, betas, ... of the new optimizer; by default those of ``rule`` where both optimizers have
-            them.
+        momentum: of the new optimizer ("sgd", "sgdw"), like the three settings below; by default that of ``rule`` where
+            both optimizers have it, else the new optimizer's default.
+        dampening: of "sgd".
+        nesterov: of "sgd".
+        betas: of "adamw" and "lion".
 
     Returns:
         The translation.
+
+    Raises:
+        EquilibriaError: a setting that the new optimizer does not have, a missing scale, or Muon, whose update size
+            depends on the shape of each matrix.
 
     Example:
         >>> from equilibria.theory import AdamW
@@ -220,16 +254,13 @@ def translate_optimizer(
         '0.00023 1.03'
     """
     check_rule(rule)
+    _refuse_muon("rule" if isinstance(rule, Muon) else "to", rule, to)
     one_of("to", to, get_args(Translatable))
     one_of("match", match, MATCHES)
     kind = RULES[to]
-    if isinstance(rule, Muon):
-        raise EquilibriaError(
-            "got muon; expected sgd, sgdw, adamw, adam or lion: Muon's update size depends on the matrix shape"
-        )
-    known = {field.name for field in dataclasses.fields(kind)} - {"lr", "weight_decay"}
-    if unknown := set(settings) - known:
-        raise EquilibriaError(f"got {', '.join(sorted(unknown))} for {to}; expected only: {', '.join(sorted(known))}")
+    own = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov, "betas": betas}
+    settings: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    _refuse_other_settings(to, settings)
     settings = {**_inherited(rule, kind), **settings}
     scale = _needed_scale(rule, kind, unit_grad_sq=unit_grad_sq, dim=dim)
     wanted = _speed(rule, match, **scale)
@@ -244,6 +275,30 @@ def translate_optimizer(
     ratios = {names[other]: (_speed(new, other, **scale) / _speed(rule, other, **scale), "") for other in MATCHES}
     kept, changed = _split_factors(ratios)
     return Translation(new, 1.0, (*kept, "equilibrium norm"), changed)
+
+
+def _refuse_muon(argument: str, rule: Rule, to: str) -> None:
+    if isinstance(rule, Muon) or to == "muon":
+        raise EquilibriaError(
+            f"got {'Muon(...) as the rule' if argument == 'rule' else f'to={to!r}'}; expected a translation between "
+            "sgd, sgdw, adamw, adam and lion: the size of Muon's update depends on the shape of each matrix, so that "
+            "one lr and weight decay cannot match a whole network. Compare the angle and norm of one matrix, with "
+            "Muon(lr, weight_decay).equilibrium(shape=(rows, columns)), with those of the other optimizer",
+            argument=argument,
+        )
+
+
+def _refuse_other_settings(to: str, settings: Mapping[str, object]) -> None:
+    """Raise for a setting that the new optimizer does not have."""
+    known = [field.name for field in dataclasses.fields(RULES[to]) if field.name not in ("lr", "weight_decay")]
+    for name in settings:
+        if name not in known:
+            users = [other for other in get_args(Translatable) if name in RULES[other].__slots__]
+            raise EquilibriaError(
+                f"got {name} with to={to!r}, which has no such setting; expected it only with to: {', '.join(users)} "
+                f"({to} takes {', '.join(known)})",
+                argument=name,
+            )
 
 
 def _inherited(rule: Rule, kind: type[Rule]) -> dict[str, Any]:
@@ -264,7 +319,8 @@ def _needed_scale(rule: Rule, kind: type[Rule], *, unit_grad_sq: float | None, d
     if by_gradient and by_entries and (unit_grad_sq is None or dim is None):
         raise EquilibriaError(
             f"got unit_grad_sq={unit_grad_sq}, dim={dim}; expected both, to match the norms of "
-            f"{type(rule).__name__} and {kind.__name__} (measure L = E||g||^2 ||w||^2 of one layer)"
+            f"{type(rule).__name__} and {kind.__name__} (measure L = E||g||^2 ||w||^2 of one layer)",
+            argument="unit_grad_sq" if unit_grad_sq is None else "dim",
         )
     return {
         "unit_grad_sq": 1.0 if unit_grad_sq is None else scale_number("unit_grad_sq", unit_grad_sq),
@@ -319,7 +375,13 @@ def translate(
     batch: float | None = None,
     weight_decay: float | None = None,
     to: Translatable | None = None,
-    **options: Any,
+    match: Match | None = None,
+    unit_grad_sq: float | None = None,
+    dim: float | None = None,
+    momentum: float | None = None,
+    dampening: float | None = None,
+    nesterov: bool | None = None,
+    betas: tuple[float, float] | None = None,
 ) -> Translation:
     """Settings with the same dynamics at another scale, batch size, weight decay or optimizer; give exactly one.
 
@@ -328,14 +390,20 @@ def translate(
         scale: initial weights this many times as large; see `translate_scale`.
         batch: batch this many times as large; see `translate_batch`.
         weight_decay: another weight decay at the same angle; see `translate_decay`.
-        to: another optimizer; see `translate_optimizer`, which takes the options.
-        **options: match, unit_grad_sq, dim, and settings of the new optimizer, with ``to``.
+        to: another optimizer; see `translate_optimizer`, which takes the arguments below.
+        match: with ``to``: "angle" (default), "diffusion" or "time_constant".
+        unit_grad_sq: with ``to``: L, where it is needed.
+        dim: with ``to``: number of entries, where it is needed.
+        momentum: with ``to``: momentum of the new optimizer, like the three settings below.
+        dampening: of the new optimizer.
+        nesterov: of the new optimizer.
+        betas: of the new optimizer.
 
     Returns:
         The new settings, with the quantities that they keep and change.
 
     Raises:
-        EquilibriaError: none or several of the four are given, or options without ``to``.
+        EquilibriaError: none or several of the four are given, or others without ``to``.
 
     Example:
         >>> from equilibria.theory import SGD
@@ -346,11 +414,38 @@ def translate(
     targets = {"scale": scale, "batch": batch, "weight_decay": weight_decay, "to": to}
     chosen = [name for name, value in targets.items() if value is not None]
     if len(chosen) != 1:
-        raise EquilibriaError(f"got {', '.join(chosen) or 'nothing'}; expected exactly one of: {', '.join(targets)}")
-    if options and to is None:
-        raise EquilibriaError(f"got {', '.join(options)} with {chosen[0]}; expected these only with to")
+        raise EquilibriaError(
+            f"got {' and '.join(chosen) or 'none of them'}; expected exactly one of: {', '.join(targets)}",
+            argument=chosen[1] if chosen else None,
+        )
+    of_optimizer = {
+        "match": match,
+        "unit_grad_sq": unit_grad_sq,
+        "dim": dim,
+        "momentum": momentum,
+        "dampening": dampening,
+        "nesterov": nesterov,
+        "betas": betas,
+    }
+    only_with_to = [name for name, value in of_optimizer.items() if value is not None]
+    if only_with_to and to is None:
+        raise EquilibriaError(
+            f"got {', '.join(only_with_to)} with {chosen[0]}; expected {'it' if len(only_with_to) == 1 else 'these'} "
+            "only with to, another optimizer",
+            argument=only_with_to[0],
+        )
     if to is not None:
-        return translate_optimizer(rule, to, **options)
+        return translate_optimizer(
+            rule,
+            to,
+            match="angle" if match is None else match,
+            unit_grad_sq=unit_grad_sq,
+            dim=dim,
+            momentum=momentum,
+            dampening=dampening,
+            nesterov=nesterov,
+            betas=betas,
+        )
     if scale is not None:
         return translate_scale(rule, scale)
     if batch is not None:
