@@ -272,7 +272,7 @@ class WeightMarks:
     as for an evaluation with their averages, have not changed.
 
     In main memory the entries are read through numpy, without an operation of torch: a step between samples runs none.
-    On a device they are read after sampled steps, and after every step once a weight was touched.
+    On a device they are read from the first touch on, which itself counts as a change.
 
     Args:
         params: the weights; none of them sharded.
@@ -305,7 +305,7 @@ class WeightMarks:
             view.copy() if view is not None and viewed == address else None
             for view, viewed, address in zip(self._views, self._viewed, self._addresses, strict=True)
         ]
-        if may_operate or self._was_touched:
+        if self._was_touched:
             for index, param in enumerate(self._params):
                 if self._entries[index] is None and param.device.type != "cpu":
                     weight = as_real(param.detach())
@@ -341,10 +341,9 @@ class WeightMarks:
         """Whether the entries are those that were marked, times a factor, up to rounding."""
         before, view, param = self._entries[index], self._views[index], self._params[index]
         if isinstance(before, Tensor) and before.device == param.device:
-            after = _some_entries(param.detach(), like=param.detach())
-            return after.shape == before.shape and bool(
-                torch.all((after - before * factor).abs() <= _tolerance(before))
-            )
+            weight = as_real(param.detach())
+            after = _some_entries(weight, like=weight)
+            return bool(torch.all((after - before * factor).abs() <= _tolerance(before)))
         if not isinstance(before, np.ndarray) or view is None or view.shape != before.shape:
             return False  # nothing to compare with
         if before.dtype.kind != "f":
