@@ -154,9 +154,7 @@ class AngularSchedule(Hooked, LRScheduler):
     def promise(self) -> str:
         """What it does, in a few words that follow its name."""
         setting = "lr" if self._by == "lr" else "weight decay"
-        return (
-            f"sets {setting} so that the angle of {counted(len(self._weights), 'weight')} follows a schedule"
-        )
+        return f"sets {setting} so that the angle of {counted(len(self._weights), 'weight')} follows a schedule"
 
     def _hooks(self) -> tuple[RemovableHandle, ...]:
         return (self.optimizer.register_step_pre_hook(self._before_step),)
