@@ -446,6 +446,7 @@ def test_angles_of_a_quarter_turn_and_more_raise_where_the_schedule_can_be_asked
     assert optimizer.param_groups[0]["lr"] == lr
 
 
+@pytest.mark.filterwarnings("ignore:AngularSchedule sets:UserWarning")  # one group for all parameters
 def test_a_weight_that_is_not_invariant_raises_in_the_first_steps():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8))
@@ -501,6 +502,7 @@ def test_a_list_that_ends_holds_its_last_value():
     assert scheduler.report(1)[0].requested == 0.02
 
 
+@pytest.mark.filterwarnings("ignore:AngularSchedule sets:UserWarning")  # one group for all parameters
 def test_weight_decay_waits_while_lr_is_zero():
     """Nothing moves at lr 0: the decay stays, and steering goes on when the lr is back."""
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8))

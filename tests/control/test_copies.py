@@ -73,7 +73,8 @@ def test_a_copied_angular_schedule_sees_weights_that_are_changed_from_outside():
     net = bn_net()
     optimizer = sgd(net)
     weight = invariant_of(net)[0]
-    scheduler = AngularSchedule(optimizer, 0.01, invariant=[weight])
+    with pytest.warns(UserWarning, match="other parameters in the same group"):
+        scheduler = AngularSchedule(optimizer, 0.01, invariant=[weight])
     net, optimizer, scheduler = copy.deepcopy(go_on((net, optimizer, scheduler), range(20)))
     seen, moved = weight._version, invariant_of(net)[0].detach()
     with torch.no_grad():

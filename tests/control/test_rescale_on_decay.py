@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import threading
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -16,13 +17,14 @@ from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     LambdaLR,
     MultiStepLR,
+    OneCycleLR,
     ReduceLROnPlateau,
     SequentialLR,
     StepLR,
 )
 
 from equilibria import theory
-from equilibria.control import Lion, RescaleOnDecay, WeightDecayScheduler
+from equilibria.control import Lion, RescaleOnDecay, WeightDecayScheduler, start_in_equilibrium
 from equilibria.control._rescale_on_decay import RescaleWarning
 from equilibria.errors import EquilibriaError
 from equilibria.optimizers.rules import rule_of_group
@@ -60,6 +62,7 @@ def trained(kind, *, scheduler=lambda optimizer: StepLR(optimizer, 1, gamma=0.1)
     return net, optimizer, control
 
 
+@pytest.mark.filterwarnings("ignore:the norm of:equilibria.control.RescaleWarning")  # Muon starts out of equilibrium
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_network_is_unchanged_in_train_and_eval_mode_and_everything_is_scaled(kind):
     net, optimizer, control = trained(kind)
@@ -179,15 +182,83 @@ def test_a_cosine_is_followed_step_by_step():
     assert float(invariant_of(net)[0].detach().norm() / before) == pytest.approx(100**-0.25, rel=1e-3)
 
 
-def test_a_warm_up_from_0_is_followed_from_the_first_equilibrium_on():
-    net, optimizer, control = trained("SGDM", scheduler=lambda o: LambdaLR(o, lambda t: t / 4), steps=1)
+def norms_along(rates, *, steps=1):
+    """||w|| after every scheduler step over ||w|| before; rates are relative to the lr of the optimizer."""
+    net, _, control = trained("SGDM", scheduler=lambda o: LambdaLR(o, lambda t: rates[t]), steps=steps)
     before = invariant_of(net)[0].detach().norm()
     factors = []
-    for _ in range(4):
+    for _ in rates[1:]:
         control.step()
         factors.append(float(invariant_of(net)[0].detach().norm() / before))
-    assert optimizer.param_groups[0]["lr"] == 0.1
-    assert factors == pytest.approx([1, 2**0.25, 3**0.25, 4**0.25], rel=1e-4)
+    return factors
+
+
+@pytest.mark.parametrize("start", [0.0, 1e-3])
+def test_a_warm_up_to_the_lr_of_the_equilibrium_leaves_norms_alone_and_what_follows_is_followed(start):
+    """The weights are in the equilibrium of the lr that was typed; falls, and rises beyond it or later, count."""
+    factors = norms_along([start, 0.25, 0.25, 0.5, 1.0, 2.0, 0.5, 1.0])
+    assert factors == pytest.approx([1, 1, 1, 1, 2**0.25, 0.5**0.25, 1], rel=1e-3)
+
+
+def test_a_warm_up_that_falls_before_it_arrives_is_followed_from_its_highest_lr_on():
+    assert norms_along([0.1, 0.5, 0.25, 0.5]) == pytest.approx([1, 0.5**0.25, 1], rel=1e-3)
+
+
+def test_a_warm_up_under_one_cycle_ends_at_its_peak():
+    net, _, control = trained("SGDM", scheduler=lambda o: OneCycleLR(o, 0.7, 10, cycle_momentum=False), steps=1)
+    before = invariant_of(net)[0].detach().norm()
+    rates, factors = [], []
+    for _ in range(9):
+        control.step()
+        rates.append(control.get_last_lr()[0])
+        factors.append(float(invariant_of(net)[0].detach().norm() / before))
+    peak = rates.index(max(rates))
+    assert rates[peak] == pytest.approx(0.7, rel=0.05) and 0 < peak < 8
+    assert factors[: peak + 1] == pytest.approx([1] * (peak + 1), rel=1e-9)
+    assert factors[8] == pytest.approx((rates[8] / rates[peak]) ** 0.25, rel=0.02)
+
+
+def test_weights_already_trained_are_in_the_equilibrium_of_the_present_lr():
+    net, optimizer, _ = trained("SGDM", scheduler=lambda o: LambdaLR(o, lambda t: 0.01), steps=3)
+    drop = StepLR(optimizer, 1, gamma=4.0)
+    control = RescaleOnDecay(drop, model=net, invariant=["0.weight"], example=torch.randn(8, 10).double())
+    control.step()
+    assert control.last_factors["0.weight"] == pytest.approx(4**0.25, rel=1e-3)
+
+
+def test_a_warm_up_is_resumed_as_one():
+    def make():
+        return trained("SGDM", scheduler=lambda o: LambdaLR(o, lambda t: (t + 1) / 8), steps=1)
+
+    (_, _, first), (net, optimizer, second) = make(), make()
+    first.step()
+    second.load_state_dict(json.loads(json.dumps({**first.state_dict(), "scheduler": second.scheduler.state_dict()})))
+    optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
+    before = invariant_of(net)[0].detach().norm()
+    for _ in range(4):
+        second.step()
+    assert invariant_of(net)[0].detach().norm() == before
+
+
+def test_started_in_equilibrium_and_warmed_up_the_norm_and_the_angle_stay_there():
+    """The README's script with a warm-up from lr / 1000: its first lr was the reference, and norms grew 29-fold."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 5))
+    batches = [(inputs, inputs[:, :5].argmax(1)) for inputs in torch.randn(80, 32, 20)]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=1.0)
+    loss = lambda batch: nn.functional.cross_entropy(net(batch[0]), batch[1])  # noqa: E731
+    started = start_in_equilibrium(net, optimizer, invariant=["0.weight"], loss=loss, batches=batches[:3])
+    warm_up = LambdaLR(optimizer, lambda t: max(1e-3, min(1.0, t / 50)))
+    scheduler = RescaleOnDecay(warm_up, model=net, invariant=["0.weight"])
+    for batch in batches:
+        optimizer.zero_grad()
+        loss(batch).backward()
+        before = net[0].weight.detach().clone()
+        optimizer.step()
+        scheduler.step()
+    assert float(net[0].weight.detach().norm()) == pytest.approx(started[0].after, rel=0.25)
+    turned = torch.nn.functional.cosine_similarity(before.flatten(), net[0].weight.detach().flatten(), dim=0).acos()
+    assert float(turned) == pytest.approx(started[0].angle, rel=0.5)
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -229,7 +300,7 @@ def test_before_the_first_step_there_is_no_state_to_rescale():
     net = bn_net()
     optimizer = sgd(net)
     control = RescaleOnDecay(
-        LambdaLR(optimizer, lambda t: (t + 1) / 2),
+        LambdaLR(optimizer, lambda t: t + 1),
         model=net,
         invariant=invariant_of(net),
         example=torch.randn(8, 10).double(),
@@ -554,9 +625,11 @@ def test_adam_with_l2_without_gradients_is_rescaled_by_the_cube_root():
 def test_a_step_that_fails_gives_back_the_momentum_that_the_schedule_moved(kind):
     net, (make, settings, _) = small_net(), OPTIMIZERS[kind]
     optimizer = make(net.parameters(), **settings)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    cycle = OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
     scheduler = RescaleOnDecay(cycle, model=net, invariant=[net[0].weight])
     optimizer.step()
+    for _ in range(2):  # the rise to max_lr, which is left alone
+        scheduler.step()
     assert_unchanged(scheduler.step, net=net, optimizer=optimizer, match="got no forward pass")
 
 
@@ -572,6 +645,26 @@ def test_a_schedule_that_holds_what_cannot_be_copied_is_stepped():
     _, optimizer, scheduler = trained("SGDM", scheduler=lambda optimizer: Locked(optimizer, gamma=0.1), steps=2)
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.4, True), (0.6, False), (1.7, False), (3.0, True)])
+def test_a_norm_twice_or_half_that_of_the_equilibrium_warns_once(share, warns):
+    """AdamW's equilibrium norm is known from lr, weight decay and the number of entries."""
+    net = small_net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1)
+    with torch.no_grad():
+        norm = theory.AdamW(1e-3, 0.1).equilibrium(dim=48).norm
+        net[0].weight.mul_(share * norm / net[0].weight.norm())
+    scheduler = stepping(net, [1.0, 0.9, 0.8, 0.7], optimizer=optimizer)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            scheduler.step()
+    told = [str(warning.message) for warning in seen]
+    assert len(told) == warns
+    assert all(
+        f"the norm of 0.weight is {share:.2g} times that of the equilibrium of lr=0.001" in text for text in told
+    )
 
 
 @pytest.mark.filterwarnings("error:.*was not rescaled:equilibria.control._rescale_on_decay.RescaleWarning")

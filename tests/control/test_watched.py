@@ -30,7 +30,7 @@ def samples(net: nn.Sequential, optimizer: torch.optim.Optimizer, *, steps: int 
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, Lion, SGDW])
-def test_rotational_weights_are_seen_to_turn_by_the_angle_with_a_fixed_norm_and_no_equilibrium(kind):
+def test_rotational_weights_are_seen_to_turn_by_the_angle_that_is_promised_with_a_fixed_norm(kind):
     net = network()
     plain = kind(net.named_parameters(), lr=0.01, weight_decay=0.01)
     optimizer = Rotational(plain, invariant=["0.weight"])  # the optimizer knows the names
@@ -39,7 +39,8 @@ def test_rotational_weights_are_seen_to_turn_by_the_angle_with_a_fixed_norm_and_
     assert len(rows) == 12
     assert [row["angle"] for row in rows] == pytest.approx([angle] * 12, rel=1e-9)
     assert [row["norm"] for row in rows] == pytest.approx([rows[0]["norm"]] * 12, rel=1e-12)
-    assert rows[-1]["angle_equilibrium"] is None
+    assert [row["angle_predicted"] for row in rows] == [row["angle_equilibrium"] for row in rows] == [angle] * 12
+    assert rows[-1]["norm_equilibrium"] is None
 
 
 def test_sgdw_has_its_equilibrium_in_the_samples():

@@ -277,8 +277,8 @@ def test_a_failing_step_leaves_the_scheduler_inside_and_the_settings_as_they_wer
 def test_what_cannot_be_held_leaves_the_learning_rate_where_it_was():
     optimizer = optimizer_of(momentum=0.0, weight_decay=0.5)
     scheduler = WeightDecayScheduler(StepLR(optimizer, 1, gamma=0.1), hold="time_constant")
-    optimizer.param_groups[0]["momentum"] = 0.99
     optimizer.step()
+    optimizer.param_groups[0]["momentum"] = 0.99
     with pytest.raises(EquilibriaError, match="no weight decay does it"):
         scheduler.step()
     assert (scheduler.last_epoch, scheduler.get_last_lr()[0], optimizer.param_groups[0]["lr"]) == (0, 0.1, 0.1)

@@ -6,6 +6,7 @@ find it here and put it through all that a good citizen of torch must stand.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +106,9 @@ def rotational(plain: Make, **settings: Any) -> Make:
 def angular(plain: Make, **settings: Any) -> Make:
     def make(model: nn.Module, groups: Any, invariant: Any, options: Any) -> Controls:
         inner = plain(model, groups, invariant, options).optimizer
-        return Controls(inner, AngularSchedule(inner, invariant=invariant, **settings))
+        with warnings.catch_warnings():  # the groups hold other parameters, too, which get its lr
+            warnings.filterwarnings("ignore", "AngularSchedule sets")
+            return Controls(inner, AngularSchedule(inner, invariant=invariant, **settings))
 
     return make
 

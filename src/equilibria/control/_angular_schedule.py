@@ -15,8 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from equilibria.control._angular_loop import NEAR, RECENT, Aim, GroupLoop, steering_decay, steps_ahead
 from equilibria.control._invariance_check import InvarianceCheck
 from equilibria.control._optimizer import as_number
-from equilibria.control._scheduler import Hooked, closure_of, restoring_settings, unshare_lr
+from equilibria.control._scheduler import Hooked, closure_of, restoring_settings, set_value, unshare_lr
 from equilibria.errors import EquilibriaError, one_of, warn_caller, whole, within
+from equilibria.findings import counted
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import is_sharded
@@ -80,7 +81,10 @@ class AngularSchedule(Hooked, LRScheduler):
     warning give the number of steps.
 
     Call ``step()`` after every optimizer step, as for torch's schedulers. It owns the learning rates (or weight decays)
-    of groups with invariant weights: other parameters of such a group get them too, and other groups are left alone.
+    of groups with invariant weights, and sets them once more right before every step: a learning rate that the training
+    loop sets itself, ``group["lr"] = ...``, is used for the first step only, and a warning says so. Other parameters of
+    such a group get its setting too, of which a warning tells; other groups are left alone. With ``by="weight_decay"``
+    lr is the training loop's, and weight decay is computed for the lr that the step is taken with.
 
     Args:
         optimizer: any torch optimizer; its present lr, above 0, is used for the first step.
@@ -130,6 +134,8 @@ class AngularSchedule(Hooked, LRScheduler):
         self._by = one_of("by", by, get_args(ControlledSetting))
         self._per_epoch = None if steps_per_epoch is None else whole("steps_per_epoch", steps_per_epoch, low=1)
         self._has_warned_behind, self._has_warned_changed = False, False
+        self._stepped_lr: dict[int, float] = {}  # by group: lr of the last optimizer step
+        self._decay_lr: dict[int, float] = {}  # by group: lr that weight decay was last computed for
         _refuse_network(angle)
         self._angle = as_schedule(angle, name="angle")
         if self._per_epoch is not None:
@@ -143,8 +149,15 @@ class AngularSchedule(Hooked, LRScheduler):
             wanted = self._request(loop, 0)
             if by == "weight_decay" and wanted > 0:
                 decay_for_angle(self._rule(loop), wanted)  # raises now rather than in the first step
+        self._warn_shared(model)
         self._attach()
         super().__init__(optimizer)
+
+    @property
+    def promise(self) -> str:
+        """What it does, in a few words that follow its name."""
+        setting = "lr" if self._by == "lr" else "weight decay"
+        return f"sets {setting} so that the angle of {counted(len(self._weights), 'weight')} follows a schedule"
 
     def _hooks(self) -> tuple[RemovableHandle, ...]:
         return (self.optimizer.register_step_pre_hook(self._before_step),)
@@ -219,11 +232,27 @@ class AngularSchedule(Hooked, LRScheduler):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_step(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Copy the weights; check their gradients, unless a closure has yet to compute them."""
+        """Set what something else has set; copy the weights; check gradients, unless a closure is to compute them."""
         if closure_of(args, kwargs) is None:
             self._invariance.check(self._weights)
+        self._overrule()
         for loop in self._loops:
             loop.remember()
+            self._stepped_lr[loop.group] = as_number("lr", self.optimizer.param_groups[loop.group]["lr"])
+
+    def _overrule(self) -> None:
+        """Set the learning rates once more, or the weight decays if they were computed for another lr."""
+        if self._by == "lr":
+            self._warn_changed()
+            for loop in self._loops:
+                group, ours = self.optimizer.param_groups[loop.group], float(self._last_lr[loop.group])
+                if loop.is_measured and float(group["lr"]) != ours:
+                    set_value(group, "lr", ours)
+        elif any(self._lr(loop) != self._decay_lr.get(loop.group, self._lr(loop)) for loop in self._loops):
+            self._set_weight_decays()
+
+    def _lr(self, loop: GroupLoop) -> float:
+        return as_number("lr", self.optimizer.param_groups[loop.group]["lr"])
 
     def _refuse_no_lr(self, loop: GroupLoop) -> None:
         if as_number("lr", self.optimizer.param_groups[loop.group]["lr"]) == 0:
@@ -233,23 +262,42 @@ class AngularSchedule(Hooked, LRScheduler):
                 argument="lr",
             )
 
+    def _warn_shared(self, model: nn.Module | None) -> None:
+        """Warn of parameters that get a setting because they share a group with invariant weights."""
+        names = {} if model is None else {id(param): name for name, param in model.named_parameters()}
+        chosen = {id(weight) for weight in self._weights.values()}
+        groups = [self.optimizer.param_groups[loop.group] for loop in self._loops]
+        others = [param for group in groups for param in group["params"] if id(param) not in chosen]
+        if not others:
+            return
+        listed = ", ".join(names.get(id(param), f"one of shape {tuple(param.shape)}") for param in others[:3])
+        setting, kind, group = "lr" if self._by == "lr" else "weight decay", type(self.optimizer).__name__, groups[0]
+        warn_caller(
+            f"AngularSchedule sets {setting} for the angle of {counted(len(chosen), 'weight')}, and with it "
+            f"that of {counted(len(others), 'other parameter')} in the same group ({listed}"
+            f"{', ...' if len(others) > 3 else ''}). To leave them alone, give the invariant weights a group of their "
+            f"own: {kind}(eq.split_decay(model, weight_decay={float(group.get('weight_decay', 0.0)):g}, "
+            f"invariant=sym).groups, lr={float(group['lr']):g})",
+            UserWarning,
+        )
+
     def _warn_changed(self) -> None:
         """Warn once if something else sets the lr, too."""
         for loop in self._loops if self._by == "lr" and not self._has_warned_changed else ():
             ours, present = self._last_lr[loop.group], self.optimizer.param_groups[loop.group]["lr"]
-            if float(ours) != float(present):
+            if loop.is_measured and float(ours) != float(present):
                 self._has_warned_changed = True
                 warn_caller(
                     f"lr of parameter group {loop.group} is {float(present):.3g}, but AngularSchedule had set it to "
-                    f"{float(ours):.3g}: something else sets it, too, and is overruled at every step. Use no second "
-                    "scheduler on groups with invariant weights",
+                    f"{float(ours):.3g}: something else sets it, too, and is overruled before every step. Set no lr on "
+                    "groups with invariant weights",
                     UserWarning,
                 )
                 return
 
     def _measure(self, loop: GroupLoop) -> tuple[float, float] | None:
         """Learn from the last step; returns requested and delivered angle, None if it was skipped or not finite."""
-        lr = as_number("lr", self.optimizer.param_groups[loop.group]["lr"])
+        lr = self._stepped_lr.get(loop.group, self._lr(loop))
         angles = loop.angles()
         if not (angles and lr > 0 and all(math.isfinite(angle) for angle in angles.values())):
             return None
@@ -299,6 +347,7 @@ class AngularSchedule(Hooked, LRScheduler):
             decays = [self._weight_decay(loop) for loop in self._loops]
             for loop, decay in zip(self._loops, decays, strict=True):
                 self.optimizer.param_groups[loop.group]["weight_decay"] = decay
+                self._decay_lr[loop.group] = self._lr(loop)
 
     def _weight_decay(self, loop: GroupLoop) -> float:
         rule = self._rule(loop)

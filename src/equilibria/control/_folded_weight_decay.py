@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,8 @@ from equilibria.control._scheduler import (
     unshare_lr,
 )
 from equilibria.errors import EquilibriaError
+from equilibria.findings import counted
+from equilibria.optimizers.controllers import control_log
 from equilibria.optimizers.rules import follows
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import is_sharded
@@ -116,7 +117,7 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         weights = invariant_tensors(invariant, optimizer=self.optimizer, model=model)
         self._names = {tensor: name for name, tensor in weights.items()}
         self._folded = _folded_groups(self.optimizer, self._names)
-        if any(isinstance(getattr(hook, "__self__", None), FoldedWeightDecay) for hook in self._pre_hooks.values()):
+        if any(isinstance(controller, FoldedWeightDecay) for controller in control_log(self.optimizer).controllers):
             raise EquilibriaError(
                 "got an optimizer that is already folded; expected one that is not: pass all scale-invariant weights "
                 "to one FoldedWeightDecay, or unfold() the first",
@@ -133,15 +134,13 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
 
     def _hooks(self) -> tuple[RemovableHandle, ...]:
         before = self.optimizer.register_step_pre_hook(self._before)
-        # First, so that other hooks see the settings that the step is taken with.
-        self._pre_hooks.move_to_end(before.id, last=False)
         after = self.optimizer.register_step_post_hook(self._after)
         return before, after, self.optimizer.register_state_dict_post_hook(self._on_state_dict)
 
     @property
-    def _pre_hooks(self) -> OrderedDict[int, Any]:
-        hooks: OrderedDict[int, Any] = self.optimizer._optimizer_step_pre_hooks  # type: ignore[assignment]
-        return hooks
+    def promise(self) -> str:
+        """What it does, in a few words that follow its name."""
+        return f"trains {counted(len(self._weights), 'weight')} without weight decay at a growing lr, the same network"
 
     @property
     def scales(self) -> dict[int, float]:
@@ -173,7 +172,7 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
             switch = to_weight_decay(_state(group))
             members = self._members(group)
             if members:
-                torch._foreach_mul_(members, switch.weight)
+                self._multiply(members, switch.weight, with_state=False)
                 for weight, buffer in self._buffers(members):
                     buffer.mul_(switch.buffer).add_(weight, alpha=switch.buffer_from_weight)
                 self._statistics.rescale(self._names_of(members), switch.weight)
@@ -278,13 +277,19 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         shift = math.floor(state.log_scale / math.log(2)) - state.exponent
         if self._renormalise and shift >= 1:
             change = Renormalisation(shift)
-            torch._foreach_mul_(members, change.weight)
+            self._multiply(members, change.weight)
             for _, buffer in self._buffers(members):
                 buffer.mul_(change.buffer)
             self._statistics.rescale(self._names_of(members), change.weight)
             state = state.renormalised(shift)
         group[_LOG_SCALE], group[_Q], group[_EXPONENT] = state.log_scale, state.q, state.exponent
         group.update(group_step.extra)
+
+    def _multiply(self, members: list[Tensor], factor: float, *, with_state: bool = True) -> None:
+        """Multiply weights, and announce it; ``with_state`` if their momentum is divided by the factor, too."""
+        torch._foreach_mul_(members, factor)
+        for weight in members:
+            control_log(self.optimizer).note_rescaling(weight, factor, with_state=with_state)
 
     def _park(self, group: dict[str, Any]) -> None:
         """Remove the decay's share from the momentum buffers, which torch neither uses nor updates at momentum 0.

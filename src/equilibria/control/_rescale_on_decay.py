@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,18 +16,27 @@ from torch.utils.hooks import RemovableHandle
 
 from equilibria.control._invariance_check import InvarianceCheck
 from equilibria.control._running_statistics import RunningStatistics, require_network
-from equilibria.control._scheduler import Hooked, SchedulerWrapper, closure_of, restoring_scheduler
-from equilibria.errors import EquilibriaError, warn_caller
+from equilibria.control._scheduler import (
+    Hooked,
+    SchedulerWrapper,
+    closure_of,
+    restoring_scheduler,
+    rule_settings,
+)
+from equilibria.errors import EquilibriaError, warn_caller, warn_in_training
+from equilibria.findings import counted
+from equilibria.optimizers.controllers import control_log
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import is_sharded
-from equilibria.theory.rules import AdamL2, Rule
+from equilibria.theory.rules import AdamL2, AdamW, Lion, Muon, Rule
 from equilibria.theory.states import RescaleFactors, rescale_factors
 
 _FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 _SECOND_MOMENTS = ("exp_avg_sq",)
 _COARSE = 1e-4  # a type with a larger eps is coarse
 _SMALLEST_LOG_FACTOR = 0.05  # coarse types would round away a smaller change of the norm
+_FAR_OFF = 2.0  # a norm that many times its equilibrium, or that part of it, is worth a warning
 _SMALLEST_VARIANCE_OVER_EPS = 1e3  # before a BatchNorm: eps then changes outputs by less than 0.1 %
 
 
@@ -35,18 +45,29 @@ class RescaleWarning(UserWarning):
 
 
 class RescaleOnDecay(Hooked, SchedulerWrapper):
-    """Moves scale-invariant weights to their new equilibrium norm at every learning-rate change of a scheduler.
+    """Moves scale-invariant weights to their new equilibrium norm at every change of the learning rate.
 
     After lr / k the equilibrium norm is smaller by r = k^(-1/4) (SGD, Nesterov, SGDW), k^(-1/2) (AdamW, Lion, Muon) or
     k^(-1/3) (Adam with L2). Left alone, weights need a time constant to get there and turn too slowly until then. This
-    scheduler multiplies weights by r (from the exact fixed points), first moments by 1/r, second moments by 1/r^2, and
-    rescales BatchNorm's running statistics behind the weights. The network computes the same as before, in training and
-    in eval mode, up to the eps of its norms, and turns at its new speed from the next step on. Changes of weight decay
-    or momentum by the scheduler count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there
-    is one again.
+    scheduler multiplies weights by r (from the exact fixed points), gradients and first moments by 1/r, second moments
+    by 1/r^2, and rescales BatchNorm's running statistics behind the weights. The network computes the same as before,
+    in training and in eval mode, up to the eps of its norms, and turns at its new speed from the next step on. Changes
+    of weight decay or momentum count too. Without equilibrium (lr or weight decay 0) nothing is rescaled until there is
+    one again.
+
+    It acts when its ``step()`` changes the settings, and right before an optimizer step if something else did, such as
+    ``group["lr"] = ...`` in the training loop.
+
+    The factors are ratios of equilibria: it keeps weights in equilibrium, but does not bring them there
+    (`start_in_equilibrium` does). They are taken to be in the equilibrium of the lr that `start_in_equilibrium` used,
+    else of the lr that the optimizer was made with (under OneCycleLR and CyclicLR of max_lr), or, if the optimizer has
+    stepped already, of its present lr. A warm-up to that lr leaves the norms alone: weights turn in proportion to lr,
+    as in any warm-up, and rescaling begins when lr has arrived there, or falls. The equilibrium norm of a small first
+    lr would be so small that the eps of normalisations would matter. Every later rise is followed like a fall.
 
     Args:
-        scheduler: any torch scheduler. Call ``step()`` of this object in its place, after the optimizer's.
+        scheduler: any torch scheduler, of which ``step()`` of this object takes the place, after the optimizer's; or an
+            optimizer whose settings the training loop changes itself, and then ``step()`` need not be called.
         model: the network.
         invariant: the scale-invariant weights: names, tensors, or a result of `equilibria.symmetries`, of which
             ``sym.alone`` is used.
@@ -57,6 +78,11 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         EquilibriaError: an optimizer without a law, weights without weight decay, optimizer state of unknown meaning.
             In the first twenty steps, a weight whose gradient shows that it is not scale-invariant (cosine with it
             above 0.05 and three times chance; not checked with closures).
+
+    Warns:
+        RescaleWarning: once for a weight that keeps its norm because the eps of its BatchNorm would matter, and once
+            for weights whose norm is twice that of the equilibrium or more, or half of it or less (AdamW, Lion and
+            Muon, whose equilibrium norm does not depend on the gradient).
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -80,58 +106,120 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         self._group_of = {name: groups[id(weight)] for name, weight in self._weights.items()}
         for index in set(self._group_of.values()):
             self._check(index)
-        self._last_settings: dict[int, list[float]] = {}  # lr and weight decay of the last equilibrium, by group
+        # By group: the rule in whose equilibrium the weights are taken to be, and the one that a warm-up has reached.
+        self._equilibria = {index: self._first_equilibrium(index) for index in set(self._group_of.values())}
+        self._warming_up = {i: rule for i, rule in self._rules().items() if rule.lr < self._equilibria[i].lr}
         self._statistics = RunningStatistics(model, self._weights, example=example)
         self.last_factors: dict[str, float] = {}
         self._owed: dict[str, float] = {}
-        self._has_warned = False
+        self._has_warned, self._has_warned_norms, self._rescalings = False, False, 0
         self._invariance = InvarianceCheck()
         self._attach()
 
+    @property
+    def promise(self) -> str:
+        """What it does, in a few words that follow its name."""
+        return f"rescales {counted(len(self._weights), 'weight')} to the equilibrium of every lr and weight decay"
+
     def _hooks(self) -> tuple[RemovableHandle, ...]:
-        return (self.optimizer.register_step_pre_hook(self._before_step),)
+        return (
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_load_state_dict_post_hook(self._on_load),
+        )
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step the wrapped scheduler, and rescale if it changed a group's settings; an error leaves all as it was."""
-        before = self._rules()
         with restoring_scheduler(self.scheduler):
             super().step(*args, **kwargs)
-            after = self._rules()
-            if before == after:
-                return
-            factors = self._factors(before, after)
-            totals = {name: self._owed.get(name, 1.0) * factor.weight for name, factor in factors.items()}
-            waiting = self._waiting(totals)
-        self._note_equilibria(before, after)
-        due = {name: total for name, total in totals.items() if name not in waiting}
-        self._owed = {name: total for name, total in {**self._owed, **waiting}.items() if name not in due}
-        self._rescale(due)
+            change = self._change()
+        self._apply(change)
 
     def state_dict(self) -> dict[str, Any]:
         """Checkpoint: numbers, and the state of the wrapped scheduler."""
-        settled = {index: list(pair) for index, pair in self._last_settings.items()}
-        return {**super().state_dict(), "settled": settled, "owed": dict(self._owed)}
+        return {
+            **super().state_dict(),
+            "equilibria": {index: dataclasses.asdict(rule) for index, rule in self._equilibria.items()},
+            "warming_up": {index: dataclasses.asdict(rule) for index, rule in self._warming_up.items()},
+            "owed": dict(self._owed),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a checkpoint; load the optimizer's as well."""
         super().load_state_dict(state_dict)
-        self._last_settings = {int(index): list(pair) for index, pair in state_dict.get("settled", {}).items()}
+        rules = self._rules()
+        self._equilibria = {index: rule for index, rule in rules.items() if rule.decay_per_step > 0}
+        for index, (lr, decay) in state_dict.get("settled", {}).items():  # of earlier versions, for groups at lr 0
+            self._equilibria.setdefault(int(index), dataclasses.replace(rules[int(index)], lr=lr, weight_decay=decay))
+        self._equilibria |= _rules_in(state_dict.get("equilibria", {}), rules)
+        self._warming_up = _rules_in(state_dict.get("warming_up", {}), rules)
         self._owed = dict(state_dict.get("owed", {}))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_step(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check gradients that belong to the present weights; a closure has yet to compute them."""
-        if closure_of(args, kwargs) is None:
+        """Check gradients that belong to the present weights, and rescale if the settings changed since the last time.
+
+        A closure has yet to compute the gradients. A step without gradients moves nothing, and nothing is rescaled.
+        """
+        has_closure = closure_of(args, kwargs) is not None
+        if not has_closure:
             self._invariance.check(self._weights)
+        if has_closure or any(weight.grad is not None for weight in self._weights.values()):
+            self._apply(self._change())
+
+    def _on_load(self, _optimizer: Optimizer) -> None:
+        """Take loaded weights to be in the equilibrium of the loaded settings, wherever the schedule was before."""
+        self._equilibria |= {
+            index: rule
+            for index, rule in self._rules().items()
+            if rule.decay_per_step > 0 and index not in self._warming_up
+        }
+
+    def _first_equilibrium(self, index: int) -> Rule:
+        """The rule in whose equilibrium the weights of a group are when this object is made."""
+        group, log = self.optimizer.param_groups[index], control_log(self.optimizer)
+        weights = [self._weights[name] for name, of in self._group_of.items() if of == index]
+        started = [log.equilibrium_lr[id(weight)] for weight in weights if id(weight) in log.equilibrium_lr]
+        if self.scheduler.last_epoch > 0 or any(self.optimizer.state.get(weight) for weight in weights):
+            return self._rule(index, group)
+        return self._rule(index, {**group, **({"lr": started[0]} if started else self.typed_settings(index))})
+
+    # ---- a change of the settings
+
+    def _change(self) -> _Change:
+        """What has to be done about the present settings; everything that can fail fails here, before any change."""
+        rules = self._rules()
+        equilibria, warming_up = dict(self._equilibria), dict(self._warming_up)
+        for index, highest in self._warming_up.items():
+            if rules[index].lr >= equilibria[index].lr:
+                del warming_up[index]
+            elif rules[index].lr < highest.lr:  # it falls before it has arrived
+                equilibria[index] = highest
+                del warming_up[index]
+            else:
+                warming_up[index] = rules[index]
+        acting = {index: rule for index, rule in rules.items() if index not in warming_up and rule.decay_per_step > 0}
+        factors = self._factors(equilibria, acting)
+        totals = {name: self._owed.get(name, 1.0) * factor.weight for name, factor in factors.items()}
+        waiting = self._waiting(totals)
+        self._warn_norms(equilibria, factors)
+        return _Change(equilibria | acting, warming_up, totals, waiting)
+
+    def _apply(self, change: _Change) -> None:
+        self._equilibria, self._warming_up = change.equilibria, change.warming_up
+        due = {name: total for name, total in change.totals.items() if name not in change.waiting}
+        self._owed = {name: total for name, total in {**self._owed, **change.waiting}.items() if name not in due}
+        if change.totals:
+            self._rescale(due)
 
     def _rules(self) -> dict[int, Rule]:
-        rules = {}
-        for index in set(self._group_of.values()):
-            law = rule_of_group(self.optimizer, self.optimizer.param_groups[index])
-            if law.rule is None:
-                raise EquilibriaError(f"got parameter group {index}: {law.reason}; expected a rule with an equilibrium")
-            rules[index] = law.rule
-        return rules
+        groups = self.optimizer.param_groups
+        return {index: self._rule(index, groups[index]) for index in set(self._group_of.values())}
+
+    def _rule(self, index: int, group: dict[str, Any]) -> Rule:
+        law = rule_of_group(self.optimizer, group)
+        if law.rule is None:
+            raise EquilibriaError(f"got parameter group {index}: {law.reason}; expected a rule with an equilibrium")
+        return law.rule
 
     def _check(self, index: int) -> None:
         group = self.optimizer.param_groups[index]
@@ -143,12 +231,12 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
                 argument="invariant",
             )
 
-    def _factors(self, before: Mapping[int, Rule], after: Mapping[int, Rule]) -> dict[str, RescaleFactors]:
-        """The factors of each weight and its state; everything that can fail fails here, before any change."""
+    def _factors(self, equilibria: Mapping[int, Rule], rules: Mapping[int, Rule]) -> dict[str, RescaleFactors]:
+        """The factors of each weight and its state from one equilibrium to the other."""
         factors: dict[str, RescaleFactors] = {}
-        for index, new in after.items():
-            old = self._last_equilibrium(index, before[index])
-            if old is None or new.decay_per_step == 0 or old == new:
+        for index, new in rules.items():
+            old = equilibria.get(index)
+            if old is None or old.decay_per_step == 0 or old == new:
                 continue
             inside = [name for name, group in self._group_of.items() if group == index and self._moves(name)]
             if isinstance(old, AdamL2):
@@ -164,19 +252,6 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
     def _moves(self, name: str) -> bool:
         """Whether a weight is trained: frozen weights have no equilibrium and stay as they are."""
         return self._weights[name].requires_grad
-
-    def _last_equilibrium(self, index: int, rule: Rule) -> Rule | None:
-        if rule.decay_per_step > 0:
-            return rule
-        if index not in self._last_settings:
-            return None
-        lr, decay = self._last_settings[index]
-        return dataclasses.replace(rule, lr=lr, weight_decay=decay)
-
-    def _note_equilibria(self, before: Mapping[int, Rule], after: Mapping[int, Rule]) -> None:
-        for index, rule in after.items():
-            if rule.decay_per_step == 0 and before[index].decay_per_step > 0:
-                self._last_settings[index] = [before[index].lr, before[index].weight_decay]
 
     def _scale(self, name: str, rule: AdamL2) -> dict[str, float]:
         """L and the number of entries, from the optimizer's state; only Adam with L2 depends on them."""
@@ -204,6 +279,7 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         for name, factor in factors.items():
             weight = self._weights[name]
             weight.mul_(factor)
+            control_log(self.optimizer).note_rescaling(weight, factor)
             if weight.grad is not None:
                 weight.grad.mul_(1 / factor)
             for key, value in self.optimizer.state.get(weight, {}).items():
@@ -242,6 +318,68 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
             "until lr rises again, and turns more slowly than the equilibrium of lr and weight decay",
             RescaleWarning,
         )
+
+    # ---- weights that are not in equilibrium
+
+    def _warn_norms(self, equilibria: Mapping[int, Rule], factors: Mapping[str, RescaleFactors]) -> None:
+        """Warn once if norms are not those of the equilibrium that the weights are taken to be in.
+
+        Reading all norms costs about as much as rescaling: it is done at the 1st, 2nd, 4th, 8th, ... rescaling.
+        """
+        if not factors:
+            return
+        self._rescalings += 1
+        if self._has_warned_norms or self._rescalings & (self._rescalings - 1):
+            return
+        ratios = {name: self._norm_over_equilibrium(name, equilibria[self._group_of[name]]) for name in factors}
+        off = {name: ratio for name, ratio in ratios.items() if ratio >= _FAR_OFF or 0 < ratio <= 1 / _FAR_OFF}
+        if not off:
+            return
+        self._has_warned_norms = True
+        name = max(off, key=lambda name: abs(math.log(off[name])))
+        rule = equilibria[self._group_of[name]]
+        others = f" ({len(off)} of {len(ratios)} weights are off by a factor of {_FAR_OFF:g} or more)" * (len(off) > 1)
+        warn_in_training(
+            f"the norm of {name} is {off[name]:.2g} times that of the equilibrium of lr={rule.lr:g} and "
+            f"weight_decay={rule.weight_decay:g}, from which RescaleOnDecay rescales it{others}: "
+            f"rescaling keeps that ratio, and the weight turns about {1 / off[name]:.2g} times as far per step as in "
+            "equilibrium until weight decay has corrected it. start_in_equilibrium, before training, puts it there",
+            RescaleWarning,
+        )
+
+    def _norm_over_equilibrium(self, name: str, rule: Rule) -> float:
+        """||w|| over its equilibrium, with the factor it is owed; NaN if the equilibrium depends on the gradient."""
+        weight = self._weights[name]
+        if isinstance(rule, AdamW | Lion):
+            norm: Any = rule.equilibrium(dim=float(weight.numel())).norm
+        elif isinstance(rule, Muon) and weight.ndim == 2:
+            norm = rule.equilibrium(shape=(weight.shape[0], weight.shape[1])).norm
+        else:
+            return math.nan
+        present = math.sqrt(_total(weight.detach().double().square()))
+        return present * self._owed.get(name, 1.0) / float(norm)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """The response to a change of the settings, ready to be applied.
+
+    Attributes:
+        equilibria: by group, the rule in whose equilibrium the weights are afterwards.
+        warming_up: by group, the rule with the highest lr so far of a warm-up that has not arrived.
+        totals: by weight, the factor that is due, with what was postponed before.
+        waiting: those of them that are postponed.
+    """
+
+    equilibria: dict[int, Rule]
+    warming_up: dict[int, Rule]
+    totals: dict[str, float]
+    waiting: dict[str, float]
+
+
+def _rules_in(saved: Mapping[Any, Mapping[str, Any]], rules: Mapping[int, Rule]) -> dict[int, Rule]:
+    """Rules by group from a checkpoint; JSON makes keys text."""
+    return {int(i): dataclasses.replace(rules[int(i)], **rule_settings(settings)) for i, settings in saved.items()}
 
 
 def _total(tensor: Any) -> float:

@@ -23,6 +23,8 @@ from equilibria.control._optimizer import CheckedOptimizer, require_fine, with_g
 from equilibria.control._sgdw import SGDW
 from equilibria.control._units import Granularity, require_units, unit_axes, unit_norms, unit_products, write_units
 from equilibria.errors import EquilibriaError
+from equilibria.findings import counted
+from equilibria.optimizers.controllers import announce
 from equilibria.optimizers.rules import follows, rule_of_group
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import flat, is_dense, is_sharded, matrix
@@ -103,8 +105,23 @@ class Rotational(CheckedOptimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
         vars(optimizer)["equilibria_stepped_by"] = type(self).__name__  # `watch` then asks for this one
+        announce(self, self)
         if self.centred:
             self._centre()
+
+    @property
+    def promise(self) -> str:
+        """What it does, in a few words that follow its name."""
+        return f"turns {counted(len(self.axes), 'weight')} by the equilibrium angle at every step"
+
+    def promised_angle(self, weight: Tensor, group: dict[str, Any], *, by_row: bool) -> float | None:
+        """Radians by which the next step turns a weight, or each of its rows; None if the plain optimizer steps it.
+
+        NaN if it turns the weight but does not say by how much: a row of a tensor that turns as a whole.
+        """
+        if weight not in self.axes:
+            return None
+        return math.nan if by_row and self.granularity == "tensor" else self.angle_of(group)
 
     def angle_of(self, group: dict[str, Any]) -> float:
         """Radians per step by which the invariant weights of a group turn with its present settings.
@@ -137,6 +154,10 @@ class Rotational(CheckedOptimizer):
         """Resume from a checkpoint of this optimizer."""
         self.plain.load_state_dict(state_dict)
         self._share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        announce(self, self)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("plain", "granularity", "centred", "axes", "_check", "_names")}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from torch import Tensor
-from torch.optim.lr_scheduler import ConstantLR, LRScheduler
+from torch.optim.lr_scheduler import ConstantLR, CyclicLR, LRScheduler
 from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equilibria.errors import EquilibriaError
+from equilibria.optimizers.controllers import announce, withdraw
 from equilibria.tensors.parameters import unwrap_optimizer
 
 
@@ -65,6 +66,14 @@ class SchedulerWrapper(LRScheduler):
         """Step the scheduler, passing on arguments such as ReduceLROnPlateau's metric."""
         self.scheduler.step(*args, **kwargs)
 
+    def typed_settings(self, index: int) -> dict[str, Any]:
+        """The settings of a parameter group that a user typed: a warm-up may have changed them already.
+
+        For OneCycleLR and CyclicLR, which replace the learning rate, that of their peak, and the momentum there.
+        """
+        inner = self.scheduler
+        return inner.typed_settings(index) if isinstance(inner, SchedulerWrapper) else _typed_settings(inner, index)
+
     def state_dict(self) -> dict[str, Any]:
         """Checkpoint: numbers, and the state of the wrapped scheduler."""
         return {"scheduler": self.scheduler.state_dict()}
@@ -86,13 +95,20 @@ def _kind(value: object) -> str:
 
 
 class Hooked:
-    """Registers hooks again after ``copy.deepcopy`` and pickle, because torch's optimizers do not copy theirs.
+    """A controller with hooks on its optimizer, on which it announces itself.
 
-    Copy a controller in one call with its model and optimizer: ``copy.deepcopy((model, optimizer, scheduler))``. A
-    subclass registers its hooks in `_hooks` and calls `_attach` at the end of its constructor.
+    Hooks are registered again after ``copy.deepcopy`` and pickle, because torch's optimizers do not copy theirs. Copy a
+    controller in one call with its model and optimizer: ``copy.deepcopy((model, optimizer, scheduler))``. A subclass
+    registers its hooks in `_hooks` and calls `_attach` at the end of its constructor.
     """
 
+    optimizer: Optimizer
     _handles: tuple[RemovableHandle, ...] = ()
+
+    @property
+    def promise(self) -> str:
+        """What it does, in a few words that follow its name."""
+        raise NotImplementedError
 
     def _hooks(self) -> tuple[RemovableHandle, ...]:
         """Register the hooks."""
@@ -100,11 +116,13 @@ class Hooked:
 
     def _attach(self) -> None:
         self._handles = self._hooks()
+        announce(self.optimizer, self)
 
     def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = ()
+        withdraw(self.optimizer, self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handles": bool(self._handles)}
@@ -177,6 +195,27 @@ def _restore(group: dict[str, Any], key: str, value: Any) -> None:
 
 
 # ---- settings of parameter groups, which may be tensors
+
+
+def _typed_settings(scheduler: LRScheduler, index: int) -> dict[str, Any]:
+    """The settings of a parameter group before a schedule moved them: initial_lr, or the peak of a cycle."""
+    group = scheduler.optimizer.param_groups[index]
+    if isinstance(scheduler, CyclicLR):
+        peak = scheduler.max_lrs[index]
+    elif "max_lr" in group:  # OneCycleLR
+        peak = group["max_lr"]
+    else:
+        return {"lr": group.get("initial_lr", group["lr"])}
+    if "base_momentum" not in group:
+        return {"lr": peak}
+    momentum = group["base_momentum"]
+    moved = {"betas": (momentum, *group["betas"][1:])} if "betas" in group else {"momentum": momentum}
+    return {"lr": peak, **moved}
+
+
+def rule_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a rule from a checkpoint: JSON turns pairs into lists."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
 
 
 def copies(values: Iterable[float | Tensor]) -> list[float | Tensor]:

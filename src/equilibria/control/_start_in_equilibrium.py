@@ -24,6 +24,7 @@ from equilibria.control._running_statistics import RunningStatistics, require_ne
 from equilibria.control._units import Granularity, require_units, unit_axes, unit_norms, write_units
 from equilibria.errors import EquilibriaError, positive, warn_caller
 from equilibria.objectives._objective import Objective, unwrap_model
+from equilibria.optimizers.controllers import control_log
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.tensors.invariance import Invariant, invariant_tensors
 from equilibria.tensors.layout import is_sharded, matrix
@@ -135,6 +136,7 @@ def start_in_equilibrium(
         if statistics is not None:
             for change in changes:
                 statistics.rescale([change.name], change.after / change.before)
+    control_log(optimizer).equilibrium_lr |= {id(weight): rules[name].lr for name, weight in weights.items()}
     return changes
 
 

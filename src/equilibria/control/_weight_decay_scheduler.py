@@ -6,12 +6,19 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from torch.optim.lr_scheduler import CyclicLR, LRScheduler
+import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from equilibria.control._folded_weight_decay import FoldedWeightDecay
 from equilibria.control._rescale_on_decay import RescaleOnDecay
-from equilibria.control._scheduler import SchedulerWrapper, restoring_scheduler
+from equilibria.control._scheduler import (
+    Hooked,
+    SchedulerWrapper,
+    restoring_scheduler,
+    rule_settings,
+)
 from equilibria.errors import EquilibriaError, one_of, whole
 from equilibria.optimizers.rules import rule_of_group
 from equilibria.theory.requested import HOLDS, Hold, holding_weight_decay
@@ -19,15 +26,16 @@ from equilibria.theory.rules import Rule
 from equilibria.theory.schedules import ScheduleLike, as_schedule
 
 
-class WeightDecayScheduler(SchedulerWrapper):
+class WeightDecayScheduler(Hooked, SchedulerWrapper):
     """Sets weight decay at every scheduler step: from a schedule, or so that an equilibrium is held while lr moves.
 
     Groups without weight decay (biases, norms) are left alone. It takes the place of the learning-rate scheduler it
-    wraps: ``step()`` steps that one first.
+    wraps: ``step()`` steps that one first. With ``hold`` it also acts right before every optimizer step, so that an lr
+    that the training loop sets itself, ``group["lr"] = ...``, is held from that step on.
 
     Args:
-        scheduler: any torch scheduler, or an optimizer whose learning rate stays constant. `RescaleOnDecay` and
-            `FoldedWeightDecay` wrap this scheduler, not the other way round.
+        scheduler: any torch scheduler, or an optimizer whose learning rate stays constant or is set by the training
+            loop. `RescaleOnDecay` and `FoldedWeightDecay` wrap this scheduler, not the other way round.
         schedule: weight decay as a function of the scheduler's steps: a number, one value per step, a
             `equilibria.theory.schedules.Schedule`, or any function.
         hold: instead of a schedule: "angle" keeps the equilibrium angle per step, "time_constant" the number of steps
@@ -69,12 +77,29 @@ class WeightDecayScheduler(SchedulerWrapper):
         if hold is not None:
             one_of("hold", hold, HOLDS)
         self._hold = hold
+        self._last_held: dict[int, tuple[Any, ...]] = {}  # settings that weight decay was last set for, by group
         _refuse_inside(scheduler)
         super().__init__(scheduler)
         self._groups = self._chosen(groups)
         if self._hold is not None:
             self._references = {index: self._reference(index) for index in self._groups}
         self._set(self._values())
+        self._attach()
+
+    @property
+    def promise(self) -> str:
+        """What it does, in a few words that follow its name."""
+        what = "follows a schedule" if self._hold is None else f"holds the equilibrium's {self._hold.replace('_', ' ')}"
+        return f"sets weight decay, which {what}"
+
+    def _hooks(self) -> tuple[RemovableHandle, ...]:
+        return () if self._hold is None else (self.optimizer.register_step_pre_hook(self._before_step),)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_step(self, _optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Set weight decay again if the settings that it is held against changed since it was set."""
+        if any(self._held_against(index) != self._last_held.get(index) for index in self._groups):
+            self._set(self._values())
 
     def get_last_weight_decay(self) -> list[float]:
         """The present weight decay, one per parameter group."""
@@ -86,6 +111,12 @@ class WeightDecayScheduler(SchedulerWrapper):
             super().step(*args, **kwargs)
             self._set(self._values())
 
+    def typed_settings(self, index: int) -> dict[str, Any]:
+        """The settings of a parameter group that a user typed; its weight decay is that of the equilibrium held."""
+        held = {} if self._hold is None else self._references
+        typed = super().typed_settings(index)
+        return {**typed, "weight_decay": held[index].weight_decay} if index in held else typed
+
     def state_dict(self) -> dict[str, Any]:
         """Checkpoint: the settings whose equilibrium is held. A schedule is not stored: pass it again."""
         rules = {} if self._hold is None else {i: dataclasses.asdict(rule) for i, rule in self._references.items()}
@@ -94,8 +125,8 @@ class WeightDecayScheduler(SchedulerWrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a checkpoint; load the optimizer's as well."""
         super().load_state_dict(state_dict)
-        for index, settings in state_dict.get("held", {}).items():  # JSON makes keys text, and pairs lists
-            known: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
+        for index, settings in state_dict.get("held", {}).items():  # JSON makes keys text
+            known = rule_settings(settings)
             self._references[int(index)] = dataclasses.replace(self._references[int(index)], **known)
 
     def _chosen(self, groups: Iterable[int] | None) -> list[int]:
@@ -138,7 +169,7 @@ class WeightDecayScheduler(SchedulerWrapper):
 
     def _reference(self, index: int) -> Rule:
         """The rule of the settings typed in, whose equilibrium is held: a warm-up may have changed lr already."""
-        rule = self._rule(index, **self._typed(index))
+        rule = self._rule(index, **super().typed_settings(index))
         if rule.decay_per_step == 0:
             raise EquilibriaError(
                 f"got lr={rule.lr:g}, weight_decay={rule.weight_decay:g} in parameter group {index}; expected both "
@@ -146,23 +177,6 @@ class WeightDecayScheduler(SchedulerWrapper):
                 argument="hold",
             )
         return rule
-
-    def _typed(self, index: int) -> dict[str, Any]:
-        """The learning rate typed in; for a cycle its peak, and the momentum there."""
-        group, inner = self.optimizer.param_groups[index], self.scheduler
-        while isinstance(inner, SchedulerWrapper):
-            inner = inner.scheduler
-        if isinstance(inner, CyclicLR):
-            peak = inner.max_lrs[index]
-        elif "max_lr" in group:  # OneCycleLR
-            peak = group["max_lr"]
-        else:
-            return {"lr": group.get("initial_lr", group["lr"])}
-        if "base_momentum" not in group:
-            return {"lr": peak}
-        momentum = group["base_momentum"]
-        moved = {"betas": (momentum, *group["betas"][1:])} if "betas" in group else {"momentum": momentum}
-        return {"lr": peak, **moved}
 
     def _rule(self, index: int, **instead: Any) -> Rule:
         law = rule_of_group(self.optimizer, {**self.optimizer.param_groups[index], **instead})
@@ -175,6 +189,12 @@ class WeightDecayScheduler(SchedulerWrapper):
     def _set(self, values: dict[int, float]) -> None:
         for index, value in values.items():
             self.optimizer.param_groups[index]["weight_decay"] = value
+            self._last_held[index] = self._held_against(index)
+
+    def _held_against(self, index: int) -> tuple[Any, ...]:
+        """The settings that decide which weight decay holds the equilibrium."""
+        group = self.optimizer.param_groups[index]
+        return float(group["lr"]), group.get("momentum"), group.get("betas")
 
 
 def _refuse_inside(scheduler: Any) -> None:

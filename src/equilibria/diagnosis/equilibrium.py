@@ -342,7 +342,7 @@ def was_changed_outside(layer: Layer) -> bool:
 
 
 def weights_changed_outside(layers: Sequence[Layer]) -> Iterator[Finding]:
-    """Weights that something other than the optimizer's step changed."""
+    """Weights that something other than the optimizer's step or an announced controller changed."""
     affected = [layer for layer in layers if layer.changed_outside]
     if not affected:
         return
@@ -359,7 +359,7 @@ def weights_changed_outside(layers: Sequence[Layer]) -> Iterator[Finding]:
         "if this happens at every step (clipping, projecting or normalising weights), the laws of the optimizer alone "
         "do not hold: predictions start again at each change"
         if often
-        else "nothing to do if intended (a rescaling, a loaded checkpoint, swapped averages): predictions started "
-        "again from the new weights",
+        else "nothing to do if intended (a loaded checkpoint, averages in place of the weights, a rescaling by hand): "
+        "predictions started again from the new weights",
         "states.rescaled",
     )

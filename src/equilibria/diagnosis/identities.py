@@ -18,7 +18,7 @@ import pyarrow as pa
 from equilibria.diagnosis.metadata import invariance_from_metadata, rules_from_metadata
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import SETTINGS, Array, Series, setting_changes
-from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
+from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, RESCALED
 from equilibria.theory.angles import log_cos_balance
 from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.norms import window_identity
@@ -83,7 +83,7 @@ def check_run(run: SampledRun) -> tuple[IdentityCheck, ...]:
 
 def _not_consecutive(series: Series) -> Array:
     """Flag the rows that do not continue the row before: another parameter, a gap, or weights changed in between."""
-    broken = series.columns["note"] == NOTES.index(CHANGED_OUTSIDE)
+    broken = np.isin(series.columns["note"], (NOTES.index(CHANGED_OUTSIDE), NOTES.index(RESCALED)))
     broken[1:] |= np.diff(series.columns["step"]) != 1
     broken[series.first[:-1][series.counts > 0]] = True
     return np.asarray(broken)

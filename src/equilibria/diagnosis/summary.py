@@ -199,7 +199,9 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
 
 
 def _no_law(entry: Mapping[str, Any]) -> str | None:
-    return None if entry.get("rule") else entry.get("no_law") or "no law is known for its optimizer"
+    if entry.get("rule") or entry.get("promised_by"):  # a controller promises the angle, and is held to it
+        return None
+    return entry.get("no_law") or "no law is known for its optimizer"
 
 
 def _how_wrong(ratio: float | None) -> float | None:

@@ -17,7 +17,7 @@ from equilibria.diagnosis.metadata import invariance_from_metadata, rule_from_me
 from equilibria.diagnosis.series import SETTINGS, by_parameter, steps_taken
 from equilibria.errors import EquilibriaError, whole
 from equilibria.records import read_record
-from equilibria.records.tables import CHANGED_OUTSIDE, NOTES
+from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, RESCALED
 from equilibria.theory._reals import Array
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
 
@@ -25,6 +25,7 @@ Steps = NDArray[np.int64]
 
 _VANISHED = 1e-3  # share of the record's largest ||g||^2 ||w||^2 below which a gradient has vanished
 _STOPPED = 5  # sampling gaps without a sample, after which a layer no longer moves
+_BETWEEN_STEPS = (NOTES.index(CHANGED_OUTSIDE), NOTES.index(RESCALED))  # samples before which a weight was changed
 LEAST_SAMPLES = 20  # per layer; fewer do not show how far its gradients scatter
 ForecastRule: TypeAlias = SGD | SGDW | AdamW | AdamL2
 
@@ -62,7 +63,8 @@ class Cohort:
         moved_sq: ||w' - w||^2.
         plain_unit_grad_sq: N = ||g||^2 ||w||^2.
         unit_grad_sq: L of the rule: N with the correlation of gradient and momentum if it is recorded.
-        changed: whether the weight changed outside the optimizer's step since the previous sample.
+        changed: whether the weight changed between two steps since the previous sample: a controller rescaled it, or
+            something else changed it.
     """
 
     names: tuple[str, ...]
@@ -246,5 +248,5 @@ def _cohort(members: list[_Member], *, rule: ForecastRule | None = None) -> Coho
         moved_sq=stack["update_norm"] ** 2,
         plain_unit_grad_sq=plain,
         unit_grad_sq=np.where(np.isfinite(with_momentum), with_momentum, plain),
-        changed=np.stack([layer["note"] == NOTES.index(CHANGED_OUTSIDE) for layer in columns], axis=1),
+        changed=np.stack([np.isin(layer["note"], _BETWEEN_STEPS) for layer in columns], axis=1),
     )

@@ -4,9 +4,9 @@ Each piece of a reading is taken at the only moment when it is right.
 
 Before the step
     - Settings (lr, weight decay, momentum): schedulers change them between steps, and the step uses these values.
-    - Changes from outside: torch counts the in-place changes of every tensor in ``_version``. A count that differs from
-      the one after our last step means that somebody else changed the weight. ``p.data = other`` is not counted, but
-      moves the tensor in memory.
+    - Changes from outside: a weight that differs from the one after our last step (`WeightMarks` in reading.py), unless
+      a controller of this package announced that it rescaled it (`equilibria.optimizers.controllers`): then the
+      prediction is rescaled as well. Controllers act before our hook and, after the step, behind it.
     - SGD's weight, gradient and momentum buffer, which determine the update (`equilibria.monitor.reading`). The step
       overwrites weight and buffer, so they are read now. That is right only if no later hook changes the gradient
       (clipping, for instance) between this reading and the step: if a hook was registered after ours, the tensor is
@@ -20,13 +20,14 @@ After the step
     - The copied weights again, for the move.
     - All other gradients. With a closure the gradient exists only after the step has called it; and reading it together
       with the move reads the weights once instead of twice.
-    - ``_version`` of every weight, to compare with before the next step.
+    - What every weight looks like, to compare with before the next step.
 
 A finished reading goes to one callback. The hooks never see what becomes of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -34,16 +35,19 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from equilibria.errors import EquilibriaError
 from equilibria.monitor.reading import (
     PRODUCTS,
     Combination,
     CopyProbe,
     StepReading,
+    WeightMarks,
     add_products,
     sgd_combination,
 )
 from equilibria.monitor.sampler import Sampler
 from equilibria.monitor.settings_log import SettingsLog
+from equilibria.optimizers.controllers import AngleController, Rescaled, control_log, order_hooks
 from equilibria.optimizers.rules import GroupRule, follows, rule_of_group
 from equilibria.tensors.inner_products import MovesPass, ProductsPass
 from equilibria.tensors.layout import densify, is_sharded, local, rows
@@ -55,6 +59,7 @@ OnReading: TypeAlias = Callable[[int, StepReading | None], None]
 
 _EXACT = (torch.float32, torch.float64)  # types in which SGD's step can be recomputed from its products
 _EMPTY: dict[str, Any] = {}
+_NO_DECAY = Combination(0.0, 0.0, 0.0)
 
 
 class OptimizerHooks:
@@ -93,11 +98,11 @@ class OptimizerHooks:
         self._index, self._sampler, self._on_reading = index, sampler, on_reading
         self._rows = _row_slices(self.watched)
         # Compared at every step. Sharded tensors are left out: gathering and scattering them counts as changes.
-        self._plain = [layer.param for layer in watched if not is_sharded(layer.param)]
+        self._plain = [index for index, layer in enumerate(watched) if not is_sharded(layer.param)]
+        self._marks = WeightMarks([self.watched[index].param for index in self._plain])
         self._units = sum(layer.units for layer in watched)
-        self._versions: list[int] = []  # of the plain tensors after the last step
-        self._addresses: list[int] = []  # of the tensors after the last sampled step
         self._changed = [False] * len(watched)
+        self._rescalings: list[tuple[int, list[float]]] = []  # since the last reading
         self._reading: StepReading | None = None
         self._started = [False] * len(watched)  # tensors with a prediction: it starts at the first gradient
         self._is_due = False
@@ -110,9 +115,13 @@ class OptimizerHooks:
         """Move the hooks to an optimizer; one that trains no watched tensor gets none."""
         self.detach()
         self.optimizer, self._is_silent, self._parameters = optimizer, False, _count_parameters(optimizer)
+        self._control = control_log(optimizer)
+        self._noted = self._marked = self._announced()
+        self._noted_count = self._marked_count = self._control.count
         if self.watched:
             pre, post = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
             self._handles = [pre(self._before), post(self._after)]
+            order_hooks(optimizer)
 
     def detach(self) -> None:
         """Remove the hooks and free the copies; inside a hook, only fall silent: torch is iterating over its hooks."""
@@ -129,23 +138,51 @@ class OptimizerHooks:
 
     def mark_weights(self) -> None:
         """Count every change of a weight from now until the next step as a change from outside."""
-        self._versions = [param._version for param in self._plain]
+        self._mark_weights(may_operate=True)
+
+    def _mark_weights(self, *, may_operate: bool) -> None:
+        self._marks.mark(may_operate=may_operate)
+        if self._marked_count != self._control.count:
+            self._marked, self._marked_count = self._announced(), self._control.count
 
     @property
     def changes_since_last_step(self) -> int:
         """In-place changes since this optimizer's last step, of the tensor with the most."""
-        if not self._versions:
-            return 0
-        return max(param._version - version for param, version in zip(self._plain, self._versions, strict=True))
+        params = (self.watched[index].param for index in self._plain)
+        changes = (param._version - version for param, version in zip(params, self._marks.versions, strict=False))
+        return max(changes, default=0)
+
+    @property
+    def laws(self) -> list[GroupRule]:
+        """The law of each parameter group; under a controller that turns weights itself, that of the others in it."""
+        stepping = self.optimizer if self.turned_by is None else self.turned_by.plain
+        return [rule_of_group(stepping, group) for group in self.groups]
+
+    @property
+    def turned_by(self) -> AngleController | None:
+        """The controller that turns weights of this optimizer by angles of its own, None without one."""
+        return next((one for one in self._control.controllers if isinstance(one, AngleController)), None)
+
+    def promised(self, layer: Watched) -> float | None:
+        """Radians by which a controller turns a tensor in the next step, NaN if it does not say; None without one."""
+        controller = self.turned_by
+        if controller is None:
+            return None
+        try:
+            return controller.promised_angle(layer.param, self.groups[layer.group], by_row=layer.axis is not None)
+        except EquilibriaError:  # of settings without an equilibrium: the step itself raises it
+            return math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers for a checkpoint."""
+        self._note_rescalings()  # of weights that the checkpoint holds already
         return {
             "count": self.count,
             "last_step": self.last_step,
             "started": list(self._started),
             "changed": list(self._changed),
             "settings": [log.state_dict() for log in self.settings],
+            "rescalings": [(count, list(factors)) for count, factors in self._rescalings],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -154,7 +191,10 @@ class OptimizerHooks:
         for log, changes in zip(self.settings, state["settings"], strict=True):
             log.load_state_dict(changes)
         self._started, self._changed = list(state["started"]), list(state["changed"])
-        self._versions, self._addresses, self._reading, self._last_sampled = [], [], None, -2
+        self._rescalings = [(count, list(factors)) for count, factors in state.get("rescalings", ())]
+        self._noted, self._noted_count = self._announced(), self._control.count
+        self._marks.forget()
+        self._reading, self._last_sampled = None, -2
         self._probes = [CopyProbe(layer) for layer in self.watched]  # the copies are of other weights
 
     # ---- around a step
@@ -194,8 +234,9 @@ class OptimizerHooks:
     def _look_before(self, *, has_closure: bool) -> None:
         for log, group in zip(self.settings, self.optimizer.param_groups, strict=False):
             log.note(self.count, group, sampled=self._is_due)
-        if self._versions and self._versions != (now := [param._version for param in self._plain]):
-            self._mark_changed(self._versions, now)
+        self._note_rescalings()
+        for index in self._marks.changed(self._own_changes()):
+            self._changed[self._plain[index]] = True
         if self._is_due:
             with torch.no_grad():
                 self._reading = self._read_before(has_closure=has_closure)
@@ -208,17 +249,16 @@ class OptimizerHooks:
                     self._read_after(reading)
             # Only now: a step that raises leaves no reading, and its settings then belong to the next one.
             reading.settings = [log.hand_over(reading.count) for log in self.settings]
+            reading.rescalings, self._rescalings = self._rescalings, []
             before, self._parameters = self._parameters, _count_parameters(self.optimizer)
             reading.grown = self._parameters > before
             self._last_sampled = reading.count
             self._changed = [False] * len(self.watched)
             self._started = [not missing for missing in reading.missing]
-            # An optimizer that moves its tensors in memory by itself says nothing about changes from outside.
-            self._addresses = reading.addresses if reading.addresses == self._addresses_now() else []
             if not self._comes_last():
                 self._handles[0].remove()
                 self._handles[0] = self.optimizer.register_step_pre_hook(self._before)
-        self.mark_weights()
+        self._mark_weights(may_operate=reading is not None)
         return reading
 
     def _comes_last(self) -> bool:
@@ -226,16 +266,34 @@ class OptimizerHooks:
         hooks: Mapping[int, Any] = getattr(self.optimizer, "_optimizer_step_pre_hooks", {})
         return not hooks or next(reversed(hooks)) == self._handles[0].id
 
-    # ---- changes from outside
+    # ---- changes between two steps
 
-    def _mark_changed(self, before: Sequence[int], now: Sequence[int]) -> None:
-        """Mark the tensors whose version or address differs."""
-        changed = {id(param) for param, old, new in zip(self._plain, before, now, strict=True) if old != new}
-        for index, layer in enumerate(self.watched):
-            self._changed[index] |= id(layer.param) in changed
+    def _announced(self) -> list[Rescaled]:
+        """All that controllers announced about the watched tensors."""
+        return [self._control.of(layer.param) for layer in self.watched]
 
-    def _addresses_now(self) -> list[int]:
-        return [param.data_ptr() for param in self._plain]
+    def _note_rescalings(self) -> None:
+        """Take note of the rescalings that controllers announced, as made before the coming step."""
+        if self._noted_count == self._control.count:
+            return
+        before, self._noted, self._noted_count = self._noted, self._announced(), self._control.count
+        pairs = list(zip(before, self._noted, strict=True))
+        self._rescalings.append((self.count, [math.exp(new.log_scale - old.log_scale) for old, new in pairs]))
+        restarts = [new.restarts > old.restarts for old, new in pairs]
+        self._started = [started and not anew for started, anew in zip(self._started, restarts, strict=True)]
+
+    def _own_changes(self) -> list[tuple[int, float]] | None:
+        """For the tensors that are compared, what controllers announced since the weights were marked."""
+        if self._marked_count == self._control.count:
+            return None
+        return [
+            (self._noted[index].changes - self._marked[index].changes, self._factor_since_mark(index))
+            for index in self._plain
+        ]
+
+    def _factor_since_mark(self, index: int) -> float:
+        """What controllers multiplied a tensor by since the weights were marked."""
+        return math.exp(self._noted[index].log_scale - self._marked[index].log_scale)
 
     @property
     def groups(self) -> Sequence[dict[str, Any]]:
@@ -248,10 +306,9 @@ class OptimizerHooks:
 
     def _read_before(self, *, has_closure: bool) -> StepReading:
         groups, states = self.groups, self.optimizer.state
-        laws = [rule_of_group(self.optimizer, group) for group in groups]
-        sgd, is_last, addresses = follows(self.optimizer, SGD), self._comes_last(), self._addresses_now()
-        if self._addresses and self._addresses != addresses:
-            self._mark_changed(self._addresses, addresses)  # ``p.data = other``, which torch does not count
+        laws = self.laws
+        sgd, is_last = follows(self.optimizer, SGD), self._comes_last()
+        promised = [self.promised(layer) for layer in self.watched]
         if sgd:
             first, later = ([sgd_combination(group, first=first) for group in groups] for first in (True, False))
         else:
@@ -264,7 +321,6 @@ class OptimizerHooks:
             step=self.step,
             laws=laws,
             settings=[],
-            addresses=addresses,
             combinations=[],
             combined=list(none),
             copied=list(none),
@@ -274,6 +330,7 @@ class OptimizerHooks:
             unread=list(none),
             changed=list(self._changed),
             starts=list(none),
+            promised=promised,
             found_inf=getattr(self.optimizer, "found_inf", None),
             grad_scale=getattr(self.optimizer, "grad_scale", None),
         )
@@ -282,7 +339,8 @@ class OptimizerHooks:
         for index, layer in enumerate(self.watched):
             param, group = layer.param, layer.group
             gradient, buffer = param.grad, states.get(param, _EMPTY).get("momentum_buffer") if sgd else None
-            reading.combinations.append((first if buffer is None else later)[group])
+            combination = (first if buffer is None else later)[group]
+            reading.combinations.append(combination if promised[index] is None else _NO_DECAY)
             # In half precision the step rounds the new weight by more than the products can know.
             combined = can_combine and param.dtype in _EXACT and (gradient is None or gradient.layout == torch.strided)
             reading.combined[index], reading.missing[index] = combined, gradient is None
@@ -297,7 +355,7 @@ class OptimizerHooks:
             reading.late[index], reading.unread[index] = not overwritten, overwritten and has_closure
             if overwritten and gradient is not None and not has_closure:
                 self._read_pair(layer, densify(gradient), self._products(reading, index)[:, 1:3])
-            is_same = self._probes[index].remember()
+            is_same = self._probes[index].remember(factor=self._factor_since_mark(index))
             # If the last sample is not of the last step, our own steps lie between, and a difference means nothing.
             reading.changed[index] |= not is_same and self._last_sampled == self.count - 1
         one_pass.run()
@@ -351,7 +409,7 @@ class OptimizerHooks:
         if sgd:
             group = self.groups[layer.group]
             return bool(group["nesterov"]) and float(group["weight_decay"]) == 0
-        return law.rule is None or law.overwrites_gradient
+        return law.rule is None or law.overwrites_gradient or self.turned_by is not None
 
 
 def _decay_alone(law: GroupRule) -> Combination:

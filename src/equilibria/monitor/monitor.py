@@ -32,7 +32,8 @@ from equilibria.monitor.reading import PRODUCTS, StepReading
 from equilibria.monitor.sample_rows import SampleBuilder
 from equilibria.monitor.sampler import Sampler
 from equilibria.optimizers.budget import Every
-from equilibria.optimizers.rules import GroupRule, rule_of_group, rule_text
+from equilibria.optimizers.controllers import control_log
+from equilibria.optimizers.rules import GroupRule, rule_text
 from equilibria.tensors.invariance import Invariant, with_invariance
 from equilibria.tensors.layout import local
 from equilibria.tensors.parameters import Select, Watched, find_watched, select_patterns, unwrap_optimizer
@@ -150,9 +151,9 @@ class Monitor:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Versions, sampling, optimizers and every watched weight with its law, in values that JSON can hold."""
+        """Versions, sampling, optimizers, controllers and every watched weight with its law, in values for JSON."""
         optimizers = [hooks.optimizer for hooks in self._hooks]
-        laws = [[rule_of_group(hooks.optimizer, group) for group in hooks.groups] for hooks in self._hooks]
+        laws = [hooks.laws for hooks in self._hooks]
         rules = [[None if law.rule is None else _describe_rule(law.rule) for law in of_groups] for of_groups in laws]
         return {
             "equilibria": __version__,
@@ -161,11 +162,20 @@ class Monitor:
             "granularity": self._granularity,
             "steps_per_epoch": self._steps_per_epoch,
             "optimizers": [_describe_optimizer(*pair) for pair in zip(optimizers, laws, strict=True)],
+            "controllers": [
+                {"optimizer": index, "name": type(controller).__name__, "promise": controller.promise}
+                for index, optimizer in enumerate(optimizers)
+                for controller in control_log(optimizer).controllers
+            ],
             "params": [
                 unit
                 for hooks, of_groups, described in zip(self._hooks, laws, rules, strict=True)
                 for layer in hooks.watched
-                for unit in _describe_units(layer, of_groups[layer.group], described[layer.group])
+                for unit in (
+                    _describe_units(layer, of_groups[layer.group], described[layer.group])
+                    if hooks.promised(layer) is None
+                    else _describe_units(layer, GroupRule(None), None, promised_by=type(hooks.turned_by).__name__)
+                )
             ],
         }
 
@@ -437,8 +447,11 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer, laws: Sequence[GroupRu
     return {"class": kind, "settings": "; ".join(dict.fromkeys(texts))}
 
 
-def _describe_units(layer: Watched, law: GroupRule, rule: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    labels = layer.invariant or (None,) * layer.units
+def _describe_units(
+    layer: Watched, law: GroupRule, rule: dict[str, Any] | None, *, promised_by: str | None = None
+) -> Iterator[dict[str, Any]]:
+    # Who turns a weight at constant norm was told that it is scale-invariant.
+    labels = layer.invariant or (None if promised_by is None else True,) * layer.units
     for name, invariant in zip(layer.unit_names, labels, strict=True):
         yield {
             "name": name,
@@ -454,6 +467,7 @@ def _describe_units(layer: Watched, law: GroupRule, rule: dict[str, Any] | None)
             "law": None if law.rule is None else type(law.rule).__name__,
             "no_law": law.reason or None,
             "rule": rule,
+            "promised_by": promised_by,
         }
 
 

@@ -7,7 +7,8 @@ the mean second moment under Adam, traces of past updates under Lion and Muon.
 Start. At the first sampled step with a gradient the state is set to the measured norm and to the measured optimizer
 state, all read before the step. From then on the recursion runs by itself: measured norms never correct it, or the
 prediction would only repeat the measurement. It starts again from measured values when somebody else changed the weight
-(loading, rescaling, projecting), because no law of the optimizer covers that.
+(loading, projecting), because no law of the optimizer covers that. Where a controller of this package rescaled the
+weight, it announced the factor, and the state is rescaled by it.
 
 Input. The settings of every single step since the last sample, sampled or not, and one number per weight that only
 training knows: L, the squared gradient on the unit sphere including its correlation with the momentum. L is measured at
@@ -40,7 +41,7 @@ from equilibria.theory.adam import adam_settling_steps
 from equilibria.theory.moments import angle_from_chord_sq, chord_sq, nesterov_correlation
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule, momentum_unit_grad_sq
 from equilibria.theory.settling import Relaxation, relaxation
-from equilibria.theory.states import State, memory_size
+from equilibria.theory.states import State, memory_size, rescaled
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -172,6 +173,7 @@ class Predictor:
         *,
         memory: OptimizerMemory | None,
         skipped: bool,
+        rescalings: Sequence[tuple[int, Array]] = (),
     ) -> Prediction:
         """Take in one sample and predict it.
 
@@ -181,6 +183,7 @@ class Predictor:
             rules: the rule at every step since the last sample, this step's last.
             memory: the measured optimizer state, if the recursion of some weights starts here.
             skipped: whether the step was not carried out, as mixed precision does after an overflow.
+            rescalings: what controllers multiplied the weights by, each before the step with this index in ``rules``.
         """
         rule, relax, starting = rules[-1], self._relaxation(rules[-1]), memory is not None
         with np.errstate(all="ignore"):  # zeros and values that are not finite become NaN, weight by weight
@@ -190,9 +193,11 @@ class Predictor:
             correlation = self._correlation(rule)
             if memory is not None and (self._state is None or memory.starts.all()):
                 self._start(rule, measured, memory)
-                rules, memory = rules[-1:], None
+                rules, memory, rescalings = rules[-1:], None, ()
             now = np.maximum(_with_momentum(rule, unit_grad_sq, correlation), 0.0)
-            norm, angle = self._follow(rules, now, correlation, measured=measured, memory=memory, skipped=skipped)
+            norm, angle = self._follow(
+                rules, now, correlation, measured=measured, memory=memory, skipped=skipped, rescalings=rescalings
+            )
             self.next_step = step + 1
             mean = np.maximum(_with_momentum(rule, self._grad_sq.value, correlation), 0.0)
             angle_equilibrium, norm_equilibrium = group_equilibrium(
@@ -299,6 +304,7 @@ class Predictor:
         measured: MeasuredStep,
         memory: OptimizerMemory | None,
         skipped: bool,
+        rescalings: Sequence[tuple[int, Array]],
     ) -> tuple[Array, Array]:
         """Run the recursion over all steps since the last sample: norm before the last step, and its angle."""
         nothing = np.full(len(momentum_grad_sq), np.nan)
@@ -311,10 +317,13 @@ class Predictor:
         self._momentum_grad_sq = end
         # Weights that get their first gradient at this step: until now their optimizer state was 0.
         late = np.isnan(self._state.norm_sq) & ~_has_memory(self._state) & (measured.gg > 0)
-        if (skipped or late.any() or memory is not None) and len(rules) > 1:
+        if skipped or late.any() or memory is not None:
             # The last step is special for some weights: bring all of them up to it first.
-            self._advance(rules[:-1], ramp[:-1], correlation)
-            rules, ramp = rules[-1:], ramp[-1:]
+            last = len(rules) - 1
+            if last:
+                self._advance_rescaled(rules[:-1], ramp[:-1], correlation, [x for x in rescalings if x[0] < last])
+            self._rescale([factors for index, factors in rescalings if index == last])
+            rules, ramp, rescalings = rules[-1:], ramp[-1:], ()
         if memory is not None:
             self._start(rules[-1], measured, memory)
             ramp = np.where(memory.starts, momentum_grad_sq, ramp)
@@ -324,7 +333,28 @@ class Predictor:
             return (nothing if self._state is None else np.sqrt(self._state.norm_sq)), nothing
         if self._state is not None and late.any():
             self._set_norms(measured, late)
-        return self._advance(rules, ramp, correlation)
+        return self._advance_rescaled(rules, ramp, correlation, rescalings)
+
+    def _advance_rescaled(
+        self,
+        rules: Sequence[Rule],
+        momentum_grad_sq: Array,
+        correlation: Array,
+        rescalings: Sequence[tuple[int, Array]],
+    ) -> tuple[Array, Array]:
+        """Run the recursion over some steps, rescaled before some of them: norm before the last one, and its angle."""
+        begin = 0
+        for index, factors in rescalings:
+            if index > begin:
+                self._advance(rules[begin:index], momentum_grad_sq[begin:index], correlation)
+            self._rescale([factors])
+            begin = max(index, 0)
+        return self._advance(rules[begin:], momentum_grad_sq[begin:], correlation)
+
+    def _rescale(self, several: Sequence[Array]) -> None:
+        for factors in several:
+            if self._state is not None:
+                self._state = rescaled(self._state, factors)
 
     def _advance(self, rules: Sequence[Rule], momentum_grad_sq: Array, correlation: Array) -> tuple[Array, Array]:
         """Run the recursion over some steps: norm before the last of them, and its angle."""

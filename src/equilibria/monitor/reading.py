@@ -17,8 +17,8 @@ move loses no digits; the angle could not be recovered from the two norms, whose
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +36,8 @@ from equilibria.tensors.parameters import Watched
 Array = NDArray[np.float64]
 
 PRODUCTS = 9  # inner products per row of a reading
-_COMPARED = 64  # entries that are compared to see whether a copy still equals its weight
+_COMPARED = 64  # entries that are compared to see whether a weight is what it was
+_FEW_ROUNDINGS = 16  # in units of the type's eps: swapping weights by interpolation and back rounds them
 
 
 @dataclass(slots=True)
@@ -50,7 +51,6 @@ class StepReading:
         step: number of the step in the samples, shared by all watched optimizers.
         laws: the law of each parameter group.
         settings: settings of each parameter group at this step and at all steps since the previous reading; added last.
-        addresses: of all tensors that are not sharded, before the step.
         combinations: the update as a combination of weight, gradient and buffer, as far as it is known.
         combined: whether the products are ww, wg, gg, wv, gv, vv of weight, gradient and buffer, from which the update
             follows; otherwise they are ww, wg, gg, we, ee, 0 with the measured move e.
@@ -62,6 +62,10 @@ class StepReading:
         unread: whether the gradient could not be read: a closure computes it and the step may overwrite it.
         changed: whether the tensor was changed outside of the optimizer since the last step.
         starts: whether the prediction of this tensor starts at this step.
+        promised: radians by which a controller turns this tensor in this step, NaN if it does not say; None for a
+            tensor that no controller turns.
+        rescalings: what controllers multiplied the tensors by since the previous reading: the count of the step that
+            followed, and one factor per tensor; added last.
         grown: whether parameters were added to the optimizer since the previous reading.
         steps_taken: step count in the optimizer's own state.
         found_inf: not 0 if a fused optimizer skips the step; None if it cannot skip.
@@ -72,7 +76,6 @@ class StepReading:
     step: int
     laws: list[GroupRule]
     settings: list[SettingsLog]
-    addresses: list[int]
     combinations: list[Combination]
     combined: list[bool]
     copied: list[bool]
@@ -82,6 +85,8 @@ class StepReading:
     unread: list[bool]
     changed: list[bool]
     starts: list[bool]
+    promised: list[float | None]
+    rescalings: list[tuple[int, list[float]]] = field(default_factory=list)
     grown: bool = False
     steps_taken: float = 0.0
     found_inf: Tensor | None = None
@@ -201,14 +206,17 @@ class CopyProbe:
         self._layout: tuple[object, ...] = ()  # of the weight when the copy was allocated
         self._version = -1  # of the weight that the copy equals; -1 if it equals none
 
-    def remember(self) -> bool:
+    def remember(self, *, factor: float = 1.0) -> bool:
         """Make the copy equal to the weight.
 
         If the last step was compared too, the copy already is the weight after it, unless somebody changed the weight
-        in between: then copying is needed, and the change is reported.
+        in between: then copying is needed.
+
+        Args:
+            factor: what controllers multiplied the weight by in between.
 
         Returns:
-            False if the weight changed since the last compared step.
+            False if the weight is seen to be another than the one after the last compared step, times the factor.
         """
         param = local(self._watched.param)
         layout = param.shape, param.stride(), param.dtype, param.device
@@ -216,10 +224,13 @@ class CopyProbe:
             self._copy, self._layout = copy_of(param), layout
             return True
         is_fresh = self._version >= 0
-        if is_fresh and self._version == self._watched.param._version and self._looks_the_same(param):
-            return True
-        self._copy.copy_(param)
-        return not is_fresh
+        is_untouched = is_fresh and self._version == self._watched.param._version
+        # A change through ``.data`` leaves the version as it was: entries are compared unless that waits for a device.
+        is_compared = is_fresh and (param.device.type == "cpu" or not is_untouched)
+        is_same = not is_compared or _same_entries(param, self._copy, factor)
+        if not (is_untouched and is_same):
+            self._copy.copy_(param)
+        return is_same
 
     def compare(self, one_pass: MovesPass, row: int, gradient: Tensor | None, *, shrink: float, refresh: bool) -> None:
         """Add the move of the weight to a pass; call it after the step.
@@ -241,16 +252,121 @@ class CopyProbe:
         if refresh and not in_place:
             self._copy.copy_(local(param))  # ``before`` is a rearranged copy, which the pass reads instead
 
-    def _looks_the_same(self, param: Tensor) -> bool:
-        """Whether a few entries agree: a change through ``.data`` leaves the version as it was."""
-        if param.device.type != "cpu":  # the comparison would wait for the device
-            return False
-        return torch.equal(_some_entries(param, like=param), _some_entries(self._copy, like=param))  # type: ignore[arg-type]
-
 
 def _some_entries(tensor: Tensor, *, like: Tensor) -> Tensor:
     entries = flat(tensor, like=like)
     return entries[:: max(1, len(entries) // _COMPARED)]
+
+
+def _same_entries(tensor: Tensor, before: Tensor, factor: float) -> bool:
+    """Whether a few entries are those of a tensor before, times a factor, up to rounding."""
+    now, then = (_some_entries(as_real(x.detach()), like=as_real(tensor.detach())) for x in (tensor, before))
+    return tensor.numel() == 0 or bool(torch.all((now - then * factor).abs() <= _tolerance(then)))
+
+
+class WeightMarks:
+    """What weights looked like after the last step, to see whether something else has changed them since.
+
+    Torch counts the in-place changes of a tensor in ``_version``; ``p.data = other`` is not counted, but moves the
+    tensor in memory. Where either shows a change, a few entries decide: weights that were swapped for others and back,
+    as for an evaluation with their averages, have not changed.
+
+    In main memory the entries are read through numpy, without an operation of torch: a step between samples runs none.
+    On a device they are read from the first touch on, which itself counts as a change.
+
+    Args:
+        params: the weights; none of them sharded.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self._params = list(params)
+        self.versions: list[int] = []
+        self._addresses: list[int] = []
+        self._views: list[NDArray[Any] | None] = [None] * len(self._params)  # of the entries in main memory
+        self._viewed = [-1] * len(self._params)  # the address that each view was made for
+        self._entries: list[NDArray[Any] | Tensor | None] = []
+        self._was_touched = False
+
+    def forget(self) -> None:
+        """Compare with nothing until the weights are marked again."""
+        self.versions = []
+
+    def mark(self, *, may_operate: bool) -> None:
+        """Remember the weights as they are.
+
+        Args:
+            may_operate: whether operations of torch are allowed, as after a sampled step.
+        """
+        self.versions = [param._version for param in self._params]
+        self._addresses = [param.data_ptr() for param in self._params]
+        if may_operate:
+            self._make_views(range(len(self._params)))
+        self._entries = [
+            view.copy() if view is not None and viewed == address else None
+            for view, viewed, address in zip(self._views, self._viewed, self._addresses, strict=True)
+        ]
+        if self._was_touched:
+            for index, param in enumerate(self._params):
+                if self._entries[index] is None and param.device.type != "cpu":
+                    weight = as_real(param.detach())
+                    self._entries[index] = _some_entries(weight, like=weight).clone()
+
+    def changed(self, own: Sequence[tuple[int, float]] | None) -> list[int]:
+        """The weights that something else has changed, by their index.
+
+        Args:
+            own: for each weight the number of changes that controllers announced and the factor that they multiplied it
+                by, since the weights were marked; None if they announced nothing.
+        """
+        touched = [
+            index
+            for index, (param, version, address) in enumerate(
+                zip(self._params, self.versions, self._addresses, strict=False)
+            )
+            if param._version - version != (0 if own is None else own[index][0]) or param.data_ptr() != address
+        ]
+        if not touched:
+            return []
+        self._was_touched = True
+        self._make_views(touched)
+        return [index for index in touched if not self._is_same(index, 1.0 if own is None else own[index][1])]
+
+    def _make_views(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            param = self._params[index]
+            if self._viewed[index] != param.data_ptr():
+                self._views[index], self._viewed[index] = _numpy_view(param), param.data_ptr()
+
+    def _is_same(self, index: int, factor: float) -> bool:
+        """Whether the entries are those that were marked, times a factor, up to rounding."""
+        before, view, param = self._entries[index], self._views[index], self._params[index]
+        if isinstance(before, Tensor) and before.device == param.device:
+            weight = as_real(param.detach())
+            after = _some_entries(weight, like=weight)
+            return bool(torch.all((after - before * factor).abs() <= _tolerance(before)))
+        if not isinstance(before, np.ndarray) or view is None or view.shape != before.shape:
+            return False  # nothing to compare with
+        if before.dtype.kind != "f":
+            return factor == 1 and np.array_equal(view, before)
+        return bool(np.all(np.abs(view - before * before.dtype.type(factor)) <= _tolerance(before)))
+
+
+def _tolerance(entries: Any) -> Any:
+    """The rounding of a few operations on entries of this size."""
+    kind = torch.finfo if isinstance(entries, Tensor) else np.finfo
+    return _FEW_ROUNDINGS * float(kind(entries.dtype).eps) * abs(entries).max()
+
+
+def _numpy_view(param: Tensor) -> NDArray[Any] | None:
+    """A few entries of a weight as numpy sees its memory: bits where numpy lacks the type; None if it cannot."""
+    if param.device.type != "cpu" or param.layout != torch.strided or param.numel() == 0:
+        return None
+    entries = _some_entries(as_real(param.detach()), like=as_real(param.detach()))
+    if entries.data_ptr() != param.data_ptr():
+        return None  # a rearranged copy
+    if entries.dtype not in (torch.float16, torch.float32, torch.float64):
+        entries = entries.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[entries.element_size()])
+    return entries.numpy()
 
 
 def angle_between(first: Tensor, second: Tensor) -> float:

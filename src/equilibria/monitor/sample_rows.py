@@ -22,6 +22,7 @@ from equilibria.records.tables import (
     NO_EQUILIBRIUM,
     NO_GRADIENT,
     NOT_FINITE,
+    RESCALED,
     SETTLED,
     SETTLING,
     SKIPPED,
@@ -101,6 +102,9 @@ class SampleBuilder:
             lr, weight_decay, momentum = np.array([settings[group][:3] for group in self._distinct])[self._group_rows].T
             changed, jumped = self._changed(reading, measured, lr)
             prediction, restart = self._predict(reading, measured, products, changed=changed, skipped=skipped)
+            turned = self._per_row([angle is not None for angle in reading.promised]).astype(bool)
+            if turned.any():
+                prediction = _as_promised(prediction, self._per_row(reading.promised).astype(np.float64), turned)
             columns = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
             columns |= _measured_columns(measured, lr, missing=missing, unread=unread, skipped=skipped)
             columns |= _prediction_columns(prediction, steps_per_epoch=self._steps_per_epoch)
@@ -108,9 +112,12 @@ class SampleBuilder:
             self._speed = measured.moved / lr
         columns["step"] = np.full(len(self.names), reading.step, dtype=np.int64)
         columns["param"] = self.names
-        balanced = np.isfinite(prediction.norm_equilibrium)
+        balanced = np.isfinite(prediction.norm_equilibrium) | (turned & prediction.settled)
         columns["state"] = self._labels.update(prediction.settled, changed=changed | jumped, balanced=balanced)
-        columns["note"] = _notes(measured, changed=changed, missing=missing, unread=unread, skipped=skipped)
+        rescaled = self._scale(reading) != 1
+        columns["note"] = _notes(
+            measured, changed=changed, rescaled=rescaled, missing=missing, unread=unread, skipped=skipped
+        )
         self._last = reading.count, settings
         return SampleRows(columns, restart)
 
@@ -179,8 +186,16 @@ class SampleBuilder:
             lr_sums = [sum(settings.lr for settings in log.between(first, reading.count)) for log in logs]
             lr_sum = np.array(lr_sums, dtype=np.float64)[self._group_rows]
             reach = np.where(lr_sum > 0, _FURTHER * lr_sum * np.fmax(self._speed, measured.moved / lr), 0.0)
-            changed |= np.abs(measured.norm - self._norm_after) > reach + _MOVED_BETWEEN * measured.norm
+            expected = self._norm_after * self._scale(reading)
+            changed |= np.abs(measured.norm - expected) > reach + _MOVED_BETWEEN * measured.norm
         return changed, jumped
+
+    def _scale(self, reading: StepReading) -> Array:
+        """What controllers multiplied every row by since the previous sample."""
+        scale = np.ones(len(self.names))
+        for _, factors in reading.rescalings:
+            scale *= self._per_row(factors)
+        return scale
 
     # ---- predicted
 
@@ -209,7 +224,12 @@ class SampleBuilder:
                 continue
             part = MeasuredStep(**{f.name: getattr(measured, f.name)[rows] for f in dataclasses.fields(MeasuredStep)})
             prediction = predictor.predict(
-                reading.count, part, rules, memory=memory if start.any() else None, skipped=skipped
+                reading.count,
+                part,
+                rules,
+                memory=memory if start.any() else None,
+                skipped=skipped,
+                rescalings=[(count - first, self._per_row(by)[rows]) for count, by in reading.rescalings],
             )
             for name in parts:
                 parts[name][rows] = getattr(prediction, name)
@@ -273,8 +293,19 @@ def _prediction_columns(prediction: Prediction, *, steps_per_epoch: int | None) 
     return nullable
 
 
-def _notes(measured: MeasuredStep, *, changed: Flags, missing: Flags, unread: Flags, skipped: bool) -> list[str | None]:
-    words = np.where(changed, CHANGED_OUTSIDE, "").astype(object)
+def _as_promised(prediction: Prediction, promised: Array, turned: Flags) -> Prediction:
+    """The prediction with the angles of a controller that turns weights itself: it promises them, at constant norm."""
+    angles = {name: np.where(turned, promised, getattr(prediction, name)) for name in ("angle", "angle_equilibrium")}
+    unknown = ("norm", "norm_equilibrium", "steps_to_settle")
+    numbers = {name: np.where(turned, np.nan, getattr(prediction, name)) for name in unknown}
+    kept = np.where(turned, np.isfinite(promised), prediction.settled)
+    return dataclasses.replace(prediction, **angles, **numbers, settled=kept)
+
+
+def _notes(
+    measured: MeasuredStep, *, changed: Flags, rescaled: Flags, missing: Flags, unread: Flags, skipped: bool
+) -> list[str | None]:
+    words = np.where(changed, CHANGED_OUTSIDE, np.where(rescaled, RESCALED, "")).astype(object)
     words[~np.isfinite(measured.gg) & ~unread | np.isinf(measured.ww)] = NOT_FINITE
     words[missing] = NO_GRADIENT
     if skipped:

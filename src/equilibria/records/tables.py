@@ -71,14 +71,16 @@ its weights were changed outside a step. A smooth schedule disturbs nothing: a l
 FORMER_STATES = {"approaching": SETTLING, "no equilibrium": NO_EQUILIBRIUM}
 """Values of ``state`` that versions before format 1.2 wrote into the sample table, and their present names."""
 
-SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT = (
+SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT, RESCALED = (
     "step skipped",
     "gradient not finite",
     "changed outside step",
     "no gradient",
+    "rescaled by controller",
 )
-NOTES = (SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT)
-"""Values of the sample table's ``note``; null for an ordinary sample."""
+NOTES = (SKIPPED, NOT_FINITE, CHANGED_OUTSIDE, NO_GRADIENT, RESCALED)
+"""Values of the sample table's ``note``; null for an ordinary sample. A controller of this package that rescales a
+weight announces it, and predictions continue across it; any other change between two steps is outside."""
 
 
 def unit(column: str) -> str:

@@ -95,6 +95,8 @@ def watch(
         except BaseException:
             monitor.close()
             raise
+        # Those that are made after this call are not yet in the metadata at the beginning.
+        recording.add_final_metadata(lambda: {"controllers": monitor.metadata["controllers"]})
         monitor.add_sink(recording)
     close_at_exit(monitor)
     return WatchedRun(monitor, recording)

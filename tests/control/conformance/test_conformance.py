@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import StepLR
 from equilibria.control._optimizer import CheckedOptimizer
 from equilibria.errors import EquilibriaError
 
+pytestmark = pytest.mark.filterwarnings("ignore:the norm of:equilibria.control.RescaleWarning")  # short, unsettled runs
 STEPS = 8
 every_controller = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
