@@ -94,6 +94,10 @@
       return;
     }
     history.replaceState(null, "", "?" + query);
+    if (wantedLayer === null) { // the server chose it: keep it while the runs train
+      wantedLayer = comparison.layer;
+      if (!comparison.runs.some((run) => (run.ratio || []).some((value) => value !== null))) form.elements.kind.value = "angle";
+    }
     layers();
     await live.loadCharts();
     draw();
