@@ -25,7 +25,7 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     from equilibria.diagnosis import summarise_and_diagnose
     from equilibria.diagnosis.sharpness import sharpness_findings
     from equilibria.records import read_record
-    from equilibria.views.run.headline import run_headline, worst_first
+    from equilibria.views.run.headline import run_headline
     from equilibria.views.run.sharpness import sharpness_table
     from equilibria.views.run.terminal import run_table
 
@@ -37,8 +37,7 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
         with named({"path": "--html"}):
             title, queries = run.resolve().name, recorded.sharpness()
             write_report(samples, html, metadata=metadata, title=title, notes=notes, sharpness=queries)
-    summaries, findings = summarise_and_diagnose(samples, metadata=metadata)
-    layers = worst_first(summaries)
+    layers, findings = summarise_and_diagnose(samples, metadata=metadata)
     if as_json:
         every_finding = [*findings, *sharpness_findings(recorded.sharpness(), metadata=metadata)]
         print_json({"layers": [_contract(layer) for layer in layers], "findings": every_finding, "notes": notes})

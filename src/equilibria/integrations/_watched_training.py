@@ -152,11 +152,11 @@ def print_summary(monitor: WatchedRun) -> None:
     """Print a headline, the most serious findings and where to find the rest."""
     from equilibria.diagnosis.summary import summarise
     from equilibria.views._rich import Console, Text
-    from equilibria.views.run.headline import run_headline, worst_layer
+    from equilibria.views.run.headline import run_details, run_headline
 
     layers, findings = summarise(monitor.samples(), metadata=monitor.metadata), monitor.findings()
     out = Console()
-    out.print(Text(f"equilibria: {run_headline(layers)}. {worst_layer(layers)}"))
+    out.print(Text(f"equilibria: {run_headline(layers)}. {run_details(layers)}"))
     for finding in findings[:_MOST_FINDINGS]:
         out.print(_paragraph(finding))
     more = len(findings) - _MOST_FINDINGS

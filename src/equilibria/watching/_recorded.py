@@ -26,7 +26,9 @@ class RecordedRun(Record):
     __slots__ = ()
 
     def table(self) -> Printable:
-        """One line per layer, the most surprising first, and the queries of a sharpness tracker, if there was one.
+        """One line per layer, in the order of the model, and the queries of a sharpness tracker, if there was one.
+
+        Of many layers, those of one kind across blocks (``h.*.mlp.c_proj``) share a line.
 
         Returns:
             A table that ``print`` shows in the terminal and a notebook shows as the value of a cell.

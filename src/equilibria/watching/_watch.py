@@ -68,15 +68,21 @@ def watch(
 
     Example:
         >>> import torch
-        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.BatchNorm1d(8))
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-        >>> with watch(model, optimizer, every=1) as monitor:
-        ...     for _ in range(3):
-        ...         optimizer.zero_grad()
-        ...         model(torch.randn(16, 8)).square().sum().backward()
-        ...         optimizer.step()
-        >>> monitor.samples().num_rows
-        3
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(16, 16, bias=False), torch.nn.BatchNorm1d(16))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+        >>> monitor = watch(model, optimizer, invariant=["0.weight"], every=1)
+        >>> for _ in range(400):
+        ...     optimizer.zero_grad()
+        ...     torch.nn.functional.cross_entropy(model(torch.randn(32, 16)), torch.randint(16, (32,))).backward()
+        ...     optimizer.step()
+        >>> print(monitor.table())
+        The layer turns as predicted. 0.weight turns 0.023... rad per step; SGD(lr=0.1, wd=5e-3, momentum=0.9) predicts
+        0.023...; it is settled.
+        layer  rad/step  predicted  ratio  equilibrium  norm   norm*  state    invariant
+        0      0.02...   0.02...    1.0... 0.0229       1.8... 1.8... settled  given
+        ...
+        >>> monitor.close()
     """
     monitor = Monitor(
         model,
@@ -235,7 +241,9 @@ class WatchedRun:
         return run_card(samples, summaries, findings=findings)
 
     def table(self) -> Printable:
-        """One line per layer, the most surprising first: measured, predicted, and how long until it settles.
+        """One line per layer, in the order of the model: measured, predicted, and how long until it settles.
+
+        Of many layers, those of one kind across blocks (``h.*.mlp.c_proj``) share a line.
 
         Returns:
             A table that ``print`` shows in the terminal and a notebook shows as the value of a cell.
