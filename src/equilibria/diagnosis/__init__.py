@@ -2,6 +2,7 @@
 
 - `diagnose`: every check of a run, most serious findings first; `summarise_and_diagnose`: the summaries as well.
 - `summary`: one summary per layer, over its last samples.
+- `siblings`: layers of one kind across the blocks of a network, and those unlike their siblings.
 - `layers`: the evidence about one layer, with a number for every assumption of the predictions.
 - `equilibrium`: findings about layers far from equilibrium, disturbed by a change, or without one.
 - `assumptions`: findings about predictions that fail, and why.

@@ -244,8 +244,8 @@ def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> s
             else []
         ),
         *(["predicted: rad/step now"] if "predicted" in columns else []),
-        *(["equilibrium: rad/step at the present lr x wd, once settled"] if "equilibrium" in columns else []),
-        *(["norm*: norm in equilibrium"] if "norm*" in columns else []),
+        *(["equilibrium: rad/step at this lr x wd once settled"] if "equilibrium" in columns else []),
+        *(["norm*: norm then"] if "norm*" in columns else []),
         *([_LEGEND_OF_PARTNERS] if any(label.startswith(_PARTNERS) for label in labels) else []),
     ]
     return "; ".join(parts)
