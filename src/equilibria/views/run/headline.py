@@ -189,13 +189,15 @@ def _norms_changed(layers: Sequence[LayerSummary]) -> str:
     if not changes:
         return ""
     low, high = min(changes), max(changes)
-    since = f"since step {min(layer.recorded_from or 0 for layer in later):,}"
+    first = {layer.recorded_from for layer in later}
+    start = f"step {first.pop():,}" if len(first) == 1 else "their first samples"
+    since = f"since {start}"
     norms = "the norm" if len(changes) == 1 else "norms"
     if low > -0.005 and high < 0.005:
         return f"{norms} changed by less than 0.5 % {since}"
     if high >= 1:
         factors = dict.fromkeys(f"{1 + change:.2g}x" for change in (low, high))
-        return f"{norms} {'is' if len(changes) == 1 else 'are'} {' to '.join(factors)} as long as at {since[6:]}"
+        return f"{norms} {'is' if len(changes) == 1 else 'are'} {' to '.join(factors)} as long as at {start}"
     if low >= 0 or high <= 0:
         return f"{norms} {'grew' if low >= 0 else 'shrank'} by {_between([abs(low), abs(high)])} {since}"
     return f"{norms} changed by -{_fine(-low)} to +{_fine(high)} {since}"

@@ -26,6 +26,7 @@ _ORDER = (
 )
 _MOST_UNLIKE = 4
 _NOTHING = "–"
+_WORDS = ("state", "how")  # fields whose columns are flush left
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +61,18 @@ def layer_table(layers: Sequence[LayerSummary], *, curves: Sequence[str]) -> str
     head = "".join(_heading(column) for column in columns)
     rows: list[str] = []
     for row in kinds:
-        kind = row.kind if len(row.members) > 1 else None
-        if kind is not None:
+        is_kind = len(row.members) > 1
+        if is_kind:
             rows.append(_kind_row(len(rows), row, columns))
         for layer in row.members:
             if layer.name in numbers:
-                rows.append(_layer_row(len(rows), numbers[layer.name], layer, columns, kind=kind))
-    shown_table = scrolling_table(
-        f'<tr><th scope="col">layer</th>{head}</tr>', rows, name="layers-heading", kind="layers"
-    )
+                number, of_kind = numbers[layer.name], row.kind if is_kind else None
+                rows.append(_layer_row(len(rows), number, layer, columns, kind=of_kind))
+    kind = "layers numeric" if columns and columns[-1].field not in _WORDS else "layers"
+    shown_table = scrolling_table(f'<tr><th scope="col">layer</th>{head}</tr>', rows, name="layers-heading", kind=kind)
     order = _ORDER if sum(layer.how_wrong is not None for layer in layers) > 1 else ""
-    is_folded = any(len(row.members) > 1 for row in folded(layers))
-    return _SECTION.format(
-        f"{order}{shown_table}\n{_caption(columns, len(layers) - len(numbers), is_folded=is_folded)}"
-    )
+    caption = _caption(columns, len(layers) - len(numbers), is_folded=len(kinds) < len(layers))
+    return _SECTION.format(f"{order}{shown_table}\n{caption}")
 
 
 def _columns(layers: Sequence[LayerSummary]) -> list[_Column]:
