@@ -12,6 +12,7 @@ from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
 from equilibria.views.notebook import EQUILIBRIUM, MEASURED, PREDICTED, Line, card, svg_chart
 from equilibria.views.run.headline import run_headline, worst_first, worst_layer
+from equilibria.views.run.metrics import last_values
 from equilibria.views.run.terminal import state_word
 from equilibria.views.thinning import stretches
 
@@ -20,7 +21,12 @@ _HEADINGS = ("layer", "rad per step", "predicted", "ratio", "norm", "equilibrium
 
 
 def run_card(
-    samples: pa.Table, layers: Sequence[LayerSummary], *, findings: Sequence[Finding] = (), notes: Sequence[str] = ()
+    samples: pa.Table,
+    layers: Sequence[LayerSummary],
+    *,
+    findings: Sequence[Finding] = (),
+    notes: Sequence[str] = (),
+    metrics: pa.Table | None = None,
 ) -> str:
     """A card with the curves of the layer that is furthest off, one row per layer, and the findings.
 
@@ -29,14 +35,16 @@ def run_card(
         layers: its summaries.
         findings: of the run.
         notes: sentences about the record itself.
+        metrics: the numbers that the training logged.
     """
+    logged = "" if metrics is None else last_values(metrics)
     shown = worst_first(layers)
     return card(
         f"{run_headline(layers)}. {worst_layer(layers)}",
         picture=_angles(samples, shown[0].name) if shown else "",
         headings=_HEADINGS,
         rows=[_row(layer) for layer in shown],
-        notes=[*notes, *map(_sentences, findings)],
+        notes=[*([f"{logged}."] if logged else []), *notes, *map(_sentences, findings)],
     )
 
 

@@ -6,10 +6,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+import pyarrow as pa
+
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding, counted
 from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
 from equilibria.views.run.headline import no_findings, run_headline, worst_first, worst_layer
+from equilibria.views.run.metrics import last_values
 from equilibria.views.terminal import fitting
 
 _ROOMY, _NARROW = 92, 72  # columns of a terminal: with fewer than the first it is spaced closely
@@ -28,6 +31,7 @@ def run_table(
     findings: Sequence[Finding],
     notes: Sequence[str] = (),
     most: int | None = None,
+    metrics: pa.Table | None = None,
 ) -> str:
     """A headline, one line per layer, the furthest off its prediction first, and the findings below.
 
@@ -36,6 +40,7 @@ def run_table(
         findings: shown below as sentences.
         notes: sentences about the record itself, shown before the findings.
         most: the number of layers to show; None for all.
+        metrics: the numbers that the training logged; the last of them are shown below the table.
 
     Returns:
         Text as wide as the terminal, with ANSI colours if standard output is one and NO_COLOR is not set.
@@ -63,6 +68,8 @@ def run_table(
     out.print(Text(_window(summaries), style="dim"))
     if legend := _legend(layers, columns):
         out.print(Text(legend, style="dim"))
+    if metrics is not None and (logged := last_values(metrics)):
+        out.print(Text(logged, style="dim"))
     if most is not None and len(summaries) > most:
         out.print(Text(f"{len(summaries) - most:,} more layers are in --json", style="dim"))
     out.print()
