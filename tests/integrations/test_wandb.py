@@ -187,7 +187,7 @@ def test_a_warning_becomes_an_alert_and_a_note_only_if_asked_for():
     assert levels == [wandb.AlertLevel.WARN, wandb.AlertLevel.WARN, wandb.AlertLevel.INFO]
     assert all(len(alert["title"]) < 64 for alert in run.alerts)
     assert run.alerts[0]["text"] == str(warning)
-    with pytest.raises(EquilibriaError, match="expected the result of wandb.init"):
+    with pytest.raises(EquilibriaError, match=r"expected the result of wandb\.init"):
         WandbAlerts("run")
 
 

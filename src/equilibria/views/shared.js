@@ -23,7 +23,7 @@ const charting = (() => {
   const evenTicks = (low, high) => {
     const rough = (high - low) / 4;
     const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].find((digit) => digit * power >= rough) * power;
+    const step = [1, 2, 2.5, 5, 10].find((digit) => digit * power >= rough) * power;
     const count = Math.floor(high / step) - Math.ceil(low / step) + 1;
     return Array.from({ length: count }, (_, i) => Number(((Math.ceil(low / step) + i) * step).toPrecision(6)));
   };
@@ -50,7 +50,7 @@ const charting = (() => {
 
   // A log axis upwards, unless it is linear; along it, steps or epochs.
   const look = ([width, height], { across, unit, range, title, linear, more }) => {
-    const ticks = linear ? evenTicks(range[0], range[1]) : axisTicks(range[0], range[1], height / 38);
+    const ticks = linear ? evenTicks(range[0], range[1]) : axisTicks(range[0], range[1], Math.max(4, height / 38));
     const narrow = width < 500;
     const family = getComputedStyle(document.body).fontFamily;
     return {
@@ -115,20 +115,22 @@ const charting = (() => {
         charts.splice(charts.indexOf(chart), 1);
         panels.delete(name);
       }
+      metrics.forEach(({ name }, index) => { // all of them first: the last one is higher
+        if (!panels.has(name)) panels.set(name, made(name));
+        const { box } = panels.get(name);
+        if (place.children[index] !== box) place.insertBefore(box, place.children[index] || null);
+      });
       metrics.forEach(({ name, note, log, lines }, index) => {
-        const isNew = !panels.has(name);
-        if (isNew) panels.set(name, made(name));
         const panel = panels.get(name);
-        if (place.children[index] !== panel.box) place.insertBefore(panel.box, place.children[index] || null);
         panel.note.textContent = note;
-        const traces = lines.map(({ x, y, color, text }) => ({ x, y, connectgaps: false, line: { color, width: 1.4 }, marker: { color, size: 4 },
+        const traces = lines.map(({ x, y, color, text }) => ({ x, y, connectgaps: false, line: { color, width: 1.2 }, marker: { color, size: 4 },
           mode: x.length > 60 ? "lines" : "lines+markers", hovertemplate: text + "<extra></extra>", meta: { metric: name } }));
         const shape = look(size(panel.chart), { across: [...across], unit, range: extent(lines, log), title: "", linear: !log,
           more: { hovermode: "closest", hoverdistance: 30 } });
-        shape.margin = { ...shape.margin, t: 8, b: 24 };
-        shape.xaxis.title = { text: "" };
+        shape.margin = { ...shape.margin, t: 8, b: index === metrics.length - 1 ? 42 : 24 };
+        if (index < metrics.length - 1) shape.xaxis.title = { text: "" }; // one for all panels
         draw(panel.chart, traces, shape);
-        if (isNew) { charts.push(panel.chart); linkZoom(charts, all, [panel.chart]); }
+        if (!charts.includes(panel.chart)) { charts.push(panel.chart); linkZoom(charts, all, [panel.chart]); }
       });
     };
   };
