@@ -177,7 +177,7 @@ class Monitor:
         return self.metric_log.table()
 
     def log(self, numbers: Mapping[str, Any], *, step: int | None = None) -> None:
-        """Take numbers of the training itself, such as its loss; see `MetricLog`."""
+        """Take numbers of the training itself, such as its loss, for the present step or the one that is named."""
         if self._closed and not self._has_warned:
             self._has_warned = True
             warn_in_training("numbers logged after close() are kept in memory, not recorded", WatchWarning)

@@ -66,13 +66,17 @@ class FindingAlerts:
                 key = f"{finding.severity}: {finding.kind or finding.subject}"
                 if key not in self._announced:
                     self._announced.add(key)
-                    self._on_finding(finding)
+                    self._announce(finding)
+        finally:
+            self._is_looking = False
+
+    def _announce(self, finding: Finding) -> None:
+        try:
+            self._on_finding(finding)
         except Exception as error:
             if not self._has_warned:
                 self._has_warned = True
                 warn_in_training(f"on_finding failed: {type(error).__name__}: {error}; training goes on", WatchWarning)
-        finally:
-            self._is_looking = False
 
     def state_dict(self) -> list[str]:
         """What was announced, for a checkpoint."""

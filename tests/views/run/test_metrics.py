@@ -67,7 +67,7 @@ def test_the_axis_of_the_charts_reaches_from_the_first_to_the_last_number():
     data = curves(samples, ["a"], steps_per_epoch=None, metrics=logged(loss=falling(700)))
     assert data["range"] == [0.0, 699.0]
     (panel,) = data["metrics"]
-    assert (panel["name"], panel["log"], panel["note"]) == ("loss", False, "0.9457 at step 699")
+    assert (panel["name"], panel["log"], panel["note"]) == ("loss", False, "0.9458 at step 699")
     assert curves(samples, ["a"], steps_per_epoch=None)["metrics"] == []
 
 
