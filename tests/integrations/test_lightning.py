@@ -217,14 +217,19 @@ def test_the_loss_of_every_step_and_the_validation_are_recorded(tmp_path, accumu
     trainer.validate(model, data(2), verbose=False)  # which is no training: without a warning
 
 
+class Broken(Classifier):
+    def training_step(self, batch, batch_idx):
+        return torch.nan * self.loss(batch)
+
+
 def test_findings_are_lines_in_the_log_or_go_to_a_function(tmp_path, caplog):
     seen = []
     with caplog.at_level("INFO"):
-        make_trainer(tmp_path, EquilibriaCallback(every=1, summary=False)).fit(Classifier(), data())
+        make_trainer(tmp_path, EquilibriaCallback(every=1, summary=False)).fit(Broken(), data())
         lines = [record for record in caplog.records if record.message.startswith("equilibria: ")]
         other = EquilibriaCallback(every=1, summary=False, on_finding=seen.append)
-        make_trainer(tmp_path, other).fit(Classifier(), data())
-    assert seen
+        make_trainer(tmp_path, other).fit(Broken(), data())
+    assert "not_finite" in {finding.kind for finding in seen}
     assert [record.message for record in lines] == [f"equilibria: {finding}" for finding in seen]
     assert {record.name for record in lines} == {f"{_packages()[0]}.equilibria"}
     assert len([record for record in caplog.records if record.message.startswith("equilibria: ")]) == len(lines)

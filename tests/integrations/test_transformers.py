@@ -59,8 +59,8 @@ class FailsAt(TrainerCallback):
             raise RuntimeError("the data are gone")
 
 
-def make_trainer(folder, *callbacks, model=None, data=None, **more):
-    options = {"max_steps": STEPS, "save_strategy": "no", **more}
+def make_trainer(folder, *callbacks, model=None, data=None, evaluated=None, **more):
+    options = {"max_steps": STEPS, "save_strategy": "no", "logging_strategy": "no", **more}
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=16,
@@ -69,7 +69,6 @@ def make_trainer(folder, *callbacks, model=None, data=None, **more):
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
-        logging_strategy="no",
         dataloader_pin_memory=False,
         **options,
     )
@@ -77,6 +76,7 @@ def make_trainer(folder, *callbacks, model=None, data=None, **more):
         model=model or Classifier(),
         args=arguments,
         train_dataset=examples() if data is None else data,
+        eval_dataset=evaluated,
         callbacks=list(callbacks),
     )
 
@@ -117,8 +117,7 @@ def test_accumulated_batches_and_epochs_are_counted_in_optimizer_steps(tmp_path)
 def test_the_loss_and_the_evaluation_that_the_trainer_logs_are_recorded(tmp_path):
     callback = EquilibriaCallback(tmp_path / "run", every=1, summary=False)
     more = {"logging_strategy": "steps", "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 3}
-    trainer = make_trainer(tmp_path / "out", callback, **more)
-    trainer.eval_dataset = examples(32)
+    trainer = make_trainer(tmp_path / "out", callback, evaluated=examples(32), **more)
     trainer.train()
     series = metric_series(read_record(tmp_path / "run").metrics())
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -126,6 +125,11 @@ def test_the_loss_and_the_evaluation_that_the_trainer_logs_are_recorded(tmp_path
     assert series["loss"][1].tolist() == [entry["loss"] for entry in logged]
     assert series["eval_loss"][0].tolist() == [2, 5]
     assert set(series) == {"loss", "eval_loss"}
+
+
+class Broken(Classifier):
+    def forward(self, inputs, labels):
+        return {"loss": torch.nan * super().forward(inputs, labels)["loss"]}
 
 
 def test_findings_are_lines_in_the_log_of_transformers(tmp_path):
@@ -136,17 +140,14 @@ def test_findings_are_lines_in_the_log_of_transformers(tmp_path):
     logger.setLevel("INFO")
     try:
         callback = EquilibriaCallback(every=1, summary=False)
-        make_trainer(tmp_path, callback).train()
+        make_trainer(tmp_path, callback, model=Broken()).train()
     finally:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
-    expected = [
-        ("WARNING" if finding.severity == "warning" else "INFO", f"equilibria: {finding}")
-        for finding in callback.monitor.findings()
-    ]
-    assert expected
-    assert set(expected) <= set(seen)
-    assert len(set(seen)) == len(seen)
+    kinds = {(finding.severity, finding.kind) for finding in callback.monitor.findings()}
+    assert ("warning", "not_finite") in kinds
+    assert len(seen) == len(set(seen)) >= len(kinds)
+    assert {(level, line.split(": ")[1]) for level, line in seen} <= {("WARNING", "warning"), ("INFO", "note")}
 
 
 def test_data_without_a_length_has_no_epochs(tmp_path):

@@ -67,6 +67,22 @@ def test_logging_alone_opens_no_record_beside_another(tmp_path):
     assert read_record(tmp_path / "run-2").metrics().num_rows == 1000
 
 
+def test_numbers_logged_before_a_checkpoint_is_loaded_open_no_record_beside_its_own(tmp_path):
+    net, optimizer, monitor = watched(tmp_path / "run")
+    train(net, optimizer, 3, after_step=lambda step: monitor.log(loss=step))
+    states = [part.state_dict() for part in (net, optimizer, monitor)]
+    monitor.close()
+    again = watched(tmp_path / "run")
+    again[2].log(validation=1.0)
+    for part, state in zip(again, states, strict=True):
+        part.load_state_dict(state)
+    train(*again[:2], 1, after_step=lambda step: again[2].log(loss=3))
+    again[2].state_dict()  # step 3 is not sampled, and its number is written all the same
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert metric_series(read_record(tmp_path / "run").metrics())["loss"][0].tolist() == [0, 1, 2, 3]
+    again[2].close()
+
+
 def test_a_resumed_run_has_no_number_twice_and_none_is_missing(tmp_path):
     net, optimizer, monitor = watched(tmp_path / "run")
     train(net, optimizer, 6, before_step=lambda step: monitor.log(loss=step))

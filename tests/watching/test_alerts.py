@@ -68,7 +68,10 @@ def test_the_same_kind_with_other_numbers_is_not_new_and_a_worse_one_is():
     alerts.look()
     present[:] = [finding("spike", "3 layers", "warning"), finding("", "another")]
     alerts.look()
-    assert seen == ["1 layer", "another", "3 layers"]
+    present[:] = [finding("spike", "4 layers", "warning"), finding("spike", "a second spike", "warning")]
+    alerts.look()
+    alerts.look()
+    assert seen == ["1 layer", "another", "3 layers", "a second spike"]
 
 
 def test_an_error_in_the_function_is_one_warning_and_the_next_finding_comes():

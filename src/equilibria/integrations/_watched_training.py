@@ -6,7 +6,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -150,14 +150,19 @@ class WatchedTraining:
                 other.close()
 
 
-def log_line(logger: logging.Logger) -> OnFinding:
-    """A function that logs a finding as one line: a warning, or information if it is a note."""
-    return partial(_log_line, logger)  # which can be pickled, as callbacks are
+@dataclass(frozen=True, slots=True)
+class LogLines:
+    """Logs each finding as one line: a warning, or information if it is a note.
 
+    Attributes:
+        logger: its name.
+    """
 
-def _log_line(logger: logging.Logger, finding: Finding) -> None:
-    level = logging.WARNING if finding.severity == "warning" else logging.INFO
-    logger.log(level, "equilibria: %s", finding)
+    logger: str
+
+    def __call__(self, finding: Finding) -> None:
+        level = logging.WARNING if finding.severity == "warning" else logging.INFO
+        logging.getLogger(self.logger).log(level, "equilibria: %s", finding)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import math
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from equilibria.integrations._watched_training import WatchedTraining, log_line, training_goes_on
+from equilibria.integrations._watched_training import LogLines, WatchedTraining, training_goes_on
 from equilibria.integrations.scalars import METRICS, MOST_LAYERS, ScalarSink, Tags, require
 from equilibria.monitor.monitor import Granularity, Sink
 from equilibria.optimizers.budget import Every
@@ -86,7 +85,7 @@ class EquilibriaCallback(_Callback):
             invariant=invariant,
             sinks=sinks,
             summary=summary,
-            on_finding=log_line(_logger()) if on_finding is None else on_finding,
+            on_finding=LogLines(f"{_packages()[0]}.equilibria") if on_finding is None else on_finding,
         )
         self._scalars: dict[str, Any] = {"metrics": tuple(metrics), "layers": layers}
         self._to_loggers = to_loggers
@@ -178,11 +177,6 @@ class _LoggerSink(ScalarSink):
     def write(self, scalars: Mapping[str, float], step: int) -> None:
         """Send scalars by tag."""
         self._logger.log_metrics(dict(scalars), step=self.first_step + step)
-
-
-def _logger() -> logging.Logger:
-    """Below Lightning's own, so that its settings hold."""
-    return logging.getLogger(f"{_packages()[0]}.equilibria")
 
 
 def _steps_per_epoch(trainer: Any, pl_module: Any) -> int | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from equilibria.errors import WatchWarning, warn_in_training
-from equilibria.integrations._watched_training import WatchedTraining, log_line, training_goes_on
+from equilibria.integrations._watched_training import LogLines, WatchedTraining, training_goes_on
 from equilibria.integrations.scalars import require
 from equilibria.monitor.monitor import Granularity, Sink
 from equilibria.optimizers.budget import Every
@@ -75,7 +75,7 @@ class EquilibriaCallback(_TrainerCallback):
             invariant=invariant,
             sinks=sinks,
             summary=summary,
-            on_finding=log_line(_logger()) if on_finding is None else on_finding,
+            on_finding=LogLines("transformers.equilibria") if on_finding is None else on_finding,
         )
 
     @property
@@ -125,10 +125,6 @@ def _is_metric(name: str, value: object) -> bool:
     """Whether the trainer measured it on data: neither a setting nor a speed."""
     is_measured = name == "loss" or (name.startswith("eval_") and not name.endswith(("_runtime", "_per_second")))
     return is_measured and isinstance(value, int | float)
-
-
-def _logger() -> Any:
-    return require("transformers.utils.logging", extra="transformers").get_logger("transformers.equilibria")
 
 
 def _load(args: Any, step: int) -> dict[str, Any] | None:

@@ -73,7 +73,7 @@ class MetricLog:
 
         Args:
             write: takes the columns of a metrics table.
-            can_write: whether the record is open; until then the numbers wait, so that they do not open one.
+            can_write: whether it may be opened already; until then the numbers wait.
         """
         self._write, self._can_write = write, can_write
 
@@ -85,18 +85,9 @@ class MetricLog:
             final: hand them to the record even if that opens it; nothing is recorded after it.
         """
         with self._lock:
-            self._settled = time.monotonic()
-            rows = self._read_waiting(on_devices=on_devices)
-            by_name: dict[str, tuple[list[int], list[float]]] = {}
-            for step, name, value in rows:
-                steps, values = by_name.setdefault(name, ([], []))
-                steps.append(step)
-                values.append(value)
-            for name, (steps, values) in by_name.items():
-                self._kept.add(name, steps, values)
+            self._keep_waiting(on_devices=on_devices)
             if self._write is None:
                 return False
-            self._unwritten += rows
             has_written = bool(self._unwritten) and (final or self._can_write())
             if has_written:
                 self._write_all(self._write)
@@ -118,7 +109,7 @@ class MetricLog:
         """Go on from a checkpoint that was saved after ``taken`` steps."""
         self._precedes_step = dict(state.get("precedes_step", {}))
         with self._lock:
-            self.settle()
+            self._keep_waiting(on_devices=True)  # without writing: which record to append to is not known yet
             self._kept.drop_from(taken)
 
     def _admitted(self, name: str) -> bool:
@@ -131,6 +122,20 @@ class MetricLog:
                 "at every step under the same name"
             )
         return True
+
+    def _keep_waiting(self, *, on_devices: bool) -> None:
+        """Read the numbers that wait and keep them, for the record too."""
+        self._settled = time.monotonic()
+        rows = self._read_waiting(on_devices=on_devices)
+        by_name: dict[str, tuple[list[int], list[float]]] = {}
+        for step, name, value in rows:
+            steps, values = by_name.setdefault(name, ([], []))
+            steps.append(step)
+            values.append(value)
+        for name, (steps, values) in by_name.items():
+            self._kept.add(name, steps, values)
+        if self._write is not None:
+            self._unwritten += rows
 
     def _read_waiting(self, *, on_devices: bool) -> list[tuple[int, str, float]]:
         """Take the rows that wait, all of them or those before the first number on a device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -19,8 +20,8 @@ _SHARE = 0.002  # of the training time that looking for findings may take
 class FindingAlerts:
     """Sink that looks for new findings within a time budget, and once more at the end.
 
-    A finding is new if no finding of its kind and severity was announced before: the same check says the same with
-    other numbers, or of other layers, as training goes on.
+    A check says the same with other numbers, or of other layers, as training goes on. So a finding is new if there are
+    more of its kind and severity than at any look before.
 
     Args:
         on_finding: called with each new finding. An error in it becomes one warning, and training goes on.
@@ -62,8 +63,11 @@ class FindingAlerts:
             return
         self._is_looking = True
         try:
+            count: Counter[str] = Counter()
             for finding in self._find():
-                key = f"{finding.severity}: {finding.kind or finding.subject}"
+                kind = f"{finding.severity}: {finding.kind or finding.subject}"
+                count[kind] += 1
+                key = f"{kind} ({count[kind]})"
                 if key not in self._announced:
                     self._announced.add(key)
                     self._announce(finding)

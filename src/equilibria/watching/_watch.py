@@ -16,7 +16,6 @@ from torch import nn
 
 from equilibria._display import Printable
 from equilibria.findings import Finding, counted
-from equilibria.monitor.metrics import MetricLog
 from equilibria.monitor.monitor import Granularity, Monitor, Sink
 from equilibria.optimizers.budget import Every
 from equilibria.records._at_exit import close_at_exit, forget
@@ -63,8 +62,8 @@ def watch(
             labels every layer with how it is invariant. Only these weights get predictions. Without it the cosine of
             weight and gradient decides.
         sinks: objects with ``append(columns)`` and ``close()`` that receive the samples as they are taken.
-        on_finding: a function that is called with each new `Finding` while training runs, and at the end. A finding of
-            the same kind and severity as an earlier one is not new. An error in it becomes a warning.
+        on_finding: a function that is called with each new finding while training runs, and at the end; the same kind
+            of finding with other numbers is not new. An error in it becomes a warning.
 
     Returns:
         The run: ``log(loss=...)``, ``table()``, ``findings()``, ``samples()``, ``report(path)``, ``close()``. It need
@@ -104,18 +103,20 @@ def watch(
             monitor.close()
             raise
         monitor.add_sink(recording)
-        _record_metrics(monitor.metric_log, recording)
+        _record_metrics(monitor, recording)
     close_at_exit(monitor)
     return WatchedRun(monitor, recording, on_finding=call)
 
 
-def _record_metrics(log: MetricLog, recording: Recording) -> None:
-    log.record(partial(recording.append, table=METRICS), can_write=lambda: recording.is_open)
+def _record_metrics(monitor: Monitor, recording: Recording) -> None:
+    # Not before the first step: a checkpoint may still be loaded, and its record is the one to append to.
+    log, may_open = monitor.metric_log, lambda: recording.is_open or monitor.step > 0
+    log.record(partial(recording.append, table=METRICS), can_write=may_open)
     known = weakref.ref(log)  # the writer's thread must not keep a monitor alive that nobody holds any more
 
     def append_waiting() -> bool:
-        log = known()
-        return log is not None and log.settle(on_devices=False)
+        held = known()
+        return held is not None and held.settle(on_devices=False)
 
     recording.collect(append_waiting)
 
