@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -85,7 +86,8 @@ def test_json_is_one_strict_value_with_layers_and_findings(recorded):
     result = report(recorded, "--json")
     assert result.exit_code == 0
     value = strict(result.output)
-    assert list(value) == ["layers", "findings", "notes"]
+    assert list(value) == ["layers", "metrics", "findings", "notes"]
+    assert value["metrics"] == []
     layers = summarise(SAMPLES, metadata=METADATA)
     assert [layer["name"] for layer in value["layers"]] == [layer.name for layer in layers]
     assert value["layers"][0]["angle_vs_predicted"] == layers[0].angle_vs_predicted
@@ -94,7 +96,18 @@ def test_json_is_one_strict_value_with_layers_and_findings(recorded):
     assert [finding["subject"] for finding in value["findings"]] == [
         f.subject for f in diagnose(SAMPLES, metadata=METADATA)
     ]
-    assert set(value["findings"][0]) == {"severity", "subject", "evidence", "remedy", "law"}
+    assert set(value["findings"][0]) == {"severity", "subject", "evidence", "remedy", "law", "kind"}
+
+
+def test_logged_numbers_are_in_table_json_and_page(recorded, tmp_path):
+    copy = shutil.copytree(recorded, tmp_path / "run")
+    with RecordWriter(copy, metadata={}, resume=True) as writer:
+        writer.append({"step": [0, 1, 2], "name": ["loss"] * 3, "value": [2.0, 1.0, float("nan")]}, table="metrics")
+    (loss,) = strict(report(copy, "--json").output)["metrics"]
+    assert (loss["name"], loss["count"], loss["lowest"], loss["last"]) == ("loss", 3, 1.0, None)
+    told = report(copy, "--html", str(tmp_path / "page.html")).output
+    assert "loss nan at step 2" in told
+    assert '"name":"loss"' in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_the_page_is_named_after_the_run(recorded, tmp_path):
@@ -110,7 +123,7 @@ def test_a_run_without_samples_is_reported_and_not_an_error(empty, tmp_path):
     result = report(empty, "--html", tmp_path / "out.html")
     assert result.exit_code == 0
     assert "Nothing was measured yet" in result.output
-    assert strict(report(empty, "--json").output) == {"layers": [], "findings": [], "notes": []}
+    assert strict(report(empty, "--json").output) == {"layers": [], "metrics": [], "findings": [], "notes": []}
     assert (tmp_path / "out.html").stat().st_size > 1_000_000
 
 

@@ -309,6 +309,21 @@ def test_too_few_samples_for_a_forecast_are_an_error(tmp_path):
         assert "6 samples; at least" in answer.json()["error"]
 
 
+def test_a_comparison_has_the_logged_numbers_of_every_run(tmp_path):
+    write_run(tmp_path / "a", 1, steps=600)
+    write_run(tmp_path / "b", 1, steps=600)
+    names = ["loss", "<b>", "loss", "accuracy"]
+    with RecordWriter(tmp_path / "b", metadata={}, resume=True) as writer:
+        writer.append({"step": [0, 0, 1, 1], "name": names, "value": [20.0, 1.0, 1.0, float("nan")]}, table="metrics")
+    with TestClient(build_app((tmp_path,)).asgi, base_url="http://localhost") as client:
+        first, second = client.get("/compare/view", params=[("run", 1), ("run", 2)]).json()["runs"]
+    assert first["metrics"] == []
+    assert [metric["name"] for metric in second["metrics"]] == ["loss", "<b>", "accuracy"]
+    loss, _, accuracy = second["metrics"]
+    assert (loss["x"], loss["y"], loss["log"]) == ([0.0, 1.0], [20.0, 1.0], True)
+    assert accuracy["y"] == [None]
+
+
 def test_a_comparison_has_the_layer_of_every_run(client, numbers):
     chosen = [("run", numbers["good"]), ("run", numbers["deep/er/other"])]
     comparison = client.get("/compare/view", params=chosen).json()

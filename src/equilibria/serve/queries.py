@@ -23,6 +23,7 @@ from equilibria.theory import Rule
 from equilibria.theory.schedules import ScheduleLike
 from equilibria.views.forecast.page import forecast_page
 from equilibria.views.plan.page import plan_page
+from equilibria.views.run.metrics import metric_panels
 from equilibria.views.thinning import stretches
 
 MOST_COMPARED = 8
@@ -120,7 +121,10 @@ def comparison_view(runs: Mapping[int, FollowedRun], layer: str | None) -> dict[
     return {
         "layer": chosen,
         "layers": names,
-        "runs": [{"id": number, "name": run.name, **_layer_curves(run, chosen)} for number, run in runs.items()],
+        "runs": [
+            {"id": number, "name": run.name, "metrics": _metric_curves(run), **_layer_curves(run, chosen)}
+            for number, run in runs.items()
+        ],
     }
 
 
@@ -171,6 +175,22 @@ def _layer_curves(run: FollowedRun, layer: str | None) -> dict[str, Any]:
         means["ratio"] = means["angle"] / means["angle_equilibrium"]
     columns = {name: [_cell(value) for value in values.tolist()] for name, values in means.items()}
     return {"x": ((parts.first + parts.last) / 2).tolist(), **columns}
+
+
+def _metric_curves(run: FollowedRun) -> list[dict[str, Any]]:
+    """The first few numbers that the training logged, the loss first."""
+    if run.status.state in UNREADABLE:
+        return []
+    return [
+        {
+            "name": panel.name,
+            "note": panel.note,
+            "log": panel.is_log,
+            "x": panel.steps.tolist(),
+            "y": [float(f"{value:.5g}") if np.isfinite(value) else None for value in panel.values.tolist()],
+        }
+        for panel in metric_panels(run.metrics(), most=_STRETCHES)
+    ]
 
 
 def _cell(value: float) -> float | None:

@@ -80,7 +80,7 @@ def test_the_policy_allows_exactly_the_scripts_of_the_page(name):
 
 @each_page
 def test_the_data_are_strict_json(name):
-    assert set(data_of(PAGES[name])) == {"unit", "range", "layers", "middle", "arrays", "sharpness"}
+    assert set(data_of(PAGES[name])) == {"unit", "range", "layers", "middle", "metrics", "arrays", "sharpness"}
 
 
 def test_the_headline_counts_and_names_the_worst():
@@ -284,7 +284,7 @@ def test_many_findings_are_folded(monkeypatch, count, folded):
     findings = tuple(Finding("note", f"subject {i}", f"evidence {i}", f"remedy {i}", "") for i in range(count))
     monkeypatch.setattr(
         "equilibria.views.run.page.summarise_and_diagnose",
-        lambda samples, metadata: (summarise(samples, metadata=metadata), findings),
+        lambda samples, metadata, metrics: (summarise(samples, metadata=metadata), findings),
     )
     page = page_of(SAMPLES, metadata=METADATA)
     assert (f"<summary>{folded} more findings</summary>" in page) == (folded > 0)

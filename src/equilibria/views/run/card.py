@@ -14,6 +14,7 @@ from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
 from equilibria.views.notebook import EQUILIBRIUM, MEASURED, MOST_ROWS, PREDICTED, Line, card, svg_chart
 from equilibria.views.run.headline import most_telling_first, run_details, run_headline
+from equilibria.views.run.metrics import last_values
 from equilibria.views.run.terminal import most_telling, state_words, unlike_siblings
 from equilibria.views.thinning import stretches
 
@@ -29,7 +30,12 @@ _NUMBERS = {
 
 
 def run_card(
-    samples: pa.Table, layers: Sequence[LayerSummary], *, findings: Sequence[Finding] = (), notes: Sequence[str] = ()
+    samples: pa.Table,
+    layers: Sequence[LayerSummary],
+    *,
+    findings: Sequence[Finding] = (),
+    notes: Sequence[str] = (),
+    metrics: pa.Table | None = None,
 ) -> str:
     """A card with the curves of the most telling layer, one row per layer or kind of layers, and the findings.
 
@@ -38,18 +44,19 @@ def run_card(
         layers: its summaries, in the order of the model.
         findings: of the run.
         notes: sentences about the record itself.
+        metrics: the numbers that the training logged.
     """
     rows = folded(layers)
     shown = most_telling(rows, layers, most=MOST_ROWS)
     numbers = {title: field for title, field in _NUMBERS.items() if any(row.values(field) for row in shown)}
-    unlike = unlike_siblings(rows)
+    unlike, logged = unlike_siblings(rows), "" if metrics is None else last_values(metrics)
     return card(
         f"{run_headline(layers)}. {run_details(layers)}",
         picture=_angles(samples, most_telling_first(layers)[0].name) if layers else "",
         headings=("layer", *numbers, "state"),
         rows=[[_name(row), *(_cell(row, field) for field in numbers.values()), state_words(row)] for row in shown],
         left_out=len(rows) - len(shown),
-        notes=[*([unlike] if unlike else []), *notes, *map(_sentences, findings)],
+        notes=[*([f"{logged}."] if logged else []), *([unlike] if unlike else []), *notes, *map(_sentences, findings)],
     )
 
 

@@ -248,6 +248,13 @@ const drawLayers = (first) => {
     return [traces, layout(chart, extent(traces, 4, 1.5), "lr, wd")];
   };
 
+  const drawMetrics = (across) => {
+    byId("metrics").hidden = report.metrics.length === 0;
+    panels(report.metrics.map(({ name, note, log, x, y }) => ({ name, note, log, lines: y === null ? [] : [
+      { x: curve(x), y: curve(y), color: color("ink"), text: "<b>" + escapeText(name) + "</b><br>" + where + ": %{y:.4~g}" }] })),
+    report.unit, across);
+  };
+
   const drawAll = () => {
     const shown = drawn();
     const stretch = charts[0].layout ? charts[0].layout.xaxis.range : whole; // a zoom survives
@@ -256,12 +263,14 @@ const drawLayers = (first) => {
       look.xaxis.range = [...stretch];
       charting.draw(charts[index], traces, look);
     });
+    drawMetrics(stretch);
     showKeys(shown);
   };
 
   // ---- the table, the chips and the controls
 
   const whole = [...report.range]; // changed in place: a zoom back shows the whole run so far
+  const panels = charting.metricPanels(byId("metric-charts"), charts, whole); // which adds its charts to the others
   const rows = () => document.querySelectorAll("tr[data-layer]");
 
   const chip = (index) => {
@@ -374,7 +383,7 @@ const drawLayers = (first) => {
   knowAll();
   wire();
   drawAll();
-  charting.linkZoom(charts, whole);
+  charting.linkZoom(charts, whole, charts.slice(0, 3)); // the panels are linked already
   charting.keepDrawn(charts, drawAll);
 
   return (next) => {

@@ -17,6 +17,7 @@ from equilibria.views.document import Page, finding_card, finding_cards
 from equilibria.views.run.curves import MOST_LAYERS, MOST_STRETCHES, curves
 from equilibria.views.run.headline import TOLERANCE, most_telling_first, no_findings, run_details, run_headline
 from equilibria.views.run.layer_table import layer_table
+from equilibria.views.run.metrics import left_out
 from equilibria.views.run.sharpness import sharpness_curves, sharpness_section, sharpness_settings
 from equilibria.views.words import full_stop, sentence_case, settings_list, text
 
@@ -33,6 +34,7 @@ def write_report(
     notes: Sequence[str] = (),
     findings: Sequence[Finding] | None = None,
     sharpness: pa.Table | None = None,
+    metrics: pa.Table | None = None,
 ) -> Path:
     """Write a run as one offline HTML page, which appears complete or not at all.
 
@@ -44,6 +46,7 @@ def write_report(
         notes: sentences about the record itself.
         findings: about the run; those of the samples and queries without it.
         sharpness: the table of a sharpness tracker, if there was one.
+        metrics: the numbers that the training logged, if it did.
 
     Returns:
         The path.
@@ -52,7 +55,15 @@ def write_report(
         EquilibriaError: if the samples lack a column, the folder does not exist, the path is not a file, or it cannot
             be written.
     """
-    page = report_page(samples, metadata=metadata, title=title, notes=notes, findings=findings, sharpness=sharpness)
+    page = report_page(
+        samples,
+        metadata=metadata,
+        title=title,
+        notes=notes,
+        findings=findings,
+        sharpness=sharpness,
+        metrics=metrics,
+    )
     return page.write(path)
 
 
@@ -64,6 +75,7 @@ def report_page(
     notes: Sequence[str] = (),
     findings: Sequence[Finding] | None = None,
     sharpness: pa.Table | None = None,
+    metrics: pa.Table | None = None,
     drawn: pa.Table | None = None,
     sampled: tuple[int, int] | None = None,
     stretches: int = MOST_STRETCHES,
@@ -77,6 +89,7 @@ def report_page(
         notes: as for `write_report`.
         findings: as for `write_report`.
         sharpness: as for `write_report`.
+        metrics: as for `write_report`.
         drawn: the table behind the curves, see `curves`; the samples without it.
         sampled: the number of all sampled steps and samples; those of ``samples`` without it.
         stretches: of a line, see `curves`.
@@ -92,7 +105,7 @@ def report_page(
     queries = None if sharpness is None or not sharpness.num_rows else sharpness
     about_sharpness = () if sharpness is None else sharpness_findings(sharpness, metadata=metadata)
     if findings is None:
-        layers, diagnosed = summarise_and_diagnose(samples, metadata=metadata)
+        layers, diagnosed = summarise_and_diagnose(samples, metadata=metadata, metrics=metrics)
         findings = (*diagnosed, *about_sharpness)
     else:
         layers = summarise(samples, metadata=metadata)
@@ -105,6 +118,7 @@ def report_page(
         names,
         steps_per_epoch=metadata.get("steps_per_epoch"),
         most=stretches,
+        metrics=metrics,
     )
     settings = [*_settings(samples, layers, metadata, sampled), *sharpness_settings(queries, metadata=metadata)]
     parts = {
@@ -115,6 +129,7 @@ def report_page(
         "settings": settings_list(settings),
         "notes": "".join(f'<p class="notice">{text(full_stop(note))}</p>' for note in notes),
         "findings": _findings(findings, layers),
+        "metrics_left_out": "" if metrics is None else text(left_out(metrics)),
         "angle_label": text(f"Chart of measured and predicted angle per step of every layer. {headline}"),
         "sharpness": "" if queries is None else sharpness_section(queries, metadata=metadata),
         "layers": "" if queries is not None and not layers else layer_table(layers, curves=names[:MOST_LAYERS]),

@@ -8,11 +8,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
+import pyarrow as pa
+
 from equilibria.diagnosis.siblings import Siblings, block_of, folded
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding, counted, joined
 from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
 from equilibria.views.run.headline import most_telling_first, no_findings, run_details, run_headline
+from equilibria.views.run.metrics import last_values
 from equilibria.views.terminal import fitting
 
 _ROOMY = 92  # columns of a terminal: with fewer it is spaced closely
@@ -31,6 +34,7 @@ def run_table(
     findings: Sequence[Finding],
     notes: Sequence[str] = (),
     most: int | None = None,
+    metrics: pa.Table | None = None,
 ) -> str:
     """A headline, one line per layer in the order of the model, and the findings below.
 
@@ -41,6 +45,7 @@ def run_table(
         findings: shown below as sentences.
         notes: sentences about the record itself, shown before the findings.
         most: the number of lines to show, those of the most telling layers; None for all.
+        metrics: the numbers that the training logged; the last of them are shown below the table.
 
     Returns:
         Text as wide as the terminal, with ANSI colours if standard output is one and NO_COLOR is not set.
@@ -66,7 +71,8 @@ def run_table(
     else:
         out.print(Text(lines[0], style="bold", no_wrap=True))
         out.file.write("\n".join(lines[1:]) + "\n")
-    for sentence in filter(None, (_window(summaries), _legend(rows, columns), unlike_siblings(rows))):
+    logged = "" if metrics is None else last_values(metrics)
+    for sentence in filter(None, (_window(summaries), _legend(rows, columns), unlike_siblings(rows), logged)):
         out.print(Text(sentence, style="dim"))
     if left := sum(len(row.members) for row in all_rows) - sum(len(row.members) for row in rows):
         out.print(Text(f"{left:,} more layers are in --json", style="dim"))
