@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Severity: TypeAlias = Literal["warning", "note"]
@@ -21,6 +21,7 @@ class Finding:
         evidence: the numbers behind it.
         remedy: what to do.
         law: the law of `equilibria.theory` it rests on, for `equilibria.cite`; "" for none.
+        kind: the check that made it, which stays the same as the numbers and layers in the words change; "" if unknown.
     """
 
     severity: Severity
@@ -28,6 +29,7 @@ class Finding:
     evidence: str
     remedy: str
     law: str
+    kind: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.subject}: {self.evidence}; {self.remedy}"

@@ -376,6 +376,21 @@ def test_the_help_of_every_command_ends_with_examples_that_parse(name):
         app.get_command(None, name).make_context(name, words)
 
 
+@pytest.mark.parametrize("name", ["equilibrium", "fold", "plan", "reproduce", "translate"])
+def test_the_first_example_of_a_cheap_command_runs(name):
+    line = run(f"{name} --help").output.split("\n  Example")[1].splitlines()[1]
+    result = run(line.split(" > ")[0].replace("equilibria ", "", 1).strip())
+    assert result.exit_code == 0 and result.output.strip(), result.output
+
+
+def test_the_help_of_the_program_ends_with_examples_that_parse():
+    examples = run("--help").output.split("\n  Example")[1].splitlines()[1:]
+    for line in examples:
+        program, name, *words = shlex.split(line)
+        assert program == "equilibria"
+        app.get_command(None, name).make_context(name, words)
+
+
 def test_an_error_about_an_argument_is_one_about_its_flag():
     error = run(f"equilibrium {SGD_OPTIONS} --momentum 1.2").exception
     assert isinstance(error, EquilibriaError)

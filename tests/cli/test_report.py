@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import click
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from tests.helpers.report_helpers import layer_names, run
@@ -18,7 +20,6 @@ from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.summary import summarise
 from equilibria.errors import EquilibriaError
 from equilibria.records import RecordWriter
-from equilibria.views.run.headline import worst_first
 
 SAMPLES, METADATA = run(5, steps=3000, outlier=2, lawless=4)
 FINDINGS = diagnose(SAMPLES, metadata=METADATA)
@@ -60,14 +61,13 @@ def strict(text: str):
     return json.loads(text, parse_constant=refuse)
 
 
-def test_the_table_has_every_layer_with_the_most_wrong_first(recorded):
+def test_the_table_has_every_layer_in_the_order_of_the_model(recorded):
     result = report(recorded)
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.output.splitlines()]
     head = next(place for place, words in enumerate(lines) if words[:2] == ["layer", "rad/step"])
-    shown, layers = lines[head + 1 : head + 6], worst_first(summarise(SAMPLES, metadata=METADATA))
-    assert [f"{row[0]}.weight" for row in shown] == [layer.name for layer in layers]
-    assert layers[0].name == layer_names(5)[2]
+    shown, layers = lines[head + 1 : head + 6], summarise(SAMPLES, metadata=METADATA)
+    assert [f"{row[0]}.weight" for row in shown] == [layer.name for layer in layers] == layer_names(5)
     first = layers[0]
     assert shown[0][1:3] == [f"{first.angle:.3g}", f"{first.angle_predicted:.3g}"]
     assert shown[0][3] == f"{first.angle_vs_predicted:.2f}"
@@ -86,8 +86,9 @@ def test_json_is_one_strict_value_with_layers_and_findings(recorded):
     result = report(recorded, "--json")
     assert result.exit_code == 0
     value = strict(result.output)
-    assert list(value) == ["layers", "findings", "notes"]
-    layers = worst_first(summarise(SAMPLES, metadata=METADATA))
+    assert list(value) == ["layers", "metrics", "findings", "notes"]
+    assert value["metrics"] == []
+    layers = summarise(SAMPLES, metadata=METADATA)
     assert [layer["name"] for layer in value["layers"]] == [layer.name for layer in layers]
     assert value["layers"][0]["angle_vs_predicted"] == layers[0].angle_vs_predicted
     assert value["layers"][0]["sentence"] == layers[0].sentence
@@ -95,7 +96,18 @@ def test_json_is_one_strict_value_with_layers_and_findings(recorded):
     assert [finding["subject"] for finding in value["findings"]] == [
         f.subject for f in diagnose(SAMPLES, metadata=METADATA)
     ]
-    assert set(value["findings"][0]) == {"severity", "subject", "evidence", "remedy", "law"}
+    assert set(value["findings"][0]) == {"severity", "subject", "evidence", "remedy", "law", "kind"}
+
+
+def test_logged_numbers_are_in_table_json_and_page(recorded, tmp_path):
+    copy = shutil.copytree(recorded, tmp_path / "run")
+    with RecordWriter(copy, metadata={}, resume=True) as writer:
+        writer.append({"step": [0, 1, 2], "name": ["loss"] * 3, "value": [2.0, 1.0, float("nan")]}, table="metrics")
+    (loss,) = strict(report(copy, "--json").output)["metrics"]
+    assert (loss["name"], loss["count"], loss["lowest"], loss["last"]) == ("loss", 3, 1.0, None)
+    told = report(copy, "--html", str(tmp_path / "page.html")).output
+    assert "loss nan at step 2" in told
+    assert '"name":"loss"' in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_the_page_is_named_after_the_run(recorded, tmp_path):
@@ -111,7 +123,7 @@ def test_a_run_without_samples_is_reported_and_not_an_error(empty, tmp_path):
     result = report(empty, "--html", tmp_path / "out.html")
     assert result.exit_code == 0
     assert "Nothing was measured yet" in result.output
-    assert strict(report(empty, "--json").output) == {"layers": [], "findings": [], "notes": []}
+    assert strict(report(empty, "--json").output) == {"layers": [], "metrics": [], "findings": [], "notes": []}
     assert (tmp_path / "out.html").stat().st_size > 1_000_000
 
 
@@ -128,10 +140,15 @@ def test_what_the_reader_noticed_is_passed_on(recorded, tmp_path):
 
 def test_long_tables_are_cut(tmp_path):
     samples, metadata = run(60, steps=300)
+    names = dict(zip(layer_names(60), (f"unit{place}x.weight" for place in range(60)), strict=True))  # no siblings
+    renamed = pa.array([names[name] for name in samples["param"].to_pylist()]).dictionary_encode()
+    samples = samples.set_column(samples.column_names.index("param"), "param", renamed.cast(samples["param"].type))
+    for entry in metadata["params"]:
+        entry["name"] = names[entry["name"]]
     with RecordWriter(tmp_path / "run", metadata=metadata) as writer:
         writer.append({name: samples[name].combine_chunks() for name in samples.column_names})
     output = report(tmp_path / "run").output
-    assert len(re.findall(r"^\S*conv\d ", output, flags=re.MULTILINE)) == 40
+    assert len(re.findall(r"^unit\d+x ", output, flags=re.MULTILINE)) == 40
     assert "20 more layers are in --json" in " ".join(output.split())
 
 

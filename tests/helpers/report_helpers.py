@@ -41,6 +41,41 @@ def run(
     return table(at, names, columns), metadata(names, lawless)
 
 
+KINDS = {"attn.c_attn": 0.004, "attn.c_proj": 0.006, "mlp.c_fc": 0.003, "mlp.c_proj": 0.005}  # angle per step
+
+
+def transformer_run(blocks: int, *, fast: dict[int, float] | None = None, steps: int = 400) -> tuple[pa.Table, dict]:
+    """Samples and metadata of a pre-norm transformer, whose matrices are not scale-invariant.
+
+    The angles of a kind scatter by 5 % in time and are alike in all blocks, the norms grow evenly by 20 %.
+
+    Args:
+        blocks: of four matrices each, after two embeddings.
+        fast: factors of the angles of some blocks.
+        steps: of training, every tenth of which is sampled.
+    """
+    random = np.random.default_rng(0)
+    steps_sampled = np.arange(0, steps, 10)
+    names = ["transformer.wte.weight", "transformer.wpe.weight"]
+    names += [f"transformer.h.{block}.{kind}.weight" for block in range(blocks) for kind in KINDS]
+    middles = [0.001, 0.002]
+    middles += [angle * (fast or {}).get(block, 1.0) for block in range(blocks) for angle in KINDS.values()]
+    shape = len(steps_sampled), len(names)
+    columns = {
+        "lr": np.full(shape, 1e-3),
+        "weight_decay": np.full(shape, 0.1),
+        "momentum": np.full(shape, 0.9),
+        "cosine": np.full(shape, 0.3),
+        "angle": np.array(middles) * np.exp(random.normal(0, 0.05, shape)),
+        "norm": np.linspace(10, 12, len(steps_sampled))[:, None] * np.ones(shape),
+        **{name: np.full(shape, np.nan) for name in THEORY},
+    }
+    described = metadata(names)
+    for entry in described["params"]:
+        entry.update(invariant=False, shape=[64, 64], entries=4096)
+    return table(steps_sampled, names, columns), {**described, "steps_per_epoch": None}
+
+
 def table(at: np.ndarray, names: list[str], columns: dict[str, np.ndarray]) -> pa.Table:
     """The sample table of (steps, layers) arrays; NaN becomes null, and so do columns that are not given."""
     count = len(names)

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.integrations.lightning import EquilibriaCallback, _packages
 from equilibria.records import RecordWarning, read_record
+from equilibria.records._metrics import metric_series
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),  # Lightning's advice about speed
@@ -184,6 +185,54 @@ def test_accumulated_batches_count_once_and_the_file_logger_takes_the_rows(tmp_p
     norms = callback.monitor.samples()["norm"].to_numpy()[::3]
     assert [int(row["step"]) for row in rows] == list(range(STEPS))
     np.testing.assert_allclose([float(row["equilibria/norm/net.0.weight"]) for row in rows], norms, rtol=1e-12)
+
+
+class Measured(Classifier):
+    """Logs a loss of its own in validation, and keeps those of training."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch))
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_loss_of_every_step_and_the_validation_are_recorded(tmp_path, accumulated):
+    callback, model = EquilibriaCallback(tmp_path / "run", every=1, summary=False), Measured()
+    trainer = make_trainer(tmp_path, callback, accumulate_grad_batches=accumulated, val_check_interval=0.5)
+    trainer.fit(model, data(), data(2))
+    series = metric_series(read_record(tmp_path / "run").metrics())
+    steps, losses = series["loss"]
+    assert steps.tolist() == list(range(STEPS // accumulated))
+    np.testing.assert_allclose(losses, np.reshape(model.losses, (-1, accumulated)).mean(axis=1), rtol=1e-6)
+    assert series["val_loss"][0].tolist() == [STEPS // accumulated // 2 - 1, STEPS // accumulated - 1]
+    assert set(series) == {"loss", "val_loss"}
+    trainer.validate(model, data(2), verbose=False)  # which is no training: without a warning
+
+
+class Broken(Classifier):
+    def training_step(self, batch, batch_idx):
+        return torch.nan * self.loss(batch)
+
+
+def test_findings_are_lines_in_the_log_or_go_to_a_function(tmp_path, caplog):
+    seen = []
+    with caplog.at_level("INFO"):
+        make_trainer(tmp_path, EquilibriaCallback(every=1, summary=False)).fit(Broken(), data())
+        lines = [record for record in caplog.records if record.message.startswith("equilibria: ")]
+        other = EquilibriaCallback(every=1, summary=False, on_finding=seen.append)
+        make_trainer(tmp_path, other).fit(Broken(), data())
+    assert "not_finite" in {finding.kind for finding in seen}
+    assert [record.message for record in lines] == [f"equilibria: {finding}" for finding in seen]
+    assert {record.name for record in lines} == {f"{_packages()[0]}.equilibria"}
+    assert len([record for record in caplog.records if record.message.startswith("equilibria: ")]) == len(lines)
 
 
 def test_several_optimizers_stepped_by_hand(tmp_path):

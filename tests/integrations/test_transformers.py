@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import shutil
 
 import numpy as np
@@ -21,6 +22,7 @@ from equilibria.errors import EquilibriaError, WatchWarning
 from equilibria.integrations.scalars import ScalarSink
 from equilibria.integrations.transformers import EquilibriaCallback
 from equilibria.records import RecordWarning, read_record
+from equilibria.records._metrics import metric_series
 
 STEPS = 6
 
@@ -57,8 +59,8 @@ class FailsAt(TrainerCallback):
             raise RuntimeError("the data are gone")
 
 
-def make_trainer(folder, *callbacks, model=None, data=None, **more):
-    options = {"max_steps": STEPS, "save_strategy": "no", **more}
+def make_trainer(folder, *callbacks, model=None, data=None, evaluated=None, **more):
+    options = {"max_steps": STEPS, "save_strategy": "no", "logging_strategy": "no", **more}
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=16,
@@ -67,7 +69,6 @@ def make_trainer(folder, *callbacks, model=None, data=None, **more):
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
-        logging_strategy="no",
         dataloader_pin_memory=False,
         **options,
     )
@@ -75,6 +76,7 @@ def make_trainer(folder, *callbacks, model=None, data=None, **more):
         model=model or Classifier(),
         args=arguments,
         train_dataset=examples() if data is None else data,
+        eval_dataset=evaluated,
         callbacks=list(callbacks),
     )
 
@@ -110,6 +112,42 @@ def test_accumulated_batches_and_epochs_are_counted_in_optimizer_steps(tmp_path)
     ).train()  # 6 batches: a step of four, a step of two
     assert callback.monitor.step == 6
     assert callback.monitor.metadata["steps_per_epoch"] == 2
+
+
+def test_the_loss_and_the_evaluation_that_the_trainer_logs_are_recorded(tmp_path):
+    callback = EquilibriaCallback(tmp_path / "run", every=1, summary=False)
+    more = {"logging_strategy": "steps", "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 3}
+    trainer = make_trainer(tmp_path / "out", callback, evaluated=examples(32), **more)
+    trainer.train()
+    series = metric_series(read_record(tmp_path / "run").metrics())
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert series["loss"][0].tolist() == [entry["step"] - 1 for entry in logged] == [1, 3, 5]
+    assert series["loss"][1].tolist() == [entry["loss"] for entry in logged]
+    assert series["eval_loss"][0].tolist() == [2, 5]
+    assert set(series) == {"loss", "eval_loss"}
+
+
+class Broken(Classifier):
+    def forward(self, inputs, labels):
+        return {"loss": torch.nan * super().forward(inputs, labels)["loss"]}
+
+
+def test_findings_are_lines_in_the_log_of_transformers(tmp_path):
+    seen, handler = [], logging.Handler()
+    handler.emit = lambda record: seen.append((record.levelname, record.getMessage()))
+    logger = logging.getLogger("transformers.equilibria")
+    logger.addHandler(handler)
+    logger.setLevel("INFO")
+    try:
+        callback = EquilibriaCallback(every=1, summary=False)
+        make_trainer(tmp_path, callback, model=Broken()).train()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    kinds = {(finding.severity, finding.kind) for finding in callback.monitor.findings()}
+    assert ("warning", "not_finite") in kinds
+    assert len(seen) == len(set(seen)) >= len(kinds)
+    assert {(level, line.split(": ")[1]) for level, line in seen} <= {("WARNING", "warning"), ("INFO", "note")}
 
 
 def test_data_without_a_length_has_no_epochs(tmp_path):

@@ -19,7 +19,8 @@ from wandb.proto import wandb_internal_pb2
 
 import equilibria as eq
 from equilibria.errors import EquilibriaError, WatchWarning
-from equilibria.integrations.wandb import WandbSink
+from equilibria.findings import Finding
+from equilibria.integrations.wandb import WandbAlerts, WandbSink
 
 BLOCK, FILE_HEADER, RECORD_HEADER = 32768, 7, 7
 SECONDS = 60
@@ -164,3 +165,40 @@ def test_the_lines_on_the_page_run(run, tmp_path):
         train(net, optimizer, 1)
     run.finish()
     assert_logged(Logged(tmp_path).by_tag(), expected(world["monitor"].samples()))
+
+
+class Alerted:
+    """A run that remembers its alerts."""
+
+    def __init__(self):
+        self.alerts = []
+
+    def alert(self, **more):
+        self.alerts.append(more)
+
+
+def test_a_warning_becomes_an_alert_and_a_note_only_if_asked_for():
+    warning, note = (Finding(severity, "s" * 70, "evidence", "remedy", "") for severity in ("warning", "note"))
+    run = Alerted()
+    for alerts in (WandbAlerts(run), WandbAlerts(run, notes=True)):
+        alerts(warning)
+        alerts(note)
+    levels = [alert["level"] for alert in run.alerts]
+    assert levels == [wandb.AlertLevel.WARN, wandb.AlertLevel.WARN, wandb.AlertLevel.INFO]
+    assert all(len(alert["title"]) < 64 for alert in run.alerts)
+    assert run.alerts[0]["text"] == str(warning)
+    with pytest.raises(EquilibriaError, match=r"expected the result of wandb\.init"):
+        WandbAlerts("run")
+
+
+def test_an_alert_of_a_real_run_is_sent(run):
+    WandbAlerts()(Finding("warning", "the gradient is not finite", "at step 3", "look at the batch", ""))
+
+
+def test_logged_numbers_are_not_sent_a_second_time(run, tmp_path):
+    net = make_net()
+    optimizer = sgd(net)
+    with eq.watch(net, optimizer, every=1, sinks=[WandbSink(run, commit=True)]) as monitor:
+        train(net, optimizer, 4, after_step=lambda step: monitor.log(loss=step))
+    run.finish()
+    assert not any("loss" in tag for row in Logged(tmp_path).history for tag in row)

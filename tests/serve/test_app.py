@@ -11,12 +11,15 @@ import sys
 import threading
 import time
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("starlette", reason='the server needs pip install "equilibria[serve]"')
 pytest.importorskip("httpx", reason="the test client of starlette needs httpx")
 
 from starlette.testclient import TestClient
+from tests.helpers.report_helpers import layer_names
 from tests.helpers.report_helpers import run as made_up_run
 from tests.helpers.served import columns, events, serving, write_damaged, write_run
 
@@ -306,15 +309,45 @@ def test_too_few_samples_for_a_forecast_are_an_error(tmp_path):
         assert "6 samples; at least" in answer.json()["error"]
 
 
+def test_a_comparison_has_the_logged_numbers_of_every_run(tmp_path):
+    write_run(tmp_path / "a", 1, steps=600)
+    write_run(tmp_path / "b", 1, steps=600)
+    names = ["loss", "<b>", "loss", "accuracy"]
+    with RecordWriter(tmp_path / "b", metadata={}, resume=True) as writer:
+        writer.append({"step": [0, 0, 1, 1], "name": names, "value": [20.0, 1.0, 1.0, float("nan")]}, table="metrics")
+    with TestClient(build_app((tmp_path,)).asgi, base_url="http://localhost") as client:
+        first, second = client.get("/compare/view", params=[("run", 1), ("run", 2)]).json()["runs"]
+    assert first["metrics"] == []
+    assert [metric["name"] for metric in second["metrics"]] == ["loss", "<b>", "accuracy"]
+    loss, _, accuracy = second["metrics"]
+    assert (loss["x"], loss["y"], loss["log"]) == ([0.0, 1.0], [20.0, 1.0], True)
+    assert accuracy["y"] == [None]
+
+
 def test_a_comparison_has_the_layer_of_every_run(client, numbers):
     chosen = [("run", numbers["good"]), ("run", numbers["deep/er/other"])]
     comparison = client.get("/compare/view", params=chosen).json()
-    assert comparison["layer"] == "conv1.weight"
+    assert comparison["layer"] == "layer1.0.conv1.weight"  # of the outlier in one of them
     assert comparison["layers"][:2] == ["conv1.weight", "layer1.0.conv1.weight"]  # those that both have come first
     assert [run["name"] for run in comparison["runs"]] == ["good", "deep/er/other"]
     for run in comparison["runs"]:
         ratio = [angle / equilibrium for angle, equilibrium in zip(run["angle"], run["angle_equilibrium"], strict=True)]
         assert run["ratio"] == pytest.approx(ratio, rel=1e-3)
+
+
+def test_a_comparison_opens_on_the_layer_that_differs_most(tmp_path):
+    for name, factor in (("a", 1.0), ("b", 1.7)):
+        samples, metadata = made_up_run(4, steps=300, lawless=0)
+        wanted = [row == layer_names(4)[2] for row in samples["param"].to_pylist()]
+        first = [row == layer_names(4)[0] for row in samples["param"].to_pylist()]  # differs more, without a law
+        angle = samples["angle"].to_numpy() * np.where(wanted, factor, np.where(first, factor**3, 1.0))
+        samples = samples.set_column(samples.column_names.index("angle"), "angle", pa.array(angle))
+        with RecordWriter(tmp_path / name, metadata=metadata) as writer:
+            writer.append({column: samples[column].combine_chunks() for column in samples.column_names})
+    with TestClient(build_app((tmp_path,)).asgi, base_url="http://localhost") as client:
+        comparison = client.get("/compare/view?run=1&run=2").json()
+        assert comparison["layer"] == layer_names(4)[2]
+        assert client.get("/compare/view?run=1").json()["layer"] == layer_names(4)[1]  # the first with an equilibrium
 
 
 @pytest.mark.parametrize(

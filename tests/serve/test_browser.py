@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -11,6 +12,8 @@ pytest.importorskip("uvicorn", reason='the server needs pip install "equilibria[
 
 from tests.helpers.browser import Browser, find
 from tests.helpers.served import serving, training, wait_for, write_damaged, write_hostile_run, write_run
+
+from equilibria.records import RecordWriter
 
 VIEW = "document.documentElement.dataset.view"
 EVIL = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2><b>\"'&%{x}"
@@ -138,6 +141,29 @@ def test_a_bad_run_shows_a_message_and_the_others_work(browser, base):
     until(browser, "document.querySelector('.problem') !== null")
     assert "cannot be read" in browser.run("document.querySelector('h1').textContent")
     quiet(browser, base)
+
+
+def test_logged_numbers_of_several_runs_share_a_panel_and_the_zoom(browser, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("logged")
+    for name, rate in (("fast", 300), ("slow", 900)):
+        write_run(folder / name, 2)
+        with RecordWriter(folder / name, metadata={}, resume=True) as writer:
+            steps = list(range(0, 3000, 5))
+            values = [2 * math.exp(-step / rate) + 0.01 for step in steps]
+            writer.append({"step": steps, "name": ["loss"] * len(steps), "value": values}, table="metrics")
+    with serving(folder) as address:
+        browser.open(f"{address}/compare?run=1&run=2")
+        until(browser, "document.documentElement.dataset.drawn")
+        panels = "[...document.querySelectorAll('#metric-charts .chart')]"
+        assert browser.run(f"{panels}.map((chart) => chart.data.length)") == [2]
+        assert browser.run(f"new Set({panels}[0].data.map((trace) => trace.line.color)).size") == 2
+        zoom = "{'xaxis.range[0]': 100, 'xaxis.range[1]': 200}"
+        browser.run(f"document.getElementById('compare-chart').emit('plotly_relayout', {zoom})")
+        until(browser, f"String({panels}[0].layout.xaxis.range) === '100,200'")
+        browser.open(f"{address}/run/1")
+        until(browser, VIEW)
+        until(browser, f"{panels}.length === 1")
+        quiet(browser, address)
 
 
 def test_runs_are_compared(browser, base):

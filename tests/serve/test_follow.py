@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from tests.helpers.report_helpers import run
 from tests.helpers.served import columns, write_run
 
@@ -52,6 +54,41 @@ def test_states_of_earlier_versions_are_served_under_their_present_names(tmp_pat
     live = followed.snapshot().samples()
     assert sorted(zip(*(live[name].to_pylist() for name in ("step", "param", "state")), strict=True)) == sorted(rows)
     assert "approaching" not in followed.show().payload.decode()
+
+
+def test_logged_numbers_are_followed_like_samples(tmp_path):
+    samples, metadata = run(2, steps=300, every=10)
+    followed = FollowedRun(tmp_path / "a", name="a")
+
+    def read():
+        followed.look()
+        followed.read()
+        table = followed.metrics()
+        return list(zip(table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+    def numbers(steps, shift):
+        return {"step": list(steps), "name": ["loss"] * len(steps), "value": [step + shift for step in steps]}
+
+    with RecordWriter(tmp_path / "a", metadata=metadata) as writer:
+        writer.append(columns(samples))
+        writer.append(numbers(range(0, 300, 50), 0.0), table="metrics")
+        writer.flush()
+        assert read() == [(step, float(step)) for step in range(0, 300, 50)]
+        version, data = followed.version, json.loads(followed.show().payload)["data"]
+        assert [panel["name"] for panel in data["metrics"]] == ["loss"]
+        writer.append(numbers([300], 0.5), table="metrics")  # a number alone is news
+        writer.flush()
+        assert read()[-1] == (300, 300.5)
+        assert followed.version > version
+    with RecordWriter(tmp_path / "a", metadata=metadata, resume=True) as writer:
+        later = samples.filter(pc.greater_equal(samples["step"], 120))
+        writer.append(columns(later))
+        writer.append(numbers([150], 0.25), table="metrics")
+    expected = [(0, 0.0), (50, 50.0), (100, 100.0), (150, 150.25)]
+    assert read() == expected
+    recorded = read_record(tmp_path / "a").metrics()
+    assert list(zip(recorded["step"].to_pylist(), recorded["value"].to_pylist(), strict=True)) == expected
+    assert followed.snapshot().metrics().num_rows == 4
 
 
 def test_the_state_follows_the_writer(tmp_path):

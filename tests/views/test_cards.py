@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from statistics import median
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.report_helpers import KINDS, run, transformer_run
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -16,6 +19,9 @@ import equilibria as eq
 from equilibria.diagnosis.summary import summarise
 from equilibria.theory import SGD
 from equilibria.views.notebook import Line, card, svg_bars, svg_chart
+from equilibria.views.run.card import run_card
+
+ONE = run(1, steps=300)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +81,31 @@ def test_the_table_of_a_run_has_the_measured_angle(shown):
     for layer in summary:
         at = cells.index(layer.name)
         assert cells[at + 1] == f"{layer.angle:.3g}"
+
+
+def test_siblings_share_a_row_of_the_card_with_their_range():
+    samples, metadata = transformer_run(12, fast={0: 2.0})
+    layers = summarise(samples, metadata=metadata)
+    tree = parsed(run_card(samples, layers))
+    head, *rows = [[cell.text or "" for cell in row] for row in tree.iter("tr")]
+    assert head == ["layer", "rad per step", "norm", "state"]  # no empty columns of predictions
+    assert [row[0] for row in rows] == [
+        "transformer.wte.weight",
+        "transformer.wpe.weight",
+        *(f"transformer.h.*.{kind}.weight, 12 layers" for kind in KINDS),
+    ]
+    angles = [layer.angle for layer in layers if layer.name.endswith("mlp.c_fc.weight")]
+    assert rows[4][1] == f"{median(angles):.3g} ({min(angles):.3g} to {max(angles):.3g})"
+    assert "Against the median of their siblings: transformer.h.0 (4 layers)" in "".join(tree.itertext())
+
+
+def test_a_card_with_room_for_twelve_rows_shows_the_most_telling_in_the_order_of_the_model():
+    (layer,) = summarise(ONE[0], metadata=ONE[1])
+    layers = [dataclasses.replace(layer, name=f"unit{place}", how_wrong=place % 5 / 10) for place in range(20)]
+    tree = parsed(run_card(ONE[0], layers))
+    names = [row[0].text for row in tree.iter("tr")][1:]
+    assert names == [f"unit{place}" for place in range(20) if place % 5 >= 2]
+    assert "and 8 more" in "".join(tree.itertext())
 
 
 def test_a_forecast_shows_what_it_expects_of_each_layer(shown):

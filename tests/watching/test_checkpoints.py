@@ -20,6 +20,7 @@ import equilibria as eq
 import equilibria.records._at_exit as at_exit
 from equilibria import errors
 from equilibria.records import RecordWarning, RecordWriter, read_record
+from equilibria.records._metrics import metric_series
 from equilibria.watching._recording import Recording
 
 # Resumes from its checkpoint, trains, saves a checkpoint and is killed a few steps later. One process of its own forks
@@ -40,10 +41,10 @@ def work(place, every, steps, more):
         saved = torch.load(place + "/checkpoint", weights_only=False)
         for part, state in zip((net, optimizer, monitor), saved, strict=True):
             part.load_state_dict(state)
-    train(net, optimizer, steps, seed=monitor.step)
+    train(net, optimizer, steps, seed=monitor.step, after_step=lambda _: monitor.log(taken=monitor.step))
     torch.save([part.state_dict() for part in (net, optimizer, monitor)], place + "/checkpoint.tmp")
     os.replace(place + "/checkpoint.tmp", place + "/checkpoint")
-    train(net, optimizer, more)
+    train(net, optimizer, more, after_step=lambda _: monitor.log(taken=-1.0))
     os.kill(os.getpid(), signal.SIGKILL)
 
 for line in sys.stdin:
@@ -78,6 +79,9 @@ def test_kills_after_checkpoints_lose_no_row_from_before_them(tmp_path, every, k
         assert before == list(range(steps))
     else:
         assert max(np.diff([*before, steps])) <= every
+    logged, taken = metric_series(run.metrics())["taken"]
+    assert logged[:steps].tolist() == list(range(steps))
+    assert taken[:steps].tolist() == list(range(1, steps + 1))
 
 
 def watched(place):

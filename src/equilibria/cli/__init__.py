@@ -15,7 +15,7 @@ from typing import TextIO
 import click
 
 from equilibria._version import __version__
-from equilibria.cli._options import FlagNames
+from equilibria.cli._options import FlagNames, example
 from equilibria.cli._output import INTERRUPTED, OutputError, discard, guard_streams, print_error
 from equilibria.errors import EquilibriaError
 
@@ -52,7 +52,11 @@ class _Commands(FlagNames):
             raise click.UsageError(f"{error.message.rstrip('.')}; did you mean {near[0]!r}?", ctx) from None
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=example("plan --optimizer adamw --lr 3e-4 --wd 0.1 --steps 20000", "report runs/a --html report.html"),
+)
 @click.version_option(__version__, prog_name="equilibria")
 def app() -> None:
     """Predict how fast every layer of a normalised network really turns."""

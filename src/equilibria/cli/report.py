@@ -25,26 +25,34 @@ def command(*, run: Path, html: Path | None, as_json: bool) -> None:
     from equilibria.diagnosis import summarise_and_diagnose
     from equilibria.diagnosis.sharpness import sharpness_findings
     from equilibria.records import read_record
-    from equilibria.views.run.headline import run_headline, worst_first
+    from equilibria.views.run.headline import run_headline
+    from equilibria.views.run.metrics import metric_summaries
     from equilibria.views.run.sharpness import sharpness_table
     from equilibria.views.run.terminal import run_table
 
     recorded = read_record(run)
     samples, metadata, notes = recorded.samples(), recorded.metadata, (*recorded.notes, *_later_runs(run))
+    metrics = recorded.metrics()
     if html is not None:
         from equilibria.views.run.page import write_report
 
         with named({"path": "--html"}):
             title, queries = run.resolve().name, recorded.sharpness()
-            write_report(samples, html, metadata=metadata, title=title, notes=notes, sharpness=queries)
-    summaries, findings = summarise_and_diagnose(samples, metadata=metadata)
-    layers = worst_first(summaries)
+            write_report(samples, html, metadata=metadata, title=title, notes=notes, sharpness=queries, metrics=metrics)
+    layers, findings = summarise_and_diagnose(samples, metadata=metadata, metrics=metrics)
     if as_json:
         every_finding = [*findings, *sharpness_findings(recorded.sharpness(), metadata=metadata)]
-        print_json({"layers": [_contract(layer) for layer in layers], "findings": every_finding, "notes": notes})
+        print_json(
+            {
+                "layers": [_contract(layer) for layer in layers],
+                "metrics": metric_summaries(metrics),
+                "findings": every_finding,
+                "notes": notes,
+            }
+        )
         return
     if layers:
-        print(run_table(layers, findings=findings, notes=notes, most=_MOST_ROWS))
+        print(run_table(layers, findings=findings, notes=notes, most=_MOST_ROWS, metrics=metrics))
     elif not recorded.sharpness().num_rows:
         print(*(run_headline(layers), *notes), sep="\n")
     if recorded.sharpness().num_rows:

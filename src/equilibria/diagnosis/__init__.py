@@ -2,6 +2,7 @@
 
 - `diagnose`: every check of a run, most serious findings first; `summarise_and_diagnose`: the summaries as well.
 - `summary`: one summary per layer, over its last samples.
+- `siblings`: layers of one kind across the blocks of a network, and those unlike their siblings.
 - `layers`: the evidence about one layer, with a number for every assumption of the predictions.
 - `equilibrium`: findings about layers far from equilibrium, disturbed by a change, or without one.
 - `assumptions`: findings about predictions that fail, and why.
@@ -14,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -31,24 +33,25 @@ __all__ = ["diagnose", "summarise_and_diagnose"]
 _Evidence = TypeVar("_Evidence", Series, list[Layer])
 
 
-def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any]) -> tuple[Finding, ...]:
+def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.Table | None = None) -> tuple[Finding, ...]:
     """Check a run and return its findings, warnings first; layers that share a problem share one finding.
 
     Args:
         samples: the sample table of a monitor or of a recorded run.
         metadata: the metadata of the run.
+        metrics: the numbers that the training logged; None if it logged none.
 
     Returns:
         The findings; none for a run in which every layer turns as predicted.
     """
-    return summarise_and_diagnose(samples, metadata=metadata)[1]
+    return summarise_and_diagnose(samples, metadata=metadata, metrics=metrics)[1]
 
 
 def summarise_and_diagnose(
-    samples: pa.Table, *, metadata: Mapping[str, Any]
+    samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.Table | None = None
 ) -> tuple[tuple[LayerSummary, ...], tuple[Finding, ...]]:
     """The summaries of `summarise` and the findings of `diagnose`, which need the summaries too."""
-    run = sampled_run(samples, metadata=metadata)
+    run = sampled_run(samples, metadata=metadata, metrics=metrics)
     if not run.series.names:
         return (), ()
     series, summaries = run.series, summarise_run(run)
@@ -85,7 +88,8 @@ def summarise_and_diagnose(
 def _guarded(check: Callable[[_Evidence], Iterable[Finding]], evidence: _Evidence) -> tuple[Finding, ...]:
     """The findings of a check; a defect in one check becomes a finding and does not cost the run its report."""
     try:
-        return tuple(check(evidence))
+        findings = tuple(check(evidence))
+        return tuple(finding if finding.kind else replace(finding, kind=check.__name__) for finding in findings)
     except Exception as error:
         return (
             Finding(
@@ -95,5 +99,6 @@ def _guarded(check: Callable[[_Evidence], Iterable[Finding]], evidence: _Evidenc
                 "nothing to do: all other findings and all numbers are valid. This is a defect of equilibria; please "
                 "report it",
                 "",
+                kind=f"{check.__name__} failed",
             ),
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from equilibria.diagnosis.metadata import entries_by_name, rules_from_metadata
-from equilibria.diagnosis.series import SETTINGS, Series, by_parameter, steps_taken
+from equilibria.diagnosis.series import SETTINGS, Array, Series, by_parameter, steps_taken
+from equilibria.records._metrics import metric_series
 from equilibria.theory.rules import Rule
 
 
@@ -23,6 +24,7 @@ class SampledRun:
         entries: for each parameter its entry in the metadata, {} if there is none.
         rules: for each parameter the rule with the settings of its last step, None where there is no law.
         metadata: of the run.
+        metrics: by name, the steps and values of the numbers that the training logged, sorted by step.
     """
 
     series: Series
@@ -30,18 +32,20 @@ class SampledRun:
     entries: list[Mapping[str, Any]]
     rules: list[Rule | None]
     metadata: Mapping[str, Any]
+    metrics: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
 
 
-def sampled_run(samples: pa.Table, *, metadata: Mapping[str, Any]) -> SampledRun:
+def sampled_run(samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.Table | None = None) -> SampledRun:
     """Sort the sample table of a run and look up its parameters.
 
     Raises:
         EquilibriaError: if a column of the sample table is missing.
     """
     series = by_parameter(samples, metadata=metadata)
+    logged = {} if metrics is None else metric_series(metrics)
     if not series.names:
-        return SampledRun(series, series, [], [], metadata)
+        return SampledRun(series, series, [], [], metadata, logged)
     taken, described = steps_taken(series), entries_by_name(metadata)
     entries = [described.get(name, {}) for name in series.names]
     present = zip(*(taken.last(name).tolist() for name in SETTINGS), strict=True)
-    return SampledRun(series, taken, entries, rules_from_metadata(entries, present), metadata)
+    return SampledRun(series, taken, entries, rules_from_metadata(entries, present), metadata, logged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,15 @@ def sharpness_findings(samples: pa.Table, *, metadata: Mapping[str, Any] | None 
     laws = {EDGE: _at_the_edge, APPROACHING_EDGE: _approaching, PAST: _past, DIVERGING: _diverging, DIVERGED: _diverged}
     now = laws.get(states[-1], _stable) if columns["threshold"][-1] > 0 else _decay_alone
     late = [] if stopped else _late(columns, about, (metadata or {}).get("steps", 0))
-    return (*stopped, *_elsewhere(about), *_loose(columns), *_lost(about), *late, now(columns, states, about))
+    findings = {
+        "stopped": stopped,
+        "elsewhere": _elsewhere(about),
+        "loose": _loose(columns),
+        "lost": _lost(about),
+        "late": late,
+        now.__name__.strip("_"): [now(columns, states, about)],
+    }
+    return tuple(replace(finding, kind=f"sharpness {kind}") for kind in findings for finding in findings[kind])
 
 
 def sharpness_name(about: About) -> str:

@@ -72,6 +72,10 @@ class LayerSummary:
         how: the label of `symmetries`, such as "rows"; None if the monitor had none.
         angle_error: relative standard error of ``angle_vs_predicted``; momentum correlates successive angles.
         lr_runs_out: whether lr falls steadily and, at its present pace, reaches 0 before the layer can settle.
+        shape: of the parameter, None if the metadata do not know it.
+        recorded_from: step of the first sample of the run.
+        first_norm: ||w|| at that sample.
+        angle_over_run: root mean square angle per step over all samples of the run.
     """
 
     name: str
@@ -103,6 +107,10 @@ class LayerSummary:
     how: str | None = None
     lr_runs_out: bool = False
     angle_error: float | None = None
+    shape: tuple[int, ...] | None = None
+    recorded_from: int | None = None
+    first_norm: float | None = None
+    angle_over_run: float | None = None
 
     @property
     def few(self) -> bool:
@@ -162,6 +170,8 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     longer = _last_rows(taken, size)
     table = _window_numbers(recent) | _present(recent) | {"first_lr": _first(taken, "lr")}
     table |= {"cosine": _rms(longer, longer.columns["cosine"] ** 2)}
+    over_run = _rms(taken, taken.columns["angle"] ** 2).astype(np.float32)  # the last digits depend on the other layers
+    table |= {"first_norm": _first(taken, "norm"), "angle_over_run": over_run.astype(np.float64)}
     invariant = list(map(invariance_from_metadata, run.entries, table["cosine"].tolist()))
     no_law = [_no_law(entry) for entry in run.entries]
     runs_out = _lr_runs_out(recent)
@@ -183,6 +193,8 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
         "samples": recent.counts.tolist(),
         "last_step": map(int, run.series.last("step").tolist()),
         "first_step": (None if step is None else int(step) for step in _or_none(_first(recent, "step"))),
+        "recorded_from": (None if step is None else int(step) for step in _or_none(_first(taken, "step"))),
+        "shape": (tuple(entry["shape"]) if "shape" in entry else None for entry in run.entries),
         "lr_runs_out": runs_out.tolist(),
         "invariant": invariant,
         "how": (entry.get("how") for entry in run.entries),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +19,7 @@ from equilibria.optimizers.budget import Every, TimeBudget
 from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
 from equilibria.watching import WatchedRun, watch
+from equilibria.watching._alerts import OnFinding, checked
 from equilibria.watching._recording import is_first_process
 
 _MOST_FINDINGS = 3  # in the summary at the end of a training; the report has all
@@ -33,6 +36,7 @@ class WatchedTraining:
         invariant: the scale-invariant weights.
         sinks: receive the samples as they are taken.
         summary: whether to print a summary when the training ends.
+        on_finding: called with each new finding.
 
     Raises:
         EquilibriaError: for arguments that are wrong whatever the model is.
@@ -54,6 +58,7 @@ class WatchedTraining:
         invariant: Invariant | None,
         sinks: Iterable[Sink],
         summary: bool,
+        on_finding: OnFinding,
     ) -> None:
         TimeBudget(every, share=1.0)  # raises if it is neither "auto" nor a number of steps
         one_of("granularity", granularity, ["tensor", "row"])
@@ -64,6 +69,7 @@ class WatchedTraining:
             "select": select,
             "granularity": granularity,
             "invariant": invariant,
+            "on_finding": checked(on_finding),
         }
         self._sinks, self._prints_summary = list(sinks), summary
         self._optimizers: set[int] = set()  # ids of those that are watched
@@ -95,6 +101,12 @@ class WatchedTraining:
             if loaded is not None:
                 with training_goes_on("the record of this run starts again at step 0"):
                     self.monitor.load_state_dict(loaded)
+
+    def log(self, numbers: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Record numbers of the training, such as its loss."""
+        if self.monitor is not None and self in WatchedTraining._open and numbers:
+            with training_goes_on(f"not recorded: {', '.join(numbers)}"):
+                self.monitor.log(step=step, **numbers)
 
     def end(self) -> None:
         """Close, and print the summary."""
@@ -138,6 +150,21 @@ class WatchedTraining:
                 other.close()
 
 
+@dataclass(frozen=True, slots=True)
+class LogLines:
+    """Logs each finding as one line: a warning, or information if it is a note.
+
+    Attributes:
+        logger: its name.
+    """
+
+    logger: str
+
+    def __call__(self, finding: Finding) -> None:
+        level = logging.WARNING if finding.severity == "warning" else logging.INFO
+        logging.getLogger(self.logger).log(level, "equilibria: %s", finding)
+
+
 @contextlib.contextmanager
 def training_goes_on(consequence: str) -> Iterator[None]:
     """Turn an error of this package into a warning that names the consequence."""
@@ -152,11 +179,11 @@ def print_summary(monitor: WatchedRun) -> None:
     """Print a headline, the most serious findings and where to find the rest."""
     from equilibria.diagnosis.summary import summarise
     from equilibria.views._rich import Console, Text
-    from equilibria.views.run.headline import run_headline, worst_layer
+    from equilibria.views.run.headline import run_details, run_headline
 
     layers, findings = summarise(monitor.samples(), metadata=monitor.metadata), monitor.findings()
     out = Console()
-    out.print(Text(f"equilibria: {run_headline(layers)}. {worst_layer(layers)}"))
+    out.print(Text(f"equilibria: {run_headline(layers)}. {run_details(layers)}"))
     for finding in findings[:_MOST_FINDINGS]:
         out.print(_paragraph(finding))
     more = len(findings) - _MOST_FINDINGS

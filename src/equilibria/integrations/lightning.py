@@ -9,13 +9,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equilibria.integrations._watched_training import WatchedTraining, training_goes_on
+from torch import Tensor
+
+from equilibria.integrations._watched_training import LogLines, WatchedTraining, training_goes_on
 from equilibria.integrations.scalars import METRICS, MOST_LAYERS, ScalarSink, Tags, require
 from equilibria.monitor.monitor import Granularity, Sink
 from equilibria.optimizers.budget import Every
 from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
 from equilibria.watching import WatchedRun
+from equilibria.watching._alerts import OnFinding
 
 __all__ = ["EquilibriaCallback"]
 
@@ -39,9 +42,11 @@ else:
 class EquilibriaCallback(_Callback):
     """Watches every optimizer of the trainer during ``fit``, and logs to its loggers.
 
-    It counts the optimizers' own steps: validation, accumulated batches and skipped steps do not count. Its state is in
-    the trainer's checkpoints: a resumed run continues in its run directory. Several callbacks in one trainer must
-    differ in ``every``, ``select`` or ``granularity``, and in ``log_dir``. An error in here becomes a warning.
+    It counts the optimizers' own steps: validation, accumulated batches and skipped steps do not count. The loss that
+    ``training_step`` returns is recorded beside the angles, its mean over accumulated batches, as are the metrics with
+    "val" in their names after each validation. Its state is in the trainer's checkpoints: a resumed run continues in
+    its run directory. Several callbacks in one trainer must differ in ``every``, ``select`` or ``granularity``, and in
+    ``log_dir``. An error in here becomes a warning.
 
     Args:
         log_dir: a directory to record into, for `equilibria report` and `equilibria.read_run`.
@@ -54,6 +59,7 @@ class EquilibriaCallback(_Callback):
         metrics: the logged columns of the sample table, or "angle_vs_predicted".
         layers: how many layers get separate tags there, at most; see `equilibria.integrations.scalars.Tags`.
         summary: whether to print a summary when the training ends.
+        on_finding: called with each new finding; by default a line in the log of Lightning.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class EquilibriaCallback(_Callback):
         metrics: Iterable[str] = METRICS,
         layers: int = MOST_LAYERS,
         summary: bool = True,
+        on_finding: OnFinding | None = None,
     ) -> None:
         self._training = WatchedTraining(
             log_dir,
@@ -78,10 +85,13 @@ class EquilibriaCallback(_Callback):
             invariant=invariant,
             sinks=sinks,
             summary=summary,
+            on_finding=LogLines(f"{_packages()[0]}.equilibria") if on_finding is None else on_finding,
         )
         self._scalars: dict[str, Any] = {"metrics": tuple(metrics), "layers": layers}
         self._to_loggers = to_loggers
         self._first_step = 0  # of the loggers' axis, when watching began
+        self._losses: list[Tensor] = []  # of the batches since the last step, each divided by their number
+        self._logged = 0  # steps whose loss is recorded
         Tags(**self._scalars)  # raises for metrics that do not exist
 
     @property
@@ -99,8 +109,25 @@ class EquilibriaCallback(_Callback):
             self._training.begin(pl_module, trainer.optimizers, steps_per_epoch=epoch, sinks=sinks)
             if self.monitor is not None and self.monitor.step == 0:  # not resumed, whatever the trainer was
                 self._first_step = _logged_step(trainer)
+            self._losses, self._logged = [], 0 if self.monitor is None else self.monitor.step
             for sink in sinks:
                 sink.first_step = self._first_step
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Record the loss of each step."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if self.monitor is None or not isinstance(loss, Tensor) or loss.numel() != 1:
+            return
+        self._losses = [*self._losses, loss.detach()][-int(trainer.accumulate_grad_batches) :]
+        if self.monitor.step > self._logged:
+            self._logged = self.monitor.step
+            self._training.log({"loss": sum(self._losses)}, step=self._logged - 1)
+            self._losses = []
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Record what was measured."""
+        if not trainer.sanity_checking:
+            self._training.log({name: value for name, value in trainer.callback_metrics.items() if "val" in name})
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close, and print the summary."""

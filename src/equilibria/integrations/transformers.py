@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from equilibria.errors import WatchWarning, warn_in_training
-from equilibria.integrations._watched_training import WatchedTraining, training_goes_on
+from equilibria.integrations._watched_training import LogLines, WatchedTraining, training_goes_on
 from equilibria.integrations.scalars import require
 from equilibria.monitor.monitor import Granularity, Sink
 from equilibria.optimizers.budget import Every
 from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
 from equilibria.watching import WatchedRun
+from equilibria.watching._alerts import OnFinding
 from equilibria.watching._recording import is_first_process
 
 __all__ = ["EquilibriaCallback"]
@@ -34,8 +35,10 @@ class EquilibriaCallback(_TrainerCallback):
     """Watches the optimizer of a trainer while it trains.
 
     It counts the steps of the torch optimizer inside accelerate's: accumulated batches and skipped steps do not count.
-    Its state is in the trainer's checkpoints (``equilibria.pt``): a run that is resumed from one in its ``output_dir``,
-    or from ``args.resume_from_checkpoint``, continues in its run directory. An error in here becomes a warning.
+    The loss and the evaluation metrics that the trainer logs are recorded beside the angles; the loss is the mean since
+    it logged last (``logging_steps``). Its state is in the trainer's checkpoints (``equilibria.pt``): a run that is
+    resumed from one in its ``output_dir``, or from ``args.resume_from_checkpoint``, continues in its run directory. An
+    error in here becomes a warning.
 
     The trainer does not report exceptions to its callbacks: after one, the run directory is closed at the next
     ``train()`` that records there, or at exit. ``with EquilibriaCallback(...) as callback:`` around ``trainer.train()``
@@ -49,6 +52,7 @@ class EquilibriaCallback(_TrainerCallback):
         invariant: the scale-invariant weights: names, tensors, or the result of `equilibria.symmetries`.
         sinks: receive the samples as they are taken, such as `equilibria.integrations.wandb.WandbSink`.
         summary: whether to print a summary when the training ends.
+        on_finding: called with each new finding; by default a line in the log of transformers.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class EquilibriaCallback(_TrainerCallback):
         invariant: Invariant | None = None,
         sinks: Iterable[Sink] = (),
         summary: bool = True,
+        on_finding: OnFinding | None = None,
     ) -> None:
         self._training = WatchedTraining(
             log_dir,
@@ -70,6 +75,7 @@ class EquilibriaCallback(_TrainerCallback):
             invariant=invariant,
             sinks=sinks,
             summary=summary,
+            on_finding=LogLines("transformers.equilibria") if on_finding is None else on_finding,
         )
 
     @property
@@ -85,6 +91,10 @@ class EquilibriaCallback(_TrainerCallback):
         with training_goes_on("this training is not watched"):
             epoch = _steps_per_epoch(args, kwargs["train_dataloader"])
             self._training.begin(kwargs["model"], kwargs["optimizer"], steps_per_epoch=epoch)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """Record the loss and the evaluation metrics that the trainer logs."""
+        self._training.log({name: value for name, value in (logs or {}).items() if _is_metric(name, value)})
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add the monitor's state to the trainer's checkpoint."""
@@ -109,6 +119,12 @@ class EquilibriaCallback(_TrainerCallback):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_metric(name: str, value: object) -> bool:
+    """Whether the trainer measured it on data: neither a setting nor a speed."""
+    is_measured = name == "loss" or (name.startswith("eval_") and not name.endswith(("_runtime", "_per_second")))
+    return is_measured and isinstance(value, int | float)
 
 
 def _load(args: Any, step: int) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Samples as metrics of a Weights & Biases run."""
+"""Samples as metrics of a Weights & Biases run, and findings as its alerts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from equilibria.errors import EquilibriaError, WatchWarning, warn_in_training
+from equilibria.findings import Finding
 from equilibria.integrations.scalars import METRICS, MOST_LAYERS, PREFIX, ScalarSink, require
 
-__all__ = ["WandbSink"]
+__all__ = ["WandbAlerts", "WandbSink"]
 
 _STEP = f"{PREFIX}/step"
+_TITLE = 64  # characters that the title of an alert must stay below
 
 
 class WandbSink(ScalarSink):
@@ -82,6 +84,42 @@ class WandbSink(ScalarSink):
         run.define_metric(_STEP, hidden=True)
         run.define_metric(f"{PREFIX}/*", step_metric=_STEP)
         self._run, self._first_row = run, _row(run)
+
+
+class WandbAlerts:
+    """Sends each finding as an alert of a W&B run: ``equilibria.watch(..., on_finding=WandbAlerts())``.
+
+    A warning has W&B's level WARN, a note INFO; who is told, and how, is set in W&B.
+
+    Args:
+        run: the run; None for the run that is active when a finding comes.
+        notes: whether to send notes too, or only warnings.
+
+    Raises:
+        EquilibriaError: if W&B is not installed, or ``run`` is not a run.
+    """
+
+    def __init__(self, run: Any = None, *, notes: bool = False) -> None:
+        self._wandb = require("wandb", extra="wandb")
+        if run is not None and not hasattr(run, "alert"):
+            raise EquilibriaError(f"got run of type {type(run).__name__}; expected the result of wandb.init()")
+        self._run, self._notes = run, notes
+
+    def __call__(self, finding: Finding) -> None:
+        """Send one finding.
+
+        Raises:
+            EquilibriaError: if there is no active run.
+        """
+        is_warning = finding.severity == "warning"
+        if not is_warning and not self._notes:
+            return
+        run = self._wandb.run if self._run is None else self._run
+        if run is None:
+            raise EquilibriaError("got no active W&B run; expected one: call wandb.init() before training")
+        level = self._wandb.AlertLevel.WARN if is_warning else self._wandb.AlertLevel.INFO
+        title = finding.subject if len(finding.subject) < _TITLE else f"{finding.subject[: _TITLE - 4]}..."
+        run.alert(title=title, text=str(finding), level=level)
 
 
 def _row(run: Any) -> int | None:

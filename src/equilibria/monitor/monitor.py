@@ -28,6 +28,7 @@ from equilibria.errors import EquilibriaError, WatchWarning, one_of, warn_in_tra
 from equilibria.findings import Finding
 from equilibria.monitor.history import History, read_only
 from equilibria.monitor.hooks import OptimizerHooks
+from equilibria.monitor.metrics import MetricLog
 from equilibria.monitor.reading import PRODUCTS, StepReading
 from equilibria.monitor.sample_rows import SampleBuilder
 from equilibria.monitor.sampler import Sampler
@@ -124,10 +125,11 @@ class Monitor:
             for index, (optimizer, layers) in enumerate(zip(unwrapped, by_optimizer, strict=True))
         ]
         self._history = History()
+        self.metric_log = MetricLog()
         self._pending: list[tuple[int, StepReading]] = []
         self._flushed = time.monotonic()
         self._others_know = False  # whether the other processes know that this one has failed
-        self._closed = False
+        self._closed = self._has_warned = False
 
     @property
     def step(self) -> int:
@@ -184,11 +186,23 @@ class Monitor:
         self.flush()
         return self._history.table()
 
+    def metrics(self) -> pa.Table:
+        """The numbers that the training logged so far: columns ``step``, ``name`` and ``value``, sorted by step."""
+        return self.metric_log.table()
+
+    def log(self, numbers: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Take numbers of the training itself, such as its loss, for the present step or the one that is named."""
+        if self._closed and not self._has_warned:
+            self._has_warned = True
+            warn_in_training("numbers logged after close() are kept in memory, not recorded", WatchWarning)
+        self.metric_log.log(numbers, taken=self.step, step=step)
+
     def findings(self) -> tuple[Finding, ...]:
         """What the samples mean, most serious first."""
         from equilibria.diagnosis import diagnose
 
-        return (*self.findings_about_watching(), *diagnose(self.samples(), metadata=self.metadata))
+        diagnosed = diagnose(self.samples(), metadata=self.metadata, metrics=self.metrics())
+        return (*self.findings_about_watching(), *diagnosed)
 
     def findings_about_watching(self) -> tuple[Finding, ...]:
         """The findings that no sample shows: weights that change unseen, and tensors that are not watched."""
@@ -200,8 +214,9 @@ class Monitor:
         )
 
     def flush(self) -> None:
-        """Turn all queued readings into samples."""
+        """Turn all queued readings into samples, and read all logged numbers."""
         try:
+            self.metric_log.settle(final=self._closed)
             self._process_pending()
         except Exception as error:
             self._sampler.fail(error)
@@ -269,6 +284,7 @@ class Monitor:
         return {
             "hooks": [hooks.state_dict() for hooks in self._hooks],
             "builders": [builder.state_dict() for builder in self._builders],
+            "metrics": self.metric_log.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -286,6 +302,7 @@ class Monitor:
             raise EquilibriaError(
                 f"got a damaged state ({error!r}); expected the result of monitor.state_dict()", argument="state"
             ) from error
+        self.metric_log.load_state_dict(state.get("metrics", {}), taken=self.step)
 
     def mark_weights(self) -> None:
         """Count every change of the weights before the next step as a change from outside.
@@ -496,6 +513,7 @@ def _bypassed(steps: int) -> Finding:
         f"the last step seen was number {steps}, and the weights have been changed since",
         "the optimizer may have been copied, which drops hooks: call monitor.reattach(optimizer)",
         "",
+        kind="bypassed",
     )
 
 
@@ -507,4 +525,5 @@ def _added_later(names: Sequence[str]) -> Finding:
         f"{'they were' if several else 'it was'} added to the optimizer, or unfrozen, after equilibria.watch",
         "close this monitor and call equilibria.watch again, after the last add_param_group and unfreezing",
         "",
+        kind="added_later",
     )

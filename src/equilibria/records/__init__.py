@@ -2,7 +2,8 @@
 
 A run directory holds ``run.json`` (the identity of the run and its sessions), ``samples-000.arrows``,
 ``samples-001.arrows``, ... (one Arrow IPC stream per session, readable by any Arrow library), ``sharpness-000.arrows``
-... if a sharpness tracker recorded into it, and ``writer.lock``.
+... if a sharpness tracker recorded into it, ``metrics-000.arrows`` ... if the training logged numbers of its own, and
+``writer.lock``.
 
 - `RecordWriter`: append samples.
 - `read_record`: read them, as Arrow, Parquet, CSV or pandas; `Record.verify` says what is whole.

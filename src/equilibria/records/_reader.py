@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from equilibria.errors import EquilibriaError
 from equilibria.findings import counted
 from equilibria.records._manifest import RUN_FILE, Manifest, Session, find_manifest
+from equilibria.records._metrics import in_one_line
 from equilibria.records._segment import Segment, SegmentReader, all_segments, segment_paths
 from equilibria.records._verification import Verification, holes, missing_rows, verify_run
-from equilibria.records.tables import FORMAT, FORMAT_KEY, SAMPLES, SHARPNESS, TABLES, TableName
+from equilibria.records.tables import FORMAT, FORMAT_KEY, METRICS, SAMPLES, SHARPNESS, TABLES, TableName
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -102,6 +103,14 @@ class Record:
         rows = self._rows.sharpness
         return rows.table if rows.kept is None else rows.table.filter(pa.array(rows.kept))
 
+    def metrics(self) -> pa.Table:
+        """The numbers that the training logged with ``monitor.log``, sorted by step; empty if it logged none.
+
+        Returns:
+            Columns ``step``, ``name`` and ``value``.
+        """
+        return self._rows.metrics
+
     def verify(self) -> Verification:
         """What is whole: rows, steps, damage and holes of every session and table, as of the moment of reading."""
         return verify_run(self.path, self.sessions, self._rows.segments, self._rows.manifest_note)
@@ -175,6 +184,19 @@ class _Rows:
     @cached_property
     def sharpness(self) -> _TableRows:
         return _TableRows(self._of(SHARPNESS), SHARPNESS)
+
+    @cached_property
+    def metrics(self) -> pa.Table:
+        segments = self.segments.get(METRICS, {})
+        table = _concatenated([segment.table for segment in segments.values()], METRICS)
+        counts = [segment.table.num_rows for segment in segments.values()]
+        sessions = np.repeat(np.array(list(segments), dtype=np.int64), counts)
+        resumed = {
+            number: int(segment.table["step"].to_numpy().min())
+            for number, segment in self.segments.get(SAMPLES, {}).items()
+            if segment.table.num_rows
+        }
+        return in_one_line(table, sessions, resumed=resumed)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -93,6 +93,7 @@ class RecordWriter:
         self._warned = False
         self._closed = False
         self._ended = threading.Event()
+        self._append_waiting: Callable[[], bool] | None = None
         try:
             self._open(kept, resume=resume, after=after)
         except OSError as error:
@@ -119,7 +120,7 @@ class RecordWriter:
         Args:
             columns: name -> values, all of one length; ``step`` and ``param`` are required, other columns of the
                 sample table may be absent and are then null.
-            table: "samples" or "sharpness" (whose rows have no ``param``).
+            table: "samples"; or "sharpness" or "metrics", which have other columns.
 
         Raises:
             EquilibriaError: if the columns do not fit the table, or the writer is closed.
@@ -138,6 +139,14 @@ class RecordWriter:
         if full:
             self._write_pending()
         self._warn_if_stopped()
+
+    def collect(self, append_waiting: Callable[[], bool]) -> None:
+        """Call a function every ``flush_seconds``, in the writer's thread: it may append rows that wait elsewhere.
+
+        Args:
+            append_waiting: returns whether it has appended any; they are then written at once.
+        """
+        self._append_waiting = append_waiting
 
     def flush(self) -> None:
         """Write all rows in memory; once this returns, ``kill -9`` no longer loses them (unless `failure` is set)."""
@@ -237,7 +246,13 @@ class RecordWriter:
 
     def _flush_on_time(self) -> None:
         while not self._ended.wait(self._seconds_left()):
-            if self._seconds_left() <= 0:
+            try:
+                has_more = self._append_waiting is not None and self._append_waiting()
+            except Exception as error:
+                if not self._closed:
+                    self._stop(error)
+                return
+            if has_more or self._seconds_left() <= 0:
                 self._write_pending()
 
     def _seconds_left(self) -> float:

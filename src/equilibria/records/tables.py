@@ -1,8 +1,8 @@
 """The tables of a run: their columns with units, the words of their text columns, and the version of their format.
 
-A run has a sample table, one row per sampled step and parameter (or row of a parameter), and, if a sharpness tracker
-recorded into it, a sharpness table, one row per query. Null means not measured or no law; NaN means measured and not a
-number.
+A run has a sample table, one row per sampled step and parameter (or row of a parameter); if a sharpness tracker
+recorded into it, a sharpness table, one row per query; and if the training logged numbers of its own, such as the loss,
+a metrics table, one row per number. Null means not measured or no law; NaN means measured and not a number.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from equilibria.errors import EquilibriaError
 
-TableName = Literal["samples", "sharpness"]
+TableName = Literal["samples", "sharpness", "metrics"]
 SAMPLES: Final = "samples"
 SHARPNESS: Final = "sharpness"
+METRICS: Final = "metrics"
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
@@ -132,9 +133,15 @@ value and still grows. Diverged: the loss is as far above, and R is below 1 agai
 network."""
 
 
+# ---- metrics
+
+METRIC_FIELDS = _schema({"step": pa.int64(), "name": _TEXT, "value": pa.float64()}, {}, ())
+"""Names and types of the columns of the metrics table: the numbers that a training logs itself, such as its loss."""
+
+
 # ---- the files
 
-FORMAT = "1.2"
+FORMAT = "1.3"
 """Version of the files, major.minor: a new column or table raises the minor; a change that older readers would misread
 raises the major."""
 
@@ -150,6 +157,7 @@ SAMPLE_SCHEMA = SAMPLE_FIELDS.with_metadata({FORMAT_KEY: FORMAT})
 TABLES: dict[TableName, pa.Schema] = {
     SAMPLES: SAMPLE_SCHEMA,
     SHARPNESS: SHARPNESS_FIELDS.with_metadata({FORMAT_KEY: FORMAT}),
+    METRICS: METRIC_FIELDS.with_metadata({FORMAT_KEY: FORMAT}),
 }
 """The tables that a run may have, by the name of their files. Columns that are not nullable are required."""
 

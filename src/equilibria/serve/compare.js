@@ -9,6 +9,11 @@
   let wantedLayer = new URLSearchParams(location.search).get("layer");
   let comparison = null, shownRuns = "";
 
+  const whole = [0, 1]; // the steps of all runs; changed in place, so that a zoom back shows them all
+  const charts = [chart];
+  const panels = charting.metricPanels(byId("metric-charts"), charts, whole); // which adds its charts
+  const MOST_PANELS = 4;
+
   const kind = () => form.elements.kind.value;
   const runColor = (place) => color("c" + place);
 
@@ -33,14 +38,33 @@
     const one = { type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: color("equilibrium-band"), width: 4 }, layer: "below" };
     const traces = [...equilibriumLines, ...measured];
     const ends = range(traces, kind() === "ratio" ? 2 : 4);
-    const steps = drawn.flatMap((run) => run.x);
-    const across = steps.length ? [Math.min(...steps), Math.max(...steps, Math.min(...steps) + 1)] : [0, 1];
+    const zoomed = chart.layout && chart.layout.xaxis.range.some((end, at) => end !== whole[at]);
+    const steps = [...drawn, ...comparison.runs.flatMap((run) => run.metrics)].flatMap(({ x }) => (x.length ? [x[0], x.at(-1)] : []));
+    whole.splice(0, 2, ...(steps.length ? [Math.min(...steps), Math.max(...steps, Math.min(...steps) + 1)] : [0, 1]));
+    const across = zoomed ? [...chart.layout.xaxis.range] : [...whole];
     const shapes = kind() === "ratio" ? { shapes: [one] } : {};
     const look = charting.look(charting.size(chart), { across, unit: "step", range: kind() === "ratio" ? [Math.min(ends[0], 0.8), Math.max(ends[1], 1.25)] : ends, title: TITLES[kind()], more: shapes });
+    const isFirst = !chart.layout;
     charting.draw(chart, traces, look);
+    if (isFirst) charting.linkZoom(charts, whole, [chart]);
+    drawMetrics(across);
     byId("legend").replaceChildren(...drawn.map((run, place) => key(run.name, place)));
     byId("caption").textContent = caption(drawn);
     table(drawn);
+  };
+
+  // A run has one colour in all charts.
+  const drawMetrics = (across) => {
+    const drawn = comparison.runs.filter((run) => run.x.length);
+    const names = [...new Set(drawn.flatMap((run) => run.metrics.map(({ name }) => name)))].slice(0, MOST_PANELS);
+    const metrics = names.map((name) => {
+      const own = drawn.map((run) => run.metrics.find((metric) => metric.name === name));
+      const lines = own.flatMap((metric, place) => (metric ? [{ x: metric.x, y: metric.y, color: runColor(place),
+        text: "%{y:.4~g}<br>" + drawn[place].name.replace(/[<&]/g, " ") + ", step %{x:,.0f}" }] : []));
+      return { name, note: "", log: own.some((metric) => metric && metric.log) && lines.every(({ y }) => y.every((value) => value === null || value > 0)), lines };
+    });
+    byId("metrics").hidden = metrics.length === 0;
+    panels(metrics, "step", across);
   };
 
   const caption = (drawn) => {
@@ -94,6 +118,10 @@
       return;
     }
     history.replaceState(null, "", "?" + query);
+    if (wantedLayer === null) { // the server chose it: keep it while the runs train
+      wantedLayer = comparison.layer;
+      if (!comparison.runs.some((run) => (run.ratio || []).some((value) => value !== null))) form.elements.kind.value = "angle";
+    }
     layers();
     await live.loadCharts();
     draw();
@@ -137,5 +165,5 @@
   });
   form.addEventListener("submit", (event) => event.preventDefault());
   live.listen("/events", "runs", update);
-  charting.keepDrawn([chart], draw);
+  charting.keepDrawn(charts, draw);
 })();

@@ -21,10 +21,11 @@ from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted
 from equilibria.records._lock import is_writer_alive
 from equilibria.records._manifest import RUN_FILE, Manifest, read_manifest
+from equilibria.records._metrics import KeptMetrics
 from equilibria.records._reader import RecordTail, not_superseded
 from equilibria.records._segment import segment_paths
 from equilibria.records._thinning import ThinnedSamples
-from equilibria.records.tables import SHARPNESS, TABLES
+from equilibria.records.tables import METRICS, SHARPNESS, TABLES
 from equilibria.views.run.page import report_page
 from equilibria.views.words import sentence_case
 
@@ -81,15 +82,21 @@ class RunSnapshot:
         name: of the run.
         metadata: of the run.
         table: the kept samples.
+        logged: the kept numbers that the training logged.
     """
 
     name: str
     metadata: Mapping[str, Any]
     table: pa.Table
+    logged: pa.Table
 
     def samples(self) -> pa.Table:
         """The sample table."""
         return self.table
+
+    def metrics(self) -> pa.Table:
+        """The metrics table."""
+        return self.logged
 
 
 class FollowedRun:
@@ -140,17 +147,25 @@ class FollowedRun:
         """The kept samples, for charts."""
         return self._samples.chart_table()
 
+    def metrics(self) -> pa.Table:
+        """The numbers that the training logged, sorted by step; beyond a million, part of them."""
+        resumed: dict[int, int] = {}
+        for back in self._samples.rollbacks:
+            resumed[back.session] = min(back.step, resumed.get(back.session, back.step))
+        return self._metrics.table(resumed=resumed)
+
     def snapshot(self) -> RunSnapshot:
         """Samples and metadata of this moment, for another thread."""
         if self.status.state in UNREADABLE:
             raise EquilibriaError(self.status.message)
-        return RunSnapshot(self.name, self.metadata, self._samples.table())
+        return RunSnapshot(self.name, self.metadata, self._samples.table(), self.metrics())
 
     def forget(self) -> None:
         """Free the memory of the samples and the page; the entry in the list of runs stays."""
         self._loaded = False
         self._tail = RecordTail(self._directory)
         self._samples = ThinnedSamples()
+        self._metrics = KeptMetrics()
         self._queries: list[pa.RecordBatch] = []
         self._failure = ""
         self._reading_seconds = 0.0  # since the last view
@@ -184,7 +199,7 @@ class FollowedRun:
 
     def read(self) -> None:
         """Read the samples that were appended since the last call."""
-        rows = self._samples.counts.rows
+        rows, numbers = self._samples.counts.rows, self._metrics.count
         began = time.monotonic()
         if not self._failure and self.status.state != DELETED:
             try:
@@ -194,7 +209,7 @@ class FollowedRun:
         counts, steps = self._samples.counts, self._steps_taken()
         state, message = (DAMAGED, self._failure) if self._failure else (self.status.state, self.status.message)
         self.status = RunStatus(state, steps, counts.rows, self.status.updated, message)
-        self.version += counts.rows != rows
+        self.version += (counts.rows, self._metrics.count) != (rows, numbers)
         self._loaded = True
         self._reading_seconds += time.monotonic() - began
 
@@ -256,7 +271,7 @@ class FollowedRun:
     def _take_appended(self) -> None:
         self._take_batches()
         if not self._samples.is_exact:  # again from the start, now that the superseded rows are known
-            self._tail, self._queries = RecordTail(self._directory), []
+            self._tail, self._queries, self._metrics = RecordTail(self._directory), [], KeptMetrics()
             self._samples = ThinnedSamples(rollbacks=self._samples.rollbacks)
             self._take_batches()
 
@@ -266,6 +281,9 @@ class FollowedRun:
         for appended in self._tail.read():
             if appended.table == SHARPNESS:
                 self._take_query(appended.batch)
+                continue
+            if appended.table == METRICS:
+                self._metrics.add_batch(appended.batch, session=appended.session)
                 continue
             if batches and (rows >= _ROWS_AT_ONCE or appended.session != session):
                 self._samples.add(batches, session=session)
@@ -301,7 +319,8 @@ class FollowedRun:
             return _encode_view(number, {"damaged": self.status.message}, self.status.message, None)
         samples, sharpness, counts = self._samples.table(), self._sharpness(), self._samples.counts
         metadata = {**self.metadata, "steps": self._steps_taken() or 0}
-        findings = diagnose(samples, metadata=metadata)
+        metrics = self.metrics()
+        findings = diagnose(samples, metadata=metadata, metrics=metrics)
         about_sharpness = sharpness_findings(sharpness, metadata=metadata) if sharpness.num_rows else ()
         page = report_page(
             samples,
@@ -310,6 +329,7 @@ class FollowedRun:
             notes=self._notes(),
             findings=(*findings, *about_sharpness),
             sharpness=sharpness if sharpness.num_rows else None,
+            metrics=metrics,
             drawn=self.chart_table(),
             sampled=(counts.steps, counts.rows),
             stretches=_STRETCHES,

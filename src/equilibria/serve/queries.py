@@ -23,6 +23,7 @@ from equilibria.theory import Rule
 from equilibria.theory.schedules import ScheduleLike
 from equilibria.views.forecast.page import forecast_page
 from equilibria.views.plan.page import plan_page
+from equilibria.views.run.metrics import metric_panels
 from equilibria.views.thinning import stretches
 
 MOST_COMPARED = 8
@@ -108,10 +109,11 @@ def comparison_view(runs: Mapping[int, FollowedRun], layer: str | None) -> dict[
 
     Args:
         runs: by number.
-        layer: its name; None for the first that all of them have.
+        layer: its name; None for the one in which they differ most.
     """
-    names = _common_first([run.layers for run in runs.values() if run.status.state not in UNREADABLE])
-    chosen = layer if layer is not None else next(iter(names), None)
+    readable = [run for run in runs.values() if run.status.state not in UNREADABLE]
+    names = _common_first([run.layers for run in readable])
+    chosen = layer if layer is not None else _most_different(readable, names)
     if chosen is not None and chosen not in names:
         raise EquilibriaError(
             f"got layer={chosen!r}; expected one that a chosen run has, such as {', '.join(names[:3])}"
@@ -119,7 +121,10 @@ def comparison_view(runs: Mapping[int, FollowedRun], layer: str | None) -> dict[
     return {
         "layer": chosen,
         "layers": names,
-        "runs": [{"id": number, "name": run.name, **_layer_curves(run, chosen)} for number, run in runs.items()],
+        "runs": [
+            {"id": number, "name": run.name, "metrics": _metric_curves(run), **_layer_curves(run, chosen)}
+            for number, run in runs.items()
+        ],
     }
 
 
@@ -127,6 +132,29 @@ def _common_first(lists: Sequence[Sequence[str]]) -> list[str]:
     """All names, those in the most lists first, else in their own order."""
     known = list(dict.fromkeys(name for names in lists for name in names))
     return sorted(known, key=lambda name: -sum(name in names for names in lists))
+
+
+def _most_different(runs: Sequence[FollowedRun], names: Sequence[str]) -> str | None:
+    """The layer whose mean angle differs most between the runs, of those that most of the runs have.
+
+    Layers with an equilibrium come first: the page opens with the angle over it.
+    """
+    means = [_mean_angles(run.chart_table()) for run in runs]
+    known = {name: [angles[name] for angles in means if name in angles] for name in names}
+
+    def rank(name: str) -> tuple[int, bool, float]:
+        angles = [angle for angle, _ in known[name] if angle > 0]
+        difference = np.log(max(angles) / min(angles)) if angles else 0.0
+        return len(known[name]), any(equilibrium > 0 for _, equilibrium in known[name]), float(difference)
+
+    return max(names, key=rank, default=None)  # the first of those that are alike
+
+
+def _mean_angles(table: pa.Table) -> dict[str, tuple[float, float]]:
+    """By layer, its mean angle and mean equilibrium angle; 0 where there is none."""
+    means = table.group_by("param").aggregate([("angle", "mean"), ("angle_equilibrium", "mean")])
+    columns = means["param"].to_pylist(), means["angle_mean"].to_pylist(), means["angle_equilibrium_mean"].to_pylist()
+    return {name: (angle or 0.0, equilibrium or 0.0) for name, angle, equilibrium in zip(*columns, strict=True)}
 
 
 def _layer_curves(run: FollowedRun, layer: str | None) -> dict[str, Any]:
@@ -147,6 +175,22 @@ def _layer_curves(run: FollowedRun, layer: str | None) -> dict[str, Any]:
         means["ratio"] = means["angle"] / means["angle_equilibrium"]
     columns = {name: [_cell(value) for value in values.tolist()] for name, values in means.items()}
     return {"x": ((parts.first + parts.last) / 2).tolist(), **columns}
+
+
+def _metric_curves(run: FollowedRun) -> list[dict[str, Any]]:
+    """The first few numbers that the training logged, the loss first."""
+    if run.status.state in UNREADABLE:
+        return []
+    return [
+        {
+            "name": panel.name,
+            "note": panel.note,
+            "log": panel.is_log,
+            "x": panel.steps.tolist(),
+            "y": [float(f"{value:.5g}") if np.isfinite(value) else None for value in panel.values.tolist()],
+        }
+        for panel in metric_panels(run.metrics(), most=_STRETCHES)
+    ]
 
 
 def _cell(value: float) -> float | None:

@@ -25,7 +25,9 @@ MEASURED, PREDICTED, EQUILIBRIUM, OTHER = "#009e73", "#0072b2", "#d55e00", "#868
 _WIDTH, _HEIGHT = 560, 204
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 24, 34
 _TICKS = 4
-_MOST_ROWS = 12
+MOST_ROWS = 12
+"""Rows of a table in a card; the others are counted."""
+
 _MOST_NOTES = 4
 _CELL = "padding:1px 10px 1px 0"
 
@@ -47,6 +49,7 @@ def card(
     picture: str = "",
     headings: Sequence[str] = (),
     rows: Iterable[Sequence[str]] = (),
+    left_out: int = 0,
     notes: Sequence[str] = (),
 ) -> str:
     """A card: a headline, a picture, a table and notes.
@@ -56,12 +59,13 @@ def card(
         picture: from `svg_chart` or `svg_bars`.
         headings: of the columns; numbers are aligned on the right, words on the left.
         rows: the cells of each row; the first twelve are shown, the others counted.
+        left_out: rows that are counted too, but not given.
         notes: sentences; the first four are shown, the others counted.
     """
     parts = [f'<div style="font-weight:600;margin:2px 0 6px">{escape(title)}</div>', picture]
     all_rows = list(rows)
     if all_rows:
-        parts.append(_table(headings, all_rows))
+        parts.append(_table(headings, all_rows, left_out=left_out))
     parts += [
         f'<div style="margin-top:4px;max-width:70ch">{escape(note[:1].upper() + note[1:])}</div>'
         for note in notes[:_MOST_NOTES]
@@ -71,8 +75,8 @@ def card(
     return f'<div style="font:13px/1.45 system-ui,sans-serif;margin:4px 0">{"".join(parts)}</div>'
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    shown = rows[:_MOST_ROWS]
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left_out: int) -> str:
+    shown = rows[:MOST_ROWS]
     sides = ["right" if all(map(_is_number, column)) else "left" for column in zip(*shown, strict=True)]
 
     def line(kind: str, texts: Sequence[str]) -> str:
@@ -80,7 +84,8 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "".join(f'<{kind} style="text-align:{side};{_CELL}">{escape(cell)}</{kind}>' for side, cell in cells)
 
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in shown)
-    more = _soft(f"and {len(rows) - _MOST_ROWS} more") if len(rows) > _MOST_ROWS else ""
+    left = len(rows) + left_out - len(shown)
+    more = _soft(f"and {left} more") if left else ""
     return f'<table style="border-collapse:collapse;font:inherit"><tr>{line("th", headings)}</tr>{body}</table>{more}'
 
 

@@ -23,12 +23,12 @@ const charting = (() => {
   const evenTicks = (low, high) => {
     const rough = (high - low) / 4;
     const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].find((digit) => digit * power >= rough) * power;
+    const step = [1, 2, 2.5, 5, 10].find((digit) => digit * power >= rough) * power;
     const count = Math.floor(high / step) - Math.ceil(low / step) + 1;
     return Array.from({ length: count }, (_, i) => Number(((Math.ceil(low / step) + i) * step).toPrecision(6)));
   };
 
-  const tickText = (value) => (value >= 1e-4 && value < 1e5 ? String(value) : value.toExponential().replace("e+", "e"));
+  const tickText = (value) => (value === 0 || (Math.abs(value) >= 1e-4 && Math.abs(value) < 1e5) ? String(value) : value.toExponential().replace("e+", "e"));
 
   // One closed outline per stretch without holes: plotly's own fill between two lines joins across holes.
   const area = (along, upper, lower, fillcolor) => {
@@ -48,9 +48,9 @@ const charting = (() => {
     return { x, y, mode: "lines", line: { width: 0 }, fill: "toself", fillcolor, hoverinfo: "skip" };
   };
 
-  // A log axis upwards; along it, steps or epochs.
-  const look = ([width, height], { across, unit, range, title, more }) => {
-    const ticks = axisTicks(range[0], range[1], height / 38);
+  // A log axis upwards, unless it is linear; along it, steps or epochs.
+  const look = ([width, height], { across, unit, range, title, linear, more }) => {
+    const ticks = linear ? evenTicks(range[0], range[1]) : axisTicks(range[0], range[1], Math.max(4, height / 38));
     const narrow = width < 500;
     const family = getComputedStyle(document.body).fontFamily;
     return {
@@ -62,7 +62,7 @@ const charting = (() => {
         linecolor: color("line"), showline: true, ticks: "outside", tickcolor: color("line"), nticks: narrow ? 5 : 10,
         unifiedhovertitle: { text: unit + (unit === "epoch" ? " %{x:.4~g}" : " %{x:,d}") },
         fixedrange: touch },
-      yaxis: { type: "log", range: range.map(Math.log10), title: { text: narrow ? "" : title, standoff: 10 }, tickvals: ticks,
+      yaxis: { type: linear ? "linear" : "log", range: linear ? range : range.map(Math.log10), title: { text: narrow ? "" : title, standoff: 10 }, tickvals: ticks,
         ticktext: ticks.map(tickText), gridcolor: color("line"), griddash: "dot", zeroline: false, fixedrange: true },
       modebar: { bgcolor: color("paper"), color: color("naive"), activecolor: color("ink") },
       ...more,
@@ -75,8 +75,8 @@ const charting = (() => {
     displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]], displayModeBar: touch ? false : "hover",
   });
 
-  // Zoom in one chart shows the same stretch in the others.
-  const linkZoom = (charts, all) => charts.forEach((chart) => chart.on("plotly_relayout", (change) => {
+  // Zoom in one chart shows the same stretch in the others; charts may be added later.
+  const linkZoom = (charts, all, added = charts) => added.forEach((chart) => chart.on("plotly_relayout", (change) => {
     const reset = change["xaxis.autorange"];
     if (!reset && !("xaxis.range[0]" in change)) return;
     const range = reset ? [...all] : [change["xaxis.range[0]"], change["xaxis.range[1]"]];
@@ -85,6 +85,55 @@ const charting = (() => {
       if (now[0] !== range[0] || now[1] !== range[1]) Plotly.relayout(other, { "xaxis.range": range });
     }
   }));
+
+  // One small chart for each number that the training logged, over the same steps as the other charts, which are given.
+  // A metric has a name, a note, whether its axis is logarithmic, and lines: x, y, color and the text of the hover.
+  const metricPanels = (place, charts, all) => {
+    const panels = new Map();
+    const made = (name) => {
+      const [box, title, note, chart] = ["figure", "figcaption", "small", "div"].map((kind) => document.createElement(kind));
+      box.className = "panel";
+      chart.className = "chart";
+      chart.setAttribute("role", "img");
+      chart.setAttribute("aria-label", "Chart of " + name + " over the run");
+      title.append(name, note);
+      box.append(title, chart);
+      return { box, note, chart };
+    };
+    const extent = (lines, log) => {
+      let low = Infinity, high = -Infinity;
+      for (const { y } of lines) for (const value of y) if (Number.isFinite(value)) { low = Math.min(low, value); high = Math.max(high, value); }
+      if (low > high) return log ? [0.1, 10] : [0, 1];
+      if (log) return [low / 1.15, high * 1.15];
+      const room = 0.06 * (high - low) || 0.1 * Math.abs(high) || 1;
+      return [low - room, high + room];
+    };
+    return (metrics, unit, across) => {
+      for (const [name, { box, chart }] of panels) {
+        if (metrics.some((metric) => metric.name === name)) continue;
+        box.remove();
+        charts.splice(charts.indexOf(chart), 1);
+        panels.delete(name);
+      }
+      metrics.forEach(({ name }, index) => { // all of them first: the last one is higher
+        if (!panels.has(name)) panels.set(name, made(name));
+        const { box } = panels.get(name);
+        if (place.children[index] !== box) place.insertBefore(box, place.children[index] || null);
+      });
+      metrics.forEach(({ name, note, log, lines }, index) => {
+        const panel = panels.get(name);
+        panel.note.textContent = note;
+        const traces = lines.map(({ x, y, color, text }) => ({ x, y, connectgaps: false, line: { color, width: 1.2 }, marker: { color, size: 4 },
+          mode: x.length > 60 ? "lines" : "lines+markers", hovertemplate: text + "<extra></extra>", meta: { metric: name } }));
+        const shape = look(size(panel.chart), { across: [...across], unit, range: extent(lines, log), title: "", linear: !log,
+          more: { hovermode: "closest", hoverdistance: 30 } });
+        shape.margin = { ...shape.margin, t: 8, b: index === metrics.length - 1 ? 42 : 24 };
+        if (index < metrics.length - 1) shape.xaxis.title = { text: "" }; // one for all panels
+        draw(panel.chart, traces, shape);
+        if (!charts.includes(panel.chart)) { charts.push(panel.chart); linkZoom(charts, all, [panel.chart]); }
+      });
+    };
+  };
 
   // The alternative that is chosen, and what to do when another one is.
   const chosen = () => Number((document.querySelector("input[name=choice]:checked") || { value: 0 }).value);
@@ -115,5 +164,5 @@ const charting = (() => {
     if (data) draw(JSON.parse(data.textContent));
   };
 
-  return { whenComplete, color, touch, area, look, size, draw, linkZoom, keepDrawn, chosen, onChoice };
+  return { whenComplete, color, touch, area, look, size, draw, linkZoom, metricPanels, keepDrawn, chosen, onChoice };
 })();

@@ -3,7 +3,7 @@
 - `watch`: start watching; returns a `WatchedRun`.
 - `read_run`: read the record of a watched run; returns a `RecordedRun`.
 - `SharpnessTracker`: the largest curvature of the loss and the optimizer's threshold, all along a run.
-- `Every`, `Granularity`, `Invariant`, `Select`, `Sink`: types of the arguments.
+- `Every`, `Granularity`, `Invariant`, `OnFinding`, `Select`, `Sink`: types of the arguments.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from equilibria.optimizers.budget import Every
     from equilibria.tensors.invariance import Invariant
     from equilibria.tensors.parameters import Select
+    from equilibria.watching._alerts import OnFinding
     from equilibria.watching._recorded import RecordedRun, read_run
     from equilibria.watching._tracker import SharpnessTracker
     from equilibria.watching._watch import WatchedRun, watch
@@ -25,6 +26,7 @@ __all__ = [
     "Every",
     "Granularity",
     "Invariant",
+    "OnFinding",
     "RecordedRun",
     "Select",
     "SharpnessTracker",
@@ -41,6 +43,7 @@ __getattr__, __dir__ = lazy_names(
         "Every": "_watch",
         "Granularity": "_watch",
         "Invariant": "_watch",
+        "OnFinding": "_watch",
         "RecordedRun": "_recorded",
         "Select": "_watch",
         "SharpnessTracker": "_tracker",

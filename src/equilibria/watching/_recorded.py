@@ -26,22 +26,27 @@ class RecordedRun(Record):
     __slots__ = ()
 
     def table(self) -> Printable:
-        """One line per layer, the most surprising first, and the queries of a sharpness tracker, if there was one.
+        """One line per layer, in the order of the model, and the queries of a sharpness tracker, if there was one.
+
+        Of many layers, those of one kind across blocks (``h.*.mlp.c_proj``) share a line.
 
         Returns:
             A table that ``print`` shows in the terminal and a notebook shows as the value of a cell.
         """
         queries, samples, texts = self.sharpness(), self.samples(), []
-        summaries, findings = summarise_and_diagnose(samples, metadata=self.metadata)
+        summaries, findings = self._diagnosed(samples)
         if samples.num_rows or not queries.num_rows:
-            texts.append(run_table(summaries, findings=findings, notes=self.notes))
+            texts.append(run_table(summaries, findings=findings, notes=self.notes, metrics=self.metrics()))
         if queries.num_rows:
             texts.append(sharpness_table(queries, metadata=self.metadata))
         return Printable("\n".join(texts), self._card(samples, queries, summaries, findings))
 
     def _repr_html_(self) -> str:
         samples = self.samples()
-        return self._card(samples, self.sharpness(), *summarise_and_diagnose(samples, metadata=self.metadata))
+        return self._card(samples, self.sharpness(), *self._diagnosed(samples))
+
+    def _diagnosed(self, samples: pa.Table) -> tuple[tuple[LayerSummary, ...], tuple[Finding, ...]]:
+        return summarise_and_diagnose(samples, metadata=self.metadata, metrics=self.metrics())
 
     def _card(
         self, samples: pa.Table, queries: pa.Table, summaries: Sequence[LayerSummary], findings: Sequence[Finding]
@@ -49,12 +54,12 @@ class RecordedRun(Record):
         every_finding = (*findings, *sharpness_findings(queries, metadata=self.metadata))
         if queries.num_rows and not samples.num_rows:
             return tracker_card(queries, title=str(self), findings=every_finding)
-        return run_card(samples, summaries, findings=every_finding, notes=self.notes)
+        return run_card(samples, summaries, findings=every_finding, notes=self.notes, metrics=self.metrics())
 
     def findings(self) -> tuple[Finding, ...]:
         """What the samples mean, most serious first."""
         about_sharpness = sharpness_findings(self.sharpness(), metadata=self.metadata)
-        return (*diagnose(self.samples(), metadata=self.metadata), *about_sharpness)
+        return (*diagnose(self.samples(), metadata=self.metadata, metrics=self.metrics()), *about_sharpness)
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write everything as one HTML page that needs no network.
@@ -65,7 +70,13 @@ class RecordedRun(Record):
         """
         shown = self.path.resolve().name if title is None else title
         return write_report(
-            self.samples(), path, metadata=self.metadata, title=shown, notes=self.notes, sharpness=self.sharpness()
+            self.samples(),
+            path,
+            metadata=self.metadata,
+            title=shown,
+            notes=self.notes,
+            sharpness=self.sharpness(),
+            metrics=self.metrics(),
         )
 
 
@@ -76,7 +87,8 @@ def read_run(path: str | Path) -> RecordedRun:
         path: the ``log_dir`` of `equilibria.watch`.
 
     Returns:
-        The run: ``table()``, ``findings()``, ``samples()``, ``report(path)``, ``to_pandas()``, ``to_parquet(path)``.
+        The run: ``table()``, ``findings()``, ``samples()``, ``metrics()``, ``report(path)``, ``to_pandas()``,
+        ``to_parquet(path)``.
 
     Raises:
         EquilibriaError: if there is no run at ``path``, or a newer version of equilibria wrote it.

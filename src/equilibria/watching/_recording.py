@@ -83,6 +83,7 @@ class Recording:
         self._writer: RecordWriter | None = None
         self._is_closed = False
         self._final_metadata: list[Callable[[], Mapping[str, Any]]] = []
+        self._append_waiting: Callable[[], bool] | None = None
         self._resumes = False
         self._last_step: int | None = None  # of the samples so far, those before a checkpoint included
         if _holds_a_run(self._requested):
@@ -101,6 +102,11 @@ class Recording:
     def failure(self) -> str | None:
         """The error that stopped the writing, or None."""
         return None if self._writer is None else self._writer.failure
+
+    @property
+    def is_open(self) -> bool:
+        """Whether rows can be written without beginning a record."""
+        return self._writer is not None and not self._is_closed
 
     def state_dict(self) -> dict[str, Any]:
         """Which record a checkpoint belongs to, and how far it goes; empty if there is no record yet.
@@ -143,6 +149,12 @@ class Recording:
     def add_final_metadata(self, describe: Callable[[], Mapping[str, Any]]) -> None:
         """Add metadata that is known only when the recording is closed."""
         self._final_metadata.append(describe)
+
+    def collect(self, append_waiting: Callable[[], bool]) -> None:
+        """Call a function about once a second, in another thread: it may append rows, and returns whether it did."""
+        self._append_waiting = append_waiting
+        if self._writer is not None:
+            self._writer.collect(append_waiting)
 
     def append(self, columns: Mapping[str, Any], *, table: TableName = SAMPLES) -> None:
         """Add rows to a table."""
@@ -193,6 +205,8 @@ class Recording:
             )
         # At exit the monitor closes it, after the last samples. The writer itself would close before they come.
         forget(writer)
+        if self._append_waiting is not None:
+            writer.collect(self._append_waiting)
         return writer
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,16 +19,17 @@ from equilibria.findings import Finding, counted
 from equilibria.monitor.monitor import Granularity, Monitor, Sink
 from equilibria.optimizers.budget import Every
 from equilibria.records._at_exit import close_at_exit, forget
-from equilibria.records.tables import STATES
+from equilibria.records.tables import METRICS, STATES
 from equilibria.tensors.invariance import Invariant
 from equilibria.tensors.parameters import Select
+from equilibria.watching._alerts import FindingAlerts, OnFinding, checked
 from equilibria.watching._recording import Recording, is_first_process
 
 if TYPE_CHECKING:
     from equilibria.diagnosis.summary import LayerSummary
     from equilibria.watching._tracker import SharpnessTracker
 
-_RECORD = "record"  # key in the state, next to the monitor's
+_RECORD, _ALERTS = "record", "alerts"  # keys in the state, next to the monitor's
 
 
 def watch(
@@ -40,6 +43,7 @@ def watch(
     steps_per_epoch: int | None = None,
     invariant: Invariant | None = None,
     sinks: Iterable[Sink] = (),
+    on_finding: OnFinding | None = None,
 ) -> WatchedRun:
     """Measure how fast every layer turns, and predict how fast it should.
 
@@ -58,26 +62,35 @@ def watch(
             labels every layer with how it is invariant. Only these weights get predictions. Without it the cosine of
             weight and gradient decides.
         sinks: objects with ``append(columns)`` and ``close()`` that receive the samples as they are taken.
+        on_finding: a function that is called with each new finding while training runs, and at the end; the same kind
+            of finding with other numbers is not new. An error in it becomes a warning.
 
     Returns:
-        The run: ``table()``, ``findings()``, ``samples()``, ``report(path)``, ``close()``. It need not be kept: the
-        optimizer's hooks keep the measurement alive.
+        The run: ``log(loss=...)``, ``table()``, ``findings()``, ``samples()``, ``report(path)``, ``close()``. It need
+        not be kept: the optimizer's hooks keep the measurement alive.
 
     Raises:
         EquilibriaError: if an argument is not what is described here, or ``log_dir`` cannot be written.
 
     Example:
         >>> import torch
-        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.BatchNorm1d(8))
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-        >>> with watch(model, optimizer, every=1) as monitor:
-        ...     for _ in range(3):
-        ...         optimizer.zero_grad()
-        ...         model(torch.randn(16, 8)).square().sum().backward()
-        ...         optimizer.step()
-        >>> monitor.samples().num_rows
-        3
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(16, 16, bias=False), torch.nn.BatchNorm1d(16))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-3)
+        >>> monitor = watch(model, optimizer, invariant=["0.weight"], every=1)
+        >>> for _ in range(400):
+        ...     optimizer.zero_grad()
+        ...     torch.nn.functional.cross_entropy(model(torch.randn(32, 16)), torch.randint(16, (32,))).backward()
+        ...     optimizer.step()
+        >>> print(monitor.table())
+        The layer turns as predicted. 0.weight turns 0.023... rad per step...; SGD(lr=0.1, wd=5e-3, momentum=0.9)
+        predicts 0.023...; it is settled.
+        layer  rad/step  predicted  ratio  equilibrium  norm   norm*  state    invariant
+        0      0.02...   0.02...    1.0... 0.0229       1.8... 1.8... settled  given
+        ...
+        >>> monitor.close()
     """
+    call = None if on_finding is None else checked(on_finding)
     monitor = Monitor(
         model,
         optimizer,
@@ -98,8 +111,22 @@ def watch(
         # Those that are made after this call are not yet in the metadata at the beginning.
         recording.add_final_metadata(lambda: {"controllers": monitor.metadata["controllers"]})
         monitor.add_sink(recording)
+        _record_metrics(monitor, recording)
     close_at_exit(monitor)
-    return WatchedRun(monitor, recording)
+    return WatchedRun(monitor, recording, on_finding=call)
+
+
+def _record_metrics(monitor: Monitor, recording: Recording) -> None:
+    # Not before the first step: a checkpoint may still be loaded, and its record is the one to append to.
+    log, may_open = monitor.metric_log, lambda: recording.is_open or monitor.step > 0
+    log.record(partial(recording.append, table=METRICS), can_write=may_open)
+    known = weakref.ref(log)  # the writer's thread must not keep a monitor alive that nobody holds any more
+
+    def append_waiting() -> bool:
+        held = known()
+        return held is not None and held.settle(on_devices=False)
+
+    recording.collect(append_waiting)
 
 
 class WatchedRun:
@@ -110,11 +137,16 @@ class WatchedRun:
     Args:
         monitor: samples the weights.
         recording: writes the samples to disk; None if they are not recorded.
+        on_finding: called with each new finding.
     """
 
-    def __init__(self, monitor: Monitor, recording: Recording | None) -> None:
+    def __init__(self, monitor: Monitor, recording: Recording | None, *, on_finding: OnFinding | None = None) -> None:
         self._monitor, self._recording = monitor, recording
         self._tracker: SharpnessTracker | None = None
+        self._alerts: FindingAlerts | None = None
+        if on_finding is not None and is_first_process():
+            self._alerts = FindingAlerts(on_finding, self.findings)
+            monitor.add_sink(self._alerts)
 
     # ---- the measurement
 
@@ -146,6 +178,46 @@ class WatchedRun:
     def samples(self) -> pa.Table:
         """The sample table so far; see `equilibria.records.tables` for its columns."""
         return self._monitor.samples()
+
+    def log(self, *, step: int | None = None, **numbers: Any) -> None:
+        """Record numbers of the training itself, such as its loss, to see them above the angles.
+
+        Log the loss of a step before ``optimizer.step()`` or after it, always in the same place: it gets the number of
+        that step in the samples. A name that is first logged before the first step belongs to the step that follows,
+        also later; any other name belongs to the step just taken.
+
+        Numbers on a device are read later, many at once, so that logging does not wait for it. NaN and infinity are
+        recorded as they are. At most 100 names of at most 100 characters.
+
+        Args:
+            step: the step that they belong to, if it is not the present one.
+            numbers: by name: Python or numpy numbers, or tensors with one element.
+
+        Raises:
+            EquilibriaError: for what is not a number, or a name that is too long, not printable or one too many.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Linear(4, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> with watch(model, optimizer) as monitor:
+            ...     for batch in torch.ones(3, 8, 4):
+            ...         optimizer.zero_grad()
+            ...         loss = model(batch).square().mean()
+            ...         loss.backward()
+            ...         optimizer.step()
+            ...         monitor.log(loss=loss)
+            >>> monitor.metrics()["step"].to_pylist()
+            [0, 1, 2]
+        """
+        self._monitor.log(numbers, step=step)
+
+    def metrics(self) -> pa.Table:
+        """The logged numbers so far: columns ``step``, ``name`` and ``value``, sorted by step.
+
+        Beyond a million numbers the longest series loses every second one, again and again; the record has all.
+        """
+        return self._monitor.metrics()
 
     def findings(self) -> tuple[Finding, ...]:
         """What the samples mean, most serious first; then the findings of a sharpness tracker of the same run."""
@@ -199,7 +271,8 @@ class WatchedRun:
         before it. If the record cannot be written, the state says so (``state["record"]["failure"]``).
         """
         state = self._monitor.state_dict()
-        return {**state, _RECORD: {} if self._recording is None else self._recording.state_dict()}
+        state[_RECORD] = {} if self._recording is None else self._recording.state_dict()
+        return state if self._alerts is None else {**state, _ALERTS: self._alerts.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint and append to its record; call it after model and optimizer were loaded.
@@ -212,6 +285,8 @@ class WatchedRun:
         self._monitor.load_state_dict(state)
         if self._recording is not None:
             self._recording.resume_from(state.get(_RECORD, {}))
+        if self._alerts is not None:
+            self._alerts.load_state_dict(state.get(_ALERTS, ()))
 
     def mark_weights(self) -> None:
         """Count every change of the weights before the next step as a change from outside.
@@ -234,10 +309,12 @@ class WatchedRun:
 
         samples = self.samples()
         summaries, findings = self._diagnosed(samples)
-        return run_card(samples, summaries, findings=findings)
+        return run_card(samples, summaries, findings=findings, metrics=self.metrics())
 
     def table(self) -> Printable:
-        """One line per layer, the most surprising first: measured, predicted, and how long until it settles.
+        """One line per layer, in the order of the model: measured, predicted, and how long until it settles.
+
+        Of many layers, those of one kind across blocks (``h.*.mlp.c_proj``) share a line.
 
         Returns:
             A table that ``print`` shows in the terminal and a notebook shows as the value of a cell.
@@ -247,13 +324,17 @@ class WatchedRun:
 
         samples = self.samples()
         summaries, findings = self._diagnosed(samples)
-        return Printable(run_table(summaries, findings=findings), run_card(samples, summaries, findings=findings))
+        metrics = self.metrics()
+        return Printable(
+            run_table(summaries, findings=findings, metrics=metrics),
+            run_card(samples, summaries, findings=findings, metrics=metrics),
+        )
 
     def _diagnosed(self, samples: pa.Table) -> tuple[tuple[LayerSummary, ...], tuple[Finding, ...]]:
         """The summaries, and the findings of `findings`: of thousands of layers neither is computed twice."""
         from equilibria.diagnosis import summarise_and_diagnose
 
-        summaries, diagnosed = summarise_and_diagnose(samples, metadata=self.metadata)
+        summaries, diagnosed = summarise_and_diagnose(samples, metadata=self.metadata, metrics=self.metrics())
         about_sharpness = self._tracker.findings() if self._tracker else ()
         return summaries, (*self._monitor.findings_about_watching(), *diagnosed, *about_sharpness)
 
@@ -270,7 +351,15 @@ class WatchedRun:
         queries = self._tracker.samples() if self._tracker else None
         if self._tracker:
             metadata["sharpness"] = self._tracker.metadata["sharpness"]
-        return write_report(samples, path, metadata=metadata, title=title, findings=findings, sharpness=queries)
+        return write_report(
+            samples,
+            path,
+            metadata=metadata,
+            title=title,
+            findings=findings,
+            sharpness=queries,
+            metrics=self.metrics(),
+        )
 
     def live(self) -> AbstractContextManager[None]:
         """Show one line on the terminal while training runs inside ``with monitor.live():``; nothing elsewhere."""

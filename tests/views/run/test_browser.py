@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pyarrow.compute as pc
 import pytest
 from tests.helpers.browser import Browser, find
-from tests.helpers.report_helpers import layer_names, run
+from tests.helpers.report_helpers import layer_names, run, transformer_run
 
 from equilibria.diagnosis.summary import summarise
 from equilibria.records.tables import SAMPLE_FIELDS
@@ -54,6 +55,17 @@ def pressed(browser, selector):
     return browser.run(f"document.querySelector({json.dumps(selector)}).getAttribute('aria-pressed')")
 
 
+def unfold(browser):
+    browser.run("document.querySelectorAll('tr.kind button').forEach((button) => button.click())")
+
+
+def visible(browser, selector="tr[data-layer]"):
+    return browser.run(
+        f"[...document.querySelectorAll({json.dumps(selector)})].filter((row) => row.offsetParent !== null)"
+        ".map((row) => row.querySelector('button span:last-child').textContent)"
+    )
+
+
 def test_every_chart_is_drawn_and_nothing_is_asked_of_the_network(browser, page):
     browser.open(page)
     angle, norm, schedule = (traces(browser, f"{name}-chart") for name in ("angle", "norm", "schedule"))
@@ -83,6 +95,7 @@ def test_the_first_colour_is_the_worst_layer_and_its_line_is_its_samples(browser
 
 def test_a_click_on_a_row_shows_its_layer_in_every_chart(browser, page):
     browser.open(page)
+    unfold(browser)
     row = "tr[data-layer='15']"
     browser.click(f"{row} td:nth-child(3)")
     angle, norm = traces(browser), traces(browser, "norm-chart")
@@ -103,6 +116,7 @@ def test_a_click_on_a_row_shows_its_layer_in_every_chart(browser, page):
 
 def test_the_keyboard_does_what_the_mouse_does(browser, page):
     browser.open(page)
+    unfold(browser)
     browser.run("document.querySelector('tr[data-layer=\"2\"] button').focus()")
     browser.press("Enter", 13, "\r")
     assert of("envelope", traces(browser)) == {2}
@@ -136,6 +150,65 @@ def test_a_word_finds_layers_in_the_table_and_the_charts(browser, page):
     assert browser.problems == []
 
 
+def test_a_row_of_siblings_unfolds_and_folds(browser, page):
+    browser.open(page)
+    kinds = visible(browser, "tr.kind")
+    assert kinds == [f"layer{stage}.*.conv{place}.weight" for stage in (1, 2, 3) for place in (1, 2)]
+    assert visible(browser) == ["conv1.weight", "layer4.0.conv1.weight"]
+    browser.click("tr.kind button")
+    assert visible(browser)[:4] == ["conv1.weight", *(f"layer1.{block}.conv1.weight" for block in range(3))]
+    expanded = "[...document.querySelectorAll('tr.kind button')].map((button) => button.getAttribute('aria-expanded'))"
+    assert browser.run(expanded) == ["true", *["false"] * 5]
+    browser.click("tr.kind button")
+    assert visible(browser) == ["conv1.weight", "layer4.0.conv1.weight"]
+    assert browser.problems == []
+
+
+def test_a_chosen_layer_shows_its_row(browser, page):
+    browser.open(page)
+    browser.click("#chips button")
+    assert layer_names(20)[OUTLIER] in visible(browser)
+
+
+def test_the_table_can_be_sorted_by_the_error_of_the_prediction(browser, page):
+    samples, metadata = run(20, outlier=OUTLIER, lawless=13)
+    browser.open(page)
+    browser.click("#order")
+    assert visible(browser) == [layer.name for layer in worst_first(summarise(samples, metadata=metadata))]
+    assert visible(browser, "tr.kind") == []
+    browser.click("#order")
+    assert visible(browser) == ["conv1.weight", "layer4.0.conv1.weight"]
+    assert browser.problems == []
+
+
+def test_without_predictions_there_are_no_ratios(browser, page, tmp_path):
+    samples, metadata = transformer_run(12)
+    switch = "getComputedStyle(document.querySelector('.switch')).display"
+    browser.open(write_report(samples, tmp_path / "gpt.html", metadata=metadata))
+    assert browser.run(switch) == "none"
+    legend = browser.run("[...document.querySelectorAll('#charts .legend li')].filter((li) => li.offsetParent).length")
+    assert legend == 2 + 1 + 2  # measured and the middle of all, measured, lr and wd
+    assert browser.problems == []
+    browser.open(page)
+    assert browser.run(switch) != "none"
+
+
+def test_no_line_is_drawn_through_steps_that_were_not_recorded(browser, tmp_path):
+    samples, metadata = run(2, steps=6000)
+    steps = samples["step"]
+    recorded = pc.or_(pc.less(steps, 1000), pc.greater(steps, 4000))
+    gaps = (
+        "document.getElementById('{}-chart').data.map((trace) => Array.from(trace.y).filter((y) => y === null).length)"
+    )
+    browser.open(write_report(samples.filter(recorded), tmp_path / "hole.html", metadata=metadata))
+    for chart in ("norm", "schedule"):
+        assert set(browser.run(gaps.format(chart))) == {1}
+    browser.open(write_report(samples, tmp_path / "whole.html", metadata=metadata))
+    for chart in ("norm", "schedule"):
+        assert set(browser.run(gaps.format(chart))) == {0}
+    assert browser.problems == []
+
+
 def test_ratios_compare_with_prediction_and_equilibrium(browser, page):
     browser.open(page)
     browser.click("#relative")
@@ -147,6 +220,7 @@ def test_ratios_compare_with_prediction_and_equilibrium(browser, page):
 
 def test_a_zoom_goes_to_all_charts_and_survives_a_choice(browser, page):
     browser.open(page)
+    unfold(browser)
     browser.run("Plotly.relayout('norm-chart', {'xaxis.range[0]': 10, 'xaxis.range[1]': 20}).then(() => 0)")
     browser.click("tr[data-layer='3'] td:nth-child(3)")
     for chart in ("angle", "norm", "schedule"):

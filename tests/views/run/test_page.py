@@ -10,15 +10,16 @@ import pyarrow as pa
 import pytest
 from tests.helpers.page_reader import read_page, words
 from tests.helpers.pages import EVIL, check_nothing_is_loaded, check_policy, data_of
-from tests.helpers.report_helpers import layer_names, metadata, run, table
+from tests.helpers.report_helpers import KINDS, layer_names, metadata, run, table, transformer_run
 
 from equilibria.diagnosis import diagnose
+from equilibria.diagnosis.siblings import kind_of
 from equilibria.diagnosis.summary import summarise
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding
 from equilibria.records.tables import SAMPLE_FIELDS
 from equilibria.views.run.curves import MOST_LAYERS
-from equilibria.views.run.headline import as_predicted, no_findings, run_headline, worst_first, worst_layer
+from equilibria.views.run.headline import as_predicted, no_findings, run_details, run_headline, worst_first
 from equilibria.views.run.page import report_page, write_report
 
 SAMPLES, METADATA = run(20, outlier=7, lawless=13)
@@ -79,7 +80,7 @@ def test_the_policy_allows_exactly_the_scripts_of_the_page(name):
 
 @each_page
 def test_the_data_are_strict_json(name):
-    assert set(data_of(PAGES[name])) == {"unit", "range", "layers", "middle", "arrays", "sharpness"}
+    assert set(data_of(PAGES[name])) == {"unit", "range", "layers", "middle", "metrics", "arrays", "sharpness"}
 
 
 def test_the_headline_counts_and_names_the_worst():
@@ -98,8 +99,10 @@ def test_the_headline_counts_and_names_the_worst():
 
 
 def test_the_headline_says_when_there_is_nothing_to_compare():
-    assert "3 layers measured; there is no prediction to compare with" in words(PAGES["no law"])
-    assert "No law for Adagrad." in words(PAGES["no law"])
+    assert "The 3 layers turn 1 % per step (steps 20 to 39); norms changed by less than 0.5 % since step 0" in words(
+        PAGES["no law"]
+    )
+    assert "No layer has a prediction: no law for Adagrad." in words(PAGES["no law"])
     assert "Nothing was measured yet" in words(PAGES["nothing"])
     assert "train a few steps" in words(PAGES["nothing"])
     assert "No layer was measured." in words(PAGES["nothing"])
@@ -108,7 +111,7 @@ def test_the_headline_says_when_there_is_nothing_to_compare():
 def test_all_layers_as_predicted():
     layers = summarise(run(5)[0], metadata=run(5)[1])
     assert run_headline(layers) == "All 5 layers turn as predicted"
-    assert worst_layer(layers).startswith("Furthest off: ")
+    assert run_details(layers).startswith("Furthest off: ")
 
 
 def test_both_layers_and_the_layer():
@@ -140,13 +143,13 @@ def test_the_headline_agrees_with_the_findings():
         "1 of 2 layers is 30 % fast (too few samples to be sure); 1 has too few samples to judge": [few, scattered],
         "The layer is 30 % fast": [off],
         "The layer is not turning": [still],
-        "All 3 layers are off (worst: 4x too slow)": [off, slow, off],
+        "All 3 layers are off their prediction (worst: 4x slower)": [off, slow, off],
         "1 of 2 layers is 30 % fast; 1 has too few samples to judge": [off, few],
         "1 of 3 layers turns as predicted; 1 is 30 % fast; 1 has too few samples to judge": [layer, off, few],
-        "2 of 4 layers turn as predicted; 2 are off (worst: 30 % fast)": [layer, layer, off, off],
+        "2 of 4 layers turn as predicted; 2 are off their prediction (worst: 30 % fast)": [layer, layer, off, off],
         "1 of 3 layers has a prediction; it agrees": [layer, bare, bare],
         "2 of 3 layers have a prediction; both agree": [layer, layer, bare],
-        "3 of 4 layers have a prediction; all are off (worst: 30 % fast)": [off, off, off, bare],
+        "3 of 4 layers have a prediction; all are off their prediction (worst: 30 % fast)": [off, off, off, bare],
         "2 of 17 layers have a prediction; 1 agrees, 1 is 30 % fast (too few samples to be sure)": [
             layer,
             scattered,
@@ -161,9 +164,9 @@ def test_the_headline_agrees_with_the_findings():
 def test_the_headline_says_why_nothing_is_predicted():
     (layer,) = summarise(run(1)[0], metadata=run(1)[1])
     bare = dataclasses.replace(layer, angle_vs_predicted=None, how_wrong=None, invariant=False)
-    assert run_headline([bare] * 3) == "None of 3 layers is scale-invariant, so there is no prediction"
-    assert "QK-norm" in worst_layer([bare] * 3) and "equilibria.symmetries shows" in worst_layer([bare] * 3)
-    assert "QK-norm" not in worst_layer([dataclasses.replace(bare, no_law="no law for RMSprop")])
+    assert "No layer has a prediction: the weights are not scale-invariant." in run_details([bare] * 3)
+    assert "QK-norm" in run_details([bare] * 3) and "equilibria.symmetries finds" in run_details([bare] * 3)
+    assert "QK-norm" not in run_details([dataclasses.replace(bare, no_law="no law for RMSprop")])
 
 
 def test_without_findings_only_what_was_compared_is_claimed():
@@ -171,32 +174,91 @@ def test_without_findings_only_what_was_compared_is_claimed():
     off = dataclasses.replace(layer, angle_vs_predicted=1.3)
     bare = dataclasses.replace(layer, angle_vs_predicted=None, invariant=False)
     lawless = dataclasses.replace(bare, no_law="no law for Adagrad")
-    assert no_findings([layer, bare])[0] == "Nothing to change"
+    assert no_findings([layer, bare])[1].startswith("The layer that has a prediction turns within 5 % of it")
     assert no_findings([layer, off])[1].startswith("1 layer of 2 is more than 5 % off the prediction")
     assert no_findings([bare, lawless, bare]) == (
-        "Nothing could be compared",
-        "No layer has a prediction: the weights are not scale-invariant; no law for Adagrad.",
+        "No findings",
+        "There is no prediction to judge the angles by; no other check found a fault.",
+    )
+    assert "No layer has a prediction: the weights are not scale-invariant; no law for Adagrad." in run_details(
+        [bare, lawless, bare]
     )
 
 
-def test_the_table_has_every_layer_with_the_furthest_off_first():
-    shown = rows(PAGES["twenty"])
+def test_the_table_has_every_layer_in_the_order_of_the_model():
+    shown = {row[0]: row[1:] for row in rows(PAGES["twenty"])}
     layers = {layer.name: layer for layer in summarise(SAMPLES, metadata=METADATA)}
-    assert sorted(row[0] for row in shown) == sorted(layers)
-    assert shown[0][0] == OUTLIER
-    assert shown[-1][0] == layer_names(20)[13]
-    wrong = [layers[row[0]].how_wrong for row in shown[:-1]]
-    assert wrong == sorted(wrong, reverse=True)
-    first = layers[OUTLIER]
-    assert shown[0][1] == f"{first.angle_vs_predicted:.2f}▲ faster"
-    assert shown[0][2:5] == [f"{first.angle:#.3g}", f"{first.angle_predicted:#.3g}", f"{first.angle_equilibrium:#.3g}"]
-    assert shown[0][5].startswith(f"{first.norm_vs_equilibrium:.2f}")
-    assert shown[-1][1:] == ["–", f"{layers[shown[-1][0]].angle:#.3g}", "–", "–", "–", "–", "– none"]
+    assert sorted(shown) == sorted(layers)
+    kinds = [kind_of(name) for name in shown]
+    assert list(dict.fromkeys(kinds)) == list(dict.fromkeys(map(kind_of, layers)))  # a kind stands with its first layer
+    first, cells = layers[OUTLIER], shown[OUTLIER]
+    assert cells[0] == f"{first.angle_vs_predicted:.2f}▲ faster"
+    assert cells[1:4] == [f"{first.angle:#.3g}", f"{first.angle_predicted:#.3g}", f"{first.angle_equilibrium:#.3g}"]
+    assert cells[4] == f"{first.norm:#.3g}" and cells[5].startswith(f"{first.norm_vs_equilibrium:.2f}")
+    lawless = layers[layer_names(20)[13]]
+    expected = ["–", f"{lawless.angle:#.3g}", "–", "–", f"{lawless.norm:#.3g}", "–", "– none"]  # all others are settled
+    assert shown[lawless.name] == expected
+
+
+def test_a_row_is_numbered_by_its_curves_the_furthest_off_first():
+    """The script sorts by this number, and colours the first ones."""
+    layers = {layer.name: layer for layer in summarise(SAMPLES, metadata=METADATA)}
+    numbers = dict(re.findall(r'<tr data-layer="(\d+)".*?<button[^>]*>(.*?)</button>', PAGES["twenty"]))
+    names = {int(number): re.sub("<[^>]+>", "", name) for number, name in numbers.items()}
+    assert [names[number] for number in range(20)] == [layer["name"] for layer in data_of(PAGES["twenty"])["layers"]]
+    wrong = [layers[names[number]].how_wrong for number in range(19)]
+    assert wrong == sorted(wrong, reverse=True) and names[0] == OUTLIER
+
+
+def kind_rows(page: str) -> dict[str, list[str]]:
+    found = re.findall(r'<tr class="kind" data-kind="([^"]*)"[^>]*>(.*?)</tr>', page)
+    cells = {kind: re.findall(r"<t[hd].*?</t[hd]>", row) for kind, row in found}
+    return {kind: [re.sub(r"<[^>]+>", " ", cell).split() for cell in row] for kind, row in cells.items()}
+
+
+def test_siblings_are_folded_into_one_row_with_median_range_and_the_unlike_ones():
+    samples, metadata = transformer_run(12, fast={3: 2.0})
+    page = page_of(samples, metadata=metadata)
+    layers = summarise(samples, metadata=metadata)
+    kinds = kind_rows(page)
+    assert list(kinds) == [f"transformer.h.*.{kind}.weight" for kind in KINDS]
+    angles = [layer.angle for layer in layers if layer.name.endswith("mlp.c_fc.weight")]
+    name, angle, norm, growth = kinds["transformer.h.*.mlp.c_fc.weight"]
+    assert re.search(r"12layers;h\.3[\d.]+×themedianangle$", "".join(name))
+    assert [float(value) for value in angle if value != "–"] == pytest.approx(
+        [np.median(angles), min(angles), max(angles)], rel=5e-3
+    )
+    assert (norm, growth) == (["12.0"], ["1.20"])
+    members = re.findall(r'<tr data-layer="\d+" data-place="\d+" class="member" data-kind="([^"]*)" hidden', page)
+    assert members == [kind for kind in kinds for _ in range(12)]
+    assert len(rows(page)) == 50
+
+
+def test_columns_without_a_value_are_left_out():
+    samples, metadata = transformer_run(12)
+    (head,) = re.findall(r"<thead>(.*?)</thead>", page_of(samples, metadata=metadata), flags=re.DOTALL)
+    titles = re.findall(r">([^<]+)</th>", head)
+    assert titles == ["layer", "measured, rad per step", "norm", "norm ÷ that at step 0"]
+    assert 'id="order"' not in page_of(samples, metadata=metadata)  # no layer is further off than another
+
+
+def test_predictions_made_before_a_layer_was_known_to_have_no_law_are_not_drawn():
+    samples, metadata = run(3)
+    for entry in metadata["params"]:
+        entry["invariant"] = entry["name"] != "conv1.weight"
+    drawn = {layer["name"]: layer for layer in data_of(page_of(samples, metadata=metadata))["layers"]}
+    kinds = ("predicted", "equilibrium", "norm_equilibrium", "ratio", "norm_ratio")
+    assert all(drawn["conv1.weight"][kind] is None for kind in kinds)
+    assert all(drawn["layer1.0.conv1.weight"][kind] is not None for kind in kinds)
+
+
+def test_few_layers_are_not_folded():
+    assert kind_rows(page_of(run(12)[0], metadata=run(12)[1])) == {}
 
 
 def test_states_are_words_with_a_mark_and_a_time():
     samples, told = run(2, steps=4800)
-    states = [(row[6], row[7]) for row in rows(page_of(samples, metadata=told))]
+    states = [(row[7], row[8]) for row in rows(page_of(samples, metadata=told))]
     waits = [layer.epochs_to_settle for layer in summarise(samples, metadata=told)]
     assert all(re.fullmatch(r"! disturbed[\d.]+ epochs", state) for _, state in states)  # narrow screens: in one cell
     assert sorted(wait for wait, _ in states) == sorted(f"{wait:.2g} epochs" for wait in waits)
@@ -205,7 +267,7 @@ def test_states_are_words_with_a_mark_and_a_time():
     samples = samples.set_column(
         samples.column_names.index("epochs_to_settle"), SAMPLE_FIELDS.field("epochs_to_settle"), nulls
     )
-    assert all(re.fullmatch(r"[\d,]+ steps", row[6]) for row in rows(page_of(samples, metadata=told)))
+    assert all(re.fullmatch(r"[\d,]+ steps", row[7]) for row in rows(page_of(samples, metadata=told)))
 
 
 def test_every_finding_is_shown():
@@ -222,7 +284,7 @@ def test_many_findings_are_folded(monkeypatch, count, folded):
     findings = tuple(Finding("note", f"subject {i}", f"evidence {i}", f"remedy {i}", "") for i in range(count))
     monkeypatch.setattr(
         "equilibria.views.run.page.summarise_and_diagnose",
-        lambda samples, metadata: (summarise(samples, metadata=metadata), findings),
+        lambda samples, metadata, metrics: (summarise(samples, metadata=metadata), findings),
     )
     page = page_of(SAMPLES, metadata=METADATA)
     assert (f"<summary>{folded} more findings</summary>" in page) == (folded > 0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
+from statistics import median
 
 import pytest
+from tests.helpers.report_helpers import KINDS, transformer_run
 
-from equilibria.diagnosis.summary import LayerSummary
+from equilibria.diagnosis.summary import LayerSummary, summarise
 from equilibria.findings import Finding
 from equilibria.views._rich import collected_text, columns_table, text_console
 from equilibria.views.run import terminal
@@ -67,7 +70,7 @@ def printed(monkeypatch):
         shown = run_table(layers, findings=findings or ()).splitlines()
         if layers and findings is None:
             shown = shown[: next(place for place, line in enumerate(shown) if line.startswith("- "))]
-        headings = next((place for place, line in enumerate(shown) if line.startswith("layer ")), 0)
+        headings = next((place for place, line in enumerate(shown) if re.match("layer .*rad/step", line)), 0)
         return [line for line in shown[headings:] if line]
 
     return lines
@@ -80,24 +83,89 @@ def test_one_line_per_layer_that_fits(printed, width):
     names = [line.split()[0] for line in lines]
     assert names[:7] == [
         "layer",
-        "layer3.5.conv2",
-        "layer1.0.conv2",
-        "layer1.0.conv1",
-        "free",
-        *sorted(names[5:7], key=["fc", "embed"].index),
+        *(layer.name.removesuffix(".weight") for layer in LAYERS),  # in the order of the model
     ]
-    assert len(lines) == 8 + (width >= 80)  # nothing was folded; below is a legend, where there is room
-    states = ["settling", "disturbed", "settled", "no decay", "not invariant", "no law"]
+    assert lines[7].startswith("root mean square of") and lines[8].startswith(("predicted: ", "equilibrium: "))
+    states = ["settling", "settled", "disturbed", "not invariant", "no law", "no decay"]
     assert all(line.endswith(state) for line, state in zip(lines[1:7], states, strict=True))
 
 
 def test_the_numbers_at_80_columns(printed):
     lines = printed(80)
-    assert lines[0].split() == ["layer", "rad/step", "predicted", "ratio", "norm", "norm*", "ep.", "left", "state"]
-    assert lines[1].split() == ["layer3.5.conv2", "0.0103", "0.0073", "1.42", "1.23", "1.7", "5.4", "settling"]
-    assert lines[2].split() == ["layer1.0.conv2", "7.25e-05", "0.0073", "1.42", "1.23", "1.7", "2,100", "disturbed"]
-    assert lines[3].split() == ["layer1.0.conv1", "0.0103", "0.0073", "1.01", "1.23", "1.7", "settled"]
-    assert lines[5].split() == ["fc", "0.0103", "1.23", "not", "invariant"]
+    assert lines[0].split() == [
+        "layer",
+        "rad/step",
+        "predicted",
+        "ratio",
+        "equilibrium",
+        "norm",
+        "ep.",
+        "left",
+        "state",
+    ]
+    assert lines[1].split() == ["layer3.5.conv2", "0.0103", "0.0073", "1.42", "0.00725", "1.23", "5.4", "settling"]
+    assert lines[3].split() == ["layer1.0.conv2", "7.25e-05", "0.0073", "1.42", "0.00725", "1.23", "2,100", "disturbed"]
+    assert lines[2].split() == ["layer1.0.conv1", "0.0103", "0.0073", "1.01", "0.00725", "1.23", "settled"]
+    assert lines[4].split() == ["fc", "0.0103", "0.00725", "1.23", "not", "invariant"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_equilibrium_is_kept_where_there_is_little_room(printed, width):
+    """Less telling columns go first."""
+    long = [dataclasses.replace(layer, name=f"encoder.{layer.name}") for layer in LAYERS]
+    for layers in (LAYERS, long):
+        titles = printed(width, layers)[0].split()
+        assert {"rad/step", "ratio", "equilibrium", "state"} <= set(titles)
+    assert "norm*" in printed(120)[0].split()
+
+
+def transformer(blocks, **options):
+    samples, metadata = transformer_run(blocks, **options)
+    return summarise(samples, metadata=metadata)
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_siblings_share_a_row_with_their_range(printed, width):
+    layers = transformer(12, fast={0: 2.0})
+    lines = printed(width, layers)
+    assert max(map(len, lines)) <= width
+    rows = {line.split()[0]: line.split()[1:] for line in lines[1:7]}
+    assert list(rows) == ["transformer.wte", "transformer.wpe", *(f"transformer.h.*.{kind}" for kind in KINDS)]
+    assert lines[0].split()[:4] == ["layer", "n", "rad/step", "range"]
+    kind = [layer.angle for layer in layers if layer.name.endswith("mlp.c_fc.weight")]
+    shown = rows["transformer.h.*.mlp.c_fc"]
+    assert shown[0] == "12"
+    assert float(shown[1]) == pytest.approx(median(kind), rel=1e-2)
+    assert [float(end) for end in shown[2].split("..")] == pytest.approx([min(kind), max(kind)], rel=0.05)
+    assert shown[-2:] == ["not", "invariant"]
+    below = " ".join(lines[7:])
+    assert re.search(r"against the median of their siblings: transformer\.h\.0 \(4 layers\) [\d.]+x the angle$", below)
+
+
+def test_states_of_siblings_are_counted(printed):
+    names = [f"h.{block}.{kind}.weight" for block in range(5) for kind in "abc"]
+    states = ["settled", "settled", "settled", "settling", "settling"]
+    rows = [dataclasses.replace(LAYER, name=name, state=states[int(name.split(".")[1])]) for name in names]
+    lines = printed(100, rows)
+    assert [line.split()[0] for line in lines[1:4]] == ["h.*.a", "h.*.b", "h.*.c"]
+    assert all(line.endswith("3 settled, 2 settling") for line in lines[1:4])
+    rows[0] = dataclasses.replace(rows[0], state="disturbed")
+    assert printed(100, rows)[1].endswith("2 settled, 3 other")
+
+
+def test_a_cut_table_keeps_the_most_telling_rows_in_the_order_of_the_model(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    layers = [dataclasses.replace(LAYER, name=f"layer{place}", how_wrong=place % 7 / 10) for place in range(20)]
+    shown = run_table(layers, findings=(), most=5).splitlines()
+    first = next(place for place, line in enumerate(shown) if line.startswith("layer "))
+    assert [line.split()[0] for line in shown[first + 1 : first + 6]] == [
+        "layer5",
+        "layer6",
+        "layer12",
+        "layer13",
+        "layer19",
+    ]
+    assert "15 more layers are in --json" in shown
 
 
 def test_names_that_are_no_weights_are_shown_in_full_and_long_ones_are_folded_not_cut(printed):
@@ -105,7 +173,7 @@ def test_names_that_are_no_weights_are_shown_in_full_and_long_ones_are_folded_no
     assert [line.split()[0] for line in printed(80, rows)[1:4]] == [row.name for row in rows]
     long = dataclasses.replace(LAYER, name="encoder.transformer.blocks.11.attention.output.dense.weight")
     lines = printed(60, [long])
-    assert "".join(line.split()[0] for line in lines[1:-1]) == long.name.removesuffix(".weight")
+    assert "".join(line.split()[0] for line in lines[1:-2]) == long.name.removesuffix(".weight")
 
 
 HOWS = {
@@ -141,7 +209,7 @@ def test_partners_are_counted_and_names_are_not_folded(printed, width):
     [(0.0, "1.7"), (0.2, "1"), (999.5, "1,000"), (9999, "9,999"), (12345, "12.3k"), (3.21e6, "3.21M"), (1e10, "10G")],
 )
 def test_long_times_are_short(printed, steps, text):
-    (line,) = printed(80, [dataclasses.replace(LAYER, steps_to_settle=steps, epochs_to_settle=None)])[1:2]
+    (line,) = printed(100, [dataclasses.replace(LAYER, steps_to_settle=steps, epochs_to_settle=None)])[1:2]
     assert line.split()[-2] == text
 
 
@@ -159,7 +227,9 @@ def test_findings_are_sentences_below(printed):
 
 def test_without_findings_a_sentence_says_what_that_means(printed):
     settled = dataclasses.replace(LAYER, angle_vs_predicted=1.01, how_wrong=0.01, samples=50)
-    assert printed(80, [settled], findings=())[-1] == "- Nothing to change: Nothing about this run calls for a change."
+    assert "- No findings: The layer that has a prediction turns within 5 % of it, and no" in printed(
+        80, [settled], findings=()
+    )
 
 
 def test_columns_without_a_number_are_left_out_with_their_legend(printed):

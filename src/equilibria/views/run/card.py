@@ -3,40 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from equilibria.diagnosis.siblings import Siblings, folded
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.findings import Finding
-from equilibria.views.notebook import EQUILIBRIUM, MEASURED, PREDICTED, Line, card, svg_chart
-from equilibria.views.run.headline import run_headline, worst_first, worst_layer
-from equilibria.views.run.terminal import state_word
+from equilibria.views.notebook import EQUILIBRIUM, MEASURED, MOST_ROWS, PREDICTED, Line, card, svg_chart
+from equilibria.views.run.headline import most_telling_first, run_details, run_headline
+from equilibria.views.run.metrics import last_values
+from equilibria.views.run.terminal import most_telling, state_words, unlike_siblings
 from equilibria.views.thinning import stretches
 
 _STRETCHES = 120
-_HEADINGS = ("layer", "rad per step", "predicted", "ratio", "norm", "equilibrium norm", "state")
+_NUMBERS = {
+    "rad per step": "angle",
+    "predicted": "angle_predicted",
+    "ratio": "angle_vs_predicted",
+    "equilibrium": "angle_equilibrium",
+    "norm": "norm",
+    "equilibrium norm": "norm_equilibrium",
+}  # columns -> fields of a summary
 
 
 def run_card(
-    samples: pa.Table, layers: Sequence[LayerSummary], *, findings: Sequence[Finding] = (), notes: Sequence[str] = ()
+    samples: pa.Table,
+    layers: Sequence[LayerSummary],
+    *,
+    findings: Sequence[Finding] = (),
+    notes: Sequence[str] = (),
+    metrics: pa.Table | None = None,
 ) -> str:
-    """A card with the curves of the layer that is furthest off, one row per layer, and the findings.
+    """A card with the curves of the most telling layer, one row per layer or kind of layers, and the findings.
 
     Args:
         samples: a sample table.
-        layers: its summaries.
+        layers: its summaries, in the order of the model.
         findings: of the run.
         notes: sentences about the record itself.
+        metrics: the numbers that the training logged.
     """
-    shown = worst_first(layers)
+    rows = folded(layers)
+    shown = most_telling(rows, layers, most=MOST_ROWS)
+    numbers = {title: field for title, field in _NUMBERS.items() if any(row.values(field) for row in shown)}
+    unlike, logged = unlike_siblings(rows), "" if metrics is None else last_values(metrics)
     return card(
-        f"{run_headline(layers)}. {worst_layer(layers)}",
-        picture=_angles(samples, shown[0].name) if shown else "",
-        headings=_HEADINGS,
-        rows=[_row(layer) for layer in shown],
-        notes=[*notes, *map(_sentences, findings)],
+        f"{run_headline(layers)}. {run_details(layers)}",
+        picture=_angles(samples, most_telling_first(layers)[0].name) if layers else "",
+        headings=("layer", *numbers, "state"),
+        rows=[[_name(row), *(_cell(row, field) for field in numbers.values()), state_words(row)] for row in shown],
+        left_out=len(rows) - len(shown),
+        notes=[*([f"{logged}."] if logged else []), *([unlike] if unlike else []), *notes, *map(_sentences, findings)],
     )
 
 
@@ -82,18 +102,23 @@ def _angles(samples: pa.Table, name: str) -> str:
     return svg_chart(lines, x="steps", y=f"rad per step of {name}", log=True)
 
 
-def _row(layer: LayerSummary) -> list[str]:
-    ratio = layer.angle_vs_predicted
-    return [
-        layer.name,
-        _number(layer.angle),
-        _number(layer.angle_predicted),
-        "" if ratio is None else f"{ratio:.2f}",
-        _number(layer.norm),
-        _number(layer.norm_equilibrium),
-        state_word(layer),
-    ]
+def _name(row: Siblings) -> str:
+    return row.kind if len(row.members) == 1 else f"{row.kind}, {len(row.members):,} layers"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+def _cell(row: Siblings, field: str) -> str:
+    """The number of a layer; of several layers the median, the smallest and the largest."""
+    values = row.values(field)
+    show = _two_decimals if field == "angle_vs_predicted" else _three_digits
+    if not values:
+        return ""
+    low, high = show(min(values)), show(max(values))
+    return low if low == high else f"{show(median(values))} ({low} to {high})"
+
+
+def _two_decimals(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}"

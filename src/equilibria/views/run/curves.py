@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
+from equilibria.views.run.metrics import MetricPanel, metric_panels
 from equilibria.views.thinning import Stretches, stretches
 
 Floats = NDArray[np.float64]
@@ -43,7 +44,12 @@ _LINES = {
 
 
 def curves(
-    samples: pa.Table, names: Sequence[str], *, steps_per_epoch: int | None, most: int = MOST_STRETCHES
+    samples: pa.Table,
+    names: Sequence[str],
+    *,
+    steps_per_epoch: int | None,
+    most: int = MOST_STRETCHES,
+    metrics: pa.Table | None = None,
 ) -> dict[str, object]:
     """The curves of the named layers, ready for JSON.
 
@@ -53,11 +59,12 @@ def curves(
         names: layers, in the order in which the page numbers them; the first `MOST_LAYERS` get curves.
         steps_per_epoch: None to count in steps.
         most: stretches of a line, two points each; fewer draw faster.
+        metrics: the numbers that the training logged.
 
     Returns:
         ``arrays`` (see `Arrays`), ``layers`` (name of a curve -> number of its array, None for a curve of gaps only),
-        ``middle`` (10 %, 50 % and 90 % of the layers by kind of curve; None with few layers), and the ``unit`` and
-        ``range`` of the x axis.
+        ``middle`` (10 %, 50 % and 90 % of the layers by kind of curve; None with few layers), ``metrics`` (name, note
+        and curve of the logged numbers), and the ``unit`` and ``range`` of the x axis.
     """
     shown, unit = list(names[:MOST_LAYERS]), steps_per_epoch or 1
     steps, layers, columns = samples["step"].to_numpy(), _numbers(samples, shown), _columns(samples)
@@ -68,11 +75,22 @@ def curves(
     lines = {"line_x": fine.line_steps() / unit, **_lines(fine, columns)}
     arrays = Arrays()
     parts = _split(coarse, averages, arrays, len(shown)), _split(fine, lines, arrays, len(shown))
+    panels = [] if metrics is None else metric_panels(metrics, most=most)
     return {
         "unit": "step" if steps_per_epoch is None else "epoch",
-        "range": _range(fine, unit),
+        "range": _range(fine, panels, unit),
         "layers": [{"name": name, **average, **line} for name, average, line in zip(shown, *parts, strict=True)],
         "middle": None if len(shown) <= _FEW else _middle(coarse, averages, arrays),
+        "metrics": [
+            {
+                "name": panel.name,
+                "note": panel.note,
+                "log": panel.is_log,
+                "x": arrays.add(panel.steps / unit),
+                "y": arrays.add(panel.values),
+            }
+            for panel in panels
+        ],
         "arrays": arrays.encoded,
     }
 
@@ -204,8 +222,9 @@ def _quantiles(table: Floats) -> Floats:
     return quantiles
 
 
-def _range(parts: Stretches, unit: int) -> list[float]:
-    if len(parts.first) == 0:
+def _range(parts: Stretches, panels: Sequence[MetricPanel], unit: int) -> list[float]:
+    ends = np.concatenate([parts.first, parts.last, *(panel.steps[[0, -1]] for panel in panels)])
+    if not len(ends):
         return [0.0, 1.0]
-    first, last = int(parts.first.min()), int(parts.last.max())
+    first, last = int(ends.min()), int(ends.max())
     return [first / unit, (last if last > first else first + 1) / unit]

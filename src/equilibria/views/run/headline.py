@@ -1,13 +1,26 @@
-"""The verdict on a run in words: how many layers turn as predicted, and which one is furthest off."""
+"""A run in words: how fast its blocks and layers turn, how many turn as predicted, and which one is furthest off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from statistics import median
 
+from equilibria.diagnosis.siblings import (
+    FEW_LAYERS,
+    LEAST_SIBLINGS,
+    UNLIKE,
+    Siblings,
+    block_of,
+    far_from_median,
+    folded,
+    short_names,
+    siblings,
+)
 from equilibria.diagnosis.summary import LEAST_WINDOW, LayerSummary
-from equilibria.findings import counted, percent
+from equilibria.findings import counted, joined, percent
 from equilibria.records.tables import DISTURBED, NO_EQUILIBRIUM, SETTLED, SETTLING
-from equilibria.views.words import full_stop
 
 TOLERANCE = 0.05
 """How far measured / predicted may be from 1 to count as predicted."""
@@ -15,16 +28,33 @@ TOLERANCE = 0.05
 STATE_MARKS = {SETTLED: "✓", SETTLING: "→", DISTURBED: "!", NO_EQUILIBRIUM: "–"}
 """A sign for every state, for readers who do not see its colour."""
 
-_NEEDS_INVARIANCE = (
-    "The laws are for weights whose size does not matter because a normalisation follows (BatchNorm, LayerNorm or "
-    "GroupNorm behind a convolution or linear layer without a bias, QK-norm in attention); equilibria.symmetries shows "
-    "how each parameter is invariant, alone or together with others."
+_ONE_NUMBER = 1.25  # kinds of layers whose angles are within this factor of each other share one number
+_WHERE_PREDICTED = (
+    "Predictions are for weights that a normalisation follows, such as BatchNorm or QK-norm; equilibria.symmetries "
+    "finds them."
 )
 
 
 def worst_first(layers: Sequence[LayerSummary]) -> list[LayerSummary]:
     """Layers sorted by the error of their prediction; those without one last, in their own order."""
     return sorted(layers, key=lambda layer: -1.0 if layer.how_wrong is None else layer.how_wrong, reverse=True)
+
+
+def most_telling_first(layers: Sequence[LayerSummary]) -> list[LayerSummary]:
+    """Layers sorted by the error of their prediction; then those unlike their siblings, the first of each kind, others.
+
+    For places with room for a few layers only.
+    """
+    kinds = siblings(layers)
+    unlike = {name: abs(math.log(max(factor, 1e-9))) for kind in kinds for name, factor in kind.unlike("angle").items()}
+    first = {kind.members[0].name for kind in kinds}
+
+    def rank(layer: LayerSummary) -> tuple[int, float]:
+        if layer.how_wrong is not None:
+            return 0, -layer.how_wrong
+        return (1, -unlike[layer.name]) if layer.name in unlike else (2 + (layer.name not in first), 0.0)
+
+    return sorted(layers, key=rank)
 
 
 def as_predicted(layer: LayerSummary) -> bool | None:
@@ -43,7 +73,7 @@ def _is_near(layer: LayerSummary) -> bool:
 
 
 def run_headline(layers: Sequence[LayerSummary]) -> str:
-    """How many layers have a prediction and turn as predicted, without a full stop.
+    """How fast the blocks of the network turn, or how many layers turn as predicted; without a full stop.
 
     Example:
         >>> run_headline([])
@@ -51,9 +81,165 @@ def run_headline(layers: Sequence[LayerSummary]) -> str:
     """
     if not layers:
         return "Nothing was measured yet"
+    moving = [layer for layer in layers if layer.angle is not None]
+    if not moving:
+        return "No sampled step moved the weights"
+    has_prediction = any(layer.angle_vs_predicted is not None for layer in layers)
+    turning = _blocks(moving)
+    if has_prediction:
+        return turning or _verdict(layers)
+    turning = turning or f"{_the(len(moving))} {_turn(moving)}"
+    return "; ".join(filter(None, [turning, _norms_changed(moving)]))
+
+
+def run_details(layers: Sequence[LayerSummary]) -> str:
+    """The sentences after `run_headline`: the verdict and the layer furthest off, or why there is no prediction."""
+    if not layers:
+        return "The run has no samples: train a few steps with the monitor on, then make the report again."
+    if all(layer.angle_vs_predicted is None for layer in layers):
+        return " ".join(filter(None, [_over_run(layers), _without_prediction(layers)]))
+    first, verdict = worst_first(layers)[0], _verdict(layers)
+    lead = "" if run_headline(layers) == verdict else f"{verdict}. "
+    return f"{lead}{f'Furthest off: {first.sentence}' if len(layers) > 1 else first.sentence}"
+
+
+# ---- how fast blocks and layers turn
+
+
+def _blocks(layers: Sequence[LayerSummary]) -> str:
+    """How fast the blocks of a network turn, and which of them are unlike the others; empty if it has no blocks.
+
+    A block is compared with the others kind by kind: its factor is the median over its layers of the angle over the
+    median angle of their siblings.
+    """
+    if len(layers) <= FEW_LAYERS:
+        return ""
+    kinds = [kind for kind in folded(layers) if len(kind.members) > 1 and block_of(kind.members[0].name)]
+    factors = defaultdict(list)
+    for kind in kinds:
+        middle = median(kind.values("angle"))
+        for member in kind.members:
+            if middle > 0 and member.angle is not None:
+                factors[block_of(member.name) or ""].append(member.angle / middle)
+    blocks = {block: median(values) for block, values in factors.items()}
+    if len(blocks) < LEAST_SIBLINGS:
+        return ""
+    unlike = far_from_median(blocks)
+    others = [factor for block, factor in blocks.items() if block not in unlike]
+    alike = max(others) <= UNLIKE and min(others) >= 1 / UNLIKE
+    members = [layer for kind in kinds for layer in kind.members]
+    noun = "blocks" if any(len(values) > 1 for values in factors.values()) else "layers of a kind"
+    if not alike:
+        first = f"{len(blocks):,} {noun} {_turn(members)}"
+    elif unlike:
+        first = f"{len(others):,} of {len(blocks):,} {noun} turn alike, {_by_kind(kinds)}{_steps(members)}"
+    else:
+        first = f"All {len(blocks):,} {noun} turn alike, {_by_kind(kinds)}{_steps(members)}"
+    return "; ".join(filter(None, [first, _unlike_blocks(unlike, blocks, alike=alike), _unlike_layers(kinds, unlike)]))
+
+
+def _by_kind(kinds: Sequence[Siblings]) -> str:
+    """The angle per step, or its range over the kinds of layers; each kind by its median."""
+    middles = [median(kind.values("angle")) for kind in kinds]
+    if max(middles) <= _ONE_NUMBER * min(middles):
+        return f"{_fine(median(middles))} per step"
+    return f"{_between(middles)} per step by kind of layer"
+
+
+def _unlike_blocks(unlike: dict[str, float], blocks: dict[str, float], *, alike: bool) -> str:
+    names = short_names(list(blocks))
+    if unlike:
+        phrases = defaultdict(list)
+        for block, factor in unlike.items():
+            phrases[f"{factor:.2g}x as fast"].append(names[block])
+        return ", ".join(f"{joined(which)} {phrase}" for phrase, which in list(phrases.items())[:3])
+    if alike:
+        return ""
+    fastest, slowest = max(blocks, key=lambda block: blocks[block]), min(blocks, key=lambda block: blocks[block])
+    return f"{names[fastest]} is the fastest, {names[slowest]} the slowest"
+
+
+def _unlike_layers(kinds: Sequence[Siblings], blocks: Collection[str]) -> str:
+    """Single layers that are unlike their siblings, without those of the blocks that are named anyway."""
+    unlike = [
+        f"{name} {factor:.2g}x its siblings"
+        for kind in kinds
+        for name, factor in kind.unlike("angle").items()
+        if block_of(name) not in blocks
+    ]
+    return joined(unlike, most=2)
+
+
+def _turn(layers: Sequence[LayerSummary]) -> str:
+    angles = [layer.angle for layer in layers if layer.angle is not None]
+    return f"{'turns' if len(layers) == 1 else 'turn'} {_between(angles)} per step{_steps(layers)}"
+
+
+def _steps(layers: Sequence[LayerSummary]) -> str:
+    """The steps that the angles were measured in."""
+    first = min(layer.last_step if layer.first_step is None else layer.first_step for layer in layers)
+    last = max(layer.last_step for layer in layers)
+    return f" (steps {first:,} to {last:,})" if last > first else f" (step {last:,})"
+
+
+def _norms_changed(layers: Sequence[LayerSummary]) -> str:
+    """How the norms changed from the first to the last sample of the run; empty if there is one sample only."""
+    later = [layer for layer in layers if layer.recorded_from is not None and layer.recorded_from < layer.last_step]
+    changes = [layer.norm / layer.first_norm - 1 for layer in later if layer.norm is not None and layer.first_norm]
+    if not changes:
+        return ""
+    low, high = min(changes), max(changes)
+    first = {layer.recorded_from for layer in later}
+    start = f"step {first.pop():,}" if len(first) == 1 else "their first samples"
+    since = f"since {start}"
+    norms = "the norm" if len(changes) == 1 else "norms"
+    if low > -0.005 and high < 0.005:
+        return f"{norms} changed by less than 0.5 % {since}"
+    if high >= 1:
+        factors = dict.fromkeys(f"{1 + change:.2g}x" for change in (low, high))
+        return f"{norms} {'is' if len(changes) == 1 else 'are'} {' to '.join(factors)} as long as at {start}"
+    if low >= 0 or high <= 0:
+        return f"{norms} {'grew' if low >= 0 else 'shrank'} by {_between([abs(low), abs(high)])} {since}"
+    return f"{norms} changed by -{_fine(-low)} to +{_fine(high)} {since}"
+
+
+def _over_run(layers: Sequence[LayerSummary]) -> str:
+    """The angle over all samples, where the headline is of the last ones."""
+    known = [layer for layer in layers if layer.angle_over_run is not None and layer.recorded_from is not None]
+    if not known or all(layer.recorded_from == layer.first_step for layer in known):
+        return ""
+    first = min(layer.recorded_from or 0 for layer in known)
+    last = max(layer.last_step for layer in known)
+    angles = _between([layer.angle_over_run for layer in known if layer.angle_over_run is not None])
+    return f"Over the recorded steps {first:,} to {last:,} the angle was {angles} per step (root mean square)."
+
+
+def _between(shares: Sequence[float]) -> str:
+    """The range of some shares of 1, in per cent.
+
+    Example:
+        >>> _between([0.0042, 0.0042]), _between([0.0013, 0.0089]), _between([0.004, 1.3])
+        ('0.42 %', '0.13 to 0.89 %', '0.4 to 130 %')
+    """
+    low, high = _fine(min(shares)), _fine(max(shares))
+    return high if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
+def _fine(share: float) -> str:
+    """A share of 1 in per cent, with two significant digits.
+
+    Example:
+        >>> _fine(0.0042), _fine(0.0142), _fine(0.42), _fine(0.0)
+        ('0.42 %', '1.4 %', '42 %', '0 %')
+    """
+    return f"{100 * share:.2g} %" if share < 1 else f"{100 * share:.0f} %"
+
+
+# ---- how many turn as predicted
+
+
+def _verdict(layers: Sequence[LayerSummary]) -> str:
     compared = [layer for layer in layers if layer.angle_vs_predicted is not None]
-    if not compared:
-        return _without_prediction(layers)
     verdicts = _verdicts(compared)
     if len(compared) < len(layers):
         verb = "has" if len(compared) == 1 else "have"
@@ -88,7 +274,7 @@ def _agree(layers: Sequence[LayerSummary]) -> str:
 
 def _off(layers: Sequence[LayerSummary]) -> str:
     distance = _distance(worst_first(layers)[0].angle_vs_predicted or 0.0)
-    return f"is {distance}" if len(layers) == 1 else f"are off (worst: {distance})"
+    return f"is {distance}" if len(layers) == 1 else f"are off their prediction (worst: {distance})"
 
 
 def _maybe_off(layers: Sequence[LayerSummary]) -> str:
@@ -101,13 +287,13 @@ def _distance(ratio: float) -> str:
 
     Example:
         >>> _distance(1.12), _distance(0.8), _distance(2.5), _distance(0.01), _distance(0.0)
-        ('12 % fast', '20 % slow', '2.5x too fast', '100x too slow', 'not turning')
+        ('12 % fast', '20 % slow', '2.5x as fast', '100x slower', 'not turning')
     """
     if ratio == 0:
         return "not turning"
     if 0.5 < ratio < 2:
         return f"{percent(abs(ratio - 1))} {'fast' if ratio > 1 else 'slow'}"
-    return f"{ratio:.3g}x too fast" if ratio > 1 else f"{1 / ratio:.3g}x too slow"
+    return f"{ratio:.3g}x as fast" if ratio > 1 else f"{1 / ratio:.3g}x slower"
 
 
 def _clause(group: Sequence[LayerSummary], phrase: Phrase, compared: int) -> str:
@@ -122,43 +308,37 @@ def _all(count: int) -> str:
     return {1: "The layer", 2: "Both layers"}.get(count, f"All {count:,} layers")
 
 
+def _the(count: int) -> str:
+    return {1: "The layer", 2: "Both layers"}.get(count, f"The {count:,} layers")
+
+
 def _without_prediction(layers: Sequence[LayerSummary]) -> str:
-    if all(layer.invariant is False and layer.no_law is None for layer in layers):
-        none = "The layer is not" if len(layers) == 1 else f"None of {len(layers):,} layers is"
-        return f"{none} scale-invariant, so there is no prediction"
-    return f"{counted(len(layers), 'layer')} measured; there is no prediction to compare with"
-
-
-def worst_layer(layers: Sequence[LayerSummary]) -> str:
-    """The sentence of the layer that is furthest off its prediction, or advice if no layer has one."""
-    if not layers:
-        return "The run has no samples: train a few steps with the monitor on, then make the report again."
-    first = worst_first(layers)[0]
-    if first.how_wrong is None:
-        reasons = sorted({layer.no_law for layer in layers if layer.no_law})[:3]
-        advice = [] if reasons or not all(layer.invariant is False for layer in layers) else [_NEEDS_INVARIANCE]
-        return " ".join(["Angles and norms are shown as measured.", *map(full_stop, reasons), *advice])
-    return f"Furthest off: {first.sentence}" if len(layers) > 1 else first.sentence
+    """Why no layer has a prediction."""
+    reasons = list(dict.fromkeys(map(_why_not_compared, layers)))
+    where = [_WHERE_PREDICTED] if all(layer.invariant is False and layer.no_law is None for layer in layers) else []
+    subject = "The layer" if len(layers) == 1 else "No layer"
+    none = f"{subject} has {'no' if len(layers) == 1 else 'a'} prediction: {'; '.join(reasons[:3])}."
+    return " ".join([none, *where])
 
 
 def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
-    """Title and sentence of a report without findings; true also where little could be compared."""
+    """Title and sentence of a report without findings: what was compared, and nothing else."""
     compared = [layer for layer in layers if layer.angle_vs_predicted is not None]
-    off = sum(not _is_near(layer) for layer in compared)
+    near = sum(map(_is_near, compared))
     if not compared:
-        reasons = "; ".join(dict.fromkeys(map(_why_not_compared, layers)))
-        return "Nothing could be compared", full_stop(f"No layer has a prediction: {reasons}")
+        return "No findings", "There is no prediction to judge the angles by; no other check found a fault."
     if all(layer.few for layer in compared):
         return (
             "Too early to judge",
             f"A verdict takes {LEAST_WINDOW} samples of a layer since its settings last jumped.",
         )
-    if off:
+    if off := len(compared) - near:
         return "Nothing is clearly wrong", (
             f"{counted(off, 'layer')} of {len(compared):,} {'is' if off == 1 else 'are'} more than "
             f"{percent(TOLERANCE)} off the prediction, but with so few samples that may be chance."
         )
-    return "Nothing to change", "Nothing about this run calls for a change."
+    which = "The layer that has a prediction turns" if near == 1 else f"{_all(near)} that have a prediction turn"
+    return "No findings", f"{which} within {percent(TOLERANCE)} of it, and no check found a fault."
 
 
 def _why_not_compared(layer: LayerSummary) -> str:

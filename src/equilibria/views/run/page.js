@@ -69,9 +69,11 @@ const drawLayers = (first) => {
     return decoded.get(number);
   };
 
+  const hasLaw = () => layers.some(({ ratio, norm_ratio }) => ratio !== null || norm_ratio !== null);
+
   // ---- which layers to draw
 
-  const state = { chosen: new Set(), words: [], all: report.middle === null, relative: false };
+  const state = { chosen: new Set(), words: [], all: report.middle === null, relative: false, opened: new Set(), worstFirst: false };
   const tones = new Map(); // a layer keeps its colour when the order changes
   const tone = (index) => {
     const { name } = layers[index];
@@ -97,8 +99,19 @@ const drawLayers = (first) => {
 
   // ---- traces; "meta" names the kind of a trace and its layer
 
+  // A line ends where recording stopped and begins again where it went on: at a distance of more than four times those on
+  // both sides of it. Sampling that only becomes rarer leaves no such hole.
+  const HOLE = 4;
+  const withHoles = (x, y) => {
+    const gap = (i) => (i > 0 && i < x.length ? x[i] - x[i - 1] : 0);
+    const holes = new Set(Array.from(x, (_, i) => i).filter((i) => gap(i) > HOLE * Math.max(gap(i - 1), gap(i + 1))));
+    if (x.length < 4 || !holes.size) return { x, y };
+    const spread = (values, filling) => Array.from(values).flatMap((value, i) => (holes.has(i) ? [filling(i), value] : [value]));
+    return { x: spread(x, (i) => x[i - 1]), y: spread(y, () => null) };
+  };
+
   const line = (x, y, meta, style, hover) => ({
-    x, y, meta, mode: "lines", connectgaps: false, line: style,
+    ...(Array.isArray(x) ? { x, y } : withHoles(x, y)), meta, mode: "lines", connectgaps: false, line: style,
     ...(hover ? { hovertemplate: hover + "<extra></extra>" } : { hoverinfo: "skip" }),
   });
 
@@ -129,7 +142,8 @@ const drawLayers = (first) => {
       const values = curve(layers[index][kind]);
       if (values === null) continue;
       const name = escapeText(layers[index].name);
-      curve(layers[index][xs]).forEach((at, i) => { x.push(at); y.push(values[i]); text.push(name); });
+      const broken = withHoles(curve(layers[index][xs]), values);
+      broken.x.forEach((at, i) => { x.push(at); y.push(broken.y[i]); text.push(name); });
       x.push(null); y.push(null); text.push("");
     }
     const trace = line(x, y, { kind: "rest", count: rest.length }, { color: color("rest"), width: 1 },
@@ -234,6 +248,13 @@ const drawLayers = (first) => {
     return [traces, layout(chart, extent(traces, 4, 1.5), "lr, wd")];
   };
 
+  const drawMetrics = (across) => {
+    byId("metrics").hidden = report.metrics.length === 0;
+    panels(report.metrics.map(({ name, note, log, x, y }) => ({ name, note, log, lines: y === null ? [] : [
+      { x: curve(x), y: curve(y), color: color("ink"), text: "<b>" + escapeText(name) + "</b><br>" + where + ": %{y:.4~g}" }] })),
+    report.unit, across);
+  };
+
   const drawAll = () => {
     const shown = drawn();
     const stretch = charts[0].layout ? charts[0].layout.xaxis.range : whole; // a zoom survives
@@ -242,12 +263,14 @@ const drawLayers = (first) => {
       look.xaxis.range = [...stretch];
       charting.draw(charts[index], traces, look);
     });
+    drawMetrics(stretch);
     showKeys(shown);
   };
 
   // ---- the table, the chips and the controls
 
   const whole = [...report.range]; // changed in place: a zoom back shows the whole run so far
+  const panels = charting.metricPanels(byId("metric-charts"), charts, whole); // which adds its charts to the others
   const rows = () => document.querySelectorAll("tr[data-layer]");
 
   const chip = (index) => {
@@ -272,9 +295,10 @@ const drawLayers = (first) => {
       if (again) again.focus();
     }
     const inColour = new Set(coloured);
+    arrange();
     for (const row of rows()) {
       const index = Number(row.dataset.layer);
-      row.hidden = !matches(index);
+      row.hidden = !matches(index) || (isFolded(row) && !state.chosen.has(index));
       row.classList.toggle("chosen", state.chosen.has(index));
       row.classList.toggle("c" + tone(index), inColour.has(index));
       row.querySelector("button").setAttribute("aria-pressed", state.chosen.has(index));
@@ -282,16 +306,43 @@ const drawLayers = (first) => {
     const detail = !state.relative && coloured.some((index) => detailed(index, coloured));
     const show = (kind, on) => document.querySelectorAll(".if-" + kind).forEach((item) => { item.hidden = !on; });
     show("envelope", detail);
-    show("values", !state.relative);
+    show("values", !state.relative && hasLaw());
     show("ratio", state.relative);
     show("rest", rest.length > 0);
     show("middle", report.middle !== null && !state.all);
+    document.querySelector(".switch").hidden = !hasLaw(); // without predictions there is nothing to divide by
     byId("absolute").setAttribute("aria-pressed", !state.relative);
     byId("relative").setAttribute("aria-pressed", state.relative);
     byId("everything").setAttribute("aria-pressed", state.all);
     byId("clear").hidden = state.chosen.size === 0;
     byId("count").textContent = (state.words.length ? matched.length + " of " : "") + layers.length +
       (layers.length === 1 ? " layer" : " layers") + (state.chosen.size ? ", " + state.chosen.size + " chosen" : "");
+  };
+
+  // ---- rows that stand for the layers of one kind
+
+  const isFolded = ({ dataset }) => "kind" in dataset && !state.worstFirst && !state.words.length && !state.opened.has(dataset.kind);
+
+  // Model order, or the order of the data: the furthest off first, without the rows of kinds.
+  const arrange = () => {
+    const body = document.querySelector(".layers tbody");
+    if (!body) return;
+    const place = ({ dataset }) => Number(state.worstFirst ? dataset.layer ?? -1 : dataset.place);
+    const wanted = [...body.rows].sort((a, b) => place(a) - place(b));
+    if (wanted.some((row, index) => row !== body.rows[index])) body.append(...wanted);
+    const matched = new Set([...rows()].filter((row) => matches(Number(row.dataset.layer))).map((row) => row.dataset.kind));
+    for (const row of body.querySelectorAll("tr.kind")) {
+      row.hidden = state.worstFirst || !matched.has(row.dataset.kind);
+      row.querySelector("button").setAttribute("aria-expanded", !isFolded(row));
+    }
+    body.parentElement.classList.toggle("worst-first", state.worstFirst);
+    const order = byId("order");
+    if (order) { order.hidden = false; order.setAttribute("aria-pressed", state.worstFirst); }
+  };
+
+  const unfold = (kind) => {
+    if (!state.opened.delete(kind)) state.opened.add(kind);
+    drawAll();
   };
 
   const toggle = (index) => {
@@ -303,6 +354,9 @@ const drawLayers = (first) => {
     document.addEventListener("click", (event) => {
       const row = event.target.closest("tr[data-layer]");
       if (row) toggle(Number(row.dataset.layer));
+      const kind = event.target.closest("tr.kind");
+      if (kind) unfold(kind.dataset.kind);
+      if (event.target.closest("#order")) { state.worstFirst = !state.worstFirst; drawAll(); }
     });
     byId("chips").addEventListener("click", (event) => {
       const button = event.target.closest("button");
@@ -329,7 +383,7 @@ const drawLayers = (first) => {
   knowAll();
   wire();
   drawAll();
-  charting.linkZoom(charts, whole);
+  charting.linkZoom(charts, whole, charts.slice(0, 3)); // the panels are linked already
   charting.keepDrawn(charts, drawAll);
 
   return (next) => {

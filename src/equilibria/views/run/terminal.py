@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 
+import pyarrow as pa
+
+from equilibria.diagnosis.siblings import Siblings, block_of, folded
 from equilibria.diagnosis.summary import LayerSummary
-from equilibria.findings import Finding, counted
+from equilibria.findings import Finding, counted, joined
 from equilibria.records.tables import NO_EQUILIBRIUM, SETTLED
-from equilibria.views.run.headline import no_findings, run_headline, worst_first, worst_layer
+from equilibria.views.run.headline import most_telling_first, no_findings, run_details, run_headline
+from equilibria.views.run.metrics import last_values
 from equilibria.views.terminal import fitting
 
-_ROOMY, _NARROW = 92, 72  # columns of a terminal: with fewer than the first it is spaced closely
-_LEAST_WIDTH = {"predicted": _NARROW, "rad/step*": _ROOMY, "norm*": _NARROW}
-_SPARE = ("rad/step*", "norm*", "predicted", "norm", "ep. left", "steps left")  # what is left out first
+_ROOMY = 92  # columns of a terminal: with fewer it is spaced closely
+_SPARE = ("norm*", "ep. left", "steps left", "predicted", "norm", "range")  # what is left out first
+_MOST_UNLIKE = 8
 _WORDS = ("state", "invariant")  # columns that are flush left
 _PARTNERS = ("jointly with ", "against ")
 _LEGEND_OF_PARTNERS = (
@@ -28,14 +34,18 @@ def run_table(
     findings: Sequence[Finding],
     notes: Sequence[str] = (),
     most: int | None = None,
+    metrics: pa.Table | None = None,
 ) -> str:
-    """A headline, one line per layer, the furthest off its prediction first, and the findings below.
+    """A headline, one line per layer in the order of the model, and the findings below.
+
+    Of many layers, those of one kind across blocks share a line; the ones unlike their siblings are named below.
 
     Args:
-        summaries: one per layer.
+        summaries: one per layer, in the order of the model.
         findings: shown below as sentences.
         notes: sentences about the record itself, shown before the findings.
-        most: the number of layers to show; None for all.
+        most: the number of lines to show, those of the most telling layers; None for all.
+        metrics: the numbers that the training logged; the last of them are shown below the table.
 
     Returns:
         Text as wide as the terminal, with ANSI colours if standard output is one and NO_COLOR is not set.
@@ -51,20 +61,21 @@ def run_table(
             )
         )
         return collected_text(out)
-    out.print(Text(f"{run_headline(summaries)}. {worst_layer(summaries)}"), end="\n\n")
-    layers = worst_first(summaries)[:most]
+    out.print(Text(f"{run_headline(summaries)}. {run_details(summaries)}"), end="\n\n")
+    all_rows = folded(summaries)
+    rows = most_telling(all_rows, summaries, most=most)
     gap = 2 if out.width >= _ROOMY else 1
-    columns = fitting(_columns(layers, width=out.width), spare=_SPARE, width=out.width, gap=gap)
+    columns = fitting(_columns(rows), spare=_SPARE, width=out.width, gap=gap)
     if (lines := _lines(columns, gap=gap, width=out.width)) is None:
         out.print(columns_table(columns, words=_WORDS, folded="layer", gap=gap))
     else:
         out.print(Text(lines[0], style="bold", no_wrap=True))
         out.file.write("\n".join(lines[1:]) + "\n")
-    out.print(Text(_window(summaries), style="dim"))
-    if legend := _legend(layers, columns):
-        out.print(Text(legend, style="dim"))
-    if most is not None and len(summaries) > most:
-        out.print(Text(f"{len(summaries) - most:,} more layers are in --json", style="dim"))
+    logged = "" if metrics is None else last_values(metrics)
+    for sentence in filter(None, (_window(summaries), _legend(rows, columns), unlike_siblings(rows), logged)):
+        out.print(Text(sentence, style="dim"))
+    if left := sum(len(row.members) for row in all_rows) - sum(len(row.members) for row in rows):
+        out.print(Text(f"{left:,} more layers are in --json", style="dim"))
     out.print()
     for note in notes:
         out.print(marked("-", note))
@@ -88,27 +99,89 @@ def _lines(columns: Mapping[str, Sequence[str]], *, gap: int, width: int) -> lis
     return lines if len(lines[0]) + gap <= width and all(map(str.isascii, lines)) else None
 
 
-def _columns(layers: Sequence[LayerSummary], *, width: int) -> dict[str, list[str]]:
-    """The cells of the table by title, without columns that are empty or for wider terminals."""
+def most_telling(rows: Sequence[Siblings], layers: Sequence[LayerSummary], *, most: int | None) -> list[Siblings]:
+    """So many rows of a table, those with the most telling layers, in the order of the model."""
+    if most is None or len(rows) <= most:
+        return list(rows)
+    places = {layer.name: place for place, layer in enumerate(most_telling_first(layers))}
+    ranked = sorted(rows, key=lambda row: min(places[member.name] for member in row.members))[:most]
+    kept = {row.kind for row in ranked}
+    return [row for row in rows if row.kind in kept]
+
+
+def unlike_siblings(rows: Sequence[Siblings]) -> str:
+    """The layers whose angle or norm is unlike that of their siblings, those of a block together; empty without any."""
+    clauses = []
+    for field in ("angle", "norm"):
+        blocks: dict[str, dict[str, float]] = defaultdict(dict)
+        for row in rows:
+            for name, factor in row.unlike(field).items():
+                blocks[block_of(name) or name][name] = factor
+        for block, factors in blocks.items():
+            which = next(iter(factors)) if len(factors) == 1 else f"{block} ({len(factors)} layers)"
+            ends = dict.fromkeys(f"{end:.2g}" for end in (min(factors.values()), max(factors.values())))
+            clauses.append(f"{which} {'..'.join(ends)}x the {field}")
+    return f"against the median of their siblings: {joined(clauses, most=_MOST_UNLIKE)}" if clauses else ""
+
+
+def _columns(rows: Sequence[Siblings]) -> dict[str, list[str]]:
+    """The cells of the table by title, without columns that are empty."""
+    layers = [layer for row in rows for layer in row.members]
     suffix = ".weight" if all(layer.name.endswith(".weight") for layer in layers) else ""
     in_epochs = any(layer.epochs_to_settle is not None for layer in layers)
+    is_folded = any(len(row.members) > 1 for row in rows)
     columns = {
-        "rad/step": [_number(layer.angle) for layer in layers],
-        "predicted": [_number(layer.angle_predicted) for layer in layers],
-        "ratio": [_ratio(layer.angle_vs_predicted) for layer in layers],
-        "rad/step*": [_number(layer.angle_equilibrium) for layer in layers],
-        "norm": [_number(layer.norm) for layer in layers],
-        "norm*": [_number(layer.norm_equilibrium) for layer in layers],
-        "ep. left" if in_epochs else "steps left": [_time_left(layer) for layer in layers],
+        "n": [str(len(row.members)) if len(row.members) > 1 else "" for row in rows] if is_folded else [],
+        "rad/step": [_median(row, "angle") for row in rows],
+        "range": [_range(row, "angle") if len(row.members) > 1 else "" for row in rows],
+        "predicted": [_median(row, "angle_predicted") for row in rows],
+        "ratio": [_range(row, "angle_vs_predicted", show=_ratio) for row in rows],
+        "equilibrium": [_median(row, "angle_equilibrium") for row in rows],
+        "norm": [_range(row, "norm") for row in rows],
+        "norm*": [_range(row, "norm_equilibrium") for row in rows],
+        "ep. left" if in_epochs else "steps left": [_time_left(_slowest(row)) for row in rows],
     }
-    shown = {title: cells for title, cells in columns.items() if any(cells) and width >= _LEAST_WIDTH.get(title, 0)}
-    labels = [_short(layer.how or "") for layer in layers]
+    labels = [_one_or_many([_short(layer.how or "") for layer in row.members]) for row in rows]
     return {
-        "layer": [layer.name.removesuffix(suffix) for layer in layers],
-        **shown,
-        "state": [state_word(layer) for layer in layers],
+        "layer": [row.kind.removesuffix(suffix) for row in rows],
+        **{title: cells for title, cells in columns.items() if any(cells)},
+        "state": [state_words(row) for row in rows],
         **({"invariant": labels} if any(labels) else {}),
     }
+
+
+def _median(row: Siblings, field: str) -> str:
+    values = row.values(field)
+    return _number(median(values) if values else None)
+
+
+def _range(row: Siblings, field: str, *, show: Callable[[float | None], str] | None = None) -> str:
+    """The smallest and the largest number of a row, once if they look the same."""
+    values = row.values(field)
+    shown = show or (_number if len(row.members) == 1 else _brief)
+    ends = [shown(min(values)), shown(max(values))] if values else [""]
+    return "..".join(dict.fromkeys(ends))
+
+
+def _slowest(row: Siblings) -> LayerSummary:
+    return max(row.members, key=lambda layer: layer.steps_to_settle or 0.0)
+
+
+def state_words(row: Siblings) -> str:
+    """The states of a row with the number of layers in each, the most frequent first; a state that all share alone."""
+    counts = Counter(map(state_word, row.members)).most_common()
+    if len(counts) == 1:
+        return counts[0][0]
+    (word, count), (second, _), *others = counts
+    return f"{count} {word}, {len(row.members) - count} {'other' if others else second}"
+
+
+def _one_or_many(labels: Sequence[str]) -> str:
+    return labels[0] if len(set(labels)) == 1 else "various"
+
+
+def _brief(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 def _number(value: float | None) -> str:
@@ -168,10 +241,17 @@ def _window(layers: Sequence[LayerSummary]) -> str:
     return f"root mean square of {counted(longest.samples, 'sample')}, steps {first:,} to {longest.last_step:,}"
 
 
-def _legend(layers: Sequence[LayerSummary], columns: dict[str, Sequence[str]]) -> str:
+def _legend(rows: Sequence[Siblings], columns: Mapping[str, Sequence[str]]) -> str:
+    labels = [layer.how or "" for row in rows for layer in row.members]
     parts = [
+        *(
+            ["h.*: one row for the layers of a kind, with their median angle and smallest..largest values"]
+            if "count" in columns
+            else []
+        ),
         *(["predicted: rad/step now"] if "predicted" in columns else []),
-        *(["*: in equilibrium of the present lr x wd"] if {"rad/step*", "norm*"} & set(columns) else []),
-        *([_LEGEND_OF_PARTNERS] if any((layer.how or "").startswith(_PARTNERS) for layer in layers) else []),
+        *(["equilibrium: rad/step at this lr x wd once settled"] if "equilibrium" in columns else []),
+        *(["norm*: norm then"] if "norm*" in columns else []),
+        *([_LEGEND_OF_PARTNERS] if any(label.startswith(_PARTNERS) for label in labels) else []),
     ]
     return "; ".join(parts)

@@ -1,0 +1,161 @@
+"""Tensors of one kind across the blocks of a network (``h.*.mlp.c_proj.weight``), and those unlike their siblings.
+
+Blocks are found by name: a part of a dotted name that is a number counts them. A number within a word, as in
+``layer1.0.conv2.weight``, belongs to the name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from equilibria.diagnosis.summary import LayerSummary
+
+FEW_LAYERS = 12
+"""So many layers are easily read one by one; with more, siblings are shown together."""
+
+LEAST_SIBLINGS = 3
+"""With fewer tensors of a kind there is no majority that one of them could be unlike."""
+
+UNLIKE = 1.5
+"""The factor against the median of its siblings from which a tensor counts as unlike them."""
+
+_SCATTER = 3  # and so many times the median distance of the siblings from their median, on a log scale
+_BLOCK = re.compile(r"(?:^|(?<=\.))\d+(?=\.)")
+_ROW = re.compile(r"\[\d+\]$")
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Layers of one kind, in the order of the model.
+
+    Attributes:
+        kind: their common name, with ``*`` for the number of the block; the name of the layer if there is only one.
+        members: their summaries.
+    """
+
+    kind: str
+    members: tuple[LayerSummary, ...]
+
+    def values(self, field: str) -> list[float]:
+        """The known numbers of a field of `LayerSummary`."""
+        return [value for member in self.members if (value := getattr(member, field)) is not None]
+
+    def unlike(self, field: str) -> dict[str, float]:
+        """The members whose number is unlike that of their siblings: name -> factor against the median."""
+        known = [(member.name, getattr(member, field)) for member in self.members]
+        return far_from_median({name: value for name, value in known if value is not None})
+
+
+def kind_of(name: str) -> str:
+    """The name of a tensor without the number of its block, or of a row without its number.
+
+    Example:
+        >>> kind_of("transformer.h.11.mlp.c_proj.weight"), kind_of("layer1.0.conv2.weight"), kind_of("fc.weight[3]")
+        ('transformer.h.*.mlp.c_proj.weight', 'layer1.*.conv2.weight', 'fc.weight[*]')
+    """
+    return _ROW.sub("[*]", name) if _ROW.search(name) else _BLOCK.sub("*", name)
+
+
+def block_of(name: str) -> str | None:
+    """The block that a tensor is part of, None if its name has no number.
+
+    Example:
+        >>> block_of("transformer.h.11.mlp.c_proj.weight"), block_of("lm_head.weight")
+        ('transformer.h.11', None)
+    """
+    number = _BLOCK.search(name)
+    return name[: number.end()] if number else None
+
+
+def short_names(blocks: Sequence[str]) -> dict[str, str]:
+    """Blocks by their last word and number; by the full name where that is not unique.
+
+    Example:
+        >>> short_names(["transformer.h.0", "transformer.h.11"])
+        {'transformer.h.0': 'h.0', 'transformer.h.11': 'h.11'}
+    """
+    short = {block: ".".join(block.split(".")[-2:]) for block in blocks}
+    return short if len(set(short.values())) == len(blocks) else {block: block for block in blocks}
+
+
+def siblings(layers: Iterable[LayerSummary]) -> list[Siblings]:
+    """Group layers of one kind; each kind stands where its first layer does.
+
+    Layers of a kind have the same name up to the numbers of blocks, as many axes and the same kernel. Layers of a plain
+    sequence (``features.3.weight``) have one shape: there the name does not tell an input or output layer from others.
+
+    Example:
+        >>> siblings([])
+        []
+    """
+    groups: dict[tuple[object, ...], list[LayerSummary]] = defaultdict(list)
+    for layer in layers:
+        groups[_key(layer)].append(layer)
+    kinds = Counter(kind_of(members[0].name) for members in groups.values() if len(members) > 1)
+    return [Siblings(_title(members, kinds), tuple(members)) for members in groups.values()]
+
+
+def folded(layers: Sequence[LayerSummary]) -> list[Siblings]:
+    """The rows of a table: one per kind of at least three layers, one per other layer; of few layers one per layer.
+
+    Example:
+        >>> folded([])
+        []
+    """
+    kinds = siblings(layers) if len(layers) > FEW_LAYERS else [Siblings(layer.name, (layer,)) for layer in layers]
+    big = {member.name: kind for kind in kinds if len(kind.members) >= LEAST_SIBLINGS for member in kind.members}
+    rows = (big.get(layer.name) or Siblings(layer.name, (layer,)) for layer in layers)
+    return list({row.kind: row for row in rows}.values())
+
+
+def _key(layer: LayerSummary) -> tuple[object, ...]:
+    kind, shape = kind_of(layer.name), layer.shape
+    is_plain_sequence = kind.rpartition(".")[0].endswith("*")
+    return kind, shape if shape is None or is_plain_sequence else (len(shape), shape[2:])
+
+
+def _title(members: Sequence[LayerSummary], kinds: Counter[str]) -> str:
+    first = members[0]
+    if len(members) == 1:
+        return first.name
+    kind = kind_of(first.name)
+    if kinds[kind] == 1:
+        return kind
+    return f"{kind} ({' x '.join(map(str, first.shape or ()))})"
+
+
+def unlike_by_block(row: Siblings, field: str) -> dict[str, float]:
+    """`Siblings.unlike` with the short names of the blocks, where each member has a block of its own."""
+    blocks = {member.name: block_of(member.name) or member.name for member in row.members}
+    own = len(set(blocks.values())) == len(blocks)
+    names = short_names(list(blocks.values())) if own else {name: name for name in blocks}
+    return {names[blocks[name] if own else name]: factor for name, factor in row.unlike(field).items()}
+
+
+def far_from_median(values: dict[str, float]) -> dict[str, float]:
+    """The numbers that are unlike the others: by a factor of 1.5 from the median, and by thrice the usual distance.
+
+    The second condition keeps numbers that spread evenly over a wide range from all counting as unlike.
+
+    Args:
+        values: numbers that are not negative, by name.
+
+    Returns:
+        Name -> factor against the median; empty for fewer than three numbers.
+
+    Example:
+        >>> far_from_median({"h.0": 0.02, "h.1": 0.01, "h.2": 0.011, "h.3": 0.009, "h.4": 0.01})
+        {'h.0': 2.0}
+    """
+    middle = median(values.values()) if len(values) >= LEAST_SIBLINGS else 0.0
+    if middle <= 0:
+        return {}
+    factors = {name: value / middle for name, value in values.items()}
+    distances = {name: abs(math.log(factor)) if factor > 0 else math.inf for name, factor in factors.items()}
+    limit = max(math.log(UNLIKE), _SCATTER * median(distances.values()))
+    return {name: factor for name, factor in factors.items() if distances[name] > limit}

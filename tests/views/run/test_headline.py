@@ -1,0 +1,125 @@
+"""The headline of a run: what was measured, of the steps it names, and no more."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from tests.helpers.report_helpers import KINDS, run, transformer_run
+
+from equilibria.diagnosis.summary import summarise
+from equilibria.views.run.headline import most_telling_first, no_findings, run_details, run_headline
+
+(LAYER,) = summarise(run(1)[0], metadata=run(1)[1])
+
+
+def transformer(blocks=24, **options):
+    samples, metadata = transformer_run(blocks, **options)
+    return summarise(samples, metadata=metadata)
+
+
+def predicted(layers, *, ratio=1.0):
+    """The same layers with predictions."""
+    changes = {"angle_vs_predicted": ratio, "how_wrong": abs(ratio - 1), "angle_error": 1e-3, "invariant": True}
+    return [dataclasses.replace(layer, angle_predicted=layer.angle / ratio, **changes) for layer in layers]
+
+
+def test_blocks_that_turn_alike_are_one_sentence_with_its_steps():
+    layers = transformer()
+    first, last = layers[0].first_step, layers[0].last_step
+    headline = run_headline(layers)
+    assert headline.startswith("All 24 blocks turn alike, 0.3 to 0.6 % per step by kind of layer")
+    assert f"(steps {first} to {last})" in headline and first > 0
+    assert headline.endswith("norms grew by 20 % since step 0")
+
+
+def test_the_blocks_that_are_unlike_the_others_are_named_with_their_factor():
+    headline = run_headline(transformer(fast={0: 2.0, 23: 2.0}))
+    assert headline.startswith("22 of 24 blocks turn alike, ")
+    assert "; h.0, h.23 2x as fast; " in headline
+
+
+def test_a_single_layer_that_is_unlike_its_siblings_is_named():
+    layers = transformer()
+    odd = "transformer.h.5.mlp.c_fc.weight"
+    layers = [dataclasses.replace(layer, angle=layer.angle * (2 if layer.name == odd else 1)) for layer in layers]
+    headline = run_headline(layers)
+    assert headline.startswith("All 24 blocks turn alike, ") and f"; {odd} 2x its siblings; " in headline
+
+
+def test_kinds_with_one_speed_share_a_number():
+    layers = [dataclasses.replace(layer, angle=0.0042) for layer in transformer()]
+    assert "turn alike, 0.42 % per step (steps" in run_headline(layers)
+
+
+def test_blocks_that_spread_are_not_called_alike():
+    layers = transformer(8, fast={block: 1.35**block for block in range(8)})
+    headline = run_headline(layers)
+    assert headline.startswith("8 blocks turn ") and "alike" not in headline
+    assert "h.7 is the fastest, h.0 the slowest" in headline
+
+
+def test_with_predictions_the_verdict_comes_next():
+    layers = predicted(transformer())
+    assert run_headline(layers).startswith("All 24 blocks turn alike, ")
+    assert run_details(layers).startswith("All 98 layers turn as predicted. Furthest off: ")
+    assert "norms" not in run_headline(layers)
+
+
+def test_without_predictions_the_measurement_comes_first_and_the_reason_is_short():
+    layers = transformer()
+    details = run_details(layers)
+    first, *_ = details.split(". ")
+    assert re.fullmatch(r"Over the recorded steps 0 to 390 the angle was 0\.1 to 0\.6\d? % per step \(.*\)", first)
+    assert "No layer has a prediction: the weights are not scale-invariant." in details
+    assert not re.search("could|alarm|wrong|warning", details)
+
+
+def test_few_layers_without_predictions_are_measured_too():
+    bare = [
+        dataclasses.replace(
+            LAYER, name=name, angle=angle, angle_vs_predicted=None, how_wrong=None, no_law="no law for Adadelta"
+        )
+        for name, angle in (("conv1.weight", 0.01), ("fc1.weight", 0.002), ("fc2.weight", 0.004))
+    ]
+    headline = run_headline(bare)
+    assert headline.startswith("The 3 layers turn 0.2 to 1 % per step (steps ")
+    assert "No layer has a prediction: no law for Adadelta." in run_details(bare)
+
+
+@pytest.mark.parametrize(
+    ("norms", "words"),
+    [
+        ((1.2, 1.4), "norms grew by 20 to 40 % since step 0"),
+        ((0.9, 0.8), "norms shrank by 10 to 20 % since step 0"),
+        ((0.67, 4.79), "norms are 0.67x to 4.8x as long as at step 0"),
+        ((0.97, 1.41), "norms changed by -3 % to +41 % since step 0"),
+        ((1.001, 0.999), "norms changed by less than 0.5 % since step 0"),
+    ],
+)
+def test_how_the_norms_changed_is_of_the_recorded_steps(norms, words):
+    bare = [
+        dataclasses.replace(LAYER, norm=norm, first_norm=1.0, angle_vs_predicted=None, how_wrong=None) for norm in norms
+    ]
+    assert run_headline(bare).endswith(words)
+
+
+def test_layers_that_did_not_move_have_no_speed():
+    still = dataclasses.replace(LAYER, angle=None, angle_vs_predicted=None, how_wrong=None)
+    assert run_headline([still, still]) == "No sampled step moved the weights"
+
+
+def test_no_findings_claims_only_what_was_compared():
+    assert no_findings([LAYER])[1] == (
+        "The layer that has a prediction turns within 5 % of it, and no check found a fault."
+    )
+    title, sentence = no_findings(transformer())
+    assert title == "No findings" and sentence.startswith("There is no prediction to judge the angles by")
+
+
+def test_the_most_telling_layers_are_the_unlike_ones_and_one_of_each_kind():
+    names = [layer.name for layer in most_telling_first(transformer(fast={5: 3.0}))]
+    assert {name.split(".")[2] for name in names[:4]} == {"5"}
+    embeddings = {"transformer.wte.weight", "transformer.wpe.weight"}
+    assert set(names[4:10]) == {*embeddings, *(f"transformer.h.0.{kind}.weight" for kind in KINDS)}
