@@ -281,12 +281,12 @@ def test_a_record_of_a_newer_minor_version(tmp_path):
     more = [pa.field(name, kind) for name, kind in kinds.items()]
     columns = {**rows([4]), "noise_scale": [0.5, 0.25], "gains": [[1.0], [2.0, 3.0]], "tag": ["x", None]}
     newer_stream(tmp_path / "samples-000.arrows", pa.schema([*SAMPLE_SCHEMA, *more]), columns)
-    metrics = pa.schema([pa.field("step", pa.int64()), pa.field("name", pa.string()), pa.field("value", pa.float64())])
-    newer_stream(tmp_path / "metrics-000.arrows", metrics, {"step": [0, 4], "name": ["loss"] * 2, "value": [2.5, 1.5]})
+    probes = pa.schema([pa.field("step", pa.int64()), pa.field("name", pa.string()), pa.field("value", pa.float64())])
+    newer_stream(tmp_path / "probes-000.arrows", probes, {"step": [0, 4], "name": ["loss"] * 2, "value": [2.5, 1.5]})
     described = json.loads((tmp_path / "run.json").read_text())
     del described["crc32"]
     described |= {"format": "1.9", "colour": "blue"}
-    described["sessions"][0] |= {"weather": "fair", "rows": {"samples": 2, "metrics": 2}}
+    described["sessions"][0] |= {"weather": "fair", "rows": {"samples": 2, "probes": 2}}
     (tmp_path / "run.json").write_text(json.dumps({**described, "crc32": _checksum(described)}))
 
     record = read_record(tmp_path)
@@ -295,13 +295,13 @@ def test_a_record_of_a_newer_minor_version(tmp_path):
     assert record.samples(["gains", "step"]).to_pydict() == {"gains": [[1.0], [2.0, 3.0]], "step": [4, 4]}
     assert record.metadata == {"model": "gpt"}
     checks = {check.table: check for check in record.verify().tables}
-    assert (checks["metrics"].rows, checks["metrics"].last_step) == (2, 4)
+    assert (checks["probes"].rows, checks["probes"].last_step) == (2, 4)
     assert record.verify().whole
     assert [appended.table for appended in RecordTail(tmp_path).read()] == ["samples"]
     with RecordWriter(tmp_path, metadata={}, resume=True) as writer:
         writer.append(rows([5]))
     assert read_record(tmp_path).samples(["step", "noise_scale"])["noise_scale"].to_pylist() == [0.5, 0.25, None, None]
-    damage(tmp_path / "metrics-000.arrows", begin=0.8, end=0.9)
+    damage(tmp_path / "probes-000.arrows", begin=0.8, end=0.9)
     assert not read_record(tmp_path).verify().whole
 
 
