@@ -30,7 +30,8 @@ _CHANGED_OUTSIDE = NOTES.index(CHANGED_OUTSIDE)
 _RESCALE = "RescaleOnDecay(scheduler, model=model, invariant=sym)"
 _START = "start_in_equilibrium(model, optimizer, invariant=sym, loss=loss, batches=batches)"
 _START_TRIAL = (
-    "in our trial (docs/start-in-equilibrium.md) the slowest layer then began at 1.06 of equilibrium, not at 0.19"
+    "in our trial (docs/start-in-equilibrium.md) the slowest layer then turned at 1.06 of equilibrium over its first "
+    "50 steps, not at 0.19"
 )
 
 
@@ -158,7 +159,7 @@ def _wait(away: Sequence[Layer]) -> str:
     if not known:
         return ""
     slowest = max(known, key=lambda layer: layer.summary.steps_to_settle or 0.0)
-    wait = how_long(slowest.summary.steps_to_settle, slowest.summary.epochs_to_settle)
+    wait = how_long(slowest.summary.steps_to_settle or 0.0, slowest.summary.epochs_to_settle)
     return f"; it needs {wait}" if len(away) == 1 else f"; they need up to {wait} (worst: {slowest.name})"
 
 
@@ -192,10 +193,10 @@ def _remedy_on_the_way(layer: Layer, *, moving: bool) -> str:
     if not layer.summary.norm_explains_angle:
         return "nothing needs doing: its gradient has changed a lot, and the norm follows in its own time"
     waits = (layer.summary.steps_to_settle or 0.0) <= _TOO_LONG * layer.length
-    return (
-        f"nothing needs doing{': it gets there by itself' if waits else _IF_FAST_ENOUGH}. To start the next run in "
-        f"equilibrium: {_START}; {_START_TRIAL}"
-    )
+    nothing = f"nothing needs doing{': it gets there by itself' if waits else _IF_FAST_ENOUGH}"
+    if layer.since:  # a jump of the settings is behind it, not the start
+        return f"{nothing}. To be in equilibrium after every change of lr: {_RESCALE}; {_trial(10)}"
+    return f"{nothing}. To start the next run in equilibrium: {_START}; {_START_TRIAL}"
 
 
 _IF_FAST_ENOUGH = f" if it turns as fast as you want: settling would take {_TOO_LONG} times the run so far or more"

@@ -12,9 +12,10 @@ that scatters around 0, as of a weight and a bias before a LayerNorm, leaves the
 The decision is made once. It is due after 8, 16, 32, 64, ... samples. A weight looks invariant if its cosines are 0 up
 to rounding, below 1 % of a random direction's. Otherwise, from 32 samples on,
 
-- if the standard error of k is below 0.1, it looks invariant if k is below 0.1 too;
-- if k is above 0.1 by five standard errors, it does not look invariant;
-- else it stays undecided.
+- if the standard error of k is below 0.1, it looks invariant if k is below 0.1 too, and does not if k is above 0.1 by
+  two standard errors;
+- if k is above 0.1 by five standard errors, it does not look invariant either;
+- else it stays undecided: layers of one kind should get one verdict.
 
 Successive cosines are correlated, so the standard error is that of the means of eight batches.
 
@@ -39,7 +40,7 @@ Array = NDArray[Any]
 NEARLY_RANDOM = 0.2  # of a random direction's cosine: above it a weight is not taken for invariant while undecided
 _LIMIT = 0.1  # of k, and of its standard error
 _EXACT = 0.01  # of a random direction's cosine: what rounding and the eps of a normalisation leave
-_SURE = 5  # standard errors, each of eight batches
+_SURE, _LIKELY = 5, 2  # standard errors, each of eight batches
 _BATCHES = 8  # and fewest samples
 _FEWEST = 32  # samples for a standard error
 
@@ -103,8 +104,9 @@ def _decide(batches: Array, share: Array, decay: Array, *, count: Array | int) -
         scale = np.sqrt(2 / decay)
         k = np.abs(np.mean(batches, axis=1)) * scale
         error = np.std(batches, axis=1, ddof=1) / math.sqrt(_BATCHES) * scale
-        surely_not = np.where(k - _LIMIT > _SURE * error, 0.0, np.nan)
-        by_strength = np.where(error < _LIMIT, k < _LIMIT, surely_not)
+        is_small = error < _LIMIT
+        is_above = k - _LIMIT > np.where(is_small, _LIKELY, _SURE) * error
+        by_strength = np.where(is_above, 0.0, np.where(is_small & (k < _LIMIT), 1.0, np.nan))
         by_strength = np.where(np.asarray(count) < _FEWEST, np.nan, by_strength)
         return np.where(share < _EXACT, 1.0, np.where(decay > 0, by_strength, 0.0))
 

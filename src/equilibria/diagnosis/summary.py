@@ -30,6 +30,7 @@ LEAST_WINDOW = 20  # samples, where there are as many at about these settings; a
 ACCURACY = 0.05  # |ln(measured / predicted angle)| to expect
 JUDGED = 0.1  # standard error of measured / predicted up to which it is judged
 _SURE = 4  # standard errors
+_TAIL, _LONGEST_TAIL = 0.05, 0.2  # of the highest lr since a jump, and of the samples since it
 _PACE = 5  # samples whose lr gives the pace of a schedule
 _ALIKE = 2  # factor by which norm and angle may disagree about the distance from equilibrium
 _LEAST_RATIO = 1e-9  # stands for 0 of a weight that does not turn: ln(0) can be neither sorted nor written
@@ -78,6 +79,7 @@ class LayerSummary:
         lr_range: lowest and highest lr of the window, None if it is empty.
         first_lr: of the first sample of the run.
         peak_lr: highest of the run.
+        last_lr: of the last sample of the run; ``lr`` unless the window leaves out the tail of a schedule.
         how: the label of `symmetries`, such as "rows"; None if the monitor had none.
         angle_error: relative standard error of ``angle_vs_predicted``, from the scatter of the last samples around
             their predictions; momentum correlates successive angles.
@@ -113,6 +115,7 @@ class LayerSummary:
     lr_range: tuple[float, float] | None = None
     first_lr: float | None = None
     peak_lr: float | None = None
+    last_lr: float | None = None
     how: str | None = None
     lr_runs_out: bool = False
     angle_error: float | None = None
@@ -145,16 +148,15 @@ class LayerSummary:
     @property
     def settings_over_run(self) -> str:
         """The optimizer with its settings; lr at the first sample of the run, at its peak and at the last sample."""
-        if self.first_lr is None or self.lr is None or self.peak_lr is None:
+        if self.first_lr is None or self.lr is None or self.peak_lr is None or self.last_lr is None:
             return self.settings
-        now = short(self.lr)
-        if self.peak_lr > max(self.first_lr, self.lr):
-            course = f"lr={short(self.first_lr)}, peak {short(self.peak_lr)}, now {now}"
-        elif self.first_lr != self.lr:
-            course = f"lr={short(self.first_lr)} -> {now}"
+        if self.peak_lr > max(self.first_lr, self.last_lr):
+            course = f"lr={short(self.first_lr)}, peak {short(self.peak_lr)}, now {short(self.last_lr)}"
+        elif self.first_lr != self.last_lr:
+            course = f"lr={short(self.first_lr)} -> {short(self.last_lr)}"
         else:
             return self.settings
-        return self.settings.replace(f"lr={now}", course, 1)
+        return self.settings.replace(f"lr={short(self.lr)}", course, 1)
 
     @property
     def when(self) -> str:
@@ -167,7 +169,7 @@ class LayerSummary:
         """
         if self.first_step is None or self.first_step == self.last_step:
             return f"at step {self.last_step:,}"
-        low, high = map(short, self.lr_range or (math.nan, math.nan))
+        low, high = (_three_digits(lr) for lr in self.lr_range or (math.nan, math.nan))
         moved = "" if low == high else f" (lr {low} to {high})"
         return f"over steps {self.first_step:,}-{self.last_step:,}{moved}"
 
@@ -185,8 +187,9 @@ def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | N
     Angles are compared by their root mean square over a window: the last quarter of the samples since lr, weight decay
     or momentum last changed, or under a schedule since they last jumped, and at least the last 20. A window holds only
     samples at which every setting was within a factor of 2 of its present value, and none from before a jump by more
-    than a tenth: at the end of a schedule that falls to 0 it may hold a single sample. Steps with an lr of 0, which
-    move nothing, are left out, and, where the last samples have predictions, samples without.
+    than a tenth; it may hold fewer than 20. Left out are steps with an lr of 0, which move nothing, samples without a
+    prediction where others have one, and the tail of a schedule that falls to nothing: the last samples, a fifth at
+    most, with an lr below 5 % of the highest since the last jump, unless 20 of them have about the same lr.
 
     Args:
         samples: the sample table of a monitor or of a recorded run.
@@ -205,13 +208,15 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
         return ()
     taken = run.taken
     if window is None:
-        size = _window_sizes(taken)
-        recent = _last_rows(taken, np.minimum(size, _since_jump(taken)))
-        recent = _with_prediction(_last_rows(recent, _alike(taken)))
-        longer = _with_prediction(_last_rows(taken, size))
+        before_tail = _without_tail(taken)
+        size = _window_sizes(before_tail)
+        recent = _last_rows(before_tail, np.minimum(size, _since_jump(before_tail)))
+        recent = _with_prediction(_last_rows(recent, _alike(before_tail)))
+        longer = _with_prediction(_last_rows(before_tail, size))
     else:
         recent = longer = _last_rows(taken, np.full(len(taken.names), whole("window", window, low=1)))
-    table = _window_numbers(recent) | _present(recent) | {"first_lr": _first(taken, "lr"), "peak_lr": _peak_lr(taken)}
+    table = _window_numbers(recent) | _present(recent)
+    table |= {"first_lr": _first(taken, "lr"), "peak_lr": _peak_lr(taken), "last_lr": taken.last("lr")}
     table |= {"angle_error": _angle_error(recent, longer), "cosine": _rms(longer, longer.columns["cosine"])}
     table |= {"mean_cosine": _mean(taken, taken.columns["cosine"])}
     invariant = run.invariant
@@ -264,6 +269,22 @@ def _or_none(values: Array) -> list[Any]:
     listed = values.astype(object)
     listed[~np.isfinite(values)] = None
     return list(listed.tolist())
+
+
+def _without_tail(taken: Series) -> Series:
+    """The rows without the tail of a schedule that falls to nothing, of parameters that have few others at its lr."""
+    first = np.maximum(last_true(taken, setting_jumps(taken)), taken.first[:-1])
+    row, lr = np.arange(taken.first[-1]), np.nan_to_num(taken.columns["lr"])
+    since_jump = row >= np.repeat(first, taken.counts)
+    highest = np.maximum.reduceat(np.append(np.where(since_jump, lr, 0.0), 0.0), taken.first[:-1])
+    tail_begin = last_true(taken, since_jump & (lr >= _TAIL * np.repeat(highest, taken.counts))) + 1
+    tail = taken.first[1:] - tail_begin
+    leave_out = (tail <= _LONGEST_TAIL * _since_jump(taken)) & (_alike(taken) < LEAST_WINDOW) & (taken.counts > 0)
+    return taken.where(~np.repeat(leave_out, taken.counts) | (row < np.repeat(tail_begin, taken.counts)))
+
+
+def _three_digits(value: float) -> str:
+    return short(float(f"{value:.3g}"))
 
 
 def _window_sizes(series: Series) -> Array:
@@ -422,7 +443,8 @@ def _not_invariant(layer: LayerSummary) -> str:
 def _distance(layer: LayerSummary) -> str:
     since = "since the last change " if layer.state == DISTURBED else ""
     if layer.lr_runs_out:
-        return "lr falls to 0 before it can settle, and under a schedule it need not settle"
+        now = "" if layer.last_lr == layer.lr else f"; it is {_three_digits(layer.last_lr or 0.0)} by now"
+        return f"lr falls to 0 before it can settle{now}, and under a schedule it need not settle"
     if layer.norm_vs_equilibrium is not None and not layer.norm_explains_angle:
         return "its gradient has changed too much for a time to settle"
     norm = None if layer.norm_vs_equilibrium is None else f"is {times(layer.norm_vs_equilibrium)}"

@@ -274,7 +274,8 @@ class Predictor:
         verdict = self._invariance.verdict
         may_be = self._may_be_invariant & np.isfinite(self._cosine_sq.value)
         seems = np.where(np.isnan(verdict), may_be, verdict == 1)
-        return np.where(np.isnan(self._labels), seems, self._labels == 1)
+        invariant: Flags = np.where(np.isnan(self._labels), seems, self._labels == 1)
+        return invariant
 
     def _correlation(self, rule: Rule) -> Array:
         """Recent mean of <v, g> / ||g||^2; 0 where there is no momentum."""

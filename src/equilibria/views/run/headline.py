@@ -168,4 +168,6 @@ def _why_not_compared(layer: LayerSummary) -> str:
         return "no sampled step moved the weights"
     if layer.invariant is False:
         return "the weights are not scale-invariant"
+    if layer.invariant is None and layer.mean_cosine is not None:
+        return "whether the weights are scale-invariant is undecided"
     return "the samples hold no prediction"
