@@ -151,14 +151,13 @@ def vanishing_gradient(layers: Sequence[Layer], loss: tuple[Array, Array] | None
     (first, second), (third, last) = worst.fall
     pace = ""
     if (worst.drift or 0) <= -1:
-        pace = (
-            f"; it falls e-fold {-(worst.drift or 0):.2g} times per time constant of its norm, which can follow 1 time"
-        )
+        pace = f"; it falls e-fold {-(worst.drift or 0):.2g} times per time constant of its norm, which can follow once"
     yield Finding(
         "note",
         f"the gradient of {which_layers(affected, predictable, worst)} falls faster than the norm can follow",
-        f"||g||^2 ||w||^2 of {worst.name} is down to {percent(worst.remaining)} over steps {third:,}-{last:,} of its "
-        f"level over steps {first:,}-{second:,}{pace}; {_at_equilibrium(worst)}{_fitted(loss)}",
+        f"||g||^2 ||w||^2 of {worst.name} is down to {percent(max(worst.remaining, 1e-5))} over steps "
+        f"{third:,}-{last:,} of its level over steps {first:,}-{second:,}{pace}; {_at_equilibrium(worst)}"
+        f"{_fitted(loss)}",
         "nothing needs doing: the equilibrium falls with the gradient, and until the norm has followed lr x wd does "
         "not set the angle",
         "settling.tracking_lag",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from equilibria.diagnosis.identities import IdentityCheck
-from equilibria.diagnosis.layers import Layer, verb, which_layers
+from equilibria.diagnosis.layers import Layer, which_layers
 from equilibria.diagnosis.series import Series
 from equilibria.diagnosis.summary import JUDGED, LEAST_WINDOW
 from equilibria.findings import Finding, counted, percent
@@ -143,16 +143,16 @@ def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
     # Settings that changed did so somewhere between two samples.
     of = "" if samples == len(worst.rows["step"]) else "at most "
     if error is None:
-        needed, known = LEAST_WINDOW, f"{LEAST_WINDOW} samples show how far it scatters"
+        needed, known = LEAST_WINDOW, f"{LEAST_WINDOW} samples would show how far its angle scatters"
     else:
         needed = math.ceil(samples * (error / JUDGED) ** 2)
-        known = f"measured / predicted of {worst.name} is known to {percent(error)} {worst.summary.when}"
+        known = f"measured / predicted scatters, and is known to {percent(error)} only {worst.summary.when}"
     denser = f"eq.watch(model, optimizer, every={max(steps // needed, 1)})"
     yield Finding(
         "note",
         f"only {counted(samples, 'sample')} of {of}{counted(steps, 'step')} at these settings: too few to judge",
-        f"{which_layers(few, predictable, worst)} {verb(few, 'was', 'were')} sampled too rarely since lr, weight decay "
-        f"and momentum reached about their present values; {known}",
+        f"the angle of {which_layers(few, predictable, worst)} cannot be compared with its prediction yet; of "
+        f"{worst.name}, {known}",
         f"nothing needs doing: {counted(max(needed - samples, 1), 'more sample')} at these settings would do. For "
         f"denser samples in the next run: {denser}"
         if steps >= needed

@@ -143,7 +143,7 @@ class LayerSummary:
         if self.norm_vs_equilibrium is None or self.angle_vs_equilibrium is None:
             return False
         low, high = sorted((self.norm_vs_equilibrium**-1, self.norm_vs_equilibrium**-2))
-        return low / _ALIKE < self.angle_vs_equilibrium < high * _ALIKE
+        return bool(low / _ALIKE < self.angle_vs_equilibrium < high * _ALIKE)
 
     @property
     def settings_over_run(self) -> str:
@@ -253,7 +253,14 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
         "how_wrong": map(_how_wrong, _or_none(table["angle_vs_predicted"])),
     }
     in_order = (columns[field.name] for field in dataclasses.fields(LayerSummary))
-    return tuple(LayerSummary(*row) for row in zip(*in_order, strict=True))
+    return tuple(_without_doubtful_time(LayerSummary(*row)) for row in zip(*in_order, strict=True))
+
+
+def _without_doubtful_time(layer: LayerSummary) -> LayerSummary:
+    """The summary without a time to settle that norm and angle do not agree about."""
+    if layer.steps_to_settle is None or layer.norm_vs_equilibrium is None or layer.norm_explains_angle:
+        return layer
+    return dataclasses.replace(layer, steps_to_settle=None, epochs_to_settle=None)
 
 
 def _no_law(entry: Mapping[str, Any]) -> str | None:
@@ -430,7 +437,8 @@ def _clauses(layer: LayerSummary) -> list[str]:
         return [predicts, "with these settings there is no equilibrium"]
     if layer.state == SETTLED:
         return [predicts, "it is settled"]
-    return [f"{predicts} now and {layer.angle_equilibrium:.3g} in equilibrium", _distance(layer)]
+    when = "now" if layer.last_lr == layer.lr else "there"
+    return [f"{predicts} {when} and {layer.angle_equilibrium:.3g} in equilibrium", _distance(layer)]
 
 
 def _not_invariant(layer: LayerSummary) -> str:
