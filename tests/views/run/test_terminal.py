@@ -158,7 +158,7 @@ def test_findings_are_sentences_below(printed):
 
 
 def test_without_findings_a_sentence_says_what_that_means(printed):
-    settled = dataclasses.replace(LAYER, angle_vs_predicted=1.01, how_wrong=0.01, samples=50)
+    settled = dataclasses.replace(LAYER, angle_vs_predicted=1.01, how_wrong=0.01, angle_error=0.01)
     assert printed(80, [settled], findings=())[-1] == "- Nothing to change: Nothing about this run calls for a change."
 
 

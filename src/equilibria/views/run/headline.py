@@ -151,7 +151,7 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
     if all(layer.few for layer in compared):
         return (
             "Too early to judge",
-            f"A verdict takes {LEAST_WINDOW} samples of a layer since its settings last jumped.",
+            f"A verdict takes {LEAST_WINDOW} samples of a layer, or more where its angles scatter.",
         )
     if off:
         return "Nothing is clearly wrong", (
