@@ -34,6 +34,7 @@ from torch.nn import functional
 
 import equilibria as eq
 from equilibria.lab.nets import BasicBlockResNet
+from equilibria.tensors import inner_products
 from publishing import publish
 
 ROUNDS = 3
@@ -96,6 +97,17 @@ def optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 
 def watched(every: int | str) -> Callable[[Bench], AbstractContextManager[object]]:
     return lambda bench: eq.watch(bench.model, bench.optimizer, every=every)
+
+
+@contextmanager
+def without_numba(bench: Bench) -> Iterator[None]:
+    """`watch` as in an environment where numba is not installed: torch forms the products."""
+    compiled, inner_products._compiled_loops = inner_products._compiled_loops, lambda: None
+    try:
+        with eq.watch(bench.model, bench.optimizer, every=1):
+            yield
+    finally:
+        inner_products._compiled_loops = compiled
 
 
 @contextmanager
@@ -169,6 +181,7 @@ METHODS: dict[str, Callable[[Bench], AbstractContextManager[object]]] = {
     "plain": lambda _bench: nullcontext(),
     "watch, every=1": watched(1),
     "watch, every=auto": watched("auto"),
+    "watch, every=1, without numba": without_numba,
     "naive loop": naive,
     "composer's metrics": norms_and_cosines,
 }

@@ -14,7 +14,7 @@ from tests.helpers import random_walk
 from tests.helpers.random_walk import expected_adam_step, expected_sgd_step, expected_sgdw_step, walk
 
 from equilibria.errors import EquilibriaError
-from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, cold_start, evolve, rescaled, settled
+from equilibria.theory import SGD, SGDW, AdamL2, AdamW, Lion, Muon, cold_start, evolve, rescaled, settled, transient
 from equilibria.theory.approach import oscillation_threshold
 
 RULES = [
@@ -695,3 +695,32 @@ def test_a_state_of_another_kind_of_rule_raises():
         evolve(Lion(0.1, 0.1), 3, start=cold_start(RULE, 1.0))
     with pytest.raises(EquilibriaError, match="Muon"):
         evolve(Muon(0.1, 0.1), 3, start=settled(Lion(0.1, 0.1)))
+
+
+@pytest.mark.parametrize(
+    "rule", [AdamW(3e-3, 0.1), AdamL2(3e-3, 1e-2), Lion(1e-3, 0.5), Lion(1e-3, 0.5, betas=(0.95, 0.98))], ids=repr
+)
+@pytest.mark.parametrize("begin", ["cold", "later"])
+def test_compiled_loops_follow_the_same_path(rule, begin, monkeypatch):
+    steps, unit_grads = 400, np.exp(np.random.default_rng(0).normal(size=(400, 6)))
+    lr = wild(steps, rule.lr)
+    start = cold_start(rule, np.linspace(0.5, 4.0, 6))
+    scale = {"unit_grad_sq": unit_grads, "dim": np.linspace(50.0, 500.0, 6)}
+    if begin == "later":
+        start = evolve(rule, 30, start=start, **{**scale, "unit_grad_sq": unit_grads[0]}).final
+
+    def path(worth_compiling):
+        monkeypatch.setattr(transient, "_WORTH_COMPILING", worth_compiling)
+        return evolve(rule, steps, start=start, lr=lr, **scale)
+
+    plain, loop = path(10**9), path(1)
+    assert loop.norm_sq == pytest.approx(plain.norm_sq, rel=1e-11)
+    assert loop.moved_sq == pytest.approx(plain.moved_sq, rel=1e-10)
+    for name in ("radial", "buffer_sq", "second", "memory"):
+        assert getattr(loop.final, name) == pytest.approx(getattr(plain.final, name), rel=1e-9, abs=1e-300)
+
+
+def test_compiled_loops_refuse_a_series_of_the_wrong_length():
+    rule = AdamW(1e-3, 0.1)
+    with pytest.raises(EquilibriaError, match="expected 60000 rows"):
+        evolve(rule, 60_000, start=cold_start(rule, [1.0, 2.0]), unit_grad_sq=np.ones((3, 2)))

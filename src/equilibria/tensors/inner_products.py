@@ -241,7 +241,7 @@ def _compiled_loops() -> ModuleType | None:
 @cache
 def _recommend_numba() -> None:
     warn_in_training(
-        "numba is not installed, so torch measures the weights, about six times slower; install it: "
+        "numba is not installed, so torch measures the weights, four to five times slower; install it: "
         "pip install 'equilibria[fast]'",
         UserWarning,
     )

@@ -12,6 +12,8 @@ Optimizers and their equilibria
     - `states`: states to start from, and the factors that rescale one into another equilibrium; `transient`: norm and
       angle step by step; `fluctuation`: their variances, and the share of noise in a gradient.
     - `moments`, `memory`: the recursions and autocorrelations behind these; `angles`: angles over many steps.
+    - `correlation`: what measured correlations between steps change, and what they tell; `radial`: weights that are not
+      quite scale-invariant.
     - `translation`: the same dynamics after a change of scale, batch size, weight decay or optimizer.
     - `requested`: settings for a requested angle, or for an equilibrium to keep; `schedules`: learning rates over time.
 

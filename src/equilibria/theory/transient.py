@@ -5,12 +5,14 @@ number of entries (AdamW, Lion) is not given, they are in units of L^(1/4) or sq
 
 Each kind of rule has a generator that yields its moments after every step, P = ||w||^2 and D = ||w' - w||^2 first
 (`_buffer_steps`, `_adam_steps`, `_constant_steps`), and one loop, `_follow`, collects them. Many layers under SGD or
-SGDW take `_follow_many` instead, which does the same with matrix products in place.
+SGDW take `_follow_many` instead, which does the same with matrix products in place; many layers under Adam or Lion take
+the loops of `_recursion_loops` where numba is installed and the path is long enough to pay for its import.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from equilibria.theory.schedules import ScheduleLike, as_schedule
 from equilibria.theory.states import State, adam_settings, memory_size, step_of
 
 _BLOCK = 1 << 18  # numbers per block of temporaries: they stay in the cache
+_WORTH_COMPILING = 100_000  # steps times layers from which on a compiled loop pays for the import of numba
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,11 +318,58 @@ def _evolve_adam(
     p, q, r, v = (_per_layer(x, shape) for x in (start.norm_sq, start.radial, start.buffer_sq, start.second))
     share = (1 - rule.betas[1]) / (sizes if shape else float(sizes))
     settings = adam_settings(rule, lrs, decays, start.steps_done + np.arange(1, len(lrs) + 1))
+    if _pays_to_compile(shape, len(lrs)):
+        norm_sq, moved_sq, (p, q, r, v) = _follow_adam(rule, settings, unit_grads, share, (p, q, r, v), shape)
+        after = {"norm_sq": p, "radial": q, "buffer_sq": r, "second": v}
+        return _trajectory(start, (lrs, decays), norm_sq, moved_sq, moments_after=after)
     columns = (values.tolist() for values in settings)
     rows = zip(_series(unit_grads, shape, len(lrs)), *columns, strict=False)
     norm_sq, moved_sq, (p, _, q, r, v) = _follow(_adam_steps(p, q, r, v, share, rule.betas, rows))
     after = {"norm_sq": p, "radial": q, "buffer_sq": r, "second": v}
     return _trajectory(start, (lrs, decays), norm_sq, moved_sq, moments_after=after)
+
+
+def _pays_to_compile(shape: tuple[int, ...], steps: int) -> bool:
+    long_enough = bool(shape) and steps * math.prod(shape) >= _WORTH_COMPILING
+    return long_enough and importlib.util.find_spec("numba") is not None
+
+
+def _plain(values: Array) -> Array:
+    """The array as the compiled loops take it, contiguous and writable; copied only if it is not."""
+    return np.require(values, requirements=["C", "W"])
+
+
+def _follow_adam(
+    rule: AdamW | AdamL2,
+    settings: tuple[Array, Array, Array],
+    unit_grads: Array,
+    share: Array | float,
+    state: tuple[Array, ...],
+    shape: tuple[int, ...],
+) -> tuple[Array, Array, tuple[Array, ...]]:
+    """`_follow` along `_adam_steps` for many layers, compiled."""
+    from equilibria.theory._recursion_loops import adam_loop
+
+    steps, layers = len(settings[0]), math.prod(shape)
+    norm_sq, moved_sq = np.empty((steps + 1, layers)), np.empty((steps, layers))
+    rows = np.array([np.broadcast_to(values, shape).ravel() for values in state])
+    norm_sq[0] = rows[0]
+    if unit_grads.ndim == 2:
+        next(_series(unit_grads, shape, steps), None)  # checks the number of rows
+        units = np.broadcast_to(unit_grads, (steps, *shape)).reshape(steps, layers)
+    else:
+        units = np.broadcast_to(unit_grads, shape).reshape(1, layers)
+    adam_loop(
+        _plain(np.stack(np.broadcast_arrays(*settings), axis=1)),
+        _plain(units),
+        np.broadcast_to(share, shape).flatten(),
+        *map(float, rule.betas),
+        rows,
+        norm_sq[1:],
+        moved_sq,
+    )
+    final = tuple(row.reshape(shape) for row in rows)
+    return norm_sq.reshape(-1, *shape), moved_sq.reshape(-1, *shape), final
 
 
 def _adam_steps(
@@ -339,11 +389,42 @@ def _evolve_constant(
     shape = np.broadcast_shapes(sizes.shape, start.norm_sq.shape, layers)
     p, size = _per_layer(start.norm_sq, shape), _per_layer(sizes, shape)
     pull = _pull(rule, start, shape)
+    if isinstance(pull, LionPull) and _pays_to_compile(shape, len(lrs)):
+        norm_sq, moved_sq, p = _follow_lion(pull, p, size, lrs, decays)
+        after = {"norm_sq": p, "buffer_sq": pull.buffer_sq, "memory": pull.traces}
+        return _trajectory(start, (lrs, decays), norm_sq, moved_sq, moments_after=after)
     rows = zip(lrs.tolist(), decays.tolist(), strict=True)
     norm_sq, moved_sq, (p, _) = _follow(_constant_steps(pull, p, size, rows, single=not shape))
     buffer_sq = pull.buffer_sq if isinstance(pull, LionPull) else start.buffer_sq
     after = {"norm_sq": p, "buffer_sq": buffer_sq, "memory": np.array(pull.traces)}
     return _trajectory(start, (lrs, decays), norm_sq, moved_sq, moments_after=after)
+
+
+def _follow_lion(pull: LionPull, p: Array, size: Array, lrs: Array, decays: Array) -> tuple[Array, Array, Array]:
+    """`_follow` along `_constant_steps` for many layers under Lion, compiled; the pull ends as after the last step."""
+    from equilibria.theory._recursion_loops import lion_loop
+
+    shape, steps = p.shape, len(lrs)
+    norm_sq, moved_sq = np.empty((steps + 1, p.size)), np.empty((steps, p.size))
+    norm_sq[0] = p.ravel()
+    weights, buffers = p.flatten(), np.broadcast_to(pull.buffer_sq, shape).flatten()
+    traces = np.array(pull.traces, dtype=np.float64).reshape(len(pull.traces), p.size)
+    lion_loop(
+        _plain(lrs),
+        _plain(decays),
+        np.broadcast_to(size, shape).flatten(),
+        float(pull.b1),
+        float(pull.b2),
+        _plain(pull.powers.ravel()),
+        _plain(pull.coefficients),
+        weights,
+        buffers,
+        traces,
+        norm_sq[1:],
+        moved_sq,
+    )
+    pull.buffer_sq, pull.traces = buffers.reshape(shape), traces.reshape(-1, *shape)
+    return norm_sq.reshape(-1, *shape), moved_sq.reshape(-1, *shape), weights.reshape(shape)
 
 
 def _constant_steps(
