@@ -6,8 +6,9 @@ and eps the decay in force per step, the balance is y^2 + k y = 1 with
 
     k = |c| sqrt(2 / eps),
 
-where 1/y is the angle in units of the law's. Below k = 0.1 the angle is within 5 %. What counts is the mean: a cosine
-that scatters around 0, as of a weight and a bias before a LayerNorm, leaves the law in force.
+where 1/y is the angle in units of the law's (`equilibria.theory.radial`). Below k = 0.1 the angle is within 5 %. What
+counts is the mean: a cosine that scatters around 0, as of a weight and a bias before a LayerNorm, leaves the law in
+force.
 
 The decision is made once. It is due after 8, 16, 32, 64, ... samples. A weight looks invariant if its cosines are 0 up
 to rounding, below 1 % of a random direction's. Otherwise, from 32 samples on,
