@@ -42,9 +42,9 @@ CLEAN = {
 # name: (rule, steps, options of the world, severity, law, words of subject and evidence)
 PLANTED = {
     "far from equilibrium": (
-        HEAVY_BALL, 150, {"start": 1.8}, "warning", "settling.settling_steps",
-        r"all 3 layers .* are out of equilibrium.*x too large; they need up to \d+ more steps "
-        r"\(\d\.\d epochs\) \(worst: conv\d\.weight\)$",
+        HEAVY_BALL, 150, {"start": 1.8}, "note", "settling.settling_steps",
+        r"all 3 layers .* are out of equilibrium.*over steps 112-149 .*x too large at step 149; they need "
+        r"up to \d+ more steps \(\d\.\d epochs\) \(worst: conv\d\.weight\)$",
     ),
     "not quite there": (
         HEAVY_BALL, 450, {"start": 1.8}, "note", "settling.settling_steps", "out of equilibrium",
@@ -54,11 +54,12 @@ PLANTED = {
         "note", "settling.settling_steps", "out of equilibrium.*too large",
     ),
     "no weight decay": (
-        SGD(0.1, 0.0, momentum=0.9), 800, {}, "warning", "norms.decay_free_norm",
-        "are scale-invariant but have no weight decay",
+        SGD(0.1, 0.0, momentum=0.9), 800, {}, "note", "norms.decay_free_norm",
+        "look scale-invariant but have no weight decay",
     ),
     "no weight decay, adam": (
-        AdamW(1e-2, 0.0), 800, {}, "warning", "norms.decay_free_norm", "have no weight decay",
+        AdamW(1e-2, 0.0), 800, {"invariant": True}, "note", "norms.decay_free_norm",
+        "are scale-invariant but have no weight decay",
     ),
     "correlated": (
         HEAVY_BALL, 1500, {"correlation": 0.3}, "note", "rules.momentum_unit_grad_sq", "point the same way",
@@ -81,21 +82,23 @@ PLANTED = {
         HEAVY_BALL, 1500, {"unit_grad_sq": lambda step: math.exp(-0.5 * step / TIME_CONSTANT)},
         "note", "settling.tracking_lag", r"drifts.*falls by [34]\d %.*holds its angle at 0\.7\d? .*turns at 0\.7\d? ",
     ),
-    "interpolation": (
+    "L falls faster than the norm": (
         HEAVY_BALL, 1000, {"unit_grad_sq": lambda step: math.exp(-2 * step / TIME_CONSTANT)},
-        "warning", "settling.tracking_lag", r"near interpolation.*e-fold (2|1\.9|2\.1) times",
+        "note", "settling.tracking_lag",
+        r"falls faster than the norm can follow.*over steps 900-999 of its level over steps 0-99; "
+        r".*e-fold (2|1\.9|2\.1) times",
     ),
     "lr dropped": (
-        HEAVY_BALL, 1500, {"lr": lambda step: 0.1 if step < 1000 else 0.01}, "warning", "states.rescale_factors",
+        HEAVY_BALL, 1500, {"lr": lambda step: 0.1 if step < 1000 else 0.01}, "note", "states.rescale_factors",
         r"all 3 layers .* are still disturbed by a change at step 1,000: lr was divided by 10"
         r".* fell to 0\.3\d? .*expected: 0\.32",
     ),
     "lr dropped, adam": (
-        ADAMW, 1500, {"lr": lambda step: 0.01 if step < 1000 else 0.001}, "warning", "states.rescale_factors",
+        ADAMW, 1500, {"lr": lambda step: 0.01 if step < 1000 else 0.001}, "note", "states.rescale_factors",
         r"lr was divided by 10.* fell to 0\.3\d? .*expected: 0\.32",
     ),
     "lr raised": (
-        HEAVY_BALL, 1030, {"lr": lambda step: 0.02 if step < 1000 else 0.1}, "warning", "states.rescale_factors",
+        HEAVY_BALL, 1030, {"lr": lambda step: 0.02 if step < 1000 else 0.1}, "note", "states.rescale_factors",
         r"lr was multiplied by 5.* rose to (1\.9|2|2\.\d) .*expected: (2|2\.[01])\)",
     ),
     "lr dropped and settled again": (
@@ -103,15 +106,16 @@ PLANTED = {
         r"were disturbed by a change at step 1,000: lr was divided by 2.*was settled again \d+ steps later",
     ),
     "radial gradient": (
-        HEAVY_BALL, 1500, {"radial": 0.3}, "warning", "norms.norm_residual",
+        HEAVY_BALL, 1500, {"radial": 0.3, "invariant": True}, "note", "norms.norm_residual",
         r"not quite scale-invariant.*adds to weight decay: (29|30|31) % .*turns at 11\d %",
     ),
     "radial gradient, adam": (
-        ADAMW, 2500, {"radial": 0.2}, "warning", "norms.norm_residual",
+        ADAMW, 2500, {"radial": 0.2, "invariant": True}, "note", "norms.norm_residual",
         r"adds to weight decay: (19|20|21) % .*at (109|11\d) %",
     ),
     "radial gradient, outward": (
-        HEAVY_BALL, 1500, {"radial": -0.2}, "warning", "norms.norm_residual", "works against weight decay",
+        HEAVY_BALL, 1500, {"radial": -0.2, "invariant": True}, "note", "norms.norm_residual",
+        "works against weight decay",
     ),
     "bfloat16": (
         AdamW(2e-3, 0.1, betas=(0.9, 0.99)), 2000, {"dtype": "bfloat16", "kept_as": bfloat16},
@@ -171,12 +175,16 @@ def far() -> World:
     return world(PLAIN, 300, start=1.5, every=3)
 
 
-def test_the_remedy_for_a_drop_is_the_rescaling_of_the_theory():
-    factors = rescale_factors(HEAVY_BALL, SGD(0.01, 2e-3, momentum=0.9))
+def test_the_remedies_for_a_drop_name_their_goals_and_what_was_measured():
     (finding,) = find(drop())
-    assert f"the weights by {factors.weight:.3f}" in finding.remedy
-    assert f"momentum buffer by {factors.first_moment:.3f}" in finding.remedy
-    assert f"by {factors.running_mean:.3f} and {factors.running_var:.3f}" in finding.remedy
+    assert finding.remedy.startswith(
+        "nothing needs doing: it comes back by itself. To be in the new equilibrium at once"
+    )
+    assert "RescaleOnDecay(scheduler, model=model, invariant=sym)" in finding.remedy
+    assert "for group in optimizer.param_groups: group['weight_decay'] /= 10" in finding.remedy
+    assert "93.7 % with it, 93.6 % without, and 96.2 % with weight decay divided along with lr" in finding.remedy
+    raised = find(world(HEAVY_BALL, 1030, lr=lambda step: 0.02 if step < 1000 else 0.1))[0].remedy
+    assert "RescaleOnDecay" in raised and "smaller angle" not in raised and "93" not in raised
 
 
 def test_a_rescaled_drop_is_no_disturbance():
@@ -189,7 +197,7 @@ def test_a_rescaled_drop_is_no_disturbance():
 
 def test_the_share_of_a_disturbed_layer_follows_the_closed_form():
     (finding,) = find(drop())
-    now = float(re.search(r"is at ([\d.]+) now", finding.evidence)[1])
+    now = float(re.search(r"is at ([\d.]+) over steps 1,375-1,499", finding.evidence)[1])
     # Mean of the squared ratio over the last quarter of 500 steps, by the relaxation of ||w||^4.
     t = np.arange(375, 500)
     expected = math.sqrt(np.mean(1 / (1 + 9 * np.exp(-4 * 0.01 * 2e-3 / 0.1 * t))))
@@ -201,15 +209,15 @@ def test_one_finding_for_many_layers_names_the_worst():
     no_decay = SGD(0.1, 0.0, momentum=0.9)
     bare = [world(no_decay, steps, layers=[name], seed=steps) for steps, name in ((300, "bare"), (900, "barest"))]
     (finding,) = find(together(healthy, *bare))
-    assert finding.subject.startswith("2 of 7 layers (worst barest) are scale-invariant but have no weight decay")
+    assert finding.subject.startswith("2 of 7 layers (worst barest) look scale-invariant but have no weight decay")
     (single,) = find(together(healthy, bare[0]))
-    assert single.subject.startswith("bare is scale-invariant but has no weight decay")
+    assert single.subject.startswith("bare looks scale-invariant but has no weight decay")
 
 
 def test_warnings_come_before_notes():
     swinging = world(SGD(0.1, 2e-2, momentum=0.9), 800, layers=["swinging"])
-    bare = world(SGD(0.1, 0.0, momentum=0.9), 800, layers=["bare"])
-    assert [finding.severity for finding in find(together(swinging, bare))] == ["warning", "note"]
+    skipping = world(HEAVY_BALL, 800, layers=["skipping"], skipped=range(10, 800, 20))
+    assert [finding.severity for finding in find(together(swinging, skipping))] == ["warning", "note"]
 
 
 @pytest.mark.parametrize("factor", [0.01, 4.0])
@@ -223,8 +231,8 @@ def test_an_angle_that_no_assumption_explains_is_reported_as_such():
     run = world(HEAVY_BALL, 1000)
     slow = edited(run.samples, angle=run.samples["angle"].to_numpy() * 0.8)
     (finding,) = diagnose(slow, metadata=run.metadata)
-    assert finding.severity == "warning" and finding.law == "transient.evolve"
-    assert "80 % of the" in finding.evidence and "none of the assumptions" in finding.evidence
+    assert finding.severity == "note" and finding.law == "transient.evolve"
+    assert "over steps 750-999, 80 % of the" in finding.evidence and "none of the assumptions" in finding.evidence
     slightly = edited(run.samples, angle=run.samples["angle"].to_numpy() * 0.93)
     assert [finding.severity for finding in diagnose(slightly, metadata=run.metadata)] == ["note"]
     within = edited(run.samples, angle=run.samples["angle"].to_numpy() * 0.97)
@@ -241,7 +249,7 @@ def test_an_angle_off_in_one_direction_says_which():
     assert "turn faster or slower than" in finding.subject
 
 
-@pytest.mark.parametrize(("factor", "law"), [(1.0, True), (1.04, True), (1.25, False), (0.8, False)])
+@pytest.mark.parametrize(("factor", "law"), [(1.0, True), (1.04, True), (1.25, False), (0.75, False)])
 def test_a_norm_is_off_while_the_angle_holds_only_where_it_holds(factor, law):
     run = world(HEAVY_BALL, 1000, every=10)
     rng = np.random.default_rng(1)  # scatter enough that an angle 25 % off is not surely off
@@ -255,18 +263,32 @@ def test_a_norm_is_off_while_the_angle_holds_only_where_it_holds(factor, law):
 
 
 def test_too_few_samples_to_judge_are_one_note():
-    (finding,) = find(world(HEAVY_BALL, 960, every=200))
+    (finding,) = find(world(HEAVY_BALL, 1960, every=200))
     assert finding.severity == "note"
-    assert finding.subject == "only 5 samples of 801 steps at these settings: too few to judge"
-    assert "smaller every= (a step in 40 would do), or wait for 15 more samples" in finding.remedy
-    dropped = find(world(HEAVY_BALL, 121, every=30, lr=lambda step: 0.1 if step < 100 else 0.05))
-    (rarely,) = [each for each in dropped if "too few to judge" in each.subject]
-    assert rarely.subject == "only 1 sample of at most 30 steps at these settings: too few to judge"
-    assert "(every step would do)" in rarely.remedy
-    off = world(HEAVY_BALL, 960, every=200)
+    assert finding.subject == "only 10 samples of 1,801 steps at these settings: too few to judge"
+    assert "10 more samples at these settings would do" in finding.remedy
+    assert "eq.watch(model, optimizer, every=90)" in finding.remedy
+    off = world(HEAVY_BALL, 1960, every=200)
     off = edited(off.samples, angle=off.samples["angle"].to_numpy() * 3, norm=off.samples["norm"].to_numpy() * 2)
     assert [each.subject for each in diagnose(off, metadata=world(HEAVY_BALL, 1).metadata)] == [finding.subject]
     assert find(world(HEAVY_BALL, 90, every=20)) == (), "a run that has just begun"
+
+
+def test_a_few_samples_after_a_drop_are_judged_if_they_scatter_little():
+    """The scatter is known from the samples before the drop, so that few samples only mean a larger error."""
+    run = world(HEAVY_BALL, 1009, lr=lambda step: 0.1 if step < 1000 else 0.05)
+    steps, rng = run.samples["step"].to_numpy(), np.random.default_rng(0)
+
+    def found(scatter: float, factor: float) -> list[str]:
+        noise = np.exp(rng.normal(0, scatter, len(steps))) * np.where(steps >= 1000, factor, 1.0)
+        table = edited(run.samples, angle=run.samples["angle_predicted"].to_numpy() * noise)
+        return [finding.subject for finding in diagnose(table, metadata=run.metadata)]
+
+    assert any("turn slower than predicted" in subject for subject in found(0.02, 0.8))
+    assert not any("slower" in subject or "too few" in subject for subject in found(0.02, 1.0))
+    unsure = found(0.4, 0.8)
+    assert any(subject.startswith("only 9 samples of at most 9 steps at these settings") for subject in unsure)
+    assert not any("slower" in subject for subject in unsure)
 
 
 def falls_to_zero(step: int) -> float:
@@ -311,11 +333,13 @@ def test_a_gradient_that_vanished_long_ago_is_recognised(every):
     slow = SGD(0.1, 2e-4, momentum=0.9)
     run = world(slow, 1600, unit_grad_sq=early_fall, every=every, lr=lambda step: 0.1 if step < 800 else 0.05)
     found = find(run)
-    assert [finding.law for finding in found if finding.severity == "warning"] == ["settling.tracking_lag"], found
-    assert re.search(r"is down to 0\.0(19|2|21) % of its highest level", found[0].evidence)
-    assert found[0].remedy.startswith("nothing to do, or stop here")
+    (fallen,) = [finding for finding in found if finding.law == "settling.tracking_lag"]
+    assert re.search(
+        r"is down to 0\.0(19|2|21) % over steps 1,440-1,[56]\d\d of its level over steps 0-", fallen.evidence
+    )
+    assert fallen.severity == "note" and fallen.remedy.startswith("nothing needs doing")
     told = " ".join(f"{finding.evidence} {finding.remedy}" for finding in found)
-    assert "none of the assumptions" not in told and "multiply the weights" not in told
+    assert "none of the assumptions" not in told and "interpolation" not in told and "loss" not in told
 
 
 def test_a_norm_that_followed_a_vanishing_gradient_is_fine():
@@ -324,9 +348,9 @@ def test_a_norm_that_followed_a_vanishing_gradient_is_fine():
 
 def test_nobody_is_told_to_wait_for_three_times_the_run():
     soon, late = world(HEAVY_BALL, 200, start=1.8), world(SGD(0.1, 2e-4, momentum=0.9), 200, start=1.8)
-    assert find(soon)[0].remedy.startswith("wait, or for conv")
+    assert find(soon)[0].remedy.startswith("nothing needs doing: it gets there by itself")
     remedy = find(late)[0].remedy
-    assert "wait" not in remedy and "settling would take 3 times the run so far or more" in remedy
+    assert "by itself" not in remedy and "settling would take 3 times the run so far or more" in remedy
 
 
 @pytest.mark.parametrize(("rule", "power"), [(SGD(0.1, 0.0, momentum=0.9), 2), (AdamW(1e-2, 0.0), 1)])
@@ -335,16 +359,12 @@ def test_without_decay_the_speed_falls_as_the_rule_says(rule, power):
     norm = run.samples["norm"].to_numpy()
     (finding,) = find(run)
     assert f"turns at a given lr by {(norm[-1] / norm[0]) ** power:.3g};" in finding.evidence
-    assert ("1/||w||^2" in finding.remedy) == (power == 2)
+    assert ("1/||w||^2" in finding.evidence) == (power == 2)
 
 
 def test_a_norm_that_hardly_grows_without_decay_is_a_note():
     (finding,) = find(world(SGD(1e-3, 0.0, momentum=0.9), 300))
     assert (finding.severity, finding.law) == ("note", "norms.decay_free_norm")
-
-
-def test_a_rescaling_does_not_suppose_a_batch_norm():
-    assert "and, where a BatchNorm follows, its running mean and variance by" in find(drop())[0].remedy
 
 
 def test_a_jump_between_two_samples_is_told_as_such():
@@ -359,7 +379,7 @@ def test_a_dip_is_that_of_many_samples_and_its_theory():
     (finding,) = find(drop())
     worst = after & (names == re.search(r"worst ([\w.]+)", finding.subject)[1])
     dip = math.sqrt(np.mean(angle[worst] ** 2) / np.mean(equilibrium[worst] ** 2))
-    assert f"fell to {dip:.2g} of its new equilibrium at once (expected: 0.32)" in finding.evidence
+    assert f"fell to {dip:.2g} of its new equilibrium over steps 1,000-1,019 (expected: 0.32)" in finding.evidence
 
 
 def test_a_dip_that_the_change_does_not_explain_gets_no_rescaling():
@@ -428,14 +448,6 @@ def test_a_method_is_asked_for_only_where_somebody_can_write_it(reason, who_can)
     assert ("angles and norms are measured; no prediction is made" in finding.remedy) != who_can
 
 
-@pytest.mark.parametrize(("momentum", "names_it"), [(0.0, False), (0.9, True)])
-def test_no_buffer_is_rescaled_that_is_not_there(momentum, names_it):
-    rule = SGD(0.1, 2e-3, momentum=momentum)
-    (finding,) = find(world(rule, 60, start=1.8))
-    assert "multiply the weights by 0.5" in finding.remedy or "multiply the weights by 0.6" in finding.remedy
-    assert ("momentum buffer" in finding.remedy) == names_it
-
-
 def test_layers_that_are_not_settled_but_not_counted_are_accounted_for():
     """The table's states and the finding must add up."""
     far, near = world(HEAVY_BALL, 150, start=1.8, layers=["far"]), world(HEAVY_BALL, 150, layers=["near"])
@@ -458,7 +470,7 @@ def test_nobody_waits_for_a_norm_that_is_there():
         state=["settling"] * count,
     )
     (finding,) = [each for each in diagnose(table, metadata=run.metadata) if "out of eq" in each.subject]
-    assert "more step" not in finding.evidence and finding.remedy.startswith("nothing to rescale")
+    assert "more step" not in finding.evidence and finding.remedy.startswith("nothing needs doing: the norm is in")
     (layer, *_) = summarise(table, metadata=run.metadata)
     assert layer.sentence.endswith("its norm is right to 1 %, but it still turns at 1.5x its equilibrium.")
 
@@ -477,7 +489,7 @@ def test_no_rescaling_that_would_lead_further_away_is_advised(turns, length):
         state=["settling"] * count,
     )
     (finding,) = [each for each in diagnose(table, metadata=run.metadata) if "out of eq" in each.subject]
-    assert finding.remedy.startswith("nothing to rescale: angle and norm are off to the same side")
+    assert finding.remedy.startswith("nothing needs doing: angle and norm are off to the same side")
 
 
 def test_weights_that_are_not_scale_invariant_are_no_finding():
@@ -486,33 +498,22 @@ def test_weights_that_are_not_scale_invariant_are_no_finding():
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_partly_broken_invariance_is_one_note_with_its_likely_cause(bias):
+def test_nothing_is_guessed_about_a_weight_that_does_not_look_invariant(bias):
+    """In a pre-norm transformer most weights have such cosines: neither an eps nor a bias is to blame."""
     run = world(HEAVY_BALL, 600, dim=256)
-    rng = np.random.default_rng(0)
-
-    def at(share: float) -> tuple[Finding, ...]:
-        cosine = share / math.sqrt(256) * rng.standard_normal(len(run.samples))
-        entries = [{**entry, "bias": bias} for entry in run.metadata["params"]]
-        return diagnose(edited(run.samples, cosine=cosine), metadata={**run.metadata, "params": entries})
-
-    (finding,) = at(0.4)
-    assert finding.severity == "note" and "all 3 layers" in finding.subject
-    assert re.search(r"only partly scale-invariant.*(3\d|4\d) % of a random", f"{finding.subject} {finding.evidence}")
-    assert ("weight and bias are scale-invariant only together" in finding.remedy) == bias and "eps" in finding.remedy
-    assert at(1.5) == at(0.9) == at(0.6) == ()  # nothing normalises it: no finding
-    assert not any("partly" in found.subject for found in at(0.15))
+    entries = [{**entry, "bias": bias} for entry in run.metadata["params"]]
+    table = edited(run.samples, cosine=0.02 + 0.01 * np.random.default_rng(0).standard_normal(len(run.samples)))
+    assert diagnose(table, metadata={**run.metadata, "params": entries}) == ()
 
 
-@pytest.mark.parametrize(("before", "after", "words"), [(0.05, 0.6, "ceased to be"), (0.6, 0.05, "become")])
-def test_invariance_that_flips_in_mid_run_is_told_with_its_time(before, after, words):
-    run = world(HEAVY_BALL, 600)
-    rng, late = np.random.default_rng(0), run.samples["step"].to_numpy() >= 300
-    share = np.where(late, after, before) * rng.standard_normal(len(late))
-    found = diagnose(edited(run.samples, cosine=share / math.sqrt(256)), metadata=run.metadata)
-    (finding,) = [each for each in found if "scale-invariant" in each.subject]
-    assert "all 3 layers (worst conv" in finding.subject and f"have {words} scale-invariant" in finding.subject
-    first, last = map(int, re.search(r"between steps (\d+) and (\d+)", finding.evidence).groups())
-    assert first < 300 <= last < 360
+def test_nothing_is_said_about_a_weight_that_is_undecided():
+    """Radial noise without a mean: the standard error of its strength stays above 0.1."""
+    run = world(HEAVY_BALL, 150, start=1.8)
+    noise = 0.2 * np.random.default_rng(0).standard_normal(len(run.samples))
+    (layer, *_) = summarise(edited(run.samples, cosine=noise), metadata=run.metadata)
+    assert layer.invariant is None
+    assert layer.sentence.endswith("if it is scale-invariant, which is undecided.")
+    assert diagnose(edited(run.samples, cosine=noise), metadata=run.metadata) == ()
 
 
 def test_no_assumption_holds_beside_a_finding_that_it_fails():

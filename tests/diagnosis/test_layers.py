@@ -17,7 +17,7 @@ from equilibria.theory import SGD, SGDW, AdamW
 
 EVIDENCE = (
     *("since", "rule", "unit_grad_sq", "trend", "lr_is_moving", "remaining", "correlation", "radial", "rounding"),
-    *("changed_outside", "flip", "monotone", "drift", "vanishing"),
+    *("changed_outside", "monotone", "drift", "vanishing"),
 )
 
 
@@ -29,15 +29,15 @@ def layers(run: World) -> list[Layer]:
 def mixed() -> World:
     """Layers with different numbers of samples, rules and defects; some samples are unknown."""
     run = together(
-        world(SGD(0.1, 5e-3), 200, layers=["radial"], radial=0.4),
+        world(SGD(0.1, 5e-3), 200, layers=["radial"], radial=0.4, invariant=True),
         world(SGD(0.1, 2e-3, momentum=0.9), 300, layers=["correlated", "again"], correlation=0.6),
         world(SGDW(0.1, 5e-3, momentum=0.8), 300, layers=["fading"], unit_grad_sq=lambda step: math.exp(-step / 40)),
         world(AdamW(1e-2, 0.1), 120, layers=["adamw"], changed_outside={50: 1.1}),
-        world(SGD(0.1, 5e-3), 240, layers=["flips"], lr=lambda step: 0.1 if step < 80 else 0.02),
+        world(SGD(0.1, 5e-3), 240, layers=["dropped"], lr=lambda step: 0.1 if step < 80 else 0.02),
     )
     rng, table = np.random.default_rng(0), run.samples
     steps, names = table["step"].to_numpy(), np.array(table["param"])
-    cosine = np.where((names == "flips") & (steps > 120), 0.05, table["cosine"].to_numpy())
+    cosine = np.where((names == "dropped") & (steps > 120), 0.05, table["cosine"].to_numpy())
     grads = np.where((names == "again") & (rng.random(len(names)) < 0.3), np.nan, table["unit_grad_sq"].to_numpy())
     return World(edited(table, cosine=cosine, unit_grad_sq=grads), run.metadata)
 
@@ -57,7 +57,7 @@ def test_the_evidence_is_there():
     assert by_name["radial"].radial is not None and by_name["correlated"].correlation is not None
     assert by_name["fading"].remaining < 0.1 and by_name["fading"].drift is not None
     assert by_name["adamw"].changed_outside == 1 / 120
-    assert by_name["flips"].flip is not None and by_name["flips"].flip.lost and by_name["flips"].since == 80
+    assert by_name["dropped"].since == 80 and by_name["dropped"].late_steps == (160, 239)
 
 
 def test_summaries_and_findings_of_one_pass_are_those_of_two():

@@ -98,6 +98,7 @@ def world(
     skipped: Sequence[int] = (),
     changed_outside: dict[int, float] | None = None,
     buffer_too: bool = False,
+    invariant: bool | None = None,
     seed: int = 0,
 ) -> World:
     """Simulate, sample and describe a run.
@@ -120,6 +121,7 @@ def world(
         skipped: steps that are not taken.
         changed_outside: step -> factor by which the weights are multiplied before it.
         buffer_too: and the momentum buffer by its inverse.
+        invariant: the label that the metadata hold.
         seed: of the noise.
     """
     lrs = np.array([rule.lr if lr is None else lr(step) for step in range(steps)])
@@ -155,7 +157,7 @@ def world(
         w = new
     _predict(out, rule, lrs, dim=dim, scale=scale, restarts=changed_outside or {})
     states = _states(out, notes)
-    return World(_table(out, states, notes, layers, every), _metadata(rule, layers, dim, dtype, every))
+    return World(_table(out, states, notes, layers, every), _metadata(rule, layers, dim, dtype, every, invariant))
 
 
 def _equilibrium_norm(rule: Rule, unit_grad_sq: float, dim: int) -> float:
@@ -251,13 +253,16 @@ def _table(out: dict, states: np.ndarray, notes: np.ndarray, layers: Sequence[st
     )
 
 
-def _metadata(rule: Rule, layers: Sequence[str], dim: int, dtype: str, every: int) -> dict[str, Any]:
+def _metadata(
+    rule: Rule, layers: Sequence[str], dim: int, dtype: str, every: int, invariant: bool | None
+) -> dict[str, Any]:
     kind = type(rule).__name__
     told = {name: getattr(rule, name, None) for name in ("momentum", "nesterov", "dampening")}
     told["betas"] = list(rule.betas) if hasattr(rule, "betas") else None
     entry = {
         "aliases": [], "shape": [dim], "entries": dim, "dtype": dtype, "optimizer": 0, "group": 0,
         "law": kind, "no_law": None, "rule": {"kind": kind, **told},
+        "invariant": invariant,
     }  # fmt: skip
     return {
         "every": every,

@@ -176,3 +176,33 @@ def test_a_restart_is_a_jump_and_a_checkpoint_keeps_it():
     buffer.seek(0)
     other.load_state_dict(torch.load(buffer, weights_only=True))
     assert other.jumped(50, 51) and not other.jumped(51, 100) and not other.jumped(0, 50)
+
+
+def foreseen(lrs):
+    """The steps at which a sample would be taken for a jump, asked before each step as the hooks do."""
+    log, steps = SettingsLog(), []
+    for step, lr in enumerate(lrs):
+        if log.jumps(step, group(lr)):
+            steps.append(step)
+        log.note(step, group(lr), sampled=False)
+    return steps
+
+
+@pytest.mark.parametrize(
+    "lr",
+    [
+        lambda step: 0.05 * (1 + math.cos(math.pi * step / 200)),
+        lambda step: 0.1 * (1 - step / 200),
+        lambda step: 0.1 * 0.85**step,
+    ],
+    ids=["cosine", "linear to zero", "exponential"],
+)
+def test_the_steep_tail_of_a_smooth_schedule_takes_no_samples(lr):
+    """Of the exponential, whose every step changes lr by more than a tenth, the first is a jump."""
+    assert len(foreseen([lr(step) for step in range(201)])) <= 1
+
+
+def test_real_jumps_are_foreseen_also_within_a_ramp():
+    assert foreseen([0.1] * 5 + [0.01] * 5 + [0.001] * 5) == [5, 10]
+    cosine = [0.05 * (1 + math.cos(math.pi * step / 200)) for step in range(100)]
+    assert foreseen([*cosine, *(lr / 10 for lr in cosine)]) == [100]

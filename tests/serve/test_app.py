@@ -185,7 +185,7 @@ def test_the_list_has_states_and_findings(client, numbers):
     assert set(runs) == {"good", "bad", "deep/er/other"}
     assert runs["good"]["state"] == "finished"
     assert (runs["good"]["steps"], runs["good"]["samples"]) == (2991, 900)
-    assert runs["good"]["severity"] == "warning"
+    assert runs["good"]["severity"] == "note"
     assert runs["bad"]["state"] == "damaged"
     assert "not the description of a run" in runs["bad"]["message"]
 

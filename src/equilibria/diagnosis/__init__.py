@@ -3,6 +3,7 @@
 - `diagnose`: every check of a run, most serious findings first; `summarise_and_diagnose`: the summaries as well.
 - `summary`: one summary per layer, over its last samples.
 - `siblings`: layers of one kind across the blocks of a network, and those unlike their siblings.
+- `invariance`: whether a weight looks scale-invariant, without `symmetries`.
 - `layers`: the evidence about one layer, with a number for every assumption of the predictions.
 - `equilibrium`: findings about layers far from equilibrium, disturbed by a change, or without one.
 - `assumptions`: findings about predictions that fail, and why.
@@ -60,17 +61,18 @@ def summarise_and_diagnose(
     def identities_fail(layers: list[Layer]) -> Iterable[Finding]:
         return faults.failed_identities(check_run(run), layers)
 
+    def vanishing_gradient(layers: list[Layer]) -> Iterable[Finding]:
+        return assumptions.vanishing_gradient(layers, run.loss)
+
     findings = [
         *_guarded(faults.not_finite, series),
         *_guarded(faults.skipped, series),
         *_guarded(equilibrium.decay_missing, layers),
         *_guarded(assumptions.rounded_away, layers),
-        *_guarded(assumptions.near_interpolation, layers),
+        *_guarded(vanishing_gradient, layers),
         *_guarded(equilibrium.disturbed, layers),
         *_guarded(equilibrium.out_of_equilibrium, layers),
         *_guarded(assumptions.radial_gradient, layers),
-        *_guarded(assumptions.flipped, layers),
-        *_guarded(assumptions.partly_invariant, layers),
         *_guarded(faults.too_few_samples, layers),
         *_guarded(assumptions.angle_off, layers),
         *_guarded(assumptions.norm_off, layers),

@@ -9,22 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from equilibria.diagnosis.layers import InvarianceFlip, Layer, verb, which_layers
-from equilibria.diagnosis.metadata import INVARIANT
+import numpy as np
+
+from equilibria.diagnosis.layers import Layer, verb, which_layers
+from equilibria.diagnosis.series import Array
 from equilibria.diagnosis.summary import ACCURACY
 from equilibria.findings import Finding, percent
 from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, Muon
 
-_FAR_OFF = 0.1  # |ln(measured / predicted angle)|: a warning
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
 _LIKELY = 3  # standard errors within which an angle holds; to call it off takes more
-_PARTLY = 0.5  # of a random direction's cosine: without normalisation it is about 1, but a head may well have 0.9
-_LARGE_EPS = (
-    "the eps of its normalisation layer is not small compared with the variance it divides by (shrinking norms make it "
-    "worse)"
-)
-_LOWER_EPS = "lower eps, or raise the norm (lr / wd)"
+_FITTED = 0.05  # of the loss at its start: below it a training set is nearly fitted
+_SYMMETRIES = "print(eq.symmetries(eq.objective(model, loss), batches))"
 
 
 def _predictable(layers: Sequence[Layer]) -> list[Layer]:
@@ -40,12 +37,13 @@ def angle_off(layers: Sequence[Layer]) -> Iterator[Finding]:
     worst = max(off, key=_error)
     summary = worst.summary
     yield Finding(
-        "warning" if _error(worst) > _FAR_OFF else "note",
+        "note",
         f"{which_layers(off, predictable, worst)} {verb(off, 'turns', 'turn')} {_which_way(off)} than predicted",
-        f"{worst.name} turns {summary.angle:.3g} rad per step, {percent(summary.angle_vs_predicted or 0)} of the "
-        f"{summary.angle_predicted:.3g} that {summary.settings} predicts; {_suspect(worst)}",
-        'watch with granularity="row" if a normalisation layer normalises each output separately; make sure that only '
-        "the optimizer moves the weights, and that gradients are not sparse",
+        f"{worst.name} turns {summary.angle:.3g} rad per step {summary.when}, "
+        f"{percent(summary.angle_vs_predicted or 0)} of the {summary.angle_predicted:.3g} that {summary.settings} "
+        f"predicts for the same steps; {_suspect(worst)}",
+        "nothing needs doing: the measured angle is right, the prediction is not. To see whether single output "
+        'channels are to blame: eq.watch(model, optimizer, granularity="row")',
         "transient.evolve",
     )
 
@@ -62,9 +60,10 @@ def norm_off(layers: Sequence[Layer]) -> Iterator[Finding]:
     yield Finding(
         "note",
         f"the norm of {which_layers(off, predictable, worst)} is off its prediction, while the angle holds",
-        f"||w|| of {worst.name} is {summary.norm:.3g}, {percent(summary.norm_vs_predicted or 0)} of the "
-        f"{summary.norm_predicted:.3g} that {summary.settings} predicts; {_suspect(worst)}",
-        "nothing to do for the angle; do not rely on the predicted norm or on the time to settle",
+        f"||w|| of {worst.name} is {summary.norm:.3g} at step {summary.last_step:,}, "
+        f"{percent(summary.norm_vs_predicted or 0)} of the {summary.norm_predicted:.3g} that {summary.settings} "
+        f"predicts; {_suspect(worst)}",
+        "nothing needs doing: the angle is as predicted; do not rely on the predicted norm or on the time to settle",
         "transient.evolve",
     )
 
@@ -120,38 +119,67 @@ def correlated(layers: Sequence[Layer]) -> Iterator[Finding]:
         return
     worst = max(affected, key=lambda layer: abs((layer.correlation or 1) - 1))
     ratio, off = worst.correlation or 1.0, [layer for layer in affected if layer.explained and _error(layer) > ACCURACY]
-    evidence = f"correlation with the momentum makes ||g||^2 of {worst.name} {ratio:.2f} times as large"
+    evidence = (
+        f"correlation with the momentum makes ||g||^2 of {worst.name} {ratio:.2f} times as large over steps "
+        f"{worst.late_steps[0]:,}-{worst.late_steps[1]:,}"
+    )
     if off:
         evidence += f"; {worst.name} turns at {percent(worst.summary.angle_vs_predicted or 1)} of the prediction"
+        evidence += f" {worst.summary.when}"
     yield Finding(
-        "warning" if any(_error(layer) > _FAR_OFF for layer in off) else "note",
+        "note",
         f"successive gradients of {which_layers(affected, predictable, worst)} are correlated",
-        evidence
-        + ("; they point back: the end of training, or lr too large" if ratio < 1 else "; they point the same way"),
-        "nothing to do if the angle is as predicted: norm and one-step angle include the correlation. Angles over many "
-        f"steps are {'smaller' if ratio < 1 else 'larger'} than under noise",
+        f"{evidence}; they point {'back' if ratio < 1 else 'the same way'}",
+        "nothing needs doing: norm and one-step angle include the correlation. Angles over many steps are "
+        f"{'smaller' if ratio < 1 else 'larger'} than under noise",
         "rules.momentum_unit_grad_sq",
     )
 
 
-def near_interpolation(layers: Sequence[Layer]) -> Iterator[Finding]:
-    """L that falls faster than weight decay can shrink the norm."""
+def vanishing_gradient(layers: Sequence[Layer], loss: tuple[Array, Array] | None) -> Iterator[Finding]:
+    """L that falls faster than weight decay can shrink the norm; of the loss only what was logged.
+
+    Args:
+        layers: the layers.
+        loss: steps and values of the training loss, None if it was not logged.
+    """
     predictable = _predictable(layers)
     affected = [layer for layer in predictable if layer.vanishing]
     if not affected:
         return
     worst = min(affected, key=lambda layer: layer.remaining)
-    pace = f"falls e-fold {-(worst.drift or 0):.2g} times per time constant of its norm, and weight decay can follow 1"
+    (first, second), (third, last) = worst.fall
+    pace = ""
+    if (worst.drift or 0) <= -1:
+        pace = f"; it falls e-fold {-(worst.drift or 0):.2g} times per time constant of its norm, which can follow once"
     yield Finding(
-        "warning",
-        f"the gradient of {which_layers(affected, predictable, worst)} vanishes faster than the norm can follow: near "
-        "interpolation",
-        f"||g||^2 ||w||^2 of {worst.name} is down to {percent(worst.remaining)} of its highest level in this "
-        f"run{f'; it {pace} time' if (worst.drift or 0) <= -1 else ''}; {_at_equilibrium(worst)}",
-        "nothing to do, or stop here: the training loss is nearly fitted, its gradient vanishes, and the equilibrium "
-        "falls away from the norm, so lr x wd no longer sets the angle. Only augmentation or label smoothing would "
-        "bring the gradient back",
+        "note",
+        f"the gradient of {which_layers(affected, predictable, worst)} falls faster than the norm can follow",
+        f"||g||^2 ||w||^2 of {worst.name} is down to {percent(max(worst.remaining, 1e-5))} over steps "
+        f"{third:,}-{last:,} of its level over steps {first:,}-{second:,}{pace}; {_at_equilibrium(worst)}"
+        f"{_fitted(loss)}",
+        "nothing needs doing: the equilibrium falls with the gradient, and until the norm has followed lr x wd does "
+        "not set the angle",
         "settling.tracking_lag",
+    )
+
+
+def _fitted(loss: tuple[Array, Array] | None) -> str:
+    """Whether the logged training loss is small against its start; "" if it is not, or is unknown.
+
+    Its start is the median of the first tenth, or the first value if that is lower: the first values of a badly scaled
+    network are no measure.
+    """
+    if loss is None or len(loss[0]) < 2:
+        return ""
+    steps, values = loss
+    tenth = -(-len(values) // 10)
+    start, now = min(float(values[0]), float(np.median(values[:tenth]))), float(np.mean(values[-tenth:]))
+    if not 0 <= now < _FITTED * start:
+        return ""
+    return (
+        f". The training loss is {now:.3g} over steps {int(steps[-tenth]):,}-{int(steps[-1]):,}, "
+        f"{percent(now / start)} of its {start:.3g} at the start: near interpolation, where gradients vanish"
     )
 
 
@@ -168,10 +196,10 @@ def drifting(layers: Sequence[Layer]) -> Iterator[Finding]:
         "note",
         f"the gradient of {which_layers(affected, predictable, worst)} drifts: the equilibrium itself moves",
         f"||g||^2 ||w||^2 of {worst.name} {_by_how_much(drift)} per "
-        f"time constant of its norm, which in the long run {effect}; "
-        f"{_at_equilibrium(worst)}",
-        "compare the angle with the prediction, which follows the measured gradient, not with the equilibrium; a "
-        "larger lr x wd follows faster",
+        f"time constant of its norm over steps {worst.late_steps[0]:,}-{worst.late_steps[1]:,}, which in the long run "
+        f"{effect}; {_at_equilibrium(worst)}",
+        "nothing needs doing: compare the angle with the prediction, which follows the measured gradient, not with the "
+        "equilibrium",
         "settling.tracking_lag",
     )
 
@@ -184,13 +212,17 @@ def _by_how_much(drift: float) -> str:
 
 def _at_equilibrium(layer: Layer) -> str:
     ratio = layer.summary.angle_vs_equilibrium
-    return "it has no equilibrium angle" if ratio is None else f"it turns at {ratio:.2g} of equilibrium"
+    return (
+        "it has no equilibrium angle"
+        if ratio is None
+        else f"it turns at {ratio:.2g} of equilibrium {layer.summary.when}"
+    )
 
 
 def rounded_away(layers: Sequence[Layer]) -> Iterator[Finding]:
-    """Weights in a type too coarse for their decay or their step."""
-    predictable = _predictable(layers)
-    affected = [layer for layer in predictable if layer.rounding is not None]
+    """Weights in a type too coarse for their decay or their step; for decoupled decay, scale-invariant or not."""
+    possible = [layer for layer in layers if layer.predictable or not isinstance(layer.rule, SGD | AdamL2 | None)]
+    affected = [layer for layer in possible if layer.rounding is not None]
     if not affected:
         return
     worst = min(affected, key=lambda layer: layer.rounding or 0.0)
@@ -203,14 +235,24 @@ def rounded_away(layers: Sequence[Layer]) -> Iterator[Finding]:
     yield Finding(
         "warning",
         f"{dtype} rounds {'most of the update' if coupled else 'the weight decay'} of "
-        f"{which_layers(affected, predictable, worst)} away",
-        f"{change} against half an ulp, {ROUNDED_AWAY[dtype]:.3g}: most entries round back to their old value; its "
-        f"norm is at {percent(worst.summary.norm_vs_predicted or 1)} and its angle at "
-        f"{percent(worst.summary.angle_vs_predicted or 1)} of the prediction",
-        "raise lr x wd: it is too small to act"
+        f"{which_layers(affected, possible, worst)} away",
+        f"{change} (median of the run) against half an ulp, {ROUNDED_AWAY[dtype]:.3g}: most entries round back to "
+        f"their old value{_against_prediction(worst)}",
+        "for a decay that acts, raise lr x wd: for group in optimizer.param_groups: group['weight_decay'] *= 10"
         if dtype == "float32"
-        else "keep a float32 master copy of the weights, or use stochastic rounding",
+        else "for a decay that acts, keep the weights in float32 (model.float()) and compute in 16 bits: with "
+        f"torch.autocast('cuda', torch.{dtype}):",
         EQUILIBRIUM_LAWS[type(worst.rule)] if worst.rule else "",
+    )
+
+
+def _against_prediction(layer: Layer) -> str:
+    summary = layer.summary
+    if summary.norm_vs_predicted is None or summary.angle_vs_predicted is None:
+        return ""
+    return (
+        f"; its angle is at {percent(summary.angle_vs_predicted)} of the prediction {summary.when}, its norm at "
+        f"{percent(summary.norm_vs_predicted)}"
     )
 
 
@@ -227,74 +269,13 @@ def radial_gradient(layers: Sequence[Layer]) -> Iterator[Finding]:
     share = worst.radial or 0.0
     effect = "adds to weight decay" if share > 0 else "works against weight decay"
     yield Finding(
-        "warning",
-        f"{which_layers(affected, predictable, worst)} {verb(affected)} not quite scale-invariant",
-        f"the gradient of {worst.name} has a component along the weight (cosine {worst.summary.cosine:.2g}) that "
-        f"{effect}: {percent(abs(share))} of it; it turns at {percent(worst.summary.angle_vs_predicted or 1)} of the "
-        "prediction",
-        f"{_LARGE_EPS}, or a bias or skip connection bypasses the normalisation: {_LOWER_EPS}",
-        "norms.norm_residual",
-    )
-
-
-def partly_invariant(layers: Sequence[Layer]) -> Iterator[Finding]:
-    """Gradients less along the weight than a random direction, but too much for the laws to hold."""
-    affected = [layer for layer in layers if _is_partly(layer) and layer.flip is None]
-    if not affected:
-        return
-    worst = max(affected, key=_share)
-    yield Finding(
         "note",
-        f"{which_layers(affected, layers, worst)} {verb(affected)} only partly scale-invariant, and not predicted",
-        f"the cosine of {worst.name} with its gradient is {worst.summary.cosine:.2g}, {percent(_share(worst))} of a "
-        f"random direction's; the laws hold below {percent(INVARIANT)}, and a weight with no normalisation behind it "
-        "has about 100 % or more",
-        _likely_cause(worst),
+        f"{which_layers(affected, predictable, worst)} {verb(affected)} not quite scale-invariant",
+        f"the gradient of {worst.name} has a mean component along the weight that {effect}: {percent(abs(share))} of "
+        f"it over steps {worst.late_steps[0]:,}-{worst.late_steps[1]:,}; it turns at "
+        f"{percent(worst.summary.angle_vs_predicted or 1)} of the prediction {worst.summary.when}",
+        "nothing needs doing: the prediction leaves this out, the measurement does not. A large eps of its "
+        "normalisation layer, a bias or a skip connection does this; to see which weights are scale-invariant, and "
+        f"together with what: {_SYMMETRIES}",
         "norms.norm_residual",
-    )
-
-
-def flipped(layers: Sequence[Layer]) -> Iterator[Finding]:
-    """Weights that became or ceased to be scale-invariant during the run."""
-    flips = {layer.name: layer.flip for layer in layers if layer.flip is not None}
-    for lost in (True, False):
-        affected = [layer for layer in layers if layer.name in flips and flips[layer.name].lost is lost]
-        if not affected:
-            continue
-        worst = max(affected, key=lambda layer: abs(math.log(_ratio(flips[layer.name]))))
-        flip = flips[worst.name]
-        yield Finding(
-            "warning" if lost else "note",
-            f"{which_layers(affected, layers, worst)} {verb(affected, 'has', 'have')} "
-            f"{'ceased to be' if lost else 'become'} scale-invariant",
-            f"the cosine of {worst.name} with its gradient went from {percent(flip.before)} to {percent(flip.after)} "
-            f"of a random direction's between steps {flip.first:,} and {flip.last:,}; the laws hold below "
-            f"{percent(INVARIANT)}",
-            _likely_cause(worst) if lost else "nothing to do: there are predictions from then on",
-            "norms.norm_residual",
-        )
-
-
-def _ratio(flip: InvarianceFlip) -> float:
-    return max(flip.after, 1e-12) / max(flip.before, 1e-12)
-
-
-def _share(layer: Layer) -> float:
-    """rms cosine with the gradient over a random direction's; NaN where unknown."""
-    cosine = layer.summary.cosine
-    return math.nan if cosine is None else cosine * math.sqrt(layer.entries)
-
-
-def _is_partly(layer: Layer) -> bool:
-    is_labelled = layer.entry.get("invariant") is not None  # then a cosine that is not 0 has a known reason
-    return layer.rule is not None and not is_labelled and not layer.few and INVARIANT <= _share(layer) < _PARTLY
-
-
-def _likely_cause(layer: Layer) -> str:
-    causes = f"{_LARGE_EPS}, a skip connection bypasses the normalisation, or none follows this weight: {_LOWER_EPS}"
-    if not layer.entry.get("bias"):
-        return causes
-    return (
-        "most likely its bias: before a LayerNorm or GroupNorm weight and bias are scale-invariant only together; "
-        f"leave the bias out (bias=False) where a normalisation follows. Otherwise {causes}"
     )

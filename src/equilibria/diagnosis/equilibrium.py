@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from equilibria.diagnosis.layers import Layer, rescaling, verb, which_layers
+from equilibria.diagnosis.layers import Layer, invariant_verb, verb, which_layers
 from equilibria.diagnosis.metadata import short
 from equilibria.diagnosis.summary import how_long, times
 from equilibria.errors import EquilibriaError
@@ -19,15 +20,19 @@ from equilibria.theory.rules import SGD, SGDW, Rule
 from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import rescale_factors
 
-_FAR = math.log(1.25)  # an angle that far from equilibrium is worth a warning
 _NEAR = 0.05  # what "settled" allows
 _TOO_LONG = 3  # times the run so far: too long to wait for
-_GREW = 1.1  # norm over its first: less slows the turning by less than 20 %
 _FIRST, _SOON = 20, 0.1  # samples right after a jump, within this share of the time that the norm takes to follow
 _SAME_CAUSE = math.log(2)  # further apart, measured and expected dip do not have the same cause
 _NOTICEABLE = math.log(1.25)
 _OFTEN = 0.1  # share of the samples: not a single change but a habit
 _CHANGED_OUTSIDE = NOTES.index(CHANGED_OUTSIDE)
+_RESCALE = "RescaleOnDecay(scheduler, model=model, invariant=sym)"
+_START = "start_in_equilibrium(model, optimizer, invariant=sym, loss=loss, batches=batches)"
+_START_TRIAL = (
+    "in our trial (docs/start-in-equilibrium.md) the slowest layer then turned at 1.06 of equilibrium over its first "
+    "50 steps, not at 0.19"
+)
 
 
 # ---- without weight decay, or oscillating
@@ -40,18 +45,28 @@ def decay_missing(layers: Sequence[Layer]) -> Iterator[Finding]:
     if not bare:
         return
     worst = max(bare, key=_slowed)
-    steps = int(worst.rows["step"][-1] - worst.rows["step"][0])
-    power = "1/||w||^2" if _falls_with_square(worst) else "1/||w||"
+    first, last = int(worst.rows["step"][0]), int(worst.rows["step"][-1])
+    growth, power = _growth(worst), "1/||w||^2" if _falls_with_square(worst) else "1/||w||"
+    changed = f"grew by {percent(growth - 1)}" if growth >= 1 else f"fell by {percent(1 - growth)}"
     yield Finding(
-        "warning" if max(map(_growth, bare)) >= _GREW else "note",
-        f"{which_layers(bare, invariant, worst)} {verb(bare)} scale-invariant but {verb(bare, 'has', 'have')} no "
-        "weight decay",
-        f"the norm of {worst.name} grew {_growth(worst):.3g}x in {steps:,} steps, which divides the speed at which it "
-        f"turns at a given lr by {_slowed(worst):.3g}; without weight decay the norm never stops growing",
-        f"give {verb(bare, 'it', 'them')} weight decay, unless this is intended: the speed falls as {power} on top of "
-        "the schedule",
+        "note",
+        f"{which_layers(bare, invariant, worst)} {invariant_verb(bare)} scale-invariant but "
+        f"{verb(bare, 'has', 'have')} no weight decay",
+        f"the norm of {worst.name} {changed} over steps {first:,}-{last:,}, which {_effect_on_speed(_slowed(worst))}; "
+        f"without weight decay the norm never stops growing, and the speed falls as {power} on top of the schedule",
+        "nothing needs doing if that is intended. For an angle that lr x wd sets: optimizer = "
+        f"{_class_name(worst)}(eq.split_decay(model, weight_decay=..., invariant=sym), lr=...)",
         "norms.decay_free_norm",
     )
+
+
+def _effect_on_speed(slowed: float) -> str:
+    factor = slowed if slowed >= 1 else 1 / slowed
+    return f"{'divides' if slowed >= 1 else 'multiplies'} the speed at which it turns at a given lr by {factor:.3g}"
+
+
+def _class_name(layer: Layer) -> str:
+    return f"torch.optim.{'SGD' if _falls_with_square(layer) else 'AdamW'}"
 
 
 def _growth(layer: Layer) -> float:
@@ -78,9 +93,10 @@ def oscillating(layers: Sequence[Layer]) -> Iterator[Finding]:
     yield Finding(
         "note",
         f"the norm of {which_layers(swinging, predictable, worst)} oscillates around its equilibrium",
-        f"lr x wd = {product:.3g} is above the threshold of this momentum: the approach overshoots, and under heavy "
-        "ball more decay does not make it faster",
-        "lower lr x wd or the momentum for a smooth approach",
+        f"lr x wd = {product:.3g} is above the threshold of this momentum at step {worst.summary.last_step:,}: the "
+        "approach overshoots, and under heavy ball more decay does not make it faster",
+        "nothing needs doing: it comes to rest. For a smooth approach, lower lr x wd: for group in "
+        "optimizer.param_groups: group['weight_decay'] /= 2",
         "approach.oscillation_threshold",
     )
 
@@ -97,12 +113,15 @@ def out_of_equilibrium(layers: Sequence[Layer]) -> Iterator[Finding]:
     worst = max(away, key=_distance)
     layer = worst.summary
     moving = worst.lr_is_moving
-    evidence = f"{layer.name} turns {layer.angle:.3g} rad per step against {layer.angle_equilibrium:.3g} in equilibrium"
-    if layer.norm_vs_equilibrium is not None:
-        evidence += f"; its norm is {times(layer.norm_vs_equilibrium)}"
+    evidence = (
+        f"{layer.name} turns {layer.angle:.3g} rad per step {layer.when} against {layer.angle_equilibrium:.3g} in the "
+        "equilibrium of its lr x wd"
+    )
+    if layer.norm_vs_equilibrium is not None and layer.norm_explains_angle:
+        evidence += f"; its norm is {times(layer.norm_vs_equilibrium)} at step {layer.last_step:,}"
     evidence += ("" if moving else _wait(away)) + _not_counted(predictable, away)
     yield Finding(
-        "warning" if _distance(worst) > _FAR and not moving else "note",
+        "note",
         f"{which_layers(away, predictable, worst)} {verb(away)} out of equilibrium",
         evidence,
         _remedy_on_the_way(worst, moving=moving),
@@ -114,6 +133,8 @@ def _on_its_way(layer: Layer) -> bool:
     summary = layer.summary
     if summary.state not in (SETTLING, DISTURBED) or abs((summary.angle_vs_equilibrium or 1) - 1) < _NEAR:
         return False
+    if summary.lr_runs_out:
+        return False  # the end of a schedule: nobody expects the equilibrium of the last lr
     predicted, equilibrium = summary.angle_predicted, summary.angle_equilibrium
     if predicted and equilibrium and abs(predicted / equilibrium - 1) < _NEAR:
         return False  # by the prediction it has arrived: then the prediction is off
@@ -134,10 +155,11 @@ def _moved_equilibrium_explains(layer: Layer) -> bool:
 
 def _wait(away: Sequence[Layer]) -> str:
     """The time that the slowest layer needs."""
-    slowest = max(away, key=lambda layer: layer.summary.steps_to_settle or 0.0)
-    if not slowest.summary.steps_to_settle:
+    known = [layer for layer in away if layer.summary.steps_to_settle and layer.summary.norm_explains_angle]
+    if not known:
         return ""
-    wait = how_long(slowest.summary.steps_to_settle, slowest.summary.epochs_to_settle)
+    slowest = max(known, key=lambda layer: layer.summary.steps_to_settle or 0.0)
+    wait = how_long(slowest.summary.steps_to_settle or 0.0, slowest.summary.epochs_to_settle)
     return f"; it needs {wait}" if len(away) == 1 else f"; they need up to {wait} (worst: {slowest.name})"
 
 
@@ -157,26 +179,35 @@ def _not_counted(predictable: Sequence[Layer], away: Sequence[Layer]) -> str:
 def _remedy_on_the_way(layer: Layer, *, moving: bool) -> str:
     if moving:
         return (
-            "often intended: under a schedule the norm lags behind, and the angle follows lr rather than lr x wd. For "
-            "the angle of lr x wd, change lr more slowly or rescale the weights along with it"
+            "nothing needs doing: under a schedule the norm lags behind, and the angle follows lr rather than lr x wd. "
+            f"To make it follow lr x wd: {_RESCALE}; {_trial(10)}"
         )
     ratio = layer.summary.norm_vs_equilibrium
-    wait = (layer.summary.steps_to_settle or 0.0) <= _TOO_LONG * layer.length
-    if ratio is None or layer.rule is None:
-        return f"{'wait; ' if wait else ''}a larger lr x wd settles sooner, at a larger angle"
-    if abs(ratio - 1) < _NEAR:
-        return "nothing to rescale: the norm is in equilibrium, and the angle follows the recent gradients"
-    if (ratio > 1) == ((layer.summary.angle_vs_equilibrium or 1.0) > 1):  # a longer weight turns more slowly
-        return (
-            "nothing to rescale: angle and norm are off to the same side, so the norm has moved while these samples "
+    if ratio is not None and abs(ratio - 1) < _NEAR:
+        return "nothing needs doing: the norm is in equilibrium, and the angle follows the recent gradients"
+    if ratio is not None and (ratio > 1) == ((layer.summary.angle_vs_equilibrium or 1.0) > 1):
+        return (  # a longer weight turns more slowly
+            "nothing needs doing: angle and norm are off to the same side, so the norm has moved while these samples "
             "were taken; look again when it has come to rest"
         )
-    at_once = f"for {layer.name} at once: {rescaling(layer.rule, 1 / ratio)}"
-    if wait:
-        return f"wait, or {at_once}"
+    if not layer.summary.norm_explains_angle:
+        return "nothing needs doing: its gradient has changed a lot, and the norm follows in its own time"
+    waits = (layer.summary.steps_to_settle or 0.0) <= _TOO_LONG * layer.length
+    nothing = f"nothing needs doing{': it gets there by itself' if waits else _IF_FAST_ENOUGH}"
+    if layer.since:  # a jump of the settings is behind it, not the start
+        return f"{nothing}. To be in equilibrium after every change of lr: {_RESCALE}; {_trial(10)}"
+    return f"{nothing}. To start the next run in equilibrium: {_START}; {_START_TRIAL}"
+
+
+_IF_FAST_ENOUGH = f" if it turns as fast as you want: settling would take {_TOO_LONG} times the run so far or more"
+
+
+def _trial(factor: float) -> str:
+    """What was measured when lr was divided by 10, rescaled or with less decay; it says nothing about other factors."""
+    like = "" if round(factor) == 10 else ", lr / 10 there"
     return (
-        f"nothing to do if it turns as fast as you want: settling would take {_TOO_LONG} times the run so far or more. "
-        f"For the angle of lr x wd, {at_once}"
+        f"in our trial (docs/forecast.md, four seeds{like}) test accuracy ended at 93.7 % with it, 93.6 % without, and "
+        "96.2 % with weight decay divided along with lr"
     )
 
 
@@ -191,20 +222,22 @@ class Disturbance:
         layer: the layer.
         before: step of the last sample with the old settings.
         step: step of the first sample with the new settings.
+        until: step of the last sample that the dip is measured at.
         change: the change in words.
+        drop: lr before over lr after, 1 unless lr alone fell.
         dip: measured angle right after it, over its new equilibrium.
         expected: the same by the relaxation of the norm, at the same steps.
-        weight: factor on the weights that would have settled them at once.
         recovered: steps after which the layer was settled again, None if it is not yet.
     """
 
     layer: Layer
     before: int
     step: int
+    until: int
     change: str
+    drop: float
     dip: float
     expected: float
-    weight: float
     recovered: int | None
 
     @property
@@ -239,10 +272,11 @@ def disturbance(layer: Layer) -> Disturbance | None:
         layer,
         before=int(layer.rows["step"][layer.since - 1]),
         step=int(layer.rows["step"][layer.since]),
+        until=int(layer.rows["step"][just_after][-1]),
         change=_in_words(before, after),
+        drop=_drop(before, after),
         dip=measured / equilibrium,
         expected=math.sqrt(float(np.mean(np.square(ratios)))),
-        weight=weight,
         recovered=_steps_to_recover(layer),
     )
 
@@ -270,6 +304,11 @@ def _steps_to_recover(layer: Layer) -> int | None:
     settled = layer.rows["state"][layer.since :] == STATES.index(SETTLED)
     steps = layer.rows["step"][layer.since :]
     return int(steps[np.argmax(settled)] - steps[0])
+
+
+def _drop(before: Rule, after: Rule) -> float:
+    lr_alone = dataclasses.replace(before, lr=after.lr) == after
+    return before.lr / after.lr if lr_alone and 0 < after.lr < before.lr else 1.0
 
 
 def _in_words(before: Rule, after: Rule) -> str:
@@ -300,7 +339,7 @@ def disturbed(layers: Sequence[Layer]) -> Iterator[Finding]:
         thrown = [jump.layer for jump in jumps]
         state = f"{verb(thrown)} still" if still else verb(thrown, "was", "were")
         yield Finding(
-            "warning" if still else "note",
+            "note",
             f"{which_layers(thrown, predictable, worst.layer)} {state} disturbed by a change {worst.when}: {change}",
             _dip_and_recovery(worst, thrown),
             _remedy_for_a_jump(worst),
@@ -311,11 +350,12 @@ def disturbed(layers: Sequence[Layer]) -> Iterator[Finding]:
 def _dip_and_recovery(worst: Disturbance, layers: Sequence[Layer]) -> str:
     name, summary = worst.layer.name, worst.layer.summary
     moved = "fell" if worst.dip < 1 else "rose"
-    text = f"{name} {moved} to {worst.dip:.2g} of its new equilibrium at once (expected: {worst.expected:.2g})"
+    steps = f"at step {worst.step:,}" if worst.until == worst.step else f"over steps {worst.step:,}-{worst.until:,}"
+    text = f"{name} {moved} to {worst.dip:.2g} of its new equilibrium {steps} (expected: {worst.expected:.2g})"
     if worst.recovered is not None:
         return f"{text} and was settled again {worst.recovered:,} steps later"
     if summary.angle_vs_equilibrium is not None:
-        text += f" and is at {summary.angle_vs_equilibrium:.2g} now"
+        text += f" and is at {summary.angle_vs_equilibrium:.2g} {summary.when}"
     slowest = max(layers, key=lambda layer: layer.summary.steps_to_settle or 0.0).summary
     if slowest.steps_to_settle is None:
         return text
@@ -324,13 +364,20 @@ def _dip_and_recovery(worst: Disturbance, layers: Sequence[Layer]) -> str:
 
 
 def _remedy_for_a_jump(worst: Disturbance) -> str:
-    rule = worst.layer.rule_at(worst.layer.since)
-    if rule is None or not worst.as_expected:
+    if not worst.as_expected:
         return (
-            "do not rescale: the change explains only a part of this, and a rescaling would not settle it. The layer "
-            "was not in equilibrium before, or its gradient changed as well"
+            "nothing needs doing: the change explains only a part of this, and a rescaling would not settle it. The "
+            "layer was not in equilibrium before, or its gradient changed as well"
         )
-    return f"to settle at once at such a change, {rescaling(rule, worst.weight)}"
+    comes_back = "it was settled again" if worst.recovered is not None else "it comes back by itself"
+    remedy = f"nothing needs doing: {comes_back}. To be in the new equilibrium at once at such a change: {_RESCALE}"
+    if worst.drop == 1:
+        return remedy
+    factor = f"{worst.drop:.3g}"
+    return (
+        f"{remedy}. To keep the smaller angle for good, at the drop: for group in optimizer.param_groups: "
+        f"group['weight_decay'] /= {factor}. Of the first, {_trial(worst.drop)}"
+    )
 
 
 # ---- disturbed by a change of the weights

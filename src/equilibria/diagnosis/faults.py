@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from equilibria.diagnosis.identities import IdentityCheck
-from equilibria.diagnosis.layers import Layer, verb, which_layers
+from equilibria.diagnosis.layers import Layer, which_layers
 from equilibria.diagnosis.series import Series
-from equilibria.diagnosis.summary import LEAST_WINDOW
+from equilibria.diagnosis.summary import JUDGED, LEAST_WINDOW
 from equilibria.findings import Finding, counted, percent
 from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, SKIPPED
 
@@ -37,20 +38,60 @@ def _names(names: Sequence[str], total: int) -> str:
 
 
 def not_finite(series: Series) -> Iterator[Finding]:
-    """Gradients or weights that are NaN or infinite."""
+    """Gradients or weights that are NaN or infinite: from the first sample on, later, or now and then."""
     count, total, last = _steps_with(series, NOT_FINITE)
     if not count:
         return
-    ended = np.flatnonzero((series.counts > 0) & ~np.isfinite(series.last("norm")))
-    lost = [series.names[position] for position in ended]
+    bad = series.columns["note"] == NOTES.index(NOT_FINITE)
+    first = int(series.columns["step"][bad].min())
+    lost = [series.names[i] for i in np.flatnonzero((series.counts > 0) & ~np.isfinite(series.last("norm")))]
+    at_start = (series.columns["step"] == series.columns["step"].min()) & bad
+    initial = series.sums((at_start & ~np.isfinite(series.columns["norm"])).astype(np.float64)) > 0
+    if initial.any():
+        names = [series.names[i] for i in np.flatnonzero(initial)]
+        yield Finding(
+            "warning",
+            f"{_names(names, len(series.names))} {'was' if len(names) == 1 else 'were'} not finite before the first "
+            f"sampled step, {first:,}",
+            f"the norm of {names[0]} is NaN or infinite there; {_share(count, total)} had a gradient with NaN or "
+            "infinity",
+            "look at the weights that training starts from (initialisation, a loaded file): print([name for name, "
+            "param in model.named_parameters() if not param.isfinite().all()])",
+            "",
+        )
+        return
+    if at_start.any():
+        names = [series.names[i] for i in np.flatnonzero(series.sums(at_start.astype(np.float64)) > 0)]
+        yield Finding(
+            "warning",
+            f"the gradient of {_names(names, len(series.names))} was not finite at the first sampled step, {first:,}",
+            f"the weights were finite there; {_share(count, total)} had a gradient with NaN or infinity, the last at "
+            f"step {last:,}",
+            "look at the data and the loss of the first batch; to find the operation: "
+            "torch.autograd.set_detect_anomaly(True)",
+            "",
+        )
+        return
+    evidence = (
+        f"{_share(count, total)} had a gradient with NaN or infinity, the first at step {first:,}, the last at step "
+        f"{last:,}"
+    )
+    if lost:
+        yield Finding(
+            "warning",
+            f"{_names(lost, len(series.names))} no longer finite",
+            evidence,
+            f"go back to a checkpoint from before step {first:,}; to limit such a step: "
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) before optimizer.step()",
+            "",
+        )
+        return
     yield Finding(
-        "warning" if lost or count > _OFTEN * total else "note",
-        f"{_names(lost, len(series.names))} no longer finite" if lost else "gradients were not finite",
-        f"{_share(count, total)} had a gradient with NaN or infinity, the last at step {last:,}",
-        "go back to a checkpoint before the first of them; lower lr, clip gradients, or use gradient scaling"
-        if lost
-        else "nothing to do if gradient scaling skips such steps and they stay rare; otherwise find the layer where "
-        "they begin (torch.autograd.set_detect_anomaly) or clip gradients",
+        "warning" if count > _OFTEN * total else "note",
+        "gradients were not finite",
+        evidence,
+        "nothing needs doing if gradient scaling skips such steps and they stay rare; to find the operation where they "
+        "begin: torch.autograd.set_detect_anomaly(True)",
         "",
     )
 
@@ -65,8 +106,9 @@ def skipped(series: Series) -> Iterator[Finding]:
         "optimizer steps were skipped",
         f"{_share(count, total)}, the last at step {last:,}; a schedule that counts skipped steps is that far ahead "
         "of the weights",
-        "call the scheduler only after steps that were taken (scaler.get_scale() did not fall); if it goes on, lower "
-        "the scaler's growth_factor or train in bfloat16",
+        "to keep the schedule in step with the weights, call it only after steps that were taken: if "
+        "scaler.get_scale() >= scale_before: scheduler.step(). To skip none: torch.autocast('cuda', torch.bfloat16), "
+        "without a scaler",
         "",
     )
 
@@ -85,39 +127,38 @@ def without_gradient(series: Series) -> Iterator[Finding]:
         "note",
         "parameters without a gradient",
         "; ".join(f"{_names(names, total)} {what}" for names, what in kinds if names),
-        "torch neither moves nor decays a parameter without a gradient: leave it out of the optimizer if this is "
-        "intended",
+        "nothing needs doing if this is intended: torch neither moves nor decays a parameter without a gradient",
         "",
     )
 
 
 def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Too few samples at the present settings to compare an angle with its prediction."""
-    predictable = [layer for layer in layers if layer.predictable]
+    predictable = [layer for layer in layers if layer.predictable and layer.summary.angle_vs_predicted is not None]
     few = [layer for layer in predictable if layer.few and layer.length >= _MANY_STEPS]
     if not few:
         return
     worst = min(few, key=lambda layer: layer.summary.samples)
-    samples, steps = worst.summary.samples, _steps_at_present(worst)
-    missing = LEAST_WINDOW - samples
+    samples, steps, error = worst.summary.samples, _steps_at_present(worst), worst.summary.angle_error
     # Settings that changed did so somewhere between two samples.
     of = "" if samples == len(worst.rows["step"]) else "at most "
+    if error is None:
+        needed, known = LEAST_WINDOW, f"{LEAST_WINDOW} samples would show how far its angle scatters"
+    else:
+        needed = math.ceil(samples * (error / JUDGED) ** 2)
+        known = f"measured / predicted scatters, and is known to {percent(error)} only {worst.summary.when}"
+    denser = f"eq.watch(model, optimizer, every={max(steps // needed, 1)})"
     yield Finding(
         "note",
         f"only {counted(samples, 'sample')} of {of}{counted(steps, 'step')} at these settings: too few to judge",
-        f"{which_layers(few, predictable, worst)} {verb(few, 'was', 'were')} sampled too rarely since lr, weight decay "
-        f"and momentum reached about their present values; {LEAST_WINDOW} samples give an angle to about 5 %",
-        f"watch with a smaller every= ({_a_step_in(steps // LEAST_WINDOW)} would do), or wait for "
-        f"{counted(missing, 'more sample')}"
-        if steps >= LEAST_WINDOW
-        else f"wait for {counted(missing, 'more sample')}; if the schedule ends with these settings, judge an earlier "
-        "part of it",
+        f"the angle of {which_layers(few, predictable, worst)} cannot be compared with its prediction yet; of "
+        f"{worst.name}, {known}",
+        f"nothing needs doing: {counted(max(needed - samples, 1), 'more sample')} at these settings would do. For "
+        f"denser samples in the next run: {denser}"
+        if steps >= needed
+        else "nothing needs doing: the settings have not been in force for long enough",
         "",
     )
-
-
-def _a_step_in(count: int) -> str:
-    return "every step" if count == 1 else f"a step in {count:,}"
 
 
 def _steps_at_present(layer: Layer) -> int:
@@ -146,11 +187,14 @@ def without_law(layers: Sequence[Layer]) -> Iterator[Finding]:
 
 def _without_law_remedy(reason: str) -> str:
     """Suggest a method for an optimizer that the user wrote: not for torch's, nor for one that has the method."""
-    measured = "nothing to do: angles and norms are measured; no prediction is made"
+    measured = "nothing needs doing: angles and norms are measured; no prediction is made"
     name = reason.removeprefix("no law for ").split(" ")[0].rstrip(":")
     if "with these settings" in reason or name in _OF_TORCH:
         return measured
-    return "give the optimizer a method equilibria_rule(group) that returns the rule of equilibria.theory it follows"
+    return (
+        "for a prediction, give the optimizer a method equilibria_rule(group) that returns the rule of "
+        "equilibria.theory it follows"
+    )
 
 
 def failed_identities(checks: Sequence[IdentityCheck], layers: Sequence[Layer]) -> Iterator[Finding]:
@@ -162,12 +206,12 @@ def failed_identities(checks: Sequence[IdentityCheck], layers: Sequence[Layer]) 
     worst = max(failed, key=lambda check: check.relative_error / check.tolerance)
     names = list(dict.fromkeys(check.param for check in failed))
     yield Finding(
-        "warning",
+        "note",
         f"the measurement of {_names(names, len(layers))} does not balance",
         f"over {worst.steps:,} steps from step {worst.first_step:,}, {worst.param} measured {worst.left:.4g} where its "
         f"norm, lr and weight decay imply {worst.right:.4g}: {percent(worst.relative_error)} apart, of which "
         f"{percent(worst.tolerance)} can be rounding",
-        "something other than the optimizer's rule moves these weights, or settings change between samples; do not "
-        "trust the predictions for them",
+        "nothing needs doing for training; do not trust the predictions for these layers: something other than the "
+        "optimizer's rule moves the weights, or settings change between samples",
         worst.law,
     )

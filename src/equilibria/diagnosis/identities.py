@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from equilibria.diagnosis.metadata import invariance_from_metadata, rules_from_metadata
+from equilibria.diagnosis.metadata import rules_from_metadata
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import SETTINGS, Array, Series, setting_changes
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, RESCALED
@@ -114,8 +114,7 @@ def _checks(identity: _Identity, run: SampledRun, breaks: Array) -> list[Identit
         rows = begins[members][:, None] + np.arange(length)
         stretches = {name: run.taken.columns[name][rows] for name in _COLUMNS}
         entries = [run.entries[owners[place]] for place in members]
-        cosines = np.sqrt(np.sum(stretches["cosine"] ** 2, axis=1) / length).tolist()
-        invariant = [bool(invariance_from_metadata(*pair)) for pair in zip(entries, cosines, strict=True)]
+        invariant = [bool(run.invariant[owners[place]]) for place in members]
         kept = np.flatnonzero(np.array(invariant) & identity.applies(rule, stretches))
         if not len(kept):
             continue

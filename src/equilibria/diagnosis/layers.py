@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from equilibria.diagnosis.metadata import INVARIANT, rule_from_metadata
+from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import SETTINGS, Array, Series, last_true, setting_jumps
-from equilibria.diagnosis.summary import LEAST_WINDOW, LayerSummary
+from equilibria.diagnosis.summary import LayerSummary
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, STATES
 from equilibria.theory.equilibrium import ROUNDED_AWAY
-from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
+from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Rule
 from equilibria.theory.settling import relaxation
 
 _LEAST_SAMPLES = 30  # for a trend or a correlation
@@ -28,28 +28,7 @@ _DRIFTING = 0.2  # |d ln L / dt| in time constants: the angle is then 10 % off e
 _OUT_OF_REACH = 0.01  # time constants in the whole run: with fewer, a drift per time constant means nothing
 _FALLING, _VANISHED = 0.1, 0.01  # of the earlier L: if it falls faster than the norm can follow, and in any case
 _LEFT_BEHIND = 1.25  # norm over its equilibrium, which fell with L: the angle is then 0.64 of equilibrium
-_CLEARLY = math.sqrt(2)  # factor beyond the limit on either side that makes a flip: at the limit itself noise flips
-_MOST_BLOCKS = 10  # in which a flip is looked for
 _RADIAL = 0.1  # radial part of the gradient, in units of the weight decay: 5 % of the angle
-
-
-@dataclass(frozen=True, slots=True)
-class InvarianceFlip:
-    """A weight that became or ceased to be scale-invariant.
-
-    Attributes:
-        lost: whether it ceased to be.
-        before: rms cosine with the gradient over a random direction's, in the last block before the flip.
-        after: the same now.
-        first: middle step of that block.
-        last: middle step of the first block after the flip.
-    """
-
-    lost: bool
-    before: float
-    after: float
-    first: int
-    last: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +52,6 @@ class Layer:
         radial: mean pull of the gradient along the weight, in units of the weight decay, if it is surely not small.
         rounding: relative change of the weight per step, by decay or update, if its type rounds that away; else None.
         changed_outside: share of the samples before which something other than the step changed the weight.
-        flip: the last time the weight became or ceased to be scale-invariant, None if it never did.
     """
 
     summary: LayerSummary
@@ -89,7 +67,6 @@ class Layer:
     radial: float | None
     rounding: float | None
     changed_outside: float
-    flip: InvarianceFlip | None
 
     @property
     def name(self) -> str:
@@ -113,8 +90,14 @@ class Layer:
         return int(steps[-1] - steps[0]) + 1 if len(steps) else 0
 
     @property
+    def late_steps(self) -> tuple[int, int]:
+        """First and last step of the late samples."""
+        steps = self.rows["step"]
+        return int(steps[self.since + (len(steps) - self.since) // 2]), int(steps[-1])
+
+    @property
     def predictable(self) -> bool:
-        """Whether it is scale-invariant and has a law."""
+        """Whether it is scale-invariant, or looks so, and has a law; not while that is undecided."""
         return bool(self.summary.invariant) and self.rule is not None
 
     def rule_at(self, row: int) -> Rule | None:
@@ -152,6 +135,16 @@ class Layer:
             return None
         drift, error = slope / rate, error / rate
         return drift if abs(drift) > max(_DRIFTING, _SURE * error) else None
+
+    @property
+    def fall(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """First and last step of the tenth of the samples with the highest L, and of the last tenth."""
+        known = np.isfinite(self.rows["unit_grad_sq"])
+        steps, samples = (self.rows[name][known] for name in ("step", "unit_grad_sq"))
+        edges = np.linspace(0, len(steps), _BLOCKS + 1).astype(np.int64)
+        highest = int(np.argmax(_block_means(samples[np.newaxis])[0, :-1]))
+        first, last = ((int(steps[edges[block]]), int(steps[edges[block + 1] - 1])) for block in (highest, _BLOCKS - 1))
+        return first, last
 
     @cached_property
     def vanishing(self) -> bool:
@@ -210,7 +203,6 @@ def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]
         _or_none(_radials(late, run)),
         _or_none(_roundings(run)),
         (taken.sums(outside) / np.maximum(taken.counts, 1)).tolist(),
-        _flips(run),
         strict=True,
     )
     return [Layer(*values) for values in columns]
@@ -344,30 +336,6 @@ def _rounding_limit(rule: Rule | None, entry: Mapping[str, Any]) -> float:
     return ROUNDED_AWAY.get(str(entry.get("dtype")), math.nan)
 
 
-def _flips(run: SampledRun) -> list[InvarianceFlip | None]:
-    flips: list[InvarianceFlip | None] = [None] * len(run.taken.names)
-    unlabelled = np.array([bool(_entries(entry)) and entry.get("invariant") is None for entry in run.entries])
-    entries = np.array([_entries(entry) for entry in run.entries])
-    known = _known(run.taken, cosine=run.taken.columns["cosine"], step=run.taken.columns["step"])
-    for layers, (cosine, step) in known.blocks("cosine", "step"):
-        count = min(_MOST_BLOCKS, cosine.shape[1] // LEAST_WINDOW)
-        if count < 2:
-            continue
-        means = [np.mean(block**2, axis=1) for block in np.array_split(cosine, count, axis=1)]
-        shares = np.sqrt(np.transpose(means) * entries[layers, None])
-        low, high = shares < INVARIANT / _CLEARLY, shares > INVARIANT * _CLEARLY
-        gained, lost = low[:, -1] & high.any(axis=1), high[:, -1] & low.any(axis=1)
-        for line in np.flatnonzero((gained | lost) & unlabelled[layers]).tolist():
-            before, after = (low[line], high[line]) if lost[line] else (high[line], low[line])
-            last_before = int(np.flatnonzero(before)[-1])
-            first_after = last_before + 1 + int(np.argmax(after[last_before + 1 :]))
-            steps = np.array_split(step[line], count)
-            middles = [int(np.median(steps[block])) for block in (last_before, first_after)]
-            numbers = float(shares[line, last_before]), float(shares[line, -1])
-            flips[layers[line]] = InvarianceFlip(bool(lost[line]), *numbers, *middles)
-    return flips
-
-
 # ---- how findings name layers
 
 
@@ -385,19 +353,8 @@ def verb(layers: Sequence[Layer], one: str = "is", more: str = "are") -> str:
     return one if len(layers) == 1 else more
 
 
-def rescaling(rule: Rule, factor: float) -> str:
-    """Tell what to multiply so that the weights change by ``factor`` and nothing else is disturbed."""
-    first, second = _factor(1 / factor), _factor(factor**-2)
-    if isinstance(rule, SGD | SGDW | Muon):
-        state = f", their momentum buffer by {first}" if rule.momentum else ""
-    else:
-        state = f", their exp_avg by {first}" + ("" if isinstance(rule, Lion) else f", exp_avg_sq by {second}")
-    return (
-        f"multiply the weights by {_factor(factor)}{state}, and, where a BatchNorm follows, its running mean and "
-        f"variance by {_factor(factor)} and {_factor(factor**2)}"
-    )
-
-
-def _factor(value: float) -> str:
-    """Three significant digits at least: a factor printed as 0.000 would erase the weights."""
-    return f"{value:.3f}" if 0.1 <= value < 1000 else f"{value:.3g}"
+def invariant_verb(layers: Sequence[Layer]) -> str:
+    """The verb before "scale-invariant": what `symmetries` or the user stated is so, what cosines show looks so."""
+    if all(layer.entry.get("invariant") is not None for layer in layers):
+        return verb(layers)
+    return verb(layers, "looks", "look")

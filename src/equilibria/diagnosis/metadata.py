@@ -1,4 +1,4 @@
-"""What the metadata of a run know about a parameter: its optimizer's rule, its settings, its invariance."""
+"""What the metadata of a run know about a parameter: its optimizer's rule and its settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from equilibria.errors import EquilibriaError
 from equilibria.theory.rules import RULES, Rule
 
-INVARIANT = 0.2  # of a random direction's cosine with the gradient: a scale-invariant weight stays below it
 _RULES = {rule.__name__: rule for rule in RULES.values()}
 
 
@@ -68,24 +67,6 @@ def _rule(options: tuple[tuple[str, Any], ...], lr: float, weight_decay: float, 
         return kind(lr, weight_decay, **known)
     except EquilibriaError:
         return None  # these settings have no law
-
-
-def invariance_from_metadata(entry: Mapping[str, Any], rms_cosine: float) -> bool | None:
-    """Whether a weight is scale-invariant, None if unknown.
-
-    Args:
-        entry: the parameter's entry in the metadata; its "invariant" decides where `symmetries` labelled it.
-        rms_cosine: of weight and gradient. Without a label it must be far below that of a random direction.
-
-    Example:
-        >>> invariance_from_metadata({"entries": 10_000}, 1e-3), invariance_from_metadata({"entries": 10_000}, 0.01)
-        (True, False)
-    """
-    label: bool | None = entry.get("invariant")
-    entries = entry.get("entries", 0)
-    if label is not None or not (math.isfinite(rms_cosine) and entries):
-        return label
-    return bool(rms_cosine * math.sqrt(entries) < INVARIANT)
 
 
 def settings_text(

@@ -1,4 +1,4 @@
-"""One summary per layer: measured, predicted and equilibrium over the last samples, in numbers and in one sentence."""
+"""One summary per layer: measured, predicted and equilibrium of the same last samples, in numbers and in a sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from equilibria.diagnosis.metadata import invariance_from_metadata, settings_text, short
+from equilibria.diagnosis.metadata import settings_text, short
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import (
     SETTINGS,
@@ -26,9 +26,13 @@ from equilibria.errors import whole
 from equilibria.findings import counted
 from equilibria.records.tables import DISTURBED, NO_EQUILIBRIUM, SETTLED, STATES
 
-LEAST_WINDOW = 20  # samples: the RMS of 20 angles that scatter by 20 % is good to 4 %
+LEAST_WINDOW = 20  # samples, where there are as many at about these settings; and fewest to know how far they scatter
 ACCURACY = 0.05  # |ln(measured / predicted angle)| to expect
+JUDGED = 0.1  # standard error of measured / predicted up to which it is judged
 _SURE = 4  # standard errors
+_TAIL, _LONGEST_TAIL = 0.05, 0.2  # of the highest lr since a jump, and of the samples since it
+_PACE = 5  # samples whose lr gives the pace of a schedule
+_ALIKE = 2  # factor by which norm and angle may disagree about the distance from equilibrium
 _LEAST_RATIO = 1e-9  # stands for 0 of a weight that does not turn: ln(0) can be neither sorted nor written
 _OF_A_LAW = (
     *("angle_predicted", "angle_vs_predicted", "angle_equilibrium", "angle_vs_equilibrium"),
@@ -41,10 +45,13 @@ _OF_A_LAW = (
 class LayerSummary:
     """One parameter over the window of `summarise`; None where a number is unknown.
 
+    All angles and their ratios are of the same samples, those of the steps from ``first_step`` to ``last_step``; norms
+    and settings are of the last of them.
+
     Attributes:
         name: the parameter (or its row).
         samples: samples in the window.
-        last_step: step of the last sample, counted from 0.
+        last_step: step of its last sample, counted from 0.
         angle: root mean square angle per step, rad.
         angle_predicted: root mean square of the predicted angles.
         angle_equilibrium: root mean square of the equilibrium angles.
@@ -57,7 +64,8 @@ class LayerSummary:
         norm_vs_equilibrium: measured / equilibrium.
         cosine: root mean square cosine of weight and gradient; it does not depend on the settings, so the window for it
             reaches across their changes, to 20 samples at least if there are as many.
-        invariant: whether the weight is scale-invariant: by the label of `symmetries` or, without one, by the cosine.
+        invariant: whether the weight is scale-invariant by the label of `symmetries` or, without one, looks so by its
+            cosines (`equilibria.diagnosis.invariance`); None while that is undecided.
         state: one of STATES.
         steps_to_settle: steps until the angle stays within 5 % of equilibrium; None also if lr falls to 0 before.
         epochs_to_settle: the same in epochs, if the length of an epoch is known.
@@ -68,9 +76,14 @@ class LayerSummary:
         no_law: why there is no law, None if there is one.
         how_wrong: |ln(measured / predicted angle)|: 0.05 is 5 % off, 0.7 a factor of 2 either way.
         first_step: step of the first sample in the window, None if it is empty.
+        lr_range: lowest and highest lr of the window, None if it is empty.
         first_lr: of the first sample of the run.
+        peak_lr: highest of the run.
+        last_lr: of the last sample of the run; ``lr`` unless the window leaves out the tail of a schedule.
         how: the label of `symmetries`, such as "rows"; None if the monitor had none.
-        angle_error: relative standard error of ``angle_vs_predicted``; momentum correlates successive angles.
+        angle_error: relative standard error of ``angle_vs_predicted``, from the scatter of the last samples around
+            their predictions; momentum correlates successive angles.
+        mean_cosine: of weight and gradient, with its sign, over all samples of the run.
         lr_runs_out: whether lr falls steadily and, at its present pace, reaches 0 before the layer can settle.
         shape: of the parameter, None if the metadata do not know it.
         recorded_from: step of the first sample of the run.
@@ -103,7 +116,10 @@ class LayerSummary:
     no_law: str | None
     how_wrong: float | None
     first_step: int | None = None
+    lr_range: tuple[float, float] | None = None
     first_lr: float | None = None
+    peak_lr: float | None = None
+    last_lr: float | None = None
     how: str | None = None
     lr_runs_out: bool = False
     angle_error: float | None = None
@@ -111,11 +127,12 @@ class LayerSummary:
     recorded_from: int | None = None
     first_norm: float | None = None
     angle_over_run: float | None = None
+    mean_cosine: float | None = None
 
     @property
     def few(self) -> bool:
-        """Whether there are too few samples to judge the angle."""
-        return self.samples < LEAST_WINDOW
+        """Whether there are too few samples to judge the angle: its error is unknown, or more than 10 %."""
+        return self.angle_error is None or self.angle_error > JUDGED
 
     @property
     def surely_off(self) -> bool:
@@ -125,29 +142,62 @@ class LayerSummary:
         return self.how_wrong > max(ACCURACY, _SURE * (self.angle_error or 0.0))
 
     @property
+    def norm_explains_angle(self) -> bool:
+        """Whether norm and angle are off equilibrium alike: the angle goes as the norm to the power of -1 or -2.
+
+        They are not while L, of which the equilibrium norm is made, has changed a lot within its average: then norm and
+        time to settle say little.
+        """
+        if self.norm_vs_equilibrium is None or self.angle_vs_equilibrium is None:
+            return False
+        low, high = sorted((self.norm_vs_equilibrium**-1, self.norm_vs_equilibrium**-2))
+        return bool(low / _ALIKE < self.angle_vs_equilibrium < high * _ALIKE)
+
+    @property
     def settings_over_run(self) -> str:
-        """The optimizer with its settings; lr from the first to the last sample of the run."""
-        if self.first_lr is None or self.lr is None or self.first_lr == self.lr:
+        """The optimizer with its settings; lr at the first sample of the run, at its peak and at the last sample."""
+        if self.first_lr is None or self.lr is None or self.peak_lr is None or self.last_lr is None:
             return self.settings
-        now = short(self.lr)
-        return self.settings.replace(f"lr={now}", f"lr={short(self.first_lr)} -> {now}", 1)
+        if self.peak_lr > max(self.first_lr, self.last_lr):
+            course = f"lr={short(self.first_lr)}, peak {short(self.peak_lr)}, now {short(self.last_lr)}"
+        elif self.first_lr != self.last_lr:
+            course = f"lr={short(self.first_lr)} -> {short(self.last_lr)}"
+        else:
+            return self.settings
+        return self.settings.replace(f"lr={short(self.lr)}", course, 1)
+
+    @property
+    def when(self) -> str:
+        """The steps of the window, with the range of lr where it moved.
+
+        Example:
+            >>> at = dict.fromkeys((field.name for field in dataclasses.fields(LayerSummary)))
+            >>> LayerSummary(**at | {"first_step": 1840, "last_step": 1999, "lr_range": (3e-5, 1.2e-4)}).when
+            'over steps 1,840-1,999 (lr 3e-5 to 1.2e-4)'
+        """
+        if self.first_step is None or self.first_step == self.last_step:
+            return f"at step {self.last_step:,}"
+        low, high = (_three_digits(lr) for lr in self.lr_range or (math.nan, math.nan))
+        moved = "" if low == high else f" (lr {low} to {high})"
+        return f"over steps {self.first_step:,}-{self.last_step:,}{moved}"
 
     @property
     def sentence(self) -> str:
         """The summary in one sentence."""
         if self.angle is None:
             return f"{self.name} did not move in any sampled step."
-        return f"{self.name} turns {self.angle:.3g} rad per step; {'; '.join(_clauses(self))}."
+        return f"{self.name} turns {self.angle:.3g} rad per step {self.when}; {'; '.join(_clauses(self))}."
 
 
 def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | None = None) -> tuple[LayerSummary, ...]:
     """Summarise the last samples of every parameter.
 
     Angles are compared by their root mean square over a window: the last quarter of the samples since lr, weight decay
-    or momentum last changed. Under a schedule that changes them at every step it is the last quarter since they last
-    jumped, as far as they were within a factor of 2 of their present values; predictions follow the schedule. A window
-    has 20 samples at least where there are as many, never contains a jump by more than a tenth, and leaves out steps
-    with an lr of 0, which move nothing.
+    or momentum last changed, or under a schedule since they last jumped, and at least the last 20. A window holds only
+    samples at which every setting was within a factor of 2 of its present value, and none from before a jump by more
+    than a tenth; it may hold fewer than 20. Left out are steps with an lr of 0, which move nothing, samples without a
+    prediction where others have one, and the tail of a schedule that falls to nothing: the last samples, a fifth at
+    most, with an lr below 5 % of the highest since the last jump, unless 20 of them have about the same lr.
 
     Args:
         samples: the sample table of a monitor or of a recorded run.
@@ -165,16 +215,23 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     if not run.series.names:
         return ()
     taken = run.taken
-    size = _window_sizes(taken) if window is None else np.full(len(taken.names), whole("window", window, low=1))
-    recent = _last_rows(taken, size if window is not None else np.minimum(size, _since_jump(taken)))
-    longer = _last_rows(taken, size)
-    table = _window_numbers(recent) | _present(recent) | {"first_lr": _first(taken, "lr")}
-    table |= {"cosine": _rms(longer, longer.columns["cosine"] ** 2)}
-    over_run = _rms(taken, taken.columns["angle"] ** 2).astype(np.float32)  # the last digits depend on the other layers
+    if window is None:
+        before_tail = _without_tail(taken)
+        size = _window_sizes(before_tail)
+        recent = _last_rows(before_tail, np.minimum(size, _since_jump(before_tail)))
+        recent = _with_prediction(_last_rows(recent, _alike(before_tail)))
+        longer = _with_prediction(_last_rows(before_tail, size))
+    else:
+        recent = longer = _last_rows(taken, np.full(len(taken.names), whole("window", window, low=1)))
+    table = _window_numbers(recent) | _present(recent)
+    table |= {"first_lr": _first(taken, "lr"), "peak_lr": _peak_lr(taken), "last_lr": taken.last("lr")}
+    table |= {"angle_error": _angle_error(recent, longer), "cosine": _rms(longer, longer.columns["cosine"])}
+    table |= {"mean_cosine": _mean(taken, taken.columns["cosine"])}
+    over_run = _rms(taken, taken.columns["angle"]).astype(np.float32)  # the last digits depend on the other layers
     table |= {"first_norm": _first(taken, "norm"), "angle_over_run": over_run.astype(np.float64)}
-    invariant = list(map(invariance_from_metadata, run.entries, table["cosine"].tolist()))
+    invariant = run.invariant
     no_law = [_no_law(entry) for entry in run.entries]
-    runs_out = _lr_runs_out(recent)
+    runs_out = _lr_runs_out(_last_rows(taken, np.minimum(_PACE, _since_jump(taken))))
     for name in ("steps_to_settle", "epochs_to_settle"):
         table[name][runs_out] = np.nan
     # The window may hold predictions from before that was known.
@@ -191,10 +248,11 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     columns |= {
         "name": run.series.names,
         "samples": recent.counts.tolist(),
-        "last_step": map(int, run.series.last("step").tolist()),
+        "last_step": map(int, np.where(recent.counts > 0, recent.last("step"), run.series.last("step")).tolist()),
         "first_step": (None if step is None else int(step) for step in _or_none(_first(recent, "step"))),
         "recorded_from": (None if step is None else int(step) for step in _or_none(_first(taken, "step"))),
         "shape": (tuple(entry["shape"]) if "shape" in entry else None for entry in run.entries),
+        "lr_range": _lr_ranges(recent),
         "lr_runs_out": runs_out.tolist(),
         "invariant": invariant,
         "how": (entry.get("how") for entry in run.entries),
@@ -207,7 +265,14 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
         "how_wrong": map(_how_wrong, _or_none(table["angle_vs_predicted"])),
     }
     in_order = (columns[field.name] for field in dataclasses.fields(LayerSummary))
-    return tuple(LayerSummary(*row) for row in zip(*in_order, strict=True))
+    return tuple(_without_doubtful_time(LayerSummary(*row)) for row in zip(*in_order, strict=True))
+
+
+def _without_doubtful_time(layer: LayerSummary) -> LayerSummary:
+    """The summary without a time to settle that norm and angle do not agree about."""
+    if layer.steps_to_settle is None or layer.norm_vs_equilibrium is None or layer.norm_explains_angle:
+        return layer
+    return dataclasses.replace(layer, steps_to_settle=None, epochs_to_settle=None)
 
 
 def _no_law(entry: Mapping[str, Any]) -> str | None:
@@ -227,17 +292,35 @@ def _or_none(values: Array) -> list[Any]:
     return list(listed.tolist())
 
 
+def _without_tail(taken: Series) -> Series:
+    """The rows without the tail of a schedule that falls to nothing, of parameters that have few others at its lr."""
+    first = np.maximum(last_true(taken, setting_jumps(taken)), taken.first[:-1])
+    row, lr = np.arange(taken.first[-1]), np.nan_to_num(taken.columns["lr"])
+    since_jump = row >= np.repeat(first, taken.counts)
+    highest = np.maximum.reduceat(np.append(np.where(since_jump, lr, 0.0), 0.0), taken.first[:-1])
+    tail_begin = last_true(taken, since_jump & (lr >= _TAIL * np.repeat(highest, taken.counts))) + 1
+    tail = taken.first[1:] - tail_begin
+    leave_out = (tail <= _LONGEST_TAIL * _since_jump(taken)) & (_alike(taken) < LEAST_WINDOW) & (taken.counts > 0)
+    return taken.where(~np.repeat(leave_out, taken.counts) | (row < np.repeat(tail_begin, taken.counts)))
+
+
+def _three_digits(value: float) -> str:
+    return short(float(f"{value:.3g}"))
+
+
 def _window_sizes(series: Series) -> Array:
-    """Rows in the window of each parameter, as `summarise` says, before it is cut at a jump."""
+    """Rows in the window of each parameter, before it is cut to those at about the present settings."""
     since_change = series.first[1:] - last_true(series, setting_changes(series))
-    alike = series.first[1:] - alike_since(series)
-    under_schedule = np.minimum(-(-_since_jump(series) // 4), alike)
-    size = np.where(since_change < LEAST_WINDOW, under_schedule, -(-since_change // 4))
-    return np.asarray(np.maximum(size, LEAST_WINDOW))
+    since = np.where(since_change < LEAST_WINDOW, _since_jump(series), since_change)
+    return np.asarray(np.maximum(-(-since // 4), LEAST_WINDOW))
 
 
 def _since_jump(series: Series) -> Array:
     return np.asarray(series.first[1:] - last_true(series, setting_jumps(series)))
+
+
+def _alike(series: Series) -> Array:
+    return np.asarray(series.first[1:] - alike_since(series))
 
 
 def _last_rows(series: Series, size: Array) -> Series:
@@ -245,33 +328,56 @@ def _last_rows(series: Series, size: Array) -> Series:
     return series.where(np.arange(series.first[-1]) >= np.repeat(begin, series.counts))
 
 
+def _with_prediction(series: Series) -> Series:
+    """The rows with a prediction, and all rows of a parameter that has none."""
+    known = np.isfinite(series.columns["angle_predicted"])
+    return series.where(known | np.repeat(series.sums(known.astype(np.float64)) == 0, series.counts))
+
+
 def _window_numbers(recent: Series) -> dict[str, Array]:
-    """Root mean squares over the window, and their ratios over the rows that have both numbers."""
-    angle_sq = recent.columns["angle"] ** 2
-    numbers = {"angle": _rms(recent, angle_sq)}
-    for name in ("angle_predicted", "angle_equilibrium"):
-        law_sq = recent.columns[name] ** 2
-        numbers[name] = _rms(recent, law_sq)
-        both = _rms(recent, np.where(np.isnan(law_sq), np.nan, angle_sq))
-        numbers[f"angle_vs_{name[6:]}"] = both / np.where(numbers[name] > 0, numbers[name], np.nan)
-    return numbers | {"angle_error": _angle_error(recent, numbers["angle_vs_predicted"])}
+    """Root mean squares over the window, and their ratios."""
+    names = ("angle", "angle_predicted", "angle_equilibrium")
+    numbers = {name: _rms(recent, recent.columns[name]) for name in names}
+    for name in names[1:]:
+        numbers[f"angle_vs_{name[6:]}"] = numbers["angle"] / np.where(numbers[name] > 0, numbers[name], np.nan)
+    return numbers
 
 
-def _angle_error(recent: Series, ratio: Array) -> Array:
-    """Relative standard error of measured / predicted.
+def _angle_error(recent: Series, longer: Series) -> Array:
+    """Relative standard error of measured / predicted over the window.
 
-    From the scatter around the prediction: under a schedule the angle itself moves, which is no scatter.
+    From the scatter of the ratio of single samples over more rows than the window has, around its mean in the window
+    and before it: the error is known also where the window is short, and unknown with fewer than 20 samples in all.
     """
-    angle_sq, predicted_sq = (recent.columns[name] ** 2 for name in ("angle", "angle_predicted"))
-    residual = angle_sq - np.repeat(ratio, recent.counts) ** 2 * predicted_sq
-    known = np.isfinite(residual)
-    count = recent.sums(known.astype(np.float64))
-    spacing = (recent.last("step") - _first(recent, "step")) / np.maximum(recent.counts - 1, 1)
-    correlation = np.clip(np.nan_to_num(recent.last("momentum")), 0, 0.9999) ** (2 * np.maximum(spacing, 1))
+    from_the_end = np.repeat(longer.first[1:], longer.counts) - np.arange(longer.first[-1])
+    is_recent = from_the_end <= np.repeat(recent.counts, longer.counts)
+    squares, known, groups = np.zeros(len(recent.names)), np.zeros(len(recent.names)), np.zeros(len(recent.names))
     with np.errstate(invalid="ignore", divide="ignore"):
-        scatter = _rms(recent, residual**2) / _rms(recent, np.where(known, angle_sq, np.nan)) ** 2 / 2
-        error = scatter * np.sqrt((1 + correlation) / (1 - correlation) / count)
-    return np.asarray(np.where(count > 1, error, np.nan))
+        ratio_sq = (longer.columns["angle"] / longer.columns["angle_predicted"]) ** 2
+        for rows in (is_recent, ~is_recent):
+            of_group = np.where(rows & np.isfinite(ratio_sq), ratio_sq, np.nan)
+            residual = of_group / np.repeat(_mean(longer, of_group), longer.counts) - 1
+            count = longer.sums(np.isfinite(residual).astype(np.float64))
+            squares, known, groups = (
+                squares + longer.sums(np.nan_to_num(residual) ** 2),
+                known + count,
+                groups + (count > 0),
+            )
+        scatter = np.sqrt(squares / (known - groups + 1)) / 2
+        spacing = (recent.last("step") - _first(recent, "step")) / np.maximum(recent.counts - 1, 1)
+        correlation = np.clip(np.nan_to_num(recent.last("momentum")), 0, 0.9999) ** (2 * np.maximum(spacing, 1))
+        error = scatter * np.sqrt(np.minimum((1 + correlation) / (1 - correlation), recent.counts) / recent.counts)
+    return np.asarray(np.where(known >= LEAST_WINDOW, error, np.nan))
+
+
+def _peak_lr(taken: Series) -> Array:
+    lr = np.append(np.nan_to_num(taken.columns["lr"], nan=-np.inf), -np.inf)
+    return np.where(taken.counts > 0, np.maximum.reduceat(lr, taken.first[:-1]), np.nan)
+
+
+def _lr_ranges(recent: Series) -> list[tuple[float, float] | None]:
+    ranges = (recent.of(position)["lr"] for position in range(len(recent.names)))
+    return [(float(lr.min()), float(lr.max())) if len(lr) else None for lr in ranges]
 
 
 def _first(recent: Series, name: str) -> Array:
@@ -286,10 +392,14 @@ def _lr_runs_out(recent: Series) -> Array:
     return np.asarray(moves & (recent.last("steps_to_settle") * pace > recent.last("lr")))
 
 
-def _rms(recent: Series, squares: Array) -> Array:
-    known = np.isfinite(squares)
+def _mean(series: Series, values: Array) -> Array:
+    known = np.isfinite(values)
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.sqrt(recent.sums(np.where(known, squares, 0.0)) / recent.sums(known)))
+        return np.asarray(series.sums(np.where(known, values, 0.0)) / series.sums(known))
+
+
+def _rms(series: Series, values: Array) -> Array:
+    return np.sqrt(_mean(series, values**2))
 
 
 def _present(recent: Series) -> dict[str, Array]:
@@ -329,32 +439,39 @@ def _clauses(layer: LayerSummary) -> list[str]:
     if layer.invariant is False:
         return [f"{_not_invariant(layer)}, so no law applies"]
     if layer.angle_predicted is None:
-        return ["there is no prediction for it"]
+        undecided = layer.invariant is None and layer.mean_cosine is not None
+        why = "whether it is scale-invariant is undecided, so " if undecided else ""
+        return [f"{why}there is no prediction for it"]
     predicts = f"{layer.settings} predicts {layer.angle_predicted:.3g}"
+    if layer.invariant is None:
+        return [f"{predicts} if it is scale-invariant, which is undecided"]
     if layer.weight_decay == 0:
         return [predicts, "without weight decay its norm grows and it turns ever more slowly: there is no equilibrium"]
     if layer.angle_equilibrium is None:
         return [predicts, "with these settings there is no equilibrium"]
     if layer.state == SETTLED:
         return [predicts, "it is settled"]
-    return [f"{predicts} now and {layer.angle_equilibrium:.3g} in equilibrium", _distance(layer)]
+    when = "now" if layer.last_lr == layer.lr else "there"
+    return [f"{predicts} {when} and {layer.angle_equilibrium:.3g} in equilibrium", _distance(layer)]
 
 
 def _not_invariant(layer: LayerSummary) -> str:
     if layer.how is None or layer.how == "no":
-        cosine = "" if layer.cosine is None else f" (cosine with its gradient {layer.cosine:.2g})"
-        return f"it is not scale-invariant{cosine}"
+        cosine = "" if layer.mean_cosine is None else f" (mean cosine with its gradient {layer.mean_cosine:.2g})"
+        return f"it {'is not' if layer.how else 'does not look'} scale-invariant{cosine}"
     return f"it is not scale-invariant by itself ({layer.how})"
 
 
 def _distance(layer: LayerSummary) -> str:
     since = "since the last change " if layer.state == DISTURBED else ""
+    if layer.lr_runs_out:
+        now = "" if layer.last_lr == layer.lr else f"; it is {_three_digits(layer.last_lr or 0.0)} by now"
+        return f"lr falls to 0 before it can settle{now}, and under a schedule it need not settle"
+    if layer.norm_vs_equilibrium is not None and not layer.norm_explains_angle:
+        return "its gradient has changed too much for a time to settle"
     norm = None if layer.norm_vs_equilibrium is None else f"is {times(layer.norm_vs_equilibrium)}"
     steps = layer.steps_to_settle
     if steps == 0 and norm is not None and layer.angle_vs_equilibrium is not None:
         return f"{since}its norm {norm}, but it still turns at {layer.angle_vs_equilibrium:.2g}x its equilibrium"
     wait = None if not steps else f"needs {how_long(steps, layer.epochs_to_settle)} to settle"
-    if layer.lr_runs_out:
-        distance = "" if norm is None else f"its norm {norm}; "
-        return f"{since}{distance}lr falls to 0 before it can settle, and under a schedule it need not settle"
     return f"{since}its norm {' and '.join(filter(None, (norm, wait))) or 'is not settled'}"

@@ -13,8 +13,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from equilibria.diagnosis.metadata import invariance_from_metadata, rule_from_metadata
-from equilibria.diagnosis.series import SETTINGS, by_parameter, steps_taken
+from equilibria.diagnosis.metadata import rule_from_metadata
+from equilibria.diagnosis.run import SampledRun as SortedRun
+from equilibria.diagnosis.run import sampled_run
+from equilibria.diagnosis.series import SETTINGS
 from equilibria.errors import EquilibriaError, whole
 from equilibria.records import read_record
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, RESCALED
@@ -128,8 +130,12 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
             f"got a run without samples{where}; expected at least {LEAST_SAMPLES} of a layer: watch some hundred steps"
         )
     last_step = int(table["step"].to_numpy().max())
-    recorded = _members(table, metadata)
-    reasons = {name: _refusal(entry, columns, last_step) for name, entry, columns in recorded}
+    sorted_run = sampled_run(table, metadata=metadata)
+    recorded = _members(sorted_run)
+    reasons = {
+        name: _refusal(entry, columns, last_step, invariant=invariant)
+        for (name, entry, columns), invariant in zip(recorded, sorted_run.invariant, strict=True)
+    }
     refused = {name: reason for name, reason in reasons.items() if reason}
     members = [member for member in recorded if not reasons[member[0]]]
     if not members:
@@ -146,15 +152,15 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
 def whole_record(run: RunLike, cohort: Cohort) -> tuple[Cohort, ...]:
     """The layers of a cohort over the whole record, whatever happened later; split where their settings diverge."""
     source = as_run(run)
-    members = [member for member in _members(source.samples(), source.metadata) if member[0] in cohort.names]
+    recorded = _members(sampled_run(source.samples(), metadata=source.metadata))
+    members = [member for member in recorded if member[0] in cohort.names]
     return tuple(_cohort(group, rule=cohort.rule) for group in _same_settings(members))
 
 
-def _members(table: pa.Table, metadata: Mapping[str, Any]) -> list[_Member]:
+def _members(run: SortedRun) -> list[_Member]:
     """Name, metadata and sample columns of every layer."""
-    entries = {entry["name"]: entry for entry in metadata.get("params", ())}
-    series = steps_taken(by_parameter(table, metadata=metadata))
-    return [(name, entries.get(name, {}), series.of(position)) for position, name in enumerate(series.names)]
+    columns = (run.taken.of(position) for position in range(len(run.taken.names)))
+    return list(zip(run.taken.names, run.entries, columns, strict=True))
 
 
 def _same_settings(members: list[_Member]) -> list[list[_Member]]:
@@ -188,7 +194,7 @@ def as_run(run: RunLike) -> RunWithSamples:
     return run
 
 
-def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: int) -> str:
+def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: int, *, invariant: bool | None) -> str:
     """Why a layer cannot be forecast, "" if it can."""
     count = len(columns["step"])
     if not entry.get("rule"):
@@ -204,15 +210,16 @@ def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: in
         return f"no law for its settings at step {columns['step'][-1]:,}"
     if not isinstance(rule, ForecastRule):
         return f"its optimizer is {type(rule).__name__}; forecasts are made for SGD, SGDW, AdamW and Adam"
-    cosine = columns["cosine"][np.isfinite(columns["cosine"])]
-    rms = float(np.sqrt(np.mean(cosine**2))) if len(cosine) else float("nan")
-    if not invariance_from_metadata(entry, rms):
-        return f"not scale-invariant (rms cosine of weight and gradient {rms:.2g}): the laws do not hold for it"
+    if not invariant:
+        cosine = columns["cosine"][np.isfinite(columns["cosine"])]
+        mean = f"{np.mean(cosine):.2g}" if len(cosine) else "unknown"
+        doubt = "not scale-invariant" if invariant is False else "not known to be scale-invariant"
+        return f"{doubt} (mean cosine of weight and gradient {mean}): the laws do not hold for it"
     usable = np.isfinite(columns["unit_grad_sq"]) & (columns["unit_grad_sq"] > 0)
     if np.count_nonzero(usable) < LEAST_SAMPLES:
         return f"its gradient was read at {np.count_nonzero(usable)} samples; at least {LEAST_SAMPLES} are needed"
     if _vanished(columns["unit_grad_sq"]):
-        return "its gradient has vanished: the training loss is fitted, and no law predicts the rest"
+        return "its gradient has vanished, below 0.1 % of its highest level, and no law predicts the rest"
     return ""
 
 

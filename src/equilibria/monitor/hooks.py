@@ -209,7 +209,8 @@ class OptimizerHooks:
         try:
             self.step = max(self.last_step + 1, self._sampler.latest)
             jumps = self._sampler.automatic and any(
-                log.jumps(group) for log, group in zip(self.settings, self.optimizer.param_groups, strict=False)
+                log.jumps(self.count, group)
+                for log, group in zip(self.settings, self.optimizer.param_groups, strict=False)
             )
             self._is_due = self._sampler.is_due(self._index, count=self.count, step=self.step, jumps=jumps)
             closure = args[1] if len(args) > 1 else kwargs.get("closure")

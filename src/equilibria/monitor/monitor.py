@@ -73,7 +73,7 @@ class Monitor:
         granularity: "tensor", or "row" for one sample per row (output channel).
         steps_per_epoch: converts steps to settle into epochs.
         invariant: the scale-invariant weights: names, tensors, or the result of `equilibria.symmetries`. Only these get
-            predictions. Without it the cosine of weight and gradient decides.
+            predictions. Without it the mean cosine of weight and gradient decides, once, which weights look invariant.
         sinks: receive the samples as they are taken.
 
     Raises:

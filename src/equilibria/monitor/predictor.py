@@ -17,9 +17,13 @@ every sample and interpolated linearly between two of them. It changes slowly; s
 Equilibrium. Separately from the recursion, the present settings and the running mean of L give the angle and the norm
 at which the weight would settle, and the law of approach gives the steps until then.
 
+Settled. A weight is settled if its norm implies an angle within 5 % of equilibrium (it stays so up to 7.5 %), and if
+the root mean square of its last 20 measured angles is within a factor of 1.28 of equilibrium.
+
 Validity. The laws hold for scale-invariant weights, whose gradient is orthogonal to the weight. Without labels from
-`equilibria.symmetries`, a weight counts as invariant while the cosine of weight and gradient stays well below that of
-two random directions. Other weights get no prediction.
+`equilibria.symmetries`, the mean cosine of weight and gradient decides once (`equilibria.diagnosis.invariance`). Until
+then a weight whose cosines have stayed well below those of two random directions gets provisional predictions. Other
+weights get no prediction.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from equilibria.diagnosis.invariance import NEARLY_RANDOM, InvarianceTest, decay_in_force
 from equilibria.errors import EquilibriaError
 from equilibria.monitor.reading import MeasuredStep
 from equilibria.monitor.recursion import group_equilibrium, remembered, run_recursion
@@ -56,9 +61,8 @@ _ENOUGH_SAMPLES = 20  # in it, if they fit into half a time constant
 _SHARE_OF_APPROACH = 0.05  # of the time constant, if that is more: L drifts too
 _FEWEST_PAIRS = 20  # in the mean correlation with the momentum: it scatters more and drifts less
 _FEWEST_PULLS = 100  # in the mean memory of Muon's updates: single updates point anywhere
+_COSINE_WINDOW = 50  # samples in the mean squared cosine
 _MEMORIES = 3  # lengths of the momentum's memory until the updates remember as much as they ever will
-_COSINE_WINDOW = 50  # samples
-_NOT_RANDOM = 0.2  # share of a random direction's cosine above which a weight does not count as scale-invariant
 
 _SMALLEST, _LARGEST = 1e-140, 1e140  # squared norms for which the recursion stays inside float64
 _LEAST_SHARE = 0.05  # of N that L keeps under Nesterov momentum, however strongly gradients turn back
@@ -98,7 +102,7 @@ class Prediction:
         momentum_unit_grad_sq: L of this step, with the correlation of gradient and momentum.
         steps_to_settle: until the angle is within 5 % of equilibrium.
         settled: whether it is, with a little hysteresis.
-        invariant: whether the weight is scale-invariant, by its label or by its cosine.
+        invariant: whether the weight is scale-invariant by its label, looks so, or may be so while that is undecided.
     """
 
     angle: Array
@@ -116,8 +120,8 @@ class Predictor:
 
     Args:
         entries: numbers per weight.
-        invariant: 1 for scale-invariant weights, 0 for others, NaN for those whose cosine with the gradient decides;
-            None if it decides for all.
+        invariant: 1 for scale-invariant weights, 0 for others, NaN for those whose cosines with the gradient decide;
+            None if they decide for all.
 
     Attributes:
         next_step: the first step whose settings the next prediction needs; the recursion's state precedes it.
@@ -132,6 +136,8 @@ class Predictor:
         self._momentum_grad_sq = np.full(count, np.nan)  # L at the last sample
         self._grad_sq, self._pull, self._pulled = (RunningMean(count) for _ in range(3))
         self._update_sq, self._cosine_sq, self._angle_sq, self._recall = (RunningMean(count) for _ in range(4))
+        self._invariance = InvarianceTest(entries)
+        self._may_be_invariant = np.ones(count, dtype=bool)
         self._settled = np.zeros(count, dtype=bool)
         self._countdown = Countdown(count)
 
@@ -150,6 +156,8 @@ class Predictor:
             "steps_done": None if self._state is None else float(self._state.steps_done),
             "means": {name: getattr(self, name).state_dict() for name in _MEANS},
             "countdown": self._countdown.state_dict(),
+            "invariance": {name: torch.from_numpy(values) for name, values in self._invariance.state_dict().items()},
+            "may_be_invariant": torch.from_numpy(self._may_be_invariant.copy()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -160,6 +168,8 @@ class Predictor:
         for name in _MEANS:
             getattr(self, name).load_state_dict(state["means"][name])
         self._countdown.load_state_dict(state["countdown"])
+        self._invariance.load_state_dict({name: values.cpu().numpy() for name, values in state["invariance"].items()})
+        self._may_be_invariant = state["may_be_invariant"].cpu().numpy().copy()
         self._state = None
         if state["moments"] is not None:
             moments = {name: state["moments"][name].cpu().numpy().copy() for name in _MOMENTS}
@@ -220,8 +230,7 @@ class Predictor:
                 settled = self._settled = np.where(np.isfinite(left), left == 0, settled)
             settled = settled & turns
             own = _with_momentum(rule, unit_grad_sq, measured.vg / measured.gg)
-            seems = np.sqrt(self._cosine_sq.value * self._entries) < _NOT_RANDOM
-            invariant = np.where(np.isnan(self._labels), seems, self._labels == 1)
+            invariant = self._is_invariant()
         blank = np.where(invariant, 1.0, np.nan)
         return Prediction(
             angle=angle * blank,
@@ -241,7 +250,7 @@ class Predictor:
         paired = max(window, _FEWEST_PAIRS)
         self._pull.add(measured.vg * measured.ww, window=paired)
         self._pulled.add(np.where(np.isfinite(measured.vg), unit_grad_sq, np.nan), window=paired)
-        self._cosine_sq.add(measured.cosine**2, window=_COSINE_WINDOW)
+        self._judge_invariance(measured, rule)
         self._angle_sq.add(measured.angle**2, window=_ANGLES)
         moves = np.where(measured.ee > 0, measured.ee, np.nan)  # a weight without a gradient makes no small update
         self._update_sq.add(moves / np.square(rule.lr or np.nan), window=window)
@@ -249,6 +258,29 @@ class Predictor:
         if isinstance(rule, Muon) and state is not None and state.steps_done > _MEMORIES / (1 - rule.momentum):
             pull = rule.lr * measured.we / moves  # -<w, u> / ||u||^2
             self._recall.add(pull / remembered(rule, state.memory), window=max(window, _FEWEST_PULLS))
+
+    def _judge_invariance(self, measured: MeasuredStep, rule: Rule) -> None:
+        momentum = rule.betas[0] if isinstance(rule, AdamW | AdamL2 | Lion) else rule.momentum
+        decay = decay_in_force(
+            {"kind": type(rule).__name__, "dampening": getattr(rule, "dampening", 0.0)},
+            lr=rule.lr,
+            weight_decay=rule.weight_decay,
+            momentum=momentum,
+            grad_norm=np.sqrt(measured.gg),
+            norm=measured.norm,
+            entries=self._entries,
+        )
+        self._invariance.add(measured.cosine, np.broadcast_to(decay, measured.cosine.shape))
+        self._cosine_sq.add(measured.cosine**2, window=_COSINE_WINDOW)
+        self._may_be_invariant &= ~(np.sqrt(self._cosine_sq.value * self._entries) >= NEARLY_RANDOM)
+
+    def _is_invariant(self) -> Flags:
+        """By the label, else by the decision, else provisionally: never on again once it is off."""
+        verdict = self._invariance.verdict
+        may_be = self._may_be_invariant & np.isfinite(self._cosine_sq.value)
+        seems = np.where(np.isnan(verdict), may_be, verdict == 1)
+        invariant: Flags = np.where(np.isnan(self._labels), seems, self._labels == 1)
+        return invariant
 
     def _correlation(self, rule: Rule) -> Array:
         """Recent mean of <v, g> / ||g||^2; 0 where there is no momentum."""

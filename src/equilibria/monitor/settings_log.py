@@ -82,15 +82,16 @@ class SettingsLog:
         elif settings != self._changes[-1].settings:
             self._changes.append(_change(self._changes[-1], step, settings))
 
-    def jumps(self, group: Mapping[str, Any]) -> bool:
-        """Whether lr or weight decay of the coming step differ by more than a tenth from those of the last step."""
+    def jumps(self, step: int, group: Mapping[str, Any]) -> bool:
+        """Whether lr or weight decay jump at the coming step, as `jumped` says; settings on a device are not read."""
         if not self._changes:
             return False
         last = self._changes[-1].settings
         pairs = ((group["lr"], last.lr), (group.get("weight_decay"), last.weight_decay))
-        return any(
+        differs = any(
             isinstance(now, float) and abs(now - before) > _JUMP * max(abs(now), abs(before)) for now, before in pairs
         )
+        return differs and _change(self._changes[-1], step, read_settings(group)).is_jump
 
     def at(self, step: int) -> Settings:
         """The settings of a step."""

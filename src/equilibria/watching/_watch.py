@@ -59,8 +59,8 @@ def watch(
         granularity: "tensor", or "row" for one sample per row (output channel).
         steps_per_epoch: converts steps to settle into epochs.
         invariant: the scale-invariant weights: names, tensors, or the result of `equilibria.symmetries`, which also
-            labels every layer with how it is invariant. Only these weights get predictions. Without it the cosine of
-            weight and gradient decides.
+            labels every layer with how it is invariant. Only these weights get predictions. Without it the mean
+            cosine of weight and gradient decides, once, which weights look scale-invariant.
         sinks: objects with ``append(columns)`` and ``close()`` that receive the samples as they are taken.
         on_finding: a function that is called with each new finding while training runs, and at the end; the same kind
             of finding with other numbers is not new. An error in it becomes a warning.

@@ -132,7 +132,7 @@ def test_the_headline_agrees_with_the_findings():
     """A layer is off where a finding says so; too few samples, or too much scatter, make no verdict."""
     (layer,) = summarise(run(1)[0], metadata=run(1)[1])
     off = dataclasses.replace(layer, angle_vs_predicted=1.3, how_wrong=0.26, angle_error=0.01)
-    scattered, few = dataclasses.replace(off, angle_error=0.1), dataclasses.replace(off, samples=5)
+    scattered, few = (dataclasses.replace(off, angle_error=error) for error in (0.1, None))
     slow = dataclasses.replace(off, angle_vs_predicted=0.25, how_wrong=1.39)
     still = dataclasses.replace(off, angle_vs_predicted=0.0, how_wrong=20.7)
     bare = dataclasses.replace(layer, angle_vs_predicted=None, how_wrong=None)

@@ -226,7 +226,7 @@ def test_findings_are_sentences_below(printed):
 
 
 def test_without_findings_a_sentence_says_what_that_means(printed):
-    settled = dataclasses.replace(LAYER, angle_vs_predicted=1.01, how_wrong=0.01, samples=50)
+    settled = dataclasses.replace(LAYER, angle_vs_predicted=1.01, how_wrong=0.01, angle_error=0.01)
     assert "- No findings: The layer that has a prediction turns within 5 % of it, and no" in printed(
         80, [settled], findings=()
     )

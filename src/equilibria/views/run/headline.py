@@ -330,7 +330,7 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
     if all(layer.few for layer in compared):
         return (
             "Too early to judge",
-            f"A verdict takes {LEAST_WINDOW} samples of a layer since its settings last jumped.",
+            f"A verdict takes {LEAST_WINDOW} samples of a layer, or more where its angles scatter.",
         )
     if off := len(compared) - near:
         return "Nothing is clearly wrong", (
@@ -348,4 +348,6 @@ def _why_not_compared(layer: LayerSummary) -> str:
         return "no sampled step moved the weights"
     if layer.invariant is False:
         return "the weights are not scale-invariant"
+    if layer.invariant is None and layer.mean_cosine is not None:
+        return "whether the weights are scale-invariant is undecided"
     return "the samples hold no prediction"

@@ -214,6 +214,8 @@ def state_word(layer: LayerSummary) -> str:
         return "no law"
     if layer.invariant is False:
         return {None: "not invariant", "no": "not invariant", "no effect": "no effect"}.get(layer.how, "not alone")
+    if layer.invariant is None and layer.mean_cosine is not None:
+        return "undecided"
     if layer.state == NO_EQUILIBRIUM and layer.weight_decay == 0:
         return "no decay"
     return layer.state or ""
