@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from equilibria.diagnosis.metadata import entries_by_name, rules_from_metadata
-from equilibria.diagnosis.series import SETTINGS, Series, by_parameter, steps_taken
+from equilibria.diagnosis.series import SETTINGS, Array, Series, by_parameter, steps_taken
 from equilibria.theory.rules import Rule
 
 
@@ -23,6 +23,7 @@ class SampledRun:
         entries: for each parameter its entry in the metadata, {} if there is none.
         rules: for each parameter the rule with the settings of its last step, None where there is no law.
         metadata: of the run.
+        metrics: the logged numbers by name: their steps, sorted, and their values; {} if there are none.
     """
 
     series: Series
@@ -30,6 +31,7 @@ class SampledRun:
     entries: list[Mapping[str, Any]]
     rules: list[Rule | None]
     metadata: Mapping[str, Any]
+    metrics: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
 
 
 def sampled_run(samples: pa.Table, *, metadata: Mapping[str, Any]) -> SampledRun:
