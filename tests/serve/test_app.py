@@ -306,7 +306,7 @@ def test_too_few_samples_for_a_forecast_are_an_error(tmp_path):
     with TestClient(build_app((tmp_path,)).asgi, base_url="http://localhost") as client:
         answer = client.get("/run/1/forecast/view?steps=6000")
         assert answer.status_code == 400
-        assert "6 samples; at least" in answer.json()["error"]
+        assert "6 samples, 3 of them in the second half" in answer.json()["error"]
 
 
 def test_a_comparison_has_the_logged_numbers_of_every_run(tmp_path):

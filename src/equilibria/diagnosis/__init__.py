@@ -7,7 +7,9 @@
 - `layers`: the evidence about one layer, with a number for every assumption of the predictions.
 - `equilibrium`: findings about layers far from equilibrium, disturbed by a change, or without one.
 - `assumptions`: findings about predictions that fail, and why.
+- `gradient_size`: whether gradients vary widely in size, for reports and forecasts.
 - `faults`: findings about faults in training or measuring.
+- `spikes`: findings about a loss, a gradient or an lr that jumps, and what came first.
 - `identities`: checks of the measurement that hold for any gradients.
 - `sharpness`: findings about the queries of a sharpness tracker.
 - `run`, `series`, `metadata`: the sample table and the metadata of a run, as the others read them.
@@ -21,17 +23,17 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from equilibria.diagnosis import assumptions, equilibrium, faults
+from equilibria.diagnosis import assumptions, equilibrium, faults, spikes
 from equilibria.diagnosis.identities import check_run
 from equilibria.diagnosis.layers import Layer, layers_of
-from equilibria.diagnosis.run import sampled_run
+from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import Series
 from equilibria.diagnosis.summary import LayerSummary, summarise_run
 from equilibria.findings import Finding
 
 __all__ = ["diagnose", "summarise_and_diagnose"]
 
-_Evidence = TypeVar("_Evidence", Series, list[Layer])
+_Evidence = TypeVar("_Evidence", SampledRun, Series, list[Layer])
 
 
 def diagnose(samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.Table | None = None) -> tuple[Finding, ...]:
@@ -67,6 +69,7 @@ def summarise_and_diagnose(
     findings = [
         *_guarded(faults.not_finite, series),
         *_guarded(faults.skipped, series),
+        *_guarded(spikes.spikes, run),
         *_guarded(equilibrium.decay_missing, layers),
         *_guarded(assumptions.rounded_away, layers),
         *_guarded(vanishing_gradient, layers),

@@ -7,13 +7,17 @@ weights kept in a type fine enough for their steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from equilibria.diagnosis.layers import Layer, verb, which_layers
+from equilibria.diagnosis.gradient_size import VARIES
+from equilibria.diagnosis.layers import Layer, layers_of, verb, which_layers
+from equilibria.diagnosis.run import sampled_run
 from equilibria.diagnosis.series import Array
-from equilibria.diagnosis.summary import ACCURACY
+from equilibria.diagnosis.summary import ACCURACY, summarise_run
 from equilibria.findings import Finding, percent
 from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, Muon
@@ -102,13 +106,27 @@ def _suspect(layer: Layer) -> str:
         if (layer.summary.norm_vs_predicted or 1.0) > 1:
             return "successive gradients are correlated, or entries have gradients of very unequal size"
         return "gradients are sparse, or the second moment averages over few steps (beta2)"
-    broken = [
-        *(["successive gradients are correlated"] if layer.correlation is not None else []),
-        *(["its gradient drifts"] if layer.drift is not None else []),
-    ]
+    broken = failing(layer)
     if broken:
         return f"{' and '.join(broken)}, which the prediction allows for only in part"
-    return "none of the assumptions that samples can check (noise, drift, invariance, rounding) fails"
+    return "none of the assumptions that samples can check (noise, drift, size, invariance, rounding) fails"
+
+
+def failing(layer: Layer) -> tuple[str, ...]:
+    """The assumptions of the laws that the samples of a layer contradict, in the words of reports and forecasts."""
+    return (
+        *(("successive gradients are correlated",) if layer.correlation is not None else ()),
+        *(("its gradient drifts",) if layer.drift is not None else ()),
+        *((VARIES,) if layer.varies else ()),
+        *(("its gradient has a component along the weight",) if layer.radial is not None else ()),
+        *(("the type of the weight rounds its steps away",) if layer.rounding is not None else ()),
+    )
+
+
+def failing_by_layer(samples: pa.Table, *, metadata: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """`failing` of every layer that has a prediction, by name."""
+    run = sampled_run(samples, metadata=metadata)
+    return {layer.name: failing(layer) for layer in layers_of(run, summarise_run(run)) if layer.predictable}
 
 
 def correlated(layers: Sequence[Layer]) -> Iterator[Finding]:

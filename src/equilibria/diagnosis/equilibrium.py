@@ -12,6 +12,7 @@ import numpy as np
 
 from equilibria.diagnosis.layers import Layer, invariant_verb, verb, which_layers
 from equilibria.diagnosis.metadata import short
+from equilibria.diagnosis.spikes import excursions
 from equilibria.diagnosis.summary import how_long, times
 from equilibria.errors import EquilibriaError
 from equilibria.findings import Finding, counted, percent
@@ -256,6 +257,8 @@ def disturbance(layer: Layer) -> Disturbance | None:
     """The last jump of the settings, if it threw a settled layer out of equilibrium."""
     if layer.since == 0 or not layer.predictable or layer.state_at(layer.since - 1) not in (SETTLED, DISTURBED):
         return None
+    if any(excursion.after == layer.rows["step"][layer.since] for excursion in excursions(layer.rows)):
+        return None  # lr came back to its level, which `spikes` reports as one event
     before, after = layer.rule_at(layer.since - 1), layer.rule_at(layer.since)
     just_after = _right_after(layer)
     squares = (layer.rows[name][just_after] ** 2 for name in ("angle", "angle_equilibrium"))

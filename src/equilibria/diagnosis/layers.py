@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from equilibria.diagnosis.gradient_size import FEWEST, late_rows, size_variation, varies_widely
 from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import SETTINGS, Array, Series, last_true, setting_jumps
@@ -48,6 +49,7 @@ class Layer:
         lr_is_moving: whether lr changed at most of the late samples.
         remaining: L in the last tenth of the samples over its highest in the tenths before; NaN with fewer than 10
             samples.
+        varies: whether its gradient varies widely in size, over the second half of the run.
         correlation: h~ / N if it is surely not 1: the gradients are correlated with the momentum.
         radial: mean pull of the gradient along the weight, in units of the weight decay, if it is surely not small.
         rounding: relative change of the weight per step, by decay or update, if its type rounds that away; else None.
@@ -63,6 +65,7 @@ class Layer:
     trend: tuple[float, float]
     lr_is_moving: bool
     remaining: float
+    varies: bool
     correlation: float | None
     radial: float | None
     rounding: float | None
@@ -199,6 +202,7 @@ def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]
         _trends(late),
         _lr_is_moving(late).tolist(),
         _remaining(taken).tolist(),
+        _varying(run, summaries),
         _or_none(_correlations(late)),
         _or_none(_radials(late, run)),
         _or_none(_roundings(run)),
@@ -284,6 +288,24 @@ def _correlations(late: Series) -> Array:
         sure = np.abs(ratio - 1) > np.maximum(_CORRELATED, _SURE * error)
         correlations[layers] = np.where(sure, ratio, np.nan)
     return correlations
+
+
+def _varying(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[bool]:
+    """Whether the gradients of the predictable layers vary widely in size; a parameter group is one network."""
+    taken, noise = run.taken, run.taken.columns["unit_grad_sq"]
+    late = taken.only(noise=noise).where(late_rows(taken) & np.isfinite(noise))
+    values = _nans(taken)
+    for layers, (samples,) in late.blocks("noise"):
+        if samples.shape[1] >= FEWEST:
+            values[layers] = size_variation(samples.T)
+    groups: dict[tuple[Any, Any], list[int]] = {}
+    for position, (summary, rule, entry) in enumerate(zip(summaries, run.rules, run.entries, strict=True)):
+        if summary.invariant and rule is not None and math.isfinite(values[position]):
+            groups.setdefault((entry.get("optimizer"), entry.get("group")), []).append(position)
+    varying = np.zeros(len(values), dtype=bool)
+    for positions in groups.values():
+        varying[positions] = varies_widely(values[positions])
+    return [bool(flag) for flag in varying]
 
 
 def _radials(late: Series, run: SampledRun) -> Array:

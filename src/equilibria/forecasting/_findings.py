@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from equilibria.diagnosis.gradient_size import VARIES
 from equilibria.findings import Finding, counted, joined, warnings_first
-from equilibria.forecasting._fit import NEAR_INTERPOLATION
-from equilibria.forecasting._layers import Cohort
+from equilibria.forecasting._fit import VARYING_GRADIENT
+from equilibria.forecasting._layers import Cohort, RecordedLayers
 from equilibria.forecasting._scenario import JUMP, GroupSchedule, Scenario
 
 if TYPE_CHECKING:
@@ -37,12 +38,11 @@ def wide_bands(layers: Sequence[LayerForecast]) -> Iterator[Finding]:
     if not names_by_reason:
         return
     remedies = []
-    if NEAR_INTERPOLATION in names_by_reason:
+    if VARYING_GRADIENT in names_by_reason:
         remedies.append(
-            "near interpolation more samples do not help: how L responds to a falling lr shows only then (forecast "
-            "again after it); augmentation or label smoothing restore the gradient"
+            "more samples do not help: how L responds to a falling lr shows only then (forecast again after it)"
         )
-    if names_by_reason.keys() - {NEAR_INTERPOLATION}:
+    if names_by_reason.keys() - {VARYING_GRADIENT}:
         remedies.append("watch longer, or sample at least every fifth step (see eq.watch)")
     widened = sum(bool(layer.validity) for layer in layers)
     yield Finding(
@@ -59,19 +59,20 @@ def wide_bands(layers: Sequence[LayerForecast]) -> Iterator[Finding]:
 
 def forecast_findings(
     layers: Sequence[LayerForecast],
-    refused: Mapping[str, str],
+    recorded: RecordedLayers,
     scenario: Scenario,
-    cohort: Cohort,
     schedule: GroupSchedule,
 ) -> tuple[Finding, ...]:
-    """The findings of a forecast, warnings first; ``cohort`` and ``schedule`` are those of the first layer."""
+    """The findings of a forecast, warnings first; ``schedule`` is that of the first layer."""
+    cohort = recorded.cohorts[0]
     return warnings_first(
         [
             *_seam(cohort, schedule),
             *wide_bands(layers),
             *_recent_change(cohort, schedule),
             *_slow_after_fall(layers, scenario),
-            *_refusals(refused, len(layers)),
+            *_failing_assumptions(layers, recorded.failing),
+            *_refusals(recorded.refused, len(layers)),
         ]
     )
 
@@ -132,6 +133,25 @@ def _slow_after_fall(layers: Sequence[LayerForecast], scenario: Scenario) -> Ite
         "more weight decay after the fall settles faster"
         if scenario.rescale
         else "forecast again with rescale=True (--rescale); in training, RescaleOnDecay does it",
+        _LAW,
+    )
+
+
+def _failing_assumptions(layers: Sequence[LayerForecast], failing: Mapping[str, tuple[str, ...]]) -> Iterator[Finding]:
+    """The assumptions that the report of the run says fail; bursts widen the bands and have their own finding."""
+    names_by_reason: dict[str, list[str]] = {}
+    for layer in layers:
+        for reason in failing.get(layer.name, ()):
+            if reason != VARIES:
+                names_by_reason.setdefault(reason, []).append(layer.name)
+    if not names_by_reason:
+        return
+    affected = {name for names in names_by_reason.values() for name in names}
+    yield Finding(
+        "note",
+        f"the samples of {len(affected)} of {counted(len(layers), 'layer')} contradict an assumption of the laws",
+        "; ".join(f"{joined(names, most=3)}: {reason}" for reason, names in names_by_reason.items()),
+        "nothing to do for drift and correlation, which the fit includes; see the report of the run for the others",
         _LAW,
     )
 

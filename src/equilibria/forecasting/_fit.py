@@ -17,13 +17,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from equilibria.diagnosis.gradient_size import VARIES, late_from, mostly_varies, size_variation, varies_widely
 from equilibria.forecasting._layers import Cohort, Steps
 from equilibria.theory._reals import Array
 from equilibria.theory.moments import adam_step
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW
 from equilibria.theory.states import adam_settings, step_of
 
-_SKIPPED = 0.5  # share of the recorded steps left out: the start of training says little about the rest
 _MOST_SAMPLES = 2_000
 _BLOCKS = 12  # means that are fitted: single samples of L scatter by their own size
 _SMOOTHING = 20  # samples
@@ -121,8 +121,7 @@ def fit(cohort: Cohort) -> Fit:
 
 
 def _window(cohort: Cohort) -> Rows:
-    first = cohort.step[0] + _SKIPPED * (cohort.step[-1] - cohort.step[0])
-    rows = np.flatnonzero(cohort.step >= first)
+    rows = np.flatnonzero(cohort.step >= late_from(cohort.step[0], cohort.step[-1]))
     return rows[-_MOST_SAMPLES:]
 
 
@@ -293,14 +292,14 @@ _POWER_NEAR_INTERPOLATION, _POWER_SD_NEAR_INTERPOLATION = 0.35, 0.25
 
 
 def prior_of(cohort: Cohort, rows: Rows) -> Prior:
-    """The prior for the optimizer of a cohort, and for a network near interpolation if the samples show one.
+    """The prior for the optimizer of a cohort: that near interpolation if gradients vary in size as they do there.
 
     Args:
         cohort: the layers.
         rows: the fitted samples.
     """
     prior = _ADAM if isinstance(cohort.rule, AdamW | AdamL2) else _SGD
-    if not _interpolates(cohort, rows):
+    if not mostly_varies(size_variation(cohort.plain_unit_grad_sq[rows])):
         return prior
     return replace(prior, power=_POWER_NEAR_INTERPOLATION, power_sd=_POWER_SD_NEAR_INTERPOLATION)
 
@@ -308,15 +307,10 @@ def prior_of(cohort: Cohort, rows: Rows) -> Prior:
 # ---- wider bands
 
 ENOUGH_SAMPLES = 60  # fitted; fewer leave it open how far single steps scatter
-# Mean of ||g||^4 over the square of the mean of ||g||^2. In the trainings of the prior 1.04 to 1.15 in the median layer
-# of a network and up to 1.9 in its first layer; 1.3 to 3 and up to 9 on digits without label noise, which networks
-# memorise.
-_BURSTY = 1.6
-_INTERPOLATES = 1.25  # in the median layer
-_BURSTY_LEVEL_SD = 0.6  # scatter of ln L in such trainings, from one 50 steps to the next
-NEAR_INTERPOLATION = (
-    "the gradient comes in bursts: near interpolation L jumps about, falls with lr by a factor between 1 and 20, and "
-    "the angle with it"
+_VARYING_LEVEL_SD = 0.6  # scatter of ln L from one 50 steps to the next, in trainings near interpolation
+VARYING_GRADIENT = (
+    f"{VARIES}: the band allows for an L that jumps about and falls with lr by a factor between 1 and 20, and the "
+    "angle with it, as it did in trainings near interpolation"
 )
 
 
@@ -338,35 +332,22 @@ class Widening:
 
 
 def widening_of(cohort: Cohort, rows: Rows) -> Widening:
-    """Widen for gradients that come in bursts, and for few samples.
+    """Widen for gradients that vary widely in size, and for few samples.
 
     Args:
         cohort: the layers.
         rows: the fitted samples.
     """
-    bursty = (_burstiness(cohort, rows) > _BURSTY) | _interpolates(cohort, rows)
+    varying = varies_widely(size_variation(cohort.plain_unit_grad_sq[rows]))
     few = len(rows) < ENOUGH_SAMPLES
-    burst_sd = np.where(bursty, _BURSTY_LEVEL_SD, 0.0)
+    level_sd = np.where(varying, _VARYING_LEVEL_SD, 0.0)
     too_few = f"{len(rows)} samples were fitted; with {ENOUGH_SAMPLES} or more the band is narrower"
     return Widening(
-        level_sd=np.hypot(burst_sd, _level_error(cohort, rows) if few else 0.0),
-        angle_sd=burst_sd / 2,
+        level_sd=np.hypot(level_sd, _level_error(cohort, rows) if few else 0.0),
+        angle_sd=level_sd / 2,
         factor=np.full(len(cohort.names), 1 + 5 / len(rows) if few else 1.0),
-        reasons=tuple((NEAR_INTERPOLATION,) * bool(is_bursty) + (too_few,) * few for is_bursty in bursty),
+        reasons=tuple((VARYING_GRADIENT,) * bool(varies) + (too_few,) * few for varies in varying),
     )
-
-
-def _interpolates(cohort: Cohort, rows: Rows) -> bool:
-    """Whether the network is about to memorise its data: few examples of a batch still have a gradient."""
-    return bool(np.median(_burstiness(cohort, rows)) > _INTERPOLATES)
-
-
-def _burstiness(cohort: Cohort, rows: Rows) -> Array:
-    """Mean of ||g||^4 over the square of the mean of ||g||^2, of every layer."""
-    noise = cohort.plain_unit_grad_sq[rows]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        result: Array = np.nanmean(noise**2, axis=0) / np.nanmean(noise, axis=0) ** 2
-    return result
 
 
 def _level_error(cohort: Cohort, rows: Rows) -> Array:

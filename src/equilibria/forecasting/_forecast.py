@@ -252,7 +252,7 @@ def forecast(
         steps=total,
         layers=tuple(layers),
         refused=recorded.refused,
-        findings=forecast_findings(layers, recorded.refused, scenario, recorded.cohorts[0], schedules[0]),
+        findings=forecast_findings(layers, recorded, scenario, schedules[0]),
         assumptions=assumptions(layers[0], scenario, recorded.cohorts[0], schedules[0]),
         steps_per_epoch=recorded.steps_per_epoch,
         _parts=tuple(parts),

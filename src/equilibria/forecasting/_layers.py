@@ -13,11 +13,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from equilibria.diagnosis.assumptions import failing_by_layer
+from equilibria.diagnosis.gradient_size import late_from
 from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun as SortedRun
 from equilibria.diagnosis.run import sampled_run
 from equilibria.diagnosis.series import SETTINGS
 from equilibria.errors import EquilibriaError, whole
+from equilibria.findings import counted
 from equilibria.records import read_record
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, RESCALED
 from equilibria.theory._reals import Array
@@ -28,7 +31,7 @@ Steps = NDArray[np.int64]
 _VANISHED = 1e-3  # share of the record's largest ||g||^2 ||w||^2 below which a gradient has vanished
 _STOPPED = 5  # sampling gaps without a sample, after which a layer no longer moves
 _BETWEEN_STEPS = (NOTES.index(CHANGED_OUTSIDE), NOTES.index(RESCALED))  # samples before which a weight was changed
-LEAST_SAMPLES = 20  # per layer; fewer do not show how far its gradients scatter
+LEAST_SAMPLES = 20  # of a layer that are fitted; fewer do not show how far its gradients scatter
 ForecastRule: TypeAlias = SGD | SGDW | AdamW | AdamL2
 
 _Member: TypeAlias = tuple[str, Mapping[str, Any], Mapping[str, Any]]
@@ -99,12 +102,14 @@ class RecordedLayers:
     Attributes:
         cohorts: the layers that can be forecast; schedules are for the first cohort's parameter group.
         refused: the other layers, with the reason.
+        failing: the assumptions of the laws that the samples of a layer contradict, as a report says them.
         last_step: the last sampled step.
         steps_per_epoch: None if the run does not record it.
     """
 
     cohorts: tuple[Cohort, ...]
     refused: Mapping[str, str]
+    failing: Mapping[str, tuple[str, ...]]
     last_step: int
     steps_per_epoch: int | None
 
@@ -127,7 +132,8 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
     if not table.num_rows:
         where = "" if before is None else f" before step {before:,}"
         raise EquilibriaError(
-            f"got a run without samples{where}; expected at least {LEAST_SAMPLES} of a layer: watch some hundred steps"
+            f"got a run without samples{where}; expected at least {2 * LEAST_SAMPLES} of a layer: watch some hundred "
+            "steps"
         )
     last_step = int(table["step"].to_numpy().max())
     sorted_run = sampled_run(table, metadata=metadata)
@@ -142,11 +148,12 @@ def read_layers(run: RunLike, *, before: int | None = None) -> RecordedLayers:
         more = "watch longer, or sample every fifth step or each (see eq.watch)" if before is None else "a later start"
         raise EquilibriaError(
             f"got a run in which no layer can be forecast ({_by_reason(refused)}); expected a normalised layer under "
-            f"SGD, SGDW, AdamW or Adam with {LEAST_SAMPLES} samples"
+            f"SGD, SGDW, AdamW or Adam with {LEAST_SAMPLES} samples in the second half of the record"
             + (f": {more}" if any("samples" in reason for reason in refused.values()) else "")
         )
     cohorts = tuple(_cohort(group) for group in _same_settings(members))
-    return RecordedLayers(cohorts, refused, last_step, metadata.get("steps_per_epoch"))
+    failing = failing_by_layer(table, metadata=metadata)
+    return RecordedLayers(cohorts, refused, failing, last_step, metadata.get("steps_per_epoch"))
 
 
 def whole_record(run: RunLike, cohort: Cohort) -> tuple[Cohort, ...]:
@@ -199,8 +206,11 @@ def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: in
     count = len(columns["step"])
     if not entry.get("rule"):
         return str(entry.get("no_law") or "the record does not name its optimizer")
-    if count < LEAST_SAMPLES:
-        return f"{count} samples; at least {LEAST_SAMPLES} are needed"
+    if not count:
+        return "no sample of a step that was taken"
+    fitted = columns["step"] >= late_from(columns["step"][0], columns["step"][-1])
+    if np.count_nonzero(fitted) < LEAST_SAMPLES:
+        return _too_few(count, int(np.count_nonzero(fitted)))
     step = columns["step"]
     if last_step - step[-1] > _STOPPED * int(np.diff(step)[-_STOPPED:].max()):
         return f"it has not moved since step {step[-1]:,}, while others moved until step {last_step:,}"
@@ -215,12 +225,22 @@ def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: in
         mean = f"{np.mean(cosine):.2g}" if len(cosine) else "unknown"
         doubt = "not scale-invariant" if invariant is False else "not known to be scale-invariant"
         return f"{doubt} (mean cosine of weight and gradient {mean}): the laws do not hold for it"
-    usable = np.isfinite(columns["unit_grad_sq"]) & (columns["unit_grad_sq"] > 0)
+    usable = fitted & np.isfinite(columns["unit_grad_sq"]) & (columns["unit_grad_sq"] > 0)
     if np.count_nonzero(usable) < LEAST_SAMPLES:
-        return f"its gradient was read at {np.count_nonzero(usable)} samples; at least {LEAST_SAMPLES} are needed"
+        read = f"its gradient was read at {np.count_nonzero(usable)} samples of the second half of the record"
+        return f"{read}, which is fitted; at least {LEAST_SAMPLES} are needed"
     if _vanished(columns["unit_grad_sq"]):
         return "its gradient has vanished, below 0.1 % of its highest level, and no law predicts the rest"
     return ""
+
+
+def _too_few(count: int, fitted: int) -> str:
+    """The reason if fewer samples than needed are in the half of the record that is fitted."""
+    missing = max(2 * LEAST_SAMPLES - count, LEAST_SAMPLES - fitted)
+    return (
+        f"{counted(count, 'sample')}, {fitted} of them in the second half of the record, which is fitted; at least "
+        f"{LEAST_SAMPLES} are needed there: about {missing} more"
+    )
 
 
 def _vanished(unit_grad_sq: Array) -> bool:

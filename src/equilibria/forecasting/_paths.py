@@ -30,6 +30,7 @@ _DISPLACED = 6  # three directions of level, power and drift; angle; entries; le
 _BATCH_ERROR = 0.15  # of ln L per e-fold of the batch size: how far gradients are from being noise is not recorded
 TOLERANCE = 0.05  # relative distance of the angle beyond which a layer is out of equilibrium
 _HOLD = 4  # steps between updates of L: it changes over tens of steps at least
+_MOST = math.log(20)  # change of ln L: none of the trainings that the prior comes from changed by more after its record
 _LEAST = -4.6  # ln of squared angle over reference below which L no longer responds: a tenth of the speed
 
 # Rows of `law` below.
@@ -163,7 +164,8 @@ def _update_l(law: Any, state: Any, speed_sq: Any, age: float, steps: int, unit_
         state[5, n] += steps * speed_sq[n]
         drift = law[4, n]
         clock = 1.0 + age / law[5, n] if drift > 0.0 else state[5, n] / law[6, n]
-        target = law[0, n] + law[1, n] * excess + drift * math.log(clock)
+        change = min(max(law[1, n] * excess + drift * math.log(clock), -_MOST), _MOST)
+        target = law[0, n] + change
         state[4, n] += (target - state[4, n]) * -math.expm1(-law[3, n] * steps)
         unit_grad_sq[n] = math.exp(state[4, n])
         factor[n] = law[8, n] * math.exp(law[9, n] * (state[4, n] - law[0, n]))

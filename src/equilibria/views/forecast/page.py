@@ -22,7 +22,7 @@ from equilibria.forecasting import (
     Suggestion,
     WhatIf,
 )
-from equilibria.forecasting._fit import NEAR_INTERPOLATION
+from equilibria.forecasting._fit import VARYING_GRADIENT
 from equilibria.forecasting._layers import Steps
 from equilibria.forecasting._paths import TOLERANCE
 from equilibria.planning._phases import thinned
@@ -115,8 +115,8 @@ def forecast_headline(result: WhatIf) -> str:
     if better is not None and result.worst(better).steps_out.value < 0.8 * worst.steps_out.value:
         share = _share(result.worst(better).steps_out.value, left)
         sentence += f"; with “{better}” the worst layer is out of it for {share}"
-    if any(NEAR_INTERPOLATION in layer.validity for layer in result.forecasts[base].layers):
-        sentence += " (near interpolation: trust the direction more than the numbers)"
+    if any(VARYING_GRADIENT in layer.validity for layer in result.forecasts[base].layers):
+        sentence += " (gradients vary widely in size: trust the direction more than the numbers)"
     return sentence
 
 
