@@ -23,7 +23,6 @@ from equilibria.theory.equilibrium import ROUNDED_AWAY
 from equilibria.theory.rules import EQUILIBRIUM_LAWS, SGD, AdamL2, AdamW, Lion, Muon
 
 _NORM_OFF = 0.1  # |ln(measured / predicted norm)|: unequal entries alone make 6 % under Adam
-_LIKELY = 3  # standard errors within which an angle holds; to call it off takes more
 _FITTED = 0.05  # of the loss at its start: below it a training set is nearly fitted
 _SYMMETRIES = "print(eq.symmetries(eq.objective(model, loss), batches))"
 
@@ -85,8 +84,7 @@ def _is_off(layer: Layer) -> bool:
 
 
 def _angle_holds(layer: Layer) -> bool:
-    error = layer.summary.angle_error
-    return error is not None and _error(layer) <= max(ACCURACY, _LIKELY * error)
+    return _error(layer) <= ACCURACY
 
 
 def _which_way(off: Sequence[Layer]) -> str:

@@ -43,7 +43,7 @@ def decay_missing(layers: Sequence[Layer]) -> Iterator[Finding]:
     """Scale-invariant weights without weight decay, whose effective learning rate falls for ever."""
     invariant = [layer for layer in layers if layer.summary.invariant]
     bare = [layer for layer in invariant if layer.summary.weight_decay == 0 and (layer.summary.lr or 0) > 0]
-    if not bare:
+    if not any(abs(math.log(_slowed(layer))) > _NEAR for layer in bare):
         return
     worst = max(bare, key=_slowed)
     first, last = int(worst.rows["step"][0]), int(worst.rows["step"][-1])

@@ -85,7 +85,7 @@ def settings_text(
 
 @lru_cache(maxsize=1024)
 def _settings_text(kind: str, rule: Rule | None, lr: float, weight_decay: float, momentum: float) -> str:
-    words = [f"lr={short(lr)}", f"wd={short(weight_decay)}"]
+    words = [f"lr={three_digits(lr)}", f"wd={three_digits(weight_decay)}"]
     betas = getattr(rule, "betas", None)
     if betas:
         words.append(f"betas=({', '.join(map(short, betas))})")
@@ -94,6 +94,16 @@ def _settings_text(kind: str, rule: Rule | None, lr: float, weight_decay: float,
     if getattr(rule, "nesterov", False):
         words.append("nesterov=True")
     return f"{kind}({', '.join(words)})"
+
+
+def three_digits(value: float) -> str:
+    """A setting with three significant digits, as a schedule leaves it.
+
+    Example:
+        >>> three_digits(0.00669873), three_digits(0.1)
+        ('0.0067', '0.1')
+    """
+    return short(float(f"{value:.3g}"))
 
 
 def short(value: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from equilibria.diagnosis.metadata import settings_text, short
+from equilibria.diagnosis.metadata import settings_text, three_digits
 from equilibria.diagnosis.run import SampledRun, sampled_run
 from equilibria.diagnosis.series import (
     SETTINGS,
@@ -158,13 +158,14 @@ class LayerSummary:
         """The optimizer with its settings; lr at the first sample of the run, at its peak and at the last sample."""
         if self.first_lr is None or self.lr is None or self.peak_lr is None or self.last_lr is None:
             return self.settings
+        now = three_digits(self.last_lr)
         if self.peak_lr > max(self.first_lr, self.last_lr):
-            course = f"lr={short(self.first_lr)}, peak {short(self.peak_lr)}, now {short(self.last_lr)}"
+            course = f"lr={three_digits(self.first_lr)}, peak {three_digits(self.peak_lr)}, now {now}"
         elif self.first_lr != self.last_lr:
-            course = f"lr={short(self.first_lr)} -> {short(self.last_lr)}"
+            course = f"lr={three_digits(self.first_lr)} -> {now}"
         else:
             return self.settings
-        return self.settings.replace(f"lr={short(self.lr)}", course, 1)
+        return self.settings.replace(f"lr={three_digits(self.lr)}", course, 1)
 
     @property
     def when(self) -> str:
@@ -177,7 +178,7 @@ class LayerSummary:
         """
         if self.first_step is None or self.first_step == self.last_step:
             return f"at step {self.last_step:,}"
-        low, high = (_three_digits(lr) for lr in self.lr_range or (math.nan, math.nan))
+        low, high = (three_digits(lr) for lr in self.lr_range or (math.nan, math.nan))
         moved = "" if low == high else f" (lr {low} to {high})"
         return f"over steps {self.first_step:,}-{self.last_step:,}{moved}"
 
@@ -302,10 +303,6 @@ def _without_tail(taken: Series) -> Series:
     tail = taken.first[1:] - tail_begin
     leave_out = (tail <= _LONGEST_TAIL * _since_jump(taken)) & (_alike(taken) < LEAST_WINDOW) & (taken.counts > 0)
     return taken.where(~np.repeat(leave_out, taken.counts) | (row < np.repeat(tail_begin, taken.counts)))
-
-
-def _three_digits(value: float) -> str:
-    return short(float(f"{value:.3g}"))
 
 
 def _window_sizes(series: Series) -> Array:
@@ -465,7 +462,7 @@ def _not_invariant(layer: LayerSummary) -> str:
 def _distance(layer: LayerSummary) -> str:
     since = "since the last change " if layer.state == DISTURBED else ""
     if layer.lr_runs_out:
-        now = "" if layer.last_lr == layer.lr else f"; it is {_three_digits(layer.last_lr or 0.0)} by now"
+        now = "" if layer.last_lr == layer.lr else f"; it is {three_digits(layer.last_lr or 0.0)} by now"
         return f"lr falls to 0 before it can settle{now}, and under a schedule it need not settle"
     if layer.norm_vs_equilibrium is not None and not layer.norm_explains_angle:
         return "its gradient has changed too much for a time to settle"

@@ -11,7 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-_ATTRIBUTE = "equilibria_control"
+CONTROL_LOG = "equilibria_control"
+"""The attribute of an optimizer that holds the log."""
 
 
 class Controller(Protocol):
@@ -95,7 +96,7 @@ def control_log(optimizer: Any) -> ControlLog:
         >>> control_log(optimizer).of(weight).changes
         1
     """
-    log: ControlLog = vars(optimizer).setdefault(_ATTRIBUTE, ControlLog())
+    log: ControlLog = vars(optimizer).setdefault(CONTROL_LOG, ControlLog())
     return log
 
 

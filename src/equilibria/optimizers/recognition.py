@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibria.errors import EquilibriaError
+from equilibria.optimizers.controllers import CONTROL_LOG
 from equilibria.theory.rules import SGD, SGDW, AdamL2, AdamW, Lion, Muon, Rule
 
 Array: TypeAlias = NDArray[np.float64]
@@ -63,7 +64,9 @@ _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _FOREIGN_KEYS = frozenset(
     ("params", "param_names", "step", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr")
 )
-_FOREIGN_ATTRIBUTES = frozenset(("state", "param_groups", "defaults", "step", "_step_count", "_opt_called"))
+_FOREIGN_ATTRIBUTES = frozenset(
+    ("state", "param_groups", "defaults", "step", "_step_count", "_opt_called", CONTROL_LOG)
+)
 _NUMBERS_OF_RULES = frozenset(("lr", "weight_decay", "momentum", "betas"))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from statistics import median
 
+from equilibria.diagnosis.metadata import three_digits
 from equilibria.diagnosis.siblings import (
     FEW_LAYERS,
     LEAST_SIBLINGS,
@@ -28,6 +29,7 @@ TOLERANCE = 0.05
 STATE_MARKS = {SETTLED: "✓", SETTLING: "→", DISTURBED: "!", NO_EQUILIBRIUM: "–"}
 """A sign for every state, for readers who do not see its colour."""
 
+_REASONS = 3  # why there is no prediction, at most
 _ONE_NUMBER = 1.25  # kinds of layers whose angles are within this factor of each other share one number
 _WHERE_PREDICTED = (
     "Predictions are for weights that a normalisation follows, such as BatchNorm or QK-norm; equilibria.symmetries "
@@ -57,13 +59,18 @@ def most_telling_first(layers: Sequence[LayerSummary]) -> list[LayerSummary]:
     return sorted(layers, key=rank)
 
 
+def has_verdict(layer: LayerSummary) -> bool:
+    """Whether its prediction can be judged: not while it is undecided whether the layer is scale-invariant."""
+    return layer.angle_vs_predicted is not None and layer.invariant is not None
+
+
 def as_predicted(layer: LayerSummary) -> bool | None:
     """Whether the measured angle is the predicted one; False only where a finding says so, None if unsure.
 
     Unsure is a layer without a prediction, with too few samples, or off by more than the tolerance but not by more than
     chance.
     """
-    if layer.angle_vs_predicted is None or layer.few:
+    if not has_verdict(layer) or layer.few:
         return None
     return False if layer.surely_off else True if _is_near(layer) else None
 
@@ -84,9 +91,8 @@ def run_headline(layers: Sequence[LayerSummary]) -> str:
     moving = [layer for layer in layers if layer.angle is not None]
     if not moving:
         return "No sampled step moved the weights"
-    has_prediction = any(layer.angle_vs_predicted is not None for layer in layers)
     turning = _blocks(moving)
-    if has_prediction:
+    if any(map(has_verdict, layers)):
         return turning or _verdict(layers)
     turning = turning or f"{_the(len(moving))} {_turn(moving)}"
     return "; ".join(filter(None, [turning, _norms_changed(moving)]))
@@ -96,9 +102,9 @@ def run_details(layers: Sequence[LayerSummary]) -> str:
     """The sentences after `run_headline`: the verdict and the layer furthest off, or why there is no prediction."""
     if not layers:
         return "The run has no samples: train a few steps with the monitor on, then make the report again."
-    if all(layer.angle_vs_predicted is None for layer in layers):
+    if not any(map(has_verdict, layers)):
         return " ".join(filter(None, [_over_run(layers), _without_prediction(layers)]))
-    first, verdict = worst_first(layers)[0], _verdict(layers)
+    first, verdict = worst_first(list(filter(has_verdict, layers)))[0], _verdict(layers)
     lead = "" if run_headline(layers) == verdict else f"{verdict}. "
     return f"{lead}{f'Furthest off: {first.sentence}' if len(layers) > 1 else first.sentence}"
 
@@ -176,10 +182,14 @@ def _turn(layers: Sequence[LayerSummary]) -> str:
 
 
 def _steps(layers: Sequence[LayerSummary]) -> str:
-    """The steps that the angles were measured in."""
+    """The steps that the angles were measured in, with the range of lr where it moved and is the same for all."""
     first = min(layer.last_step if layer.first_step is None else layer.first_step for layer in layers)
     last = max(layer.last_step for layer in layers)
-    return f" (steps {first:,} to {last:,})" if last > first else f" (step {last:,})"
+    ranges = {layer.lr_range for layer in layers}
+    lr_range = ranges.pop() if len(ranges) == 1 else None
+    low, high = map(three_digits, lr_range or (0.0, 0.0))
+    lrs = "" if low == high else f", lr {low} to {high}"
+    return f" (steps {first:,} to {last:,}{lrs})" if last > first else f" (step {last:,})"
 
 
 def _norms_changed(layers: Sequence[LayerSummary]) -> str:
@@ -196,11 +206,15 @@ def _norms_changed(layers: Sequence[LayerSummary]) -> str:
     if low > -0.005 and high < 0.005:
         return f"{norms} changed by less than 0.5 % {since}"
     if high >= 1:
-        factors = dict.fromkeys(f"{1 + change:.2g}x" for change in (low, high))
+        factors = dict.fromkeys(_times(1 + change) for change in (low, high))
         return f"{norms} {'is' if len(changes) == 1 else 'are'} {' to '.join(factors)} as long as at {start}"
     if low >= 0 or high <= 0:
         return f"{norms} {'grew' if low >= 0 else 'shrank'} by {_between([abs(low), abs(high)])} {since}"
     return f"{norms} changed by -{_fine(-low)} to +{_fine(high)} {since}"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2g}x" if factor < 100 else f"{factor:,.0f}x"
 
 
 def _over_run(layers: Sequence[LayerSummary]) -> str:
@@ -239,7 +253,7 @@ def _fine(share: float) -> str:
 
 
 def _verdict(layers: Sequence[LayerSummary]) -> str:
-    compared = [layer for layer in layers if layer.angle_vs_predicted is not None]
+    compared = list(filter(has_verdict, layers))
     verdicts = _verdicts(compared)
     if len(compared) < len(layers):
         verb = "has" if len(compared) == 1 else "have"
@@ -314,16 +328,30 @@ def _the(count: int) -> str:
 
 def _without_prediction(layers: Sequence[LayerSummary]) -> str:
     """Why no layer has a prediction."""
-    reasons = list(dict.fromkeys(map(_why_not_compared, layers)))
-    where = [_WHERE_PREDICTED] if all(layer.invariant is False and layer.no_law is None for layer in layers) else []
-    subject = "The layer" if len(layers) == 1 else "No layer"
-    none = f"{subject} has {'no' if len(layers) == 1 else 'a'} prediction: {'; '.join(reasons[:3])}."
+    reasons = Counter(map(_why_not_compared, layers))
+    where = [_WHERE_PREDICTED] if all(layer.invariant is not True and layer.no_law is None for layer in layers) else []
+    if len(layers) == 1:
+        none = f"The layer has no prediction: {_reason(layers[0], 1)}."
+    else:
+        first = {_why_not_compared(layer): layer for layer in reversed(layers)}
+        parts = [
+            _reason(first[why], count, of_all=count == len(layers)) for why, count in reasons.most_common(_REASONS)
+        ]
+        none = f"No layer has a prediction: {'; '.join(parts)}."
     return " ".join([none, *where])
+
+
+def _reason(layer: LayerSummary, count: int, *, of_all: bool = True) -> str:
+    """Why some layers have no prediction, with their number unless it is all of them."""
+    why = _why_not_compared(layer)
+    if layer.no_law is not None:
+        return why if of_all else f"{why} ({count:,} layers)"
+    return why[count != 1].format(("it" if count == 1 else "they") if of_all else f"{count:,}")
 
 
 def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
     """Title and sentence of a report without findings: what was compared, and nothing else."""
-    compared = [layer for layer in layers if layer.angle_vs_predicted is not None]
+    compared = list(filter(has_verdict, layers))
     near = sum(map(_is_near, compared))
     if not compared:
         return "No findings", "There is no prediction to judge the angles by; no other check found a fault."
@@ -341,13 +369,16 @@ def no_findings(layers: Sequence[LayerSummary]) -> tuple[str, str]:
     return "No findings", f"{which} within {percent(TOLERANCE)} of it, and no check found a fault."
 
 
-def _why_not_compared(layer: LayerSummary) -> str:
+def _why_not_compared(layer: LayerSummary) -> str | tuple[str, str]:
+    """The reason of a layer without a verdict: why it has no law, or a clause about one layer and one about several."""
     if layer.no_law is not None:
         return layer.no_law
     if layer.angle is None:
-        return "no sampled step moved the weights"
+        return "no sampled step moved {}", "no sampled step moved {}"
+    if layer.invariant is False and layer.how is not None:
+        return "{} is not scale-invariant", "{} are not scale-invariant"
     if layer.invariant is False:
-        return "the weights are not scale-invariant"
+        return "{} does not look scale-invariant", "{} do not look scale-invariant"
     if layer.invariant is None and layer.mean_cosine is not None:
-        return "whether the weights are scale-invariant is undecided"
-    return "the samples hold no prediction"
+        return "it is undecided whether {} is scale-invariant", "it is undecided whether {} are scale-invariant"
+    return "the samples of {} hold no prediction", "the samples of {} hold no prediction"
