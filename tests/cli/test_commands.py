@@ -89,7 +89,7 @@ def test_plan_json_has_phases_curve_and_findings():
     got = run_json(f"plan {SGD_OPTIONS} {STEP}")
     assert {"phases", "curve", "findings"} <= set(got)
     assert [round(phase["start"]["angle_ratio"], 2) for phase in got["phases"]] == [1.0, 0.45, 0.45, 0.31]
-    assert {"severity", "subject", "evidence", "remedy", "law"} == set(got["findings"][0])
+    assert {"severity", "subject", "evidence", "remedy", "law", "kind"} == set(got["findings"][0])
     lengths = {len(values) for values in got["curve"].values()}
     assert len(lengths) == 1
 

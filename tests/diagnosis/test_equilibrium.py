@@ -11,7 +11,7 @@ from equilibria.diagnosis.equilibrium import Disturbance
 
 def disturbance(dip: float, *, expected: float) -> Disturbance:
     layer: Any = None  # not read
-    return Disturbance(layer, 99, 100, "lr was divided by 10", dip, expected, weight=0.56, recovered=None)
+    return Disturbance(layer, 99, 100, 110, "lr was divided by 10", 10.0, dip, expected, recovered=None)
 
 
 @pytest.mark.parametrize("expected", [0.316, 3.16])

@@ -114,8 +114,13 @@ def test_the_function_may_close_the_run_and_log():
         monitor.close()
 
     net, optimizer, monitor = watched(on_finding=stop)
+
+    def spoil(step):
+        if step >= 3:
+            net[0].weight.grad.fill_(math.nan)
+
     with pytest.warns(WatchWarning, match="logged after close"):
-        train(net, optimizer, 40)
+        train(net, optimizer, 40, before_step=spoil)
         monitor.close()
         monitor.log(loss=1.0)
     assert monitor.failure is None

@@ -33,7 +33,8 @@ def test_the_report_of_a_run_knows_the_steps_after_the_last_sample(tmp_path):
     with eq.watch(net, optimizer, every=10) as monitor:
         train(net, optimizer, 37)
         page = monitor.report(tmp_path / "run.html").read_text()
-    assert "steps 0 to 36" in page and "steps 0 to 30" not in page
+    assert "steps 0 to 36" in page
+    assert page.count("steps 0 to 30") == page.count("per step (steps 0 to 30)")  # of samples, in the headline
 
 
 # ---- the live line

@@ -84,7 +84,8 @@ def _is_off(layer: Layer) -> bool:
 
 
 def _angle_holds(layer: Layer) -> bool:
-    return _error(layer) <= ACCURACY
+    error = layer.summary.angle_error
+    return error is not None and _error(layer) <= ACCURACY + error
 
 
 def _which_way(off: Sequence[Layer]) -> str:

@@ -13,12 +13,17 @@ from equilibria.errors import EquilibriaError
 def write_whole(path: Path, content: bytes, *, temporary: Path | None = None) -> None:
     """Replace a file in one step: a reader, a kill or a power cut finds the old content or the new, never a part.
 
+    A device or a pipe is written to and stays what it is.
+
     Args:
         path: the file to write.
         content: its bytes.
         temporary: a file in the same folder to write first and then rename, for a caller that is the only writer and
             recognises what a kill leaves behind; by default one with a random name.
     """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     written = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp") if temporary is None else temporary
     try:
         with written.open("wb") as file:

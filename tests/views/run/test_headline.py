@@ -72,7 +72,7 @@ def test_without_predictions_the_measurement_comes_first_and_the_reason_is_short
     details = run_details(layers)
     first, *_ = details.split(". ")
     assert re.fullmatch(r"Over the recorded steps 0 to 390 the angle was 0\.1 to 0\.6\d? % per step \(.*\)", first)
-    assert "No layer has a prediction: the weights are not scale-invariant." in details
+    assert "No layer has a prediction: they do not look scale-invariant." in details
     assert not re.search("could|alarm|wrong|warning", details)
 
 

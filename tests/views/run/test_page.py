@@ -164,7 +164,13 @@ def test_the_headline_agrees_with_the_findings():
 def test_the_headline_says_why_nothing_is_predicted():
     (layer,) = summarise(run(1)[0], metadata=run(1)[1])
     bare = dataclasses.replace(layer, angle_vs_predicted=None, how_wrong=None, invariant=False)
-    assert "No layer has a prediction: the weights are not scale-invariant." in run_details([bare] * 3)
+    assert "No layer has a prediction: they do not look scale-invariant." in run_details([bare] * 3)
+    labelled = dataclasses.replace(bare, how="no")
+    assert "No layer has a prediction: they are not scale-invariant." in run_details([labelled] * 3)
+    undecided = dataclasses.replace(bare, invariant=None, mean_cosine=0.01)
+    assert "it is undecided whether 2 are scale-invariant; 1 does not look scale-invariant." in run_details(
+        [undecided, bare, undecided]
+    )
     assert "QK-norm" in run_details([bare] * 3) and "equilibria.symmetries finds" in run_details([bare] * 3)
     assert "QK-norm" not in run_details([dataclasses.replace(bare, no_law="no law for RMSprop")])
 
@@ -180,7 +186,7 @@ def test_without_findings_only_what_was_compared_is_claimed():
         "No findings",
         "There is no prediction to judge the angles by; no other check found a fault.",
     )
-    assert "No layer has a prediction: the weights are not scale-invariant; no law for Adagrad." in run_details(
+    assert "No layer has a prediction: 2 do not look scale-invariant; no law for Adagrad (1 layer)." in run_details(
         [bare, lawless, bare]
     )
 
