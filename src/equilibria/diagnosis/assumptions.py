@@ -172,13 +172,17 @@ def vanishing_gradient(layers: Sequence[Layer], loss: tuple[Array, Array] | None
     yield Finding(
         "note",
         f"the gradient of {which_layers(affected, predictable, worst)} falls faster than the norm can follow",
-        f"||g||^2 ||w||^2 of {worst.name} is down to {percent(max(worst.remaining, 1e-5))} over steps "
-        f"{third:,}-{last:,} of its level over steps {first:,}-{second:,}{pace}; {_at_equilibrium(worst)}"
+        f"||g||^2 ||w||^2 of {worst.name} is down to {percent(max(worst.remaining, 1e-5))} "
+        f"{_over(third, last)} of its level {_over(first, second)}{pace}; {_at_equilibrium(worst)}"
         f"{_fitted(loss)}",
         "nothing needs doing: the equilibrium falls with the gradient, and until the norm has followed lr x wd does "
         "not set the angle",
         "settling.tracking_lag",
     )
+
+
+def _over(first: int, last: int) -> str:
+    return f"at step {first:,}" if first == last else f"over steps {first:,}-{last:,}"
 
 
 def _fitted(loss: tuple[Array, Array] | None) -> str:
@@ -191,13 +195,19 @@ def _fitted(loss: tuple[Array, Array] | None) -> str:
         return ""
     steps, values = loss
     tenth = -(-len(values) // 10)
-    start, now = min(float(values[0]), float(np.median(values[:tenth]))), float(np.mean(values[-tenth:]))
+    first, median = float(values[0]), float(np.median(values[:tenth]))
+    start, now = min(first, median), float(np.mean(values[-tenth:]))
     if not 0 <= now < _FITTED * start:
         return ""
+    of = f"its {first:.3g} at step {int(steps[0]):,}" if first <= median else _median_over(steps[:tenth], median)
     return (
         f". The training loss is {now:.3g} over steps {int(steps[-tenth]):,}-{int(steps[-1]):,}, "
-        f"{percent(now / start)} of its {start:.3g} at the start: near interpolation, where gradients vanish"
+        f"{percent(now / start)} of {of}: near interpolation, where gradients vanish"
     )
+
+
+def _median_over(steps: Array, median: float) -> str:
+    return f"its median {median:.3g} over steps {int(steps[0]):,}-{int(steps[-1]):,}"
 
 
 def drifting(layers: Sequence[Layer]) -> Iterator[Finding]:

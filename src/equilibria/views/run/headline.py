@@ -344,7 +344,7 @@ def _without_prediction(layers: Sequence[LayerSummary]) -> str:
 def _reason(layer: LayerSummary, count: int, *, of_all: bool = True) -> str:
     """Why some layers have no prediction, with their number unless it is all of them."""
     why = _why_not_compared(layer)
-    if layer.no_law is not None:
+    if isinstance(why, str):
         return why if of_all else f"{why} ({counted(count, 'layer')})"
     return why[count != 1].format(("it" if count == 1 else "they") if of_all else f"{count:,}")
 
