@@ -43,9 +43,12 @@ lint: setup  ## ruff, mypy, and the workflows' linters
 	$(BIN)/zizmor --quiet --offline .github
 
 # One thread each: the processes have the cores. Each begins with half of the files, so that few fixtures are made twice.
-# What is left out repeats at length what quicker tests check.
-test: setup lint  ## lint, type check, then the tests on two processes (some minutes)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+# What is left out repeats at length what quicker tests check. Lint and types are checked beside the tests, not before:
+# mypy would leave a core idle for a minute.
+test: setup  ## the tests on two processes, with lint and type check beside them (some minutes)
+	@mkdir -p build; $(MAKE) --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"; tested=$$?; \
+	wait $$lint && echo "lint and types: ok" || { cat build/lint.log; exit 1; }; exit $$tested
 
 test-all: setup lint  ## the same with the slow tests, and more examples of each property
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --hypothesis-profile=thorough
@@ -80,9 +83,10 @@ docs-figures: setup  ## draw the figures of the concept pages again
 	@for script in $(filter-out docs/figures/_style.py docs/figures/demo.py docs/figures/serve.py,$(wildcard docs/figures/*.py)); do \
 	  $(BIN)/python $$script || exit 1; done
 
-docs-generated: setup  ## write again the pages that come from the laws and from results
+docs-generated: setup  ## write again the pages that come from laws, results and trainings (minutes)
 	$(BIN)/python docs/corrections.py
 	$(BIN)/python docs/transformer.py
+	OMP_NUM_THREADS=1 $(BIN)/python docs/what_watch_tells.py
 
 lock: setup  ## write the lock files from what is installed
 	$(BIN)/python tools/lock.py && touch $(STAMP)

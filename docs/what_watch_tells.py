@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -192,45 +193,70 @@ HEAD = """# What `watch` tells you on ...
 
 <!-- Written by docs/what_watch_tells.py: do not edit. -->
 
-Five networks, trained as people train them, each with the two lines of the [front page](index.md) and
-`monitor.log(loss=loss)`. What follows is the output of `print(monitor.table())` at the end, word for word, and how to read it.
-The networks are small and the data come with scikit-learn and Python, so that you can repeat it in a few minutes:
-`python docs/what_watch_tells.py`.
+Five networks, trained as people train them, each with the two lines of the [front page](index.md), `every=5` (the
+runs are short) and `monitor.log(loss=loss)`. What follows is the output of `print(monitor.table())` at the end, word
+for word, and how to read it. The networks are small and the data come with scikit-learn and Python, so that you can
+repeat it in a few minutes: `python docs/what_watch_tells.py`.
 
-In all tables `rad/step` is the angle that a weight turns per step over the named steps, and a *prediction* exists where a
-normalisation makes the weight scale-invariant. Nobody asked [`symmetries`](symmetries.md) here, so that `watch` judges by the
-gradient alone, and says *looks* and *undecided* ([findings](findings.md) has the rule).
+In all tables `rad/step` is the angle that a weight turns per step over the named steps, and a *prediction* exists where
+a normalisation makes the weight scale-invariant. Nobody asked [`symmetries`](symmetries.md) here, so that `watch`
+judges by the gradient alone, and says *looks* and *undecided* ([findings](findings.md) has the rule).
 """
 
 SECTIONS = {
     bn_resnet: (
         "A ResNet with BatchNorm",
-        "`BasicBlockResNet(16, (1, 1, 1))` on digits under noise, SGD with lr 0.1, momentum 0.9 and weight decay 5e-4, a cosine "
-        "that is stepped every epoch.",
-        "",
+        """\
+`BasicBlockResNet(16, (1, 1, 1))` on digits under noise, SGD with lr 0.1, momentum 0.9 and weight decay 5e-4, a
+cosine that is stepped every epoch.""",
+        """\
+Every convolution feeds a BatchNorm, so it looks scale-invariant and has a prediction; the last layer does not.
+The ratio near 1 says that the recursion from norm, lr and weight decay explains the speed of each layer to a few per
+cent. *equilibrium* is where this lr x wd would lead if it stayed: at the end of a cosine it does not, and the column
+says how far the norm lags behind. Nothing to do.""",
     ),
     vit: (
         "A vision transformer",
-        "Four pre-norm blocks of torch's encoder, 48 wide, AdamW with weight decay 0.05 under `OneCycleLR` to 3e-3.",
-        "",
+        """\
+Four pre-norm blocks of torch's encoder, 48 wide, AdamW with weight decay 0.05 under `OneCycleLR` to 3e-3.""",
+        """\
+Normalisation comes before the matrices of a pre-norm block, so that none of them is scale-invariant by itself
+and nothing is predicted. What was measured: all blocks turn alike. The headline is of the last steps before lr is next
+to nothing, and names their lr; the sentence after it is of the whole run. To find out what is invariant instead of
+waiting for the evidence: `eq.symmetries(eq.objective(model, loss), batches)`.""",
     ),
     nanogpt: (
         "nanoGPT's loop",
-        "Six pre-norm blocks, 64 wide, on the text of Python's documentation; AdamW (0.9, 0.95) with two groups, accumulated "
-        "gradients, clipping at 1, and an lr that the loop writes into the groups: warm-up, then a cosine to a tenth.",
-        "",
+        """\
+Six pre-norm blocks, 64 wide, on the text of Python's documentation; AdamW (0.9, 0.95) with two groups,
+accumulated gradients, clipping at 1, and an lr that the loop writes into the groups: warm-up, then a cosine to a tenth.
+""".rstrip(),
+        """\
+Matrices of one kind share a row with their median and range. They turn alike in all blocks but one: the first
+block's `down` is slower than its siblings and has the largest norm among them, which is the news of this run. That is
+common in the first block, and a question to ask of a run in which it is new. Embedding and head do not look
+scale-invariant: their gradient has a steady component along the weight.""",
     ),
     qwen3: (
         "A Qwen3",
-        "`Qwen3ForCausalLM` from a small configuration (4 layers, 64 wide, tied embedding), AdamW with lr 2e-3 and weight decay "
-        "0.1, 50 steps of warm-up.",
-        "",
+        """\
+`Qwen3ForCausalLM` from a small configuration (4 layers, 64 wide, tied embedding), AdamW with lr 2e-3 and weight
+decay 0.1, 50 steps of warm-up.""",
+        """\
+Its queries and keys are normalised (QK-norm), look scale-invariant and have a prediction, which holds. They
+turn nearly three times as fast as in equilibrium because their norms are still half of what lr x wd asks for: at
+1/(2 lr wd) = 2,500 steps of time constant, 500 steps are a beginning. The finding says so, and what starting in
+equilibrium did when it was tried; it is a note, since nothing is wrong.""",
     ),
     gan: (
         "A GAN",
-        "Generator and discriminator in the manner of dcgan, each with an Adam (0.5, 0.999) of its own without weight decay; "
-        "`eq.watch(model, [adam_d, adam_g])`.",
-        "",
+        """\
+Generator and discriminator in the manner of dcgan, each with an Adam (0.5, 0.999) of its own without weight
+decay; `eq.watch(model, [adam_d, adam_g])`.""",
+        """\
+Two optimizers that step in turn count as one step. The generator's first layer feeds a BatchNorm and looks
+scale-invariant; without weight decay there is no equilibrium, its norm only grows, slowly here. `D.2` feeds a BatchNorm
+too, but its weights start so small that the eps of the normalisation counts: its gradient is not orthogonal to it.""",
     ),
 }
 
@@ -243,7 +269,7 @@ def main() -> None:
         torch.manual_seed(0)
         with train() as monitor:
             output = str(monitor.table())
-        print(f"{title}\n{output}\n", flush=True)
+        sys.stdout.write(f"{title}\n{output}\n\n")
         parts.append(f"## {title}\n\n{setting}\n\n```text\n{output}\n```\n\n{reading}\n")
     PAGE.write_text("\n".join(parts), encoding="utf-8")
 

@@ -22,6 +22,7 @@ from equilibria.theory.settling import Relaxation, relaxation
 from equilibria.theory.states import rescale_factors
 
 _NEAR = 0.05  # what "settled" allows
+_TAIL = 0.05  # of the peak lr: below it a schedule is about to end
 _TOO_LONG = 3  # times the run so far: too long to wait for
 _FIRST, _SOON = 20, 0.1  # samples right after a jump, within this share of the time that the norm takes to follow
 _SAME_CAUSE = math.log(2)  # further apart, measured and expected dip do not have the same cause
@@ -134,7 +135,7 @@ def _on_its_way(layer: Layer) -> bool:
     summary = layer.summary
     if summary.state not in (SETTLING, DISTURBED) or abs((summary.angle_vs_equilibrium or 1) - 1) < _NEAR:
         return False
-    if summary.lr_runs_out:
+    if summary.lr_runs_out or (summary.lr or 0.0) < _TAIL * (summary.peak_lr or 0.0):
         return False  # the end of a schedule: nobody expects the equilibrium of the last lr
     predicted, equilibrium = summary.angle_predicted, summary.angle_equilibrium
     if predicted and equilibrium and abs(predicted / equilibrium - 1) < _NEAR:

@@ -419,6 +419,10 @@ def times(ratio: float) -> str:
     return f"{ratio:.3g}x too large" if ratio > 1 else f"{1 / ratio:.3g}x too small"
 
 
+def _few_digits(number: float) -> str:
+    return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
+
+
 def how_long(steps: float, epochs: float | None) -> str:
     """A time in steps, with epochs where their length is known.
 
@@ -426,7 +430,7 @@ def how_long(steps: float, epochs: float | None) -> str:
         >>> how_long(2100, 5.37), how_long(1, None)
         ('2,100 more steps (5.4 epochs)', '1 more step')
     """
-    return counted(math.ceil(steps), "more step") + (f" ({epochs:.1f} epochs)" if epochs else "")
+    return counted(math.ceil(steps), "more step") + (f" ({_few_digits(epochs)} epochs)" if epochs else "")
 
 
 def _clauses(layer: LayerSummary) -> list[str]:
