@@ -207,3 +207,19 @@ def test_controllers_act_in_the_order_of_construction_before_all_other_hooks():
     owners = [getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values()]
     assert owners == [inner, outer, None]
     assert control_log(optimizer).controllers == [inner, outer]
+
+
+@pytest.mark.parametrize("made_at", [0.1, 0.001])
+def test_a_manual_warm_up_leaves_the_norms_alone(made_at):
+    """The optimizer is made at its peak lr, and the loop writes a small first lr, as nanoGPT does."""
+    net = bn_net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=made_at, weight_decay=0.01)
+    RescaleOnDecay(optimizer, model=net, invariant=invariant_of(net))
+    before = {name: param.detach().norm().item() for name, param in net.named_parameters() if param.ndim >= 2}
+    for step in range(5):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-4 * (step + 1)
+        take_step(net, optimizer, step)
+    for name, param in net.named_parameters():
+        if name in before:
+            assert param.detach().norm().item() == pytest.approx(before[name], rel=0.1), name

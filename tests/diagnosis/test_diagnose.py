@@ -18,6 +18,7 @@ from equilibria.diagnosis import diagnose
 from equilibria.diagnosis.summary import summarise
 from equilibria.findings import Finding
 from equilibria.lab.demo import DemoSettings
+from equilibria.records._metrics import KeptMetrics
 from equilibria.records.tables import NO_GRADIENT, NOT_FINITE, NOTES, NUMBERS, STATES
 from equilibria.theory import SGD, SGDW, AdamW
 from equilibria.theory.citations import cite
@@ -265,8 +266,8 @@ def test_a_norm_is_off_while_the_angle_holds_only_where_it_holds(factor, law):
 def test_too_few_samples_to_judge_are_one_note():
     (finding,) = find(world(HEAVY_BALL, 1960, every=200))
     assert finding.severity == "note"
-    assert finding.subject == "only 10 samples of 1,801 steps at these settings: too few to judge"
-    assert "10 more samples at these settings would do" in finding.remedy
+    assert finding.subject == "10 samples over steps 0-1,800: too few to judge"
+    assert "10 more samples at about these settings would do" in finding.remedy
     assert "eq.watch(model, optimizer, every=90)" in finding.remedy
     off = world(HEAVY_BALL, 1960, every=200)
     off = edited(off.samples, angle=off.samples["angle"].to_numpy() * 3, norm=off.samples["norm"].to_numpy() * 2)
@@ -287,7 +288,7 @@ def test_a_few_samples_after_a_drop_are_judged_if_they_scatter_little():
     assert any("turn slower than predicted" in subject for subject in found(0.02, 0.8))
     assert not any("slower" in subject or "too few" in subject for subject in found(0.02, 1.0))
     unsure = found(0.4, 0.8)
-    assert any(subject.startswith("only 9 samples of at most 9 steps at these settings") for subject in unsure)
+    assert any(subject.startswith("9 samples over steps 1,000-1,008: too few to judge") for subject in unsure)
     assert not any("slower" in subject for subject in unsure)
 
 
@@ -453,7 +454,7 @@ def test_layers_that_are_not_settled_but_not_counted_are_accounted_for():
     near = World(edited(near.samples, state=["settling"] * len(near.samples)), near.metadata)
     finding = find(together(far, near))[0]
     assert finding.subject == "far is out of equilibrium"
-    assert re.search(r"it needs \d+ more steps .*; 1 more is not settled, but turns within 5 %", finding.evidence)
+    assert re.search(r"it needs \d+ more steps .*; 1 more is not settled and not counted here", finding.evidence)
 
 
 def test_nobody_waits_for_a_norm_that_is_there():
@@ -580,3 +581,26 @@ def test_the_demo_finds_its_own_drop(every):
     middle = run.samples.filter(pc.less(run.samples["step"], 2500))
     (finding,) = diagnose(middle, metadata=run.metadata)
     assert re.search(rf"are still disturbed by a change {when}: lr was divided by 10$", finding.subject), finding
+
+
+def test_an_lr_of_zero_throughout_is_a_warning():
+    run = world(HEAVY_BALL, 60)
+    table = edited(run.samples, lr=np.zeros(len(run.samples)))
+    (finding,) = (finding for finding in diagnose(table, metadata=run.metadata) if finding.kind == "lr_is_zero")
+    assert finding.severity == "warning"
+    assert not any(finding.kind == "lr_is_zero" for finding in find(run))
+
+
+@pytest.mark.parametrize(
+    ("values", "since"), [([1.0, 2.0, np.nan, np.inf], 2), ([np.nan] * 4, 0), ([np.nan, 1.0], None)]
+)
+def test_a_logged_loss_that_is_not_finite_is_a_warning(values, since):
+    metrics = KeptMetrics()
+    metrics.add("loss", list(range(len(values))), values)
+    run = world(HEAVY_BALL, 60)
+    findings = diagnose(run.samples, metadata=run.metadata, metrics=metrics.table())
+    about = [finding for finding in findings if finding.kind == "loss_not_finite"]
+    assert len(about) == (since is not None)
+    if since is not None:
+        assert about[0].severity == "warning"
+        assert about[0].subject == f"the logged loss is not finite since step {since}"

@@ -120,6 +120,22 @@ def test_a_step_can_be_named():
         log.log({"test accuracy": 0.9}, taken=40, step=-1)
 
 
+def test_a_number_for_an_earlier_step_leaves_the_later_ones():
+    net, optimizer, monitor = watched()
+    for step in range(10):
+        train(net, optimizer, 1)
+        monitor.log(loss=float(step))
+    monitor.log(step=3, loss=30.0)
+    assert monitor.metrics()["value"].to_pylist() == [0.0, 1.0, 2.0, 3.0, 30.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+
+
+def test_a_step_beyond_64_bits_is_refused():
+    *_, monitor = watched()
+    with pytest.raises(EquilibriaError, match="expected a step below") as error:
+        monitor.log(step=2**63, loss=1.0)
+    assert error.value.argument == "step"
+
+
 def test_training_is_not_changed_by_logging():
     weights = []
     for logs in (False, True):

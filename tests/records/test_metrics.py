@@ -106,7 +106,7 @@ def test_a_resumed_run_has_no_number_twice_and_none_is_missing(tmp_path):
     assert listed(run.metrics()) == [(step, "loss", float(step)) for step in range(10)]
 
 
-def test_going_back_within_a_session_supersedes_only_the_same_name(tmp_path):
+def test_numbers_of_earlier_steps_supersede_nothing_in_their_session(tmp_path):
     with RecordWriter(tmp_path / "run", metadata={}) as writer:
         writer.append(rows([0]))
         writer.append(numbers([0, 5, 10]), table="metrics")
@@ -114,6 +114,7 @@ def test_going_back_within_a_session_supersedes_only_the_same_name(tmp_path):
         writer.append(numbers([5, 6], shift=0.5), table="metrics")
     table = read_record(tmp_path / "run").metrics()
     expected = [(0, "loss", 0.0), (5, "loss", 5.0), (5, "loss", 5.5), (6, "loss", 6.5), (7, "validation", 7.0)]
+    expected.append((10, "loss", 10.0))
     assert listed(table) == expected
 
 

@@ -113,6 +113,7 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         self.last_factors: dict[str, float] = {}
         self._owed: dict[str, float] = {}
         self._has_warned, self._has_warned_norms, self._rescalings = False, False, 0
+        self._has_stepped = False
         self._invariance = InvarianceCheck()
         self._attach()
 
@@ -153,6 +154,7 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         self._equilibria |= _rules_in(state_dict.get("equilibria", {}), rules)
         self._warming_up = _rules_in(state_dict.get("warming_up", {}), rules)
         self._owed = dict(state_dict.get("owed", {}))
+        self._has_stepped = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_step(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -164,7 +166,19 @@ class RescaleOnDecay(Hooked, SchedulerWrapper):
         if not has_closure:
             self._invariance.check(self._weights)
         if has_closure or any(weight.grad is not None for weight in self._weights.values()):
+            self._begin_warm_up()
             self._apply(self._change())
+
+    def _begin_warm_up(self) -> None:
+        """Take an lr below that of the equilibrium at the very first step for a warm-up that the training loop does."""
+        if self._has_stepped:
+            return
+        self._has_stepped = True
+        fresh = [name for name, weight in self._weights.items() if not self.optimizer.state.get(weight)]
+        groups = {self._group_of[name] for name in fresh}
+        for index, rule in self._rules().items():
+            if index in groups and rule.lr < self._equilibria[index].lr:
+                self._warming_up.setdefault(index, rule)
 
     def _on_load(self, _optimizer: Optimizer) -> None:
         """Take loaded weights to be in the equilibrium of the loaded settings, wherever the schedule was before."""

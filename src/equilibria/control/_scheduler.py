@@ -21,7 +21,8 @@ class SchedulerWrapper(LRScheduler):
     """Takes a scheduler's place: steps it, and has the methods that training loops and loggers call.
 
     Args:
-        scheduler: any torch scheduler, another wrapper, or an optimizer whose learning rate stays constant.
+        scheduler: any torch scheduler, another wrapper, or an optimizer: then the lr counts that its groups have
+            right before each step.
     """
 
     def __init__(self, scheduler: LRScheduler | Optimizer) -> None:
@@ -29,8 +30,7 @@ class SchedulerWrapper(LRScheduler):
         if not isinstance(scheduler, LRScheduler):
             if isinstance(scheduler, type) or not hasattr(scheduler, "param_groups"):
                 raise EquilibriaError(
-                    f"got scheduler={_kind(scheduler)}; expected a torch.optim.lr_scheduler, or an optimizer whose "
-                    "learning rate stays constant",
+                    f"got scheduler={_kind(scheduler)}; expected a torch.optim.lr_scheduler, or an optimizer",
                     argument="scheduler",
                 )
             scheduler = ConstantLR(unwrap_optimizer(scheduler), factor=1.0, total_iters=0)

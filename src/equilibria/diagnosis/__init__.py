@@ -68,6 +68,8 @@ def summarise_and_diagnose(
 
     findings = [
         *_guarded(faults.not_finite, series),
+        *_guarded(faults.loss_not_finite, run),
+        *_guarded(faults.lr_is_zero, series),
         *_guarded(faults.skipped, series),
         *_guarded(spikes.spikes, run),
         *_guarded(equilibrium.decay_missing, layers),

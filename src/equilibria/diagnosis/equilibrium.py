@@ -57,7 +57,7 @@ def decay_missing(layers: Sequence[Layer]) -> Iterator[Finding]:
         f"the norm of {worst.name} {changed} over steps {first:,}-{last:,}, which {_effect_on_speed(_slowed(worst))}; "
         f"without weight decay the norm never stops growing, and the speed falls as {power} on top of the schedule",
         "nothing needs doing if that is intended. For an angle that lr x wd sets: optimizer = "
-        f"{_class_name(worst)}(eq.split_decay(model, weight_decay=..., invariant=sym), lr=...)",
+        f"{_class_name(worst)}(eq.split_decay(model, weight_decay=..., invariant=sym).groups, lr=...{_own(worst)})",
         "norms.decay_free_norm",
     )
 
@@ -69,6 +69,14 @@ def _effect_on_speed(slowed: float) -> str:
 
 def _class_name(layer: Layer) -> str:
     return f"torch.optim.{'SGD' if _falls_with_square(layer) else 'AdamW'}"
+
+
+def _own(layer: Layer) -> str:
+    """The setting of the present optimizer to keep besides lr."""
+    betas = getattr(layer.rule, "betas", None)
+    if betas:
+        return f", betas=({', '.join(map(short, betas))})"
+    return f", momentum={short(layer.summary.momentum)}" if layer.summary.momentum else ""
 
 
 def _growth(layer: Layer) -> float:
@@ -172,9 +180,8 @@ def _not_counted(predictable: Sequence[Layer], away: Sequence[Layer]) -> str:
         return ""
     one = more == 1
     return (
-        f"; {more:,} more {'is' if one else 'are'} not settled, but {'turns' if one else 'turn'} within "
-        f"{percent(_NEAR)} of equilibrium, {'has' if one else 'have'} too few samples, or another finding explains "
-        f"{'it' if one else 'them'}"
+        f"; {more:,} more {'is' if one else 'are'} not settled and not counted here: near equilibrium, with few "
+        "samples, or part of another finding"
     )
 
 
@@ -182,7 +189,7 @@ def _remedy_on_the_way(layer: Layer, *, moving: bool) -> str:
     if moving:
         return (
             "nothing needs doing: under a schedule the norm lags behind, and the angle follows lr rather than lr x wd. "
-            f"To make it follow lr x wd: {_RESCALE}; {_trial(10)}"
+            f"{_rescale_for('To make it follow lr x wd', layer)}"
         )
     ratio = layer.summary.norm_vs_equilibrium
     if ratio is not None and abs(ratio - 1) < _NEAR:
@@ -197,8 +204,13 @@ def _remedy_on_the_way(layer: Layer, *, moving: bool) -> str:
     waits = (layer.summary.steps_to_settle or 0.0) <= _TOO_LONG * layer.length
     nothing = f"nothing needs doing{': it gets there by itself' if waits else _IF_FAST_ENOUGH}"
     if layer.since:  # a jump of the settings is behind it, not the start
-        return f"{nothing}. To be in equilibrium after every change of lr: {_RESCALE}; {_trial(10)}"
+        return f"{nothing}. {_rescale_for('To be in equilibrium after every change of lr', layer)}".strip()
     return f"{nothing}. To start the next run in equilibrium: {_START}; {_START_TRIAL}"
+
+
+def _rescale_for(goal: str, layer: Layer) -> str:
+    """The call for a goal, with what it did when it was tried; what acts on the weights already is not recommended."""
+    return "" if layer.controlled else f"{goal}: {_RESCALE}; {_trial(10)}"
 
 
 _IF_FAST_ENOUGH = f" if it turns as fast as you want: settling would take {_TOO_LONG} times the run so far or more"
@@ -374,7 +386,10 @@ def _remedy_for_a_jump(worst: Disturbance) -> str:
             "layer was not in equilibrium before, or its gradient changed as well"
         )
     comes_back = "it was settled again" if worst.recovered is not None else "it comes back by itself"
-    remedy = f"nothing needs doing: {comes_back}. To be in the new equilibrium at once at such a change: {_RESCALE}"
+    remedy = f"nothing needs doing: {comes_back}"
+    if worst.layer.controlled:
+        return remedy
+    remedy += f". To be in the new equilibrium at once at such a change: {_RESCALE}"
     if worst.drop == 1:
         return remedy
     factor = f"{worst.drop:.3g}"

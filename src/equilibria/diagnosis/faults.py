@@ -9,6 +9,7 @@ import numpy as np
 
 from equilibria.diagnosis.identities import IdentityCheck
 from equilibria.diagnosis.layers import Layer, which_layers
+from equilibria.diagnosis.run import SampledRun
 from equilibria.diagnosis.series import Series
 from equilibria.diagnosis.summary import JUDGED, LEAST_WINDOW
 from equilibria.findings import Finding, counted, percent
@@ -81,8 +82,8 @@ def not_finite(series: Series) -> Iterator[Finding]:
             "warning",
             f"{_names(lost, len(series.names))} no longer finite",
             evidence,
-            f"go back to a checkpoint from before step {first:,}; to limit such a step: "
-            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) before optimizer.step()",
+            f"go back to a checkpoint from before step {first:,}; to stop before such a step is taken: "
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True) before optimizer.step()",
             "",
         )
         return
@@ -92,6 +93,43 @@ def not_finite(series: Series) -> Iterator[Finding]:
         evidence,
         "nothing needs doing if gradient scaling skips such steps and they stay rare; to find the operation where they "
         "begin: torch.autograd.set_detect_anomaly(True)",
+        "",
+    )
+
+
+def lr_is_zero(series: Series) -> Iterator[Finding]:
+    """A learning rate of 0 at every sampled step."""
+    steps, lr = series.columns["step"], series.columns["lr"]
+    if len(np.unique(steps)) < 2 or not np.all(lr == 0):
+        return
+    yield Finding(
+        "warning",
+        "lr is 0 at every sampled step: nothing is trained",
+        f"{counted(len(np.unique(steps)), 'sampled step')}, {int(steps.min()):,}-{int(steps.max()):,}",
+        "look at the learning rate that the schedule sets: print([group['lr'] for group in optimizer.param_groups])",
+        "",
+    )
+
+
+def loss_not_finite(run: SampledRun) -> Iterator[Finding]:
+    """A logged training loss that is NaN or infinite at its last step."""
+    if run.logged_loss is None:
+        return
+    steps, values = run.logged_loss
+    finite = np.flatnonzero(np.isfinite(values))
+    if not len(values) or (len(finite) and finite[-1] == len(values) - 1):
+        return
+    since = int(steps[finite[-1] + 1]) if len(finite) else int(steps[0])
+    yield Finding(
+        "warning",
+        f"the logged loss is not finite since step {since:,}",
+        f"{counted(len(values) - (int(finite[-1]) + 1 if len(finite) else 0), 'logged value')} up to step "
+        f"{int(steps[-1]):,} {'is' if len(values) == 1 else 'are'} NaN or infinite",
+        f"go back to a checkpoint from before step {since:,}; to find the operation: "
+        "torch.autograd.set_detect_anomaly(True)"
+        if since > int(steps[0])
+        else "look at the data and the loss of the first batch; to find the operation: "
+        "torch.autograd.set_detect_anomaly(True)",
         "",
     )
 
@@ -139,9 +177,8 @@ def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
     if not few:
         return
     worst = min(few, key=lambda layer: layer.summary.samples)
-    samples, steps, error = worst.summary.samples, _steps_at_present(worst), worst.summary.angle_error
-    # Settings that changed did so somewhere between two samples.
-    of = "" if samples == len(worst.rows["step"]) else "at most "
+    samples, error = worst.summary.samples, worst.summary.angle_error
+    steps = worst.summary.last_step - (worst.summary.first_step or 0) + 1
     if error is None:
         needed, known = LEAST_WINDOW, f"{LEAST_WINDOW} samples would show how far its angle scatters"
     else:
@@ -150,22 +187,13 @@ def too_few_samples(layers: Sequence[Layer]) -> Iterator[Finding]:
     denser = f"eq.watch(model, optimizer, every={max(steps // needed, 1)})"
     yield Finding(
         "note",
-        f"only {counted(samples, 'sample')} of {of}{counted(steps, 'step')} at these settings: too few to judge",
+        f"{counted(samples, 'sample')} {worst.summary.when}: too few to judge",
         f"the angle of {which_layers(few, predictable, worst)} cannot be compared with its prediction yet; of "
         f"{worst.name}, {known}",
-        f"nothing needs doing: {counted(max(needed - samples, 1), 'more sample')} at these settings would do. For "
-        f"denser samples in the next run: {denser}"
-        if steps >= needed
-        else "nothing needs doing: the settings have not been in force for long enough",
+        f"nothing needs doing: {counted(max(needed - samples, 1), 'more sample')} at about these settings would do"
+        + (f". For denser samples in the next run: {denser}" if steps >= needed > samples else ""),
         "",
     )
-
-
-def _steps_at_present(layer: Layer) -> int:
-    """Steps since the last sample with other settings."""
-    steps, samples = layer.rows["step"], layer.summary.samples
-    before = int(steps[-samples - 1]) if samples < len(steps) else int(steps[0]) - 1
-    return int(steps[-1]) - before
 
 
 def without_law(layers: Sequence[Layer]) -> Iterator[Finding]:
@@ -200,7 +228,8 @@ def _without_law_remedy(reason: str) -> str:
 def failed_identities(checks: Sequence[IdentityCheck], layers: Sequence[Layer]) -> Iterator[Finding]:
     """Identities that hold for any gradients and fail here, unless another finding explains it."""
     by_name = {layer.name: layer for layer in layers}
-    failed = [check for check in checks if not check.holds and not by_name[check.param].explained]
+    finite = [check for check in checks if math.isfinite(check.relative_error) and math.isfinite(check.tolerance)]
+    failed = [check for check in finite if not check.holds and not by_name[check.param].explained]
     if not failed:
         return
     worst = max(failed, key=lambda check: check.relative_error / check.tolerance)

@@ -54,6 +54,7 @@ class Layer:
         radial: mean pull of the gradient along the weight, in units of the weight decay, if it is surely not small.
         rounding: relative change of the weight per step, by decay or update, if its type rounds that away; else None.
         changed_outside: share of the samples before which something other than the step changed the weight.
+        controlled: whether a controller of ours acts on the run, such as `RescaleOnDecay`.
     """
 
     summary: LayerSummary
@@ -70,6 +71,7 @@ class Layer:
     radial: float | None
     rounding: float | None
     changed_outside: float
+    controlled: bool
 
     @property
     def name(self) -> str:
@@ -207,6 +209,7 @@ def layers_of(run: SampledRun, summaries: Sequence[LayerSummary]) -> list[Layer]
         _or_none(_radials(late, run)),
         _or_none(_roundings(run)),
         (taken.sums(outside) / np.maximum(taken.counts, 1)).tolist(),
+        [bool(run.metadata.get("controllers"))] * len(taken.names),
         strict=True,
     )
     return [Layer(*values) for values in columns]

@@ -44,12 +44,16 @@ class SampledRun:
     @property
     def loss(self) -> tuple[Array, Array] | None:
         """Steps and values of the training loss, without those that are not finite; None if it was not logged."""
-        for name in _TRAINING_LOSS:
-            if name in self.metrics:
-                steps, values = self.metrics[name]
-                finite = np.isfinite(values)
-                return steps[finite], values[finite]
-        return None
+        if self.logged_loss is None:
+            return None
+        steps, values = self.logged_loss
+        finite = np.isfinite(values)
+        return steps[finite], values[finite]
+
+    @property
+    def logged_loss(self) -> tuple[Array, Array] | None:
+        """Steps and values of the training loss as they were logged; None if it was not."""
+        return next((self.metrics[name] for name in _TRAINING_LOSS if name in self.metrics), None)
 
 
 def sampled_run(samples: pa.Table, *, metadata: Mapping[str, Any], metrics: pa.Table | None = None) -> SampledRun:

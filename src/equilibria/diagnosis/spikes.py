@@ -29,7 +29,7 @@ _ABOVE_HIGHEST = 2  # times the highest rise in the window; on a log scale, too,
 _SHORT, _EXTRAORDINARY = 2, 3  # values, and times the highest rise: less, without another sign, may be noise
 _LEAST_RISE = 0.1  # of the level
 _BACK, _TO_BE_BACK = 3, 5  # a loss is back if the median of five values is within three standard deviations
-_TO_BE_LOST = 10  # values after the peak from which on a loss that is not back counts as lost
+_TO_BE_LOST = 10  # values after the rise from which on a loss that is not back counts as lost
 _MOST = 3  # findings about spikes
 
 _HIGH = 5.0  # times its recent median: a gradient or an angle that is a finding by itself
@@ -105,7 +105,7 @@ class LossRise:
         beyond: the same over the highest rise before; on a log scale for a positive loss.
         lasts: values from the first one to the one that is back, or to the end.
         back: whether the loss came back to its level.
-        later: values logged after the peak.
+        later: values logged after the first.
         now: median of the last of them.
     """
 
@@ -159,7 +159,7 @@ def _rises(step: Array, values: Array) -> Iterator[LossRise]:
             beyond=beyond,
             lasts=end - row,
             back=back,
-            later=len(values) - 1 - peak,
+            later=len(values) - 1 - row,
             now=float(np.median(values[max(peak, len(values) - _TO_BE_BACK) :])),
         )
         resume = end + 1
@@ -524,15 +524,23 @@ def _accidental_excursions(run: SampledRun) -> list[Excursion]:
 
 def _about_lr(run: SampledRun, excursion: Excursion, losses: Mapping[str, tuple[Array, Array]]) -> Finding:
     signs = _signs(run, excursion.before, excursion.after)
-    logged = [
-        name
-        for name, (step, _) in losses.items()
-        if np.count_nonzero(step <= excursion.before) > _LEAST
-        and np.any((step > excursion.first) & (step <= excursion.after + _STEPS_BEFORE))
-    ]
     evidence = _in_order(run, signs) if signs else f"lr was {short(excursion.level)} before and after"
-    evidence += f"; {logged[0]} did not rise far above its level" if logged else "; no loss was logged"
+    evidence += _loss_around(excursion, losses) if losses else "; no loss was logged"
     return Finding("note", excursion.text, evidence, _lr_remedy(run, excursion.before), "")
+
+
+def _loss_around(excursion: Excursion, losses: Mapping[str, tuple[Array, Array]]) -> str:
+    """The highest loss in and after an excursion of lr beside its usual values; "" if too few were logged."""
+    for name, (step, values) in losses.items():
+        before = values[step <= excursion.before][-_WINDOW:]
+        inside = (step > excursion.first) & (step <= excursion.after + _STEPS_BEFORE)
+        if len(before) > _LEAST and inside.any():
+            return (
+                f"; {name} was at most {np.max(values[inside]):.3g} over steps {int(step[inside][0]):,}-"
+                f"{int(step[inside][-1]):,}, after {np.median(before):.3g} (median) and {np.max(before):.3g} (highest) "
+                f"of the {counted(len(before), 'value')} before"
+            )
+    return ""
 
 
 # ---- gradients and angles, where no loss is logged

@@ -221,10 +221,10 @@ def _refusal(entry: Mapping[str, Any], columns: Mapping[str, Any], last_step: in
     if not isinstance(rule, ForecastRule):
         return f"its optimizer is {type(rule).__name__}; forecasts are made for SGD, SGDW, AdamW and Adam"
     if not invariant:
-        cosine = columns["cosine"][np.isfinite(columns["cosine"])]
-        mean = f"{np.mean(cosine):.2g}" if len(cosine) else "unknown"
-        doubt = "not scale-invariant" if invariant is False else "not known to be scale-invariant"
-        return f"{doubt} (mean cosine of weight and gradient {mean}): the laws do not hold for it"
+        if invariant is None:
+            return "undecided whether it is scale-invariant: label it, eq.watch(..., invariant=eq.symmetries(...))"
+        looks = "is not" if entry.get("invariant") is not None else "does not look"
+        return f"{looks} scale-invariant: the laws do not hold for it"
     usable = fitted & np.isfinite(columns["unit_grad_sq"]) & (columns["unit_grad_sq"] > 0)
     if np.count_nonzero(usable) < LEAST_SAMPLES:
         read = f"its gradient was read at {np.count_nonzero(usable)} samples of the second half of the record"

@@ -55,7 +55,7 @@ class MetricLog:
         Raises:
             EquilibriaError: for what is not a number, a name that is too long or not printable, or too many names.
         """
-        step = None if step is None else whole("step", step)
+        step = None if step is None else _step(step)
         rows: list[tuple[int, str, float | Tensor]] = []
         for name, value in numbers.items():
             precedes = self._precedes_step.get(name)
@@ -157,6 +157,13 @@ class MetricLog:
         except Exception as error:  # a defect of the record must not end the training
             self._write = None
             warn_in_training(f"logged numbers are no longer recorded: {type(error).__name__}: {error}", WatchWarning)
+
+
+def _step(step: object) -> int:
+    number = whole("step", step)
+    if number >= 1 << 63:
+        raise EquilibriaError(f"got step={step}; expected a step below 2^63", argument="step")
+    return number
 
 
 def _number(name: str, value: Any) -> float | Tensor:

@@ -184,6 +184,8 @@ def _copy_of(optimizer: Any, group: Group, shapes: Iterable[tuple[int, ...]]) ->
     for name, value in vars(optimizer).items():
         if name not in _FOREIGN_ATTRIBUTES and name not in vars(double):
             setattr(double, name, _copied(name, value))
+    if callable(getattr(double, "train", None)):  # schedule-free ones refuse to step while they evaluate
+        double.train()
     for param in params:  # words about a tensor that a constructor writes, such as Moonshot's use_muon
         double.state[param].update(_common_flags(optimizer, group))
     return double

@@ -107,11 +107,11 @@ class KeptMetrics:
 def in_one_line(table: pa.Table, sessions: Integers, *, resumed: Mapping[int, int]) -> pa.Table:
     """The rows that no later row supersedes, sorted by step.
 
-    A number is superseded if a later session sampled its step or an earlier one, if a later session logged the same
-    name at its step, or if its name was logged at an earlier step after it.
+    A number is superseded if a later session sampled its step or an earlier one, or logged the same name at its step.
+    Within a session nothing is: numbers may be logged for any step, in any order.
 
     Args:
-        table: a metrics table; the rows of a name in the order in which they were written.
+        table: a metrics table.
         sessions: of every row.
         resumed: by session, its first sampled step.
     """
@@ -120,14 +120,11 @@ def in_one_line(table: pa.Table, sessions: Integers, *, resumed: Mapping[int, in
     for session, first in resumed.items():
         kept &= (sessions >= session) | (steps < first)
     _, codes = _coded(table["name"])
-    # The rows of a name are kept whose key is the smallest of those that follow: by step, then the later session.
-    # Ranks instead of steps, so that no product overflows; names are apart by more than any step.
-    rank = np.unique(steps, return_inverse=True)[1].astype(np.int64)
-    width = int(sessions.max(initial=0)) + 1
-    key = (codes * (len(steps) + 1) + rank) * width - sessions
-    order = np.flatnonzero(kept)[np.argsort(codes[kept], kind="stable")]
-    own = key[order]
-    kept[order] = own == np.minimum.accumulate(own[::-1])[::-1]
+    rank = np.unique(steps, return_inverse=True)[1].astype(np.int64)  # instead of steps, so that no product overflows
+    places = np.unique(codes * (len(steps) + 1) + rank, return_inverse=True)[1]
+    latest = np.full(len(steps), -1)
+    np.maximum.at(latest, places[kept], sessions[kept])
+    kept &= sessions == latest[places]
     rows = np.flatnonzero(kept)
     return table.take(rows[np.argsort(steps[rows], kind="stable")]).unify_dictionaries()
 

@@ -223,9 +223,8 @@ def _over_run(layers: Sequence[LayerSummary]) -> str:
     if not known or all(layer.recorded_from == layer.first_step for layer in known):
         return ""
     first = min(layer.recorded_from or 0 for layer in known)
-    last = max(layer.last_step for layer in known)
     angles = _between([layer.angle_over_run for layer in known if layer.angle_over_run is not None])
-    return f"Over the recorded steps {first:,} to {last:,} the angle was {angles} per step (root mean square)."
+    return f"Over the whole run, from step {first:,} on, the angle was {angles} per step (root mean square)."
 
 
 def _between(shares: Sequence[float]) -> str:
@@ -374,7 +373,7 @@ def _why_not_compared(layer: LayerSummary) -> str | tuple[str, str]:
     if layer.no_law is not None:
         return layer.no_law
     if layer.angle is None:
-        return "no sampled step moved {}", "no sampled step moved {}"
+        return "{} did not move in any sampled step", "{} did not move in any sampled step"
     if layer.invariant is False and layer.how is not None:
         return "{} is not scale-invariant", "{} are not scale-invariant"
     if layer.invariant is False:
