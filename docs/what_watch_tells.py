@@ -232,10 +232,9 @@ Six pre-norm blocks, 64 wide, on the text of Python's documentation; AdamW (0.9,
 accumulated gradients, clipping at 1, and an lr that the loop writes into the groups: warm-up, then a cosine to a tenth.
 """.rstrip(),
         """\
-Matrices of one kind share a row with their median and range. They turn alike in all blocks but one: the first
-block's `down` is slower than its siblings and has the largest norm among them, which is the news of this run. That is
-common in the first block, and a question to ask of a run in which it is new. Embedding and head do not look
-scale-invariant: their gradient has a steady component along the weight.""",
+Matrices of one kind share a row with their median and range. They turn alike in all blocks; only the first block's
+`down` is slower than its siblings, and has the largest norm among them, which is the news of this run. Embedding and
+head do not look scale-invariant: their gradient has a steady component along the weight.""",
     ),
     qwen3: (
         "A Qwen3",

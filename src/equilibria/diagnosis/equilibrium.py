@@ -190,7 +190,7 @@ def _remedy_on_the_way(layer: Layer, *, moving: bool) -> str:
         return (
             "nothing needs doing: under a schedule the norm lags behind, and the angle follows lr rather than lr x wd. "
             f"{_rescale_for('To make it follow lr x wd', layer)}"
-        )
+        ).strip()
     ratio = layer.summary.norm_vs_equilibrium
     if ratio is not None and abs(ratio - 1) < _NEAR:
         return "nothing needs doing: the norm is in equilibrium, and the angle follows the recent gradients"

@@ -119,12 +119,12 @@ def loss_not_finite(run: SampledRun) -> Iterator[Finding]:
     finite = np.flatnonzero(np.isfinite(values))
     if not len(values) or (len(finite) and finite[-1] == len(values) - 1):
         return
-    since = int(steps[finite[-1] + 1]) if len(finite) else int(steps[0])
+    bad = len(values) - (int(finite[-1]) + 1 if len(finite) else 0)
+    since = int(steps[-bad])
     yield Finding(
         "warning",
         f"the logged loss is not finite since step {since:,}",
-        f"{counted(len(values) - (int(finite[-1]) + 1 if len(finite) else 0), 'logged value')} up to step "
-        f"{int(steps[-1]):,} {'is' if len(values) == 1 else 'are'} NaN or infinite",
+        f"{counted(bad, 'logged value')} up to step {int(steps[-1]):,} {'is' if bad == 1 else 'are'} NaN or infinite",
         f"go back to a checkpoint from before step {since:,}; to find the operation: "
         "torch.autograd.set_detect_anomaly(True)"
         if since > int(steps[0])

@@ -89,7 +89,7 @@ class WandbSink(ScalarSink):
 class WandbAlerts:
     """Sends each finding as an alert of a W&B run: ``equilibria.watch(..., on_finding=WandbAlerts())``.
 
-    A warning has W&B's level WARN, a note INFO; who is told, and how, is set in W&B.
+    A warning has W&B's level WARN, a note INFO; W&B's own settings say who receives it, and how.
 
     Args:
         run: the run; None for the run that is active when a finding comes.

@@ -281,7 +281,7 @@ class OptimizerHooks:
         pairs = list(zip(before, self._noted, strict=True))
         self._rescalings.append((self.count, [math.exp(new.log_scale - old.log_scale) for old, new in pairs]))
         restarts = [new.restarts > old.restarts for old, new in pairs]
-        self._started = [started and not anew for started, anew in zip(self._started, restarts, strict=True)]
+        self._started = [started and not restart for started, restart in zip(self._started, restarts, strict=True)]
 
     def _own_changes(self) -> list[tuple[int, float]] | None:
         """For the tensors that are compared, what controllers announced since the weights were marked."""

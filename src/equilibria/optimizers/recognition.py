@@ -123,7 +123,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[Any, Recognition]] = WeakKeyDictionary()
 
 
 def _structure(group: Group) -> Any:
-    """What a trial depends on: a group without the numbers that a reader reads anew."""
+    """What a trial depends on: a group without the numbers that a reader takes from it at every step."""
     has_momentum = bool(group.get("momentum"))
     others = tuple((key, repr(group[key])) for key in group if key not in _FOREIGN_KEYS | _NUMBERS_OF_RULES)
     return tuple(key for key in group if key in _NUMBERS_OF_RULES), has_momentum, others, _sizes(group)
