@@ -13,14 +13,14 @@ _command_lines = CommandLines()
 ATTACKS = (
     Attack(
         "kills between checkpoints",
-        "killed at any moment and resumed from the last checkpoint, a training has every row from before it, once",
+        "killed at any moment and resumed from its checkpoint, a training has every row and loss from before it, once",
         kills,
         goal=360,
         seconds=200,
     ),
     Attack(
         "cut files",
-        "a record cut at every byte of its last two batches gives the rows of all whole batches, or fewer with a note",
+        "a table cut at every byte of its last two batches gives the rows of all whole batches, or fewer with a note",
         cuts,
         goal=6000,
         seconds=60,

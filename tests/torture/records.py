@@ -14,13 +14,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
 import equilibria as eq
 from equilibria.errors import EquilibriaError
-from equilibria.records import RecordWriter, read_record
+from equilibria.records import Record, RecordWriter, read_record
+from equilibria.records.tables import METRICS
 from tests.torture import Trials
 
 _KILLS_PER_CHAIN = 12
@@ -84,11 +84,11 @@ def _train_until_killed(home: Path, optimizer: str) -> None:
             monitor.load_state_dict(state["monitor"])
             step = state["step"]
         while True:
-            for (
-                parameter
-            ) in model.parameters():  # no autograd: its threads may run in the parent, and do not survive a fork
+            # no autograd: its threads may run in the parent, and do not survive a fork
+            for parameter in model.parameters():
                 parameter.grad = torch.randn_like(parameter)
             trained.step()
+            monitor.log(loss=float(step))
             step += 1
             if step % _STEPS_BETWEEN_CHECKPOINTS == 0:
                 state = {"model": model.state_dict(), "optimizer": trained.state_dict(), "step": step}
@@ -112,45 +112,50 @@ def _checkpointed(home: Path) -> int:
 
 
 def _missing(home: Path, steps: int) -> str:
-    """A sentence if a step before the last checkpoint has no row, or two."""
-    samples = read_record(home / "run").samples()
+    """A sentence if a step before the last checkpoint has no row or no loss, or two."""
+    record = read_record(home / "run")
+    samples, metrics = record.samples(), record.metrics()
     layers = len(samples["param"].unique())
     counts = samples.filter(pc.less(samples["step"], steps)).group_by("step").aggregate([("param", "count")])
     expected = dict.fromkeys(range(steps), layers)
     found = dict(zip(counts["step"].to_pylist(), counts["param_count"].to_pylist(), strict=True))
-    return (
-        ""
-        if found == expected
-        else f"{len(expected.items() - found.items())} of {steps} steps lack rows or have too many"
-    )
+    if found != expected:
+        return f"{len(expected.items() - found.items())} of {steps} steps lack rows or have too many"
+    losses = metrics.filter(pc.less(metrics["step"], steps))
+    logged = losses["step"].to_pylist() == losses["value"].to_pylist() == list(range(steps))
+    return "" if logged else f"{len(losses)} losses of {steps} steps"
 
 
 # ---- damage
 
 
-def _written(
-    folder: Path, random: random.Random, *, batches: int = 8
-) -> tuple[Path, dict[tuple[int, str], dict[str, Any]]]:
-    """A finished record of several batches, and its rows by step and parameter."""
+_Rows = dict[tuple[int, str], dict[str, Any]]
+
+
+def _written(folder: Path, random: random.Random, *, batches: int = 8) -> tuple[Path, _Rows]:
+    """A finished record of several batches, and its rows by step and parameter, or by step and logged name."""
     run = folder / f"run-{random.getrandbits(40)}"
     with RecordWriter(run, metadata={"lr": 0.1}, flush_seconds=3600) as writer:
         for batch in range(batches):
             steps = [batch * 4 + step for step in range(4) for _ in "ab"]
             values = {name: [random.gauss(1, 0.1) for _ in steps] for name in ("lr", "norm", "angle", "weight_decay")}
             writer.append({"step": steps, "param": ["conv.a", "conv.b"] * 4, "state": ["settled", None] * 4, **values})
+            logged = {"name": ["loss", "accuracy"] * 4, "value": [random.gauss(1, 0.1) for _ in steps]}
+            writer.append({"step": steps, **logged}, table=METRICS)
             writer.flush()
-    return run, _rows(read_record(run).samples())
+    return run, _rows(read_record(run))
 
 
-def _rows(samples: pa.Table) -> dict[tuple[int, str], dict[str, Any]]:
-    return {(row["step"], row["param"]): row for row in samples.to_pylist()}
+def _rows(record: Record) -> _Rows:
+    samples = {(row["step"], row["param"]): row for row in record.samples().to_pylist()}
+    return samples | {(row["step"], row["name"]): row for row in record.metrics().to_pylist()}
 
 
-def _silent(run: Path, whole: dict[tuple[int, str], dict[str, Any]], damage: str) -> str:
+def _silent(run: Path, whole: _Rows, damage: str) -> str:
     """A sentence if a damaged record gives other values, or fewer rows without a note."""
     try:
         record = read_record(run)
-        read, notes = _rows(record.samples()), record.notes
+        read, notes = _rows(record), record.notes
         record.verify()
     except EquilibriaError:
         return ""
@@ -161,28 +166,33 @@ def _silent(run: Path, whole: dict[tuple[int, str], dict[str, Any]], damage: str
 
 
 def cuts(random: random.Random, folder: Path) -> Trials:
-    """A record cut at every byte of its last two batches."""
+    """A record, one of its tables cut at every byte of its last two batches."""
     while True:
         run, whole = _written(folder, random, batches=3)
-        file = run / "samples-000.arrows"
-        content = file.read_bytes()
-        for length in range(len(content) - 1, len(content) // 3, -1):
-            file.write_bytes(content[:length])
-            yield _silent(run, whole, f"cut at byte {length} of {len(content)}")
+        contents = {file: file.read_bytes() for file in sorted(run.glob("*.arrows"))}
+        longest = max(len(content) for content in contents.values())
+        for back in range(1, 2 * longest // 3):
+            for file, content in contents.items():
+                if (length := len(content) - back) <= len(content) // 3:
+                    continue
+                file.write_bytes(content[:length])
+                yield _silent(run, whole, f"{file.name} cut at byte {length} of {len(content)}")
+                file.write_bytes(content)
         shutil.rmtree(run)
 
 
 def flips(random: random.Random, folder: Path) -> Trials:
     """A record with one bit flipped anywhere."""
     run, whole = _written(folder, random)
-    file = run / "samples-000.arrows"
-    content = file.read_bytes()
+    contents = {file: file.read_bytes() for file in sorted(run.glob("*.arrows"))}
     while True:
+        file, content = random.choice(list(contents.items()))
         place, bit = random.randrange(len(content)), random.randrange(8)
         damaged = bytearray(content)
         damaged[place] ^= 1 << bit
         file.write_bytes(damaged)
-        yield _silent(run, whole, f"bit {bit} of byte {place}")
+        yield _silent(run, whole, f"bit {bit} of byte {place} of {file.name}")
+        file.write_bytes(content)
 
 
 def manifests(random: random.Random, folder: Path) -> Trials:
