@@ -12,6 +12,7 @@ import numpy as np
 
 from equilibria.diagnosis.layers import Layer, invariant_verb, verb, which_layers
 from equilibria.diagnosis.metadata import short
+from equilibria.diagnosis.series import Array, sample_weights
 from equilibria.diagnosis.spikes import excursions
 from equilibria.diagnosis.summary import how_long, times
 from equilibria.errors import EquilibriaError
@@ -274,25 +275,25 @@ def disturbance(layer: Layer) -> Disturbance | None:
         return None  # lr came back to its level, which `spikes` reports as one event
     before, after = layer.rule_at(layer.since - 1), layer.rule_at(layer.since)
     just_after = _right_after(layer)
-    squares = (layer.rows[name][just_after] ** 2 for name in ("angle", "angle_equilibrium"))
-    measured, equilibrium = (math.sqrt(float(np.mean(values))) for values in squares)
+    steps = layer.rows["step"][just_after]
+    weights = sample_weights(steps, np.array([0, len(steps)]))
+    measured, equilibrium = (_rms(layer.rows[name][just_after], weights) for name in ("angle", "angle_equilibrium"))
     if before is None or after is None or not equilibrium > 0 or measured == 0:
         return None
     move = _move_of_equilibrium(before, after, layer.scale_of_grad_sq, layer.entries)
     if move is None or abs(math.log(measured / equilibrium)) < _NOTICEABLE:
         return None
     weight, approach = move
-    later = layer.rows["step"][just_after] - layer.rows["step"][layer.since]
-    ratios = approach.angle_ratio(1 / weight, later)
+    ratios = approach.angle_ratio(1 / weight, steps - steps[0])
     return Disturbance(
         layer,
         before=int(layer.rows["step"][layer.since - 1]),
         step=int(layer.rows["step"][layer.since]),
-        until=int(layer.rows["step"][just_after][-1]),
+        until=int(steps[-1]),
         change=_in_words(before, after),
         drop=_drop(before, after),
         dip=measured / equilibrium,
-        expected=math.sqrt(float(np.mean(np.square(ratios)))),
+        expected=_rms(np.asarray(ratios), weights),
         recovered=_steps_to_recover(layer),
     )
 
@@ -305,6 +306,10 @@ def _move_of_equilibrium(before: Rule, after: Rule, unit_grad_sq: float, dim: fl
         return weight, relaxation(after, unit_grad_sq=unit_grad_sq, dim=dim)
     except EquilibriaError:
         return None
+
+
+def _rms(values: Array, weights: Array) -> float:
+    return math.sqrt(float(np.average(values**2, weights=weights)))
 
 
 def _right_after(layer: Layer) -> slice:
