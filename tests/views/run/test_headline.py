@@ -54,7 +54,7 @@ def test_layers_outside_the_blocks_are_counted():
     assert "; the 2 other layers turn 0.001 to 0.002 rad per step; " in headline
     few = [layer for layer in transformer(3) if "c_fc" in layer.name]
     others = [dataclasses.replace(LAYER, name=f"other{name}.weight", angle=0.01) for name in "abcdefghijklm"]
-    assert run_headline([*few, *others]).startswith("All 3 layers of a kind turn alike, 0.006 rad per step (steps ")
+    assert run_headline([*few, *others]).startswith("All 3 layers of a kind turn alike, 0.003 rad per step (steps ")
     assert "; the 13 other layers turn 0.01 rad per step" in run_headline([*few, *others])
 
 
