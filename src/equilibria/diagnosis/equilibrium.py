@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from equilibria.diagnosis.layers import Layer, invariant_verb, verb, which_layers
+from equilibria.diagnosis.layers import Layer, if_invariant, invariant_verb, verb, which_layers
 from equilibria.diagnosis.metadata import short
 from equilibria.diagnosis.series import Array, sample_weights
 from equilibria.diagnosis.spikes import excursions
@@ -130,7 +130,7 @@ def out_of_equilibrium(layers: Sequence[Layer]) -> Iterator[Finding]:
     )
     if layer.norm_vs_equilibrium is not None and layer.norm_explains_angle:
         evidence += f"; its norm is {times(layer.norm_vs_equilibrium)} at step {layer.last_step:,}"
-    evidence += ("" if moving else _wait(away)) + _not_counted(predictable, away)
+    evidence += ("" if moving else _wait(away)) + _not_counted(predictable, away) + if_invariant(away)
     yield Finding(
         "note",
         f"{which_layers(away, predictable, worst)} {verb(away)} out of equilibrium",
@@ -362,7 +362,7 @@ def disturbed(layers: Sequence[Layer]) -> Iterator[Finding]:
         yield Finding(
             "note",
             f"{which_layers(thrown, predictable, worst.layer)} {state} disturbed by a change {worst.when}: {change}",
-            _dip_and_recovery(worst, thrown),
+            _dip_and_recovery(worst, thrown) + if_invariant(thrown),
             _remedy_for_a_jump(worst),
             "states.rescale_factors",
         )

@@ -381,3 +381,12 @@ def invariant_verb(layers: Sequence[Layer]) -> str:
     if all(layer.entry.get("invariant") is not None for layer in layers):
         return verb(layers)
     return verb(layers, "looks", "look")
+
+
+def if_invariant(layers: Sequence[Layer]) -> str:
+    """The condition of a sentence that compares with a law; "" where `symmetries` or the user stated the invariance."""
+    guessed = [layer for layer in layers if layer.entry.get("invariant") is None]
+    if not guessed:
+        return ""
+    which = ("it" if len(layers) == 1 else "they") if len(guessed) == len(layers) else f"{len(guessed):,} of them"
+    return f"; {which} {verb(guessed, 'looks', 'look')} scale-invariant by the cosines of weight and gradient"
