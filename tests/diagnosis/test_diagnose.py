@@ -45,7 +45,7 @@ PLANTED = {
     "far from equilibrium": (
         HEAVY_BALL, 150, {"start": 1.8}, "note", "settling.settling_steps",
         r"all 3 layers .* are out of equilibrium.*over steps 112-149 .*x too large at step 149; they need "
-        r"up to \d+ more steps \(\d\.\d epochs\) \(worst: conv\d\.weight\)$",
+        r"up to \d+ more steps \(\d\.\d epochs\) \(worst: conv\d\.weight\); they look scale-invariant by the cosines",
     ),
     "not quite there": (
         HEAVY_BALL, 450, {"start": 1.8}, "note", "settling.settling_steps", "out of equilibrium",
@@ -604,3 +604,11 @@ def test_a_logged_loss_that_is_not_finite_is_a_warning(values, since):
     if since is not None:
         assert about[0].severity == "warning"
         assert about[0].subject == f"the logged loss is not finite since step {since}"
+
+
+@pytest.mark.parametrize("invariant", [None, True])
+def test_a_finding_says_whether_its_invariance_is_a_guess(invariant):
+    options = {} if invariant is None else {"invariant": invariant}
+    far = world(HEAVY_BALL, 150, start=1.8, **options)
+    (finding,) = (one for one in diagnose(far.samples, metadata=far.metadata) if "out of equilibrium" in one.subject)
+    assert ("look scale-invariant by the cosines" in finding.evidence) == (invariant is None)

@@ -22,11 +22,20 @@ ROWS = st.lists(
 BREAKS = st.lists(st.integers(0, 60), max_size=3, unique=True).map(sorted)
 
 
+def slow_weight(steps, place):
+    """Half the way to both neighbours; at an end as far beyond, up to half the mean distance."""
+    mean = (steps[-1] - steps[0]) / max(len(steps) - 1, 1)
+    gaps = [steps[place] - steps[place - 1]] if place else []
+    gaps += [steps[place + 1] - steps[place]] if place + 1 < len(steps) else []
+    return max((sum(gaps) + (min(gaps[0], mean) if len(gaps) == 1 else 0)) / 2, 1.0)
+
+
 def slow(rows, most, breaks):
-    """Stretches as lists of (step, value), by layer and number of the stretch, each in the order of its steps."""
+    """Stretches as lists of (step, value, weight), by layer and number of the stretch, in the order of their steps."""
     steps = [step for step, layer, _ in rows if layer >= 0]
-    parts: dict[tuple[int, object], list[tuple[int, float]]] = {}
-    for step, layer, value in sorted(rows, key=lambda row: row[0]):
+    parts: dict[tuple[int, object], list[tuple[int, float, float]]] = {}
+    rows = sorted(rows, key=lambda row: row[0])
+    for place, (step, layer, value) in enumerate(rows):
         if layer < 0:
             continue
         if len(set(steps)) <= most:
@@ -34,7 +43,9 @@ def slow(rows, most, breaks):
         else:
             length = max(steps) - min(steps) + 1
             number = ((step - min(steps)) * most // length, sum(step >= start for start in breaks))
-        parts.setdefault((layer, number), []).append((step, value))
+        own = [at for at, (_, other, _) in enumerate(rows) if other == layer]
+        weight = slow_weight([rows[at][0] for at in own], own.index(place))
+        parts.setdefault((layer, number), []).append((step, value, weight))
     return [parts[key] for key in sorted(parts)]
 
 
@@ -51,12 +62,14 @@ def test_every_number_is_that_of_a_slow_loop(rows, most, breaks):
     ]
     assert len(line) == len(short.line_steps()) == len(expected) * (1 if short.single else 2)
     for place, part in enumerate(expected):
-        known = [value for _, value in part if math.isfinite(value)]
+        known = [value for _, value, _ in part if math.isfinite(value)]
+        weights = [weight for _, value, weight in part if math.isfinite(value)]
         if not known:
             assert np.isnan([low[place], high[place], rms[place]]).all()
             continue
         assert (low[place], high[place]) == (min(known), max(known))
-        assert rms[place] == pytest.approx(math.sqrt(math.fsum(v * v for v in known) / len(known)), rel=1e-12)
+        squares = math.fsum(weight * value**2 for weight, value in zip(weights, known, strict=True))
+        assert rms[place] == pytest.approx(math.sqrt(squares / math.fsum(weights)), rel=1e-12)
         if not short.single:
             in_order = [min(known), max(known)]
             in_order.sort(key=known.index)
@@ -112,3 +125,13 @@ def test_a_line_has_the_extremes_of_every_stretch_in_the_order_of_their_steps():
     short = stretches(range(16), [0] * 16, most=4)
     assert short.line([*rising, *falling, *flat, *twice]).tolist() == [1, 5, 9, 0, 7, 7, 3, 6]
     assert short.line_steps().tolist() == [0, 3, 4, 7, 8, 11, 12, 15]
+
+
+def test_the_root_mean_square_weighs_a_value_by_the_steps_it_stands_for():
+    steps = np.array([*range(10), *range(10, 110, 10)])  # ten dense samples, ten sparse ones
+    values = np.where(steps < 10, 5.0, 1.0)
+    (rms,) = stretches(steps, np.zeros(20), most=1).rms(values)
+    # The dense ones weigh 1; of the sparse ones the first weighs 5.5, the last
+    # 5 and half the mean distance, the others 10.
+    weights = np.array([1.0] * 10 + [5.5] + [10.0] * 8 + [5 + 100 / 19 / 2])
+    assert rms == pytest.approx(math.sqrt(np.average(values**2, weights=weights)), rel=1e-12)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from equilibria.diagnosis.gradient_size import VARIES
-from equilibria.diagnosis.layers import Layer, layers_of, verb, which_layers
+from equilibria.diagnosis.layers import Layer, if_invariant, layers_of, verb, which_layers
 from equilibria.diagnosis.run import sampled_run
 from equilibria.diagnosis.series import Array
 from equilibria.diagnosis.summary import ACCURACY, summarise_run
@@ -44,7 +44,7 @@ def angle_off(layers: Sequence[Layer]) -> Iterator[Finding]:
         f"{which_layers(off, predictable, worst)} {verb(off, 'turns', 'turn')} {_which_way(off)} than predicted",
         f"{worst.name} turns {summary.angle:.3g} rad per step {summary.when}, "
         f"{percent(summary.angle_vs_predicted or 0)} of the {summary.angle_predicted:.3g} that {summary.settings} "
-        f"predicts for the same steps; {_suspect(worst)}",
+        f"predicts for the same steps; {_suspect(worst)}{if_invariant(off)}",
         "nothing needs doing: the measured angle is right, the prediction is not. To see whether single output "
         'channels are to blame: eq.watch(model, optimizer, granularity="row")',
         "transient.evolve",
@@ -65,7 +65,7 @@ def norm_off(layers: Sequence[Layer]) -> Iterator[Finding]:
         f"the norm of {which_layers(off, predictable, worst)} is off its prediction, while the angle holds",
         f"||w|| of {worst.name} is {summary.norm:.3g} at step {summary.last_step:,}, "
         f"{percent(summary.norm_vs_predicted or 0)} of the {summary.norm_predicted:.3g} that {summary.settings} "
-        f"predicts; {_suspect(worst)}",
+        f"predicts; {_suspect(worst)}{if_invariant(off)}",
         "nothing needs doing: the angle is as predicted; do not rely on the predicted norm or on the time to settle",
         "transient.evolve",
     )
@@ -174,7 +174,7 @@ def vanishing_gradient(layers: Sequence[Layer], loss: tuple[Array, Array] | None
         f"the gradient of {which_layers(affected, predictable, worst)} falls faster than the norm can follow",
         f"||g||^2 ||w||^2 of {worst.name} is down to {percent(max(worst.remaining, 1e-5))} "
         f"{_over(third, last)} of its level {_over(first, second)}{pace}; {_at_equilibrium(worst)}"
-        f"{_fitted(loss)}",
+        f"{if_invariant(affected)}{_fitted(loss)}",
         "nothing needs doing: the equilibrium falls with the gradient, and until the norm has followed lr x wd does "
         "not set the angle",
         "settling.tracking_lag",
@@ -224,7 +224,7 @@ def drifting(layers: Sequence[Layer]) -> Iterator[Finding]:
         f"the gradient of {which_layers(affected, predictable, worst)} drifts: the equilibrium itself moves",
         f"||g||^2 ||w||^2 of {worst.name} {_by_how_much(drift)} per "
         f"time constant of its norm over steps {worst.late_steps[0]:,}-{worst.late_steps[1]:,}, which in the long run "
-        f"{effect}; {_at_equilibrium(worst)}",
+        f"{effect}; {_at_equilibrium(worst)}{if_invariant(affected)}",
         "nothing needs doing: compare the angle with the prediction, which follows the measured gradient, not with the "
         "equilibrium",
         "settling.tracking_lag",

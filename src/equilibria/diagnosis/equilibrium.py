@@ -10,8 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from equilibria.diagnosis.layers import Layer, invariant_verb, verb, which_layers
+from equilibria.diagnosis.layers import Layer, if_invariant, invariant_verb, verb, which_layers
 from equilibria.diagnosis.metadata import short
+from equilibria.diagnosis.series import Array, sample_weights
 from equilibria.diagnosis.spikes import excursions
 from equilibria.diagnosis.summary import how_long, times
 from equilibria.errors import EquilibriaError
@@ -129,7 +130,7 @@ def out_of_equilibrium(layers: Sequence[Layer]) -> Iterator[Finding]:
     )
     if layer.norm_vs_equilibrium is not None and layer.norm_explains_angle:
         evidence += f"; its norm is {times(layer.norm_vs_equilibrium)} at step {layer.last_step:,}"
-    evidence += ("" if moving else _wait(away)) + _not_counted(predictable, away)
+    evidence += ("" if moving else _wait(away)) + _not_counted(predictable, away) + if_invariant(away)
     yield Finding(
         "note",
         f"{which_layers(away, predictable, worst)} {verb(away)} out of equilibrium",
@@ -274,25 +275,25 @@ def disturbance(layer: Layer) -> Disturbance | None:
         return None  # lr came back to its level, which `spikes` reports as one event
     before, after = layer.rule_at(layer.since - 1), layer.rule_at(layer.since)
     just_after = _right_after(layer)
-    squares = (layer.rows[name][just_after] ** 2 for name in ("angle", "angle_equilibrium"))
-    measured, equilibrium = (math.sqrt(float(np.mean(values))) for values in squares)
+    steps = layer.rows["step"][just_after]
+    weights = sample_weights(steps, np.array([0, len(steps)]))
+    measured, equilibrium = (_rms(layer.rows[name][just_after], weights) for name in ("angle", "angle_equilibrium"))
     if before is None or after is None or not equilibrium > 0 or measured == 0:
         return None
     move = _move_of_equilibrium(before, after, layer.scale_of_grad_sq, layer.entries)
     if move is None or abs(math.log(measured / equilibrium)) < _NOTICEABLE:
         return None
     weight, approach = move
-    later = layer.rows["step"][just_after] - layer.rows["step"][layer.since]
-    ratios = approach.angle_ratio(1 / weight, later)
+    ratios = approach.angle_ratio(1 / weight, steps - steps[0])
     return Disturbance(
         layer,
         before=int(layer.rows["step"][layer.since - 1]),
         step=int(layer.rows["step"][layer.since]),
-        until=int(layer.rows["step"][just_after][-1]),
+        until=int(steps[-1]),
         change=_in_words(before, after),
         drop=_drop(before, after),
         dip=measured / equilibrium,
-        expected=math.sqrt(float(np.mean(np.square(ratios)))),
+        expected=_rms(np.asarray(ratios), weights),
         recovered=_steps_to_recover(layer),
     )
 
@@ -305,6 +306,10 @@ def _move_of_equilibrium(before: Rule, after: Rule, unit_grad_sq: float, dim: fl
         return weight, relaxation(after, unit_grad_sq=unit_grad_sq, dim=dim)
     except EquilibriaError:
         return None
+
+
+def _rms(values: Array, weights: Array) -> float:
+    return math.sqrt(float(np.average(values**2, weights=weights)))
 
 
 def _right_after(layer: Layer) -> slice:
@@ -357,7 +362,7 @@ def disturbed(layers: Sequence[Layer]) -> Iterator[Finding]:
         yield Finding(
             "note",
             f"{which_layers(thrown, predictable, worst.layer)} {state} disturbed by a change {worst.when}: {change}",
-            _dip_and_recovery(worst, thrown),
+            _dip_and_recovery(worst, thrown) + if_invariant(thrown),
             _remedy_for_a_jump(worst),
             "states.rescale_factors",
         )

@@ -36,6 +36,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equilibria.theory.radial import radial_strength
+
 Array = NDArray[Any]
 
 NEARLY_RANDOM = 0.2  # of a random direction's cosine: above it a weight is not taken for invariant while undecided
@@ -44,6 +46,7 @@ _EXACT = 0.01  # of a random direction's cosine: what rounding and the eps of a 
 _SURE, _LIKELY = 5, 2  # standard errors, each of eight batches
 _BATCHES = 8  # and fewest samples
 _FEWEST = 32  # samples for a standard error
+_LEAST_DECAY = 1e-12  # from 0 and from 1, where k ends
 
 
 def decay_in_force(
@@ -102,7 +105,7 @@ def looks_invariant(cosine: Array, decay: Array, *, entries: Array) -> Array:
 def _decide(batches: Array, share: Array, decay: Array, *, count: Array | int) -> Array:
     """The decision from the mean cosine of each batch, the rms over a random direction's, and the mean decay."""
     with np.errstate(all="ignore"):
-        scale = np.sqrt(2 / decay)
+        scale = radial_strength(1.0, decay_in_force=np.clip(np.nan_to_num(decay), _LEAST_DECAY, 1 - _LEAST_DECAY))
         k = np.abs(np.mean(batches, axis=1)) * scale
         error = np.std(batches, axis=1, ddof=1) / math.sqrt(_BATCHES) * scale
         is_small = error < _LIMIT

@@ -13,7 +13,7 @@ import numpy as np
 from equilibria.diagnosis.gradient_size import FEWEST, late_rows, size_variation, varies_widely
 from equilibria.diagnosis.metadata import rule_from_metadata
 from equilibria.diagnosis.run import SampledRun
-from equilibria.diagnosis.series import SETTINGS, Array, Series, last_true, setting_jumps
+from equilibria.diagnosis.series import SETTINGS, Array, Series, effective_count, last_true, setting_jumps
 from equilibria.diagnosis.summary import LayerSummary
 from equilibria.errors import EquilibriaError
 from equilibria.records.tables import CHANGED_OUTSIDE, NOTES, STATES
@@ -232,10 +232,7 @@ def _known(series: Series, **columns: Array) -> Series:
 
 
 def _means(late: Series) -> Array:
-    means = _nans(late)
-    for layers, (samples,) in _known(late, unit_grad_sq=late.columns["unit_grad_sq"]).blocks("unit_grad_sq"):
-        means[layers] = np.mean(samples, axis=1)
-    return means
+    return late.mean(late.columns["unit_grad_sq"])
 
 
 def _trends(late: Series) -> list[tuple[float, float]]:
@@ -280,14 +277,14 @@ def _remaining(taken: Series) -> Array:
 
 def _correlations(late: Series) -> Array:
     correlations = _nans(late)
-    known = _known(late, h=late.columns["momentum_unit_grad_sq"], n=late.columns["unit_grad_sq"])
-    for layers, (h, n) in known.blocks("h", "n"):
+    columns = {"h": late.columns["momentum_unit_grad_sq"], "n": late.columns["unit_grad_sq"], "weight": late.weights}
+    for layers, (h, n, weight) in _known(late, **columns).blocks("h", "n", "weight"):
         if h.shape[1] < _LEAST_SAMPLES:
             continue
         some = np.any(n, axis=1)
-        layers, h, n = layers[some], h[some], n[some]
-        ratio = np.sum(h, axis=1) / np.sum(n, axis=1)
-        error = np.std(h - ratio[:, None] * n, axis=1) / np.mean(n, axis=1) / math.sqrt(h.shape[1])
+        layers, h, n, weight = layers[some], h[some], n[some], weight[some]
+        ratio = np.sum(weight * h, axis=1) / np.sum(weight * n, axis=1)
+        error = np.std(h - ratio[:, None] * n, axis=1) / np.mean(n, axis=1) / np.sqrt(effective_count(weight))
         sure = np.abs(ratio - 1) > np.maximum(_CORRELATED, _SURE * error)
         correlations[layers] = np.where(sure, ratio, np.nan)
     return correlations
@@ -320,9 +317,10 @@ def _radials(late: Series, run: SampledRun) -> Array:
     decay = np.where(columns["weight_decay"] > 0, columns["weight_decay"], np.nan) * columns["norm"]
     share = columns["cosine"] * np.where(np.isnan(lengths), columns["grad_norm"], lengths) / decay / divisors
     radials = _nans(late)
-    for layers, (shares,) in _known(late, share=share).blocks("share"):
+    for layers, (shares, weight) in _known(late, share=share, weight=late.weights).blocks("share", "weight"):
         if shares.shape[1] >= _LEAST_SAMPLES:
-            mean, error = np.mean(shares, axis=1), np.std(shares, axis=1) / math.sqrt(shares.shape[1])
+            mean = np.average(shares, axis=1, weights=weight)
+            error = np.std(shares, axis=1) / np.sqrt(effective_count(weight))
             radials[layers] = np.where(np.abs(mean) > np.maximum(_RADIAL, _SURE * error), mean, np.nan)
     return radials
 
@@ -383,3 +381,12 @@ def invariant_verb(layers: Sequence[Layer]) -> str:
     if all(layer.entry.get("invariant") is not None for layer in layers):
         return verb(layers)
     return verb(layers, "looks", "look")
+
+
+def if_invariant(layers: Sequence[Layer]) -> str:
+    """The condition of a sentence that compares with a law; "" where `symmetries` or the user stated the invariance."""
+    guessed = [layer for layer in layers if layer.entry.get("invariant") is None]
+    if not guessed:
+        return ""
+    which = ("it" if len(layers) == 1 else "they") if len(guessed) == len(layers) else f"{len(guessed):,} of them"
+    return f"; {which} {verb(guessed, 'looks', 'look')} scale-invariant by the cosines of weight and gradient"

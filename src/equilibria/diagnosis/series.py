@@ -82,10 +82,56 @@ class Series:
         total = np.add.reduceat(np.append(values, 0.0), self.first[:-1])
         return np.where(self.counts > 0, total, 0.0)
 
+    @property
+    def weights(self) -> Array:
+        """Steps that each row stands for (`sample_weights`)."""
+        return sample_weights(self.columns["step"], self.first)
+
+    def mean(self, values: Array, weights: Array | None = None) -> Array:
+        """Mean of the known ``values`` (one per row) of each parameter, each weighted by the steps it stands for."""
+        weights = np.where(np.isfinite(values), self.weights if weights is None else weights, 0.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(self.sums(np.where(weights > 0, values, 0.0) * weights) / self.sums(weights))
+
     def last(self, name: str) -> Array:
         """The last value of each parameter, NaN for one without rows."""
         values = np.append(self.columns[name], np.nan)
         return np.where(self.counts > 0, values[self.first[1:] - 1], np.nan)
+
+
+def sample_weights(step: Array, first: Array) -> Array:
+    """The steps that each sample stands for: half the way to the sample before it and half the way to the next.
+
+    Beyond the first and the last sample of a parameter it is half the way to its only neighbour, but not more than half
+    the mean distance: evenly spaced samples weigh alike. No sample stands for less than one step, its own.
+
+    Args:
+        step: of every sample, sorted by parameter, then step.
+        first: first row of each parameter, and the number of rows as one more entry.
+
+    Example:
+        >>> sample_weights(np.array([0, 1, 11, 21]), np.array([0, 4])).tolist()
+        [1.0, 5.5, 10.0, 8.5]
+    """
+    if not len(step):
+        return np.zeros(0)
+    counts = np.diff(first)
+    begin, end = first[:-1][counts > 0], first[1:][counts > 0] - 1
+    before = np.diff(step, prepend=step[:1]) / 2
+    after = np.append(before[1:], 0.0)
+    mean = (step[end] - step[begin]) / np.maximum(end - begin, 1) / 2
+    before[begin], after[end] = np.minimum(after[begin], mean), np.minimum(before[end], mean)
+    return np.maximum(before + after, 1.0)
+
+
+def effective_count(weights: Array) -> Array:
+    """The number of equally weighted samples whose mean scatters as much, along the last axis: (sum w)^2 / sum w^2.
+
+    Example:
+        >>> effective_count(np.array([2.0, 2.0, 2.0])).item(), effective_count(np.array([1.0, 0.0])).item()
+        (3.0, 1.0)
+    """
+    return np.asarray(np.sum(weights, axis=-1) ** 2 / np.sum(weights**2, axis=-1))
 
 
 class _Rows(Mapping[str, Array]):

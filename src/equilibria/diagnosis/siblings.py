@@ -1,7 +1,8 @@
 """Tensors of one kind across the blocks of a network (``h.*.mlp.c_proj.weight``), and those unlike their siblings.
 
-Blocks are found by name: a part of a dotted name that is a number counts them. A number within a word, as in
-``layer1.0.conv2.weight``, belongs to the name.
+Blocks are found by name: a part of a dotted name that is a number, or ends with an underscore and a number, counts
+them. A number within a word, as in ``layer1.0.conv2.weight``, belongs to the name, and so does the place in a sequence
+inside a block, as in ``h.3.mlp.2.weight``: these are layers of different kinds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ UNLIKE = 1.5
 """The factor against the median of its siblings from which a tensor counts as unlike them."""
 
 _SCATTER = 3  # and so many times the median distance of the siblings from their median, on a log scale
-_BLOCK = re.compile(r"(?:^|(?<=\.))\d+(?=\.)")
+_NUMBER = re.compile(r"(?:^|(?<=[._]))\d+(?=\.)")
+_PLACE = re.compile(r"(?:^|(?<=[._]))\d+(?:\.\d+)*\.[^.]*$")  # numbers right before the last word
+_NESTED = re.compile(r"\.(?:\w*(?:block|layer)s?\.)?")  # between the numbers of a stage and of a block in it
+_SHORT = re.compile(r"[^.]*[^.\d][^.]*(?:\.\d+)*$")
 _ROW = re.compile(r"\[\d+\]$")
 
 
@@ -58,7 +62,11 @@ def kind_of(name: str) -> str:
         >>> kind_of("transformer.h.11.mlp.c_proj.weight"), kind_of("layer1.0.conv2.weight"), kind_of("fc.weight[3]")
         ('transformer.h.*.mlp.c_proj.weight', 'layer1.*.conv2.weight', 'fc.weight[*]')
     """
-    return _ROW.sub("[*]", name) if _ROW.search(name) else _BLOCK.sub("*", name)
+    if _ROW.search(name):
+        return _ROW.sub("[*]", name)
+    for begin, end in reversed(_block_numbers(name)):
+        name = f"{name[:begin]}*{name[end:]}"
+    return name
 
 
 def block_of(name: str) -> str | None:
@@ -67,19 +75,35 @@ def block_of(name: str) -> str | None:
     Example:
         >>> block_of("transformer.h.11.mlp.c_proj.weight"), block_of("lm_head.weight")
         ('transformer.h.11', None)
+        >>> block_of("stages.2.blocks.5.attn.qkv.weight"), block_of("layer_07.weight")
+        ('stages.2.blocks.5', 'layer_07')
     """
-    number = _BLOCK.search(name)
-    return name[: number.end()] if number else None
+    numbers = _block_numbers(name)
+    if not numbers:
+        return None
+    _, end = numbers[0]
+    for begin, next_end in numbers[1:]:
+        if not _NESTED.fullmatch(name[end:begin]):
+            break
+        end = next_end
+    return name[:end]
+
+
+def _block_numbers(name: str) -> list[tuple[int, int]]:
+    """Where a name has the numbers of blocks; those right before its last word count only if there are no others."""
+    numbers = [number.span() for number in _NUMBER.finditer(name)]
+    place = _PLACE.search(name)
+    return [span for span in numbers if place is None or span[0] < place.start()] or numbers
 
 
 def short_names(blocks: Sequence[str]) -> dict[str, str]:
-    """Blocks by their last word and number; by the full name where that is not unique.
+    """Blocks by their last word and its numbers; by the full name where that is not unique.
 
     Example:
         >>> short_names(["transformer.h.0", "transformer.h.11"])
         {'transformer.h.0': 'h.0', 'transformer.h.11': 'h.11'}
     """
-    short = {block: ".".join(block.split(".")[-2:]) for block in blocks}
+    short = {block: match[0] if (match := _SHORT.search(block)) else block for block in blocks}
     return short if len(set(short.values())) == len(blocks) else {block: block for block in blocks}
 
 

@@ -193,12 +193,14 @@ class LayerSummary:
 def summarise(samples: pa.Table, *, metadata: Mapping[str, Any], window: int | None = None) -> tuple[LayerSummary, ...]:
     """Summarise the last samples of every parameter.
 
-    Angles are compared by their root mean square over a window: the last quarter of the samples since lr, weight decay
-    or momentum last changed, or under a schedule since they last jumped, and at least the last 20. A window holds only
-    samples at which every setting was within a factor of 2 of its present value, and none from before a jump by more
-    than a tenth; it may hold fewer than 20. Left out are steps with an lr of 0, which move nothing, samples without a
-    prediction where others have one, and the tail of a schedule that falls to nothing: the last samples, a fifth at
-    most, with an lr below 5 % of the highest since the last jump, unless 20 of them have about the same lr.
+    Angles are compared by their root mean square over a window, in which every sample has the weight of the steps that
+    it stands for: half the way to its neighbours on both sides. The window is the last quarter of the samples since lr,
+    weight decay or momentum last changed, or under a schedule since they last jumped, and at least the last 20. A
+    window holds only samples at which every setting was within a factor of 2 of its present value, and none from before
+    a jump by more than a tenth; it may hold fewer than 20. Left out are steps with an lr of 0, which move nothing,
+    samples without a prediction where others have one, the first steps of a run where they were sampled more densely
+    than the others, and the tail of a schedule that falls to nothing: the last samples, a fifth at most, with an lr
+    below 5 % of the highest since the last jump, unless 20 of them have about the same lr.
 
     Args:
         samples: the sample table of a monitor or of a recorded run.
@@ -217,7 +219,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
         return ()
     taken = run.taken
     if window is None:
-        before_tail = _without_tail(taken)
+        before_tail = _without_start(_without_tail(taken))
         size = _window_sizes(before_tail)
         recent = _last_rows(before_tail, np.minimum(size, _since_jump(before_tail)))
         recent = _with_prediction(_last_rows(recent, _alike(before_tail)))
@@ -227,7 +229,7 @@ def summarise_run(run: SampledRun, *, window: int | None = None) -> tuple[LayerS
     table = _window_numbers(recent) | _present(recent)
     table |= {"first_lr": _first(taken, "lr"), "peak_lr": _peak_lr(taken), "last_lr": taken.last("lr")}
     table |= {"angle_error": _angle_error(recent, longer), "cosine": _rms(longer, longer.columns["cosine"])}
-    table |= {"mean_cosine": _mean(taken, taken.columns["cosine"])}
+    table |= {"mean_cosine": taken.mean(taken.columns["cosine"])}
     over_run = _rms(taken, taken.columns["angle"]).astype(np.float32)  # the last digits depend on the other layers
     table |= {"first_norm": _first(taken, "norm"), "angle_over_run": over_run.astype(np.float64)}
     invariant = run.invariant
@@ -305,6 +307,23 @@ def _without_tail(taken: Series) -> Series:
     return taken.where(~np.repeat(leave_out, taken.counts) | (row < np.repeat(tail_begin, taken.counts)))
 
 
+def _without_start(series: Series) -> Series:
+    """The rows without the first steps of a run where they were sampled more densely than later ones.
+
+    ``every="auto"`` samples the first two steps whatever they cost, then as often as the budget allows. They stay where
+    no more samples follow than there are of them.
+    """
+    step, counts = series.columns["step"], series.counts
+    pace = (series.last("step") - _first(series, "step")) / np.maximum(counts - 1, 1)
+    gap = np.append(np.diff(step), 0)
+    row = np.arange(len(step))
+    spaced = np.where(gap >= np.repeat(pace, counts) / 2, row, len(row))
+    end = np.minimum.reduceat(np.append(spaced, len(row)), series.first[:-1])  # the last row of the dense beginning
+    dense = np.where(counts > 0, end + 1 - series.first[:-1], 0)
+    leave_out = (dense > 1) & (counts >= 2 * dense)
+    return series.where(row >= np.repeat(series.first[:-1] + np.where(leave_out, dense, 0), counts))
+
+
 def _window_sizes(series: Series) -> Array:
     """Rows in the window of each parameter, before it is cut to those at about the present settings."""
     since_change = series.first[1:] - last_true(series, setting_changes(series))
@@ -348,12 +367,13 @@ def _angle_error(recent: Series, longer: Series) -> Array:
     """
     from_the_end = np.repeat(longer.first[1:], longer.counts) - np.arange(longer.first[-1])
     is_recent = from_the_end <= np.repeat(recent.counts, longer.counts)
+    weights = longer.weights
     squares, known, groups = np.zeros(len(recent.names)), np.zeros(len(recent.names)), np.zeros(len(recent.names))
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio_sq = (longer.columns["angle"] / longer.columns["angle_predicted"]) ** 2
         for rows in (is_recent, ~is_recent):
             of_group = np.where(rows & np.isfinite(ratio_sq), ratio_sq, np.nan)
-            residual = of_group / np.repeat(_mean(longer, of_group), longer.counts) - 1
+            residual = of_group / np.repeat(longer.mean(of_group, weights), longer.counts) - 1
             count = longer.sums(np.isfinite(residual).astype(np.float64))
             squares, known, groups = (
                 squares + longer.sums(np.nan_to_num(residual) ** 2),
@@ -363,7 +383,9 @@ def _angle_error(recent: Series, longer: Series) -> Array:
         scatter = np.sqrt(squares / (known - groups + 1)) / 2
         spacing = (recent.last("step") - _first(recent, "step")) / np.maximum(recent.counts - 1, 1)
         correlation = np.clip(np.nan_to_num(recent.last("momentum")), 0, 0.9999) ** (2 * np.maximum(spacing, 1))
-        error = scatter * np.sqrt(np.minimum((1 + correlation) / (1 - correlation), recent.counts) / recent.counts)
+        of_recent = recent.weights
+        count = recent.sums(of_recent) ** 2 / recent.sums(of_recent**2)  # `effective_count` of each parameter
+        error = scatter * np.sqrt(np.minimum((1 + correlation) / (1 - correlation), count) / count)
     return np.asarray(np.where(known >= LEAST_WINDOW, error, np.nan))
 
 
@@ -389,14 +411,8 @@ def _lr_runs_out(recent: Series) -> Array:
     return np.asarray(moves & (recent.last("steps_to_settle") * pace > recent.last("lr")))
 
 
-def _mean(series: Series, values: Array) -> Array:
-    known = np.isfinite(values)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(series.sums(np.where(known, values, 0.0)) / series.sums(known))
-
-
 def _rms(series: Series, values: Array) -> Array:
-    return np.sqrt(_mean(series, values**2))
+    return np.sqrt(series.mean(values**2))
 
 
 def _present(recent: Series) -> dict[str, Array]:

@@ -11,10 +11,11 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from equilibria._display import Printable, renderer
+from equilibria.diagnosis.series import sample_weights
 from equilibria.errors import EquilibriaError, positive, whole
 from equilibria.findings import counted
 from equilibria.forecasting._fit import Fit, fit
-from equilibria.forecasting._layers import RecordedLayers, RunLike, Steps, read_layers
+from equilibria.forecasting._layers import Cohort, RecordedLayers, RunLike, Steps, read_layers
 from equilibria.forecasting._paths import Paths, integrate
 from equilibria.forecasting._scenario import Scenario, group_schedules
 from equilibria.planning._phases import cut, thinned
@@ -328,11 +329,18 @@ def _when(phase: int, candidate: _Candidate, space: _Space) -> str:
     return f"in steps {begin:,} to {space.first + space.edges[phase + 1] + candidate.shift - 1:,}"
 
 
+def _present_angle(cohort: Cohort) -> Array:
+    """Root mean square angle of every layer over the last samples, each weighted by the steps it stands for."""
+    angle, step = cohort.angle[-_PRESENT_SAMPLES:], cohort.step[-_PRESENT_SAMPLES:]
+    weight = np.where(np.isfinite(angle), sample_weights(step, np.array([0, len(step)]))[:, None], 0.0)
+    return np.sqrt(np.sum(weight * np.nan_to_num(angle) ** 2, axis=0) / np.sum(weight, axis=0))
+
+
 def _wanted(target: AngleTarget, layers: RecordedLayers, space: _Space, fits: list[Fit], shown: Steps) -> Array:
     """The target angle, shown steps x layers."""
     if isinstance(target, str):
         if target in _NOW:
-            present = [np.sqrt(np.nanmean(cohort.angle[-_PRESENT_SAMPLES:] ** 2, axis=0)) for cohort in layers.cohorts]
+            present = [_present_angle(cohort) for cohort in layers.cohorts]
             return np.broadcast_to(np.concatenate(present), (len(shown), sum(map(len, present))))
         if target != _EQUILIBRIUM:
             raise EquilibriaError(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from equilibria.diagnosis.series import sample_weights
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -25,6 +27,7 @@ class Stretches:
         stretch: the number of the stretch, the same for the same steps in all layers.
         first: the lowest step in it.
         last: the highest step in it.
+        weight: of every row of ``order``, the steps that it stands for.
         single: whether every stretch is one step, so that no value is lost.
     """
 
@@ -34,6 +37,7 @@ class Stretches:
     stretch: Integers
     first: Integers
     last: Integers
+    weight: Floats
     single: bool
 
     def envelope(self, values: ArrayLike) -> tuple[Floats, Floats]:
@@ -42,12 +46,12 @@ class Stretches:
         return np.fmin.reduceat(rows, self.starts), np.fmax.reduceat(rows, self.starts)
 
     def rms(self, values: ArrayLike) -> Floats:
-        """Root mean square of the finite values of each stretch; NaN if it has none."""
+        """Root mean square of the finite values of each stretch, weighted by their steps; NaN if it has none."""
         rows = self._finite(values)
-        known = np.isfinite(rows)
-        count = np.add.reduceat(known.astype(np.float64), self.starts)
-        total = np.add.reduceat(np.where(known, rows, 0.0) ** 2, self.starts)
-        mean = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+        weight = np.where(np.isfinite(rows), self.weight, 0.0)
+        steps = np.add.reduceat(weight, self.starts)
+        total = np.add.reduceat(weight * np.nan_to_num(rows) ** 2, self.starts)
+        mean = np.divide(total, steps, out=np.full(len(steps), np.nan), where=steps > 0)
         return np.asarray(np.sqrt(mean))
 
     def line(self, values: ArrayLike) -> Floats:
@@ -102,7 +106,8 @@ def stretches(steps: ArrayLike, layers: ArrayLike, *, most: int, breaks: ArrayLi
     begins[1:] = (number[1:] != number[:-1]) | (layer[1:] != layer[:-1])
     starts = np.flatnonzero(begins)
     ends = np.append(starts[1:], len(order)) - 1 if len(starts) else starts
-    return Stretches(order, starts, layer[starts], number[starts], step[starts], step[ends], single)
+    weight = sample_weights(step, np.append(np.flatnonzero(np.diff(layer, prepend=-1)), len(step)))
+    return Stretches(order, starts, layer[starts], number[starts], step[starts], step[ends], weight, single)
 
 
 def _stretch_numbers(step: Integers, most: int, breaks: Integers) -> tuple[Integers, bool]:

@@ -29,7 +29,7 @@ def test_blocks_that_turn_alike_are_one_sentence_with_its_steps():
     layers = transformer()
     first, last = layers[0].first_step, layers[0].last_step
     headline = run_headline(layers)
-    assert headline.startswith("All 24 blocks turn alike, 0.3 to 0.6 % per step by kind of layer")
+    assert headline.startswith("All 24 blocks turn alike, 0.003 to 0.006 rad per step by kind of layer")
     assert f"(steps {first} to {last})" in headline and first > 0
     assert headline.endswith("norms grew by 20 % since step 0")
 
@@ -38,6 +38,34 @@ def test_the_blocks_that_are_unlike_the_others_are_named_with_their_factor():
     headline = run_headline(transformer(fast={0: 2.0, 23: 2.0}))
     assert headline.startswith("22 of 24 blocks turn alike, ")
     assert "; h.0, h.23 2x as fast; " in headline
+
+
+def test_a_block_is_compared_kind_by_kind():
+    """One kind of its layers three times, the others twice as fast as those of the same kind elsewhere."""
+    layers = [
+        dataclasses.replace(layer, angle=layer.angle * (1.5 if layer.name == "transformer.h.0.mlp.c_fc.weight" else 1))
+        for layer in transformer(fast={0: 2.0})
+    ]
+    assert "; h.0 2 to 3x as fast; " in run_headline(layers)
+
+
+def test_layers_outside_the_blocks_are_counted():
+    headline = run_headline(transformer())
+    assert "; the 2 other layers turn 0.001 to 0.002 rad per step; " in headline
+    few = [layer for layer in transformer(3) if "c_fc" in layer.name]
+    others = [dataclasses.replace(LAYER, name=f"other{name}.weight", angle=0.01) for name in "abcdefghijklm"]
+    assert run_headline([*few, *others]).startswith("All 3 layers of a kind turn alike, 0.003 rad per step (steps ")
+    assert "; the 13 other layers turn 0.01 rad per step" in run_headline([*few, *others])
+
+
+def test_nested_blocks_are_all_counted():
+    layers = [
+        dataclasses.replace(LAYER, name=f"stages.{stage}.{block}.{kind}.weight", shape=(8, 8))
+        for stage in range(4)
+        for block in range(6)
+        for kind in ("attn", "mlp")
+    ]
+    assert run_headline(layers).startswith("All 24 blocks turn alike, ")
 
 
 def test_a_single_layer_that_is_unlike_its_siblings_is_named():
@@ -50,7 +78,7 @@ def test_a_single_layer_that_is_unlike_its_siblings_is_named():
 
 def test_kinds_with_one_speed_share_a_number():
     layers = [dataclasses.replace(layer, angle=0.0042) for layer in transformer()]
-    assert "turn alike, 0.42 % per step (steps" in run_headline(layers)
+    assert "turn alike, 0.0042 rad per step (steps" in run_headline(layers)
 
 
 def test_blocks_that_spread_are_not_called_alike():
@@ -71,7 +99,9 @@ def test_without_predictions_the_measurement_comes_first_and_the_reason_is_short
     layers = transformer()
     details = run_details(layers)
     first, *_ = details.split(". ")
-    assert re.fullmatch(r"Over the whole run, from step 0 on, the angle was 0\.1 to 0\.6\d? % per step \(.*\)", first)
+    assert re.fullmatch(
+        r"Over the whole run, from step 0 on, the angle was 0\.001 to 0\.006\d? rad per step \(.*\)", first
+    )
     assert "No layer has a prediction: they do not look scale-invariant." in details
     assert not re.search("could|alarm|wrong|warning", details)
 
@@ -84,7 +114,7 @@ def test_few_layers_without_predictions_are_measured_too():
         for name, angle in (("conv1.weight", 0.01), ("fc1.weight", 0.002), ("fc2.weight", 0.004))
     ]
     headline = run_headline(bare)
-    assert headline.startswith("The 3 layers turn 0.2 to 1 % per step (steps ")
+    assert headline.startswith("The 3 layers turn 0.002 to 0.01 rad per step (steps ")
     assert "No layer has a prediction: no law for Adadelta." in run_details(bare)
 
 

@@ -99,8 +99,9 @@ def test_the_headline_counts_and_names_the_worst():
 
 
 def test_the_headline_says_when_there_is_nothing_to_compare():
-    assert "The 3 layers turn 1 % per step (steps 20 to 39); norms changed by less than 0.5 % since step 0" in words(
-        PAGES["no law"]
+    assert (
+        "The 3 layers turn 0.01 rad per step (steps 20 to 39); norms changed by less than 0.5 % since step 0"
+        in words(PAGES["no law"])
     )
     assert "No layer has a prediction: no law for Adagrad." in words(PAGES["no law"])
     assert "Nothing was measured yet" in words(PAGES["nothing"])

@@ -20,7 +20,7 @@ from equilibria.diagnosis.siblings import (
     siblings,
 )
 from equilibria.diagnosis.summary import LEAST_WINDOW, LayerSummary
-from equilibria.findings import counted, joined, percent
+from equilibria.findings import counted, joined, percent, rounded
 from equilibria.records.tables import DISTURBED, NO_EQUILIBRIUM, SETTLED, SETTLING
 
 TOLERANCE = 0.05
@@ -141,23 +141,36 @@ def _blocks(layers: Sequence[LayerSummary]) -> str:
         first = f"{len(others):,} of {len(blocks):,} {noun} turn alike, {_by_kind(kinds)}{_steps(members)}"
     else:
         first = f"All {len(blocks):,} {noun} turn alike, {_by_kind(kinds)}{_steps(members)}"
-    return "; ".join(filter(None, [first, _unlike_blocks(unlike, blocks, alike=alike), _unlike_layers(kinds, unlike)]))
+    names = {layer.name for layer in members}
+    rest = _others([layer for layer in layers if layer.name not in names])
+    which = _unlike_blocks({block: factors[block] for block in unlike}, blocks, alike=alike)
+    return "; ".join(filter(None, [first, which, _unlike_layers(kinds, unlike), rest]))
+
+
+def _others(layers: Sequence[LayerSummary]) -> str:
+    """The layers that a sentence about blocks leaves out."""
+    if not layers:
+        return ""
+    which = "the other layer" if len(layers) == 1 else f"the {len(layers):,} other layers"
+    return f"{which} {'turns' if len(layers) == 1 else 'turn'} {_angles(layers)} per step"
 
 
 def _by_kind(kinds: Sequence[Siblings]) -> str:
     """The angle per step, or its range over the kinds of layers; each kind by its median."""
     middles = [median(kind.values("angle")) for kind in kinds]
     if max(middles) <= _ONE_NUMBER * min(middles):
-        return f"{_fine(median(middles))} per step"
-    return f"{_between(middles)} per step by kind of layer"
+        return f"{_radians([median(middles)])} per step"
+    return f"{_radians(middles)} per step by kind of layer"
 
 
-def _unlike_blocks(unlike: dict[str, float], blocks: dict[str, float], *, alike: bool) -> str:
+def _unlike_blocks(unlike: dict[str, list[float]], blocks: dict[str, float], *, alike: bool) -> str:
+    """The blocks that are unlike the others, with their factor: the range over their kinds of layers."""
     names = short_names(list(blocks))
     if unlike:
         phrases = defaultdict(list)
-        for block, factor in unlike.items():
-            phrases[f"{factor:.2g}x as fast"].append(names[block])
+        for block, factors in unlike.items():
+            ends = dict.fromkeys(f"{factor:.2g}" for factor in (min(factors), max(factors)))
+            phrases[f"{' to '.join(ends)}x as fast"].append(names[block])
         return ", ".join(f"{joined(which)} {phrase}" for phrase, which in list(phrases.items())[:3])
     if alike:
         return ""
@@ -177,8 +190,22 @@ def _unlike_layers(kinds: Sequence[Siblings], blocks: Collection[str]) -> str:
 
 
 def _turn(layers: Sequence[LayerSummary]) -> str:
-    angles = [layer.angle for layer in layers if layer.angle is not None]
-    return f"{'turns' if len(layers) == 1 else 'turn'} {_between(angles)} per step{_steps(layers)}"
+    return f"{'turns' if len(layers) == 1 else 'turn'} {_angles(layers)} per step{_steps(layers)}"
+
+
+def _angles(layers: Sequence[LayerSummary]) -> str:
+    return _radians([layer.angle for layer in layers if layer.angle is not None])
+
+
+def _radians(angles: Sequence[float]) -> str:
+    """The range of some angles, in the unit of the table.
+
+    Example:
+        >>> _radians([0.0042, 0.0042]), _radians([0.00134, 0.0089])
+        ('0.0042 rad', '0.0013 to 0.0089 rad')
+    """
+    ends = dict.fromkeys(rounded(angle, digits=2) for angle in (min(angles), max(angles)))
+    return f"{' to '.join(ends)} rad"
 
 
 def _steps(layers: Sequence[LayerSummary]) -> str:
@@ -223,7 +250,7 @@ def _over_run(layers: Sequence[LayerSummary]) -> str:
     if not known or all(layer.recorded_from == layer.first_step for layer in known):
         return ""
     first = min(layer.recorded_from or 0 for layer in known)
-    angles = _between([layer.angle_over_run for layer in known if layer.angle_over_run is not None])
+    angles = _radians([layer.angle_over_run for layer in known if layer.angle_over_run is not None])
     return f"Over the whole run, from step {first:,} on, the angle was {angles} per step (root mean square)."
 
 
