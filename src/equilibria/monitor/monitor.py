@@ -33,7 +33,7 @@ from equilibria.monitor.reading import PRODUCTS, StepReading
 from equilibria.monitor.sample_rows import SampleBuilder
 from equilibria.monitor.sampler import Sampler
 from equilibria.optimizers.budget import Every
-from equilibria.optimizers.controllers import control_log
+from equilibria.optimizers.controllers import AngleSchedule, Controller, control_log
 from equilibria.optimizers.rules import GroupRule, rule_text
 from equilibria.tensors.invariance import Invariant, with_invariance
 from equilibria.tensors.layout import local
@@ -165,7 +165,7 @@ class Monitor:
             "steps_per_epoch": self._steps_per_epoch,
             "optimizers": [_describe_optimizer(*pair) for pair in zip(optimizers, laws, strict=True)],
             "controllers": [
-                {"optimizer": index, "name": type(controller).__name__, "promise": controller.promise}
+                {"optimizer": index, **_describe_controller(controller)}
                 for index, optimizer in enumerate(optimizers)
                 for controller in control_log(optimizer).controllers
             ],
@@ -462,6 +462,11 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer, laws: Sequence[GroupRu
     kind = type(optimizer).__name__
     texts = [kind if law.rule is None else rule_text(law.rule) for law in laws]
     return {"class": kind, "settings": "; ".join(dict.fromkeys(texts))}
+
+
+def _describe_controller(controller: Controller) -> dict[str, Any]:
+    described = {"name": type(controller).__name__, "promise": controller.promise}
+    return described | ({"delivered": controller.deliveries()} if isinstance(controller, AngleSchedule) else {})
 
 
 def _describe_units(

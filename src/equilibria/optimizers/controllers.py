@@ -36,6 +36,14 @@ class AngleController(Controller, Protocol):
         """
 
 
+@runtime_checkable
+class AngleSchedule(Controller, Protocol):
+    """Sets lr or weight decay so that some weights turn by a requested angle, and measures whether they do."""
+
+    def deliveries(self) -> list[dict[str, Any]]:
+        """By parameter group, the requested and the delivered angle of the last steps, in values for JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rescaled:
     """All that controllers did to one weight so far.
