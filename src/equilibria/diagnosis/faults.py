@@ -259,8 +259,8 @@ def angle_not_delivered(run: SampledRun) -> Iterator[Finding]:
             yield Finding(
                 "note" if group["by"] == "weight_decay" else "warning",  # which cannot make a norm grow
                 f"{name} delivers {ratio:.2g} of the requested angle in parameter group {group['group']}",
-                f"its {counted(group['weights'], 'scale-invariant weight')} turned {group['delivered']:.3g} rad per step "
-                f"in its last {counted(group['steps'], 'step')} (root mean square); {group['requested']:.3g} was "
+                f"its {counted(group['weights'], 'scale-invariant weight')} turned {group['delivered']:.3g} rad per "
+                f"step in its last {counted(group['steps'], 'step')} (root mean square); {group['requested']:.3g} was "
                 f"requested{late}",
                 f"to follow the request at once, by lr: {name}(optimizer, angle, model=model, invariant=sym)"
                 if group["by"] == "weight_decay"

@@ -45,18 +45,48 @@ class AngleSchedule(Controller, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StandsFor:
+    """The run that the stored weights w~ and momentum buffers v~ of a parameter group stand for.
+
+    Its weights are ``w = w~ / scale`` and its buffers ``v = scale v~ + share w``.
+
+    Attributes:
+        lr: of that run.
+        weight_decay: of that run.
+        scale: stored weight over the weight that it stands for, before the step.
+        share: of that weight in its momentum buffer, which the stored buffer lacks, before the step.
+        kept: the scale before the present step over the one after it; 1 between steps.
+    """
+
+    lr: float
+    weight_decay: float
+    scale: float
+    share: float
+    kept: float = 1.0
+
+
+@runtime_checkable
+class StandIn(Controller, Protocol):
+    """Trains weights that stand for those of another run, the same network."""
+
+    def stands_for(self) -> dict[int, StandsFor]:
+        """By parameter group, what its weights stand for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rescaled:
     """All that controllers did to one weight so far.
 
     Attributes:
         log_scale: logarithm of the factor by which they multiplied it.
+        log_change: logarithm of the factor by which that changed the weight that it stands for (`StandsFor`), or
+            itself if it stands for no other.
         changes: number of in-place changes, as torch counts them.
-        restarts: number of changes that did not scale the optimizer's state along.
     """
 
     log_scale: float = 0.0
+    log_change: float = 0.0
     changes: int = 0
-    restarts: int = 0
 
 
 class ControlLog:
@@ -74,19 +104,21 @@ class ControlLog:
         self.equilibrium_lr: dict[int, float] = {}
         self._rescaled: dict[int, Rescaled] = {}
 
-    def note_rescaling(self, weight: object, factor: float, *, changes: int = 1, with_state: bool = True) -> None:
-        """Announce that a weight was multiplied by a factor.
+    def note_rescaling(self, weight: object, factor: float, *, changes: int = 1, stands_for_same: bool = False) -> None:
+        """Announce that a weight was multiplied by a factor, first moments by 1/factor and second ones by its square.
 
         Args:
             weight: the tensor.
             factor: what it was multiplied by, above 0.
             changes: in-place changes that this took.
-            with_state: whether first moments were multiplied by 1/factor and second moments by its square.
+            stands_for_same: whether the weight and its state stand for the same as before (`StandsFor`).
         """
         self.count += 1
-        known = self.of(weight)
+        known, log_factor = self.of(weight), math.log(factor)
         self._rescaled[id(weight)] = Rescaled(
-            known.log_scale + math.log(factor), known.changes + changes, known.restarts + (not with_state)
+            known.log_scale + log_factor,
+            known.log_change + (0.0 if stands_for_same else log_factor),
+            known.changes + changes,
         )
 
     def of(self, weight: object) -> Rescaled:
