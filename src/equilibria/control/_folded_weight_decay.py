@@ -102,6 +102,8 @@ class FoldedWeightDecay(Hooked, SchedulerWrapper):
         (0.5, 1.108033)
     """
 
+    follows_settings = True
+
     def __init__(
         self,
         scheduler: LRScheduler | Optimizer,

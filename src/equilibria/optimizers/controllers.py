@@ -16,7 +16,7 @@ CONTROL_LOG = "equilibria_control"
 
 
 class Controller(Protocol):
-    """Acts on the settings of an optimizer or on its weights."""
+    """Acts on the settings of an optimizer, or on its weights: then ``follows_settings`` is true."""
 
     @property
     def promise(self) -> str:
@@ -158,14 +158,18 @@ def order_hooks(optimizer: Any) -> None:
     """Let controllers act before all other hooks that precede a step, and after all others that follow it.
 
     Hooks then see the settings and weights that a step is taken with, and the weights that it leaves, in whatever order
-    they were registered. Controllers keep their own order: one that wraps another acts after it.
+    they were registered. Controllers that follow the settings (``follows_settings``) act after those that make them;
+    otherwise controllers keep their own order: one that wraps another acts after it.
     """
-    own = {id(controller) for controller in control_log(optimizer).controllers}
+    controllers = control_log(optimizer).controllers
+    own = {id(controller) for controller in controllers}
+    following = {id(controller) for controller in controllers if getattr(controller, "follows_settings", False)}
     before: OrderedDict[int, Any] = optimizer._optimizer_step_pre_hooks
     after: OrderedDict[int, Any] = optimizer._optimizer_step_post_hooks
-    for key, hook in list(before.items()):
-        if id(getattr(hook, "__self__", None)) not in own:
-            before.move_to_end(key)
+    for late in (lambda owner: owner in following, lambda owner: owner not in own):
+        for key, hook in list(before.items()):
+            if late(id(getattr(hook, "__self__", None))):
+                before.move_to_end(key)
     for key, hook in list(after.items()):
         if id(getattr(hook, "__self__", None)) in own:
             after.move_to_end(key)
