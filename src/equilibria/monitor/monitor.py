@@ -106,6 +106,8 @@ class Monitor:
         self._select = select if select is None or callable(select) else select_patterns(select)
         watched = find_watched(model, unwrapped, select=self._select, by_row=granularity == "row")
         watched = watched if invariant is None else with_invariance(watched, invariant, model=model)
+        in_model = {id(param): place for place, param in enumerate(model.parameters())}
+        self._places = {id(layer.param): in_model.get(id(layer.param), len(in_model)) for layer in watched}
         self._sinks: list[Sink] = []
         if not isinstance(sinks, Iterable):
             raise EquilibriaError(
@@ -153,7 +155,10 @@ class Monitor:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Versions, sampling, optimizers, controllers and every watched weight with its law, in values for JSON."""
+        """Versions, sampling, optimizers, controllers and every watched weight with its law, in values for JSON.
+
+        Weights come in the order of the model, those that it does not contain last.
+        """
         optimizers = [hooks.optimizer for hooks in self._hooks]
         laws = [hooks.laws for hooks in self._hooks]
         rules = [[None if law.rule is None else _describe_rule(law.rule) for law in of_groups] for of_groups in laws]
@@ -171,8 +176,14 @@ class Monitor:
             ],
             "params": [
                 unit
-                for hooks, of_groups, described in zip(self._hooks, laws, rules, strict=True)
-                for layer in hooks.watched
+                for hooks, of_groups, described, layer in sorted(
+                    (
+                        (hooks, of_groups, described, layer)
+                        for hooks, of_groups, described in zip(self._hooks, laws, rules, strict=True)
+                        for layer in hooks.watched
+                    ),
+                    key=lambda entry: self._places[id(entry[3].param)],
+                )
                 for unit in (
                     _describe_units(layer, of_groups[layer.group], described[layer.group])
                     if hooks.promised(layer) is None
