@@ -166,10 +166,10 @@ def order_hooks(optimizer: Any) -> None:
     following = {id(controller) for controller in controllers if getattr(controller, "follows_settings", False)}
     before: OrderedDict[int, Any] = optimizer._optimizer_step_pre_hooks
     after: OrderedDict[int, Any] = optimizer._optimizer_step_post_hooks
-    for late in (lambda owner: owner in following, lambda owner: owner not in own):
-        for key, hook in list(before.items()):
-            if late(id(getattr(hook, "__self__", None))):
-                before.move_to_end(key)
+    owners = {key: id(getattr(hook, "__self__", None)) for key, hook in before.items()}
+    foreign = [key for key, owner in owners.items() if owner not in own]
+    for key in [*(key for key, owner in owners.items() if owner in following), *foreign]:
+        before.move_to_end(key)
     for key, hook in list(after.items()):
         if id(getattr(hook, "__self__", None)) in own:
             after.move_to_end(key)
